@@ -18,8 +18,8 @@ use crate::hop::word_after;
 use crate::plane::Plane;
 use crate::trace::{Mark, TraceWhat};
 
-/// Of so many packets one is timed where something is promised, if not more are anyway: the 95th percentile of a second needs twenty of them.
-const PROMISED_EVERY: u32 = 16;
+/// Sampling period in packets, for chains with a limit, unless a shorter one is configured: the 95th percentile of a second needs twenty samples.
+const LIMITED_EVERY: u32 = 16;
 
 /// Packets that are let in at most before it is looked again how many frames their chains have; and of the frames that are left, this part.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
@@ -260,7 +260,7 @@ impl Plane {
         // By chain: one of few packets among many others is timed as often as these.
         let at = counters.timed_at.get();
         if before + packets.len() as u64 > at && self.sample_every > 0 {
-            let every = if path.chain.police.is_some() { self.sample_every.min(PROMISED_EVERY) } else { self.sample_every };
+            let every = if path.chain.police.is_some() { self.sample_every.min(LIMITED_EVERY) } else { self.sample_every };
             // The first of a run that is late waits for none of those before it: any of them.
             let at = if at < before { before + any_of(before, packets.len()) } else { at };
             counters.timed_at.set(at + u64::from(every));

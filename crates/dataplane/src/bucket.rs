@@ -1,7 +1,7 @@
 //! What may come in: a token bucket that all Rx threads share.
 //!
 //! # Approach
-//! One number says when the packets let in so far would have come at exactly the promised rate (the theoretical arrival time of ATM's generic
+//! One number says when the packets let in so far would have come at exactly the rate (the theoretical arrival time of ATM's generic
 //! cell rate algorithm). A packet is let in as long as that is no further ahead of the clock than the burst. So there is nothing to fill up, and
 //! taking for a whole burst of packets is one atomic step.
 //!
@@ -19,7 +19,7 @@ const LATE: u64 = 1_000_000_000 * TICKS;
 /// A rate and what was let in of it.
 #[derive(Debug, Default)]
 pub struct Bucket {
-    /// Ticks of a packet at the promised rate; 0 does not limit.
+    /// Ticks of a packet at the rate; 0 does not limit.
     packet: AtomicU64,
     /// Ticks that may be let in ahead of the clock.
     ahead: AtomicU64,

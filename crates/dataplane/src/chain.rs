@@ -56,7 +56,7 @@ pub enum DropReason {
     NotBack = 9,
     /// The NF named a service whose instances are not shared, and flows are given those where they come in: wasted work.
     NotShared = 10,
-    /// There were more than its tenant was promised: dropped before any NF worked on it.
+    /// There were more than its chain's limit allows: dropped before any NF worked on it.
     Policed = 11,
     /// The NF named a port or service that its own may not send to: wasted work.
     NotAllowed = 12,
@@ -150,7 +150,7 @@ pub struct Chain {
     pub on_failure: OnFailure,
     /// Counters, by manager thread.
     pub counters: Arc<[ChainCounters]>,
-    /// What may come in, where a tenant was promised a rate.
+    /// What may come in, where there is a limit.
     pub police: Option<Arc<Bucket>>,
 }
 
@@ -227,8 +227,8 @@ pub struct Tables {
     pub chains: Vec<Option<Arc<Chain>>>,
     /// The living instances of each service, by number.
     pub services: Vec<Vec<Member>>,
-    /// Whether the instances of each service are a pool, by number.
-    pub pooled: Vec<bool>,
+    /// Whether flows are given instances of each service by a [steer](crate::steer::ChooseInstances), by number.
+    pub steered: Vec<bool>,
     /// The ports, by number.
     pub ports: Vec<Option<PortInfo>>,
     /// Of the NFs of a core, those further down their chains go first.
@@ -315,9 +315,9 @@ impl Tables {
         }
     }
 
-    /// Whether the instances of a service are a pool, which directors give to flows.
-    pub fn is_pooled(&self, service: u16) -> bool {
-        self.pooled.get(service as usize).copied().unwrap_or(false)
+    /// Whether flows are given instances of a service by a [steer](crate::steer::ChooseInstances).
+    pub fn is_steered(&self, service: u16) -> bool {
+        self.steered.get(service as usize).copied().unwrap_or(false)
     }
 
     /// How far down the chains the instances of each service are, by service: the hops of the longest way to it over all chains

@@ -69,8 +69,8 @@ pub struct Load {
     pub writes: AtomicU64,
     /// What a packet costs it in nanoseconds, told from outside; 0 until known. By Wakeup, of NFs whose turns it makes.
     pub outside_ns: Gauge,
-    /// Turns that it was given. By Wakeup.
-    pub turns: AtomicU64,
+    /// Slices of its core that it was given from outside. By Wakeup.
+    pub slices: AtomicU64,
     /// What it is promised of its core. By the supervisor.
     pub reserve: Reserve,
 }
@@ -208,13 +208,13 @@ pub struct NfHandle {
     pub priority: f64,
     /// What the flow that it has is worth; 1 of one that has not one flow alone. By its pool's thread.
     pub flow_weight: Gauge,
-    /// Its turns are made from outside ([`Sharing`](crate::hooks::Sharing)).
+    /// Its slices are given from outside ([`Sharing`](crate::hooks::Sharing)).
     pub governed: AtomicBool,
     /// It is to have turns without packets, because it has to end.
     pub wants_core: AtomicBool,
     /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`Feeder`](crate::hooks::Feeder)). Set before it is
     /// given packets.
-    pub foreign: AtomicBool,
+    pub is_fed: AtomicBool,
     /// When it is woken, if not for each packet.
     pub wakeup: Option<Rules>,
     /// What is told of the flow that it has.
@@ -292,7 +292,7 @@ impl NfHandle {
             flow_weight,
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
-            foreign: AtomicBool::new(false),
+            is_fed: AtomicBool::new(false),
             wakeup: wakeup.filter(|_| !poll),
             start: Start::default(),
             dismissed: AtomicBool::new(false),

@@ -237,7 +237,7 @@ impl Plane {
         self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
         let Some(nf) = chain::picked(members, hash) else {
-            let why = if self.tables.is_pooled(service) { DropReason::NotShared } else { DropReason::NoSuchPort };
+            let why = if self.tables.is_steered(service) { DropReason::NotShared } else { DropReason::NoSuchPort };
             return self.lose(path, held, hop, descriptor.frame, why);
         };
         let (ingress, chain, under) = (path.ingress, &path.chain, self.tables.generation);

@@ -469,7 +469,7 @@ impl Rx {
     fn by_hash(&self, plane: &mut Plane, key: &FlowKey, chain: u16, old: Option<u32>) -> Decision {
         let tables = &plane.tables;
         if let Some(Some(named)) = tables.chains.get(usize::from(chain))
-            && named.services.iter().any(|service| tables.is_pooled(*service))
+            && named.services.iter().any(|service| tables.is_steered(*service))
         {
             return Decision::Wait(WaitFor::Steering);
         }

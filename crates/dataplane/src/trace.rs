@@ -30,11 +30,11 @@ pub enum TraceWhat {
     FromNf(u16),
     /// It went to this port.
     ToPort(u16),
-    /// It went into the program of this foreign NF.
+    /// It went into this NF, which a [feeder](crate::hooks::Feeder) reads the rings for.
     WentIn(u16),
-    /// One that ends as it does came out of this foreign NF, and is in this frame.
+    /// One that ends as it does came out of this NF, and is in this frame.
     CameOut(u16, u32),
-    /// None that ends as it does came out of this foreign NF, or more than one may have.
+    /// None that ends as it does came out of this NF, or more than one may have.
     LostSight(u16),
     /// It was copied into the memory of another tenant, and is in this frame.
     Crossed(u32),

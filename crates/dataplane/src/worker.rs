@@ -33,18 +33,18 @@ use crate::tx;
 
 mod command;
 mod drain;
+mod handover;
 mod monitor;
 #[cfg(any(test, feature = "played"))]
 pub mod played;
 mod rest;
 mod snapshot;
-mod turns;
 
 use drain::{MOST_LOOKED_AT, Returns};
+use handover::Handover;
 use monitor::{MONITOR_NF_NS, MONITOR_NS, Progress};
 use rest::{AGE_RESTED, IDLE_NS};
 pub use snapshot::Snapshot;
-use turns::Turns;
 
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
@@ -116,7 +116,7 @@ pub struct Worker {
     /// NFs that this thread reads the rings for.
     feeders: Vec<Box<dyn Feeder>>,
     /// The NFs that the Wakeup role wakes, by page.
-    turns: Vec<Turns>,
+    handovers: Vec<Handover>,
     /// What decides from outside who runs, by core.
     sharings: Vec<Box<dyn Sharing>>,
     progress: Vec<Progress>,
@@ -180,7 +180,7 @@ impl Worker {
             drains: Vec::new(),
             returns: Returns::default(),
             feeders: Vec::new(),
-            turns: Vec::new(),
+            handovers: Vec::new(),
             sharings: Vec::new(),
             progress: Vec::new(),
             monitored_ns: 0,
@@ -350,6 +350,6 @@ impl Worker {
             sharing.step(self.setup.plane.now_ns);
         }
         let Plane { nfs, index, now_ns, .. } = &self.setup.plane;
-        self.turns.iter_mut().for_each(|turns| turns.step(nfs, *index, *now_ns));
+        self.handovers.iter_mut().for_each(|handover| handover.step(nfs, *index, *now_ns));
     }
 }

@@ -126,7 +126,7 @@ impl Rig {
             rules: RuleSet::new(vec![rule]),
             chains: vec![Some(chain.clone())],
             services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
-            pooled: Vec::new(),
+            steered: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory: 0 })],
             downstream_first: false,
             may_send: vec![MaySend { now: Places::new(0..128, 0..128), ever: Places::default() }; nfs.into()],
@@ -151,7 +151,7 @@ impl Rig {
             rules: t.rules.clone(),
             chains: t.chains.clone(),
             services: t.services.clone(),
-            pooled: t.pooled.clone(),
+            steered: t.steered.clone(),
             ports: t.ports.clone(),
             downstream_first: t.downstream_first,
             may_send: t.may_send.clone(),
@@ -234,7 +234,7 @@ fn a_closed_gate_drops_at_the_door_and_nowhere_else() {
 #[test]
 fn every_verdict_is_carried_out() {
     let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
-    rig.tables.pooled = vec![false, false, true];
+    rig.tables.steered = vec![false, false, true];
     rig.publish();
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
     rig.put((0..5).map(|i| udp(1, i)));
@@ -1160,7 +1160,7 @@ impl Tenants {
             rules: RuleSet::new(rules),
             chains: chains.iter().cloned().map(Some).collect(),
             services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
-            pooled: Vec::new(),
+            steered: Vec::new(),
             ports: vec![Some(PortInfo {
                 name: "p".into(),
                 overload,

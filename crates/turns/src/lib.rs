@@ -239,7 +239,7 @@ impl CoreSchedule {
         {
             nf.rings.turn_began(now_ns);
             let handle = nf.rings.handle();
-            handle.load.turns.fetch_add(1, Ordering::Relaxed);
+            handle.load.slices.fetch_add(1, Ordering::Relaxed);
             if !handle.poll {
                 // It may sleep, or think that its time is over: its turn is made here.
                 handle.core_page.endow(handle.slot, BUDGET_NS);
@@ -438,6 +438,6 @@ mod tests {
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         assert_eq!(*told.lock().unwrap(), [0.25, 0.5], "each share once");
-        assert_eq!(handle.load.turns.load(Ordering::Relaxed), 3);
+        assert_eq!(handle.load.slices.load(Ordering::Relaxed), 3);
     }
 }

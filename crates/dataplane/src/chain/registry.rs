@@ -567,7 +567,7 @@ pub fn ends(former: &Tables, new: &Tables) -> Vec<End> {
     ends.extend(gone.into_iter().map(End::Nf));
     for (number, members) in new.services.iter().enumerate() {
         let service = number as u16;
-        if former.is_pooled(service) != new.is_pooled(service) {
+        if former.is_steered(service) != new.is_steered(service) {
             ends.push(End::Service(service));
         } else if !members.is_empty() && former.services.get(number).is_none_or(Vec::is_empty) {
             ends.push(End::Back(service));

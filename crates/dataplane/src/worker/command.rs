@@ -8,7 +8,7 @@ use sluice_shm::BURST;
 use sluice_shm::ring::{Consumer, Producer};
 
 use super::drain::{MOST_LOOKED_AT, Returns};
-use super::turns::Turns;
+use super::handover::Handover;
 use super::{Closing, Progress, Worker};
 use crate::batch::OwnedQueue;
 use crate::chain::Tables;
@@ -71,10 +71,10 @@ impl Worker {
         }
         plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.settings.sched));
         let now = plane.now_ns;
-        self.take_turns(handle);
+        self.hand_over(handle);
         self.drains.extend(consumer.map(|consumer| Drain::new(handle.clone(), consumer)));
         if let Some(progress) = self.progress.get_mut(number) {
-            *progress = Progress { returned: 0, since_ns: now, turns: 0 };
+            *progress = Progress { returned: 0, since_ns: now, slices: 0 };
         }
         self.arrange();
     }
@@ -236,16 +236,16 @@ impl Worker {
     }
 
     /// Has the Wakeup role wake an NF, if it is this thread's.
-    fn take_turns(&mut self, handle: &Arc<NfHandle>) {
+    fn hand_over(&mut self, handle: &Arc<NfHandle>) {
         if !self.setup.roles.wakeup || handle.poll || !self.setup.wakes.has(handle.core) {
             return;
         }
         let now = self.setup.plane.now_ns;
-        let at = self.turns.iter().position(|turns| turns.page().is_same(&handle.core_page)).unwrap_or_else(|| {
-            self.turns.push(Turns::new(handle.core_page.clone(), self.setup.settings.fallback_wake_us * 1_000));
-            self.turns.len() - 1
+        let at = self.handovers.iter().position(|handover| handover.page().is_same(&handle.core_page)).unwrap_or_else(|| {
+            self.handovers.push(Handover::new(handle.core_page.clone(), self.setup.settings.fallback_wake_us * 1_000));
+            self.handovers.len() - 1
         });
-        self.turns[at].add(handle, now);
+        self.handovers[at].add(handle, now);
     }
 
     /// Forgets an NF.
@@ -253,8 +253,11 @@ impl Worker {
         if let Some(end) = self.setup.plane.nfs.get_mut(number as usize)
             && let Some(end) = end.take()
         {
-            self.turns.iter_mut().filter(|turns| turns.page().is_same(&end.handle.core_page)).for_each(|t| t.remove(&end.handle));
-            self.turns.retain(|turns| !turns.is_empty());
+            self.handovers
+                .iter_mut()
+                .filter(|handover| handover.page().is_same(&end.handle.core_page))
+                .for_each(|t| t.remove(&end.handle));
+            self.handovers.retain(|handover| !handover.is_empty());
         }
         self.setup.plane.timers.unset(number);
         if let Some(throttling) = &mut self.throttling {

@@ -16,8 +16,8 @@ const FROZEN_NS: u64 = 250_000_000;
 pub(super) struct Progress {
     pub(super) returned: u64,
     pub(super) since_ns: u64,
-    /// Turns that it had had, where they are made from outside.
-    pub(super) turns: u64,
+    /// Slices that it had had, where they are given from outside.
+    pub(super) slices: u64,
 }
 
 impl Worker {
@@ -27,7 +27,7 @@ impl Worker {
         let plane = &mut self.setup.plane;
         let n = plane.nfs.len();
         // An NF that is new has stood still since now, not since the clock began.
-        self.progress.resize(n, Progress { returned: 0, since_ns: now, turns: 0 });
+        self.progress.resize(n, Progress { returned: 0, since_ns: now, slices: 0 });
         let usual_ns = MONITOR_NS.max(n as u64 * MONITOR_NF_NS);
         if now.saturating_sub(std::mem::replace(&mut self.monitored_ns, now)) > FROZEN_NS.max(4 * usual_ns) {
             // Nobody is blamed for the time in which nobody could do anything.
@@ -42,18 +42,18 @@ impl Worker {
             let (posted, returned) = handle.posted_returned();
             let progress = &mut self.progress[number];
             if progress.returned != returned || posted <= returned {
-                *progress = Progress { returned, since_ns: now, turns: progress.turns };
+                *progress = Progress { returned, since_ns: now, slices: progress.slices };
                 continue;
             }
             if [&handle.gate.held, &handle.is_behind, &handle.is_held_up].iter().any(|word| word.load(Ordering::Relaxed)) {
                 // It stands still because it was told to, or seems to, or because others do not take what it returns.
-                *progress = Progress { returned, since_ns: now, turns: progress.turns };
+                *progress = Progress { returned, since_ns: now, slices: progress.slices };
                 continue;
             }
-            let turns = handle.load.turns.load(Ordering::Relaxed);
-            if handle.governed.load(Ordering::Relaxed) && progress.turns == turns {
-                // It waits for its turn, or this one has only begun.
-                *progress = Progress { returned, since_ns: now, turns };
+            let slices = handle.load.slices.load(Ordering::Relaxed);
+            if handle.governed.load(Ordering::Relaxed) && progress.slices == slices {
+                // It waits for its slice, or this one has only begun.
+                *progress = Progress { returned, since_ns: now, slices };
                 continue;
             }
             let stood_ns = now.saturating_sub(progress.since_ns);

@@ -10,7 +10,7 @@ use sluice_shm::memory::{MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout, asleep};
 use sluice_shm::ring::{Consumer, Producer};
 
-use super::turns::{CANDIDATES, RESCUES, Turns};
+use super::handover::{CANDIDATES, Handover, RESCUES};
 use crate::handle::NfHandle;
 
 /// Capacity of an NF's ring.
@@ -31,7 +31,7 @@ struct Played {
 
 /// A core.
 pub struct PlayedCore {
-    turns: Turns,
+    handover: Handover,
     nfs: Vec<Played>,
     page: CorePage,
     memory: SharedMemory,
@@ -75,7 +75,7 @@ impl PlayedCore {
         };
         let nfs = (0..nfs).map(played).collect::<Result<Vec<_>, _>>()?;
         let as_made = std::iter::once(&memory).chain(nfs.iter().map(|nf| &nf.handle.region.memory)).map(words).collect();
-        let mut core = Self { turns: Turns::new(page.clone(), STILL_NS), nfs, page, memory, as_made };
+        let mut core = Self { handover: Handover::new(page.clone(), STILL_NS), nfs, page, memory, as_made };
         core.begin_again(0);
         Ok(core)
     }
@@ -84,7 +84,7 @@ impl PlayedCore {
     pub fn begin_again(&mut self, now_ns: u64) {
         let (page, regions) = self.as_made.split_first().expect("the page's are there");
         put_back(&self.memory, page);
-        self.turns = Turns::new(self.page.clone(), STILL_NS);
+        self.handover = Handover::new(self.page.clone(), STILL_NS);
         for (nf, region) in self.nfs.iter_mut().zip(regions) {
             let handle = &nf.handle;
             put_back(&handle.region.memory, region);
@@ -96,7 +96,7 @@ impl PlayedCore {
             handle.core_page.taken(handle.slot).store(posted as u32, Ordering::Relaxed);
             handle.set_alone(false);
             handle.set_guarded(false);
-            self.turns.add(handle, now_ns);
+            self.handover.add(handle, now_ns);
         }
         (0..self.nfs.len()).for_each(|nf| self.sleep(nf));
     }
@@ -145,7 +145,7 @@ impl PlayedCore {
     /// A round of the packet thread. Says how many NFs it has woken.
     pub fn round(&mut self, now_ns: u64) -> u64 {
         let before = self.all_wakes();
-        self.turns.step(&[], 0, now_ns);
+        self.handover.step(&[], 0, now_ns);
         self.all_wakes() - before
     }
 

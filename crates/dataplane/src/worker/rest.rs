@@ -35,7 +35,7 @@ pub(super) const IDLE_NS: u64 = 1_000_000;
 const NAPS_NS: (u64, u64) = (50_000, 500_000);
 /// A nap is this part of the time without a packet.
 const NAP_PART: u64 = 20;
-/// Naps end so long before the end of a turn on a core whose schedule this thread has: about what the kernel wakes too late.
+/// Naps end so long before the end of a slice on a core that this thread shares: about what the kernel wakes too late.
 const WINDOW_NS: u64 = 80_000;
 /// Time without a packet after which the thread offers its core to others between two looks, in nanoseconds. On a host of few cores the
 /// kernel puts the one that is to answer there, and it would wait for this thread's rest.
@@ -44,8 +44,8 @@ const YIELD_NS: u64 = 20_000;
 const AWAY_NS: u64 = 100_000;
 /// Time without a packet after which a thread that has to look at a port sleeps between two looks, in nanoseconds.
 const LOOKED_AT_NS: u64 = 1_000_000_000;
-/// Longest rest of a thread that makes turns from outside: an NF may have to have one without a packet, and nobody rings for that.
-const TURNS_NS: u64 = 10_000_000;
+/// Longest rest of a thread that shares a core from outside: an NF may have to run without a packet, and nobody rings for that.
+const SHARED_NS: u64 = 10_000_000;
 /// Flow table entries that are looked at for ageing after a rest, which comes in place of thousands of rounds.
 pub(super) const AGE_RESTED: usize = 4096;
 
@@ -117,7 +117,7 @@ impl Worker {
     }
 
     /// How long this thread may sleep when it has had no packets for `idle_ns`: the longer the longer that is, but not beyond the end of
-    /// a turn that somebody waits for. None if that is near.
+    /// a slice that somebody waits for. None if that is near.
     fn nap(&self, now: u64, idle_ns: u64) -> Option<Duration> {
         let mut nap_ns = (idle_ns / NAP_PART).clamp(NAPS_NS.0, NAPS_NS.1);
         if self.sharings.iter().any(|sharing| !sharing.is_idle()) {
@@ -185,7 +185,7 @@ impl Worker {
         }
         let mut rest_ns = HOUSEKEEPING_NS;
         if !self.sharings.is_empty() {
-            rest_ns = TURNS_NS;
+            rest_ns = SHARED_NS;
         }
         if let Some(next_ns) = self.setup.plane.timers.next_ns() {
             rest_ns = rest_ns.min(next_ns.saturating_sub(now));

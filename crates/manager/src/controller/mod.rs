@@ -190,7 +190,7 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
     let mut cores: BTreeMap<usize, (Vec<u16>, Vec<Demand>)> = BTreeMap::new();
     // One that polls and has no turns has its core for itself.
     let has_share =
-        |handle: &NfHandle| !handle.poll || handle.foreign.load(Ordering::Relaxed) || handle.governed.load(Ordering::Relaxed);
+        |handle: &NfHandle| !handle.poll || handle.is_fed.load(Ordering::Relaxed) || handle.governed.load(Ordering::Relaxed);
     for nf in nfs.values().filter(|nf| has_share(&nf.handle)) {
         let load = &nf.handle.load;
         let service = load.service_ns.get();

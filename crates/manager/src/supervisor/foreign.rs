@@ -334,7 +334,7 @@ impl Supervisor {
                 return Err(error.into());
             }
         };
-        handle.foreign.store(true, std::sync::atomic::Ordering::Relaxed);
+        handle.is_fed.store(true, std::sync::atomic::Ordering::Relaxed);
         let threads = self.plane.threads();
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         let foreign = nf.foreign.get_or_insert_default();

@@ -715,9 +715,9 @@ impl Supervisor {
             .collect();
         let generation = self.tables.generation + 1;
         let (chains, downstream_first) = (self.chains.clone(), self.config.sched.downstream_first);
-        let pooled = self.services.iter().map(|service| service.as_ref().is_some_and(|s| s.pool.is_some())).collect();
+        let steered = self.services.iter().map(|service| service.as_ref().is_some_and(|s| s.pool.is_some())).collect();
         let may_send = self.may_send();
-        self.tables = Arc::new(Tables { generation, rules, chains, services, pooled, ports, downstream_first, may_send });
+        self.tables = Arc::new(Tables { generation, rules, chains, services, steered, ports, downstream_first, may_send });
         self.plane.use_tables(&self.tables);
         self.rank_again();
         self.tell_agent();

@@ -76,7 +76,7 @@ impl NfTotals {
         }
         self.violations += handle.violations.load(Ordering::Relaxed);
         self.share_writes += handle.load.writes.load(Ordering::Relaxed);
-        self.turns += handle.load.turns.load(Ordering::Relaxed);
+        self.turns += handle.load.slices.load(Ordering::Relaxed);
         self.throttles += handle.gate.throttles.load(Ordering::Relaxed);
         self.spoken.iter_mut().zip(spoken.hear(handle).0).for_each(|(sum, n)| *sum = sum.saturating_add(n));
     }

@@ -18,7 +18,7 @@
 //!   of an NF that sleeps that it has packets. Where that happens again and again the page is not
 //!   believed for [`DISTRUST_NS`];
 //! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page
-//!   says, with its part of a round. If nobody on the core has moved for [`Turns::still_ns`] that
+//!   says, with its part of a round. If nobody on the core has moved for [`Handover::still_ns`] that
 //!   is at once; else it has been *neglected*, after [`PATIENT_ROUNDS`] rounds and those that it
 //!   owes. What it owes is on the page: it is believed as far as the NF can have had the core
 //!   ([`Slept`]);
@@ -280,7 +280,7 @@ impl Member {
 }
 
 /// The NFs of a page that this thread wakes.
-pub(super) struct Turns {
+pub(super) struct Handover {
     page: CorePage,
     members: Vec<Member>,
     /// By slot: which member, plus 1; 0 is none.
@@ -317,7 +317,7 @@ pub(super) struct Turns {
     still_ns: u64,
 }
 
-impl Turns {
+impl Handover {
     /// Of a page. `still_ns`: nanoseconds after which a core is looked after on which somebody has packets and nobody moves.
     pub(super) fn new(page: CorePage, still_ns: u64) -> Self {
         Self {
@@ -568,7 +568,7 @@ impl Turns {
             (member.moved, member.moved_ns, member.is_absent) = (moved, now, false);
             self.moved_ns = now;
         }
-        let waits = member.can_run() && !member.handle.foreign.load(Ordering::Relaxed);
+        let waits = member.can_run() && !member.handle.is_fed.load(Ordering::Relaxed);
         if has_moved || !waits {
             member.since_ns = now;
         }
@@ -843,5 +843,5 @@ impl wakeup::Core for Choice<'_> {
 }
 
 #[cfg(test)]
-#[path = "turns_tests.rs"]
+#[path = "handover_tests.rs"]
 mod tests;

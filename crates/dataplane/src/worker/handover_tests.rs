@@ -23,7 +23,7 @@ struct Nf {
 
 /// A core of NFs that sleep.
 struct Rig {
-    turns: Turns,
+    handover: Handover,
     nfs: Vec<Nf>,
     now: u64,
 }
@@ -31,25 +31,25 @@ struct Rig {
 impl Rig {
     fn new(nfs: u16) -> Self {
         let page = fake::core_page(64);
-        let mut turns = Turns::new(page.clone(), MS);
+        let mut handover = Handover::new(page.clone(), MS);
         let now = 1_000 * MS;
         let nfs = (0..nfs)
             .map(|number| {
                 let handle = Fake::default().on(&page, number);
-                turns.add(&handle, now);
+                handover.add(&handle, now);
                 let (post, read) = (handle.region.rx_producer(0).unwrap(), handle.region.rx_consumer(0).unwrap());
                 let nf = Nf { handle, post, read, used_ns: 0, budget_ns: None };
                 nf.sleep();
                 nf
             })
             .collect();
-        let mut rig = Self { turns, nfs, now };
+        let mut rig = Self { handover, nfs, now };
         rig.pass(0);
         rig
     }
 
     fn page(&self) -> &CorePage {
-        &self.turns.page
+        &self.handover.page
     }
 
     /// Packets come to an NF.
@@ -65,7 +65,7 @@ impl Rig {
     fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         loop {
-            self.turns.step(&[], 0, self.now);
+            self.handover.step(&[], 0, self.now);
             if self.now >= until {
                 return;
             }
@@ -91,7 +91,7 @@ impl Rig {
     /// packets each µs, and gives the core away when it has none, or when what it may have is used
     /// up and another has some. How long it had the core, in nanoseconds.
     fn work(&mut self, nf: usize, packets_a_us: usize, ns: u64) -> u64 {
-        let (page, now) = (self.turns.page.clone(), self.now);
+        let (page, now) = (self.handover.page.clone(), self.now);
         let Nf { handle, read, used_ns, budget_ns, .. } = &mut self.nfs[nf];
         let slot = handle.slot;
         if handle.is_asleep() && page.asleep(slot).load(Ordering::Relaxed) != 0 {
@@ -133,7 +133,7 @@ impl Rig {
         let handle = &self.nfs[nf].handle;
         let told = handle.region.page.control(Control::Alone).load(Ordering::Relaxed) != 0;
         let on_hold = handle.core_page.hold(handle.slot).load(Ordering::Relaxed) & sluice_shm::core_page::ALONE != 0;
-        assert_eq!((told, on_hold), (self.turns.members[nf].is_alone(), self.turns.members[nf].is_alone()));
+        assert_eq!((told, on_hold), (self.handover.members[nf].is_alone(), self.handover.members[nf].is_alone()));
         told
     }
 }
@@ -273,7 +273,7 @@ fn nobody_is_blamed_while_nobody_has_the_core() {
     // The host has it.
     rig.pass(50 * MS);
     for nf in 0..3 {
-        assert!(rig.turns.members[nf].silences.n <= 1 && !rig.is_alone(nf), "{nf}");
+        assert!(rig.handover.members[nf].silences.n <= 1 && !rig.is_alone(nf), "{nf}");
     }
     assert!(rig.wakes(1) > 1 && rig.wakes(2) > 1, "they are woken all the same");
 }
@@ -402,7 +402,7 @@ fn a_core_is_not_kept_for_who_has_died_left_or_never_was() {
     rig.page().running().store(3, Ordering::Relaxed);
     rig.page().set_pending(2, rig.now);
     let handle = rig.nfs[2].handle.clone();
-    rig.turns.remove(&handle);
+    rig.handover.remove(&handle);
     assert_eq!((rig.running(), rig.page().is_pending(2)), (0, false));
     rig.post(0, 1);
     rig.pass(0);
@@ -415,11 +415,11 @@ fn a_thread_that_did_not_run_blames_nobody() {
     block(&mut rig, 0);
     rig.post(1, 5);
     rig.now += 500 * MS;
-    rig.turns.step(&[], 0, rig.now);
+    rig.handover.step(&[], 0, rig.now);
     assert!(!rig.is_alone(0) && rig.wakes(1) == 0);
-    assert_eq!(rig.turns.members[0].silences.n, 0);
+    assert_eq!(rig.handover.members[0].silences.n, 0);
     rig.pass(3 * MS / 2);
-    assert!(rig.turns.members[0].silences.n == 1 && rig.wakes(1) == 1);
+    assert!(rig.handover.members[0].silences.n == 1 && rig.wakes(1) == 1);
 }
 
 /// What NF 0 says on the page when it lies: it has the core, and is to have it next.
@@ -527,8 +527,8 @@ fn a_host_that_takes_the_core_away_has_nobody_neglected() {
             left_ns = left_ns.saturating_sub(rig.work(nf, 1, left_ns).max(SWITCH_NS));
         }
     }
-    assert_eq!(rig.turns.distrust_until_ns, 0);
-    for member in &rig.turns.members {
+    assert_eq!(rig.handover.distrust_until_ns, 0);
+    for member in &rig.handover.members {
         assert_eq!(member.neglects.n, 0, "{}", member.handle.name);
     }
 }
