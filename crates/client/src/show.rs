@@ -11,8 +11,8 @@ use sluice_api::model::{
 };
 use sluice_api::promise::Buffers;
 
-use crate::number::{age, grouped, rate, short, time};
-use crate::table::{Cell, Table, Tone};
+use sluice_cli::number::{age, grouped, rate, short, time};
+use sluice_cli::table::{Cell, Table, Tone};
 
 /// Colour or tone of a state.
 pub fn nf_tone(state: NfState) -> Tone {

@@ -18,9 +18,9 @@ use sluice_api::client::{Client, ClientError};
 use sluice_api::model::{Chain, Distribution, Nf, Port, PortState, Stats};
 
 use crate::args::{Sort, Top};
-use crate::number::{age, bits, short, time};
 use crate::show::{chain_word, cost, dropped, load, nf_word, share, way};
-use crate::table::{Tone, colour_wanted};
+use sluice_cli::number::{age, bits, short, time};
+use sluice_cli::table::{Tone, colour_wanted};
 
 /// Width of a snapshot in a pipe, where nobody says how wide it may be.
 const PIPE_WIDTH: u16 = 100;
@@ -350,7 +350,7 @@ impl View {
         });
         let words: Vec<String> = rates
             .filter(|(_, n, _)| *n > 0)
-            .map(|(reason, n, rate)| format!("{reason} {} ({})", crate::number::rate(rate.round()), short(n as f64)))
+            .map(|(reason, n, rate)| format!("{reason} {} ({})", sluice_cli::number::rate(rate.round()), short(n as f64)))
             .collect();
         let mut lines = vec![String::from("DROPS")];
         for word in if words.is_empty() { vec!["none".to_owned()] } else { words } {

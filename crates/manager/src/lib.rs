@@ -44,9 +44,3 @@ pub mod supervisor;
 pub mod telemetry;
 
 pub mod control;
-
-pub mod estimate;
-
-pub mod pack;
-pub mod profile;
-pub mod simulate;

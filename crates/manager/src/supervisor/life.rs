@@ -22,7 +22,6 @@ use super::{
 };
 use crate::controller::events::{self, Subject};
 use crate::dataplane::Fence;
-use crate::estimate::kept::Of;
 use crate::nf::death::Cause;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Whose;
@@ -31,6 +30,7 @@ use crate::nf::{State, attach};
 use sluice_api::config::{Mode, OnFailure};
 use sluice_api::health::Death;
 use sluice_api::model::EventKind;
+use sluice_config::estimates::Of;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::container::Life;
 use sluice_host::filter::Filter;
