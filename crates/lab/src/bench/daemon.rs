@@ -27,6 +27,9 @@ const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a wait looks again.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// This program: experiments start it for other commands, and daemons start it as a hostile NF.
+pub const LAB: &str = "sluice-lab";
+
 /// What daemons are started with.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -62,6 +65,11 @@ impl Programs {
             programs.has(nf, nf)?;
         }
         Ok(programs)
+    }
+
+    /// A program beside the daemon.
+    pub fn path(&self, program: &str) -> PathBuf {
+        self.sluiced.with_file_name(program)
     }
 
     /// Checks that a program is beside the daemon. `package` is the one that has it.
@@ -360,7 +368,7 @@ pub mod tests {
 
     /// Has `sluice check` look at a configuration, if it and the NFs were built.
     pub fn assert_accepted(setup: &Setup, nfs: &[&str]) {
-        let Some(sluice) = built(nfs).map(|p| p.sluiced.with_file_name("sluice")).filter(|s| s.is_file()) else {
+        let Some(sluice) = built(nfs).map(|p| p.path("sluice")).filter(|s| s.is_file()) else {
             eprintln!("skipped: sluice is not built");
             return;
         };

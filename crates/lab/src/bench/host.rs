@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use sluice_cache::host::Processor;
 use sluice_shm::clock::Clock;
 
 /// What a result says of the host.
@@ -30,9 +31,9 @@ pub struct HostInfo {
 impl HostInfo {
     /// Reads it from the host, in 50 ms.
     pub fn read(cores: &Cores) -> Self {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = Processor::read(Path::new("/")).model;
         Self {
-            cpu: cpu_name(&cpuinfo).unwrap_or_else(|| std::env::consts::ARCH.into()),
+            cpu: if cpu.is_empty() { std::env::consts::ARCH.into() } else { cpu },
             cores: cores.all.len(),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             hugepages: false,
@@ -40,11 +41,6 @@ impl HostInfo {
             tsc_hz: tsc_hz(),
         }
     }
-}
-
-fn cpu_name(cpuinfo: &str) -> Option<String> {
-    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_string())
 }
 
 pub fn tsc_hz() -> Option<f64> {
@@ -151,11 +147,5 @@ mod tests {
     fn one_core_is_too_few() {
         let cores = Cores::of(&[5], Path::new("/nowhere"));
         assert!(cores.manager().unwrap_err().to_string().contains("may use 1"));
-    }
-
-    #[test]
-    fn the_processor_has_a_name() {
-        assert_eq!(cpu_name("processor\t: 0\nmodel name\t: A B (R)\n").as_deref(), Some("A B (R)"));
-        assert_eq!(cpu_name("processor: 0\n"), None);
     }
 }

@@ -22,6 +22,7 @@ use std::fmt::Write;
 use anyhow::Context;
 
 use crate::bench::chaos::hostile;
+use crate::bench::daemon::LAB;
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
@@ -73,7 +74,7 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[NF])?;
-    lab.programs.has("sluice", "sluice-client")?;
+    lab.programs.has(LAB, LAB)?;
     lab.run(&plan())
 }
 
@@ -91,7 +92,7 @@ fn plan() -> Plan {
 /// A generator of 16 flows, of which eight go by each chain.
 fn setup(lab: &Lab, is_hostile: bool, is_checked: bool) -> Setup {
     let core = lab.cores.shared();
-    let hostile = lab.programs.sluiced.with_file_name("sluice-lab").display().to_string();
+    let hostile = lab.programs.path(LAB).display().to_string();
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let red = if is_hostile {
         format!("exec = {}\nargs = [\"hostile-nf\", \"{}\"]\nfilter = {is_checked}", quoted(&hostile), hostile::EVERYTHING)

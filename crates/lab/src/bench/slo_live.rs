@@ -45,7 +45,7 @@ use sluice_slo::placement::{Instance, PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::{Curve, Digest, FORM, Key, Point, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
-use crate::bench::daemon::Daemon;
+use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::planner::whole::answer;
@@ -233,8 +233,8 @@ fn point(lab: &Lab, offered_pps: f64) -> Result<(f64, f64), Miss> {
 
 /// What `sluice profile` says of the NF on a whole core, if it is built to be traced.
 fn modelled(lab: &Lab) -> Result<Option<Profile>, Miss> {
-    let program = lab.programs.sluiced.with_file_name(COST);
-    let mut command = Command::new(lab.programs.sluiced.with_file_name("sluice"));
+    let program = lab.programs.path(COST);
+    let mut command = Command::new(lab.programs.path(LAB));
     command.arg("profile").arg(&program).args(["--traffic", "flows=16", "--cache", "simulated", "--noisy", "--json", "--"]);
     match answer(command.args(nf_of(NF, 0, CYCLES).args)) {
         Ok(profile) => Ok(Some(serde_json::from_value(profile).context("sluice profile printed no profile")?)),
@@ -273,7 +273,7 @@ fn profile(lab: &Lab) -> Result<Profile, Miss> {
     let floor_pps = modelled.as_ref().map_or(Some(throughput), floor);
     let floor_pps = floor_pps.and_then(|floor| Some(floor.min(points.first()?.y)));
     let curve = |points: Vec<Point>, margin| Curve { measured: points.len() as u32, points, margin, ..Curve::default() };
-    let program = lab.programs.sluiced.with_file_name(COST);
+    let program = lab.programs.path(COST);
     let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
     let profile = Profile {
         form: FORM,

@@ -176,21 +176,8 @@ impl Stand {
             ..SpawnSpec::new(&subject.name, &subject.exec)
         };
         let mut process = Process { name: subject.name.clone(), spawned: spawn::spawn(&spec)?, ended: false, log };
-        let welcome = Welcome {
-            geometry,
-            region: layout,
-            slots: 1,
-            slot: 0,
-            name: subject.name.clone(),
-            core: core as u32,
-            poll: true,
-            linger_ns: 0,
-            clock_scale: CLOCK.scale_raw(),
-            ports: subject.names.ports.clone(),
-            services: subject.names.services.clone(),
-            chains: subject.names.chains.clone(),
-        };
         let deadline = monotonic_ns() + PATIENCE.as_nanos() as u64;
+        let welcome = welcome(subject, core, geometry, layout);
         let connection = loop {
             let events = listener.serve(monotonic_ns()).map_err(|e| other("listen for the NF")(&e))?;
             let caller = events.into_iter().find_map(|event| match event {
@@ -201,19 +188,11 @@ impl Stand {
                 let fds = [arena_memory.fd(), region.memory.fd(), core_memory.fd()];
                 break caller.welcome(&welcome, fds).map_err(|e| other("let the NF in")(&e))?;
             }
-            process.check("before it attached")?;
-            if monotonic_ns() > deadline {
-                return Err(EstimateError::Silent { name: subject.name.clone() });
-            }
-            std::thread::yield_now();
+            process.wait("before it attached", deadline)?;
         };
         // Acquire: what it set up for itself is done when it says so.
         while region.page.counter(Counter::Ready).load(Ordering::Acquire) != 1 {
-            process.check("before it was ready")?;
-            if monotonic_ns() > deadline {
-                return Err(EstimateError::Silent { name: subject.name.clone() });
-            }
-            std::thread::yield_now();
+            process.wait("before it was ready", deadline)?;
         }
         let (rx, tx) = (region.rx_producer(0).expect("there is one ring"), region.tx_consumer());
         Ok(Self {
@@ -309,6 +288,24 @@ impl Stand {
     }
 }
 
+/// What an NF is told when it comes.
+fn welcome(subject: &Subject, core: usize, geometry: Geometry, region: RegionLayout) -> Welcome {
+    Welcome {
+        geometry,
+        region,
+        slots: 1,
+        slot: 0,
+        name: subject.name.clone(),
+        core: core as u32,
+        poll: true,
+        linger_ns: 0,
+        clock_scale: CLOCK.scale_raw(),
+        ports: subject.names.ports.clone(),
+        services: subject.names.services.clone(),
+        chains: subject.names.chains.clone(),
+    }
+}
+
 /// The NF's process, killed and collected with this.
 struct Process {
     name: String,
@@ -319,6 +316,16 @@ struct Process {
 }
 
 impl Process {
+    /// Lets time pass for it, unless it has ended or had time enough.
+    fn wait(&mut self, when: &'static str, deadline_ns: u64) -> Result<(), EstimateError> {
+        self.check(when)?;
+        if monotonic_ns() > deadline_ns {
+            return Err(EstimateError::Silent { name: self.name.clone() });
+        }
+        std::thread::yield_now();
+        Ok(())
+    }
+
     /// Says if it has ended.
     fn check(&mut self, when: &'static str) -> Result<(), EstimateError> {
         match spawn::reap(&self.spawned) {

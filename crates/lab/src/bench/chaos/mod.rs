@@ -46,7 +46,7 @@ use rustix::process::{Pid, PidfdFlags, Signal as Sys, pidfd_open, pidfd_send_sig
 use serde_json::{Value, json};
 use sluice_shm::histogram::Histogram;
 
-use crate::bench::daemon::Daemon;
+use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
@@ -146,7 +146,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 /// This host, for the configurations.
 fn host(lab: &Lab, variant: &str) -> Host {
-    let program = lab.programs.sluiced.with_file_name("sluice-lab");
+    let program = lab.programs.path(LAB);
     let is_root = rustix::process::geteuid().is_root();
     Host {
         manager_cores: if variant == THREADS { vec![lab.manager_core, lab.cores.shared()] } else { vec![lab.manager_core] },
@@ -187,13 +187,19 @@ struct Run<'a> {
     checked: Stats,
     /// Size of this daemon at its first check.
     at_first: Option<Size>,
+    sums: Sums,
+    life_began: Instant,
+}
+
+/// What is counted over all daemons.
+#[derive(Default)]
+struct Sums {
     latency: Histogram,
     refused: u64,
     signals: u64,
     delivered: u64,
     offered: f64,
     lost: f64,
-    life_began: Instant,
 }
 
 /// The name of the instance that `SERVICE#i` is at the moment; another word stays as it is.
@@ -213,7 +219,7 @@ fn send(pid: u32, signal: Sys) -> bool {
 impl<'a> Run<'a> {
     fn start(lab: &'a Lab, seed: u64, variant: &'static str) -> anyhow::Result<Self> {
         let host = host(lab, variant);
-        lab.programs.has("sluice-lab", "sluice-lab")?;
+        lab.programs.has(LAB, LAB)?;
         let site = Site::at_rest(&host);
         let daemon = Daemon::start_with(&lab.programs, |run_dir| site.toml(&host, run_dir))?;
         let mut run = Self {
@@ -229,12 +235,7 @@ impl<'a> Run<'a> {
             stopped: Vec::new(),
             checked: Stats::default(),
             at_first: None,
-            latency: Histogram::default(),
-            refused: 0,
-            signals: 0,
-            delivered: 0,
-            offered: 0.0,
-            lost: 0.0,
+            sums: Sums::default(),
             life_began: Instant::now(),
         };
         run.settle()?;
@@ -336,7 +337,7 @@ impl<'a> Run<'a> {
     fn signal(&mut self, pid: Option<u32>, signal: Sys) -> String {
         let Some(pid) = pid else { return "no process".into() };
         let sent = send(pid, signal);
-        self.signals += u64::from(sent);
+        self.sums.signals += u64::from(sent);
         format!("process {pid}{}", if sent { "" } else { " had ended" })
     }
 
@@ -377,7 +378,7 @@ impl<'a> Run<'a> {
             match status {
                 200..300 => said.push(status.to_string()),
                 400..500 => {
-                    self.refused += 1;
+                    self.sums.refused += 1;
                     said.push(format!("{status} {}", why.lines().next().unwrap_or_default()));
                 }
                 _ => {
@@ -452,16 +453,16 @@ impl<'a> Run<'a> {
     /// What protected chains have lost since the last check.
     fn look_at_protected(&mut self, stats: &Stats) {
         let (amiss, disturbed) = (watch::amiss(&self.checked, stats), watch::disturbed(&self.checked, stats));
-        self.lost += sum_lost(stats) - sum_lost(&self.checked);
+        self.sums.lost += sum_lost(stats) - sum_lost(&self.checked);
         self.find_all(amiss);
         self.find_all(disturbed);
         let (now, then) = (watch::left(stats), watch::left(&self.checked));
-        self.delivered += now.iter().map(|(chain, n)| n.saturating_sub(then.get(chain).copied().unwrap_or(0))).sum::<u64>();
+        self.sums.delivered += now.iter().map(|(chain, n)| n.saturating_sub(then.get(chain).copied().unwrap_or(0))).sum::<u64>();
         let seconds = stats.time_ns.saturating_sub(self.checked.time_ns) as f64 / 1e9;
-        self.offered += seconds * Site::offered(&self.host);
+        self.sums.offered += seconds * Site::offered(&self.host);
         for chain in stats.chains.iter().filter(|c| site::is_protected(&c.name)) {
             let then = self.checked.chains.iter().find(|c| c.name == chain.name).map(|c| c.latency_ns.clone()).unwrap_or_default();
-            self.latency.merge(&stats::since(&chain.latency_ns, &then));
+            self.sums.latency.merge(&stats::since(&chain.latency_ns, &then));
         }
     }
 
@@ -561,17 +562,17 @@ impl<'a> Run<'a> {
         let mut out: Sample = BTreeMap::from([
             ("findings_count".into(), self.findings.len() as f64),
             ("steps_count".into(), self.step as f64),
-            ("refused_count".into(), self.refused as f64),
-            ("signals_count".into(), self.signals as f64),
+            ("refused_count".into(), self.sums.refused as f64),
+            ("signals_count".into(), self.sums.signals as f64),
             ("lives_count".into(), self.daemons.len() as f64),
-            ("delivered_count".into(), self.delivered as f64),
-            ("lost_count".into(), self.lost),
+            ("delivered_count".into(), self.sums.delivered as f64),
+            ("lost_count".into(), self.sums.lost),
         ]);
-        if self.offered > 0.0 {
-            out.insert("delivered_percent".into(), self.delivered as f64 / self.offered * 100.0);
+        if self.sums.offered > 0.0 {
+            out.insert("delivered_percent".into(), self.sums.delivered as f64 / self.sums.offered * 100.0);
         }
         for (metric, q) in [("latency_ns_p50", 0.5), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)] {
-            out.extend(self.latency.quantile(q).map(|ns| (metric.to_string(), ns as f64)));
+            out.extend(self.sums.latency.quantile(q).map(|ns| (metric.to_string(), ns as f64)));
         }
         out
     }

@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use sluice_policy::sched::cost::{Idle, Outside};
 
 use super::{COST, Mode, RING, chain_of, nf, params, traffic_to};
-use crate::bench::daemon::Daemon;
+use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::report::{Params, median};
@@ -178,8 +178,7 @@ fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
     for example in EXAMPLES {
         let name = format!("nf/{}", example.name);
-        let needed =
-            ["sluice-lab", "sluice-nf-bridge", COST, example.program].into_iter().chain(example.after.map(|_| "sluice-nf-encrypt"));
+        let needed = [LAB, "sluice-nf-bridge", COST, example.program].into_iter().chain(example.after.map(|_| "sluice-nf-encrypt"));
         let missing = needed.filter_map(|program| lab.programs.has(program, program).err()).next();
         if let Some(why) = missing {
             plan.leave_out(&name, Params::new(), why.to_string());
@@ -201,8 +200,8 @@ fn plan(lab: &Lab) -> Plan {
 
 /// What `sluice estimate` says.
 fn estimate(lab: &Lab, program: &str, args: &[String], capture: Option<&Path>) -> anyhow::Result<Value> {
-    let mut command = Command::new(lab.programs.sluiced.with_file_name("sluice-lab"));
-    command.arg("estimate").arg(lab.programs.sluiced.with_file_name(program));
+    let mut command = Command::new(lab.programs.path(LAB));
+    command.arg("estimate").arg(lab.programs.path(program));
     command.args(["--json", "--core", &lab.cores.shared().to_string()]);
     match capture {
         Some(file) => command.arg("--capture").arg(file),
@@ -229,7 +228,7 @@ fn prepare(lab: &Lab, example: &Example, folder: &Path) -> anyhow::Result<Vec<St
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))?;
     }
     if let Some((program, args)) = example.make {
-        let out = Command::new(lab.programs.sluiced.with_file_name(program)).args(filled(args)).output()?;
+        let out = Command::new(lab.programs.path(program)).args(filled(args)).output()?;
         ensure!(out.status.success(), "{program}: {}", String::from_utf8_lossy(&out.stderr).trim());
     }
     Ok(filled(example.args))
@@ -455,7 +454,7 @@ mod tests {
 
     #[test]
     fn a_short_run_compares_an_nf() {
-        let Some(programs) = built(&[COST, "sluice", "sluice-nf-bridge"]) else { return };
+        let Some(programs) = built(&[COST, LAB, "sluice-nf-bridge"]) else { return };
         let only = vec!["nf/cost-270".into()];
         let args = BenchArgs { seconds: 0.2, repeats: 1, only, ..BenchArgs::default() };
         let lab = match Lab::with(&args, programs) {

@@ -25,7 +25,7 @@ use anyhow::{Context, ensure};
 use serde_json::json;
 
 use super::{Mode, chain_of, nf_of, params, traffic_to};
-use crate::bench::daemon::Daemon;
+use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
@@ -78,7 +78,7 @@ const GROUP: Group = Group {
 };
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let lab = Lab::here(args, &[super::COST, "sluice-lab"])?;
+    let lab = Lab::here(args, &[super::COST, LAB])?;
     lab.run(&plan(&lab))
 }
 
@@ -144,7 +144,7 @@ impl Packer {
             tempfile::Builder::new().prefix("sluice-bench-pack-").permissions(crate::bench::daemon::open_to_nfs()).tempdir()?;
         let log = folder.path().join("log");
         let file = File::create(&log)?;
-        let mut command = Command::new(lab.programs.sluiced.with_file_name("sluice-lab"));
+        let mut command = Command::new(lab.programs.path(LAB));
         command.arg("--socket").arg(daemon.socket()).args(["pack", "--apply"]);
         command.args(["--every", &EVERY_S.to_string(), "--margin", &ground.margin.to_string()]);
         command.args(["--cores", &ground.cores.map(|core| core.to_string()).join(",")]);
