@@ -21,7 +21,7 @@ define newline
 
 
 endef
-with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-client/optimiser))
+with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser))
 FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
 .PHONY: help
@@ -47,7 +47,7 @@ demo-container: ## the firewall in an OCI container, made of what was built here
 	demo/container $(TARGET)/release
 
 .PHONY: build
-build: ## release build of everything: daemon, client, NFs, C library, NFs in C
+build: ## release build of everything: daemon, client, lab, NFs, C library, NFs in C
 	cargo build --release --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/release
 
@@ -57,7 +57,7 @@ build: ## release build of everything: daemon, client, NFs, C library, NFs in C
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-config -p sluice-slo -p sluice-dpdk --lib --bins
+	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-lab -p sluice-config -p sluice-slo -p sluice-dpdk --lib --bins
 endif
 	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat
@@ -114,7 +114,7 @@ clippy:
 	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
-	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-client --features $(feature)$(newline)	)
+	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-lab --features $(feature)$(newline)	)
 endif
 
 .PHONY: doc
@@ -166,7 +166,7 @@ bench: build ## run an experiment: make bench BENCH=forward OUT=forward.json
 install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR is respected
 	@test -x $(TARGET)/release/sluiced || { echo "run make build first"; exit 1; }
 	install -d $(DESTDIR)$(PREFIX)/{bin,include,lib,lib/systemd/system,share/doc/sluice}
-	install -m 755 $(TARGET)/release/{sluiced,sluice} $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(TARGET)/release/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
 	find $(TARGET)/release -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
 	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(TARGET)/release/libsluice_nf.a $(DESTDIR)$(PREFIX)/lib

@@ -1,12 +1,13 @@
 //! The command line: what `sluice --help` teaches.
 
-use crate::usage::{Json, seconds};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_api::DEFAULT_SOCKET;
 use sluice_api::config::OnFailure;
 use sluice_api::model::EventKind;
+use sluice_cli::lab::LabCommand;
+use sluice_cli::usage::{Json, seconds};
 
 /// See and change what a running sluiced does, and check configurations before it does it.
 #[derive(Debug, Parser)]
@@ -128,42 +129,12 @@ Examples:
   sluice trace --chain web --count 3    three packets of one chain
   sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule")]
     Trace(TraceArgs),
-    /// Run an experiment; without a name, list them
-    #[command(after_help = "\
-Examples:
-  sluice bench                                         what there is
-  sluice bench forward --json forward.json --repeats 5
-  sluice bench chain --only default,sluice,ideal/other --svg chain.svg
-  sluice bench pool-scale --only heavy --where nfs=1,900
-  sluice bench chaos --seconds 600 --seed 7 --repeats 1")]
-    Bench(BenchCommand),
-    /// An NF that breaks the rules, which `sluice bench chaos` has its daemon start
-    #[command(hide = true)]
-    HostileNf {
-        /// How
-        mode: String,
-    },
-    /// Say what a configuration would carry on so many cores; nothing is started
-    #[command(after_help = crate::simulate::HELP)]
-    Simulate(crate::simulate::SimulateArgs),
-    /// Measure what a packet costs an NF; no daemon is needed
-    #[command(after_help = crate::estimate::HELP)]
-    Estimate(crate::estimate::EstimateArgs),
-    /// Measure what an NF or a chain can do: throughput against cache, latency against load; no daemon is needed
-    #[command(after_help = crate::profile::HELP)]
-    Profile(crate::profile::ProfileArgs),
-    /// Put NFs on as few cores as their load needs
-    #[command(after_help = crate::pack::HELP)]
-    Pack(crate::pack::PackArgs),
+    /// A command that `sluice-lab` runs
+    #[command(flatten)]
+    Lab(LabCommand),
     /// Say what this host has of cache control, what is missing, and what to do; no daemon is needed
     #[command(after_help = crate::doctor::HELP)]
     Doctor(crate::doctor::DoctorArgs),
-    /// Promises to tenants: add, list, show and remove them, and have them kept
-    #[command(after_help = crate::slo::HELP)]
-    Slo(crate::slo::SloArgs),
-    /// Servers and what is promised on them; on how few it could be kept
-    #[command(after_help = crate::plan::HELP)]
-    Plan(crate::plan::PlanArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:
@@ -545,33 +516,6 @@ pub struct TraceArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchCommand {
-    /// The experiment
-    pub name: Option<String>,
-    /// File for the result and its raw samples
-    #[arg(long, value_name = "OUT")]
-    pub json: Option<PathBuf>,
-    /// File for the plot; with --json and without this, it goes beside the result
-    #[arg(long, value_name = "OUT")]
-    pub svg: Option<PathBuf>,
-    /// Run only variants whose name has one of these parts in it, such as sluice/other,ideal
-    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
-    pub only: Vec<String>,
-    /// Run only variants with one of these values of a parameter, such as nfs=45,900; for several parameters, several times
-    #[arg(long = "where", value_name = "PARAM=VALUE,…")]
-    pub given: Vec<sluice_bench::Given>,
-    /// Seconds that each variant runs, each time
-    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
-    pub seconds: f64,
-    /// How often each variant runs
-    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeats: u32,
-    /// What random choices are made of: the same ones for the same number (chaos)
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
-    pub seed: u64,
 }
 
 #[derive(Debug, Args)]

@@ -6,19 +6,18 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::CommandFactory;
 use serde::Serialize;
-use sluice_api::client::{Client, ClientError};
+use sluice_api::client::Client;
 use sluice_api::config::{self as config, Config, PortRange};
 use sluice_api::health::Verdict;
 use sluice_api::model::{Apply, Event, TraceRequest, Upgrade};
+use sluice_cli::table::{Table, colour};
+use sluice_cli::usage::{Degraded, Usage, json, read};
 use sluice_config::host::Host;
 use sluice_config::{ConfigErrors, load, problem};
-use sluice_ports as port;
 
-use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
+use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::table::{Table, colour};
-use crate::usage::{Degraded, Usage, json, read};
-use crate::{doctor, estimate, pack, plan, profile, show, simulate, slo, top};
+use crate::{doctor, other, show, top};
 
 /// Runs a command; what it says goes to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -45,15 +44,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Stats(args) => stats(&mut client()?, &args, out),
         Command::Apply(args) => apply(&mut client()?, &args, out),
         Command::Trace(args) => trace(&mut client()?, args, out),
-        Command::Bench(args) => bench(args, out),
-        Command::HostileNf { mode } => sluice_bench::chaos::hostile::run(&mode),
-        Command::Simulate(args) => simulate::run(&args, client, out),
-        Command::Estimate(args) => estimate::run(&args, out),
-        Command::Profile(args) => profile::run(&args, out),
-        Command::Pack(args) => pack::run(&args, &mut client()?, out),
+        Command::Lab(_) => other::become_lab(),
         Command::Doctor(args) => doctor::run(&args, out),
-        Command::Slo(args) => slo::run(&args, client, out),
-        Command::Plan(args) => plan::run(&args, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);
@@ -78,7 +70,11 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let Some(path) = &args.config else { return Ok(()) };
     // With the host, ports are looked at as sluiced does it before it starts.
-    let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here())?.accept(port::problems) }?;
+    let loaded = if args.no_host {
+        load::read(path)
+    } else {
+        load::read_for(path, &Host::here())?.accept(|config| other::port_problems(path, config))
+    }?;
     if args.strict && !loaded.warnings.is_empty() {
         return Err(ConfigErrors { problems: loaded.warnings }.into());
     }
@@ -412,20 +408,6 @@ fn trace(client: &mut Client, args: TraceArgs, out: &mut dyn Write) -> anyhow::R
     Ok(())
 }
 
-fn bench(args: BenchCommand, out: &mut dyn Write) -> anyhow::Result<()> {
-    let Some(name) = args.name else {
-        if sluice_bench::EXPERIMENTS.is_empty() {
-            writeln!(out, "this build has no experiments")?;
-        }
-        for experiment in sluice_bench::EXPERIMENTS {
-            writeln!(out, "{:<14} {}", experiment.name, experiment.about)?;
-        }
-        return Ok(());
-    };
-    let BenchCommand { json, svg, only, given, seconds, repeats, seed, .. } = args;
-    sluice_bench::run(sluice_bench::BenchArgs { name, json, svg, only, given, seconds, repeats, seed })
-}
-
 fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result<()> {
     let pid = client.status()?.pid;
     // Opened before the daemon is told, so that it cannot be another process of the same number.
@@ -445,14 +427,6 @@ fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result
     let gone = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&timeout)))? > 0;
     anyhow::ensure!(gone, "sluiced (process {pid}) still runs after {} s; look at its log, or kill it", args.timeout);
     Ok(writeln!(out, "sluiced (process {pid}) has stopped")?)
-}
-
-/// Whether output ended because nobody reads it any more.
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    !error.is::<ClientError>()
-        && error
-            .chain()
-            .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use sluice_cache::CacheError;
 use sluice_cache::doctor::{Finding, Level, examine, try_out};
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl, TRIAL};
 
-use crate::table::{Cell, Table, Tone, colour};
-use crate::usage::json;
+use sluice_cli::table::{Cell, Table, Tone, colour};
+use sluice_cli::usage::json;
 
 /// What `sluice doctor --help` says below the options.
 pub const HELP: &str = "\

@@ -6,13 +6,13 @@ use std::io::{self, Write};
 use sluice_api::config;
 use sluice_api::health::Death;
 use sluice_api::model::{
-    Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, PortState, Rule, Service, Stats, Status, Trace,
-    Woken,
+    Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, PortState, Rule, Schedule, Service, Stats,
+    Status, Thread, Trace, Woken,
 };
 use sluice_api::promise::Buffers;
 
-use crate::number::{age, grouped, rate, short, time};
-use crate::table::{Cell, Table, Tone};
+use sluice_cli::number::{age, grouped, rate, short, time};
+use sluice_cli::table::{Cell, Table, Tone};
 
 /// Colour or tone of a state.
 pub fn nf_tone(state: NfState) -> Tone {
@@ -172,8 +172,21 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
         return Ok(());
     }
     writeln!(out)?;
+    threads(&status.threads).print(out, colour)?;
+    if !status.pools.is_empty() {
+        writeln!(out)?;
+        pools(&status.pools).print(out, colour)?;
+    }
+    if !status.schedules.is_empty() {
+        writeln!(out)?;
+        schedules(&status.schedules).print(out, colour)?;
+    }
+    Ok(())
+}
+
+fn threads(threads: &[Thread]) -> Table {
     let mut table = Table::new(&["THREAD", ">CORE", ">BUSY", ">ROUND P50", ">P99", ">P99.9"]);
-    for thread in &status.threads {
+    for thread in threads {
         let measured = |ns: u64| if thread.round_ns.count == 0 { "-".into() } else { time(ns) };
         table.row(vec![
             thread.role.as_str().into(),
@@ -184,17 +197,12 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
             measured(thread.round_ns.p999).into(),
         ]);
     }
-    table.print(out, colour)?;
-    if !status.pools.is_empty() {
-        writeln!(out)?;
-        pools(&status.pools).print(out, colour)?;
-    }
-    if status.schedules.is_empty() {
-        return Ok(());
-    }
-    writeln!(out)?;
+    table
+}
+
+fn schedules(schedules: &[Schedule]) -> Table {
     let mut table = Table::new(&[">CORE", "TURNS BY", ">SWITCH", ">TURNS", "ENDED BY", ">LONGEST WAIT", "NFS"]);
-    for schedule in &status.schedules {
+    for schedule in schedules {
         let turns: u64 = schedule.turns.values().sum();
         let by: Vec<String> = schedule.turns.iter().filter(|(_, n)| **n > 0).map(|(why, n)| format!("{why} {n}")).collect();
         table.row(vec![
@@ -207,7 +215,7 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
             schedule.nfs.join(" ").into(),
         ]);
     }
-    table.print(out, colour)
+    table
 }
 
 /// How receive queues of NICs are bounded, in one line.

@@ -18,9 +18,9 @@ use sluice_api::client::{Client, ClientError};
 use sluice_api::model::{Chain, Distribution, Nf, Port, PortState, Stats};
 
 use crate::args::{Sort, Top};
-use crate::number::{age, bits, short, time};
 use crate::show::{chain_word, cost, dropped, load, nf_word, share, way};
-use crate::table::{Tone, colour_wanted};
+use sluice_cli::number::{age, bits, short, time};
+use sluice_cli::table::{Tone, colour_wanted};
 
 /// Width of a snapshot in a pipe, where nobody says how wide it may be.
 const PIPE_WIDTH: u16 = 100;
@@ -107,6 +107,25 @@ struct View {
 impl Default for View {
     fn default() -> Self {
         Self { before: None, now: Stats::default(), sort: Sort::Name, paused: false, scroll: 0, colour: false, trouble: None }
+    }
+}
+
+/// The head of the NFs' names, which says by what they are sorted.
+fn sorted_by(sort: Sort) -> &'static str {
+    match sort {
+        Sort::Name => "NF (by name)",
+        Sort::In => "NF (by in)",
+        Sort::Queue => "NF (by queue)",
+        Sort::Cpu => "NF (by CPU)",
+        Sort::Drops => "NF (by drops)",
+    }
+}
+
+fn fullness(part: f64) -> Tone {
+    match part {
+        0.9.. => Tone::Bad,
+        0.5.. => Tone::Warn,
+        _ => Tone::Plain,
     }
 }
 
@@ -212,13 +231,7 @@ impl View {
     fn nf_table(&self, rows: usize, width: u16) -> (Table<'static>, usize) {
         let earlier = self.before.iter().flat_map(|s| &s.nfs);
         let earlier: HashMap<&str, &Nf> = earlier.map(|nf| (nf.name.as_str(), nf)).collect();
-        let name = match self.sort {
-            Sort::Name => "NF (by name)",
-            Sort::In => "NF (by in)",
-            Sort::Queue => "NF (by queue)",
-            Sort::Cpu => "NF (by CPU)",
-            Sort::Drops => "NF (by drops)",
-        };
+        let name = sorted_by(self.sort);
         // Each with the width of the whole from which it is shown.
         let columns = [
             (0, (name, Constraint::Fill(1))),
@@ -240,13 +253,6 @@ impl View {
         let shown = all.iter().skip(self.scroll.min(hidden)).take(rows).map(|n| {
             let nf = n.nf;
             let full = fill(nf);
-            let tone = if full >= 0.9 {
-                Tone::Bad
-            } else if full >= 0.5 {
-                Tone::Warn
-            } else {
-                Tone::Plain
-            };
             let (word, state) = nf_word(nf);
             let then = earlier.get(nf.name.as_str());
             let times = then.map_or(nf.service_ns.clone(), |then| nf.service_ns.since(&then.service_ns));
@@ -256,7 +262,7 @@ impl View {
                 Line::from(nf.core.to_string()).right_aligned(),
                 number(n.rx),
                 number(n.tx),
-                Line::styled(format!("{}{:>4.0} %", bar(full), full * 100.0), self.style(tone)),
+                Line::styled(format!("{}{:>4.0} %", bar(full), full * 100.0), self.style(fullness(full))),
                 Line::from(format!("{:.0} %", nf.cpu_percent)).right_aligned(),
                 Line::from(share(nf)).right_aligned(),
                 Line::from(load(nf)).right_aligned(),
@@ -350,7 +356,7 @@ impl View {
         });
         let words: Vec<String> = rates
             .filter(|(_, n, _)| *n > 0)
-            .map(|(reason, n, rate)| format!("{reason} {} ({})", crate::number::rate(rate.round()), short(n as f64)))
+            .map(|(reason, n, rate)| format!("{reason} {} ({})", sluice_cli::number::rate(rate.round()), short(n as f64)))
             .collect();
         let mut lines = vec![String::from("DROPS")];
         for word in if words.is_empty() { vec!["none".to_owned()] } else { words } {

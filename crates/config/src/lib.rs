@@ -2,13 +2,15 @@
 //!
 //! [`sluice_api::config`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
 //! without the host, [`on_host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
-//! inside values. [`pool`] has the keys of pools, [`wakeup`] those of wake policies, [`promise`] those of promises to tenants.
+//! inside values. [`pool`] has the keys of pools, [`wakeup`] those of wake policies, [`promise`] those of promises to tenants. [`estimates`] is
+//! the file that `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
 pub mod changes;
 pub mod class;
 pub mod container;
 pub mod diff;
+pub mod estimates;
 pub mod host;
 pub mod load;
 pub mod nearest;

@@ -25,11 +25,5 @@ pub mod telemetry;
 
 pub mod control;
 
-pub mod estimate;
-
-pub mod pack;
-pub mod profile;
-pub mod simulate;
-
 #[cfg(test)]
 mod valid_rules_test;

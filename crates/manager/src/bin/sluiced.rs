@@ -37,6 +37,9 @@ Examples:
 struct Args {
     /// The configuration file (`sluice check --explain` describes its keys).
     config: PathBuf,
+    /// Print what is wrong with its ports as JSON, for `sluice check`, and start nothing
+    #[arg(long, hide = true)]
+    ports: bool,
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    if args.ports {
+        let found = port::problems(&load::read(&args.config)?.config);
+        return Ok(serde_json::to_writer(std::io::stdout(), &found)?);
+    }
     supported()?;
     let loaded = load::read_for(&args.config, &Host::here())?.accept(port::problems)?;
     for warning in &loaded.warnings {

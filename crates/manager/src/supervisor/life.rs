@@ -22,13 +22,13 @@ use super::{
 };
 use crate::controller::events::{self, Subject};
 use crate::dataplane::Fence;
-use crate::estimate::kept::Of;
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use crate::nf::{State, attach};
 use sluice_api::config::{Mode, OnFailure};
 use sluice_api::health::Death;
 use sluice_api::model::EventKind;
+use sluice_config::estimates::Of;
 use sluice_dataplane::handle::{NfHandle, Sentence};
 use sluice_dataplane::succession::Succession;
 use sluice_host::cgroup::pen::Pen;

@@ -96,7 +96,7 @@ fn come_as(program: &str, arguments: &[&str], daemon: &Daemon, name: &str) -> Ch
 #[test]
 fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
     let mut daemon = Daemon::start("", &attaching(""));
-    let hostile = Guest(come_as(&hostile_nf(), &["random"], &daemon, "guest"));
+    let hostile = Guest(come_as(&hostile_nf(), &["hostile-nf", "random"], &daemon, "guest"));
     let stats = daemon.wait("it is stopped", |s| find_nf(s, "guest.0").stops == 1 && find_nf(s, "guest.0").pid.is_none());
     drop(hostile);
     // The host may have been so busy that the pause is over by now.

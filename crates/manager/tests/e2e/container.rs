@@ -406,7 +406,7 @@ fn a_container_is_bounded_and_its_bundle_allows_it_nothing_more() {
         assert!(Command::new(program).arg("spec").current_dir(bundle).output().unwrap().status.success());
         let text = fs::read_to_string(bundle.join("config.json")).unwrap();
         let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
-        config["process"]["args"] = serde_json::json!(["/bin/nf", "reach"]);
+        config["process"]["args"] = serde_json::json!(["/bin/nf", "hostile-nf", "reach"]);
         config["root"]["path"] = serde_json::json!("root");
         let names = ["fallocate", "madvise", "sched_setaffinity", "sched_setscheduler", "io_uring_setup", "unshare", "clone"];
         config["linux"]["seccomp"] = serde_json::json!({

@@ -209,7 +209,7 @@ fn a_program_that_starts_the_nf_ends_with_it() {
 
 #[test]
 fn a_panic_ends_the_nf_and_nothing_else() {
-    let panics = service("b", &hostile_nf(), "args = [\"panic\"]");
+    let panics = service("b", &hostile_nf(), "args = [\"hostile-nf\", \"panic\"]");
     let mut daemon = Daemon::start("", &two_chains(&panics, "drop"));
     daemon.wait("it has ended", |s| find_nf(s, "b.0").state == NfState::Failed);
     // An NF's words go to the daemon's log, under its name.
@@ -220,7 +220,7 @@ fn a_panic_ends_the_nf_and_nothing_else() {
 
 #[test]
 fn an_nf_that_panics_again_and_again_is_started_with_pauses() {
-    let panics = service("b", &hostile_nf(), "args = [\"panic\"]");
+    let panics = service("b", &hostile_nf(), "args = [\"hostile-nf\", \"panic\"]");
     let mut daemon = Daemon::start("", &two_chains(&panics, "restart"));
     daemon.wait("it was started thrice", |s| find_nf(s, "b.0").restarts >= 3);
     settle(daemon);

@@ -17,7 +17,7 @@ fn beside_a_healthy_chain(mode: &str) -> u64 {
     for name in ["front", "s", "t"] {
         text += &service(name, "sluice-nf-bridge", "");
     }
-    text += &service("bad", &hostile_nf(), &format!("args = [{mode:?}]"));
+    text += &service("bad", &hostile_nf(), &format!("args = [\"hostile-nf\", {mode:?}]"));
     text += &chain("hostile", "load", &["front", "bad"], "away", "on_failure = \"drop\"");
     text += &chain("healthy", "steady", &["s", "t"], "all", "");
     let mut daemon = Daemon::start("stall_ms = 2000", &text);
@@ -39,7 +39,7 @@ fn beside_a_healthy_chain(mode: &str) -> u64 {
 fn one_that_is_started_again_breaks_the_rules_again_after_longer_and_longer_pauses() {
     let text = port("load", "gen", "rate = 5000\nflows = 8")
         + &port("away", "sink", "")
-        + &service("bad", &hostile_nf(), "args = [\"random\"]")
+        + &service("bad", &hostile_nf(), "args = [\"hostile-nf\", \"random\"]")
         + &chain("hostile", "load", &["bad"], "away", "on_failure = \"restart\"");
     let mut daemon = Daemon::start("", &text);
     let stats = daemon.wait("it was stopped twice", |s| find_nf(s, "bad.0").stops >= 2);
@@ -113,7 +113,7 @@ fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_ot
              [[rule]]\nname = {tenant:?}\nport = \"in\"\n{src}\nchain = {tenant:?}\n"
         );
     }
-    text += &service("bad", &hostile_nf(), "args = [\"everything\"]\ntenant = \"red\"");
+    text += &service("bad", &hostile_nf(), "args = [\"hostile-nf\", \"everything\"]\ntenant = \"red\"");
     text += &chain("hostile", "load", &["bad"], "away", "on_failure = \"drop\"");
     // It is not stopped for what it does.
     let mut daemon = Daemon::start("max_violations = 1000000000\nstall_ms = 0", &text);
@@ -157,7 +157,7 @@ fn wait_until_none(word: &str) {
 
 fn one_that(mode: &str, word: &str, keys: &str) -> String {
     let mut text = port("load", "gen", "rate = 1000") + &port("away", "sink", "");
-    text += &service("bad", &hostile_nf(), &format!("args = [{mode:?}, {word:?}]\n{keys}"));
+    text += &service("bad", &hostile_nf(), &format!("args = [\"hostile-nf\", {mode:?}, {word:?}]\n{keys}"));
     text += &chain("hostile", "load", &["bad"], "away", "");
     text
 }
@@ -412,7 +412,7 @@ fn what_an_nf_is_denied() {
 /// A service with a zygote that lies, beside a healthy chain.
 #[test]
 fn a_zygote_that_says_what_it_was_not_asked_for_is_ended_and_costs_nobody_else_anything() {
-    let mut keys = "args = [\"liar\"]\nzygote = true".to_string();
+    let mut keys = "args = [\"hostile-nf\", \"liar\"]\nzygote = true".to_string();
     if rustix::process::geteuid().is_root() {
         // The first process of the namespace of NFs, which it names, is root's too.
         keys += "\nuser = \"root\"";

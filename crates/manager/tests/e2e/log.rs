@@ -33,7 +33,7 @@ fn a_daemon_whose_log_nobody_reads_any_more_goes_on() {
 #[test]
 fn an_nf_cannot_close_empty_or_clog_the_log_of_the_daemon() {
     // It shuts its streams down and ends, and does so again when it is restarted.
-    let body = one(&service("b", &hostile_nf(), "args = [\"hangup\"]"));
+    let body = one(&service("b", &hostile_nf(), "args = [\"hostile-nf\", \"hangup\"]"));
     for on_socket in [true, false] {
         let mut daemon = if on_socket { Daemon::start_on_socket("", &body, true) } else { Daemon::start("", &body) };
         daemon.wait("it has hung up twice", |s| find_nf(s, "b.0").restarts >= 2);

@@ -9,6 +9,7 @@ mod attach;
 mod changes;
 mod chaos;
 mod container;
+mod control;
 mod counters;
 mod deaths;
 #[cfg(feature = "dpdk")]

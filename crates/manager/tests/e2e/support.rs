@@ -22,15 +22,15 @@ fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
 }
 
-/// Builds the client and the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
+/// Builds the client, the lab and the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
 /// taken as they are (`make test` has just built them): to build in the target folder of a `cargo test` that goes on would take
 /// libraries away that its later parts need.
 pub fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
-        let examples = ["hostile_nf", "test_nf", "flow_nf", "awkward_nf"].map(|nf| format!("examples/{nf}"));
-        let programs = nfs.into_iter().chain(examples).chain(["sluice".to_string()]);
+        let examples = ["test_nf", "flow_nf", "awkward_nf"].map(|nf| format!("examples/{nf}"));
+        let programs = nfs.into_iter().chain(examples).chain(["sluice", "sluice-lab"].map(str::to_string));
         if { programs }.all(|program| target().join(program).exists()) {
             return;
         }
@@ -51,20 +51,12 @@ pub fn build_nfs() {
             example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", name]);
             assert!(example.status().expect("cargo runs").success(), "build the {built}: cargo build -p sluice-nf --examples");
         }
-        let mut example = Command::new(cargo.get_program());
-        example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args([
-            "-p",
-            "sluice-bench",
-            "--example",
-            "hostile_nf",
-        ]);
-        assert!(example.status().expect("cargo runs").success(), "build the hostile NF: cargo build -p sluice-bench --examples");
-        cargo.args(["-p", "sluice-client"]);
+        cargo.args(["-p", "sluice-client", "-p", "sluice-lab"]);
         if cfg!(feature = "dpdk") {
             // As the daemon itself was built, so that its library is not built once more.
             cargo.args(["--features", "sluice-manager/dpdk"]);
         }
-        assert!(cargo.status().expect("cargo runs").success(), "build the client: cargo build -p sluice-client");
+        assert!(cargo.status().expect("cargo runs").success(), "build client and lab: cargo build -p sluice-client -p sluice-lab");
     });
 }
 
@@ -80,9 +72,10 @@ pub fn nf(name: &str) -> String {
     target().join(name).display().to_string()
 }
 
-/// The program of the NF that breaks the rules.
+/// The program that is an NF that breaks the rules, with the arguments `hostile-nf` and a mode.
 pub fn hostile_nf() -> String {
-    target().join("examples/hostile_nf").display().to_string()
+    build_nfs();
+    target().join("sluice-lab").display().to_string()
 }
 
 /// The program of the bridge that is a bad neighbour.

@@ -72,7 +72,7 @@ fn an_nf_maps_the_memory_of_its_tenant_and_no_other() {
 fn a_tenant_that_overwrites_all_it_has_alters_no_packet_of_another() {
     const PACKETS: u64 = 20_000;
     let load = format!("rate = 20000\ncount = {PACKETS}\nflows = 16\noverload = \"wait\"\nsrc = \"198.18.0.0\"");
-    let mut daemon = Daemon::start("", &two_tenants(&load, &hostile_nf(), "args = [\"overwrite\"]"));
+    let mut daemon = Daemon::start("", &two_tenants(&load, &hostile_nf(), "args = [\"hostile-nf\", \"overwrite\"]"));
     // A quarter of the flows are red's.
     let blue = PACKETS * 3 / 4;
     // What the sink itself has seen is read a moment before the port's counters.
@@ -96,7 +96,8 @@ fn a_tenant_that_overwrites_all_it_has_alters_no_packet_of_another() {
 fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     let load = "rate = 10000\nflows = 16\nsrc = \"198.18.0.0\"";
     // What comes first goes on in the section [memory].
-    let mut text = "after_violation = \"replace\"\n".to_string() + &two_tenants(load, &hostile_nf(), "args = [\"replay\"]");
+    let mut text =
+        "after_violation = \"replace\"\n".to_string() + &two_tenants(load, &hostile_nf(), "args = [\"hostile-nf\", \"replay\"]");
     // One more of the same tenant, which did nothing wrong.
     text += &service("r2", "sluice-nf-bridge", "tenant = \"red\"");
     text += &port("more", "gen", "rate = 1000\ntenant = \"red\"");

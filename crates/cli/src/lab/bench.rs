@@ -1,0 +1,109 @@
+//! `sluice bench`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::usage::seconds;
+
+/// What `sluice bench --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice bench                                         what there is
+  sluice bench forward --json forward.json --repeats 5
+  sluice bench chain --only default,sluice,ideal/other --svg chain.svg
+  sluice bench pool-scale --only heavy --where nfs=1,900
+  sluice bench chaos --seconds 600 --seed 7 --repeats 1";
+
+/// Parameters of a variant, by name.
+pub type Params = BTreeMap<String, Value>;
+
+/// Arguments of `sluice bench`.
+#[derive(Debug, Clone, PartialEq, Default, Args)]
+pub struct BenchArgs {
+    /// The experiment
+    pub name: Option<String>,
+    /// File for the result and its raw samples
+    #[arg(long, value_name = "OUT")]
+    pub json: Option<PathBuf>,
+    /// File for the plot; with --json and without this, it goes beside the result
+    #[arg(long, value_name = "OUT")]
+    pub svg: Option<PathBuf>,
+    /// Run only variants whose name has one of these parts in it, such as sluice/other,ideal
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Run only variants with one of these values of a parameter, such as nfs=45,900; for several parameters, several times
+    #[arg(long = "where", value_name = "PARAM=VALUE,…")]
+    pub given: Vec<Given>,
+    /// Seconds that each variant runs, each time
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// How often each variant runs
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+    /// What random choices are made of: the same ones for the same number (chaos)
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// A parameter of variants, and the values of it that are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    key: String,
+    values: Vec<String>,
+}
+
+impl FromStr for Given {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, values) = text
+            .split_once('=')
+            .filter(|(key, values)| !key.is_empty() && !values.is_empty())
+            .ok_or_else(|| format!("\"{text}\" is no parameter with values; it is written as nfs=900 or nfs=1,45,900"))?;
+        Ok(Self { key: key.into(), values: values.split(',').map(str::to_string).collect() })
+    }
+}
+
+impl Given {
+    /// Its name.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn admits(&self, params: &Params) -> bool {
+        let Some(value) = params.get(&self.key) else { return true };
+        self.values.iter().any(|wanted| match (value.as_f64(), wanted.parse::<f64>()) {
+            (Some(value), Ok(wanted)) => value == wanted,
+            _ => value.as_str().map_or_else(|| value.to_string(), str::to_string) == *wanted,
+        })
+    }
+}
+
+impl BenchArgs {
+    /// Whether a variant of this name with these parameters is to run.
+    pub fn asks_for(&self, variant: &str, params: &Params) -> bool {
+        let is_named = self.only.is_empty() || self.only.iter().any(|part| variant.contains(part.as_str()));
+        is_named && self.given.iter().all(|given| given.admits(params))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_are_chosen_by_name_and_parameters() {
+        let given = |text: &str| text.parse::<Given>().unwrap();
+        let args = |given| BenchArgs { only: vec!["light".into()], given, ..BenchArgs::default() };
+        let params = Params::from([("nfs".into(), 900.into()), ("load".into(), "half".into())]);
+        let chosen = |given| args(given).asks_for("light-paced", &params);
+        assert!(chosen(vec![]) && chosen(vec![given("nfs=1,900.0"), given("load=half"), given("offered=7")]));
+        assert!(!chosen(vec![given("nfs=1,900"), given("load=full")]) && !chosen(vec![given("nfs=9")]));
+        assert!(!args(vec![]).asks_for("heavy", &params));
+        assert!("nfs".parse::<Given>().is_err() && "=1".parse::<Given>().is_err() && "nfs=".parse::<Given>().is_err());
+    }
+}

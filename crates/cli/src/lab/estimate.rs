@@ -1,0 +1,57 @@
+//! `sluice estimate`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use sluice_api::config::ESTIMATES;
+
+/// What `sluice estimate --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice estimate sluice-nf-firewall -- --rules edge.rules
+                                        a program beside sluice (or in PATH, or a path) with its arguments
+  sluice estimate fw --config edge.toml
+                                        the service fw as edge.toml starts it
+  sluice estimate ids --config edge.toml --capture noon.pcap --keep
+                                        with captured packets; the daemon and `sluice simulate` know the result from now on
+
+The NF runs alone on a core. Bursts of 32 packets are sent to it, one alone and eight in a row, in turn, and what one more in a row
+takes is the cost. What the rings take is measured with sluice-nf-bridge and sluice-nf-cost and taken off. INSIDE is what the NF's own
+library says of bursts beside them.";
+
+/// Most packets that are dealt in turn.
+pub const MOST_PACKETS: usize = 65_536;
+
+/// Arguments of `sluice estimate`.
+#[derive(Debug, Args)]
+pub struct EstimateArgs {
+    /// A program that uses the NF library, or with --config the name of a service
+    pub nf: String,
+    /// Take program, arguments, environment and user from the service of this configuration
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Send the packets of this capture, in turn, instead of crafted ones
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "flows"])]
+    pub capture: Option<PathBuf>,
+    /// Bytes of crafted packets, with their Ethernet header
+    #[arg(long, value_name = "BYTES", default_value_t = 60)]
+    pub size: u16,
+    /// Flows of crafted packets, taken in turn
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=MOST_PACKETS as i64))]
+    pub flows: u32,
+    /// Bursts that count, at least
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub bursts: u32,
+    /// Core that the NF has for itself; the last that this process may use without
+    #[arg(long, value_name = "N")]
+    pub core: Option<usize>,
+    /// Keep the result in this file, where daemon and simulator find it [default: /var/lib/sluice/estimates.json]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = ESTIMATES)]
+    pub keep: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Arguments of the program
+    #[arg(last = true, conflicts_with = "config")]
+    pub args: Vec<String>,
+}

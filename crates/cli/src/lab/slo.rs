@@ -1,0 +1,125 @@
+//! `sluice slo`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::plan::PlanFolder;
+use crate::usage::Json;
+
+/// What `sluice slo --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice slo add --dry-run acme.toml    would it fit, and where?
+  sluice slo add acme.toml              promise it: instances, cache ways, cores and servers
+  sluice slo list
+  sluice slo remove acme
+  sluice slo apply                      have the running sluiced keep what is placed on its server
+  sluice slo list --live                and see how it is kept, and who breaks it
+
+An SLO is a file of TOML or JSON:
+  name = \"acme\"
+  workload = { nf = \"nat\" }               or { chain = [\"firewall\", \"nat\"] }
+  traffic = \"size=60,flows=1000\"          as its profile names it
+  promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
+                                          or { on_demand = { latency_us = 80, cap = { instances = 4, load_pps = 2e6 } } }
+On demand, no profile and no traffic are needed, and footprint = { cores = 1, memory_mib = 64 } says what an instance takes.
+The latency is that of 95 % of the packets. `configuration`, the digest in the profile, is needed only where several are profiled.
+What runs already is not moved. `sluice plan` shows the servers. Only apply, withdraw and --live need a daemon.";
+
+/// Arguments of `sluice slo`.
+#[derive(Debug, Args)]
+pub struct SloArgs {
+    /// Which plan
+    #[command(flatten)]
+    pub folder: PlanFolder,
+    /// What to do
+    #[command(subcommand)]
+    pub command: SloCommand,
+}
+
+/// What to do with promises.
+#[derive(Debug, Subcommand)]
+pub enum SloCommand {
+    /// Promise SLOs if there is room: all of them, or none
+    #[command(after_help = "\
+Examples:
+  sluice slo add acme.toml
+  sluice slo add --binary nat=/usr/libexec/sluice/sluice-nf-nat acme.toml
+                                        and be sure that the profile is of this program
+  sluice slo add --json web.toml dns.toml | jq '.refused[].nearest'
+
+If there is no room, nothing changes, and the nearest promise is told that would fit.")]
+    Add(AddArgs),
+    /// List what is promised
+    List {
+        /// Placed, or kept
+        #[command(flatten)]
+        live: Live,
+        /// How it is printed
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Show one SLO and its instances
+    Show {
+        /// The SLO
+        name: String,
+        /// Placed, or kept
+        #[command(flatten)]
+        live: Live,
+        /// How it is printed
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Have the running daemon keep what is placed on its server
+    #[command(after_help = "\
+Each SLO is kept by the chain of its name, which the daemon's configuration defines: its rules and its egress, and services that say what
+runs. Section [promises] says which cores a placement counts, and by what means promises are kept. A placement that cannot be kept changes
+nothing.
+
+Examples:
+  sluice slo apply                      the server is the one that [promises] names
+  sluice slo apply --server s0")]
+    Apply {
+        /// Which server of the plan the daemon is; the one that its configuration names without
+        #[arg(long, value_name = "NAME")]
+        server: Option<String>,
+        /// How it is printed
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Have the running daemon keep nothing any more: chains are as its configuration says
+    Withdraw(Json),
+    /// Take a promise back: what its instances have is free
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The SLOs
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// What the daemon says, instead of the plan.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Live {
+    /// Tell how the running daemon keeps it: rates, latency, CPU, cache, and who breaks it
+    #[arg(long)]
+    pub live: bool,
+}
+
+/// Arguments of `sluice slo add`.
+#[derive(Debug, Args)]
+pub struct AddArgs {
+    /// Files of one SLO each, TOML or JSON; - reads standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Program that runs as an NF: a profile of another is refused; for several NFs, several times
+    #[arg(long = "binary", value_name = "NF=FILE")]
+    pub binaries: Vec<String>,
+    /// Say what would come of it, and change nothing
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,79 @@
+//! The other programs that the client starts: `sluice-lab`, which runs some of its commands, and `sluiced`, which looks at ports.
+//!
+//! Each is looked for beside this program, then in PATH.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+use sluice_api::config::{Config, PortKind};
+use sluice_config::host::{Host, resolve_exec};
+use sluice_config::problem::{At, Problem, Severity};
+use sluice_config::schema;
+
+const LAB: &str = "sluice-lab";
+const DAEMON: &str = "sluiced";
+
+/// Goes on as `sluice-lab`, with the same arguments, environment and files. Returns only if that is not possible.
+pub fn become_lab() -> anyhow::Result<()> {
+    let Some(lab) = find(LAB) else {
+        bail!("this command needs the program {LAB}, which is neither beside sluice nor in PATH: install the package {LAB}");
+    };
+    let error = Command::new(&lab).args(std::env::args_os().skip(1)).exec();
+    Err(error).with_context(|| format!("cannot start {}", lab.display()))
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    resolve_exec(Path::new(program), &Host::here()).ok()
+}
+
+/// What `sluiced --ports` says of a port.
+#[derive(Debug, Deserialize)]
+struct Found {
+    severity: Severity,
+    at: Place,
+    message: String,
+    help: String,
+}
+
+/// Which key of which port.
+#[derive(Debug, Deserialize)]
+struct Place {
+    entry: usize,
+    key: String,
+}
+
+impl From<Found> for Problem {
+    fn from(found: Found) -> Self {
+        let mut keys = schema::SECTIONS.iter().filter(|section| section.name == PORT).flat_map(|section| section.keys);
+        let key = keys.find(|key| key.name == found.at.key).map_or("name", |key| key.name);
+        let problem = Self::error(At::entry(PORT, found.at.entry, key), found.message, found.help);
+        Self { severity: found.severity, ..problem }
+    }
+}
+
+/// The section of a port.
+const PORT: &str = "port";
+
+/// What is wrong with the ports of a configuration, as the daemon of this host says, which opens them: it has drivers or has not.
+pub fn port_problems(path: &Path, config: &Config) -> Vec<Problem> {
+    let is_of_host = |kind: &PortKind| !matches!(kind, PortKind::Gen(_) | PortKind::Sink(_));
+    let Some(first) = config.ports.iter().position(|port| is_of_host(&port.kind)) else { return Vec::new() };
+    ask(path).unwrap_or_else(|error| {
+        let help = "install sluiced beside sluice, or check with --no-host";
+        vec![Problem::warning(At::entry(PORT, first, "kind"), format!("ports were not looked at: {error:#}"), help)]
+    })
+}
+
+fn ask(path: &Path) -> anyhow::Result<Vec<Problem>> {
+    let daemon = find(DAEMON).with_context(|| format!("the program {DAEMON} is neither beside sluice nor in PATH"))?;
+    let mut command = Command::new(&daemon);
+    let answer = command.arg("--ports").arg(path).stdin(Stdio::null()).output();
+    let answer = answer.with_context(|| format!("cannot start {}", daemon.display()))?;
+    ensure!(answer.status.success(), "{} says: {}", daemon.display(), String::from_utf8_lossy(&answer.stderr).trim());
+    let found: Vec<Found> =
+        serde_json::from_slice(&answer.stdout).with_context(|| format!("{} is another version", daemon.display()))?;
+    Ok(found.into_iter().map(Problem::from).collect())
+}

@@ -1,0 +1,185 @@
+//! `sluice bench crash-loop`: an NF of another tenant ends again and again; do the flows that do not pass it notice?
+//!
+//! # Approach
+//! A chain with half a million flows at half of the rate that was measured of it, and beside it a
+//! chain of another tenant whose only NF is
+//! killed as soon as it runs. What is asked is what the first chain loses: packets refused at its gate, and packets dropped inside. It is
+//! compared with the same without kills, so that what the host does counts on both sides. The rate
+//! is measured once, before the first variant: what the chain delivers with as many flows when it
+//! is offered more than it carries.
+//!
+//! # Limits
+//! A generator that is late sends what it owes: a packet thread that stands still is seen by what does not fit into rings then.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::bench::daemon::Daemon;
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::measure::Sample;
+use crate::bench::sched::params;
+use crate::bench::setup::{Chain, Service, Setup, Traffic};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+use sluice_api::model::Stats;
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "crash-loop", about: "half a million flows while another tenant's NF ends again and again", run };
+
+const NF: &str = "sluice-nf-bridge";
+/// Flows of the chain that is to notice nothing.
+const FLOWS: u32 = 500_000;
+/// Part of the rate that it carries, which it is offered.
+const LOAD: f64 = 0.5;
+/// Seconds for which that rate is measured, at most.
+const MEASURED_FOR: f64 = 3.0;
+/// Time between two looks whether the other NF runs again, with and without kills: the daemon answers on the NFs' core.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+const GROUP: Group = Group {
+    title: "A chain with 500,000 flows beside an NF that ends again and again",
+    keys: &["flows", "kills"],
+    columns: &[
+        Column::new("offered_pps", "offered Mpps", 1e6, 3),
+        Column::new("delivered_pps", "delivered Mpps", 1e6, 3),
+        Column::new("lost_count", "lost", 1.0, 0),
+        Column::new("killed_count", "killed", 1.0, 0),
+        Column::new("latency_ns_p99", "p99 µs", 1e3, 1),
+    ],
+    plotted: 1,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[NF])?;
+    lab.run(&plan())
+}
+
+fn plan() -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let carried = Rc::new(Cell::new(None));
+    for (name, kills) in [("calm", false), ("crash-loop", true)] {
+        let of = params(&[("flows", FLOWS.into()), ("kills", u64::from(kills).into())]);
+        let (row, carried) = (of.clone(), carried.clone());
+        let run = move |lab: &Lab| {
+            let pps = match carried.get() {
+                Some(pps) => pps,
+                None => measure(lab)?,
+            };
+            carried.set(Some(pps));
+            Ok(vec![Row::new(name, &row, one(lab, LOAD * pps, kills)?)])
+        };
+        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+    }
+    plan
+}
+
+/// The chain, which is offered so many packets a second, and the one of another tenant beside it.
+fn setup(rate: f64) -> Setup {
+    let service =
+        |name: &str, tenant| Service { name: name.into(), exec: NF.into(), tenant: Some(tenant), ring: 4096, ..Service::default() };
+    let chain = |name: &str, of: &str| Chain { name: name.into(), services: vec![of.into()], ..Chain::default() };
+    let traffic = |name: &str, chain: &str, rate, flows| Traffic {
+        name: name.into(),
+        chain: chain.into(),
+        rate,
+        flows,
+        ..Traffic::default()
+    };
+    Setup {
+        frames: 32_768,
+        traffic: vec![traffic("in", "kept", rate, FLOWS), traffic("other", "other", 1_000.0, 16)],
+        services: vec![service("kept", "blue"), service("other", "red")],
+        chains: vec![chain("kept", "kept"), chain("other", "other")],
+        ..Setup::default()
+    }
+}
+
+/// A daemon that knows all flows.
+fn start(lab: &Lab, rate: f64) -> Result<Daemon, Miss> {
+    let daemon = lab.start(&setup(rate))?;
+    daemon.wait_for("all flows to be known", Duration::from_secs(60), |daemon| {
+        Ok((daemon.stats()?.status.flows >= u64::from(FLOWS)).then_some(()))
+    })?;
+    Ok(daemon)
+}
+
+/// How many packets a second the chain carries.
+fn measure(lab: &Lab) -> Result<f64, Miss> {
+    let daemon = start(lab, 0.0)?;
+    let before = daemon.stats()?;
+    lab.programs.pause(Duration::from_secs_f64(lab.args.seconds.min(MEASURED_FOR)))?;
+    let after = daemon.stats()?;
+    daemon.stop()?;
+    Ok(told(&before, &after, 0)["delivered_pps"])
+}
+
+fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
+    let daemon = start(lab, rate)?;
+    let before = daemon.stats()?;
+    let began = Instant::now();
+    let mut killed = 0u64;
+    let mut last = None;
+    while began.elapsed().as_secs_f64() < lab.args.seconds {
+        lab.programs.pause(LOOK_EVERY)?;
+        let Some(pid) = daemon.nf("other.0").ok().and_then(|nf| nf.pid).filter(|_| kills) else { continue };
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| last != Some(pid));
+        let Some(process) = process.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()) else { continue };
+        killed += u64::from(rustix::process::pidfd_send_signal(&process, Signal::KILL).is_ok());
+        last = Some(pid);
+    }
+    let after = daemon.stats()?;
+    daemon.stop()?;
+    let mut out = told(&before, &after, killed);
+    out.insert("offered_pps".into(), rate);
+    Ok(out)
+}
+
+fn told(before: &Stats, after: &Stats, killed: u64) -> Sample {
+    let chain = |stats: &Stats| stats.chains.iter().find(|chain| chain.name == "kept").cloned().unwrap_or_default();
+    let (then, now) = (chain(before), chain(after));
+    let lost = |chain: &sluice_api::model::Chain| chain.drops.values().sum::<u64>();
+    let seconds = (after.time_ns - before.time_ns).max(1) as f64 / 1e9;
+    let mut out = Sample::new();
+    out.insert("delivered_pps".into(), (now.exit_packets - then.exit_packets) as f64 / seconds);
+    out.insert("lost_count".into(), (lost(&now) - lost(&then)) as f64);
+    out.insert("killed_count".into(), killed as f64);
+    if let Some(ns) = crate::bench::stats::since(&now.latency_ns, &then.latency_ns).quantile(0.99) {
+        out.insert("latency_ns_p99".into(), ns as f64);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::daemon::tests::assert_accepted;
+
+    #[test]
+    fn what_the_other_chain_loses_does_not_count() {
+        let chain = |name: &str, left: u64, lost: u64| sluice_api::model::Chain {
+            name: name.into(),
+            exit_packets: left,
+            drops: [("entry".to_string(), lost)].into(),
+            ..Default::default()
+        };
+        let stats = |time_ns, kept, other| Stats { time_ns, chains: vec![kept, other], ..Stats::default() };
+        let before = stats(0, chain("kept", 10, 1), chain("other", 5, 0));
+        let after = stats(2_000_000_000, chain("kept", 30, 4), chain("other", 5, 900));
+        let out = told(&before, &after, 7);
+        assert_eq!((out["delivered_pps"], out["lost_count"], out["killed_count"]), (10.0, 3.0, 7.0));
+    }
+
+    #[test]
+    fn the_setup_is_one_that_the_daemon_takes() {
+        let text = setup(7.5).toml(std::path::Path::new("/tmp"));
+        assert!(text.contains("tenant = \"blue\"") && text.contains("tenant = \"red\""), "{text}");
+        assert!(text.contains("rate = 7.5"), "{text}");
+        assert_accepted(&setup(7.5), &[NF]);
+        assert_eq!(plan().cases.len(), 2);
+    }
+}

@@ -1,0 +1,125 @@
+//! `sluice bench tenant-priority`: two tenants ask a web server through NFs that share a core, and one of them is worth more.
+//!
+//! # Approach
+//! Each request is a connection of its own, which is given an NF of its own. The tenants' clients ask alike, and more than the NFs' core
+//! can serve. With equal priorities they share it; with `tenants = { gold = 4, free = 1 }` the NFs that are given flows of the one have
+//! more of the core, and have it sooner. `priority/weights` leaves the order to NFs that hand over; `priority/rr` has the kernel schedule
+//! them by SCHED_RR (without handing over), the priority of each following the flow that it is given. `of_other` is the favoured tenant's
+//! requests over the other's.
+//!
+//! # Source
+//! Flurries, figure 7.
+
+use super::web::{self, Load, Pool, Server, TENANTS};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::measure::Sample;
+use crate::bench::report::Params;
+use crate::bench::sched::netns::Wires;
+use crate::bench::sched::{COST, params};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "tenant-priority",
+    about: "web requests of two tenants, of which one is worth more (Flurries, figure 7)",
+    run,
+};
+
+/// Requests of each tenant at a time.
+const AT_ONCE: u32 = 32;
+/// NFs: one for each connection, and for those that have just ended, whose last packets are still on their way.
+const NFS: u32 = 512;
+/// Cycles of a packet: the server and the clients could do several times what the NFs can.
+const CYCLES: u64 = 100_000;
+/// Bytes of an answer.
+const BYTES: usize = 512;
+
+const GROUP: Group = Group {
+    title: "Web requests of two tenants through NFs for each connection, on one core that is full",
+    keys: &["at_once"],
+    columns: &[
+        Column::new("requests_per_s.gold", "favoured req/s", 1.0, 0),
+        Column::new("requests_per_s.free", "other req/s", 1.0, 0),
+        Column::new("of_other", "of other", 1.0, 2),
+        Column::new("latency_ns_p99.gold", "favoured p99 ms", 1e6, 1),
+        Column::new("latency_ns_p99.free", "other p99 ms", 1e6, 1),
+        Column::new("failed_per_s", "failed/s", 1.0, 1),
+        Column::new("nf_core_percent", "NF core %", 1.0, 1),
+        Column::new("switches_per_s", "switches/s", 1.0, 0),
+    ],
+    plotted: 2,
+    form: Form::Bars,
+};
+
+/// Name, `[sched]`.
+const VARIANTS: [(&str, &str); 4] = [
+    ("equal/weights", "tenants = { gold = 1, free = 1 }"),
+    ("priority/weights", "tenants = { gold = 4, free = 1 }"),
+    ("equal/rr", "tenants = { gold = 1, free = 1 }\nclass = \"rr\"\nhandover = false\nweights = false"),
+    ("priority/rr", "tenants = { gold = 4, free = 1 }\nclass = \"rr\"\nhandover = false\nweights = false"),
+];
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(web::missing().as_deref()))
+}
+
+/// `missing` is why nothing of it can run here.
+fn plan(missing: Option<&str>) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    for (name, sched) in VARIANTS {
+        let of: Params = params(&[("at_once", AT_ONCE.into())]);
+        if let Some(why) = missing {
+            plan.leave_out(name, of, why);
+            continue;
+        }
+        let row = of.clone();
+        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row, one(lab, sched)?)]);
+        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+    }
+    plan
+}
+
+fn one(lab: &Lab, sched: &str) -> Result<Sample, Miss> {
+    let wires = Wires::lay()?;
+    wires.lay_second()?;
+    let server = Server::start(lab, &wires, BYTES)?;
+    let pool = Pool { per: "flow", nfs: NFS, cycles: CYCLES };
+    let rules = ["tenant = \"gold\"", "tenant = \"free\""];
+    let setup = web::setup(lab, &wires, &pool, rules, &format!("[sched]\n{sched}\n"));
+    let daemon = lab.start(&setup)?;
+    web::wait_for_nfs(lab, &daemon, NFS)?;
+    let outcome = web::ask(lab, &wires, &daemon, &TENANTS, Load { at_once: AT_ONCE, close: true })?;
+    daemon.stop()?;
+    drop(server);
+    let mut out = outcome.sample;
+    let seconds = lab.args.seconds.ceil().max(1.0);
+    for (tenant, served) in ["gold", "free"].iter().zip(&outcome.served) {
+        out.insert(format!("requests_per_s.{tenant}"), served.per_s);
+        if served.p99_ns.is_finite() {
+            out.insert(format!("latency_ns_p99.{tenant}"), served.p99_ns);
+        }
+    }
+    let [gold, free] = [0, 1].map(|tenant: usize| outcome.served[tenant]);
+    out.insert("requests_per_s".into(), gold.per_s + free.per_s);
+    out.insert("failed_per_s".into(), (gold.failed + free.failed) / seconds);
+    if free.per_s > 0.0 {
+        out.insert("of_other".into(), gold.per_s / free.per_s);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_favour_a_tenant_are_compared_with_equal_ones() {
+        let here = plan(None);
+        let names: Vec<&str> = here.cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names, ["equal/weights", "priority/weights", "equal/rr", "priority/rr"]);
+        let nowhere = plan(Some("it needs root"));
+        assert_eq!((nowhere.cases.len(), nowhere.left_out.len()), (0, 4));
+    }
+}

@@ -1,0 +1,507 @@
+//! Where experiments run: cases in turns, several times over, each with a daemon of its own, and what they give as one result.
+//!
+//! # Terms
+//! A *case* is one thing to run: a variant with its params. A *row* is what one run of it gave. A *turn* is one run of all cases;
+//! ratios between cases are taken within a turn, so that whatever the host does meanwhile meets both sides of a ratio.
+//!
+//! # Limits
+//! A case that fails once does not run again; what it gave until then is not reported.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::bench::daemon::{Daemon, Programs};
+use crate::bench::host::{Cores, HostInfo};
+use crate::bench::measure::{Reading, Sample, sample};
+use crate::bench::proc::Tasks;
+use crate::bench::report::{LeftOut, Params, Report, Variant};
+use crate::bench::setup::Setup;
+use crate::bench::table::{Group, table};
+use crate::bench::{BenchArgs, plot};
+use sluice_api::model::NfState;
+
+/// Share of the measured time that a daemon warms up before.
+const WARM_UP: f64 = 0.3;
+/// Least and most of it, in seconds: shares follow load after a few tenths of a second.
+const WARM_UP_LIMITS: (f64, f64) = (0.4, 1.0);
+
+/// Why a run gave nothing.
+#[derive(Debug)]
+pub enum Miss {
+    /// It cannot be run or measured here: the variant is left out.
+    LeaveOut(String),
+    /// It should have worked.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Miss {
+    fn from(error: anyhow::Error) -> Self {
+        Miss::Failed(error)
+    }
+}
+
+impl From<std::io::Error> for Miss {
+    fn from(error: std::io::Error) -> Self {
+        Miss::Failed(error.into())
+    }
+}
+
+/// What one run gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// Name of the variant.
+    pub name: String,
+    /// Its params.
+    pub params: Params,
+    /// What was measured.
+    pub sample: Sample,
+}
+
+impl Row {
+    /// A row.
+    pub fn new(name: &str, params: &Params, sample: Sample) -> Self {
+        Self { name: name.into(), params: params.clone(), sample }
+    }
+
+    /// A measurement.
+    pub fn get(&self, metric: &str) -> Option<f64> {
+        self.sample.get(metric).copied()
+    }
+
+    /// Adds a measurement, if there is one.
+    pub fn put(&mut self, metric: &str, value: Option<f64>) {
+        self.sample.extend(value.map(|value| (metric.to_string(), value)));
+    }
+}
+
+/// How a case is run. The first row is its own, others may be more of it (points of a curve).
+pub type Runner = Box<dyn Fn(&Lab) -> Result<Vec<Row>, Miss>>;
+
+/// One thing to run.
+pub struct Case {
+    /// Name of the variant.
+    pub name: String,
+    /// Its params.
+    pub params: Params,
+    /// How.
+    pub run: Runner,
+}
+
+impl Case {
+    /// Packets through a setup, measured for as long as was asked for. The names of the setup's services and chains name metrics.
+    pub fn flow(name: &str, params: Params, setup: Setup) -> Self {
+        let (row_name, row_params) = (name.to_string(), params.clone());
+        let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, lab.flow(&setup)?)]);
+        Self { name: name.into(), params, run: Box::new(run) }
+    }
+}
+
+/// A group of variants, and which variants are in it.
+pub type Shown = (Group, fn(&Variant) -> bool);
+
+/// What computes metrics of several rows of a turn.
+pub type Derive = fn(&mut [Row]) -> Vec<Row>;
+
+/// For [`Plan::derive`]: nothing is computed.
+pub fn nothing(_: &mut [Row]) -> Vec<Row> {
+    Vec::new()
+}
+
+/// An experiment as it is to be run.
+pub struct Plan {
+    /// Its name.
+    pub experiment: &'static str,
+    /// What to run, in turns.
+    pub cases: Vec<Case>,
+    /// What is not run here, and why.
+    pub left_out: Vec<LeftOut>,
+    /// What is computed of the rows of each turn, and added to them; gives back rows that are more than one case's.
+    pub derive: Derive,
+    /// How the result is shown.
+    pub groups: Vec<Shown>,
+}
+
+impl Plan {
+    /// Nothing to run yet.
+    pub fn new(experiment: &'static str, derive: Derive, groups: Vec<Shown>) -> Self {
+        Self { experiment, cases: Vec::new(), left_out: Vec::new(), derive, groups }
+    }
+
+    /// Leaves a variant out.
+    pub fn leave_out(&mut self, name: &str, params: Params, why: impl Into<String>) {
+        self.left_out.push(LeftOut { name: name.into(), params, why: why.into() });
+    }
+}
+
+/// What every run has.
+pub struct Lab {
+    /// What was asked for.
+    pub args: BenchArgs,
+    /// What daemons are started with.
+    pub programs: Programs,
+    /// Cores that may be used.
+    pub cores: Cores,
+    /// The manager's.
+    pub manager_core: usize,
+    /// The host, as far as it is known.
+    host: RefCell<HostInfo>,
+    /// What daemons have warned of.
+    warnings: RefCell<BTreeSet<String>>,
+}
+
+impl Lab {
+    /// On this host, with the programs beside this one. `nfs` are those that the experiment needs.
+    ///
+    /// # Errors
+    /// There are too few cores, or a program is missing.
+    pub fn here(args: &BenchArgs, nfs: &[&str]) -> anyhow::Result<Self> {
+        Self::with(args, Programs::beside_this_one(nfs)?)
+    }
+
+    /// On this host, with these programs.
+    ///
+    /// # Errors
+    /// There are too few cores.
+    pub fn with(args: &BenchArgs, programs: Programs) -> anyhow::Result<Self> {
+        let cores = Cores::here();
+        let (manager_core, host) = (cores.manager()?, RefCell::new(HostInfo::read(&cores)));
+        Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings: RefCell::default() })
+    }
+
+    /// Frequency of the host's time-stamp counter, if it is known.
+    pub fn tsc_hz(&self) -> Option<f64> {
+        self.host.borrow().tsc_hz
+    }
+
+    /// Lets a daemon warm up.
+    ///
+    /// # Errors
+    /// The experiment was interrupted.
+    pub fn warm_up(&self) -> anyhow::Result<()> {
+        let (least, most) = WARM_UP_LIMITS;
+        self.programs.pause(Duration::from_secs_f64((self.args.seconds * WARM_UP).clamp(least, most)))
+    }
+
+    /// Reads all counters, and checks that all NFs run.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or an NF has ended.
+    pub fn read(&self, daemon: &Daemon) -> anyhow::Result<Reading> {
+        self.read_where(daemon, |_| false)
+    }
+
+    /// The same, where NFs of some services end and are started again all the time.
+    ///
+    /// # Errors
+    /// As [`Lab::read`].
+    pub fn read_where(&self, daemon: &Daemon, may_end: impl Fn(&str) -> bool) -> anyhow::Result<Reading> {
+        let stats = daemon.stats()?;
+        let tasks = Tasks::of(&stats.nfs);
+        let has_ended = |nf: &&sluice_api::model::Nf| (nf.restarts > 0 || nf.state != NfState::Running) && !may_end(&nf.service);
+        if let Some(nf) = stats.nfs.iter().find(has_ended) {
+            anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
+        }
+        self.host.borrow_mut().hugepages |= stats.status.hugepages;
+        Ok(Reading { stats, tasks })
+    }
+
+    /// Starts a daemon; says once what it warns of.
+    ///
+    /// # Errors
+    /// It does not start. If that is because the host does not allow real-time scheduling, the variant is left out.
+    pub fn start(&self, setup: &Setup) -> Result<Daemon, Miss> {
+        let daemon = Daemon::start(&self.programs, setup).map_err(|error| {
+            let words = format!("{error:#}");
+            let of_class = matches!(setup.sched, Some(sched) if matches!(sched.class, crate::bench::setup::Class::Rr(_)));
+            let refused = ["SCHED_RR", "real-time", "rt_runtime", "rr_slice"].iter().any(|word| words.contains(word));
+            if of_class && refused { Miss::LeaveOut(words) } else { Miss::Failed(error) }
+        })?;
+        for line in daemon.log().lines().map(str::trim).filter(|line| line.to_lowercase().contains("warning")) {
+            if self.warnings.borrow_mut().insert(line.into()) {
+                eprintln!("sluiced says: {line}");
+            }
+        }
+        Ok(daemon)
+    }
+
+    /// Runs a setup and measures it for as long as was asked for.
+    pub fn flow(&self, setup: &Setup) -> Result<Sample, Miss> {
+        let daemon = self.start(setup)?;
+        self.warm_up()?;
+        let before = self.read(&daemon)?;
+        self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
+        let after = self.read(&daemon)?;
+        daemon.stop()?;
+        Ok(sample(setup, &before, &after))
+    }
+
+    /// Runs a plan: all of its cases in turns. The result, and how many cases failed.
+    ///
+    /// # Errors
+    /// The experiment was interrupted.
+    pub fn conduct(&self, plan: &Plan) -> anyhow::Result<(Report, usize)> {
+        let mut left_out = plan.left_out.clone();
+        let mut cases: Vec<Option<&Case>> =
+            plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
+        let parameters: BTreeSet<&str> = plan.cases.iter().flat_map(|case| case.params.keys()).map(String::as_str).collect();
+        if let Some(given) = self.args.given.iter().find(|given| !parameters.contains(given.key()) && !plan.cases.is_empty()) {
+            let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
+            anyhow::bail!("{} has no parameter {}; its parameters are {known}", plan.experiment, given.key());
+        }
+        anyhow::ensure!(
+            !cases.is_empty() || plan.cases.is_empty(),
+            "--only and --where leave nothing of {}; its variants are as {}",
+            plan.experiment,
+            plan.cases.iter().take(4).map(|case| format!("\"{}\"", named(case))).collect::<Vec<_>>().join(", ")
+        );
+        let (mut turns, mut failed) = (Vec::new(), 0);
+        for turn in 1..=self.args.repeats {
+            let mut rows = Vec::new();
+            for slot in &mut cases {
+                let Some(case) = *slot else { continue };
+                let label = named(case);
+                eprintln!("{turn} of {}: {label}", self.args.repeats);
+                let missed = match (case.run)(self) {
+                    Ok(mut of_case) => {
+                        rows.append(&mut of_case);
+                        continue;
+                    }
+                    Err(missed) => missed,
+                };
+                self.programs.go_on()?;
+                let why = match missed {
+                    Miss::LeaveOut(why) => why,
+                    Miss::Failed(error) => {
+                        failed += 1;
+                        eprintln!("sluice bench: {label}: {error:#}");
+                        format!("failed: {error:#}")
+                    }
+                };
+                left_out.push(LeftOut { name: case.name.clone(), params: case.params.clone(), why });
+                *slot = None;
+            }
+            let more = (plan.derive)(&mut rows);
+            rows.extend(more);
+            turns.push(rows);
+        }
+        let mut variants = collect(turns);
+        variants.retain(|v| !left_out.iter().any(|l| l.name == v.name && l.params == v.params));
+        let report = Report {
+            experiment: plan.experiment.into(),
+            host: self.host.borrow().clone(),
+            seconds: self.args.seconds,
+            repeats: self.args.repeats,
+            variants,
+            left_out,
+        };
+        Ok((report, failed))
+    }
+
+    /// Runs a plan, shows its result, and writes it if asked to.
+    ///
+    /// # Errors
+    /// The experiment was interrupted, the result cannot be written, or a case failed.
+    pub fn run(&self, plan: &Plan) -> anyhow::Result<()> {
+        let (report, failed) = self.conduct(plan)?;
+        let of = |belongs: fn(&Variant) -> bool| report.variants.iter().filter(|v| belongs(v)).collect::<Vec<_>>();
+        let groups: Vec<(&Group, Vec<&Variant>)> = plan.groups.iter().map(|(group, belongs)| (group, of(*belongs))).collect();
+        show(&self.args, &report, &groups)?;
+        anyhow::ensure!(failed == 0, "{failed} of the variants failed; see the reasons above");
+        Ok(())
+    }
+}
+
+/// Its name and all of its parameters.
+fn named(case: &Case) -> String {
+    Variant::new(&case.name, case.params.clone()).label(&keys(&case.params))
+}
+
+fn keys(params: &Params) -> Vec<&str> {
+    params.keys().map(String::as_str).collect()
+}
+
+/// The rows of all turns as variants, in the order in which they first appear.
+fn collect(turns: Vec<Vec<Row>>) -> Vec<Variant> {
+    let mut variants: Vec<Variant> = Vec::new();
+    for row in turns.into_iter().flatten() {
+        let at = variants.iter().position(|v| v.name == row.name && v.params == row.params);
+        let at = at.unwrap_or_else(|| {
+            variants.push(Variant::new(&row.name, row.params));
+            variants.len() - 1
+        });
+        for (metric, value) in row.sample {
+            variants[at].add(&metric, value);
+        }
+    }
+    variants
+}
+
+/// What was left out, one line a reason.
+fn left_out_lines(left_out: &[LeftOut]) -> Vec<String> {
+    let mut reasons: Vec<(&LeftOut, usize)> = Vec::new();
+    for one in left_out {
+        match reasons.iter_mut().find(|(first, _)| first.why == one.why) {
+            Some((_, more)) => *more += 1,
+            None => reasons.push((one, 0)),
+        }
+    }
+    let line = |(first, more): (&LeftOut, usize)| {
+        let label = Variant::new(&first.name, first.params.clone()).label(&keys(&first.params));
+        let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("left out: {label}{others}: {}", first.why)
+    };
+    reasons.into_iter().map(line).collect()
+}
+
+/// Prints the tables of a result and what was left out, and writes JSON and plot where asked to. Without a file of its own, the plot
+/// goes beside the JSON.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn show(args: &BenchArgs, report: &Report, groups: &[(&Group, Vec<&Variant>)]) -> anyhow::Result<()> {
+    for (group, variants) in groups {
+        let text = table(group, variants);
+        if !text.is_empty() {
+            println!("{text}");
+        }
+    }
+    for line in left_out_lines(&report.left_out) {
+        println!("{line}");
+    }
+    if let Some(path) = &args.json {
+        report.write(path)?;
+    }
+    let svg: Option<PathBuf> = args.svg.clone().or_else(|| args.json.as_ref().map(|path| path.with_extension("svg")));
+    if let Some(path) = svg {
+        let title = format!("sluice bench {} on {}", report.experiment, report.host.cpu);
+        match plot::svg(&title, groups) {
+            Some(picture) => std::fs::write(&path, picture).with_context(|| format!("cannot write {}", path.display()))?,
+            None => eprintln!("sluice bench: nothing was measured that could be plotted; {} is not written", path.display()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A lab that can start nothing.
+    pub fn lab(repeats: u32) -> Lab {
+        let cores = Cores::here();
+        let host = HostInfo { cpu: "x".into(), cores: 2, kernel: "6".into(), hugepages: false, dpdk: None, tsc_hz: None };
+        Lab {
+            args: BenchArgs { seconds: 0.01, repeats, ..BenchArgs::default() },
+            programs: Programs { sluiced: "/nowhere/sluiced".into(), interrupted: Arc::default() },
+            cores,
+            manager_core: 0,
+            host: RefCell::new(host),
+            warnings: RefCell::default(),
+        }
+    }
+
+    fn case(name: &str, run: impl Fn() -> Result<f64, Miss> + 'static) -> Case {
+        let (row, params) = (name.to_string(), Params::from([("nfs".into(), json!(1))]));
+        let of_row = params.clone();
+        let run = move |_: &Lab| Ok(vec![Row::new(&row, &of_row, Sample::from([("x_pps".into(), run()?)]))]);
+        Case { name: name.into(), params, run: Box::new(run) }
+    }
+
+    #[test]
+    fn cases_run_in_turns_and_ratios_are_of_one_turn() {
+        let order = Rc::new(RefCell::new(String::new()));
+        let counted = |name: &'static str, step: f64| {
+            let (order, runs) = (order.clone(), Cell::new(0.0));
+            case(name, move || {
+                order.borrow_mut().push_str(name);
+                runs.set(runs.get() + 1.0);
+                Ok(runs.get() * step)
+            })
+        };
+        let derive: Derive = |rows| {
+            let ratio = rows[1].get("x_pps").unwrap() / rows[0].get("x_pps").unwrap();
+            rows[1].put("of_a", Some(ratio));
+            vec![Row::new("both", &Params::new(), Sample::from([("ratio".into(), ratio)]))]
+        };
+        let mut plan = Plan::new("test", derive, Vec::new());
+        plan.cases = vec![counted("a", 1.0), counted("b", 3.0)];
+        let (report, failed) = lab(3).conduct(&plan).unwrap();
+        assert_eq!((order.borrow().as_str(), failed), ("ababab", 0));
+        assert_eq!(report.variants[0].metrics["x_pps"].samples, [1.0, 2.0, 3.0]);
+        assert_eq!(report.variants[1].metrics["of_a"].samples, [3.0, 3.0, 3.0]);
+        assert_eq!(report.variants[2].metrics["ratio"].samples, [3.0, 3.0, 3.0]);
+    }
+
+    #[test]
+    fn a_case_that_fails_is_told_and_not_tried_again() {
+        let tries = Rc::new(Cell::new(0));
+        let counted = tries.clone();
+        let mut plan = Plan::new("test", nothing, Vec::new());
+        plan.cases = vec![
+            case("bad", move || {
+                counted.set(counted.get() + 1);
+                if counted.get() == 2 { Err(anyhow::anyhow!("broken").into()) } else { Ok(1.0) }
+            }),
+            case("not here", || Err(Miss::LeaveOut("no core".into()))),
+            case("good", || Ok(2.0)),
+        ];
+        let (report, failed) = lab(3).conduct(&plan).unwrap();
+        assert_eq!((tries.get(), failed), (2, 1));
+        let why: Vec<_> = report.left_out.iter().map(|l| (l.name.as_str(), l.why.as_str())).collect();
+        assert_eq!(why, [("not here", "no core"), ("bad", "failed: broken")]);
+        assert_eq!(report.variants.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["good"]);
+        assert_eq!(report.variants[0].metrics["x_pps"].samples.len(), 3);
+    }
+
+    #[test]
+    fn a_reason_is_told_once() {
+        let of = |name: &str, why: &str| LeftOut {
+            name: name.into(),
+            params: Params::from([("nfs".into(), json!(1))]),
+            why: why.into(),
+        };
+        let lines = left_out_lines(&[of("a", "no core"), of("b", "no disk"), of("c", "no core"), of("d", "no core")]);
+        assert_eq!(lines, ["left out: a nfs 1 and 2 more: no core", "left out: b nfs 1: no disk"]);
+    }
+
+    #[test]
+    fn only_what_was_asked_for_runs() {
+        let mut lab = lab(1);
+        let mut plan = Plan::new("test", nothing, Vec::new());
+        plan.cases = ["default/other", "sluice/other", "sluice/batch"].map(|name| case(name, || Ok(1.0))).into();
+        lab.args.only = vec!["sluice/".into()];
+        let names = |report: Report| report.variants.into_iter().map(|v| v.name).collect::<Vec<_>>();
+        assert_eq!(names(lab.conduct(&plan).unwrap().0), ["sluice/other", "sluice/batch"]);
+        lab.args.only = vec!["nonsense".into()];
+        let error = lab.conduct(&plan).unwrap_err().to_string();
+        assert!(
+            error.starts_with("--only and --where leave nothing of test") && error.contains("\"default/other nfs 1\""),
+            "{error}"
+        );
+        (lab.args.only, lab.args.given) = (Vec::new(), vec!["sizes=3".parse().unwrap()]);
+        let error = lab.conduct(&plan).unwrap_err().to_string();
+        assert_eq!(error, "test has no parameter sizes; its parameters are nfs");
+    }
+
+    #[test]
+    fn an_interruption_writes_nothing() {
+        let lab = lab(2);
+        let interrupted = lab.programs.interrupted.clone();
+        let mut plan = Plan::new("test", nothing, Vec::new());
+        plan.cases = vec![case("a", move || {
+            interrupted.store(true, std::sync::atomic::Ordering::Relaxed);
+            Err(anyhow::anyhow!("interrupted").into())
+        })];
+        assert!(lab.conduct(&plan).unwrap_err().to_string().starts_with("interrupted"));
+    }
+}

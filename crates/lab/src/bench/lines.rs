@@ -1,0 +1,155 @@
+//! Panels of a plot with lines: one line a variant over a numeric param, through medians, from zero.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use crate::bench::report::{Summary, Variant};
+use crate::bench::table::{Column, Group};
+use crate::svg::escaped;
+
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 520.0;
+const HEIGHT: f64 = 200.0;
+const HEAD: f64 = 34.0;
+const FOOT: f64 = 36.0;
+/// Height of a line of the legend.
+const LEGEND: f64 = 16.0;
+const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#967662", "#a87c9f", "#5fa2a0", "#767676"];
+const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
+/// Most marks of the x axis that are written out.
+const MARKS: usize = 12;
+
+/// One line.
+struct Line<'a> {
+    label: String,
+    /// In rising order of x.
+    points: Vec<(f64, &'a Summary)>,
+}
+
+/// Variants that differ only in `x` are one line, in the order in which they first appear.
+fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str) -> Vec<Line<'a>> {
+    let keys: Vec<&str> = group.keys.iter().copied().filter(|key| *key != x).collect();
+    let mut lines: Vec<Line> = Vec::new();
+    for variant in variants {
+        let (Some(at), Some(summary)) = (variant.params.get(x).and_then(|v| v.as_f64()), variant.metrics.get(column.metric)) else {
+            continue;
+        };
+        let label = variant.label(&keys);
+        match lines.iter_mut().find(|line| line.label == label) {
+            Some(line) => line.points.push((at, summary)),
+            None => lines.push(Line { label, points: vec![(at, summary)] }),
+        }
+    }
+    for line in &mut lines {
+        line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    lines
+}
+
+/// Draws a panel at `y` and moves `y` below it. `x` is the param of the x axis, and whether the spread of each point is drawn.
+pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant], x: (&str, bool)) {
+    let (key, spread) = x;
+    let lines = lines(group, column, variants, key);
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let highest = points().map(|(_, m)| if spread { m.max } else { m.median }).fold(0.0, f64::max);
+    if highest <= 0.0 {
+        return;
+    }
+    let (first, last) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), (at, _)| (a.min(*at), b.max(*at)));
+    *y += HEAD;
+    let (top, bottom) = (*y, *y + HEIGHT);
+    let to_x = |at: f64| if last > first { LEFT + (at - first) / (last - first) * (RIGHT - LEFT) } else { (LEFT + RIGHT) / 2.0 };
+    let to_y = |value: f64| bottom - (value / highest).clamp(0.0, 1.0) * HEIGHT;
+    let head = escaped(&format!("{}: {}", group.title, column.head));
+    let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", top - 12.0);
+    for quarter in 0..=4 {
+        let value = highest * f64::from(quarter) / 4.0;
+        let at = to_y(value);
+        let _ = writeln!(out, "<path d=\"M{LEFT} {at:.1}H{RIGHT}\" stroke=\"#ddd\"/>");
+        let text = escaped(&column.number(value));
+        let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, at + 4.0);
+    }
+    for mark in marks(points().map(|(at, _)| *at)) {
+        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{mark}</text>", to_x(mark), bottom + 15.0);
+    }
+    let middle = (LEFT + RIGHT) / 2.0;
+    let _ = writeln!(out, "<text x=\"{middle}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>", bottom + 29.0, escaped(key));
+    for (i, line) in lines.iter().enumerate() {
+        let (colour, dash) = (COLOURS[i % COLOURS.len()], DASHES[i / COLOURS.len() % DASHES.len()]);
+        let path: Vec<String> = line.points.iter().map(|(at, m)| format!("{:.1} {:.1}", to_x(*at), to_y(m.median))).collect();
+        let style = format!("stroke=\"{colour}\" fill=\"none\" stroke-width=\"1.5\"");
+        let _ = writeln!(out, "<path d=\"M{}\" {style} stroke-dasharray=\"{dash}\"/>", path.join("L"));
+        if spread {
+            for (at, m) in &line.points {
+                let (at, dot) = (to_x(*at), to_y(m.median));
+                let _ = writeln!(out, "<path d=\"M{at:.1} {:.1}V{:.1}\" {style}/>", to_y(m.min), to_y(m.max));
+                let _ = writeln!(out, "<circle cx=\"{at:.1}\" cy=\"{dot:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
+            }
+        }
+        let text = top + 10.0 + LEGEND * i as f64;
+        let (from, to) = (RIGHT + 14.0, RIGHT + 38.0);
+        let _ = writeln!(out, "<path d=\"M{from} {:.1}H{to}\" {style} stroke-dasharray=\"{dash}\"/>", text - 4.0);
+        let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\">{}</text>", to + 6.0, escaped(&line.label));
+    }
+    *y = (bottom + FOOT).max(top + LEGEND * lines.len() as f64 + 12.0);
+}
+
+/// The values at which the x axis is marked: all that there are, or some of them, evenly picked.
+fn marks(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    // In millionths, so that they can be told apart and sorted.
+    let all: BTreeSet<i64> = values.map(|v| (v * 1e6).round() as i64).collect();
+    let step = all.len().div_ceil(MARKS).max(1);
+    all.into_iter().step_by(step).map(|v| v as f64 / 1e6).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::bench::report::Params;
+    use crate::bench::table::Form;
+
+    const GROUP: Group = Group {
+        title: "Rates",
+        keys: &["nfs", "ring"],
+        columns: &[Column::new("delivered_pps", "Mpps", 1e6, 1)],
+        plotted: 1,
+        form: Form::Lines("nfs"),
+    };
+
+    fn variant(name: &str, nfs: u32, pps: f64) -> Variant {
+        let mut variant = Variant::new(name, Params::from([("nfs".into(), json!(nfs)), ("ring".into(), json!(64))]));
+        variant.add("delivered_pps", pps);
+        variant
+    }
+
+    #[test]
+    fn variants_that_differ_in_x_are_one_line() {
+        let all = [variant("a", 10, 4e6), variant("b", 1, 1e6), variant("a", 1, 2e6)];
+        let lines = lines(&GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
+        let got: Vec<_> = lines.iter().map(|l| (l.label.as_str(), l.points.iter().map(|p| p.0).collect::<Vec<_>>())).collect();
+        assert_eq!(got, [("a ring 64", vec![1.0, 10.0]), ("b ring 64", vec![1.0])]);
+        let (mut out, mut y) = (String::new(), 0.0);
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), ("nfs", true));
+        // Half of the highest at the left end, the highest at the right.
+        assert!(out.contains("d=\"M70.0 134.0L520.0 34.0\""), "{out}");
+        assert!(out.contains(">a ring 64<") && out.contains(">4.0<") && out.contains(">10<"), "{out}");
+        assert_eq!(y, HEAD + HEIGHT + FOOT);
+    }
+
+    #[test]
+    fn nothing_to_show_takes_no_room() {
+        let (mut out, mut y) = (String::new(), 5.0);
+        let nothing = variant("a", 1, 0.0);
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &[&nothing], ("nfs", true));
+        assert_eq!((out.as_str(), y), ("", 5.0));
+    }
+
+    #[test]
+    fn not_every_value_is_marked() {
+        assert_eq!(marks([3.0, 1.0, 1.0, 0.5].into_iter()), [0.5, 1.0, 3.0]);
+        let many = marks((0..50).map(|i| f64::from(i) / 10.0));
+        assert!(many.len() <= MARKS && many[0] == 0.0 && many[1] == 0.5, "{many:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! The experiments behind `sluice bench`: what runs, what it prints, what it plots.
+//!
+//! Each experiment runs its variants in turns, several times over, and writes medians, ratios and their spread in one form (see
+//! [`run`]). An experiment changes nothing on the host that it does not put back. A new one is one file and one line in
+//! [`EXPERIMENTS`].
+
+pub mod chaos;
+pub mod curves;
+mod daemon;
+mod fair;
+mod flow;
+mod forward;
+mod host;
+mod hostile_tenant;
+mod lab;
+mod leaky_dma;
+mod lines;
+mod measure;
+mod outside;
+mod planner;
+mod plot;
+mod pools;
+mod proc;
+mod report;
+mod sched;
+mod setup;
+mod slo_live;
+mod stats;
+mod table;
+mod tenants;
+mod wakeup;
+
+use std::io::Write;
+
+use sluice_cli::lab::bench::BenchArgs;
+
+/// An experiment.
+pub struct Experiment {
+    /// Its name.
+    pub name: &'static str,
+    /// What it measures, in one line.
+    pub about: &'static str,
+    /// Runs it.
+    pub run: fn(&BenchArgs) -> anyhow::Result<()>,
+}
+
+/// All experiments.
+pub const EXPERIMENTS: &[Experiment] = &[
+    forward::EXPERIMENT,
+    sched::baseline::EXPERIMENT,
+    sched::chain::EXPERIMENT,
+    sched::multicore::EXPERIMENT,
+    sched::shared_nf::EXPERIMENT,
+    sched::variable_cost::EXPERIMENT,
+    sched::chain_order::EXPERIMENT,
+    sched::mixed_order::EXPERIMENT,
+    sched::isolation::EXPERIMENT,
+    sched::storage::EXPERIMENT,
+    sched::dynamic::EXPERIMENT,
+    sched::fairness::EXPERIMENT,
+    sched::chain_length::EXPERIMENT,
+    sched::watermarks::EXPERIMENT,
+    sched::overhead::EXPERIMENT,
+    outside::idle::EXPERIMENT,
+    outside::controllers::EXPERIMENT,
+    outside::linux_schedulers::EXPERIMENT,
+    outside::workflow::EXPERIMENT,
+    sched::estimate::EXPERIMENT,
+    sched::repack::EXPERIMENT,
+    leaky_dma::EXPERIMENT,
+    planner::accuracy::EXPERIMENT,
+    planner::placement::EXPERIMENT,
+    planner::optimiser::EXPERIMENT,
+    slo_live::EXPERIMENT,
+    tenants::EXPERIMENT,
+    hostile_tenant::EXPERIMENT,
+    pools::scale::EXPERIMENT,
+    pools::weight::EXPERIMENT,
+    pools::cpu_usage::EXPERIMENT,
+    pools::flow_setup::EXPERIMENT,
+    pools::churn::EXPERIMENT,
+    pools::soak::EXPERIMENT,
+    flow::tenant_priority::EXPERIMENT,
+    flow::chain_priority::EXPERIMENT,
+    flow::affinity::EXPERIMENT,
+    flow::crash_loop::EXPERIMENT,
+    wakeup::mixed::EXPERIMENT,
+    wakeup::idle_pool::EXPERIMENT,
+    chaos::EXPERIMENT,
+];
+
+/// Runs an experiment, prints its table, and writes its JSON if asked to; without a name, lists all.
+///
+/// # Errors
+/// No experiment has the name, or it cannot run on this host; each says what to do.
+pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Some(name) = &args.name else {
+        for experiment in EXPERIMENTS {
+            writeln!(out, "{:<14} {}", experiment.name, experiment.about)?;
+        }
+        return Ok(());
+    };
+    let Some(experiment) = EXPERIMENTS.iter().find(|known| known.name == name) else {
+        let names: Vec<&str> = EXPERIMENTS.iter().map(|known| known.name).collect();
+        anyhow::bail!("no experiment is named \"{name}\"; there are: {}", names.join(", "));
+    };
+    (experiment.run)(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_refused() {
+        let args = BenchArgs { name: Some("nothing".into()), seconds: 1.0, repeats: 1, ..BenchArgs::default() };
+        assert!(run(&args, &mut Vec::new()).unwrap_err().to_string().starts_with("no experiment is named \"nothing\""));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<&str> = EXPERIMENTS.iter().map(|e| e.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), EXPERIMENTS.len());
+    }
+
+    #[test]
+    fn experiments_of_documents_are_experiments() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let mut found = 0;
+        for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/containers.md", "fuzz/README.md"] {
+            let text = std::fs::read_to_string(root.join(name)).unwrap();
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            for rest in text.split("sluice bench ").skip(1) {
+                let word = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').next().unwrap_or_default();
+                // BENCH stands for any.
+                if !word.is_empty() && !word.starts_with("--") && word != "BENCH" {
+                    found += 1;
+                    assert!(EXPERIMENTS.iter().any(|known| known.name == word), "{name}: there is no experiment {word}");
+                }
+            }
+        }
+        assert!(found > 20, "only {found} are found");
+    }
+}

@@ -1,0 +1,138 @@
+//! `sluice bench idle`: what the daemon costs while nothing happens.
+//!
+//! # Approach
+//! Two namespaces joined by a chain of three NFs, and nobody who sends. The daemon may rest (`idle = "adaptive"`, its default), and its ports can. What it
+//! spends is what the kernel says of all of its threads; in it are the packet threads, what gives NFs that poll their turns, the controller of
+//! weights, and the control socket.
+//!
+//! # Source
+//! UNiS names the core that its scheduler always burns as its first limitation.
+
+use serde_json::json;
+
+use super::Sharing;
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::measure::Sample;
+use crate::bench::proc::threads_run_ns;
+use crate::bench::sched::netns::{self, Side, Wires};
+use crate::bench::sched::{COST, chain_of, params};
+use crate::bench::setup::{Service, Setup};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "idle",
+    about: "what the daemon spends while nobody sends, with NFs that sleep and with NFs that poll",
+    run,
+};
+
+const NFS: usize = 3;
+const VARIANTS: [(&str, Sharing); 2] = [("cooperative", Sharing::Cooperative), ("uncooperative/auto", Sharing::Uncooperative)];
+
+const GROUP: Group = Group {
+    title: "A chain of three NFs without a packet",
+    keys: &["nfs"],
+    columns: &[
+        Column::new("daemon_cpu_percent", "daemon's CPU %", 1.0, 2),
+        Column::new("nf_cpu_percent", "NFs' CPU %", 1.0, 2),
+        Column::new("host_packets_per_s", "packets/s", 1.0, 1),
+    ],
+    plotted: 1,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(netns::missing_without(&["iperf3"]).as_deref()))
+}
+
+/// `missing` is why it cannot run here.
+fn plan(missing: Option<&str>) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    for (name, sharing) in VARIANTS {
+        let of = params(&[("nfs", json!(NFS))]);
+        if let Some(why) = missing {
+            plan.leave_out(name, of, why);
+            continue;
+        }
+        let row_params = of.clone();
+        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, one(lab, sharing)?)]);
+        plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
+    }
+    plan
+}
+
+fn setup(lab: &Lab, sharing: Sharing, interfaces: [&str; 2]) -> Setup {
+    let core = lab.cores.shared();
+    let name = |i: usize| format!("nf{i}");
+    let poll = sharing != Sharing::Cooperative;
+    let services = (1..=NFS).map(|i| Service {
+        name: name(i),
+        exec: COST.into(),
+        args: vec!["--cycles".into(), "50".into()],
+        core,
+        poll,
+        ..Service::default()
+    });
+    let names: Vec<String> = (1..=NFS).map(name).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut back = chain_of("back", &[]);
+    let mut there = chain_of("there", &names);
+    (there.egress, back.egress) = ("outside".into(), "inside".into());
+    let port = |name: &str, interface: &str, chain: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\nkind = \"af_packet\"\ninterface = \"{interface}\"\n\n\
+             [[rule]]\nport = \"{name}\"\nchain = \"{chain}\"\n\n"
+        )
+    };
+    Setup {
+        manager_core: lab.manager_core,
+        rests: true,
+        services: services.collect(),
+        chains: vec![there, back],
+        more: port("inside", interfaces[0], "there") + &port("outside", interfaces[1], "back"),
+        ..Setup::default()
+    }
+}
+
+fn one(lab: &Lab, sharing: Sharing) -> Result<Sample, Miss> {
+    let wires = Wires::lay()?;
+    let daemon = lab.start(&setup(lab, sharing, [wires.host(Side::Inside), wires.host(Side::Outside)]))?;
+    lab.warm_up()?;
+    let before = lab.read(&daemon)?;
+    let spent_before = threads_run_ns(daemon.pid())?;
+    lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
+    let spent = threads_run_ns(daemon.pid())?.saturating_sub(spent_before);
+    let after = lab.read(&daemon)?;
+    daemon.stop()?;
+    let seconds = after.tasks.seconds_since(&before.tasks);
+    let nfs = (1..=NFS).filter_map(|i| after.tasks.since(&before.tasks, &format!("nf{i}")));
+    // What the kernel itself says on the wires, such as its search for neighbours.
+    let packets =
+        |reading: &crate::bench::measure::Reading| reading.stats.ports.iter().map(|port| port.rx_packets).sum::<u64>() as f64;
+    Ok(Sample::from([
+        ("daemon_cpu_percent".into(), spent as f64 / 1e7 / seconds),
+        ("nf_cpu_percent".into(), nfs.map(|task| task.run_ns).sum::<u64>() as f64 / 1e7 / seconds),
+        ("host_packets_per_s".into(), (packets(&after) - packets(&before)) / seconds),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::daemon::tests::assert_accepted;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn both_kinds_are_accepted_and_may_sleep() {
+        let lab = lab(1);
+        for (_, sharing) in VARIANTS {
+            let setup = setup(&lab, sharing, ["a0", "b0"]);
+            let toml = setup.toml(std::path::Path::new("/run/x"));
+            assert!(toml.contains("[manager]") && !toml.contains("idle = "), "{toml}");
+            assert_accepted(&setup, &[COST]);
+        }
+        assert_eq!(plan(Some("no root")).cases.len(), 0);
+    }
+}

@@ -1,0 +1,90 @@
+//! `sluice bench linux-schedulers`: what the kernel's schedulers make of NFs that poll.
+//!
+//! # Approach
+//! A chain of three MAC swaps on one core. Two of them poll, the third sleeps when it has no packets: under SCHED_OTHER the two take the
+//! core in turns of milliseconds whether they have packets or not, under SCHED_RR in turns of its slice, and what sleeps comes when they
+//! let it. Beside that, the same three with turns from outside.
+//!
+//! # Source
+//! UNiS, figure 5.
+
+use serde_json::json;
+
+use super::{Sharing, UNIT_NS, chain, cycles};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::sched::{COST, CPU, DELIVERED, params};
+use crate::bench::setup::Class;
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "linux-schedulers",
+    about: "three NFs on a core, two of which poll, left to the kernel's schedulers (UNiS, figure 5)",
+    run,
+};
+
+/// Who polls.
+const POLLS: [bool; 3] = [false, true, true];
+const VARIANTS: [(&str, Sharing); 4] = [
+    ("linux/other", Sharing::Linux(Class::Other)),
+    ("linux/rr1", Sharing::Linux(Class::Rr(1))),
+    ("linux/rr100", Sharing::Linux(Class::Rr(100))),
+    ("uncooperative/auto", Sharing::Uncooperative),
+];
+
+const GROUP: Group = Group {
+    title: "Three MAC swaps on one core, two of which poll",
+    keys: &["cost_ns"],
+    columns: &[
+        DELIVERED,
+        CPU[0],
+        CPU[1],
+        CPU[2],
+        Column::new("switches_involuntary_per_s.nf1", "preempted 1 a second", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf2", "preempted 2 a second", 1.0, 0),
+        Column::new("latency_ns_p99", "p99 ms", 1e6, 1),
+    ],
+    plotted: 1,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(_: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);
+    for cost_ns in [0.0, UNIT_NS] {
+        let params = params(&[("cost_ns", json!(cost_ns))]);
+        for (name, sharing) in VARIANTS {
+            let row_params = params.clone();
+            let run = move |lab: &Lab| {
+                let hz =
+                    lab.tsc_hz().ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
+                let sample = lab.flow(&chain(lab, sharing, &[cycles(cost_ns, hz); 3], &POLLS))?;
+                Ok(vec![Row::new(name, &row_params, sample)])
+            };
+            plan.cases.push(Case { name: name.into(), params: params.clone(), run: Box::new(run) });
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::daemon::tests::assert_accepted;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn two_of_three_poll_and_the_daemon_accepts_it() {
+        assert_eq!(plan(&lab(1)).cases.len(), 2 * VARIANTS.len());
+        for (_, sharing) in VARIANTS {
+            let setup = chain(&lab(1), sharing, &[100; 3], &POLLS);
+            assert_eq!(setup.services.iter().map(|s| s.poll).collect::<Vec<_>>(), POLLS);
+            assert_accepted(&setup, &[COST]);
+        }
+    }
+}

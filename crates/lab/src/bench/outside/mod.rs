@@ -1,0 +1,81 @@
+//! The experiments on NFs that do not cooperate: those of the UNiS report, and what belongs to them.
+//!
+//! # Terms
+//! *Uncooperative*: NFs that poll, never sleep and never yield, and have their turns from outside. *Cooperative*: the same NFs with the
+//! library's sleep, handing their core over by themselves. *Linux*: the NFs that poll, left to the kernel's scheduler. *Ideal*: the
+//! handlers of the chain one after another in one process.
+//!
+//! # Units
+//! Costs are nanoseconds a packet on top of swapping its addresses; a *unit* of load is [`UNIT_NS`].
+//!
+//! # Source
+//! Anthony and Bai, *UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function Scheduler*. Each module names its figure.
+
+pub mod controllers;
+pub mod idle;
+pub mod linux_schedulers;
+pub mod workflow;
+
+use crate::bench::lab::Lab;
+use crate::bench::sched::{COST, Hop, LINE_FRAMES, LINE_RING, Mode, chain_of, line_rate, traffic_to};
+use crate::bench::setup::{Class, Service, Setup};
+
+/// A unit of load, in nanoseconds a packet.
+pub const UNIT_NS: f64 = 50.0;
+
+/// How NFs share their core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// They poll and have turns.
+    Uncooperative,
+    /// They sleep and hand over.
+    Cooperative,
+    /// They poll, and the kernel divides the core.
+    Linux(Class),
+    /// They are one process.
+    Ideal,
+}
+
+/// Cycles of the time-stamp counter for so many nanoseconds.
+pub fn cycles(ns: f64, tsc_hz: f64) -> u64 {
+    (ns * tsc_hz / 1e9).round() as u64
+}
+
+/// One chain of MAC swaps with these costs, in cycles, all on the core that NFs share, at line rate. `polls` says of each whether it
+/// polls where it is not cooperative.
+pub fn chain(lab: &Lab, sharing: Sharing, costs: &[u64], polls: &[bool]) -> Setup {
+    let class = match sharing {
+        Sharing::Linux(class) => class,
+        _ => Class::Other,
+    };
+    let core = lab.cores.shared();
+    let mut services: Vec<Service> = if sharing == Sharing::Ideal {
+        let hops: Vec<Hop> = costs.iter().zip(1..).map(|(cycles, number)| Hop::new(number, core, *cycles)).collect();
+        vec![crate::bench::sched::fused("ideal", core, &hops)]
+    } else {
+        let nf = |(number, cycles): (usize, &u64)| Service {
+            name: format!("nf{}", number + 1),
+            exec: COST.into(),
+            args: vec!["--cycles".into(), cycles.to_string()],
+            core,
+            poll: polls[number] && sharing != Sharing::Cooperative,
+            ..Service::default()
+        };
+        costs.iter().enumerate().map(nf).collect()
+    };
+    for service in &mut services {
+        service.args.push("--swap-macs".into());
+        service.ring = LINE_RING;
+    }
+    let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
+    Setup {
+        manager_core: lab.manager_core,
+        sched: Some(Mode::Sluice.sched(class)),
+        mechanism: matches!(sharing, Sharing::Linux(_)).then_some("none"),
+        traffic: vec![traffic_to("c", line_rate(64))],
+        chains: vec![chain_of("c", &names)],
+        frames: LINE_FRAMES,
+        services,
+        ..Setup::default()
+    }
+}

@@ -1,0 +1,109 @@
+//! Plots of a result as SVG: bars of medians, with a line from the smallest to the largest sample, or lines over a param.
+//!
+//! One panel a metric; one bar a variant, from zero, or (in the module `lines`) one line a variant. Written by hand: a picture of
+//! rectangles and texts needs no library.
+
+use std::fmt::Write;
+
+use crate::bench::lines;
+use crate::bench::report::Variant;
+use crate::bench::table::{Column, Form, Group};
+use crate::svg::escaped;
+
+const WIDTH: f64 = 800.0;
+/// Where the bars begin; their names stand to the left.
+const LEFT: f64 = 290.0;
+/// Length of the longest bar.
+const LENGTH: f64 = 360.0;
+const ROW: f64 = 22.0;
+const HEAD: f64 = 34.0;
+
+/// A picture of all groups, or nothing if there is nothing to show.
+pub fn svg(title: &str, groups: &[(&Group, Vec<&Variant>)]) -> Option<String> {
+    let mut body = String::new();
+    let mut y = 44.0;
+    for (group, variants) in groups {
+        for column in &group.columns[..group.plotted] {
+            match group.form {
+                Form::Bars => panel(&mut body, &mut y, group, column, variants),
+                Form::Lines(x) => lines::panel(&mut body, &mut y, group, column, variants, (x, true)),
+                Form::Series(x) => lines::panel(&mut body, &mut y, group, column, variants, (x, false)),
+            }
+        }
+    }
+    if body.is_empty() {
+        return None;
+    }
+    let height = y + 10.0;
+    Some(format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"12\" y=\"26\" font-size=\"16\">{}</text>\n{body}</svg>\n",
+        escaped(title)
+    ))
+}
+
+fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant]) {
+    let bars: Vec<_> = variants.iter().filter_map(|v| Some((v.label(group.keys), v.metrics.get(column.metric)?))).collect();
+    let longest = bars.iter().map(|(_, m)| m.max).fold(0.0, f64::max);
+    if longest <= 0.0 {
+        return;
+    }
+    let x = |value: f64| LEFT + (value / longest).clamp(0.0, 1.0) * LENGTH;
+    *y += HEAD;
+    let head = escaped(&format!("{}: {}", group.title, column.head));
+    let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", *y - 12.0);
+    for (label, summary) in bars {
+        let middle = *y + ROW / 2.0 - 2.0;
+        let text = middle + 4.0;
+        let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\" text-anchor=\"end\">{}</text>", LEFT - 8.0, escaped(&label));
+        let _ = writeln!(
+            out,
+            "<rect x=\"{LEFT}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#4878a8\"/>",
+            *y,
+            x(summary.median) - LEFT,
+            ROW - 4.0
+        );
+        let (low, high) = (x(summary.min), x(summary.max));
+        let _ = writeln!(
+            out,
+            "<path d=\"M{low:.1} {middle:.1}H{high:.1}M{low:.1} {0:.1}V{1:.1}M{high:.1} {0:.1}V{1:.1}\" stroke=\"#222\" fill=\"none\"/>",
+            middle - 4.0,
+            middle + 4.0
+        );
+        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{text:.1}\">{}</text>", high + 6.0, escaped(&column.cell(summary)));
+        *y += ROW;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::Params;
+
+    const GROUP: Group = Group {
+        title: "Rates <all>",
+        keys: &[],
+        columns: &[Column::new("delivered_pps", "Mpps", 1e6, 1), Column::new("wasted_pps", "wasted", 1.0, 0)],
+        plotted: 1,
+        form: Form::Bars,
+    };
+
+    #[test]
+    fn bars_are_as_long_as_their_medians() {
+        let mut half = Variant::new("half", Params::new());
+        half.add("delivered_pps", 5e6);
+        let mut full = Variant::new("full", Params::new());
+        full.add("delivered_pps", 10e6);
+        full.add("wasted_pps", 1.0);
+        let picture = svg("a & b", &[(&GROUP, vec![&half, &full])]).unwrap();
+        assert!(picture.contains("width=\"180.0\"") && picture.contains("width=\"360.0\""), "{picture}");
+        assert!(picture.contains("a &amp; b") && picture.contains("Rates &lt;all&gt;: Mpps") && picture.contains(">5.0<"));
+        assert!(!picture.contains("wasted"), "only so many columns are plotted");
+    }
+
+    #[test]
+    fn nothing_measured_is_no_picture() {
+        assert_eq!(svg("x", &[(&GROUP, vec![&Variant::new("none", Params::new())])]), None);
+    }
+}

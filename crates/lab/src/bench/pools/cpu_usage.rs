@@ -1,0 +1,44 @@
+//! `sluice bench cpu-usage`: what 20 NFs take of their core at the rate that is offered, where they sleep and where they poll.
+//!
+//! # Approach
+//! Light NFs with a flow each, at rates from nothing to [`RATES`]'s last. `nf_cpu_percent` is by the kernel's count; the manager polls its
+//! ports in both cases, as generators cannot be waited for.
+//!
+//! # Source
+//! Flurries, figure 4c.
+
+use super::{Kind, NF_CPU, P50, P99, SWITCHES, case, nfs_and, setup};
+use crate::bench::lab::{Lab, Plan, nothing};
+use crate::bench::sched::{COST, DELIVERED};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "cpu-usage", about: "processor time of 20 NFs against the offered rate (Flurries, figure 4c)", run };
+
+const MEMBERS: u32 = 20;
+/// Packets per second; a generator's least is a packet an hour, which stands for none.
+const RATES: [f64; 8] = [1.0 / 3600.0, 1e3, 1e4, 1e5, 5e5, 1e6, 2e6, 4e6];
+
+const GROUP: Group = Group {
+    title: "20 NFs on one core",
+    keys: &["rate_pps"],
+    columns: &[NF_CPU, DELIVERED, P50, P99, SWITCHES, Column::new("wasted_pps", "wasted pps", 1.0, 0)],
+    plotted: 1,
+    form: Form::Lines("rate_pps"),
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    for rate in RATES {
+        for (name, poll) in [("sleep", false), ("poll", true)] {
+            let mut of = setup(&lab, Kind::Light, MEMBERS, rate);
+            of.services.iter_mut().for_each(|service| service.poll = poll);
+            plan.cases.push(case(name, nfs_and(MEMBERS, "rate_pps", rate.round()), of));
+        }
+    }
+    lab.run(&plan)
+}

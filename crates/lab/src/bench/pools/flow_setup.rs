@@ -1,0 +1,137 @@
+//! `sluice bench flow-setup`: how long the first packet of a flow takes to be given its NF, beside flows that live already.
+//!
+//! # Approach
+//! A crowd of `live` flows goes round on a chain of its own, whose pool has no idle NF for them and falls back to a shared one: so each of them
+//! is a connection of the director and an entry of the flow table. When all of them are there, flows that come and go on another chain are
+//! given an NF each, and the daemon's count of that is read: from when the flow table does not know the first packet of a flow until it can
+//! go to its NF: rules, connection, member, path. Two looks at the clock are in it. The look into the flow table, which is one for a whole
+//! burst, is not; nor is the flow's own entry, which a TCP flow gets with its second packet.
+//!
+//! # Source
+//! Flurries, section 5.4: 708 ns on average from arrival to assignment.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Kind, POOL, pooled, sample};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::measure::Sample;
+use crate::bench::sched::{COST, chain_of, nf_of, params};
+use crate::bench::setup::{Pool, Setup, Traffic};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "flow-setup",
+    about: "from the first packet of a flow to its NF, beside up to a million flows (Flurries, 708 ns)",
+    run,
+};
+
+/// Flows that are there already.
+const LIVE: [u32; 4] = [0, 10_000, 100_000, 1_000_000];
+/// Packets per second of these: in two seconds each has had one.
+const CROWD_PPS: f64 = 500_000.0;
+/// Packets per second of the flows that come and go, and how many each has.
+const COMING: (f64, u32) = (400_000.0, 8);
+/// NFs of the flows that come and go; and how many of these go on at a time.
+const MEMBERS: (u32, u32) = (256, 64);
+/// How long the crowd may take to be there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const GROUP: Group = Group {
+    title: "Time to give a new flow its NF",
+    keys: &["live"],
+    columns: &[
+        Column::new("setup_ns_p50", "p50 ns", 1.0, 0),
+        Column::new("setup_ns_p99", "p99 ns", 1.0, 0),
+        Column::new("setup_ns_p999", "p99.9 ns", 1.0, 0),
+        Column::new("activations_per_s", "flows/s", 1.0, 0),
+        Column::new("live_flows", "flows in the table", 1.0, 0),
+    ],
+    plotted: 2,
+    form: Form::Lines("live"),
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
+    lab.run(&plan(&lab))
+}
+
+fn plan(_: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    for live in LIVE {
+        let of = params(&[("live", Value::from(live))]);
+        let row_params = of.clone();
+        let run = move |lab: &Lab| Ok(vec![Row::new("per-flow", &row_params, measure(lab, live)?)]);
+        plan.cases.push(Case { name: "per-flow".into(), params: of, run: Box::new(run) });
+    }
+    plan
+}
+
+fn setup(lab: &Lab, live: u32) -> Setup {
+    let (rate, flow_packets) = COMING;
+    let (members, flows) = MEMBERS;
+    let coming = Traffic {
+        name: "coming".into(),
+        chain: "coming".into(),
+        rate,
+        flows,
+        flow_packets,
+        tcp: true,
+        packet_bytes: 78,
+        dst_port: 80,
+        ..Traffic::default()
+    };
+    let mut setup = Setup {
+        manager_core: lab.manager_core,
+        max_flows: Some(1 << 21),
+        frames: 65_536,
+        traffic: vec![coming],
+        services: vec![pooled(lab, Kind::Light, Pool { linger_ms: 0, ..Pool::of(members, 64) })],
+        chains: vec![chain_of("coming", &[POOL])],
+        ..Setup::default()
+    };
+    if live > 0 {
+        let crowd = Traffic { name: "crowd".into(), chain: "crowd".into(), rate: CROWD_PPS, flows: live, ..Traffic::default() };
+        let pool = Pool { when_empty: "rest", ..Pool::of(1, 64) };
+        let few = crate::bench::setup::Service { name: "few".into(), ..pooled(lab, Kind::Light, pool) };
+        setup.traffic.push(crowd);
+        setup.services.extend([few, nf_of("rest", lab.cores.shared(), 0)]);
+        setup.chains.push(chain_of("crowd", &["few"]));
+    }
+    setup
+}
+
+fn measure(lab: &Lab, live: u32) -> Result<Sample, Miss> {
+    let setup = setup(lab, live);
+    let daemon = lab.start(&setup)?;
+    daemon.wait_for("all flows of the crowd", PATIENCE, |daemon| {
+        Ok((daemon.stats()?.status.flows >= u64::from(live)).then_some(()))
+    })?;
+    lab.warm_up()?;
+    let before = lab.read(&daemon)?;
+    lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
+    let after = lab.read(&daemon)?;
+    daemon.stop()?;
+    // The one NF of the crowd and those that fell back are not what is measured.
+    let alone = Setup { services: setup.services.iter().filter(|s| s.name == POOL).cloned().collect(), ..setup };
+    let mut out = sample(&alone, &before, &after);
+    out.insert("live_flows".into(), after.stats.status.flows as f64);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::daemon::tests::assert_accepted;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn both_kinds_of_flows_are_accepted() {
+        assert_accepted(&setup(&lab(1), 1_000_000), &[COST]);
+        assert_accepted(&setup(&lab(1), 0), &[COST]);
+    }
+}

@@ -1,0 +1,208 @@
+//! The experiments on pools, where each flow has an NF of its own: those of the Flurries paper, and what belongs to them.
+//!
+//! # Terms
+//! *Light* and *heavy* are the two kinds of NF ([`Kind`]). The NFs of an experiment are the members of one pool on one core; a flow stands
+//! for a traffic class, and flow i is with member i for as long as it goes on.
+//!
+//! # Metrics
+//! Beside those of all experiments, but for the ones of a single NF: `activations_per_s`, `setup_ns_p50`, `setup_ns_p99` (time from when the
+//! flow table does not know the first packet of a flow until it can go to its NF), `switches_per_s` and `nf_cpu_percent` of all members together.
+//!
+//! # Source
+//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
+//! its figure.
+
+pub mod churn;
+pub mod cpu_usage;
+pub mod flow_setup;
+pub mod scale;
+pub mod soak;
+pub mod weight;
+
+use serde_json::{Value, json};
+use sluice_shm::histogram::Histogram;
+
+use crate::bench::lab::{Case, Lab, Miss, Row};
+use crate::bench::measure::{Reading, Sample};
+use crate::bench::proc::Task;
+use crate::bench::report::Params;
+use crate::bench::sched::{COST, chain_of, params};
+use crate::bench::setup::{Pool, Service, Setup, Traffic};
+use crate::bench::stats::{Window, since};
+use crate::bench::table::Column;
+
+/// Name of the pooled service.
+pub const POOL: &str = "flows";
+/// The chain through it.
+pub const CHAIN: &str = "c";
+/// Packets that wait in the rings of all members together, where no ring is shorter than [`SHORTEST`] for it: more would leave the
+/// processor's caches.
+const IN_RINGS: u32 = 8_192;
+/// Shortest rings: a switch among thousands of NFs costs as much as a hundred packets.
+const SHORTEST: u32 = 128;
+
+/// What an NF does with a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Swaps the MAC addresses: 50 cycles.
+    Light,
+    /// The same, and 1,000 cycles.
+    Heavy,
+}
+
+/// Both.
+pub const KINDS: [Kind; 2] = [Kind::Light, Kind::Heavy];
+
+impl Kind {
+    /// Its word in names.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Light => "light",
+            Kind::Heavy => "heavy",
+        }
+    }
+
+    fn cycles(self) -> u64 {
+        match self {
+            Kind::Light => 50,
+            Kind::Heavy => 1_000,
+        }
+    }
+}
+
+/// Capacity of a member's rings where there are so many members.
+pub fn ring(members: u32) -> u32 {
+    (IN_RINGS / members.max(1)).clamp(SHORTEST, 4096).next_power_of_two()
+}
+
+/// Frames for a pool: both rings of each member, and some in hand.
+pub fn frames(members: u32, ring: u32) -> u32 {
+    (2 * members * ring).max(8_192) + 8_192
+}
+
+/// A number of `/proc/meminfo`: KiB, or of pages.
+pub fn meminfo(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
+/// Says so if no hugepages are free: with hundreds of NFs, faults are then most of what is measured.
+pub fn warn_of_small_pages() {
+    if meminfo("HugePages_Free") == Some(0) {
+        eprintln!(
+            "sluice bench: no hugepages are free, so each NF takes a page fault for each small page of packet memory that it meets; \
+             reserve some, as with: echo 1200 > /proc/sys/vm/nr_hugepages"
+        );
+    }
+}
+
+/// A pool of NFs of a kind.
+pub fn pooled(lab: &Lab, kind: Kind, pool: Pool) -> Service {
+    let args = ["--swap-macs", "--cycles", &kind.cycles().to_string()].map(str::to_string).to_vec();
+    let core = lab.cores.shared();
+    Service { name: POOL.into(), exec: COST.into(), args, core, zygote: true, pool: Some(pool), ..Service::default() }
+}
+
+/// One pool behind one generator whose flows take the members in turn; as fast as possible if `rate` is 0.
+pub fn setup(lab: &Lab, kind: Kind, members: u32, rate: f64) -> Setup {
+    let ring = ring(members);
+    Setup {
+        manager_core: lab.manager_core,
+        frames: frames(members, ring),
+        traffic: vec![Traffic { chain: CHAIN.into(), rate, flows: members, ..Traffic::default() }],
+        services: vec![pooled(lab, kind, Pool::of(members, ring))],
+        chains: vec![chain_of(CHAIN, &[POOL])],
+        ..Setup::default()
+    }
+}
+
+/// What was measured of a setup with pools between two readings.
+pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
+    let mut out = crate::bench::measure::sample(setup, before, after);
+    let is_pool = |name: &str| setup.services.iter().any(|s| s.pool.is_some() && s.name == name);
+    // What all experiments have of an NF is, for a pool, that of the member which was read last.
+    out.retain(|metric, _| !metric.rsplit_once('.').is_some_and(|(_, of)| is_pool(of)));
+    let window = Window { before: &before.stats, after: &after.stats };
+    let seconds = after.tasks.seconds_since(&before.tasks);
+    let members = window.nfs().filter(|(_, now)| is_pool(&now.service));
+    let tasks: Vec<Task> = members.filter_map(|(_, now)| after.tasks.since(&before.tasks, &now.name)).collect();
+    let mut put = |metric: &str, value: f64| {
+        if value.is_finite() {
+            out.insert(metric.into(), value);
+        }
+    };
+    if !tasks.is_empty() {
+        put("nf_cpu_percent", tasks.iter().map(|t| t.run_ns).sum::<u64>() as f64 / 1e7 / seconds);
+        put("switches_per_s", tasks.iter().map(|t| t.voluntary + t.involuntary).sum::<u64>() as f64 / seconds);
+    }
+    let (mut setups, mut activations, mut fallbacks) = (Histogram::default(), 0, 0);
+    for (then, now) in setup.services.iter().filter_map(|service| window.pool(&service.name)) {
+        activations += now.activations.saturating_sub(then.activations);
+        fallbacks += now.fallbacks.saturating_sub(then.fallbacks);
+        setups.merge(&since(&now.setup_ns, &then.setup_ns));
+    }
+    put("activations_per_s", activations as f64 / window.seconds());
+    put("fallbacks_per_s", fallbacks as f64 / window.seconds());
+    for (metric, q) in [("setup_ns_p50", 0.5), ("setup_ns_p99", 0.99), ("setup_ns_p999", 0.999)] {
+        if let Some(ns) = setups.quantile(q) {
+            put(metric, ns as f64);
+        }
+    }
+    out
+}
+
+/// Runs a setup with pools, and measures it for as long as was asked for.
+pub fn flow(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
+    let is_strict = |name: &str| setup.services.iter().any(|s| s.name == name && s.pool.as_ref().is_some_and(|pool| pool.strict));
+    let daemon = lab.start(setup)?;
+    lab.warm_up()?;
+    let before = lab.read_where(&daemon, is_strict)?;
+    lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
+    let after = lab.read_where(&daemon, is_strict)?;
+    daemon.stop()?;
+    Ok(sample(setup, &before, &after))
+}
+
+/// A case that is one setup.
+pub fn case(name: &str, of: Params, setup: Setup) -> Case {
+    let (row_name, row_params) = (name.to_string(), of.clone());
+    let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, flow(lab, &setup)?)]);
+    Case { name: name.into(), params: of, run: Box::new(run) }
+}
+
+/// The param that says how many members there are.
+pub fn nfs(members: u32) -> Params {
+    params(&[("nfs", Value::from(members))])
+}
+
+/// The same, with another one.
+pub fn nfs_and(members: u32, key: &str, value: f64) -> Params {
+    params(&[("nfs", Value::from(members)), (key, json!(value))])
+}
+
+/// Adds `of_one` to rows: their rate, of what one NF of the same name carries.
+pub fn of_one(rows: &mut [Row]) -> Vec<Row> {
+    let ones: Vec<(String, f64)> = rows
+        .iter()
+        .filter(|row| row.params.get("nfs") == Some(&Value::from(1)))
+        .filter_map(|row| Some((row.name.clone(), row.get("delivered_pps").filter(|pps| *pps > 0.0)?)))
+        .collect();
+    for row in rows {
+        let one = ones.iter().find(|(name, _)| *name == row.name).map(|(_, pps)| pps);
+        let ratio = one.and_then(|one| Some(row.get("delivered_pps")? / one));
+        row.put("of_one", ratio);
+    }
+    Vec::new()
+}
+
+/// Of what one NF carries.
+pub const OF_ONE: Column = Column::new("of_one", "of one", 1.0, 3);
+/// Time on the core of all members.
+pub const NF_CPU: Column = Column::new("nf_cpu_percent", "NFs' CPU %", 1.0, 1);
+/// Context switches of all members.
+pub const SWITCHES: Column = Column::new("switches_per_s", "switches/s", 1.0, 0);
+/// Median latency.
+pub const P50: Column = Column::new("latency_ns_p50", "p50 µs", 1e3, 0);
+/// Latency of the slowest hundredth.
+pub const P99: Column = Column::new("latency_ns_p99", "p99 µs", 1e3, 0);

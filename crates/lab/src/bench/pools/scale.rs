@@ -1,0 +1,166 @@
+//! `sluice bench pool-scale`: 1 to 2,000 NFs on one core, each with a traffic class of its own, and 10,000 that only wait.
+//!
+//! # Approach
+//! - `light`, `heavy`: packets of 64 bytes as fast as the chain takes them; what is carried, of what one NF carries (`of_one`).
+//! - `light-paced`: the same at [`PACED_PPS`], where no queue stands: latency.
+//! - `poll`: light NFs that never sleep, which the manager stops and runs in turn. Beyond [`MOST_POLLING`] there is nothing left to show.
+//! - `idle`: NFs that were forked and wait: `memory_bytes_per_nf` is by how much the host's available memory fell, all told, and `start_s` the
+//!   time until all were ready. Where the host's hard limit of open files is too low for that many in one daemon, as many `daemons` as it takes.
+//!
+//! Rings are as large as the packets in all of them stay in the processor's caches ([`super::ring`]).
+//!
+//! # Source
+//! Flurries, figures 4a and 6.
+
+use sluice_api::model::NfState;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::{KINDS, Kind, NF_CPU, OF_ONE, P50, P99, SWITCHES, case, nfs, of_one, pooled, setup};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::measure::Sample;
+use crate::bench::sched::{COST, DELIVERED};
+use crate::bench::setup::{Pool, Setup, Traffic};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "pool-scale",
+    about: "1 to 2,000 NFs on one core, one flow each, and 10,000 idle ones (Flurries, figures 4a, 6)",
+    run,
+};
+
+/// Numbers of NFs.
+const MEMBERS: [u32; 8] = [1, 5, 15, 30, 45, 240, 900, 2_000];
+/// Packets per second at which latency is measured.
+const PACED_PPS: f64 = 500_000.0;
+/// Most NFs that poll.
+const MOST_POLLING: u32 = 45;
+/// NFs that only wait.
+const IDLE: u32 = 10_000;
+/// Descriptors that a daemon has open for an NF, and for itself.
+const DESCRIPTORS: u64 = 4;
+const DAEMONS_OWN: u64 = 512;
+/// How long those may take to be ready.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+const GROUP: Group = Group {
+    title: "NFs on one core, each with a flow of its own",
+    keys: &["nfs"],
+    columns: &[DELIVERED, OF_ONE, P50, P99, SWITCHES, NF_CPU, Column::new("manager_busy_percent", "manager busy %", 1.0, 1)],
+    plotted: 2,
+    form: Form::Lines("nfs"),
+};
+const WAITING: Group = Group {
+    title: "NFs that wait for a flow",
+    keys: &["nfs"],
+    columns: &[
+        Column::new("daemons", "daemons", 1.0, 0),
+        Column::new("memory_bytes", "MiB", 1_048_576.0, 0),
+        Column::new("memory_bytes_per_nf", "KiB each", 1024.0, 1),
+        Column::new("start_s", "all ready after s", 1.0, 1),
+        Column::new("start_us_per_nf", "µs each", 1.0, 0),
+    ],
+    plotted: 1,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let shown: Vec<crate::bench::lab::Shown> = vec![(GROUP, |v| v.name != "idle"), (WAITING, |v| v.name == "idle")];
+    let mut plan = Plan::new(EXPERIMENT.name, of_one, shown);
+    for members in MEMBERS {
+        for kind in KINDS {
+            plan.cases.push(case(kind.word(), nfs(members), setup(lab, kind, members, 0.0)));
+        }
+        plan.cases.push(case("light-paced", nfs(members), setup(lab, Kind::Light, members, PACED_PPS)));
+        let mut polling = setup(lab, Kind::Light, members, 0.0);
+        polling.services.iter_mut().for_each(|service| service.poll = true);
+        if members <= MOST_POLLING {
+            plan.cases.push(case("poll", nfs(members), polling));
+        }
+    }
+    plan.cases.push(Case {
+        name: "idle".into(),
+        params: nfs(IDLE),
+        run: Box::new(|lab| Ok(vec![Row::new("idle", &nfs(IDLE), idle(lab)?)])),
+    });
+    plan
+}
+
+/// Bytes of memory that the host could still give.
+fn available() -> anyhow::Result<u64> {
+    Ok(super::meminfo("MemAvailable").context("/proc/meminfo tells nothing of available memory")? * 1024)
+}
+
+/// NFs of one daemon that the host's limit of open files allows.
+fn most_of_one() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    u32::try_from(limit.saturating_sub(DAEMONS_OWN) / DESCRIPTORS).unwrap_or(u32::MAX).max(1)
+}
+
+/// NFs without packets.
+fn idle(lab: &Lab) -> Result<Sample, Miss> {
+    let ring = 64;
+    let of = |members: u32| Setup {
+        manager_core: lab.manager_core,
+        frames: 4_096,
+        max_nfs: Some(16_384),
+        // Somebody has to want them: a flow an hour.
+        traffic: vec![Traffic { chain: super::CHAIN.into(), rate: 1.0 / 3600.0, ..Traffic::default() }],
+        services: vec![pooled(lab, Kind::Light, Pool::of(members, ring))],
+        chains: vec![crate::bench::sched::chain_of(super::CHAIN, &[super::POOL])],
+        ..Setup::default()
+    };
+    let daemons = IDLE.div_ceil(most_of_one());
+    let shares: Vec<u32> = (0..daemons).map(|i| IDLE / daemons + u32::from(i < IDLE % daemons)).collect();
+    // The daemons and their zygotes with one NF are not what more of them cost.
+    let daemons = shares.iter().map(|_| lab.start(&of(1))).collect::<Result<Vec<_>, _>>()?;
+    let before = available()?;
+    let began = std::time::Instant::now();
+    for (daemon, share) in daemons.iter().zip(&shares) {
+        daemon.ask("POST", "/v1/apply", Some(&serde_json::json!({ "config": daemon.config(&of(*share)) })))?;
+    }
+    for (daemon, share) in daemons.iter().zip(&shares) {
+        daemon.wait_for("all NFs running", PATIENCE, |daemon| {
+            let stats = daemon.stats()?;
+            Ok((stats.nfs.iter().filter(|nf| nf.state == NfState::Running).count() == *share as usize).then_some(()))
+        })?;
+    }
+    let took = began.elapsed().as_secs_f64();
+    lab.warm_up()?;
+    let used = before.saturating_sub(available()?) as f64;
+    let more = f64::from(IDLE) - daemons.len() as f64;
+    let sample = Sample::from([
+        ("daemons".into(), daemons.len() as f64),
+        ("memory_bytes".into(), used),
+        ("memory_bytes_per_nf".into(), used / more),
+        ("start_s".into(), took),
+        ("start_us_per_nf".into(), took * 1e6 / more),
+    ]);
+    daemons.into_iter().try_for_each(crate::bench::daemon::Daemon::stop)?;
+    Ok(sample)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::daemon::tests::assert_accepted;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn every_number_of_nfs_is_accepted() {
+        let lab = lab(1);
+        assert_accepted(&setup(&lab, Kind::Heavy, 1, 0.0), &[COST]);
+        assert_accepted(&setup(&lab, Kind::Light, 2_000, PACED_PPS), &[COST]);
+        assert_eq!(plan(&lab).cases.len(), 8 * 3 + 5 + 1);
+        assert!(available().unwrap() > 0);
+    }
+}

@@ -1,0 +1,38 @@
+//! `sluice bench nf-weight`: does it matter to one NF or to 45 how heavy they are?
+//!
+//! # Approach
+//! As `pool-scale`, one NF and [`MANY`] of each kind, in turns, with nothing between: `of_one` is the paper's measure.
+//!
+//! # Source
+//! Flurries, figure 5: 89.7 % of one light NF, 97.2 % of one heavy NF.
+
+use super::{KINDS, NF_CPU, OF_ONE, SWITCHES, case, nfs, of_one, setup};
+use crate::bench::lab::{Lab, Plan};
+use crate::bench::sched::{COST, DELIVERED};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "nf-weight", about: "one NF against 45 of a light and a heavy kind (Flurries, figure 5)", run };
+
+/// NFs that share what one had.
+const MANY: u32 = 45;
+
+const GROUP: Group = Group {
+    title: "One NF and 45",
+    keys: &["nfs"],
+    columns: &[DELIVERED, OF_ONE, Column::new("nf_ns_per_packet", "NFs' ns/packet", 1.0, 1), SWITCHES, NF_CPU],
+    plotted: 2,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
+    let mut plan = Plan::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
+    for kind in KINDS {
+        plan.cases.extend([1, MANY].map(|members| case(kind.word(), nfs(members), setup(&lab, kind, members, 0.0))));
+    }
+    lab.run(&plan)
+}

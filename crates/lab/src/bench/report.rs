@@ -1,0 +1,200 @@
+//! The form of a result: one for all experiments, so that anyone can compare and plot.
+//!
+//! `{"experiment", "host": {cpu, cores, kernel, hugepages, dpdk}, "seconds", "repeats", "variants": [{"name", "params": {…},
+//! "metrics": {NAME: {"median", "min", "max", "samples": […]}}}], "left_out": [{"name", "params", "why"}]}`. Names of metrics end in
+//! their unit, or in `.NF` or `.REASON` after it; `drop_pps.REASON` has a sample only for runs in which such a drop happened.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::bench::host::HostInfo;
+
+/// What varies, by name: numbers where a figure has it on its x axis.
+pub type Params = BTreeMap<String, Value>;
+
+/// Several measurements of one thing.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Summary {
+    /// Half are below; of an even number, the mean of the middle two.
+    pub median: f64,
+    /// Smallest.
+    pub min: f64,
+    /// Largest.
+    pub max: f64,
+    /// All, in the order in which they were measured.
+    pub samples: Vec<f64>,
+}
+
+impl Summary {
+    /// Sums up samples; of none, everything is 0.
+    pub fn of(samples: Vec<f64>) -> Self {
+        let mut sorted = samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        Self {
+            median: median(&sorted),
+            min: sorted.first().copied().unwrap_or(0.0),
+            max: sorted.last().copied().unwrap_or(0.0),
+            samples,
+        }
+    }
+
+    /// Adds a sample.
+    pub fn push(&mut self, sample: f64) {
+        let mut samples = std::mem::take(&mut self.samples);
+        samples.push(sample);
+        *self = Self::of(samples);
+    }
+}
+
+/// The median of sorted samples; 0 of none.
+pub fn median(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    match n {
+        0 => 0.0,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+/// One way of running the experiment, and what was measured.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Variant {
+    /// The mode and, where it varies, the scheduler or loop.
+    pub name: String,
+    /// What it was run with.
+    pub params: Params,
+    /// What was measured.
+    pub metrics: BTreeMap<String, Summary>,
+}
+
+impl Variant {
+    /// A variant that has not run yet.
+    pub fn new(name: &str, params: Params) -> Self {
+        Self { name: name.into(), params, metrics: BTreeMap::new() }
+    }
+
+    /// Adds a sample. What is not finite (a rate over no time) is no measurement.
+    pub fn add(&mut self, metric: &str, sample: f64) {
+        if sample.is_finite() {
+            self.metrics.entry(metric.into()).or_default().push(sample);
+        }
+    }
+
+    /// The median of a metric, if it was measured.
+    pub fn median(&self, metric: &str) -> Option<f64> {
+        self.metrics.get(metric).map(|m| m.median)
+    }
+
+    /// Name and params in one line, for people.
+    pub fn label(&self, keys: &[&str]) -> String {
+        let mut out = self.name.clone();
+        for key in keys {
+            match self.params.get(*key) {
+                Some(Value::String(text)) => out.push_str(&format!(" {key} {text}")),
+                Some(value) => out.push_str(&format!(" {key} {value}")),
+                None => {}
+            }
+        }
+        out
+    }
+}
+
+/// A variant that did not run.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct LeftOut {
+    /// Its name.
+    pub name: String,
+    /// Its params.
+    pub params: Params,
+    /// Why.
+    pub why: String,
+}
+
+/// A result.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct Report {
+    /// Name of the experiment.
+    pub experiment: String,
+    /// Where it ran.
+    pub host: HostInfo,
+    /// Seconds that each variant ran, each time.
+    pub seconds: f64,
+    /// How often each variant ran.
+    pub repeats: u32,
+    /// What was measured.
+    pub variants: Vec<Variant>,
+    /// What was not, and why.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl Report {
+    /// Writes it as JSON.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn medians_are_those_of_the_book() {
+        assert_eq!(Summary::of(vec![3.0, 1.0, 2.0]), Summary { median: 2.0, min: 1.0, max: 3.0, samples: vec![3.0, 1.0, 2.0] });
+        assert_eq!(Summary::of(vec![4.0, 1.0, 2.0, 10.0]).median, 3.0);
+        assert_eq!(Summary::of(vec![]), Summary::default());
+        let mut one = Summary::default();
+        one.push(5.0);
+        one.push(-1.0);
+        assert_eq!((one.median, one.min, one.max), (2.0, -1.0, 5.0));
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_measurement() {
+        let mut variant = Variant::new("poll/open", Params::new());
+        variant.add("delivered_pps", f64::NAN);
+        variant.add("delivered_pps", f64::INFINITY);
+        assert_eq!(variant.metrics, BTreeMap::new());
+        assert_eq!(variant.median("delivered_pps"), None);
+    }
+
+    #[test]
+    fn the_form_is_the_one_that_readers_know() {
+        let mut variant = Variant::new("shared/open", Params::from([("nfs".into(), json!(3)), ("loop".into(), json!("open"))]));
+        variant.add("delivered_pps", 2.0);
+        variant.add("delivered_pps", 1.0);
+        let report = Report {
+            experiment: "forward".into(),
+            host: HostInfo { cpu: "x".into(), cores: 2, kernel: "6.1".into(), hugepages: false, dpdk: None, tsc_hz: None },
+            seconds: 1.0,
+            repeats: 2,
+            variants: vec![variant.clone()],
+            left_out: vec![LeftOut { name: "poll/open".into(), params: Params::new(), why: "no core".into() }],
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.json");
+        report.write(&path).unwrap();
+        let json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let want = json!({
+            "experiment": "forward",
+            "host": {"cpu": "x", "cores": 2, "kernel": "6.1", "hugepages": false, "dpdk": null, "tsc_hz": null},
+            "seconds": 1.0, "repeats": 2,
+            "variants": [{"name": "shared/open", "params": {"nfs": 3, "loop": "open"},
+                "metrics": {"delivered_pps": {"median": 1.5, "min": 1.0, "max": 2.0, "samples": [2.0, 1.0]}}}],
+            "left_out": [{"name": "poll/open", "params": {}, "why": "no core"}],
+        });
+        assert_eq!(json, want);
+        assert_eq!(variant.label(&["nfs", "loop", "ring"]), "shared/open nfs 3 loop open");
+    }
+}

@@ -1,0 +1,135 @@
+//! `sluice bench sched-baseline`: what the kernel's schedulers make of three NFs that share a core, each with traffic of its own.
+//!
+//! # Approach
+//! Three chains of one NF each; equal and unequal costs, even and uneven load. The default shows what the kernel alone does: shares
+//! by time (SCHED_OTHER, SCHED_BATCH) know nothing of costs, turns (SCHED_RR) know nothing of load. Sluice stands beside it, and
+//! its parts alone where both costs and load are uneven, which is where they can differ. There is no ideal: each chain is one NF, so
+//! there is nothing to call one after another.
+//!
+//! # Source
+//! NFVnice, figure 1 and tables 1 and 2: loads of 5/5/5 and 6/6/3 million packets a second, costs 250/250/250 and 500/250/50.
+
+use serde_json::json;
+
+use super::simulated::{ERROR, SIMULATED};
+use super::{COST, CPU, JAIN, Mode, PARTS, SCHEDULERS, cases, chain_of, name_of, nf_of, params, traffic_to};
+use crate::bench::lab::{Lab, Plan, Row};
+use crate::bench::setup::{Class, Setup};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "sched-baseline", about: "three NFs on a core, by cost and load, under each scheduler (figure 1)", run };
+
+const COSTS: [[u64; 3]; 2] = [[250, 250, 250], [500, 250, 50]];
+/// Millions of packets a second.
+const LOADS: [[u32; 3]; 2] = [[5, 5, 5], [6, 6, 3]];
+
+const GROUP: Group = Group {
+    title: "Three NFs on a core, each with its own traffic",
+    keys: &["costs", "load"],
+    columns: &[
+        Column::new("delivered_pps", "all Mpps", 1e6, 3),
+        Column::new("delivered_pps.c1", "NF 1 Mpps", 1e6, 3),
+        Column::new("delivered_pps.c2", "NF 2 Mpps", 1e6, 3),
+        Column::new("delivered_pps.c3", "NF 3 Mpps", 1e6, 3),
+        JAIN,
+        SIMULATED,
+        ERROR,
+        CPU[0],
+        CPU[1],
+        CPU[2],
+        Column::new("switches_voluntary_per_s.nf1", "vol/s 1", 1.0, 0),
+        Column::new("switches_voluntary_per_s.nf2", "vol/s 2", 1.0, 0),
+        Column::new("switches_voluntary_per_s.nf3", "vol/s 3", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf1", "invol/s 1", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf2", "invol/s 2", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf3", "invol/s 3", 1.0, 0),
+    ],
+    plotted: 4,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, total, vec![(GROUP, |_| true)]);
+    for costs in COSTS {
+        for load in LOADS {
+            let words = |of: [u64; 3]| of.map(|n| n.to_string()).join("/");
+            let of = params(&[("costs", json!(words(costs))), ("load", json!(words(load.map(u64::from))))]);
+            for (class, mode) in SCHEDULERS.into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
+                match mode.idle_under(class).or_else(|| alone(mode, costs, load)) {
+                    Some(why) => plan.leave_out(&name_of(mode, class), of.clone(), why),
+                    None => plan.cases.extend(cases(&[mode], &[class], &of, |mode, class| setup(lab, mode, class, costs, load))),
+                }
+            }
+        }
+    }
+    plan
+}
+
+/// Why a mode is not run with this mixture, if so.
+fn alone(mode: Mode, costs: [u64; 3], load: [u32; 3]) -> Option<&'static str> {
+    let uneven = costs != COSTS[0] && load != LOADS[0];
+    let parts = matches!(mode, Mode::Weights | Mode::Backpressure);
+    (parts && !uneven).then_some("the parts alone run where costs and load are both uneven; all mixtures would take minutes more")
+}
+
+fn setup(lab: &Lab, mode: Mode, class: Class, costs: [u64; 3], load: [u32; 3]) -> Setup {
+    let mut setup = Setup { manager_core: lab.manager_core, sched: Some(mode.sched(class)), ..Setup::default() };
+    for (i, (cycles, mpps)) in costs.into_iter().zip(load).enumerate() {
+        let (chain, service) = (format!("c{}", i + 1), format!("nf{}", i + 1));
+        setup.traffic.push(traffic_to(&chain, f64::from(mpps) * 1e6));
+        setup.services.push(nf_of(&service, lab.cores.shared(), cycles));
+        setup.chains.push(chain_of(&chain, &[&service]));
+    }
+    setup
+}
+
+/// Switches of all NFs together.
+fn total(rows: &mut [Row]) -> Vec<Row> {
+    for row in rows {
+        for kind in ["voluntary", "involuntary"] {
+            let of_nf = |i: u32| row.get(&format!("switches_{kind}_per_s.nf{i}"));
+            let all = (1..=3).map(of_nf).sum::<Option<f64>>();
+            row.put(&format!("switches_{kind}_per_s"), all);
+        }
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+    use crate::bench::measure::Sample;
+
+    #[test]
+    fn all_mixtures_run_under_all_schedulers() {
+        let lab = lab(1);
+        let plan = plan(&lab);
+        let weights_that_idle = 2;
+        assert_eq!(plan.cases.len(), 2 * 2 * 2 * 4 + 2 * 4 - weights_that_idle);
+        assert_eq!(plan.cases.len() + plan.left_out.len(), 2 * 2 * 4 * 4);
+        assert_eq!(plan.cases[1].name, "sluice/other");
+        let names: Vec<&str> = plan.cases[24..].iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names[..4], ["default/other", "weights/other", "backpressure/other", "sluice/other"]);
+        assert_eq!(names[8..11], ["default/rr1", "backpressure/rr1", "sluice/rr1"]);
+        assert_eq!((&plan.cases[8].params["costs"], &plan.cases[8].params["load"]), (&json!("250/250/250"), &json!("6/6/3")));
+        let setup = setup(&lab, Mode::Default, Class::Other, COSTS[1], LOADS[1]);
+        assert_eq!((setup.traffic[2].rate, setup.services[2].args[1].as_str()), (3e6, "50"));
+    }
+
+    #[test]
+    fn switches_are_summed_up_where_all_are_known() {
+        let all: Sample = (1..=3).map(|i| (format!("switches_voluntary_per_s.nf{i}"), f64::from(i))).collect();
+        let mut rows = vec![Row::new("default/other", &params(&[]), all)];
+        total(&mut rows);
+        assert_eq!((rows[0].get("switches_voluntary_per_s"), rows[0].get("switches_involuntary_per_s")), (Some(6.0), None));
+    }
+}

@@ -1,0 +1,101 @@
+//! `sluice bench chain`: a chain of three NFs on one core, in every mode under every scheduler.
+//!
+//! # Approach
+//! Costs 120, 270 and 550 on one core at line rate. A packet that the third NF has no room for has cost the first two their work: the
+//! default shows how much is wasted where, backpressure refuses it at the entry, weights give each NF what it needs, and the ideal
+//! says what the core could do at most.
+//!
+//! # Source
+//! NFVnice, figure 7 and tables 3 and 4.
+
+use serde_json::json;
+
+use super::simulated::{ERROR, SIMULATED};
+use super::{
+    COST, COSTS, CPU, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, WASTED_PERCENT,
+    cases, line, params, ratios,
+};
+use crate::bench::lab::{Case, Lab, Plan};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "chain", about: "costs 120/270/550 on one core, in every mode under every scheduler (figure 7)", run };
+
+const RATES: Group = Group {
+    title: "A chain of costs 120, 270 and 550 on one core",
+    keys: &[],
+    columns: &[
+        DELIVERED,
+        OF_IDEAL,
+        OF_IDEAL_BY_CPU,
+        OF_DEFAULT,
+        OF_BEST,
+        WASTED,
+        WASTED_PERCENT,
+        Column::new("wasted_pps.nf1", "wasted of NF 1 kpps", 1e3, 1),
+        Column::new("wasted_pps.nf2", "of NF 2", 1e3, 1),
+        SIMULATED,
+        ERROR,
+        Column::new("entry_drop_pps", "refused Mpps", 1e6, 2),
+        Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
+        Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
+    ],
+    plotted: 6,
+    form: Form::Bars,
+};
+const TIMES: Group = Group {
+    title: "Time on the core and delay until it was given, of each NF",
+    keys: &[],
+    columns: &[
+        CPU[0],
+        CPU[1],
+        CPU[2],
+        Column::new("sched_delay_ns.nf1", "delay 1 µs", 1e3, 1),
+        Column::new("sched_delay_ns.nf2", "delay 2 µs", 1e3, 1),
+        Column::new("sched_delay_ns.nf3", "delay 3 µs", 1e3, 1),
+        Column::new("run_ms.nf1", "run 1 ms", 1.0, 0),
+        Column::new("run_ms.nf2", "run 2 ms", 1.0, 0),
+        Column::new("run_ms.nf3", "run 3 ms", 1.0, 0),
+    ],
+    plotted: 3,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+/// The three hops on the core that NFs share.
+pub fn hops(lab: &Lab) -> Vec<Hop> {
+    COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
+}
+
+/// Every mode under every scheduler.
+pub fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
+    plan.cases = cases_of(lab, &hops(lab));
+    plan
+}
+
+/// A chain of these hops in every mode under every scheduler.
+pub fn cases_of(lab: &Lab, hops: &[Hop]) -> Vec<Case> {
+    cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(hops.len()))]), |mode, class| line(lab, mode, class, hops))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn every_mode_runs_under_every_scheduler_with_its_ideal() {
+        let plan = plan(&lab(1));
+        let names: Vec<&str> = plan.cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names.len(), 20);
+        assert_eq!(names[..5], ["default/other", "weights/other", "backpressure/other", "sluice/other", "ideal/other"]);
+        assert_eq!(names[19], "ideal/rr100");
+    }
+}

@@ -1,0 +1,85 @@
+//! `sluice bench chain-length`: chains of one to ten NFs, on one core and on several.
+//!
+//! # Approach
+//! Costs 120, 270, 550 and again. On one core each NF more takes its cost from all; what a chain loses beyond that is what switching
+//! and passing on cost, and the ideal beside it shows it. On several cores (`nf_cores`) NFs are placed in turn.
+//!
+//! # Source
+//! NFVnice, figure 16.
+
+use serde_json::json;
+
+use super::simulated::{ERROR, SIMULATED};
+use super::{
+    COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
+    ratios,
+};
+use crate::bench::lab::{Lab, Plan};
+use crate::bench::setup::Class;
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "chain-length", about: "chains of 1 to 10 NFs, on one core and on several (figure 16)", run };
+
+const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
+/// Most cores that NFs are spread over.
+const MOST_CORES: usize = 3;
+const SCHEDULERS: [Class; 2] = [Class::Other, Class::Batch];
+
+const GROUP: Group = Group {
+    title: "Chains of costs 120, 270, 550, 120, …",
+    keys: &["nf_cores", "nfs"],
+    columns: &[
+        DELIVERED,
+        SIMULATED,
+        ERROR,
+        OF_IDEAL,
+        OF_IDEAL_BY_CPU,
+        OF_DEFAULT,
+        WASTED,
+        Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
+        Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
+    ],
+    plotted: 2,
+    form: Form::Lines("nfs"),
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+    let several = (2..=MOST_CORES).rev().find_map(|n| lab.cores.own(n).ok().map(<[usize]>::to_vec));
+    if several.is_none() {
+        let why = lab.cores.own(2).err().unwrap_or_default();
+        plan.leave_out(&name_of(ENDS[1], Class::Other), params(&[nf_cores(2)]), format!("NFs on several cores: {why}"));
+    }
+    for cores in std::iter::once(vec![lab.cores.shared()]).chain(several) {
+        // Fewer NFs than cores would leave some without.
+        for nfs in LENGTHS.filter(|nfs| *nfs >= cores.len()) {
+            let hops: Vec<Hop> = (0..nfs).map(|i| Hop::new(i + 1, cores[i % cores.len()], COSTS[i % COSTS.len()])).collect();
+            let of = params(&[("nfs", json!(nfs)), nf_cores(cores.len())]);
+            plan.cases.extend(cases(&ENDS, &SCHEDULERS, &of, |mode, class| line(lab, mode, class, &hops)));
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn every_length_runs_on_one_core() {
+        let plan = plan(&lab(1));
+        let on_one = plan.cases.iter().filter(|case| case.params["nf_cores"] == 1).count();
+        assert_eq!(on_one, 10 * 3 * 2);
+        let on_more = plan.cases.len() - on_one;
+        assert_eq!(on_more == 0, !plan.left_out.is_empty());
+    }
+}

@@ -1,0 +1,121 @@
+//! `sluice bench chain-order`: the same three NFs in all six orders.
+//!
+//! # Approach
+//! Costs 120, 270 and 550 on one core. With the dearest NF last the default wastes most, with the dearest first it wastes nothing;
+//! what is refused at the entry does not depend on the order. The param `order` has the NFs' numbers as digits: 321 is 550/270/120.
+//! The spread between the best and the worst order is of one turn.
+//!
+//! # Source
+//! NFVnice, figure 11.
+
+use serde_json::json;
+use sluice_policy::sim::experiments::ORDERS;
+
+use super::simulated::{ERROR, SIMULATED};
+use super::{
+    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
+    ratios_besides,
+};
+use crate::bench::fair::spread_percent;
+use crate::bench::lab::{Lab, Plan, Row};
+use crate::bench::measure::Sample;
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "chain-order", about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)", run };
+
+const RATES: Group = Group {
+    title: "A chain of costs 120, 270 and 550 on one core, by order",
+    keys: &["order"],
+    columns: &[DELIVERED, SIMULATED, ERROR, OF_IDEAL, OF_IDEAL_BY_CPU, OF_DEFAULT, WASTED],
+    plotted: 1,
+    form: Form::Lines("order"),
+};
+const SPREAD: Group = Group {
+    title: "From the best to the worst order",
+    keys: &["orders"],
+    columns: &[
+        Column::new("order_spread_percent", "spread %", 1.0, 1),
+        Column::new("worst_order_pps", "worst Mpps", 1e6, 3),
+        Column::new("best_order_pps", "best Mpps", 1e6, 3),
+    ],
+    plotted: 1,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let shown: Vec<crate::bench::lab::Shown> =
+        vec![(RATES, |v| v.params.contains_key("order")), (SPREAD, |v| v.params.contains_key("orders"))];
+    let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
+    for order in ORDERS {
+        let hops: Vec<Hop> = order.iter().map(|i| Hop::new(i + 1, lab.cores.shared(), COSTS[*i])).collect();
+        // In one process the order makes no difference, so one ideal is enough.
+        let modes = if order == ORDERS[0] { &ENDS[..] } else { &[Mode::Default, Mode::Sluice] };
+        plan.cases.extend(cases(modes, &SCHEDULERS, &params(&[("order", json!(number(order)))]), |mode, class| {
+            line(lab, mode, class, &hops)
+        }));
+    }
+    plan
+}
+
+/// The numbers of the NFs, from 1, as digits.
+fn number(order: [usize; 3]) -> usize {
+    order.iter().fold(0, |n, i| n * 10 + i + 1)
+}
+
+fn derive(rows: &mut [Row]) -> Vec<Row> {
+    ratios_besides(rows, &["order"]);
+    let mut names: Vec<String> = rows.iter().map(|row| row.name.clone()).filter(|name| !name.starts_with("ideal")).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut more = Vec::new();
+    for name in names {
+        let rates: Vec<f64> = rows.iter().filter(|row| row.name == name).filter_map(|row| row.get("delivered_pps")).collect();
+        // Of some orders alone there is no spread of all.
+        if rates.len() != ORDERS.len() {
+            continue;
+        }
+        let mut row = Row::new(&name, &params(&[("orders", json!(ORDERS.len()))]), Sample::new());
+        row.put("order_spread_percent", spread_percent(&rates));
+        row.put("worst_order_pps", rates.iter().copied().reduce(f64::min));
+        row.put("best_order_pps", rates.iter().copied().reduce(f64::max));
+        more.push(row);
+    }
+    more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+    use crate::bench::sched::tests::row;
+
+    #[test]
+    fn all_orders_are_different() {
+        let mut numbers = ORDERS.map(number);
+        numbers.sort_unstable();
+        assert_eq!(numbers, [123, 132, 213, 231, 312, 321]);
+        assert_eq!(plan(&lab(1)).cases.len(), 6 * 2 * 4 + 4);
+    }
+
+    #[test]
+    fn the_spread_is_of_all_orders_of_one_name() {
+        let at = |i: usize| [("order", json!(number(ORDERS[i])))];
+        let mut rows: Vec<Row> = (0..6).map(|i| row("sluice/other", &at(i), 10.0 - i as f64)).collect();
+        rows.extend((0..5).map(|i| row("default/other", &at(i), 1.0)));
+        rows.push(row("ideal/other", &at(0), 20.0));
+        let more = derive(&mut rows);
+        assert_eq!(rows[5].get("of_ideal"), Some(0.25), "the ideal is of any order");
+        assert_eq!(more.len(), 1, "one order of the default is missing");
+        let spread = &more[0];
+        assert_eq!((spread.name.as_str(), spread.get("order_spread_percent")), ("sluice/other", Some(50.0)));
+        assert_eq!((spread.get("worst_order_pps"), spread.get("best_order_pps")), (Some(5.0), Some(10.0)));
+    }
+}

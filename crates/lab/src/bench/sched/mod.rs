@@ -1,0 +1,480 @@
+//! The experiments on scheduling and shedding: those of the NFVnice paper, and what belongs to them.
+//!
+//! # Terms
+//! A *mode* says which parts are on ([`Mode`]); *default* is the vanilla platform: an NF is woken when packets arrive, sleeps when its
+//! rx ring is empty or its tx ring full, and the kernel decides the rest. A *scheduler* is the kernel's class for NFs, and for SCHED_RR
+//! its slice ([`SCHEDULERS`]). A variant is named `MODE/SCHEDULER`. *Ideal* is the same work without scheduling: the handlers of the
+//! chain called one after another in one process on the same core, fed by the same manager under the same scheduler. Where a chain is
+//! spread over cores, its ideal is that of the core with the most work on it.
+//!
+//! # Units
+//! Costs are cycles of the time-stamp counter for a packet; packets have 64 bytes on the wire if nothing else is said, and arrive at
+//! the rate of a link of 10 Gbit/s ([`line_rate`]), which is an overload everywhere.
+//!
+//! # Source
+//! Kulkarni et al., *NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains*, SIGCOMM 2017, section 4. Each module names
+//! its figure or table.
+
+pub mod baseline;
+pub mod chain;
+pub mod chain_length;
+pub mod chain_order;
+pub mod dynamic;
+pub mod estimate;
+pub mod fairness;
+pub mod isolation;
+pub mod mixed_order;
+pub mod multicore;
+pub mod netns;
+pub mod overhead;
+pub mod repack;
+pub mod shared_nf;
+pub mod simulated;
+pub mod storage;
+pub mod variable_cost;
+pub mod watermarks;
+
+use serde_json::{Value, json};
+use sluice_policy::sim::experiments;
+
+use crate::bench::lab::{Case, Lab, Plan, Row};
+use crate::bench::report::Params;
+use crate::bench::setup::{Chain, Class, Sched, Service, Setup, Traffic};
+use crate::bench::table::Column;
+
+/// The NF that all of them use.
+pub const COST: &str = "sluice-nf-cost";
+/// Costs of the paper's chain: low, medium, high.
+pub const COSTS: [u64; 3] = experiments::CHAIN;
+/// Flows of a generator that stands for one chain.
+pub const FLOWS: u32 = 16;
+/// Capacity of the rings, if nothing else is said.
+pub const RING: u32 = 2048;
+/// The same where there is one chain: a turn that is twice as long costs half as many switches, and the frames still circulate in the
+/// second-level cache. `watermarks` shows what other depths do.
+pub const LINE_RING: u32 = 4096;
+/// Frames for that: both rings of three NFs, all of which fill up without backpressure, and some in hand.
+pub const LINE_FRAMES: u32 = 32_768;
+
+/// Which parts are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// None: the vanilla platform.
+    Default,
+    /// Shares of a core follow load, and nothing else.
+    Weights,
+    /// Chains are refused at their entry, and nothing else.
+    Backpressure,
+    /// All.
+    Sluice,
+    /// All, and the handlers in one process.
+    Ideal,
+}
+
+/// The modes of the paper's tables, and the ideal.
+pub const MODES: [Mode; 5] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+/// The same without the ideal, where NFs are not one after another.
+pub const PARTS: [Mode; 4] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice];
+/// Without the parts alone.
+pub const ENDS: [Mode; 3] = [Mode::Default, Mode::Sluice, Mode::Ideal];
+/// The kernel's schedulers of the paper.
+pub const SCHEDULERS: [Class; 4] = [Class::Other, Class::Batch, Class::Rr(1), Class::Rr(100)];
+
+impl Mode {
+    /// Its word in names.
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Default => "default",
+            Mode::Weights => "weights",
+            Mode::Backpressure => "backpressure",
+            Mode::Sluice => "sluice",
+            Mode::Ideal => "ideal",
+        }
+    }
+
+    /// Why it does not have to be run under a scheduler, if so.
+    pub fn idle_under(self, class: Class) -> Option<&'static str> {
+        let idle = self == Mode::Weights && matches!(class, Class::Rr(_));
+        idle.then_some("SCHED_RR knows no shares, so weights alone are the default once more")
+    }
+
+    /// The table `[sched]` for it.
+    pub fn sched(self, class: Class) -> Sched {
+        let all = matches!(self, Mode::Sluice | Mode::Ideal);
+        Sched {
+            class,
+            handover: all,
+            weights: all || self == Mode::Weights,
+            backpressure: all || self == Mode::Backpressure,
+            ecn: all,
+            watermarks: None,
+            queueing_us: None,
+            downstream_first: false,
+        }
+    }
+}
+
+/// A scheduler's word in names.
+pub fn word_of(class: Class) -> String {
+    match class {
+        Class::Other => "other".into(),
+        Class::Batch => "batch".into(),
+        Class::Rr(ms) => format!("rr{ms}"),
+    }
+}
+
+/// Name of a variant.
+pub fn name_of(mode: Mode, class: Class) -> String {
+    format!("{}/{}", mode.word(), word_of(class))
+}
+
+/// Params of their names and values.
+pub fn params(of: &[(&str, Value)]) -> Params {
+    of.iter().map(|(key, value)| ((*key).to_string(), value.clone())).collect()
+}
+
+/// Packets per second on a link of 10 Gbit/s: each has 20 bytes of preamble and gap besides its own.
+pub fn line_rate(packet_bytes: u32) -> f64 {
+    10e9 / (f64::from(packet_bytes + 20) * 8.0)
+}
+
+/// An NF on `core` that costs so much.
+pub fn nf(name: &str, core: usize, args: &[&str]) -> Service {
+    let args = args.iter().map(|arg| arg.to_string()).collect();
+    Service { name: name.into(), exec: COST.into(), args, core, ring: RING, ..Service::default() }
+}
+
+/// An NF with one cost.
+pub fn nf_of(name: &str, core: usize, cycles: u64) -> Service {
+    nf(name, core, &["--cycles", &cycles.to_string()])
+}
+
+/// A chain into the sink.
+pub fn chain_of(name: &str, services: &[&str]) -> Chain {
+    Chain { name: name.into(), services: services.iter().map(|s| s.to_string()).collect(), ..Chain::default() }
+}
+
+/// A generator for a chain.
+pub fn traffic_to(chain: &str, rate: f64) -> Traffic {
+    Traffic { name: format!("to-{chain}"), chain: chain.into(), rate, flows: FLOWS, ..Traffic::default() }
+}
+
+/// A hop of a chain: an NF with the arguments of its cost, and its core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hop {
+    /// Name of its service.
+    pub name: String,
+    /// Its core.
+    pub core: usize,
+    /// Its costs: one, or a list that each packet draws from.
+    pub cycles: Vec<u64>,
+}
+
+impl Hop {
+    /// A hop of one cost. Hops are named by their number, from 1.
+    pub fn new(number: usize, core: usize, cycles: u64) -> Self {
+        Self { name: format!("nf{number}"), core, cycles: vec![cycles] }
+    }
+
+    fn list(&self) -> String {
+        self.cycles.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    fn mean(&self) -> u64 {
+        self.cycles.iter().sum::<u64>() / self.cycles.len().max(1) as u64
+    }
+}
+
+/// One NF that has the costs of several hops, stage after stage, as the hops one after another would.
+pub fn fused(name: &str, core: usize, hops: &[Hop]) -> Service {
+    let mut args: Vec<String> = Vec::new();
+    for hop in hops {
+        args.extend(["--cycles".into(), hop.list()]);
+    }
+    args.extend(["--seed".into(), "1".into()]);
+    Service { name: name.into(), exec: COST.into(), args, core, ring: RING, ..Service::default() }
+}
+
+/// One chain of hops at line rate, in a mode: the ideal has the hops of the core with the most work in one process.
+pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
+    let mut setup = Setup {
+        manager_core: lab.manager_core,
+        sched: Some(mode.sched(class)),
+        traffic: vec![traffic_to("c", line_rate(64))],
+        ..Setup::default()
+    };
+    if mode == Mode::Ideal {
+        let (core, most) = busiest(hops);
+        setup.services = vec![fused("ideal", core, &most)];
+    } else {
+        // Each hop draws from another seed on, as the stages of the ideal do.
+        setup.services = hops
+            .iter()
+            .zip(1..)
+            .map(|(hop, seed)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &format!("{seed}")]))
+            .collect();
+    }
+    setup.services.iter_mut().for_each(|service| service.ring = LINE_RING);
+    setup.frames = LINE_FRAMES;
+    let names: Vec<&str> = setup.services.iter().map(|s| s.name.as_str()).collect();
+    setup.chains = vec![chain_of("c", &names)];
+    setup
+}
+
+/// The core with the most work for a packet, and the hops on it.
+fn busiest(hops: &[Hop]) -> (usize, Vec<Hop>) {
+    let on = |core: usize| hops.iter().filter(|hop| hop.core == core).cloned().collect::<Vec<_>>();
+    let work = |core: usize| on(core).iter().map(Hop::mean).sum::<u64>();
+    let core = hops.iter().map(|hop| hop.core).max_by_key(|core| work(*core)).unwrap_or(0);
+    (core, on(core))
+}
+
+/// One case for each mode under each scheduler: what is measured, and what the simulator says of it.
+pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode, Class) -> Setup) -> Vec<Case> {
+    let case = |mode: Mode, class: Class| {
+        let (name, params, setup) = (name_of(mode, class), of.clone(), setup(mode, class));
+        let (row_name, row_params) = (name.clone(), of.clone());
+        let run = move |lab: &Lab| {
+            let mut row = Row::new(&row_name, &row_params, lab.flow(&setup)?);
+            simulated::compare(&mut row, &setup, lab.tsc_hz());
+            Ok(vec![row])
+        };
+        Case { name, params, run: Box::new(run) }
+    };
+    classes.iter().flat_map(|class| modes.iter().map(move |mode| (*mode, *class))).map(|(mode, class)| case(mode, class)).collect()
+}
+
+/// Adds to the rows of a turn, for `delivered_pps`: `ideal_pps` and `of_ideal` (of the ideal under the same scheduler with the same
+/// params), `of_ideal_by_cpu` (the same by time on the core for a packet, which holds where other load takes part of the core too),
+/// `of_default` (of the default under the same scheduler) and `of_best_default` (of the best default under any).
+pub fn ratios(rows: &mut [Row]) -> Vec<Row> {
+    ratios_besides(rows, &[])
+}
+
+/// What rows are compared with.
+struct Base {
+    mode: String,
+    class: String,
+    params: Params,
+    delivered: f64,
+    /// Time on the core for a packet.
+    packet_ns: Option<f64>,
+}
+
+impl Base {
+    fn of(row: &Row) -> Option<Self> {
+        let (mode, class) = row.name.split_once('/')?;
+        Some(Self {
+            mode: mode.into(),
+            class: class.into(),
+            params: row.params.clone(),
+            delivered: row.get("delivered_pps")?,
+            packet_ns: row.get("nf_ns_per_packet").filter(|ns| *ns > 0.0),
+        })
+    }
+}
+
+/// As [`ratios`], where the ideal does not have to be equal in the params `besides`: they make no difference to it.
+pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
+    let bases: Vec<Base> = rows.iter().filter_map(Base::of).collect();
+    let without = |of: &Params| {
+        let mut of = of.clone();
+        besides.iter().for_each(|key| drop(of.remove(*key)));
+        of
+    };
+    for row in rows {
+        let Some(Base { mode, class, params, delivered, packet_ns }) = Base::of(row) else { continue };
+        let of = |mode: &'static str| bases.iter().filter(move |base| base.mode == mode);
+        let default = of("default").find(|b| b.class == class && b.params == params).map(|b| b.delivered);
+        let best = of("default").filter(|b| b.params == params).map(|b| b.delivered).reduce(f64::max);
+        let ideal = of("ideal").find(|b| b.class == class && without(&b.params) == without(&params));
+        // On several cores, the ideal has the work of one of them.
+        let on_one = params.get("nf_cores").is_none_or(|cores| *cores == 1);
+        let by_cpu = ideal.filter(|_| on_one).and_then(|b| Some(b.packet_ns? / packet_ns?));
+        let ideal = ideal.map(|b| b.delivered);
+        let ratio = |base: Option<f64>| base.filter(|b| *b > 0.0).map(|b| delivered / b);
+        if mode != "ideal" {
+            row.put("ideal_pps", ideal);
+            row.put("of_ideal", ratio(ideal));
+            row.put("of_ideal_by_cpu", by_cpu);
+            row.put("of_best_default", ratio(best));
+        }
+        if mode != "ideal" && mode != "default" {
+            row.put("of_default", ratio(default));
+        }
+    }
+    Vec::new()
+}
+
+/// Column that most tables begin with.
+pub const DELIVERED: Column = Column::new("delivered_pps", "delivered Mpps", 1e6, 3);
+/// Of the ideal.
+pub const OF_IDEAL: Column = Column::new("of_ideal", "of ideal", 1.0, 3);
+/// Of the ideal, by time on the core.
+pub const OF_IDEAL_BY_CPU: Column = Column::new("of_ideal_by_cpu", "by CPU time", 1.0, 3);
+/// Of the default under the same scheduler.
+pub const OF_DEFAULT: Column = Column::new("of_default", "of default", 1.0, 2);
+/// Of the best default.
+pub const OF_BEST: Column = Column::new("of_best_default", "of best default", 1.0, 2);
+/// Wasted work.
+pub const WASTED: Column = Column::new("wasted_pps", "wasted kpps", 1e3, 1);
+/// The same, of what was delivered.
+pub const WASTED_PERCENT: Column = Column::new("wasted_percent", "% of delivered", 1.0, 3);
+/// Time on the core of the NFs that are numbered from 1.
+pub const CPU: [Column; 4] = [
+    Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 1),
+    Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 1),
+    Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 1),
+    Column::new("cpu_percent.nf4", "CPU 4 %", 1.0, 1),
+];
+/// Jain's index over chains.
+pub const JAIN: Column = Column::new("jain", "Jain", 1.0, 3);
+
+/// Where the NFs of an experiment are that should have a core each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// The core of each.
+    pub cores: Vec<usize>,
+    /// How many cores that are.
+    pub used: usize,
+    /// Schedulers that make a difference there.
+    pub classes: &'static [Class],
+}
+
+/// Places `wanted` NFs: one a core if there are so many, where the scheduler has nothing to choose from; else on all that there are
+/// beside the manager's, in turn, and the plan says that `modes` could not have a core each.
+pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Placed {
+    let why = match lab.cores.own(wanted) {
+        Ok(own) => return Placed { cores: own.to_vec(), used: wanted, classes: &SCHEDULERS[..1] },
+        Err(why) => why,
+    };
+    for mode in modes {
+        plan.leave_out(&name_of(*mode, Class::Other), params(&[nf_cores(wanted)]), format!("a core for each NF: {why}"));
+    }
+    let cores = lab.cores.besides_manager();
+    let used = cores.len().min(wanted);
+    Placed { cores: cores.into_iter().cycle().take(wanted).collect(), used, classes: &SCHEDULERS }
+}
+
+/// The param that says on how many cores NFs are.
+pub fn nf_cores(cores: usize) -> (&'static str, Value) {
+    ("nf_cores", json!(cores))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::bench::BenchArgs;
+    use crate::bench::daemon::tests::{assert_accepted, built};
+    use crate::bench::measure::Sample;
+
+    /// A row with a rate.
+    pub fn row(name: &str, of: &[(&str, Value)], delivered: f64) -> Row {
+        Row::new(name, &params(of), Sample::from([("delivered_pps".into(), delivered)]))
+    }
+
+    #[test]
+    fn names_are_those_of_the_form() {
+        assert_eq!(name_of(Mode::Default, Class::Other), "default/other");
+        assert_eq!(name_of(Mode::Weights, Class::Batch), "weights/batch");
+        assert_eq!(name_of(Mode::Sluice, Class::Rr(100)), "sluice/rr100");
+    }
+
+    #[test]
+    fn modes_switch_parts() {
+        let of = |mode: Mode| {
+            let sched = mode.sched(Class::Other);
+            [sched.handover, sched.weights, sched.backpressure, sched.ecn]
+        };
+        assert_eq!(of(Mode::Default), [false; 4]);
+        assert_eq!(of(Mode::Weights), [false, true, false, false]);
+        assert_eq!(of(Mode::Backpressure), [false, false, true, false]);
+        assert_eq!((of(Mode::Sluice), of(Mode::Ideal)), ([true; 4], [true; 4]));
+        let idle = |mode: Mode| SCHEDULERS.map(|class| mode.idle_under(class).is_some());
+        assert_eq!(idle(Mode::Weights), [false, false, true, true]);
+        assert_eq!((idle(Mode::Default), idle(Mode::Sluice)), ([false; 4], [false; 4]));
+    }
+
+    #[test]
+    fn the_line_carries_so_many() {
+        assert!((line_rate(64) - 14_880_952.0).abs() < 1.0);
+        assert!((line_rate(1518) - 812_743.8).abs() < 1.0);
+    }
+
+    #[test]
+    fn ratios_are_within_a_scheduler() {
+        let at = |ring: u32| [("ring", json!(ring))];
+        let mut rows = vec![
+            row("default/other", &at(1), 2.0),
+            row("sluice/other", &at(1), 3.0),
+            row("ideal/other", &at(1), 4.0),
+            row("default/batch", &at(1), 6.0),
+            row("sluice/batch", &at(1), 9.0),
+            row("default/other", &at(2), 100.0),
+        ];
+        ratios(&mut rows);
+        let got = |i: usize, metric: &str| rows[i].get(metric);
+        assert_eq!((got(0, "of_ideal"), got(0, "of_default"), got(0, "ideal_pps")), (Some(0.5), None, Some(4.0)));
+        assert_eq!((got(1, "of_ideal"), got(1, "of_default"), got(1, "of_best_default")), (Some(0.75), Some(1.5), Some(0.5)));
+        assert_eq!((got(2, "of_ideal"), got(2, "of_best_default")), (None, None));
+        assert_eq!((got(4, "of_ideal"), got(4, "of_default"), got(4, "of_best_default")), (None, Some(1.5), Some(1.5)));
+        assert_eq!(got(5, "of_ideal"), None, "of other params");
+        rows[1].put("nf_ns_per_packet", Some(500.0));
+        rows[2].put("nf_ns_per_packet", Some(450.0));
+        ratios_besides(&mut rows, &["ring"]);
+        assert_eq!((rows[1].get("of_ideal_by_cpu"), rows[4].get("of_ideal_by_cpu")), (Some(0.9), None));
+        assert_eq!(rows[5].get("of_ideal"), Some(25.0));
+    }
+
+    #[test]
+    fn the_ideal_has_the_work_of_the_busiest_core() {
+        let hops = [Hop::new(1, 1, 120), Hop::new(2, 2, 500), Hop::new(3, 1, 550)];
+        let (core, most) = busiest(&hops);
+        assert_eq!((core, most.iter().map(|h| h.name.as_str()).collect::<Vec<_>>()), (1, vec!["nf1", "nf3"]));
+        let drawn = [Hop { cycles: vec![1, 2], ..hops[0].clone() }, hops[2].clone()];
+        assert_eq!(fused("ideal", 1, &drawn).args, ["--cycles", "1,2", "--cycles", "550", "--seed", "1"]);
+    }
+
+    #[test]
+    fn every_mode_of_a_line_has_one_chain_over_its_services() {
+        let lab = crate::bench::lab::tests::lab(1);
+        let hops = [Hop::new(1, 1, 120), Hop::new(2, 1, 270)];
+        for mode in MODES {
+            let setup = line(&lab, mode, Class::Batch, &hops);
+            let names: Vec<&String> = setup.services.iter().map(|s| &s.name).collect();
+            assert_eq!(setup.chains[0].services.iter().collect::<Vec<_>>(), names);
+            assert_eq!(names.len(), if mode == Mode::Ideal { 1 } else { 2 });
+            assert_eq!(setup.traffic[0].chain, setup.chains[0].name);
+        }
+    }
+
+    #[test]
+    fn the_daemon_accepts_the_configurations() {
+        let lab = crate::bench::lab::tests::lab(1);
+        for (mode, class) in MODES.iter().flat_map(|mode| SCHEDULERS.map(|class| (*mode, class))) {
+            let mut setup = line(&lab, mode, class, &chain::hops(&lab));
+            if let Some(sched) = &mut setup.sched {
+                (sched.watermarks, sched.queueing_us) = (Some((20, 40)), Some(50));
+            }
+            assert_accepted(&setup, &[COST]);
+        }
+    }
+
+    #[test]
+    fn a_short_run_measures_a_chain_beside_its_ideal() {
+        let Some(programs) = built(&[COST]) else { return };
+        let only = vec!["sluice/other".into(), "ideal/other".into()];
+        let args = BenchArgs { seconds: 0.3, repeats: 1, only, ..BenchArgs::default() };
+        let lab = match Lab::with(&args, programs) {
+            Ok(lab) => lab,
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let (report, failed) = lab.conduct(&chain::plan(&lab)).unwrap();
+        assert_eq!(failed, 0, "{:?}", report.left_out);
+        let names: Vec<&str> = report.variants.iter().map(|v| v.name.as_str()).collect();
+        assert_eq!(names, ["sluice/other", "ideal/other"]);
+        for metric in ["delivered_pps", "of_ideal", "wasted_pps.nf2", "cpu_percent.nf3", "sched_delay_ns.nf1"] {
+            assert_eq!(report.variants[0].metrics[metric].samples.len(), 1, "{metric}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! `sluice bench multicore`: a chain whose NFs have a core each.
+//!
+//! # Approach
+//! Costs 550, 2200 and 4500. With a core each, the last NF is the bottleneck and the others waste what they do beyond its rate; the
+//! kernel's scheduler has nothing to decide, so only backpressure helps, and the cores upstream become free: their CPU shows it. With
+//! too few cores the same chain runs on those that there are, which the param `nf_cores` says.
+//!
+//! # Source
+//! NFVnice, table 5.
+
+use super::simulated::{ERROR, SIMULATED};
+use super::{
+    COST, CPU, DELIVERED, Hop, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, nf_cores, params, place,
+    ratios,
+};
+use crate::bench::lab::{Lab, Plan};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "multicore", about: "costs 550/2200/4500, on a core each where there are so many (table 5)", run };
+
+/// With a core each: without weights alone, which have nothing to weigh.
+const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+const COSTS: [u64; 3] = [550, 2200, 4500];
+
+const GROUP: Group = Group {
+    title: "A chain of costs 550, 2200 and 4500",
+    keys: &["nf_cores"],
+    columns: &[
+        DELIVERED,
+        OF_IDEAL,
+        OF_IDEAL_BY_CPU,
+        OF_DEFAULT,
+        WASTED,
+        SIMULATED,
+        ERROR,
+        Column::new("processed_pps.nf1", "NF 1 Mpps", 1e6, 3),
+        Column::new("processed_pps.nf2", "NF 2 Mpps", 1e6, 3),
+        Column::new("processed_pps.nf3", "NF 3 Mpps", 1e6, 3),
+        CPU[0],
+        CPU[1],
+        CPU[2],
+    ],
+    plotted: 5,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+    let placed = place(lab, &mut plan, &APART, COSTS.len());
+    let modes = if placed.used == COSTS.len() { &APART[..] } else { &MODES };
+    let hops: Vec<Hop> = COSTS.iter().zip(&placed.cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
+    plan.cases = cases(modes, placed.classes, &params(&[nf_cores(placed.used)]), |mode, class| line(lab, mode, class, &hops));
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn what_has_too_few_cores_runs_on_those_that_there_are() {
+        let lab = lab(1);
+        let plan = plan(&lab);
+        let fits = lab.cores.own(3).is_ok();
+        assert_eq!(plan.left_out.len(), if fits { 0 } else { APART.len() });
+        assert_eq!(plan.cases.len(), if fits { 4 } else { 20 });
+        let cores = plan.cases[0].params["nf_cores"].as_u64().unwrap();
+        assert_eq!(cores == 3, fits);
+        assert!(plan.left_out.iter().all(|l| l.params["nf_cores"] == 3 && l.why.contains("physical cores")));
+    }
+}

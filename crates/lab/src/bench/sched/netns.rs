@@ -1,0 +1,383 @@
+//! Two network namespaces that only a daemon joins, for experiments with real TCP.
+//!
+//! ```text
+//! inside                                outside
+//! 10.99.0.1 ── host end ──► sluiced ──► host end ── 10.99.0.2
+//! ```
+//! Root alone can make them; `ip`, `ethtool` and `iperf3` are called by their names. Names carry this process's number, so two
+//! experiments at once do not meet. Dropping [`Wires`] removes everything, whatever is left of it.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use crate::bench::daemon::Programs;
+
+/// Address of the inner end.
+pub const INSIDE: &str = "10.99.0.1";
+/// Address of the outer end.
+pub const OUTSIDE: &str = "10.99.0.2";
+/// Second addresses of both, where they are laid.
+pub const SECOND: [&str; 2] = ["10.99.0.3", "10.99.0.4"];
+/// Port of iperf3's server, its own default.
+const PORT: u16 = 5201;
+/// How long anything may take besides the measured time.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a flow may take to begin, and to end after its time: with its packets going through, either is a matter of milliseconds.
+const GIVE_UP: Duration = Duration::from_secs(5);
+/// Bytes of a packet's headers, IPv4 and TCP with the time stamps that Linux sends.
+const HEADERS: u64 = 52;
+
+/// What came of a TCP flow.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Flow {
+    /// It ran to its end; bits per second that arrived.
+    Whole(f64),
+    /// Its packets did not come through: it had no connection, or could not end. Bits per second that arrived until it was given up.
+    Starved(f64),
+}
+
+/// Why there can be no namespaces with iperf3 in them here, if so.
+pub fn missing() -> Option<String> {
+    missing_without(&[])
+}
+
+/// The same, where these programs are not needed.
+pub fn missing_without(unneeded: &[&str]) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("it needs root, for network namespaces; run it with sudo".into());
+    }
+    let there = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status().is_ok()
+    };
+    let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("iperf3", "--version", "iperf3")];
+    let absent = programs.iter().find(|(program, version, _)| !unneeded.contains(program) && !there(program, &[version]))?;
+    Some(format!("there is no {} here; install {}", absent.0, absent.2))
+}
+
+/// Which of the two namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where flows begin.
+    Inside,
+    /// Where they lead.
+    Outside,
+}
+
+/// Both namespaces and their host ends.
+#[derive(Debug)]
+pub struct Wires {
+    inside: End,
+    outside: End,
+}
+
+#[derive(Debug)]
+struct End {
+    /// Name of the namespace.
+    namespace: String,
+    /// Name of the host's end.
+    host: String,
+}
+
+/// Runs a program to its end, and gives back what it said.
+///
+/// # Errors
+/// It cannot be run, or says that it failed.
+pub(crate) fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
+    let out = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {program}; install it"))?;
+    ensure!(out.status.success(), "{program} {} failed: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim());
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+impl End {
+    fn lay(&self, address: &str) -> anyhow::Result<()> {
+        let (ns, host) = (self.namespace.as_str(), self.host.as_str());
+        call("ip", &["netns", "add", ns])?;
+        call("ip", &["link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", ns])?;
+        call("ip", &["-n", ns, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
+        call("ip", &["-n", ns, "link", "set", "lo", "up"])?;
+        // What leaves a namespace is what a wire would carry: real checksums, no segments beyond the MTU.
+        let plain = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
+        call("ip", &[&["netns", "exec", ns, "ethtool", "-K", "eth0"], &plain[..]].concat())?;
+        call("ethtool", &[&["-K", host], &plain[..]].concat())?;
+        call("ip", &["-n", ns, "link", "set", "eth0", "up"])?;
+        call("ip", &["link", "set", host, "up"])?;
+        Ok(())
+    }
+
+    fn mac(&self) -> anyhow::Result<String> {
+        mac_of(&call("ip", &["-n", &self.namespace, "-j", "link", "show", "eth0"])?)
+    }
+}
+
+fn mac_of(json: &str) -> anyhow::Result<String> {
+    let links: Value = serde_json::from_str(json).context("ip's answer is no JSON")?;
+    links[0]["address"].as_str().map(String::from).context("ip names no address")
+}
+
+impl Wires {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// A step of it fails; what was made until then is removed.
+    pub fn lay() -> anyhow::Result<Self> {
+        let process = std::process::id();
+        let end =
+            |word: &str| End { namespace: format!("sluice-bench-{process}-{word}"), host: format!("slb{process}{}", &word[..1]) };
+        let wires = Self { inside: end("inside"), outside: end("outside") };
+        wires.inside.lay(INSIDE)?;
+        wires.outside.lay(OUTSIDE)?;
+        // Nobody has to ask who is where, so no answer can be lost to an overload.
+        let known = |at: &End, address: &str, of: &End| {
+            call("ip", &["-n", &at.namespace, "neigh", "add", address, "lladdr", &of.mac()?, "dev", "eth0"])
+        };
+        known(&wires.inside, OUTSIDE, &wires.outside)?;
+        known(&wires.outside, INSIDE, &wires.inside)?;
+        Ok(wires)
+    }
+
+    /// Names of the host ends: of the inner and of the outer namespace.
+    pub fn hosts(&self) -> [&str; 2] {
+        [&self.inside.host, &self.outside.host]
+    }
+
+    /// Names of the namespaces: the inner and the outer one.
+    pub fn namespaces(&self) -> [&str; 2] {
+        [&self.inside.namespace, &self.outside.namespace]
+    }
+
+    /// Gives both ends a second address, which the inner one uses to speak with that of the outer one.
+    ///
+    /// # Errors
+    /// `ip` fails.
+    pub fn lay_second(&self) -> anyhow::Result<()> {
+        for (end, own, other, of) in
+            [(&self.inside, SECOND[0], SECOND[1], &self.outside), (&self.outside, SECOND[1], SECOND[0], &self.inside)]
+        {
+            call("ip", &["-n", &end.namespace, "addr", "add", &format!("{own}/32"), "dev", "eth0"])?;
+            call("ip", &["-n", &end.namespace, "route", "add", &format!("{other}/32"), "dev", "eth0", "src", own])?;
+            call("ip", &["-n", &end.namespace, "neigh", "add", other, "lladdr", &of.mac()?, "dev", "eth0"])?;
+        }
+        Ok(())
+    }
+
+    /// DPDK's words for the host end of the inner namespace.
+    pub fn inside_devargs(&self) -> String {
+        devargs(0, &self.inside.host)
+    }
+
+    /// DPDK's words for the host end of the outer namespace.
+    pub fn outside_devargs(&self) -> String {
+        devargs(1, &self.outside.host)
+    }
+
+    /// A TCP flow from the inner to the outer namespace, which is sent at `mbit` million bits a second, from processes on `cores`.
+    /// Either ends after `seconds`, or is given up soon after.
+    ///
+    /// # Errors
+    /// iperf3 fails for another reason than that its packets do not come through, or the experiment was interrupted.
+    pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
+        let port = PORT.to_string();
+        let iperf = |side: Side, args: &[&str]| self.spawn(side, cores, &[&["iperf3", "-p", &port], args].concat());
+        let mut server = iperf(Side::Outside, &["-s", "-1"])?;
+        let began = Instant::now();
+        while !listens(server.id(), PORT) {
+            if let Some(status) = server.ended()? {
+                bail!("iperf3 -s ended at once ({status})");
+            }
+            ensure!(began.elapsed() < PATIENCE, "iperf3 -s does not listen after {PATIENCE:?}");
+            programs.pause(Duration::from_millis(5))?;
+        }
+        let (rate, time) = (format!("{mbit}M"), format!("{}", seconds.ceil().max(1.0)));
+        let timeout = GIVE_UP.as_millis().to_string();
+        let began = Instant::now();
+        let client = iperf(Side::Inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
+        let answer = client.text(programs, Duration::from_secs_f64(seconds.ceil()) + GIVE_UP)?;
+        match answer.as_deref().map(received).transpose()?.flatten() {
+            Some(bps) => Ok(Flow::Whole(bps)),
+            None => Ok(Flow::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
+        }
+    }
+
+    fn end(&self, side: Side) -> &End {
+        match side {
+            Side::Inside => &self.inside,
+            Side::Outside => &self.outside,
+        }
+    }
+
+    /// Name of the host's end of a side.
+    pub fn host(&self, side: Side) -> &str {
+        &self.end(side).host
+    }
+
+    /// Runs a program and its arguments in a namespace, on `cores`. What it says is kept, but not what it complains of.
+    ///
+    /// # Errors
+    /// There is no taskset.
+    pub fn spawn(&self, side: Side, cores: &[usize], command: &[&str]) -> anyhow::Result<Running> {
+        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let child = Command::new("taskset")
+            .args(["-c", &list, "ip", "netns", "exec", &self.end(side).namespace])
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run taskset; install util-linux")?;
+        Ok(Running(child))
+    }
+
+    /// Bytes that have arrived in the outer namespace, without headers, by its own counters.
+    fn arrived(&self) -> anyhow::Result<u64> {
+        let counters = call("ip", &["netns", "exec", &self.outside.namespace, "cat", "/proc/net/snmp", "/proc/net/netstat"])?;
+        payload(&counters).context("the kernel does not count what arrives in a namespace (/proc/net/netstat)")
+    }
+}
+
+fn devargs(number: u32, host: &str) -> String {
+    format!("net_af_packet{number},iface={host},framecnt=4096")
+}
+
+impl Drop for Wires {
+    fn drop(&mut self) {
+        for end in [&self.inside, &self.outside] {
+            // Either may not have been made. A host end goes with its namespace, but not at once.
+            let _ = call("ip", &["link", "del", &end.host]);
+            let _ = call("ip", &["netns", "del", &end.namespace]);
+        }
+    }
+}
+
+/// A process that ends with its owner.
+#[derive(Debug)]
+pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
+        self.0.try_wait()
+    }
+
+    /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
+    ///
+    /// # Errors
+    /// What it says cannot be read, or the experiment was interrupted.
+    pub fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
+        let mut pipe = self.0.stdout.take().context("it has no output")?;
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut pipe, &mut text).map(|_| text)
+        });
+        let began = Instant::now();
+        while self.0.try_wait()?.is_none() {
+            if began.elapsed() >= patience {
+                return Ok(None);
+            }
+            programs.pause(Duration::from_millis(10))?;
+        }
+        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what it says"))?;
+        text.map(Some).context("cannot read what it says")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Fails where it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a process's namespace has a listener on a port.
+pub fn listens(pid: u32, port: u16) -> bool {
+    ["tcp", "tcp6"]
+        .iter()
+        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text, port)))
+}
+
+/// Of `/proc/PID/net/tcp`: the second field is the local address, the fourth the state, of which 0A is listening.
+fn has_listener(text: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    text.lines().any(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        fields.get(1).is_some_and(|local| local.ends_with(&port)) && fields.get(3) == Some(&"0A")
+    })
+}
+
+/// Bits per second that the server received, of iperf3's JSON; nothing if there was no connection in time.
+fn received(json: &str) -> anyhow::Result<Option<f64>> {
+    let json: Value = serde_json::from_str(json).context("iperf3's answer is no JSON")?;
+    match json["error"].as_str() {
+        Some(error) if error.ends_with("timed out") => Ok(None),
+        Some(error) => bail!("iperf3: {error}"),
+        None => json["end"]["sum_received"]["bits_per_second"].as_f64().map(Some).context("iperf3 names no rate"),
+    }
+}
+
+/// Bytes behind the headers, of a namespace's counters: pairs of lines, names and numbers, that begin with the same word.
+fn payload(counters: &str) -> Option<u64> {
+    let of = |word: &str, name: &str| counter(counters, word, name);
+    Some(of("IpExt:", "InOctets")?.saturating_sub(of("Ip:", "InReceives")? * HEADERS))
+}
+
+/// One of a namespace's counters, which stand as pairs of lines, names and numbers, that begin with the same word.
+pub(crate) fn counter(counters: &str, word: &str, name: &str) -> Option<u64> {
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
+    let at = lines.next()?.position(|n| n == name)?;
+    lines.next()?.nth(at)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_other_programs_are_understood() {
+        assert_eq!(mac_of(r#"[{"ifname":"eth0","address":"02:00:00:00:00:01"}]"#).unwrap(), "02:00:00:00:00:01");
+        assert!(mac_of("[]").is_err() && mac_of("no").is_err());
+        assert_eq!(received(r#"{"end":{"sum_received":{"bits_per_second":2e8}}}"#).unwrap(), Some(2e8));
+        assert_eq!(received(r#"{"end":{},"error":"unable to connect to server: Connection timed out"}"#).unwrap(), None);
+        assert_eq!(received(r#"{"error":"unable to connect"}"#).unwrap_err().to_string(), "iperf3: unable to connect");
+        assert!(received(r#"{"end":{}}"#).is_err());
+    }
+
+    #[test]
+    fn what_arrived_is_counted_without_headers() {
+        let counters = "Ip: Forwarding InReceives InHdrErrors\nIp: 2 10 0\nTcp: InSegs\nTcp: 9\n\
+            IpExt: InNoRoutes InOctets\nIpExt: 0 15520\n";
+        assert_eq!(payload(counters), Some(15_000));
+        assert_eq!(payload(&counters.replace("15520", "100")), Some(0), "less than headers");
+        assert_eq!((payload("Ip: InReceives\nIp: 1\n"), payload("")), (None, None));
+    }
+
+    #[test]
+    fn a_listener_is_told_from_a_connection() {
+        let line = |local: &str, state: &str| format!("   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000\n");
+        let head = "  sl  local_address rem_address   st tx_queue rx_queue\n".to_string();
+        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A")), PORT));
+        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01")), PORT));
+        assert!(!has_listener(&(head + &line("00000000:1452", "0A")), PORT));
+    }
+
+    #[test]
+    fn names_of_host_ends_are_short_enough() {
+        // An interface's name has at most 15 characters, a process at most 7 digits.
+        assert!(format!("slb{}i", 4_194_304).len() <= 15);
+        assert_eq!(devargs(1, "slb1o"), "net_af_packet1,iface=slb1o,framecnt=4096");
+    }
+}

@@ -1,0 +1,350 @@
+//! `sluice bench overhead`: what tuning costs: a sample, a weight, a wake, and all of it beside none of it.
+//!
+//! # Approach
+//! - `sample`: reading the clock twice and counting the difference, as an NF does once a millisecond; in this process.
+//! - `weight-write`: writing a group's weight on an open file, in a group made for it and removed afterwards.
+//! - `wake`: ringing the doorbell of a thread that sleeps on the NFs' core: the caller's time, and the time until it runs.
+//! - `switch`: two threads on that core that wake each other in turn: the time for one change.
+//! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with weights, backpressure and ECN on
+//!   and off, hand-over on in both: time on the core for a packet (`nf_ns_per_packet`), how busy the manager is, and of it the
+//!   controller's share (`controller_busy_percent`).
+//!
+//! Times are medians of [`TIMES`] repetitions.
+//!
+//! # Source
+//! NFVnice, section 4.3.9 (overheads). The daemon has no switch for sampling, so `sample` stands for a run without.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::json;
+use sluice_shm::clock::{Clock, monotonic_ns};
+use sluice_shm::doorbell;
+use sluice_shm::histogram::Histogram;
+
+use super::chain::hops;
+use super::{COST, Mode, line, params};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::measure::Sample;
+use crate::bench::report::{Params, median};
+use crate::bench::setup::{Class, Setup};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.9)", run };
+
+/// How often a small thing is done to learn how long it takes.
+const TIMES: usize = 1_000;
+/// How often somebody is woken.
+const WAKES: usize = 300;
+/// Time in which somebody who was woken is asleep again.
+const ASLEEP: Duration = Duration::from_micros(300);
+/// How long a wake may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Packets per second through the chain: under half of what a core at 2 GHz can carry.
+const PPS: f64 = 500_000.0;
+/// Where the kernel's control groups are.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+const SMALL: Group = Group {
+    title: "Single steps",
+    keys: &[],
+    columns: &[
+        Column::new("sample_ns", "sample ns", 1.0, 1),
+        Column::new("weight_write_ns", "weight write ns", 1.0, 0),
+        Column::new("wake_caller_ns", "wake, caller ns", 1.0, 0),
+        Column::new("wake_ns", "until it runs ns", 1.0, 0),
+        Column::new("switch_ns", "switch ns", 1.0, 0),
+        Column::new("core_percent", "% of a core at the default period", 1.0, 4),
+    ],
+    plotted: 5,
+    form: Form::Bars,
+};
+const WHOLE: Group = Group {
+    title: "A chain of costs 120, 270 and 550 at half a million packets a second",
+    keys: &[],
+    columns: &[
+        Column::new("nf_ns_per_packet", "NFs' ns/packet", 1.0, 1),
+        Column::new("of_untuned", "of untuned", 1.0, 4),
+        Column::new("manager_busy_percent", "manager busy %", 1.0, 1),
+        Column::new("controller_busy_percent", "controller %", 1.0, 3),
+        Column::new("delivered_pps", "delivered kpps", 1e3, 1),
+    ],
+    plotted: 3,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let shown: Vec<crate::bench::lab::Shown> = vec![(SMALL, |v| !v.name.contains('/')), (WHOLE, |v| v.name.contains('/'))];
+    let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
+    let small = |name: &'static str, of: Params, run: fn(&Lab) -> Result<Sample, Miss>| {
+        let row_params = of.clone();
+        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, run(lab)?)]);
+        Case { name: name.into(), params: of, run: Box::new(run) }
+    };
+    let times = |n: usize| params(&[("times", json!(n))]);
+    plan.cases.push(small("sample", times(TIMES), |_| Ok(samples())));
+    plan.cases.push(small("weight-write", times(TIMES), |_| weight_writes(Path::new(CGROUPS))));
+    plan.cases.push(small("wake", times(WAKES), |lab| wakes(lab.manager_core, lab.cores.shared())));
+    plan.cases.push(small("switch", times(TIMES), |lab| switches(lab.cores.shared())));
+    for (name, tuned) in [("untuned/other", false), ("tuned/other", true)] {
+        plan.cases.push(Case::flow(name, params(&[("rate_pps", json!(PPS))]), setup(lab, tuned)));
+    }
+    plan
+}
+
+fn setup(lab: &Lab, tuned: bool) -> Setup {
+    let mut setup = line(lab, Mode::Sluice, Class::Other, &hops(lab));
+    setup.traffic.iter_mut().for_each(|traffic| traffic.rate = PPS);
+    if let Some(sched) = setup.sched.as_mut().filter(|_| !tuned) {
+        (sched.weights, sched.backpressure, sched.ecn) = (false, false, false);
+    }
+    setup
+}
+
+fn derive(rows: &mut [Row]) -> Vec<Row> {
+    let untuned = rows.iter().find(|row| row.name.starts_with("untuned")).and_then(|row| row.get("nf_ns_per_packet"));
+    for row in rows.iter_mut().filter(|row| row.name.starts_with("tuned")) {
+        let ratio = row.get("nf_ns_per_packet").zip(untuned).map(|(ns, base)| ns / base);
+        row.put("of_untuned", ratio);
+    }
+    Vec::new()
+}
+
+/// The median of times in nanoseconds.
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    median(&times)
+}
+
+fn samples() -> Sample {
+    let (clock, mut histogram) = (Clock::new(), Histogram::default());
+    // A hundred at a time: one is shorter than the clock can tell.
+    let mut one = || {
+        let began = monotonic_ns();
+        for _ in 0..100 {
+            let start = clock.now_ns();
+            histogram.record(black_box(clock.now_ns()).saturating_sub(start));
+        }
+        (monotonic_ns().saturating_sub(began)) as f64 / 100.0
+    };
+    let ns = middle((0..TIMES).map(|_| one()).collect());
+    black_box(&histogram);
+    // One a millisecond.
+    Sample::from([("sample_ns".into(), ns), ("core_percent".into(), ns * 1e3 / 1e9 * 100.0)])
+}
+
+/// A control group of this process's own, without anybody in it; removed with it.
+struct CpuGroup {
+    folder: PathBuf,
+}
+
+impl Drop for CpuGroup {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir(&self.folder) {
+            eprintln!("sluice bench: cannot remove {}: {error}", self.folder.display());
+        }
+    }
+}
+
+/// The folder in which groups with weights can be made, and the file and weights of one.
+fn weights_below(root: &Path) -> Option<(PathBuf, &'static str, [u32; 2])> {
+    let v1 = [root.join("cpu"), root.join("cpu,cpuacct")].into_iter().find(|folder| folder.join("cpu.shares").exists());
+    let v2 = || {
+        let has = std::fs::read_to_string(root.join("cgroup.subtree_control")).ok()?;
+        has.split_ascii_whitespace().any(|controller| controller == "cpu").then(|| root.to_path_buf())
+    };
+    v1.map(|folder| (folder, "cpu.shares", [1024, 2048])).or_else(|| Some((v2()?, "cpu.weight", [100, 200])))
+}
+
+fn weight_writes(root: &Path) -> Result<Sample, Miss> {
+    let leave_out = |why: String| Miss::LeaveOut(why);
+    let (below, name, weights) = weights_below(root)
+        .ok_or_else(|| leave_out(format!("no cpu controller below {}; mount it, or enable it for children", root.display())))?;
+    let folder = below.join(format!("sluice-bench-{}", std::process::id()));
+    std::fs::create_dir(&folder)
+        .map_err(|error| leave_out(format!("cannot make {}: {error}; run it as root", folder.display())))?;
+    let group = CpuGroup { folder };
+    let path = group.folder.join(name);
+    let file =
+        File::options().write(true).open(&path).map_err(|error| leave_out(format!("cannot open {}: {error}", path.display())))?;
+    let mut times = Vec::with_capacity(TIMES);
+    for i in 0..TIMES {
+        let text = weights[i % 2].to_string();
+        let began = Instant::now();
+        file.write_at(text.as_bytes(), 0).with_context(|| format!("cannot write {}", path.display()))?;
+        times.push(began.elapsed().as_nanos() as f64);
+    }
+    let ns = middle(times);
+    // One each ten milliseconds, for one NF.
+    Ok(Sample::from([("weight_write_ns".into(), ns), ("core_percent".into(), ns * 100.0 / 1e9 * 100.0)]))
+}
+
+/// Puts this thread on a core.
+fn pin(core: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+}
+
+/// What two threads share.
+#[derive(Default)]
+struct Shared {
+    bell: AtomicU32,
+    other: AtomicU32,
+    /// When the one that was woken ran, in nanoseconds; 0 until it did.
+    ran: AtomicU64,
+    stop: AtomicBool,
+}
+
+fn wakes(from: usize, to: usize) -> Result<Sample, Miss> {
+    let shared = Arc::new(Shared::default());
+    let sleeper = {
+        let shared = shared.clone();
+        std::thread::spawn(move || -> anyhow::Result<()> {
+            pin(to)?;
+            let mut seen = 0;
+            while !shared.stop.load(Ordering::Acquire) {
+                doorbell::wait(&shared.bell, seen, Some(PATIENCE));
+                let now = shared.bell.load(Ordering::Acquire);
+                if now != seen {
+                    seen = now;
+                    shared.ran.store(monotonic_ns(), Ordering::Release);
+                }
+            }
+            Ok(())
+        })
+    };
+    // In a thread of its own, so that this one stays where it was.
+    let waker = {
+        let shared = shared.clone();
+        std::thread::spawn(move || -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+            let measured = wake_all(&shared, from);
+            shared.stop.store(true, Ordering::Release);
+            doorbell::ring(&shared.bell);
+            measured
+        })
+    };
+    let measured = waker.join().map_err(|_| anyhow::anyhow!("a thread of the experiment panicked"))?;
+    sleeper.join().map_err(|_| anyhow::anyhow!("a thread of the experiment panicked"))??;
+    let (caller, until) = measured?;
+    Ok(Sample::from([("wake_caller_ns".into(), middle(caller)), ("wake_ns".into(), middle(until))]))
+}
+
+fn wake_all(shared: &Shared, from: usize) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+    pin(from)?;
+    let (mut caller, mut until) = (Vec::with_capacity(WAKES), Vec::with_capacity(WAKES));
+    for _ in 0..WAKES {
+        std::thread::sleep(ASLEEP);
+        shared.ran.store(0, Ordering::Release);
+        let (began, start) = (Instant::now(), monotonic_ns());
+        doorbell::ring(&shared.bell);
+        caller.push(began.elapsed().as_nanos() as f64);
+        let ran = loop {
+            let ran = shared.ran.load(Ordering::Acquire);
+            if ran != 0 {
+                break ran;
+            }
+            anyhow::ensure!(began.elapsed() < PATIENCE, "a thread that was woken does not run");
+            std::hint::spin_loop();
+        };
+        until.push(ran.saturating_sub(start) as f64);
+    }
+    Ok((caller, until))
+}
+
+fn switches(core: usize) -> Result<Sample, Miss> {
+    let shared = Arc::new(Shared::default());
+    // Each waits until its own bell has been rung once more, then rings the other's.
+    let player = |first: bool| {
+        let shared = shared.clone();
+        move || -> anyhow::Result<f64> {
+            pin(core)?;
+            let (own, other) = if first { (&shared.bell, &shared.other) } else { (&shared.other, &shared.bell) };
+            let began = Instant::now();
+            for round in 0..TIMES as u32 {
+                if first {
+                    doorbell::ring(other);
+                }
+                while own.load(Ordering::Acquire) == round {
+                    doorbell::wait(own, round, Some(PATIENCE));
+                    anyhow::ensure!(began.elapsed() < PATIENCE * 4, "two threads on core {core} do not wake each other");
+                }
+                if !first {
+                    doorbell::ring(other);
+                }
+            }
+            // Two changes a round.
+            Ok(began.elapsed().as_nanos() as f64 / (2 * TIMES) as f64)
+        }
+    };
+    let (first, second) = (std::thread::spawn(player(true)), std::thread::spawn(player(false)));
+    let panicked = |_| anyhow::anyhow!("a thread of the experiment panicked");
+    let ns = first.join().map_err(panicked)?;
+    second.join().map_err(panicked)??;
+    Ok(Sample::from([("switch_ns".into(), ns?)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn tuning_is_all_that_differs() {
+        let lab = lab(1);
+        let [tuned, untuned] = [true, false].map(|tuned| setup(&lab, tuned));
+        assert_ne!(tuned.sched, untuned.sched);
+        assert_eq!(Setup { sched: None, ..tuned }, Setup { sched: None, ..untuned.clone() });
+        assert!(untuned.sched.unwrap().handover);
+        assert_eq!(plan(&lab).cases.len(), 6);
+    }
+
+    #[test]
+    fn tuned_is_compared_with_untuned() {
+        let row = |name: &str, ns: f64| Row::new(name, &params(&[]), Sample::from([("nf_ns_per_packet".into(), ns)]));
+        let mut rows = vec![row("untuned/other", 400.0), row("tuned/other", 440.0)];
+        derive(&mut rows);
+        assert!((rows[1].get("of_untuned").unwrap() - 1.1).abs() < 1e-9);
+        assert_eq!(rows[0].get("of_untuned"), None);
+    }
+
+    #[test]
+    fn the_controller_is_found_in_either_version() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(matches!(weight_writes(root.path()), Err(Miss::LeaveOut(why)) if why.starts_with("no cpu controller")));
+        std::fs::write(root.path().join("cgroup.subtree_control"), "memory cpu\n").unwrap();
+        assert_eq!(weights_below(root.path()).unwrap(), (root.path().into(), "cpu.weight", [100, 200]));
+        std::fs::create_dir(root.path().join("cpu")).unwrap();
+        std::fs::write(root.path().join("cpu/cpu.shares"), "1024\n").unwrap();
+        assert_eq!(weights_below(root.path()).unwrap(), (root.path().join("cpu"), "cpu.shares", [1024, 2048]));
+        // On a fake tree a new folder has no such file: it is left out, and nothing stays.
+        assert!(matches!(weight_writes(root.path()), Err(Miss::LeaveOut(why)) if why.starts_with("cannot open")));
+        assert_eq!(std::fs::read_dir(root.path().join("cpu")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn single_steps_take_some_time() {
+        let cores = crate::bench::host::Cores::here();
+        assert!(samples()["sample_ns"] > 0.0);
+        assert!(switches(cores.shared()).unwrap()["switch_ns"] > 0.0);
+        if let Ok(manager) = cores.manager() {
+            let wake = wakes(manager, cores.shared()).unwrap();
+            assert!(wake["wake_ns"] > 0.0 && wake["wake_caller_ns"] > 0.0);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What the simulator says of a variant, beside what was measured.
+//!
+//! The simulator ([`sluice_policy::sim`]) runs the daemon's policies (cost, weights, backpressure) on a simulated clock, and a model of how
+//! NFs hand their core over. Here it is given the setup of a measured run (cores, costs, rings, chains and how their rates compare),
+//! what was offered in all, and this host's clock rate; and the difference is told: `simulated_pps` and `error_percent`, that is
+//! (simulated − measured) / measured. What it does not model (caches, the manager's own cost, other load of the host) is in that error.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use sluice_policy::sim::{self, Chain, Cost, Nf, Scenario, Variant};
+
+use super::COST;
+use crate::bench::lab::Row;
+use crate::bench::setup::{Service, Setup};
+use crate::bench::table::Column;
+
+/// What the simulator says.
+pub const SIMULATED: Column = Column::new("simulated_pps", "simulated Mpps", 1e6, 3);
+/// By how much it is wrong.
+pub const ERROR: Column = Column::new("error_percent", "error %", 1.0, 1);
+
+/// Simulated time that is counted, in nanoseconds: enough for a thousand rounds of every policy.
+const MEASURED_NS: u64 = 300_000_000;
+
+/// Adds what the simulator says of `setup` to the row that it gave, on a host whose time-stamp counter runs at `hz`. A row that
+/// the simulator knows no variant or no costs for stays as it is.
+pub fn compare(row: &mut Row, setup: &Setup, hz: Option<f64>) {
+    let Some(scenario) = hz.and_then(|hz| scenario(row, setup, hz)) else { return };
+    let simulated = sim::run(&scenario).total_pps();
+    let delivered = row.get("delivered_pps").filter(|pps| *pps > 0.0);
+    row.put("simulated_pps", Some(simulated));
+    row.put("error_percent", delivered.map(|pps| (simulated - pps) / pps * 100.0));
+}
+
+/// A row's run as a scenario.
+fn scenario(row: &Row, setup: &Setup, hz: f64) -> Option<Scenario> {
+    let (variant, class) = row.name.split_once('/')?;
+    let variant = Variant::ALL.into_iter().find(|v| v.to_string() == variant)?;
+    let class = sim::Class::ALL.into_iter().find(|c| c.to_string() == class)?;
+    let (mut nfs, mut cores) = (Vec::new(), Vec::new());
+    let mut of_service: BTreeMap<&str, Range<usize>> = BTreeMap::new();
+    for service in &setup.services {
+        let core = cores.iter().position(|core| *core == service.core).unwrap_or_else(|| {
+            cores.push(service.core);
+            cores.len() - 1
+        });
+        let first = nfs.len();
+        nfs.extend(stages(service)?.into_iter().map(|cost| Nf { cost, ring: Some(service.ring), ..Nf::fixed(core, 0) }));
+        // Only the ideal calls several handlers in one process.
+        if nfs.len() > first + 1 && variant != Variant::Ideal {
+            return None;
+        }
+        of_service.insert(&service.name, first..nfs.len());
+    }
+    let wanted: f64 = setup.traffic.iter().map(|traffic| traffic.rate).sum();
+    let part = row.get("offered_pps")? / wanted;
+    let chain = |chain: &crate::bench::setup::Chain| {
+        let traffic = setup.traffic.iter().find(|traffic| traffic.chain == chain.name)?;
+        let nfs = chain.services.iter().map(|name| of_service.get(name.as_str()).cloned()).collect::<Option<Vec<_>>>()?;
+        Some(Chain { nfs: nfs.into_iter().flatten().collect(), rate_pps: (traffic.rate * part) as u64, flows: traffic.flows })
+    };
+    let chains = setup.chains.iter().map(chain).collect::<Option<_>>()?;
+    let mut scenario = Scenario::new(nfs, chains, variant, class);
+    scenario.machine.mhz = (hz / 1e6).round() as u64;
+    scenario.measure_ns = MEASURED_NS;
+    scenario.check().is_ok().then_some(scenario)
+}
+
+/// What a packet costs in each stage of a service, where that does not depend on its flow or on a signal.
+fn stages(service: &Service) -> Option<Vec<Cost>> {
+    if service.exec != COST || service.args.iter().any(|arg| arg == "--pick") {
+        return None;
+    }
+    let cost = |list: &str| match list.split(',').map(|cycles| cycles.parse().ok()).collect::<Option<Vec<u64>>>()?[..] {
+        [cycles] => Some(Cost::Fixed(cycles)),
+        ref drawn => Some(Cost::Random(drawn.to_vec())),
+    };
+    service.args.windows(2).filter(|pair| pair[0] == "--cycles").map(|pair| cost(&pair[1])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Sample;
+    use crate::bench::sched::{Hop, chain_of, fused, nf, nf_of, traffic_to};
+
+    fn row(name: &str) -> Row {
+        let sample = Sample::from([("delivered_pps".into(), 2e6), ("offered_pps".into(), 12e6)]);
+        Row::new(name, &Default::default(), sample)
+    }
+
+    /// Chains c1, c2, … over services, with rates.
+    fn setup(services: Vec<Service>, chains: &[(&[&str], f64)]) -> Setup {
+        let mut setup = Setup { services, ..Setup::default() };
+        for ((services, rate), i) in chains.iter().zip(1..) {
+            setup.traffic.push(traffic_to(&format!("c{i}"), *rate));
+            setup.chains.push(chain_of(&format!("c{i}"), services));
+        }
+        setup
+    }
+
+    fn cores_and_costs(scenario: &Scenario) -> Vec<(usize, Cost)> {
+        scenario.nfs.iter().map(|nf| (nf.core, nf.cost.clone())).collect()
+    }
+
+    fn nfs_and_rates(scenario: &Scenario) -> Vec<(Vec<usize>, u64)> {
+        scenario.chains.iter().map(|chain| (chain.nfs.clone(), chain.rate_pps)).collect()
+    }
+
+    #[test]
+    fn a_run_becomes_the_scenario_that_it_was() {
+        let mut services = vec![nf_of("nf1", 1, 120), nf_of("nf2", 1, 270)];
+        services.iter_mut().for_each(|service| service.ring = 4096);
+        let setup = setup(services, &[(&["nf1", "nf2"], 15e6)]);
+        let got = scenario(&row("weights/rr100"), &setup, 2.6e9).unwrap();
+        assert_eq!((got.class, got.machine.mhz, got.machine.cores), (sim::Class::Rr(100), 2600, 1));
+        assert_eq!(got.platform, Variant::Weights.platform());
+        assert_eq!(cores_and_costs(&got), [(0, Cost::Fixed(120)), (0, Cost::Fixed(270))]);
+        assert_eq!(nfs_and_rates(&got), [(vec![0, 1], 12_000_000)], "what was offered counts");
+        assert!(got.nfs.iter().all(|nf| nf.ring == Some(4096)));
+        for unknown in ["cooperative/other", "sluice/fifo", "sluice"] {
+            assert_eq!(scenario(&row(unknown), &setup, 2.6e9), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn cores_are_numbered_in_the_order_of_their_use() {
+        let services = vec![nf_of("nf1", 5, 550), nf_of("nf2", 3, 2200), nf_of("nf3", 5, 4500)];
+        let got = scenario(&row("default/other"), &setup(services, &[(&["nf1", "nf2", "nf3"], 1e6)]), 2e9).unwrap();
+        assert_eq!(got.nfs.iter().map(|nf| nf.core).collect::<Vec<_>>(), [0, 1, 0]);
+        assert_eq!(got.machine.cores, 2);
+    }
+
+    #[test]
+    fn nfs_can_be_shared_and_rates_uneven() {
+        let services = vec![nf_of("a", 1, 270), nf_of("b", 1, 120), nf_of("d", 1, 300)];
+        let setup = setup(services, &[(&["a", "b", "d"], 6e6), (&["d", "a"], 6e6), (&["b"], 3e6)]);
+        let got = scenario(&row("sluice/batch"), &setup, 2e9).unwrap();
+        assert_eq!(nfs_and_rates(&got), [(vec![0, 1, 2], 4_800_000), (vec![2, 0], 4_800_000), (vec![1], 2_400_000)]);
+    }
+
+    #[test]
+    fn a_list_is_drawn_from_and_the_ideal_has_a_stage_for_each_hop() {
+        let drawn = Cost::Random(vec![120, 550]);
+        let list = nf("nf1", 1, &["--cycles", "120,550", "--seed", "1"]);
+        let got = scenario(&row("default/other"), &setup(vec![list], &[(&["nf1"], 1e6)]), 2e9).unwrap();
+        assert_eq!(cores_and_costs(&got), [(0, drawn.clone())]);
+        let hops = [Hop { cycles: vec![120, 550], ..Hop::new(1, 1, 0) }, Hop::new(2, 1, 270)];
+        let ideal = setup(vec![fused("ideal", 1, &hops)], &[(&["ideal"], 1e6), (&["ideal"], 1e6)]);
+        let got = scenario(&row("ideal/other"), &ideal, 2e9).unwrap();
+        assert_eq!(cores_and_costs(&got), [(0, drawn), (0, Cost::Fixed(270))]);
+        assert_eq!(nfs_and_rates(&got), [(vec![0, 1], 6_000_000), (vec![0, 1], 6_000_000)]);
+        assert!(got.platform.fused);
+        assert_eq!(scenario(&row("sluice/other"), &ideal, 2e9), None, "NFs of one process are the ideal's");
+    }
+
+    #[test]
+    fn what_it_cannot_know_is_not_simulated() {
+        let signal = nf("nf1", 1, &["--cycles", "1,2", "--pick", "signal"]);
+        let logger = Service { exec: "sluice-nf-logger".into(), ..nf_of("nf1", 1, 1) };
+        for service in [signal, logger] {
+            assert_eq!(scenario(&row("sluice/other"), &setup(vec![service], &[(&["nf1"], 1e6)]), 2e9), None);
+        }
+        let mut silent = setup(vec![nf_of("nf1", 1, 1)], &[(&["nf1"], 1e6)]);
+        silent.traffic.clear();
+        assert_eq!(scenario(&row("sluice/other"), &silent, 2e9), None);
+    }
+
+    #[test]
+    fn the_error_is_of_what_was_measured() {
+        let setup = setup(vec![nf_of("nf1", 1, 550)], &[(&["nf1"], 15e6)]);
+        let mut known = row("sluice/other");
+        compare(&mut known, &setup, Some(2.3e9));
+        let simulated = known.get("simulated_pps").unwrap();
+        // 2.3 GHz by 550 cycles in the handler and 25 beside it.
+        assert!((simulated / 4e6 - 1.0).abs() < 0.02, "{simulated}");
+        assert_eq!(known.get("error_percent"), Some((simulated - 2e6) / 2e6 * 100.0));
+        let mut starved = row("sluice/other");
+        starved.put("delivered_pps", Some(0.0));
+        compare(&mut starved, &setup, Some(2.3e9));
+        assert_eq!((starved.get("simulated_pps"), starved.get("error_percent")), (Some(simulated), None));
+        for (name, hz) in [("strange", Some(2.3e9)), ("sluice/other", None)] {
+            let mut unknown = row(name);
+            compare(&mut unknown, &setup, hz);
+            assert_eq!(unknown, row(name));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! `sluice bench storage`: one of two flows is logged to disk; what does the other lose?
+//!
+//! # Approach
+//! Both flows pass one NF that writes the packets of one of them into capture files: with asynchronous writes it goes on meanwhile,
+//! with blocking ones it waits for the disk. `unlogged` writes nothing and is the measure: `plain_kept_ratio` is the rate of the flow
+//! that is not logged, over that in the unlogged variant of the same turn. Both flows together are less than the NF can carry, and the
+//! logged one ([`LOGGED_BYTES_PER_S`]) is less than a disk can take: in overload the entry would refuse most of what is to be logged.
+//! So what is lost is lost while the NF stands still.
+//!
+//! # Limits
+//! The files are written below /var/tmp where there is one (/tmp is often memory), and removed after each run.
+//!
+//! # Source
+//! NFVnice, figure 14.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::{Mode, chain_of, line_rate, params, traffic_to};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::measure::Sample;
+use crate::bench::setup::{Class, Service, Setup};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "storage", about: "one of two flows logged to disk, asynchronous and blocking, by size (figure 14)", run };
+
+/// The NF.
+const NF: &str = "sluice-nf-logger";
+/// Sizes on the wire.
+const SIZES: [u32; 6] = [64, 128, 256, 512, 1024, 1500];
+const LOGGED_PORT: u16 = 4_000;
+const PLAIN_PORT: u16 = 5_000;
+/// A port that no packet has.
+const NO_PORT: u16 = 6_000;
+const LOGGED_BYTES_PER_S: f64 = 50e6;
+/// Packets per second of the other flow, if the line carries so many.
+const PLAIN_PPS: f64 = 2e6;
+
+/// How packets are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    None,
+    Async,
+    Blocking,
+}
+
+const WRITES: [Writes; 3] = [Writes::None, Writes::Async, Writes::Blocking];
+
+impl Writes {
+    fn name(self) -> &'static str {
+        match self {
+            Writes::None => "unlogged/other",
+            Writes::Async => "async/other",
+            Writes::Blocking => "blocking/other",
+        }
+    }
+
+    fn args(self, dir: &Path) -> Vec<String> {
+        let port = if self == Writes::None { NO_PORT } else { LOGGED_PORT };
+        let mut args: Vec<String> = vec!["--write".into(), dir.join("log.pcap").display().to_string()];
+        // Two files of 100 MiB at most: a long run fills no disk.
+        args.extend(["--keep".into(), "2".into(), "--dst-port".into(), port.to_string()]);
+        if self == Writes::Blocking {
+            args.push("--blocking".into());
+        }
+        args
+    }
+}
+
+const GROUP: Group = Group {
+    title: "One of two flows logged to disk",
+    keys: &["packet_bytes"],
+    columns: &[
+        Column::new("delivered_pps.plain", "plain Mpps", 1e6, 3),
+        Column::new("delivered_pps.logged", "logged kpps", 1e3, 1),
+        Column::new("plain_kept_ratio", "plain kept", 1.0, 3),
+        Column::new("cpu_percent.logger", "CPU %", 1.0, 0),
+        Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
+    ],
+    plotted: 3,
+    form: Form::Lines("packet_bytes"),
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[])?;
+    lab.run(&plan(lab.programs.has(NF, NF).err().map(|error| error.to_string()).as_deref()))
+}
+
+/// `missing` is why nothing of it can run here.
+fn plan(missing: Option<&str>) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+    for bytes in SIZES {
+        for writes in WRITES {
+            let of = params(&[("packet_bytes", json!(bytes))]);
+            if let Some(why) = missing {
+                plan.leave_out(writes.name(), of, why);
+                continue;
+            }
+            let row_params = of.clone();
+            let run = move |lab: &Lab| Ok(vec![Row::new(writes.name(), &row_params, one(lab, writes, bytes)?)]);
+            plan.cases.push(Case { name: writes.name().into(), params: of, run: Box::new(run) });
+        }
+    }
+    plan
+}
+
+fn one(lab: &Lab, writes: Writes, bytes: u32) -> Result<Sample, Miss> {
+    let disk = ["/var/tmp"].iter().map(Path::new).find(|path| path.is_dir());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("sluice-bench-log-").permissions(crate::bench::daemon::open_to_nfs());
+    let folder = disk.map_or_else(|| builder.tempdir(), |disk| builder.tempdir_in(disk))?;
+    // After it was made: the umask takes nothing of this.
+    std::fs::set_permissions(folder.path(), crate::bench::daemon::open_to_nfs())?;
+    lab.flow(&setup(lab, writes, bytes, folder.path()))
+}
+
+fn setup(lab: &Lab, writes: Writes, bytes: u32, dir: &Path) -> Setup {
+    let logger = Service {
+        name: "logger".into(),
+        exec: NF.into(),
+        args: writes.args(dir),
+        core: lab.cores.shared(),
+        ring: super::RING,
+        ..Service::default()
+    };
+    let mut setup = Setup {
+        manager_core: lab.manager_core,
+        sched: Some(Mode::Sluice.sched(Class::Other)),
+        services: vec![logger],
+        ..Setup::default()
+    };
+    let logged_pps = LOGGED_BYTES_PER_S / f64::from(bytes);
+    for (chain, rate, port) in [("plain", PLAIN_PPS.min(line_rate(bytes)), PLAIN_PORT), ("logged", logged_pps, LOGGED_PORT)] {
+        let mut traffic = traffic_to(chain, rate);
+        (traffic.packet_bytes, traffic.dst_port, traffic.flows) = (bytes, port, 1);
+        setup.traffic.push(traffic);
+        setup.chains.push(chain_of(chain, &["logger"]));
+    }
+    setup
+}
+
+fn derive(rows: &mut [Row]) -> Vec<Row> {
+    let of_unlogged: Vec<_> = rows
+        .iter()
+        .filter(|row| row.name == Writes::None.name())
+        .filter_map(|row| Some((row.params.clone(), row.get("delivered_pps.plain").filter(|pps| *pps > 0.0)?)))
+        .collect();
+    for row in rows {
+        // Rates of a trickle and of a line are not meant to be alike.
+        row.sample.remove("jain");
+        if row.name == Writes::None.name() {
+            continue;
+        }
+        let base = of_unlogged.iter().find(|(params, _)| *params == row.params).map(|(_, pps)| *pps);
+        let ratio = row.get("delivered_pps.plain").zip(base).map(|(pps, base)| pps / base);
+        row.put("plain_kept_ratio", ratio);
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn only_one_of_the_flows_is_logged() {
+        let setup = setup(&lab(1), Writes::Blocking, 1500, "/d".as_ref());
+        assert_eq!(setup.services[0].args, ["--write", "/d/log.pcap", "--keep", "2", "--dst-port", "4000", "--blocking"]);
+        assert_eq!((setup.traffic[0].dst_port, setup.traffic[1].dst_port), (PLAIN_PORT, LOGGED_PORT));
+        assert_eq!((setup.traffic[0].rate, setup.traffic[1].rate), (line_rate(1500), LOGGED_BYTES_PER_S / 1500.0));
+        assert!(setup.toml("/tmp/x".as_ref()).contains("size = 1496"));
+        assert!(!Writes::None.args("/d".as_ref()).contains(&LOGGED_PORT.to_string()));
+    }
+
+    #[test]
+    fn what_is_kept_is_of_the_same_size() {
+        let row = |name: &str, bytes: u32, pps: f64| {
+            Row::new(name, &params(&[("packet_bytes", json!(bytes))]), Sample::from([("delivered_pps.plain".into(), pps)]))
+        };
+        let mut rows = vec![row("unlogged/other", 64, 4.0), row("async/other", 64, 3.0), row("async/other", 128, 3.0)];
+        derive(&mut rows);
+        let kept: Vec<_> = rows.iter().map(|row| row.get("plain_kept_ratio")).collect();
+        assert_eq!(kept, [None, Some(0.75), None]);
+    }
+
+    #[test]
+    fn without_the_nf_all_is_left_out() {
+        let without = plan(Some("there is no logger"));
+        assert_eq!((without.cases.len(), without.left_out.len()), (0, 18));
+        assert_eq!(plan(None).cases.len(), 18);
+    }
+}

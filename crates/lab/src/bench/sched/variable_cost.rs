@@ -1,0 +1,78 @@
+//! `sluice bench variable-cost`: a chain whose NFs' costs change from packet to packet.
+//!
+//! # Approach
+//! Each of three NFs draws 120, 270 or 550 cycles for each packet, each from another seed. A service time is then no constant, and a
+//! median over a window has to do. The ideal draws in each of its stages what the NF in its place draws.
+//!
+//! # Source
+//! NFVnice, figure 10.
+
+use super::chain::cases_of;
+use super::simulated::{ERROR, SIMULATED};
+use super::{COST, COSTS, CPU, DELIVERED, Hop, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
+use crate::bench::lab::{Lab, Plan};
+use crate::bench::table::{Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "variable-cost",
+    about: "a chain whose packets cost 120, 270 or 550 in each NF, drawn anew (figure 10)",
+    run,
+};
+
+const GROUP: Group = Group {
+    title: "Three NFs on a core, each packet draws its cost in each of them",
+    keys: &[],
+    columns: &[
+        DELIVERED,
+        OF_IDEAL,
+        OF_IDEAL_BY_CPU,
+        OF_DEFAULT,
+        OF_BEST,
+        WASTED,
+        WASTED_PERCENT,
+        SIMULATED,
+        ERROR,
+        CPU[0],
+        CPU[1],
+        CPU[2],
+    ],
+    plotted: 3,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn hops(lab: &Lab) -> Vec<Hop> {
+    (1..=COSTS.len()).map(|i| Hop { cycles: COSTS.into(), ..Hop::new(i, lab.cores.shared(), 0) }).collect()
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+    plan.cases = cases_of(lab, &hops(lab));
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+    use crate::bench::sched::{Mode, line};
+    use crate::bench::setup::Class;
+
+    #[test]
+    fn hops_and_stages_draw_from_the_same_seeds() {
+        let lab = lab(1);
+        let setup = line(&lab, Mode::Default, Class::Other, &hops(&lab));
+        for (service, seed) in setup.services.iter().zip(["1", "2", "3"]) {
+            assert_eq!(service.args, ["--cycles", "120,270,550", "--seed", seed]);
+        }
+        let ideal = line(&lab, Mode::Ideal, Class::Other, &hops(&lab));
+        // Stage i begins at seed + i.
+        assert_eq!(ideal.services[0].args[6..], ["--seed", "1"]);
+    }
+}

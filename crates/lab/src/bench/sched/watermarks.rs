@@ -1,0 +1,166 @@
+//! `sluice bench watermarks`: what to set a ring's watermarks, its depth, the queueing time and the frames in circulation to.
+//!
+//! # Approach
+//! The chain of 120, 270 and 550 with everything on under SCHED_OTHER; one thing is changed at a time from the middle of the sweep
+//! (the daemon's defaults). Delivered against the ideal says what keeps packets warm and the core busy; wasted work and latency say
+//! what it costs. `handover` 0 has the manager wake each NF.
+//!
+//! # Source
+//! NFVnice, section 4.3.8 (the tuning of high and low watermark).
+
+use serde_json::json;
+
+use super::chain::hops;
+use super::{COST, DELIVERED, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides};
+use crate::bench::lab::{Case, Lab, Plan, Row};
+use crate::bench::report::Params;
+use crate::bench::setup::{Class, Setup};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "watermarks", about: "the tuning sweep: watermarks, queueing time, ring depth, frames, hand-over", run };
+
+/// Low and high watermark, in percent.
+const MARKS: [(u32, u32); 9] = [(10, 20), (20, 40), (40, 60), (50, 70), (60, 70), (60, 90), (70, 80), (80, 90), (90, 95)];
+const RINGS: [u32; 3] = [256, 512, 1024];
+const FRAMES: [u32; 2] = [32_768, MANY_FRAMES];
+/// Enough for rings of [`DEEP`], which are compared at this number.
+const MANY_FRAMES: u32 = 65_536;
+const DEEP: u32 = 4096;
+const QUEUEING_US: [u32; 4] = [1, 20, 500, 2_000];
+
+/// A point of the sweep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Point {
+    low: u32,
+    high: u32,
+    ring: u32,
+    frames: u32,
+    queueing_us: u32,
+    handover: bool,
+}
+
+const MIDDLE: Point = Point { low: 60, high: 80, ring: RING, frames: 16_384, queueing_us: 100, handover: true };
+
+/// What tells the ideal nothing.
+const SIDE: [&str; 7] = ["point", "low", "high", "ring", "frames", "queueing_us", "handover"];
+
+const GROUP: Group = Group {
+    title: "A chain of costs 120, 270 and 550 on one core, everything on",
+    keys: &["point"],
+    columns: &[
+        DELIVERED,
+        OF_IDEAL,
+        OF_IDEAL_BY_CPU,
+        WASTED,
+        Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
+        Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
+        Column::new("switches_voluntary_per_s.nf3", "switches/s of NF 3", 1.0, 0),
+    ],
+    plotted: 2,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn sweep() -> Vec<Point> {
+    let mut out = vec![MIDDLE];
+    out.extend(MARKS.map(|(low, high)| Point { low, high, ..MIDDLE }));
+    out.extend(RINGS.map(|ring| Point { ring, ..MIDDLE }));
+    out.push(Point { ring: DEEP, frames: MANY_FRAMES, ..MIDDLE });
+    out.extend(FRAMES.map(|frames| Point { frames, ..MIDDLE }));
+    out.extend(QUEUEING_US.map(|queueing_us| Point { queueing_us, ..MIDDLE }));
+    out.push(Point { handover: false, ..MIDDLE });
+    out
+}
+
+impl Point {
+    /// What is not as in the middle, in words.
+    fn word(&self) -> String {
+        let Self { low, high, ring, frames, queueing_us, .. } = *self;
+        let mut words = Vec::new();
+        let mut say = |differs: bool, word: String| words.extend(differs.then_some(word));
+        say((low, high) != (MIDDLE.low, MIDDLE.high), format!("marks {low}/{high}"));
+        say(ring != MIDDLE.ring, format!("ring {ring}"));
+        say(frames != MIDDLE.frames, format!("frames {frames}"));
+        say(queueing_us != MIDDLE.queueing_us, format!("queueing {queueing_us}"));
+        say(self.handover != MIDDLE.handover, "no hand-over".into());
+        if words.is_empty() { "middle".into() } else { words.join(" ") }
+    }
+
+    fn params(&self) -> Params {
+        params(&[
+            ("point", json!(self.word())),
+            ("low", json!(self.low)),
+            ("high", json!(self.high)),
+            ("ring", json!(self.ring)),
+            ("frames", json!(self.frames)),
+            ("queueing_us", json!(self.queueing_us)),
+            ("handover", json!(u8::from(self.handover))),
+        ])
+    }
+
+    fn setup(&self, lab: &Lab, mode: Mode) -> Setup {
+        let mut setup = line(lab, mode, Class::Other, &hops(lab));
+        setup.frames = self.frames;
+        setup.services.iter_mut().for_each(|service| service.ring = self.ring);
+        if let Some(sched) = &mut setup.sched {
+            sched.watermarks = Some((self.low, self.high));
+            sched.queueing_us = Some(self.queueing_us);
+            sched.handover = self.handover;
+        }
+        setup
+    }
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+    let case = |point: &Point, mode: Mode| Case::flow(&name_of(mode, Class::Other), point.params(), point.setup(lab, mode));
+    plan.cases.push(case(&MIDDLE, Mode::Ideal));
+    plan.cases.extend(sweep().iter().map(|point| case(point, Mode::Sluice)));
+    plan
+}
+
+fn derive(rows: &mut [Row]) -> Vec<Row> {
+    ratios_besides(rows, &SIDE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    #[test]
+    fn every_point_is_another_and_can_be_set() {
+        let points = sweep();
+        for (i, point) in points.iter().enumerate() {
+            assert!(!points[..i].contains(point), "{point:?} comes twice");
+            assert!(point.low < point.high && point.high <= 100 && point.ring.is_power_of_two(), "{point:?}");
+            // Both rings of three NFs, and some in hand.
+            assert!(point.frames > 6 * point.ring, "{point:?}");
+        }
+        let words: std::collections::BTreeSet<String> = points.iter().map(Point::word).collect();
+        assert_eq!(words.len(), points.len());
+        assert!(words.contains("ring 4096 frames 65536") && words.contains("marks 10/20"));
+        let text = Point { handover: false, ..MIDDLE }.setup(&lab(1), Mode::Sluice).toml("/tmp/x".as_ref());
+        assert!(text.contains("handover = false") && text.contains("low_watermark = 60\nhigh_watermark = 80\n"), "{text}");
+    }
+
+    #[test]
+    fn one_ideal_is_the_measure_of_all() {
+        let plan = plan(&lab(1));
+        assert_eq!(plan.cases.iter().filter(|case| case.name == "ideal/other").count(), 1);
+        let row = |i: usize, pps: f64| {
+            let sample = crate::bench::measure::Sample::from([("delivered_pps".into(), pps)]);
+            Row::new(&plan.cases[i].name, &plan.cases[i].params, sample)
+        };
+        let mut rows = vec![row(0, 4.0), row(7, 3.0)];
+        derive(&mut rows);
+        assert_eq!(rows[1].get("of_ideal"), Some(0.75));
+    }
+}

@@ -1,0 +1,537 @@
+//! `sluice bench slo-live`: three tenants are promised a throughput and a latency, and a fourth sends ten times what it was promised.
+//!
+//! # Approach
+//! All four run the same NF, on a quarter of one core each, from generators to a sink. First the NF is profiled in this very setup: the
+//! throughput, and 95th percentile of its latency against its load, from port to port, on its quarter, while its three neighbours have more packets
+//! than they can do ([`Profiled`]). How its throughput depends on ways of the cache is what `sluice profile` says of it, by the model; where it is
+//! not built to be traced, it is taken not to. With the profile, SLOs that ask for [`LOAD`] of the throughput within the latency at [`LATENCY_AT`]
+//! of it are admitted by the planner, and their placement is given to the daemon, which keeps it. A look is
+//! taken twice a second at what the daemon says of its promises, and what was delivered and how late is also counted by itself.
+//!
+//! Variants: `kept` polices the input and keeps each place its part of the core; `policed` and `isolated` do one of them, `open`
+//! neither, and `default` neither, under the kernel's scheduler without any of the daemon's. The param `rogue_times` is what the fourth
+//! sends, as a multiple of what it was promised.
+//!
+//! Metrics end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`, `kept_ratio` (of the daemon's
+//! windows, those in which neither throughput nor latency was violated, and at least [`ENOUGH`] of what was to be sent, up to what
+//! was promised, came: a promise that nobody used was not kept; each window counts once). Of the three that keep to their rate
+//! together: `offered_of_promised` (the least; what came from the generator), `delivered_of_due` (the least; what was offered is
+//! due, up to what was promised), `latency_of_promised` (the greatest 95th percentile), `kept_ratio` (the least), `promises_kept`
+//! (1 if all were offered [`ENOUGH`] of what was promised and got [`ENOUGH`] of what was due, and 95 % of their packets in time).
+//! `named_ratio`: of the looks, those in which the daemon named the rogue, as one that sends too much or as the cause of a
+//! violation; `wrongly_named_ratio`: those in which it blamed another.
+//!
+//! # Limits
+//! One core for NFs and one for the manager, so that it runs on two. Whatever else the host does is no tenant, and breaks promises too.
+//!
+//! Throughput and latency are measured here, because `sluice profile` measures NFs on whole cores. The NF only burns cycles, and hardly needs the
+//! cache, so the experiment tells nothing of promises that depend on it.
+//!
+//! # Source
+//! ResQ (NSDI 2018) keeps SLOs beside neighbours that do not keep to theirs; the experiment is ours.
+
+use std::cell::OnceCell;
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use serde_json::Value;
+use sluice_cache::host::{Processor, l3_caches};
+use sluice_slo::admission::admit_all;
+use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::curve::{Curve, Point};
+use sluice_slo::digest::Digest;
+use sluice_slo::placement::{Instance, PlacedServer, Placement, ServerShape};
+use sluice_slo::profile::{FORM, Key, Profile, Source};
+use sluice_slo::slo::{Promise, Slo, Workload};
+
+use crate::bench::daemon::{Daemon, LAB};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::measure::{Sample, sample};
+use crate::bench::planner::whole::answer;
+use crate::bench::report::Params;
+use crate::bench::sched::{COST, Mode, chain_of, nf_of, params};
+use crate::bench::setup::{Class, Setup, Traffic};
+use crate::bench::stats::Window;
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "slo-live", about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)", run };
+
+/// The tenants; the last is the rogue.
+const TENANTS: [&str; 4] = ["a", "b", "c", "rogue"];
+const ROGUE: &str = TENANTS[3];
+/// Those that keep to their rate.
+const HONEST: [&str; 3] = [TENANTS[0], TENANTS[1], TENANTS[2]];
+/// The service that all of them run.
+const NF: &str = "nf";
+/// Cycles of a packet.
+const CYCLES: u64 = 2_000;
+/// What a neighbour gets while a profile is made: more than a core can do.
+const FLOOD_PPS: f64 = 1.2e6;
+/// Loads at which latency is profiled, as parts of the throughput.
+const LOADS: [f64; 4] = [0.2, 0.4, 0.6, 0.8];
+/// Parts of the profile's values that are not promised: the host is not quiet.
+const MARGINS: (f64, f64) = (0.1, 0.5);
+/// What an SLO asks for, as a part of the profiled throughput, and at which load the latency was that it asks for.
+const LOAD: f64 = 0.7;
+const LATENCY_AT: f64 = 0.8;
+/// Part of a promised throughput that counts as kept: windows cut bursts.
+const ENOUGH: f64 = 0.98;
+/// Least time that a variant is measured for, in seconds: the daemon judges windows of one.
+const LEAST_SECONDS: f64 = 4.0;
+/// Time of a point of the profile, in seconds.
+const POINT_SECONDS: f64 = 1.0;
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+const TRAFFIC: &str = "64 B, 16 flows";
+
+const GROUP: Group = Group {
+    title: "Three SLOs, each on a quarter of a core, beside a tenant that sends so many times what it was promised",
+    keys: &["rogue_times"],
+    columns: &[
+        Column::new("offered_of_promised", "offered, of promised", 1.0, 3),
+        Column::new("delivered_of_due", "delivered, of due", 1.0, 3),
+        Column::new("latency_of_promised", "p95, of promised", 1.0, 2),
+        Column::new("promises_kept", "kept", 1.0, 0),
+        Column::new("kept_ratio", "windows kept", 1.0, 2),
+        Column::new("named_ratio", "rogue named", 1.0, 2),
+        Column::new("wrongly_named_ratio", "another named", 1.0, 2),
+        Column::new("delivered_pps.rogue", "rogue kpps", 1e3, 0),
+        Column::new("drop_pps.policed", "policed kpps", 1e3, 0),
+    ],
+    plotted: 3,
+    form: Form::Bars,
+};
+
+/// By what means promises are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Means {
+    name: &'static str,
+    police: bool,
+    isolate: bool,
+    mode: Mode,
+}
+
+const fn means(name: &'static str, police: bool, isolate: bool, mode: Mode) -> Means {
+    Means { name, police, isolate, mode }
+}
+
+const MEANS: [Means; 5] = [
+    means("kept", true, true, Mode::Sluice),
+    means("policed", true, false, Mode::Sluice),
+    means("isolated", false, true, Mode::Sluice),
+    means("open", false, false, Mode::Sluice),
+    means("default", false, false, Mode::Default),
+];
+
+/// The profile of the NF in this setup, made when it is needed first.
+type Profiled = Rc<OnceCell<Profile>>;
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan())
+}
+
+fn plan() -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let profiled = Profiled::default();
+    let cases = std::iter::once((MEANS[0], 1)).chain(MEANS.map(|means| (means, 10)));
+    for (means, times) in cases {
+        let of: Params = params(&[("rogue_times", times.into())]);
+        let (row, profiled) = (of.clone(), profiled.clone());
+        let run = move |lab: &Lab| Ok(vec![Row::new(means.name, &row, one(lab, means, f64::from(times), &profiled)?)]);
+        plan.cases.push(Case { name: means.name.into(), params: of, run: Box::new(run) });
+    }
+    plan
+}
+
+/// What is sent to each tenant.
+fn setup(lab: &Lab, means: Means, rates: [f64; 4]) -> Setup {
+    let core = lab.cores.shared();
+    let traffic = |(name, rate): (&str, f64)| Traffic {
+        name: format!("to-{name}"),
+        chain: name.into(),
+        rate,
+        flows: 16,
+        ..Traffic::default()
+    };
+    let Means { police, isolate, .. } = means;
+    Setup {
+        manager_core: lab.manager_core,
+        sched: Some(means.mode.sched(Class::Other)),
+        traffic: TENANTS.into_iter().zip(rates).map(traffic).collect(),
+        services: vec![nf_of(NF, core, CYCLES)],
+        chains: TENANTS.map(|tenant| chain_of(tenant, &[NF])).into(),
+        more: format!(
+            "[promises]\nserver = \"s0\"\ncores = [{core}, {core}, {core}, {core}]\npolice = {police}\nisolate = {isolate}\n"
+        ),
+        ..Setup::default()
+    }
+}
+
+/// What this host has, four places on one core.
+fn shape() -> ServerShape {
+    let system = Path::new("/");
+    let cache = l3_caches(system).into_iter().find(|cache| cache.ways > 2);
+    let (llc_ways, way_bytes) = cache.map_or((11, 1 << 20), |cache| (cache.ways.min(64), cache.bytes / u64::from(cache.ways)));
+    let cpu = Processor::read(system).model;
+    ServerShape { cpu, cores: 4, llc_ways, way_bytes, ddio_ways: 1, min_ways: 1, classes: 2, memory_mib: 1024, path_us: 0 }
+}
+
+fn slo(name: &str, throughput_pps: f64, latency_us: f64) -> Slo {
+    Slo {
+        name: name.into(),
+        workload: Workload::Nf(NF.into()),
+        configuration: Digest::of_configuration(&nf_of(NF, 0, CYCLES).args, &[]),
+        traffic: TRAFFIC.into(),
+        promise: Promise::Reserved { throughput_pps, latency_us },
+    }
+}
+
+/// The 95th percentile of a tenant's latency between two readings, in nanoseconds.
+fn p95(window: &Window<'_>, tenant: &str) -> Option<f64> {
+    Some(window.latency(tenant).quantile(0.95)? as f64)
+}
+
+/// Places each tenant on its quarter, with these promises.
+fn place(daemon: &Daemon, assignment: &Assignment) -> anyhow::Result<()> {
+    daemon.ask("PUT", "/v1/placement", Some(&serde_json::to_value(assignment)?)).map(drop)
+}
+
+/// Throughput and latency of one tenant that is offered so much, beside three that have more than they can do.
+fn point(lab: &Lab, offered_pps: f64) -> Result<(f64, f64), Miss> {
+    let kept = Means { police: false, ..MEANS[0] };
+    let daemon = lab.start(&setup(lab, kept, [offered_pps, FLOOD_PPS, FLOOD_PPS, FLOOD_PPS]))?;
+    let mut server = PlacedServer::empty("s0", &shape());
+    server.instances = TENANTS
+        .iter()
+        .zip(0..)
+        .map(|(tenant, place)| Instance {
+            slo: tenant.to_string(),
+            number: 0,
+            cores: vec![place],
+            ways: 0,
+            memory_mib: 1,
+            capacity_pps: FLOOD_PPS,
+            load_pps: FLOOD_PPS,
+        })
+        .collect();
+    let slos = TENANTS.map(|tenant| Promised { slo: slo(tenant, FLOOD_PPS, 1e6), profile: None }).into();
+    place(&daemon, &Assignment { server, slos })?;
+    lab.warm_up()?;
+    let before = lab.read(&daemon)?;
+    lab.programs.pause(Duration::from_secs_f64(POINT_SECONDS))?;
+    let after = lab.read(&daemon)?;
+    daemon.stop()?;
+    let window = Window { before: &before.stats, after: &after.stats };
+    let latency = p95(&window, TENANTS[0]).with_context(|| format!("no packet was timed at {offered_pps} packets/s"))?;
+    Ok((window.exit_pps(TENANTS[0]), latency))
+}
+
+/// What `sluice profile` says of the NF on a whole core, if it is built to be traced.
+fn modelled(lab: &Lab) -> Result<Option<Profile>, Miss> {
+    let program = lab.programs.path(COST);
+    let mut command = Command::new(lab.programs.path(LAB));
+    command.arg("profile").arg(&program).args(["--traffic", "flows=16", "--cache", "simulated", "--noisy", "--json", "--"]);
+    match answer(command.args(nf_of(NF, 0, CYCLES).args)) {
+        Ok(profile) => Ok(Some(serde_json::from_value(profile).context("sluice profile printed no profile")?)),
+        Err(Miss::LeaveOut(why)) => {
+            eprintln!("  its throughput is taken to be the same with any share of the cache: {why}");
+            Ok(None)
+        }
+        Err(failed) => Err(failed),
+    }
+}
+
+/// The curves of the NF on its quarter of a core.
+fn profile(lab: &Lab) -> Result<Profile, Miss> {
+    eprintln!("  profile of the NF on a quarter of a core, beside neighbours that have more than they can do");
+    let (throughput, _) = point(lab, FLOOD_PPS)?;
+    let mut latency: Vec<Point> = Vec::new();
+    for load in LOADS {
+        let (_, ns) = point(lab, load * throughput)?;
+        // A monotone upper envelope.
+        let highest = latency.last().map_or(0.0, |point| point.y);
+        latency.push(Point { x: load * throughput, y: highest.max(ns / 1e3) });
+    }
+    let modelled = modelled(lab)?;
+    let ways = f64::from(shape().ways());
+    let against_ways = |profile: &Profile| {
+        let most = profile.throughput_pps(profile.best_ways).max(f64::MIN_POSITIVE);
+        let part = |x: f64| throughput * profile.throughput_pps(x as u32) / most;
+        profile.throughput.points.iter().map(|point| Point { x: point.x, y: part(point.x) }).collect()
+    };
+    let same = || vec![Point { x: 1.0, y: throughput }, Point { x: ways, y: throughput }];
+    let points: Vec<Point> = modelled.as_ref().map_or_else(same, against_ways);
+    let floor = |profile: &Profile| {
+        let most = profile.throughput.points.last()?.y;
+        Some(throughput * profile.floor_pps? / most)
+    };
+    let floor_pps = modelled.as_ref().map_or(Some(throughput), floor);
+    let floor_pps = floor_pps.and_then(|floor| Some(floor.min(points.first()?.y)));
+    let curve = |points: Vec<Point>, margin| Curve { measured: points.len() as u32, points, margin, ..Curve::default() };
+    let program = lab.programs.path(COST);
+    let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+    let profile = Profile {
+        form: FORM,
+        key: Key {
+            workload: Workload::Nf(NF.into()),
+            binaries: vec![Digest::of(&bytes)],
+            configuration: slo(NF, 1.0, 1.0).configuration,
+            traffic: TRAFFIC.into(),
+            cpu: shape().cpu,
+        },
+        source: modelled.as_ref().map_or(Source::None, |profile| profile.source),
+        cores: 1,
+        memory_mib: 1,
+        best_ways: points.last().map_or(0, |point| point.x as u32),
+        floor_pps,
+        throughput: curve(points, MARGINS.0),
+        latency: curve(latency, MARGINS.1),
+        cache: modelled.and_then(|profile| profile.cache),
+        stages: Vec::new(),
+    };
+    profile.check().map_err(|error| anyhow!("the profile makes no sense: {error}"))?;
+    Ok(profile)
+}
+
+/// The assignment of four SLOs that the planner admits.
+fn admitted(profile: &Profile) -> anyhow::Result<Assignment> {
+    let throughput_pps = LOAD * profile.throughput_pps(profile.best_ways);
+    let at = LATENCY_AT * profile.throughput.points[0].y;
+    let latency_us = profile.latency.at(at).context("the latency curve has no such load")? * (1.0 + profile.latency.margin);
+    let slos = TENANTS.map(|tenant| slo(tenant, throughput_pps, latency_us));
+    let mut placement = Placement::empty(1, &shape());
+    let asked: Vec<(&Slo, &Profile)> = slos.iter().map(|slo| (slo, profile)).collect();
+    for result in admit_all(&mut placement, &asked) {
+        result.map_err(|refusal| anyhow!("an SLO is not admitted: {refusal}"))?;
+    }
+    let promised = slos.map(|slo| Promised { slo, profile: Some(profile.key.clone()) });
+    Assignment::of(&placement, "s0", promised).context("the placement has no server s0")
+}
+
+/// What the daemon says of one promise, counted.
+fn count(promises: &Value, tenant: &str, what: &str) -> f64 {
+    let all = promises["promises"].as_array();
+    let one = all.and_then(|all| all.iter().find(|promise| promise["slo"] == tenant));
+    one.and_then(|promise| promise[what].as_f64()).unwrap_or(0.0)
+}
+
+/// Who is named in a look: whether the rogue is, and whether another is.
+fn named(promises: &Value) -> (bool, bool) {
+    let all: Vec<&Value> = promises["promises"].as_array().into_iter().flatten().collect();
+    let exceeds = |promise: &&&Value| !promise["excess"].is_null();
+    let sends_more = all.iter().filter(exceeds).filter_map(|promise| promise["slo"].as_str());
+    let causes = all.iter().flat_map(|promise| promise["violations"].as_array().into_iter().flatten());
+    let causes = causes.filter_map(|violation| violation["cause"]["tenant"].as_str());
+    let names: Vec<&str> = sends_more.chain(causes).collect();
+    (names.contains(&ROGUE), names.iter().any(|name| *name != ROGUE))
+}
+
+/// The windows of a promise that were seen to end.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Windows {
+    all: f64,
+    /// Those in which it was not kept.
+    violated: f64,
+    /// Of the others, those in which too little came to tell.
+    idle: f64,
+}
+
+impl Windows {
+    /// Adds those that ended between two looks; `due_pps` is what was to come.
+    fn add(&mut self, before: &Value, now: &Value, tenant: &str, due_pps: f64) {
+        let since = |what: &str| count(now, tenant, what) - count(before, tenant, what);
+        let ended = since("windows");
+        if ended <= 0.0 {
+            return;
+        }
+        // Both may be violated in one window.
+        let violated = since("throughput_violated").max(since("latency_violated"));
+        self.all += ended;
+        self.violated += violated;
+        if violated <= 0.0 && count(now, tenant, "offered_pps") < ENOUGH * due_pps {
+            self.idle += 1.0;
+        }
+    }
+
+    /// The part in which the promise was kept; none if there were no windows.
+    fn kept(&self) -> Option<f64> {
+        (self.all > 0.0).then(|| 1.0 - (self.violated + self.idle) / self.all)
+    }
+}
+
+fn one(lab: &Lab, means: Means, times: f64, profiled: &Profiled) -> Result<Sample, Miss> {
+    if profiled.get().is_none() {
+        let _ = profiled.set(profile(lab)?);
+    }
+    let profile = profiled.get().context("the NF was not profiled")?;
+    let assignment = admitted(profile)?;
+    let promised = |tenant: &str| {
+        let slo = assignment.slos.iter().map(|promised| &promised.slo).find(|slo| slo.name == tenant);
+        slo.map_or((0.0, 0.0), |slo| (slo.promise.throughput_pps().unwrap_or(0.0), slo.promise.latency_us() * 1e3))
+    };
+    let to_send = |tenant: &str| promised(tenant).0 * if tenant == ROGUE { times } else { 1.0 };
+    let setup = setup(lab, means, TENANTS.map(to_send));
+    let daemon = lab.start(&setup)?;
+    place(&daemon, &assignment)?;
+    lab.warm_up()?;
+    let first = daemon.ask("GET", "/v1/promises", None)?;
+    let before = lab.read(&daemon)?;
+    let until = Instant::now() + Duration::from_secs_f64(lab.args.seconds.max(LEAST_SECONDS));
+    let (mut looks, mut last) = (Vec::new(), first);
+    let mut windows = [Windows::default(); TENANTS.len()];
+    while Instant::now() < until {
+        lab.programs.pause(LOOK.min(until.saturating_duration_since(Instant::now())))?;
+        let now = daemon.ask("GET", "/v1/promises", None)?;
+        if count(&now, ROGUE, "windows") > 0.0 {
+            looks.push(named(&now));
+        }
+        for (windows, tenant) in windows.iter_mut().zip(TENANTS) {
+            windows.add(&last, &now, tenant, to_send(tenant).min(promised(tenant).0));
+        }
+        last = now;
+    }
+    let after = lab.read(&daemon)?;
+    daemon.stop()?;
+    let window = Window { before: &before.stats, after: &after.stats };
+    let mut out = sample(&setup, &before, &after);
+    // Of tenants that are to be unequal, it tells nothing.
+    out.remove("jain");
+    for (tenant, windows) in TENANTS.into_iter().zip(windows) {
+        let (pps, ns) = promised(tenant);
+        out.insert(format!("promised_pps.{tenant}"), pps);
+        out.insert(format!("promised_ns.{tenant}"), ns);
+        out.extend(p95(&window, tenant).map(|ns| (format!("latency_ns_p95.{tenant}"), ns)));
+        out.extend(windows.kept().map(|kept| (format!("kept_ratio.{tenant}"), kept)));
+    }
+    let of_honest = |what: &dyn Fn(&str) -> Option<f64>| HONEST.iter().map(|tenant| what(tenant)).collect::<Option<Vec<f64>>>();
+    // A generator that shares its core with other work may send less than it is told to.
+    let offered = |tenant: &str| window.rx_pps(&format!("to-{tenant}"));
+    let due = |tenant: &str| offered(tenant).min(promised(tenant).0);
+    let sent = of_honest(&|tenant| Some(offered(tenant) / promised(tenant).0));
+    let delivered = of_honest(&|tenant| Some(out.get(&format!("delivered_pps.{tenant}"))? / due(tenant)));
+    let late = of_honest(&|tenant| Some(out.get(&format!("latency_ns_p95.{tenant}"))? / promised(tenant).1));
+    let kept = of_honest(&|tenant| out.get(&format!("kept_ratio.{tenant}")).copied());
+    let sent = sent.and_then(|all| all.into_iter().reduce(f64::min));
+    let delivered = delivered.and_then(|all| all.into_iter().reduce(f64::min));
+    let late = late.and_then(|all| all.into_iter().reduce(f64::max));
+    let kept = kept.and_then(|all| all.into_iter().reduce(f64::min));
+    let is_kept = |((sent, delivered), late): ((f64, f64), f64)| sent >= ENOUGH && delivered >= ENOUGH && late <= 1.0;
+    let all_kept = sent.zip(delivered).zip(late).map(|of| f64::from(u8::from(is_kept(of))));
+    if looks.is_empty() {
+        return Err(Miss::Failed(anyhow!("the daemon has judged no window")));
+    }
+    let part = |of: &dyn Fn(&(bool, bool)) -> bool| looks.iter().filter(|look| of(look)).count() as f64 / looks.len() as f64;
+    let more = [
+        ("offered_of_promised", sent),
+        ("delivered_of_due", delivered),
+        ("latency_of_promised", late),
+        ("kept_ratio", kept),
+        ("promises_kept", all_kept),
+        ("named_ratio", Some(part(&|look| look.0))),
+        ("wrongly_named_ratio", Some(part(&|look| look.1))),
+    ];
+    out.extend(more.into_iter().filter_map(|(metric, value)| Some((metric.to_string(), value?))));
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::bench::lab::tests::lab;
+
+    /// A quarter of a core, and how late packets are.
+    fn profile() -> Profile {
+        let curve = |points: &[(f64, f64)], margin| Curve {
+            points: points.iter().map(|&(x, y)| Point { x, y }).collect(),
+            margin,
+            ..Curve::default()
+        };
+        let ways = f64::from(shape().ways());
+        Profile {
+            form: FORM,
+            key: Key {
+                workload: Workload::Nf(NF.into()),
+                binaries: vec![Digest::of(b"nf")],
+                configuration: slo(NF, 1.0, 1.0).configuration,
+                traffic: TRAFFIC.into(),
+                cpu: shape().cpu,
+            },
+            source: Source::None,
+            cores: 1,
+            memory_mib: 1,
+            throughput: curve(&[(1.0, 2e5), (ways, 2e5)], MARGINS.0),
+            latency: curve(&[(4e4, 800.0), (8e4, 900.0), (12e4, 1_000.0), (16e4, 4_000.0)], MARGINS.1),
+            best_ways: shape().ways(),
+            floor_pps: Some(2e5),
+            cache: None,
+            stages: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_admitted_a_place_each() {
+        let assignment = admitted(&profile()).unwrap();
+        assert_eq!(assignment.check(), Ok(()));
+        let mut places: Vec<u32> = assignment.server.instances.iter().flat_map(|instance| instance.cores.clone()).collect();
+        places.sort_unstable();
+        assert_eq!(places, [0, 1, 2, 3]);
+        assert!(assignment.server.instances.iter().all(|instance| instance.ways == 0), "no cache makes it faster");
+        let promised = assignment.throughput_pps(&assignment.slos[3].slo).unwrap();
+        assert!((promised - LOAD * 2e5 * 0.9).abs() < 1.0, "{promised}");
+        assert_eq!(assignment.slos[0].slo.promise.latency_us(), 6_000.0);
+    }
+
+    #[test]
+    fn each_tenant_has_a_port_and_a_chain_of_its_own() {
+        let setup = setup(&lab(1), MEANS[4], [1.0, 2.0, 3.0, 4.0]);
+        let led: Vec<(&str, f64)> = setup.traffic.iter().map(|t| (t.chain.as_str(), t.rate)).collect();
+        assert_eq!(led, [("a", 1.0), ("b", 2.0), ("c", 3.0), ("rogue", 4.0)]);
+        assert!(setup.more.contains("police = false\nisolate = false"), "{}", setup.more);
+        let names: Vec<String> = plan().cases.iter().map(|case| format!("{} {}", case.name, case.params["rogue_times"])).collect();
+        assert_eq!(names, ["kept 1", "kept 10", "policed 10", "isolated 10", "open 10", "default 10"]);
+    }
+
+    #[test]
+    fn a_window_that_was_violated_or_idle_counts_once() {
+        let look = |windows: u32, throughput: u32, latency: u32, offered: f64| {
+            let (slo, counts) = ("a", [("windows", windows), ("throughput_violated", throughput), ("latency_violated", latency)]);
+            let mut promise = json!({"slo": slo, "offered_pps": offered});
+            counts.into_iter().for_each(|(name, count)| promise[name] = count.into());
+            json!({ "promises": [promise] })
+        };
+        let seen = |looks: &[Value]| {
+            let mut windows = Windows::default();
+            looks.windows(2).for_each(|two| windows.add(&two[0], &two[1], "a", 1e5));
+            windows
+        };
+        let first = look(2, 1, 0, 1e5);
+        assert_eq!(seen(&[first.clone(), first.clone()]).kept(), None);
+        // No window has ended in the second look; too little came in the third window.
+        let kept = seen(&[first.clone(), look(3, 1, 0, 1e5), look(3, 1, 0, 0.0), look(4, 1, 0, 1e5), look(5, 1, 0, 0.0)]);
+        assert_eq!((kept, kept.kept()), (Windows { all: 3.0, violated: 0.0, idle: 1.0 }, Some(1.0 - 1.0 / 3.0)));
+        // Late and too little in the first one, both violated in the second.
+        let violated = seen(&[first.clone(), look(3, 1, 1, 0.0), look(4, 2, 2, 1e5), look(5, 2, 2, 1e5), look(6, 2, 2, 1e5)]);
+        assert_eq!((violated, violated.kept()), (Windows { all: 4.0, violated: 2.0, idle: 0.0 }, Some(0.5)));
+    }
+
+    #[test]
+    fn the_rogue_is_named_as_a_sender_or_as_a_cause() {
+        let told = |of: Value| named(&json!({ "promises": of }));
+        let quiet = json!({"slo": "a", "excess": null, "violations": []});
+        assert_eq!(told(json!([quiet])), (false, false));
+        assert_eq!(told(json!([quiet, {"slo": "rogue", "excess": {"offered_pps": 1.0}, "violations": []}])), (true, false));
+        let blames = |who: Value| json!([{"slo": "a", "excess": null, "violations": [{"cause": who}]}]);
+        assert_eq!(told(blames(json!({"tenant": "rogue"}))), (true, false));
+        assert_eq!(told(blames(json!({"tenant": "b"}))), (false, true));
+        assert_eq!(told(blames(Value::Null)), (false, false));
+    }
+}

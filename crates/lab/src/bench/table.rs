@@ -1,0 +1,133 @@
+//! Tables of a result, for people: one row a variant, medians with their spread.
+
+use crate::bench::report::{Summary, Variant};
+
+/// A column: a metric, and how it is written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Column {
+    /// Name of the metric.
+    pub metric: &'static str,
+    /// Head of the column, with the unit.
+    pub head: &'static str,
+    /// The metric is divided by this.
+    pub unit: f64,
+    /// Digits after the point.
+    pub digits: usize,
+}
+
+impl Column {
+    /// A column.
+    pub const fn new(metric: &'static str, head: &'static str, unit: f64, digits: usize) -> Self {
+        Self { metric, head, unit, digits }
+    }
+
+    /// A number in this column's unit.
+    pub fn number(&self, value: f64) -> String {
+        format!("{:.*}", self.digits, value / self.unit)
+    }
+
+    /// Median, smallest and largest; the median alone where they are the same.
+    pub fn cell(&self, summary: &Summary) -> String {
+        let [median, min, max] = [summary.median, summary.min, summary.max].map(|v| self.number(v));
+        if min == max { median } else { format!("{median} ({min}–{max})") }
+    }
+}
+
+/// Variants that stand in one table and one part of the plot.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Group {
+    /// Title.
+    pub title: &'static str,
+    /// Params that tell its rows apart.
+    pub keys: &'static [&'static str],
+    /// Columns.
+    pub columns: &'static [Column],
+    /// How many of the columns are plotted, from the first on.
+    pub plotted: usize,
+    /// How it is shown.
+    pub form: Form,
+}
+
+/// How a group is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A table, and bars.
+    Bars,
+    /// A table, and lines over this param, which is a number.
+    Lines(&'static str),
+    /// Lines alone: too many rows for people.
+    Series(&'static str),
+}
+
+/// A table, or nothing if none of its variants ran.
+pub fn table(group: &Group, variants: &[&Variant]) -> String {
+    if matches!(group.form, Form::Series(_)) {
+        return String::new();
+    }
+    let columns: Vec<&Column> =
+        group.columns.iter().filter(|c| variants.iter().any(|v| v.metrics.contains_key(c.metric))).collect();
+    if columns.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![std::iter::once(String::new()).chain(columns.iter().map(|c| c.head.to_string())).collect::<Vec<_>>()];
+    for variant in variants {
+        let cell = |c: &&Column| variant.metrics.get(c.metric).map_or("–".into(), |m| c.cell(m));
+        rows.push(std::iter::once(variant.label(group.keys)).chain(columns.iter().map(cell)).collect());
+    }
+    let width = |i: usize| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..=columns.len()).map(width).collect();
+    let mut out = format!("{}\n", group.title);
+    for row in &rows {
+        let mut line = format!("  {:<1$}", row[0], widths[0]);
+        for (cell, width) in row.iter().zip(&widths).skip(1) {
+            line.push_str(&format!("  {cell:>width$}"));
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::bench::report::Params;
+
+    const GROUP: Group = Group {
+        title: "Rates",
+        keys: &["nfs"],
+        columns: &[
+            Column::new("delivered_pps", "Mpps", 1e6, 2),
+            Column::new("never_pps", "never", 1.0, 0),
+            Column::new("latency_ns_p50", "µs", 1e3, 1),
+        ],
+        plotted: 1,
+        form: Form::Bars,
+    };
+
+    #[test]
+    fn a_table_has_the_columns_that_were_measured() {
+        let mut one = Variant::new("poll/open", Params::from([("nfs".into(), json!(1))]));
+        one.add("delivered_pps", 25e6);
+        one.add("delivered_pps", 26e6);
+        one.add("delivered_pps", 24.5e6);
+        let mut two = Variant::new("shared/open", Params::from([("nfs".into(), json!(3))]));
+        two.add("delivered_pps", 15e6);
+        two.add("latency_ns_p50", 1500.0);
+        let want = "\
+Rates
+                                    Mpps   µs
+  poll/open nfs 1    25.00 (24.50–26.00)    –
+  shared/open nfs 3                15.00  1.5
+";
+        assert_eq!(table(&GROUP, &[&one, &two]), want);
+        assert_eq!(table(&Group { form: Form::Series("nfs"), ..GROUP }, &[&one, &two]), "", "a series is for plots");
+    }
+
+    #[test]
+    fn nothing_measured_is_no_table() {
+        assert_eq!(table(&GROUP, &[&Variant::new("poll/open", Params::new())]), "");
+    }
+}

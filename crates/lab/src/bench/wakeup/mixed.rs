@@ -1,0 +1,190 @@
+//! `sluice bench mixed`: a web server and a bulk transfer through the same two pools, under the four wake policies.
+//!
+//! # Approach
+//! ```text
+//! wrk, iperf3 ─ namespace ─► first ─► second ─► namespace ─ nginx, iperf3
+//!                        ◄─ first ◄─ second ◄─
+//! ```
+//! Each request has a connection of its own, of a dozen packets; the bulk transfer is one connection of very many. Both directions of a
+//! connection meet the same member of each pool. All NFs share a core, and each policy runs with a member for each flow and with the same
+//! number of members that flows are spread over by their hash. A good policy wakes the members of requests at once, and that of the bulk
+//! transfer seldom: the table shows requests, the bulk transfer's rate and context switches side by side, and what each is of the best of the
+//! same turn and the same `per`.
+//!
+//! The bulk transfer is paced, as in `isolation`: on a host with few cores its ends share the manager's core, and one that takes what
+//! it finds would take it from everybody.
+//!
+//! # Limits
+//! Needs root, iperf3, nginx and wrk. Web server, clients and the bulk transfer's ends run on any core but that of the NFs; with two cores
+//! they share that of the manager, and are the bottleneck together with it.
+//!
+//! # Source
+//! Flurries, tables 1 and 2.
+
+use serde_json::json;
+
+use super::web::{Clients, Server};
+use super::{POLICIES, Together, pooled, wait_for_members, web};
+use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::measure::Sample;
+use crate::bench::report::Params;
+use crate::bench::sched::netns::{self, Flow, Wires};
+use crate::bench::sched::{COST, Mode, params};
+use crate::bench::setup::{Class, Setup};
+use crate::bench::table::{Column, Form, Group};
+use crate::bench::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "mixed",
+    about: "web requests and a bulk transfer through pools of NFs, by wake policy, per flow and by hash (Flurries, tables 1 and 2)",
+    run,
+};
+
+/// What a packet costs each NF, in cycles.
+const CYCLES: u64 = 1_000;
+/// Members of each pool.
+const MEMBERS: u32 = 64;
+/// Clients that ask at a time.
+const CLIENTS: u32 = 16;
+/// What the bulk transfer is paced at.
+const TCP_MBIT: u32 = 200;
+
+const GROUP: Group = Group {
+    title: "Web requests, each with a connection, beside TCP paced at 200 Mbit/s, through two pools on one core",
+    keys: &[],
+    columns: &[
+        Column::new("requests_per_s", "requests/s", 1.0, 0),
+        Column::new("tcp_bps", "TCP Mbit/s", 1e6, 1),
+        Column::new("switches_per_s", "switches/s", 1.0, 0),
+        Column::new("requests_of_best", "requests, of best", 1.0, 3),
+        Column::new("tcp_of_best", "TCP, of best", 1.0, 3),
+        Column::new("switches_of_least", "switches, of least", 1.0, 2),
+        Column::new("latency_ns_p50", "p50 ms", 1e6, 2),
+        Column::new("latency_ns_p99", "p99 ms", 1e6, 2),
+        Column::new("wakes_per_s", "wakes/s", 1.0, 0),
+        Column::new("cpu_percent", "NFs' CPU %", 1.0, 0),
+    ],
+    plotted: 3,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(netns::missing().or_else(web::missing).as_deref()))
+}
+
+fn of_members() -> Params {
+    params(&[("nfs", json!(2 * MEMBERS)), ("clients", json!(CLIENTS))])
+}
+
+/// `missing` is why nothing of it can run here.
+fn plan(missing: Option<&str>) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+    for per in ["flow", "rss"] {
+        for policy in POLICIES {
+            let name = format!("{policy}/{per}");
+            if let Some(why) = missing {
+                plan.leave_out(&name, of_members(), why);
+                continue;
+            }
+            let row_name = name.clone();
+            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &of_members(), one(lab, policy, per)?)]);
+            plan.cases.push(Case { name, params: of_members(), run: Box::new(run) });
+        }
+    }
+    plan
+}
+
+fn setup(lab: &Lab, policy: &str, per: &str, wires: &Wires) -> Setup {
+    let core = lab.cores.shared();
+    let port = |name: &str, interface: &str, chain: &str, services: [&str; 2], egress: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\nkind = \"af_packet\"\ninterface = \"{interface}\"\n\n\
+             [[chain]]\nname = \"{chain}\"\nservices = {services:?}\negress = \"{egress}\"\n\n\
+             [[rule]]\nport = \"{name}\"\nchain = \"{chain}\"\n\n"
+        )
+    };
+    let more = pooled("first", core, CYCLES, (policy, per), MEMBERS)
+        + &pooled("second", core, CYCLES, (policy, per), MEMBERS)
+        + &port("inside", wires.host(netns::Side::Inside), "there", ["first", "second"], "outside")
+        + &port("outside", wires.host(netns::Side::Outside), "back", ["second", "first"], "inside");
+    Setup { manager_core: lab.manager_core, sched: Some(Mode::Sluice.sched(Class::Other)), more, ..Setup::default() }
+}
+
+fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
+    let wires = Wires::lay()?;
+    let daemon = lab.start(&setup(lab, policy, per, &wires))?;
+    wait_for_members(&daemon, 2 * MEMBERS)?;
+    // On any core but that of the NFs.
+    let mut cores = lab.cores.besides_manager();
+    cores.retain(|core| *core != lab.cores.shared());
+    cores.push(lab.manager_core);
+    let _server = Server::start(&wires, &lab.programs, &cores)?;
+    lab.warm_up()?;
+    let before = lab.read(&daemon)?;
+    let clients = Clients::start(&wires, &cores, CLIENTS, lab.args.seconds)?;
+    let bulk = wires.tcp(&lab.programs, &cores, TCP_MBIT, lab.args.seconds)?;
+    let answers = clients.answers(&lab.programs)?;
+    let after = lab.read(&daemon)?;
+    daemon.stop()?;
+    let (bps, starved) = match bulk {
+        Flow::Whole(bps) => (bps, 0.0),
+        Flow::Starved(bps) => (bps, 1.0),
+    };
+    let mut out = Sample::from(Together::of(&before, &after).metrics());
+    out.extend([
+        ("requests_per_s".to_string(), answers.requests_per_s),
+        ("latency_ns_p50".into(), answers.p50_ns),
+        ("latency_ns_p99".into(), answers.p99_ns),
+        ("web_errors".into(), answers.errors),
+        ("tcp_bps".into(), bps),
+        ("tcp_starved".into(), starved),
+    ]);
+    Ok(out)
+}
+
+/// What each variant has of the best with the same `per`: the most requests and bits, and the fewest switches.
+fn derive(rows: &mut [Row]) -> Vec<Row> {
+    let per = |name: &str| name.split_once('/').map(|(_, per)| per.to_string());
+    let all: Vec<(Option<String>, Sample)> = rows.iter().map(|row| (per(&row.name), row.sample.clone())).collect();
+    for row in rows.iter_mut() {
+        let of = per(&row.name);
+        let values = |metric: &str| -> Vec<f64> {
+            all.iter().filter(|(other, _)| *other == of).filter_map(|(_, s)| s.get(metric).copied()).filter(|v| *v > 0.0).collect()
+        };
+        let ratio = |metric: &str, best: fn(f64, f64) -> f64| Some(row.get(metric)? / values(metric).into_iter().reduce(best)?);
+        let (requests, tcp) = (ratio("requests_per_s", f64::max), ratio("tcp_bps", f64::max));
+        let switches = ratio("switches_per_s", f64::min);
+        row.put("requests_of_best", requests);
+        row.put("tcp_of_best", tcp);
+        row.put("switches_of_least", switches);
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_compared_with_the_best_of_its_kind() {
+        let row = |name: &str, requests: f64, switches: f64| {
+            let sample = [("requests_per_s".to_string(), requests), ("switches_per_s".into(), switches)];
+            Row::new(name, &of_members(), sample.into())
+        };
+        let mut rows = vec![row("min/flow", 100.0, 50.0), row("adaptive/flow", 80.0, 10.0), row("min/rss", 200.0, 5.0)];
+        derive(&mut rows);
+        assert_eq!((rows[1].get("requests_of_best"), rows[1].get("switches_of_least")), (Some(0.8), Some(1.0)));
+        assert_eq!((rows[0].get("requests_of_best"), rows[0].get("switches_of_least")), (Some(1.0), Some(5.0)));
+        assert_eq!(rows[2].get("requests_of_best"), Some(1.0));
+        assert_eq!(rows[0].get("tcp_of_best"), None);
+    }
+
+    #[test]
+    fn a_host_that_cannot_says_why() {
+        assert_eq!(plan(None).cases.len(), 8);
+        let nowhere = plan(Some("it needs root"));
+        assert!(nowhere.cases.is_empty() && nowhere.left_out.len() == 8);
+    }
+}

@@ -1,0 +1,88 @@
+//! The experiments on pools of NFs that have one flow each, and on when they are woken.
+//!
+//! # Terms
+//! A *policy* says when an NF that sleeps is woken ([`POLICIES`]); `per` is what a member of the pool is given: one flow (`flow`), or
+//! the flows of one hash (`rss`). A variant is named `POLICY/PER`.
+//!
+//! # Source
+//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
+//! its figure or table.
+
+pub mod idle_pool;
+pub mod mixed;
+pub mod web;
+
+use sluice_api::model::NfState;
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::bench::daemon::Daemon;
+use crate::bench::measure::Reading;
+
+/// The policies of the paper.
+pub const POLICIES: [&str; 4] = ["min", "adaptive", "naive-100us", "naive-1ms"];
+
+/// A service of a pool, as TOML: `members` NFs of a cost, on a core.
+pub fn pooled(name: &str, core: usize, cycles: u64, (policy, per): (&str, &str), members: u32) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "[[service]]\nname = \"{name}\"\nexec = \"{}\"\nargs = [\"--cycles\", \"{cycles}\"]\ncores = [{core}]\nzygote = true\n\
+         per = \"{per}\"\nwakeup = {{ policy = \"{policy}\" }}\n\n[service.pool]\nmin = {members}\nmax = {members}\nring = 256\n\
+         linger_ms = 10\nqueue = 4096\n",
+        crate::bench::sched::COST
+    );
+    out
+}
+
+/// Waits until so many NFs run: those of a pool begin when the daemon is ready already.
+///
+/// # Errors
+/// They do not begin.
+pub fn wait_for_members(daemon: &Daemon, nfs: u32) -> anyhow::Result<()> {
+    daemon.wait_for("all NFs running", Duration::from_secs(60), |daemon| {
+        let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();
+        Ok((running == nfs as usize).then_some(()))
+    })
+}
+
+/// What all NFs together did between two readings, each second: context switches by the kernel's count, wakes by the manager, and
+/// hand-overs between NFs; and the share of a core that they used, in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Together {
+    /// Context switches.
+    pub switches_per_s: f64,
+    /// Wakes.
+    pub wakes_per_s: f64,
+    /// Hand-overs.
+    pub hand_overs_per_s: f64,
+    /// Share of a core.
+    pub cpu_percent: f64,
+}
+
+impl Together {
+    /// Between two readings.
+    pub fn of(before: &Reading, after: &Reading) -> Self {
+        let seconds = after.tasks.seconds_since(&before.tasks).max(1e-9);
+        let mut sum = Self::default();
+        for now in &after.stats.nfs {
+            let Some(then) = before.stats.nfs.iter().find(|nf| nf.name == now.name) else { continue };
+            sum.wakes_per_s += now.wakes.saturating_sub(then.wakes) as f64 / seconds;
+            sum.hand_overs_per_s += now.hand_overs.saturating_sub(then.hand_overs) as f64 / seconds;
+            let Some(task) = after.tasks.since(&before.tasks, &now.name) else { continue };
+            sum.switches_per_s += (task.voluntary + task.involuntary) as f64 / seconds;
+            sum.cpu_percent += task.run_ns as f64 / 1e7 / seconds;
+        }
+        sum
+    }
+
+    /// As metrics.
+    pub fn metrics(self) -> [(String, f64); 4] {
+        [
+            ("switches_per_s".into(), self.switches_per_s),
+            ("wakes_per_s".into(), self.wakes_per_s),
+            ("hand_overs_per_s".into(), self.hand_overs_per_s),
+            ("cpu_percent".into(), self.cpu_percent),
+        ]
+    }
+}

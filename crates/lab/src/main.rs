@@ -1,0 +1,82 @@
+//! `sluice-lab`: what measures, simulates, plans and compares.
+//!
+//! `sluice` starts it for its commands `bench`, `simulate`, `estimate`, `profile`, `pack`, `slo` and `plan`. So the client is built
+//! without experiments and without a solver.
+
+mod bench;
+mod estimate;
+mod pack;
+mod plan;
+mod profile;
+mod simulate;
+mod slo;
+mod svg;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use sluice_api::DEFAULT_SOCKET;
+use sluice_api::client::Client;
+use sluice_cli::ending;
+use sluice_cli::lab::LabCommand;
+
+/// Measure NFs, simulate configurations, plan servers and run experiments; `sluice` starts this for its commands of the same names.
+#[derive(Debug, Parser)]
+#[command(name = "sluice-lab", version, propagate_version = true)]
+struct Cli {
+    /// Control socket of the daemon
+    #[arg(long, global = true, value_name = "PATH", env = "SLUICE_CONTROL", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// What to do
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Shared(Box<LabCommand>),
+    /// An NF that breaks the rules, which `sluice bench chaos` has its daemon start
+    #[command(hide = true)]
+    HostileNf {
+        /// How
+        mode: String,
+        /// Words that its processes are found by
+        words: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    ending::after(|out| run(&cli, out))
+}
+
+fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
+    let client = || Client::new(&cli.socket);
+    match &cli.command {
+        Command::HostileNf { mode, .. } => bench::chaos::hostile::run(mode),
+        Command::Shared(command) => match command.as_ref() {
+            LabCommand::Bench(args) => bench::run(args, out),
+            LabCommand::Simulate(args) => simulate::command::run(args, client, out),
+            LabCommand::Estimate(args) => estimate::command::run(args, out),
+            LabCommand::Profile(args) => profile::command::run(args, out),
+            LabCommand::Pack(args) => pack::command::run(args, &mut client()?, out),
+            LabCommand::Slo(args) => slo::run(args, client, out),
+            LabCommand::Plan(args) => plan::run(args, out),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,44 @@
+//! `sluice plan`: the servers of a plan, and on how few of them its promises could be kept.
+
+mod bars;
+pub mod folder;
+mod init;
+mod optimise;
+pub mod profiles;
+mod steps;
+
+use std::io::Write;
+
+use anyhow::Context;
+use serde::Serialize;
+use sluice_cli::lab::plan::{PlanArgs, PlanCommand, ShowArgs};
+use sluice_cli::table::colour;
+use sluice_cli::usage::json;
+
+use folder::{Folder, Plan};
+
+/// A plan, as it is told.
+#[derive(Serialize)]
+struct TellPlan<'a> {
+    slos: &'a [folder::Admitted],
+    servers: &'a [sluice_slo::placement::PlacedServer],
+}
+
+/// Runs a command.
+pub fn run(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let folder = Folder::at(&args.folder.plan);
+    match &args.command {
+        PlanCommand::Init(init) => init::run(&folder, init, out),
+        PlanCommand::Show(show) => self::show(&folder.read()?, show, out),
+        PlanCommand::Optimise(optimise) => optimise::run(&folder, optimise, out),
+        PlanCommand::Step(step) => steps::run(&folder, step, out),
+    }
+}
+
+fn show(plan: &Plan, args: &ShowArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    if args.json {
+        return json(out, &TellPlan { slos: &plan.slos, servers: &plan.placement.servers });
+    }
+    let Some(path) = &args.svg else { return bars::print(plan, colour(), out) };
+    std::fs::write(path, bars::svg(plan)?).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,119 @@
+//! What a packet costs a service, in cycles: as the options say, as measured, or as the arguments of `sluice-nf-cost` say; and what a switch to
+//! an NF costs its core.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_cli::lab::simulate::cycles;
+use sluice_policy::sim::Cost;
+
+use super::{Options, SimulateError};
+use sluice_api::config::{Config, Service};
+use sluice_api::model::Nf;
+
+/// Program whose arguments say what a packet costs.
+const PROGRAM: &str = "sluice-nf-cost";
+/// Longest list that lists are combined to.
+const LONGEST: usize = 4096;
+
+/// The costs of these services, by their numbers.
+///
+/// # Errors
+/// Services of unknown cost, or arguments that make no sense.
+pub fn costs(
+    config: &Config,
+    options: &Options,
+    services: &BTreeSet<usize>,
+    notes: &mut Vec<String>,
+) -> Result<BTreeMap<usize, Cost>, SimulateError> {
+    let mut costs = BTreeMap::new();
+    let mut unknown = Vec::new();
+    for number in services {
+        let service = &config.services[*number];
+        let said = options.costs.get(&service.name).or_else(|| options.measured.get(&service.name));
+        let cost = match said {
+            Some(cycles) => Some(Cost::Fixed(*cycles)),
+            None => of_args(service, notes).map_err(|what| SimulateError::Arguments { service: service.name.clone(), what })?,
+        };
+        match cost {
+            Some(cost) => _ = costs.insert(*number, cost),
+            None => unknown.push(service.name.clone()),
+        }
+    }
+    if unknown.is_empty() { Ok(costs) } else { Err(SimulateError::NoCost { services: unknown }) }
+}
+
+/// Cycles of a packet for each service that has worked of late: the median of its instances. `mhz` is the clock of the host that
+/// measured.
+pub fn measured(nfs: &[Nf], mhz: u64) -> BTreeMap<String, u64> {
+    let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for nf in nfs.iter().filter(|nf| nf.sched.service_ns > 0.0) {
+        times.entry(&nf.service).or_default().push(nf.sched.service_ns);
+    }
+    let cycles = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        cycles_of(times[times.len() / 2], mhz)
+    };
+    times.into_iter().map(|(service, mut times)| (service.to_owned(), cycles(&mut times))).collect()
+}
+
+/// Cycles of so many nanoseconds, at least 1. `mhz` is the clock of the host that measured.
+pub fn cycles_of(ns: f64, mhz: u64) -> u64 {
+    (ns * mhz as f64 / 1e3).round().max(1.0) as u64
+}
+
+/// What the arguments of a service say; nothing if it runs another program.
+fn of_args(service: &Service, notes: &mut Vec<String>) -> Result<Option<Cost>, String> {
+    if service.exec.as_ref().and_then(|exec| exec.file_name()).is_none_or(|name| name != PROGRAM) {
+        return Ok(None);
+    }
+    let mut lists: Vec<Vec<u64>> = Vec::new();
+    let mut pick = "random";
+    let mut args = service.args.iter().map(String::as_str);
+    while let Some(arg) = args.next() {
+        let (key, value) = arg.split_once('=').map_or((arg, None), |(key, value)| (key, Some(value)));
+        if !matches!(key, "--cycles" | "--pick") {
+            continue;
+        }
+        let value = value.or_else(|| args.next()).ok_or_else(|| format!("{key} has no value"))?;
+        if key == "--cycles" {
+            lists.push(value.split(',').map(cycles).collect::<Result<_, _>>()?);
+        } else {
+            pick = value;
+        }
+    }
+    let sum = |lists: &[Vec<u64>]| Cost::Fixed(lists.iter().flatten().sum());
+    if lists.is_empty() {
+        return Err("its args have no --cycles".into());
+    }
+    if lists.iter().all(|list| list.len() == 1) {
+        return Ok(Some(sum(&lists)));
+    }
+    match pick {
+        "each" => Ok(Some(sum(&lists))),
+        "random" => lists.into_iter().try_fold(vec![0], draws).map(|list| Some(Cost::Random(list))),
+        "flow" => by_flow(&lists).map(|list| Some(Cost::ByFlow(list))),
+        "signal" => {
+            notes.push(format!("service {} changes its cost by signal; it is simulated with the first of each list", service.name));
+            Ok(Some(Cost::Fixed(lists.iter().map(|list| list[0]).sum())))
+        }
+        other => Err(format!("--pick {other} is not known; it can be random, flow, each or signal")),
+    }
+}
+
+/// What a stage that draws from `list` adds to stages that draw from `before`: all sums, each as likely.
+fn draws(before: Vec<u64>, list: Vec<u64>) -> Result<Vec<u64>, String> {
+    if before.len() * list.len() > LONGEST {
+        return Err(format!("its lists of cycles have more than {LONGEST} sums"));
+    }
+    Ok(before.iter().flat_map(|before| list.iter().map(move |cycles| before + cycles)).collect())
+}
+
+/// The costs of flows over stages. A flow has the same place in each list, by the part of the list that lies before it.
+fn by_flow(lists: &[Vec<u64>]) -> Result<Vec<u64>, String> {
+    let len = lists.iter().fold(1u64, |len, list| super::lcm(len, list.len() as u64));
+    if len > LONGEST as u64 {
+        return Err(format!("its lists of cycles make more than {LONGEST} kinds of flow"));
+    }
+    let len = len as usize;
+    Ok((0..len).map(|i| lists.iter().map(|list| list[i * list.len() / len]).sum()).collect())
+}

@@ -1,0 +1,398 @@
+//! What a configuration would do on other cores, before anybody buys them: `sluice simulate`.
+//!
+//! # Problem
+//! How many packets a second will these chains carry on so many cores, where do they stand in line, and what do weights,
+//! backpressure and hand-over bring? The simulator ([`sluice_policy::sim`]) answers for a scenario; a user has a configuration.
+//!
+//! # Terms
+//! *Plan*: the scenario of a configuration, and the names of what is in it. *Stream*: packets of one port for one chain. *Lane*: a
+//! chain with one instance chosen for each of its services; a chain of the simulator. *Straight*: through a chain without services.
+//!
+//! # Approach
+//! Everything here is a function of the configuration and the [`Options`]. [`place`] puts instances on cores, [`traffic`] finds
+//! which chain the packets of each port take, with the rules themselves where the port generates its packets, and [`cost`] what a
+//! packet costs a service, and a switch the core. [`Plan::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the scenario, beside
+//! it the ideal, and gives the outcome its names back.
+//!
+//! # Limits
+//! Those of the simulator, and: flows are spread evenly, where the daemon hashes them, so few flows meet by chance there; a port
+//! that waits (`overload = "wait"`) does not slow down; marks (ECN) change nothing, for no source reacts; the manager moves any
+//! number of packets. The ideal serves lanes alike, so where chains compete, one of them may carry more than there. What of this a configuration meets is said in [`Plan::notes`].
+
+pub mod command;
+pub mod cost;
+pub mod place;
+pub mod report;
+pub mod traffic;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_cli::lab::simulate::SWITCH_NS;
+use sluice_policy::sim;
+
+use sluice_api::config::{self as model, Config};
+use sluice_config::nearest;
+
+pub use report::Report;
+
+/// Most lanes of a chain for which every instance of one service meets every instance of the next.
+const MESH: u64 = 64;
+/// Most lanes of a chain, unless a service has more instances.
+const LANES: u64 = 1024;
+/// Smallest ring that the simulator takes, in packets: a burst.
+const LEAST_RING: u32 = 32;
+/// Names in a sentence.
+const NAMES: usize = 8;
+
+/// What a configuration does not say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Cores for NFs, which instances are placed on in turn; the configured ones without.
+    pub cores: Option<usize>,
+    /// Packets per second of each port whose rate is not known otherwise.
+    pub rate_pps: Option<f64>,
+    /// Packets per second of ports, by name.
+    pub port_rates: BTreeMap<String, f64>,
+    /// Cycles that a packet costs a service, by name.
+    pub costs: BTreeMap<String, u64>,
+    /// The same, as measured; [`Options::costs`] goes first.
+    pub measured: BTreeMap<String, u64>,
+    /// Cycles in a microsecond.
+    pub mhz: u64,
+    /// What a switch to an NF costs its core, in nanoseconds.
+    pub switch_ns: u64,
+    /// Time that is counted, in nanoseconds.
+    pub measure_ns: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cores: None,
+            rate_pps: None,
+            port_rates: BTreeMap::new(),
+            costs: BTreeMap::new(),
+            measured: BTreeMap::new(),
+            mhz: 2_500,
+            switch_ns: SWITCH_NS,
+            measure_ns: 1_000_000_000,
+        }
+    }
+}
+
+/// Why a configuration cannot be simulated. Each says what to do.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SimulateError {
+    /// Ports of unknown rate.
+    #[error(
+        "nothing says how many packets a second come in at {}; say --rate PPS for all such ports, or --rate {}=PPS for each",
+        names(ports),
+        ports[0]
+    )]
+    NoRate {
+        /// Their names.
+        ports: Vec<String>,
+    },
+    /// Services of unknown cost.
+    #[error(
+        "nothing says what a packet costs {}; there are four ways: --cost {}=CYCLES for each; --measured, where a daemon runs them \
+         under load; `sluice estimate {} --config CONFIG --keep`, which measures one alone; or exec = \"sluice-nf-cost\" with args = [\"--cycles\", \"CYCLES\"] in the configuration",
+        names(services),
+        services[0],
+        services[0]
+    )]
+    NoCost {
+        /// Their names.
+        services: Vec<String>,
+    },
+    /// An option names something that the configuration lacks.
+    #[error("{option} {name}: the configuration has no {what} of that name; {hint}")]
+    Unknown {
+        /// The option.
+        option: &'static str,
+        /// What it names.
+        name: String,
+        /// `port` or `service`.
+        what: &'static str,
+        /// What to write.
+        hint: String,
+    },
+    /// A rate that makes no sense.
+    #[error("port {port} has a rate of {rate} packets per second; it can be 0 to {:e}", traffic::MOST_PPS)]
+    Rate {
+        /// Its name.
+        port: String,
+        /// The rate.
+        rate: f64,
+    },
+    /// Settings or rules that the daemon would refuse, too.
+    #[error("{0}")]
+    Refused(String),
+    /// Arguments of `sluice-nf-cost` that make no sense.
+    #[error("service {service}: {what}; mend its args, or say --cost {service}=CYCLES")]
+    Arguments {
+        /// Its name.
+        service: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A chain with packets passes a service that has no instances.
+    #[error("chain {chain} passes service {service}, which has no instances; write instances = 1 or more")]
+    NoInstances {
+        /// The chain.
+        chain: String,
+        /// The service.
+        service: String,
+    },
+    /// No packet would meet an NF.
+    #[error(
+        "no packet would meet an NF; `sluice check` tells whether rules lead to chains with services, and rates must be above 0"
+    )]
+    Nothing,
+    /// The simulator refuses.
+    #[error(transparent)]
+    Scenario(#[from] sim::ScenarioError),
+}
+
+impl SimulateError {
+    /// Whether other options would help.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::NoRate { .. } | Self::NoCost { .. } | Self::Unknown { .. } | Self::Rate { .. })
+    }
+}
+
+/// An NF of the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedNf {
+    /// `SERVICE.i`.
+    pub name: String,
+    /// Number of its service in the configuration.
+    pub service: usize,
+    /// Its core, as a place in [`Plan::cores`].
+    pub core: usize,
+    /// Whether it polls.
+    pub polls: bool,
+}
+
+/// A chain of the configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedChain {
+    /// Its name.
+    pub name: String,
+    /// Its lanes: numbers of chains of the scenario.
+    pub lanes: std::ops::Range<usize>,
+    /// Packets a second that go straight to its egress port.
+    pub straight_pps: f64,
+}
+
+/// A configuration, ready to be simulated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// What is run.
+    pub scenario: sim::Scenario,
+    /// Its NFs, in the same order.
+    pub nfs: Vec<PlannedNf>,
+    /// Numbers of the cores.
+    pub cores: Vec<usize>,
+    /// The chains of the configuration.
+    pub chains: Vec<PlannedChain>,
+    /// What of the configuration is simulated otherwise than it says, in sentences.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Plans a valid configuration.
+    ///
+    /// # Errors
+    /// What has to be said besides the configuration, or cannot be simulated.
+    pub fn new(config: &Config, options: &Options) -> Result<Self, SimulateError> {
+        known("--cost", "service", options.costs.keys(), config.services.iter().map(|s| s.name.as_str()))?;
+        known("--rate", "port", options.port_rates.keys(), config.ports.iter().map(|p| p.name.as_str()))?;
+        let mut notes = Vec::new();
+        let place::Placement { nfs, cores } = place::place(config, options.cores, &mut notes);
+        let streams = traffic::streams(config, options, &mut notes)?;
+        let mut chains = Vec::with_capacity(config.chains.len());
+        let mut lanes = Vec::new();
+        for (number, chain) in config.chains.iter().enumerate() {
+            let mine = streams.iter().filter(|s| s.chain == number);
+            let (rate_pps, flows) = mine.fold((0.0, 0), |(rate, flows), s| (rate + s.rate_pps, flows + s.flows));
+            let first = lanes.len();
+            let is_straight = chain.services.is_empty();
+            if !is_straight && flows > 0 && rate_pps > 0.0 {
+                spread(config, chain, &nfs, rate_pps, flows, &mut lanes)?;
+            }
+            let straight_pps = if is_straight { rate_pps } else { 0.0 };
+            chains.push(PlannedChain { name: chain.name.clone(), lanes: first..lanes.len(), straight_pps });
+        }
+        if lanes.is_empty() {
+            return Err(SimulateError::Nothing);
+        }
+        let reached: BTreeSet<usize> = lanes.iter().flat_map(|lane| lane.nfs.iter().copied()).collect();
+        let idle: Vec<String> = (0..nfs.len()).filter(|nf| !reached.contains(nf)).map(|nf| nfs[nf].name.clone()).collect();
+        if !idle.is_empty() {
+            notes.push(format!("no packets come to {}: more instances than flows, or no rule leads there", names(&idle)));
+        }
+        let services: BTreeSet<usize> = reached.iter().map(|nf| nfs[*nf].service).collect();
+        let costs = cost::costs(config, options, &services, &mut notes)?;
+        let nf = |planned: &PlannedNf| {
+            let service = &config.services[planned.service];
+            sim::Nf {
+                core: planned.core,
+                cost: costs.get(&planned.service).cloned().unwrap_or(sim::Cost::Fixed(0)),
+                priority: service.priority,
+                factors: Vec::new(),
+                ring: Some(service.ring.max(LEAST_RING)),
+            }
+        };
+        let small: Vec<String> =
+            services.iter().map(|s| &config.services[*s]).filter(|s| s.ring < LEAST_RING).map(|s| s.name.clone()).collect();
+        if !small.is_empty() {
+            notes.push(format!("rings of {} are simulated with {LEAST_RING} packets, the least there is", names(&small)));
+        }
+        let scenario = sim::Scenario {
+            machine: sim::Machine { cores: cores.len(), mhz: options.mhz, switch_ns: options.switch_ns, ..sim::Machine::default() },
+            nfs: nfs.iter().map(nf).collect(),
+            chains: lanes,
+            class: class(&config.sched),
+            platform: platform(&config.sched),
+            warmup_ns: 200_000_000,
+            measure_ns: options.measure_ns,
+            seed: 1,
+        };
+        scenario.check()?;
+        Ok(Self { scenario, nfs, cores, chains, notes })
+    }
+
+    /// The same under a variant: its parts are on and off as the variant says, all other settings as configured.
+    pub fn variant(&self, variant: sim::Variant) -> sim::Scenario {
+        let sim::Platform { fused, handover, weights, backpressure, .. } = variant.platform();
+        let platform = sim::Platform { fused, handover, weights, backpressure, ..self.scenario.platform.clone() };
+        sim::Scenario { platform, ..self.scenario.clone() }
+    }
+}
+
+/// Adds the lanes of a chain, with flows and rate evenly on them.
+fn spread(
+    config: &Config,
+    chain: &model::Chain,
+    nfs: &[PlannedNf],
+    rate_pps: f64,
+    flows: u64,
+    lanes: &mut Vec<sim::Chain>,
+) -> Result<(), SimulateError> {
+    // Each service once: a packet that comes again meets the same instance.
+    let mut services: Vec<usize> = Vec::new();
+    let mut hops = Vec::with_capacity(chain.services.len());
+    for name in &chain.services {
+        let name = model::hop(name).0;
+        let service = config.services.iter().position(|s| s.name == *name);
+        let service = service.ok_or_else(|| SimulateError::Refused(format!("chain {}: there is no service {name}", chain.name)))?;
+        let place = services.iter().position(|s| *s == service).unwrap_or_else(|| {
+            services.push(service);
+            services.len() - 1
+        });
+        hops.push(place);
+    }
+    let instances: Vec<Vec<usize>> =
+        services.iter().map(|service| (0..nfs.len()).filter(|nf| nfs[*nf].service == *service).collect()).collect();
+    if let Some(none) = instances.iter().position(Vec::is_empty) {
+        let service = config.services[services[none]].name.clone();
+        return Err(SimulateError::NoInstances { chain: chain.name.clone(), service });
+    }
+    let counts: Vec<u64> = instances.iter().map(|i| i.len() as u64).collect();
+    let count = lane_count(&counts).min(flows);
+    for lane in 0..count {
+        let mine = flows / count + u64::from(lane < flows % count);
+        let chosen = lane_of(lane, &counts);
+        lanes.push(sim::Chain {
+            nfs: hops.iter().map(|place| instances[*place][chosen[*place] as usize]).collect(),
+            rate_pps: (rate_pps * mine as f64 / flows as f64).round() as u64,
+            flows: u32::try_from(mine).unwrap_or(u32::MAX),
+        });
+    }
+    Ok(())
+}
+
+/// How many lanes a chain has over services with so many instances: all there are if they are few, else as many as use each
+/// instance of a service alike.
+fn lane_count(counts: &[u64]) -> u64 {
+    let all = counts.iter().fold(1u64, |all, n| all.saturating_mul(*n));
+    if all <= MESH {
+        return all;
+    }
+    let most = counts.iter().copied().max().unwrap_or(1).max(LANES);
+    counts.iter().fold(1, |even, n| lcm(even, *n).min(most))
+}
+
+/// The instance of each service on a lane. Lanes that follow each other take turns at every service, and all together meet every
+/// choice once: after a common period of the services so far and the next, the next one is shifted by one.
+fn lane_of(lane: u64, counts: &[u64]) -> Vec<u64> {
+    let mut period = 1u64;
+    let instance = |n: &u64| {
+        let within = lane % period.saturating_mul(*n);
+        let chosen = (within + within / lcm(period, *n)) % n;
+        period = period.saturating_mul(*n);
+        chosen
+    };
+    counts.iter().map(instance).collect()
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}
+
+fn class(sched: &model::Sched) -> sim::Class {
+    match sched.class {
+        model::Class::Other => sim::Class::Other,
+        model::Class::Batch => sim::Class::Batch,
+        // The kernel's own slice is 100 ms.
+        model::Class::Rr => sim::Class::Rr(sched.rr_slice_ms.unwrap_or(100)),
+    }
+}
+
+fn platform(sched: &model::Sched) -> sim::Platform {
+    sim::Platform {
+        fused: false,
+        handover: sched.handover,
+        weights: sched.weights,
+        backpressure: sched.backpressure,
+        high_watermark: sched.high_watermark,
+        low_watermark: sched.low_watermark,
+        queueing_ns: u64::from(sched.queueing_us) * 1_000,
+        weight_every_ns: u64::from(sched.weight_every_ms) * 1_000_000,
+        weight_margin_percent: f64::from(sched.weight_margin_percent),
+        min_share: f64::from(sched.min_share_percent) / 100.0,
+        ..sim::Platform::default()
+    }
+}
+
+/// Whether there is everything that an option names.
+fn known<'a>(
+    option: &'static str,
+    what: &'static str,
+    named: impl Iterator<Item = &'a String>,
+    there: impl Iterator<Item = &'a str>,
+) -> Result<(), SimulateError> {
+    let there: Vec<&str> = there.collect();
+    for name in named {
+        if !there.contains(&name.as_str()) {
+            return Err(SimulateError::Unknown { option, name: name.clone(), what, hint: nearest::hint(name, &there) });
+        }
+    }
+    Ok(())
+}
+
+/// Names with commas between, cut where they are many.
+fn names(all: &[String]) -> String {
+    match all.len().saturating_sub(NAMES) {
+        0 => all.join(", "),
+        more => format!("{} and {more} more", all[..NAMES].join(", ")),
+    }
+}
