@@ -56,9 +56,7 @@ pub struct OwnedQueue {
     /// Number of the arena that its packets are received into, of those that it takes frames for by itself.
     pub(crate) memory: u8,
     pub(crate) batch: Box<Batch>,
-    /// What gathered packets are put into.
-    pub(crate) spare: Box<Batch>,
-    pub(crate) groups: Box<Groups>,
+    gathering: Gathering,
     /// Whether there is a packet that NFs are woken for at once.
     pub(crate) has_urgent: bool,
     /// Keys of the packets that wait for an instance, by where they came.
@@ -70,16 +68,57 @@ pub struct OwnedQueue {
     /// Packets that were read last and still have to be let in: `from..to`.
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// How many bursts are read before packets are let in.
-    pub(crate) bursts: usize,
-    /// Reads that are not gathered, because the last one was not worth it.
-    pub(crate) ungathered: u32,
-    /// Generation of the tables that decided the paths of the packets held, and what [`ChooseInstances::moved`](crate::steer::ChooseInstances::moved) was.
-    pub(crate) generation: u32,
-    pub(crate) moved: u32,
-    pub(crate) backoff: u32,
-    pub(crate) skip: u32,
+    /// What the paths of the packets held were decided by.
+    pub(crate) basis: Basis,
+    pub(crate) pace: Pace,
 }
+
+/// What decisions are made by. Packets whose decisions have another basis are looked at again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Basis {
+    /// Generation of the tables.
+    pub(crate) generation: u32,
+    /// As [`ChooseInstances::moved`](crate::steer::ChooseInstances::moved).
+    pub(crate) moved: u32,
+}
+
+/// How often a queue is read whose packets are not let in.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    backoff: u32,
+    skip: u32,
+}
+
+impl Pace {
+    /// Whether the queue is left alone in this round.
+    #[inline(always)]
+    pub(crate) fn must_skip(&mut self) -> bool {
+        let must_skip = self.skip > 0;
+        self.skip -= u32::from(must_skip);
+        must_skip
+    }
+
+    /// Packets were read, and so many let in.
+    #[inline(always)]
+    pub(crate) fn note(&mut self, let_in: usize) {
+        self.backoff = if let_in == 0 { (self.backoff * 2 + 1).min(MAX_BACKOFF) } else { 0 };
+        self.skip = self.backoff;
+    }
+}
+
+/// What packets are put together with, and whether that is worth it.
+struct Gathering {
+    /// What gathered packets are put into.
+    spare: Box<Batch>,
+    groups: Box<Groups>,
+    /// How many bursts are read before packets are let in.
+    bursts: usize,
+    /// Reads that are not gathered, because the last one was not worth it.
+    ungathered: u32,
+}
+
+/// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
+const MAX_BACKOFF: u32 = 32;
 
 impl OwnedQueue {
     /// A queue for a thread.
@@ -92,21 +131,22 @@ impl OwnedQueue {
             waits: overload == Overload::Wait,
             memory: 0,
             batch: Box::default(),
-            spare: Box::default(),
-            groups: Box::default(),
+            gathering: Gathering { spare: Box::default(), groups: Box::default(), bursts: 1, ungathered: 0 },
             has_urgent: false,
             waiting: Box::new([Default::default(); VECTOR]),
             traces_rule: false,
             headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
-            bursts: 1,
-            ungathered: 0,
-            generation: 0,
-            moved: 0,
-            backoff: 0,
-            skip: 0,
+            basis: Basis::default(),
+            pace: Pace::default(),
         }
+    }
+
+    /// How many bursts are worth reading before packets are let in.
+    #[inline(always)]
+    pub(crate) fn bursts(&self) -> usize {
+        if self.waits { 1 } else { self.gathering.bursts }
     }
 
     /// Receives into the arena that the tables say from now on.
@@ -129,24 +169,25 @@ const ENOUGH: (usize, usize) = (16, 8);
 #[inline]
 pub(crate) fn gather(owned: &mut OwnedQueue) {
     let (from, to) = (owned.from, owned.to);
+    let gathering = &mut owned.gathering;
     let runs = owned.batch.decisions[from..to].windows(2).filter(|pair| pair[0] != pair[1]).count();
     if runs < 2 {
-        owned.bursts = 1;
+        gathering.bursts = 1;
         return;
     }
-    if owned.ungathered > 0 {
-        owned.ungathered -= 1;
+    if gathering.ungathered > 0 {
+        gathering.ungathered -= 1;
         return;
     }
-    let groups = owned.groups.gather(&owned.batch, from, to, &mut owned.spare);
-    std::mem::swap(&mut owned.batch, &mut owned.spare);
+    let groups = gathering.groups.gather(&owned.batch, from, to, &mut gathering.spare);
+    std::mem::swap(&mut owned.batch, &mut gathering.spare);
     let each = (to - from) / groups;
-    if groups > runs && (owned.bursts == MOST_BURSTS || each >= ENOUGH.1) {
-        (owned.bursts, owned.ungathered) = (1, UNGATHERED);
+    if groups > runs && (gathering.bursts == MOST_BURSTS || each >= ENOUGH.1) {
+        (gathering.bursts, gathering.ungathered) = (1, UNGATHERED);
     } else if each < ENOUGH.1 {
-        owned.bursts = (owned.bursts * 2).min(MOST_BURSTS);
+        gathering.bursts = (gathering.bursts * 2).min(MOST_BURSTS);
     } else if each >= ENOUGH.0 {
-        owned.bursts = (owned.bursts / 2).max(1);
+        gathering.bursts = (gathering.bursts / 2).max(1);
     }
 }
 
@@ -282,7 +323,7 @@ mod tests {
             let paths: Vec<u32> = (0..packets as u32).map(|i| i % paths).collect();
             hold(&mut owned, &paths);
             gather(&mut owned);
-            owned.bursts
+            owned.gathering.bursts
         };
         assert_eq!([after(32, 45), after(64, 45), after(128, 45), after(256, 45)], [2, 4, 8, 8]);
         assert_eq!([after(256, 20), after(256, 16), after(128, 4), after(64, 4)], [8, 4, 2, 1]);
@@ -290,10 +331,10 @@ mod tests {
         assert_eq!([after(32, 45), after(32, 1)], [2, 1]);
         assert_eq!([after(32, 900), after(64, 900), after(128, 900), after(256, 900)], [2, 4, 8, 1], "nothing was worth it");
         assert_eq!(after(32, 4), 1);
-        assert_eq!(owned.ungathered, UNGATHERED - 1, "for a while it is not tried");
+        assert_eq!(owned.gathering.ungathered, UNGATHERED - 1, "for a while it is not tried");
         let runs: Vec<u32> = (0..32).map(|i| i / 8).collect();
         let mut owned = holding(&runs);
         gather(&mut owned);
-        assert_eq!((owned.bursts, owned.ungathered), (1, UNGATHERED), "each path is in one place already");
+        assert_eq!((owned.gathering.bursts, owned.gathering.ungathered), (1, UNGATHERED), "each path is in one place already");
     }
 }

@@ -8,7 +8,7 @@ use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
-use crate::batch::{Batch, OwnedQueue, gather};
+use crate::batch::{Basis, Batch, OwnedQueue, gather};
 use crate::chain::{Chain, DropReason, Path, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
@@ -18,9 +18,6 @@ use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
 use crate::steer::{Arrival, Asked, ChooseChain, ChooseInstances, Chosen, Env, Released};
-
-/// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
-const MAX_BACKOFF: u32 = 32;
 
 /// TCP flags of a packet; 0 if it has none, or they cannot be read.
 #[inline(always)]
@@ -69,6 +66,21 @@ pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
     for i in owned.from..owned.to {
         owned.batch.traceable[i] = plane.traces(&plane.key_of(owned.batch.packets[i], owned.port));
     }
+}
+
+/// Copies the beginnings of packets. Their lengths.
+#[inline(always)]
+fn copy_headers(arena: &Arena, packets: &[Packet], headers: &mut [[u8; SHORT]; BURST]) -> [u16; BURST] {
+    let mut lens = [0; BURST];
+    for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(packets) {
+        *len = packet.len;
+        // What lies behind a short packet in its frame is copied too and never looked at.
+        match arena.read_array(packet.frame, packet.offset) {
+            Some(copy) => *header = copy,
+            None => copy_short(arena, packet, header),
+        }
+    }
+    lens
 }
 
 /// Copies the header of a packet so near the end of its frame that there are fewer than [`SHORT`] bytes. A function of its own, so
@@ -149,9 +161,11 @@ pub struct Rx {
 }
 
 impl Rx {
+    /// What decisions are made by now.
     #[inline(always)]
-    fn moved(&self) -> u32 {
-        self.instances.as_ref().map_or(0, |instances| instances.moved())
+    fn basis(&self, plane: &Plane) -> Basis {
+        let moved = self.instances.as_ref().map_or(0, |instances| instances.moved());
+        Basis { generation: plane.generation, moved }
     }
 
     /// What features have to do between two bursts. Says how many packets that sent on.
@@ -172,17 +186,13 @@ impl Rx {
     #[inline]
     pub(crate) fn receive(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> usize {
         if owned.from == owned.to {
-            if owned.skip > 0 {
-                owned.skip -= 1;
+            if owned.pace.must_skip() || !self.read(plane, owned) {
                 return 0;
             }
-            if !self.read(plane, owned) {
-                return 0;
-            }
-        } else if owned.generation != plane.generation || owned.moved != self.moved() {
+        } else if owned.basis != self.basis(plane) {
             self.classify(plane, owned);
         }
-        if owned.moved != self.moved() {
+        if owned.basis != self.basis(plane) {
             // A packet has ended a connection that packets before it still went to.
             self.classify(plane, owned);
         }
@@ -192,12 +202,7 @@ impl Rx {
         let before = owned.from;
         let let_in = self.let_in(plane, owned);
         plane.announce();
-        if let_in == 0 {
-            owned.backoff = (owned.backoff * 2 + 1).min(MAX_BACKOFF);
-            owned.skip = owned.backoff;
-        } else {
-            owned.backoff = 0;
-        }
+        owned.pace.note(let_in);
         owned.from - before
     }
 
@@ -220,7 +225,7 @@ impl Rx {
                     Instead::LookAgain => {
                         looked = true;
                         self.classify(plane, owned);
-                        if owned.moved != self.moved() {
+                        if owned.basis != self.basis(plane) {
                             self.classify(plane, owned);
                         }
                     }
@@ -264,11 +269,10 @@ impl Rx {
     /// their paths. False: there are none.
     #[inline]
     fn read(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> bool {
-        let bursts = if owned.waits { 1 } else { owned.bursts };
         (owned.from, owned.to) = (0, 0);
         self.look_anew(plane, owned);
         plane.frames.choose(owned.memory);
-        for _ in 0..bursts {
+        for _ in 0..owned.bursts() {
             let from = owned.to;
             let n = owned.queue.rx_burst(&mut owned.batch.packets[from..from + BURST], &mut plane.frames, plane.now_ns);
             owned.to = from + n;
@@ -299,7 +303,7 @@ impl Rx {
     /// Notes by what decisions are made from here on.
     #[inline(always)]
     fn look_anew(&self, plane: &Plane, owned: &mut OwnedQueue) {
-        (owned.generation, owned.moved) = (plane.generation, self.moved());
+        owned.basis = self.basis(plane);
         owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
         owned.has_urgent = false;
     }
@@ -318,18 +322,10 @@ impl Rx {
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
         // NFs that are not woken for each packet are for the end of a connection.
         let wants_ends = plane.timers.are_used();
-        let mut lens = [0; BURST];
         let mut found = [Lookup::Miss; BURST];
         let arena = plane.frames.arena();
         let headers = &mut owned.headers;
-        for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(held) {
-            *len = packet.len;
-            // What lies behind a short packet in its frame is copied too and never looked at.
-            match arena.read_array(packet.frame, packet.offset) {
-                Some(copy) => *header = copy,
-                None => copy_short(arena, packet, header),
-            }
-        }
+        let lens = copy_headers(arena, held, headers);
         let more = |i: usize, bytes: &mut [u8; LONG]| copy_long(arena, &held[i], bytes);
         self.classifier.classify_burst(&headers[..held.len()], &lens, owned.port, now_ms, more, &mut found);
         if let Some(instances) = self.instances.as_ref().filter(|_| watches) {

@@ -70,70 +70,78 @@ impl Plane {
 #[inline]
 pub(crate) fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Producer>], port: u16) -> usize {
     let mut packets = std::mem::take(&mut plane.out[port as usize].packets);
-    let waits = plane.out[port as usize].waits;
-    let mut sent = 0;
-    if let Some(owned) = queues.iter_mut().find(|q| q.port == port) {
-        let counters = &owned.counters;
-        let before = counters.lost();
-        sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
-        let lost = counters.lost();
-        if waits {
-            // Half of the mark, so that a full buffer is not told of at every other packet.
-            let jammed = packets.len() - sent > TX_BUFFER / 2;
-            if let Some(mark) = plane.jammed.get(port as usize)
-                && mark.load(Ordering::Relaxed) != jammed
-            {
-                mark.store(jammed, Ordering::Relaxed);
-            }
-        }
-        counters.tx_packets.add(sent as u64 - (lost.0 - before.0));
-        counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
-        if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
-            counters.tx_drops.add((packets.len() - sent) as u64);
-            for packet in &packets[sent..] {
-                plane.frames.free(packet.frame);
-            }
-            packets.truncate(sent);
-        }
-    } else {
-        let owner = match plane.tables.ports.get(port as usize) {
-            Some(Some(info)) if !info.owners.is_empty() => Some(info.owners[plane.index % info.owners.len()]),
-            _ => None,
-        };
-        match owner.and_then(|o| lanes.get_mut(o)) {
-            Some(Some(_)) if plane.jammed.get(port as usize).is_some_and(|mark| mark.load(Ordering::Relaxed)) => {}
-            Some(Some(lane)) => {
-                while sent < packets.len() {
-                    let mut burst = [Descriptor::default(); BURST];
-                    let n = (packets.len() - sent).min(BURST);
-                    for (descriptor, packet) in burst.iter_mut().zip(&packets[sent..sent + n]) {
-                        *descriptor = Descriptor {
-                            frame: packet.frame,
-                            offset: packet.offset,
-                            len: packet.len,
-                            arg: port,
-                            ..Default::default()
-                        };
-                    }
-                    let taken = lane.enqueue(&burst[..n]).unwrap_or(0);
-                    sent += taken;
-                    if taken < n {
-                        break;
-                    }
-                }
-            }
-            _ => {
-                // Nobody has the port any more.
-                sent = packets.len();
-                plane.unsent.add(sent as u64);
-                for packet in &packets {
-                    plane.discard(packet.frame);
-                }
-            }
-        }
-    }
+    let sent = match queues.iter_mut().find(|q| q.port == port) {
+        Some(owned) => transmit(plane, owned, &mut packets),
+        None => pass_to_owner(plane, lanes, port, &packets),
+    };
     packets.drain(..sent);
     plane.out[port as usize].packets = packets;
+    sent
+}
+
+/// Gives packets to a port's queue. Those that do not fit stay in the buffer, which shrinks where they are dropped. Says how many went.
+#[inline]
+fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>) -> usize {
+    let port = owned.port as usize;
+    let waits = plane.out[port].waits;
+    let before = owned.counters.lost();
+    let sent = owned.queue.tx_burst(packets, &mut plane.frames, plane.now_ns);
+    let counters = &owned.counters;
+    let lost = counters.lost();
+    if waits {
+        // Half of the mark, so that a full buffer is not told of at every other packet.
+        let jammed = packets.len() - sent > TX_BUFFER / 2;
+        if let Some(mark) = plane.jammed.get(port)
+            && mark.load(Ordering::Relaxed) != jammed
+        {
+            mark.store(jammed, Ordering::Relaxed);
+        }
+    }
+    counters.tx_packets.add(sent as u64 - (lost.0 - before.0));
+    counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
+    if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
+        counters.tx_drops.add((packets.len() - sent) as u64);
+        for packet in &packets[sent..] {
+            plane.frames.free(packet.frame);
+        }
+        packets.truncate(sent);
+    }
+    sent
+}
+
+/// Passes packets to the thread that has a port's queue. Says how many went.
+fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, packets: &[Packet]) -> usize {
+    let owner = match plane.tables.ports.get(port as usize) {
+        Some(Some(info)) if !info.owners.is_empty() => Some(info.owners[plane.index % info.owners.len()]),
+        _ => None,
+    };
+    match owner.and_then(|owner| lanes.get_mut(owner)) {
+        Some(Some(_)) if plane.jammed.get(port as usize).is_some_and(|mark| mark.load(Ordering::Relaxed)) => 0,
+        Some(Some(lane)) => enqueue(lane, port, packets),
+        _ => {
+            // Nobody has the port any more.
+            plane.unsent.add(packets.len() as u64);
+            packets.iter().for_each(|packet| plane.discard(packet.frame));
+            packets.len()
+        }
+    }
+}
+
+/// Puts packets for a port on a lane to another thread. Says how many there was room for.
+fn enqueue(lane: &mut Producer, port: u16, packets: &[Packet]) -> usize {
+    let mut sent = 0;
+    for some in packets.chunks(BURST) {
+        let mut burst = [Descriptor::default(); BURST];
+        for (descriptor, packet) in burst.iter_mut().zip(some) {
+            let Packet { frame, offset, len } = *packet;
+            *descriptor = Descriptor { frame, offset, len, arg: port, ..Default::default() };
+        }
+        let taken = lane.enqueue(&burst[..some.len()]).unwrap_or(0);
+        sent += taken;
+        if taken < some.len() {
+            break;
+        }
+    }
     sent
 }
 
