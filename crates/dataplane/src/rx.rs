@@ -122,8 +122,9 @@ enum Instead {
 fn instead_of(path: Option<&Path>, decision: Decision, looked: bool) -> Instead {
     match (path, decision) {
         (Some(path), _) if path.refuses() && !path.has_ended() => Instead::Drop(Refusal::NfDown),
-        // A service may have an instance again, and a path a place.
+        // A service may have an instance again, a path a place, and what chooses instances may know the chain.
         (_, Decision::Path(_) | Decision::Drop(Refusal::NfDown | Refusal::NoPath)) if !looked => Instead::LookAgain,
+        (_, Decision::Wait(WaitFor::Steering)) if !looked => Instead::LookAgain,
         (Some(path), _) if path.refuses() => Instead::Drop(Refusal::NfDown),
         (_, Decision::Path(_)) => Instead::Drop(Refusal::NoPath),
         (_, Decision::Drop(why)) => Instead::Drop(why),
