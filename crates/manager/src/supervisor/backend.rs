@@ -10,7 +10,8 @@ use crossbeam_queue::ArrayQueue;
 use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
-use super::{Job, NfState, Supervisor, SupervisorError, promises};
+use super::nfs::Nf;
+use super::{Job, Supervisor, SupervisorError, promises};
 use crate::chain::Drop;
 use crate::control::Backend;
 use crate::controller::events::Subject;
@@ -313,7 +314,7 @@ impl Backend for Remote {
         self.call(move |s| {
             let number = moved.instances.first().and_then(|name| s.nf_number(name));
             let nf = number.and_then(|number| s.nfs.get(&number));
-            let report = |nf: &NfState| api::Nf { warnings: s.warnings_on(&moved.service, nf.core), ..s.nf_report(nf, 0) };
+            let report = |nf: &Nf| api::Nf { warnings: s.warnings_on(&moved.service, nf.core), ..s.nf_report(nf, 0) };
             nf.map(report).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
         })?
         .map_err(ApiError::from)

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::Supervisor;
-use crate::nf::State;
+use super::nfs::Event;
 use crate::nf::attach::Peer;
 use crate::nf::death::Cause;
 use sluice_host::cgroup;
@@ -23,6 +23,7 @@ impl Supervisor {
     /// Starts the container of an NF.
     pub(super) fn launch_container(&mut self, number: u16, template: &Template) {
         let Some(name) = self.nfs.get(&number).map(|nf| nf.name.clone()) else { return };
+        self.feed(number, Event::Launched);
         self.containers += 1;
         let dir = self.config.manager.runtime_dir.clone();
         let life = Life::new(&name, self.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
@@ -40,8 +41,7 @@ impl Supervisor {
         };
         if let Err(why) = started {
             log_line!("sluiced: {why}");
-            self.ends_for(number, Cause::Unstarted(why));
-            self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.state = State::Starting);
+            self.feed(number, Event::Fails(Cause::Unstarted(why)));
             self.lost(number);
         }
     }
@@ -60,7 +60,7 @@ impl Supervisor {
     /// loses its parent in a container is given to the first process there, or to the runtime.
     pub(super) fn in_container_of(&self, peer: &Peer) -> Option<u16> {
         let runtimes = self.nfs.values().filter_map(|nf| {
-            let processes = [&nf.process, &nf.wrapper];
+            let processes = [&nf.process, &nf.held.wrapper];
             let runtime = processes.into_iter().flatten().find(|process| process.container.is_some())?;
             Some((runtime.pid.as_raw_nonzero().get(), nf.number))
         });

@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::life::BACKOFF;
+use sluice_shm::clock::monotonic_ns;
+
+use super::Supervisor;
+use super::nfs::{BACKOFF, Nf, State};
 use super::ports::rate_of;
-use super::{NfState, Supervisor};
 use crate::controller::events::Subject;
-use crate::nf::State;
 use sluice_api::health::{Health, MOST, Problem, Verdict};
 use sluice_api::model::{ChainState, EventKind, PortState};
 
@@ -72,13 +73,13 @@ impl Supervisor {
                 (state, _) => found.push((format!("chain {}", chain.name), state.word(), said_of_chain(state).into())),
             }
         }
-        for nf in self.nfs.values().filter(|nf| nf.stays() && !nf.on_trial) {
-            let last = || nf.last_death.as_ref().map_or(String::new(), |death| format!("; the last time: {}", death.what));
+        for nf in self.nfs.values().filter(|nf| nf.life().stays() && !nf.life().is_on_trial()) {
+            let last = || nf.counted.last_death.as_ref().map_or(String::new(), |death| format!("; the last time: {}", death.what));
             let subject = || format!("nf {}", nf.name);
-            match nf.state {
+            match nf.life().state() {
                 State::Failed => found.push((subject(), "failed", format!("has failed{}", last()))),
-                _ if is_in_loop(nf, now) => {
-                    let deaths = nf.streak.failures.max(nf.offences.failures);
+                _ if is_in_loop(nf) => {
+                    let deaths = nf.life().deaths_in_a_row();
                     found.push((subject(), "loop", format!("has ended {deaths} times in a row{}", last())));
                 }
                 _ => {}
@@ -153,7 +154,7 @@ fn said_of_chain(state: ChainState) -> &'static str {
 }
 
 /// Whether an NF has died several times in a row, and has not run well since.
-fn is_in_loop(nf: &NfState, now: Instant) -> bool {
-    let runs_well = nf.state == State::Running && now.duration_since(nf.started_at) >= Duration::from_nanos(BACKOFF.good_run_ns);
-    nf.streak.failures.max(nf.offences.failures) >= LOOP && !runs_well
+fn is_in_loop(nf: &Nf) -> bool {
+    let ran_ns = monotonic_ns().saturating_sub(nf.life().started_ns());
+    nf.life().deaths_in_a_row() >= LOOP && !(nf.is(State::Running) && ran_ns >= BACKOFF.good_run_ns)
 }

@@ -4,16 +4,21 @@
 //! It owns all control state, so nothing here is locked. Others ask it for something by sending it a closure ([`Remote`]). It sleeps
 //! in epoll on the NF socket, on the processes of the NFs, on signals and on those requests.
 
+mod act;
+mod admit;
 mod apply;
 mod backend;
 mod change;
 mod container;
+mod end;
 mod foreign;
 mod grouping;
 mod health;
 mod holes;
-mod life;
+mod launch;
 mod memory;
+mod nfs;
+mod notice;
 mod numbers;
 mod outside;
 mod past;
@@ -25,24 +30,22 @@ mod promises;
 mod report;
 mod runtime_dir;
 mod steering;
+mod tick;
 mod tuning;
 mod upgrade;
 mod zygote;
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use sluice_policy::restart;
 use sluice_policy::sched::priority::Weight;
 use sluice_shm::clock::monotonic_ns;
-use sluice_shm::histogram::Followed;
 
 use crate::bell::Bell;
 use crate::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
@@ -50,27 +53,22 @@ use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
 use crate::control::totals;
 use crate::controller::Controller;
-use crate::dataplane::{DataPlane, Fence, Place, PlaneError};
+use crate::dataplane::{DataPlane, PlaneError};
 use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
-use crate::nf::State;
 use crate::nf::attach::Listener;
-use crate::nf::death::Cause;
-use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Outputs;
 use crate::openflow::{self, Agent};
 use crate::port::{self, PortError};
 use crate::worker::QueueCounters;
 use sluice_api::config::{self as model, Config};
-use sluice_api::health::Death;
-use sluice_host::cgroup::pen::Pen;
 use sluice_host::container::Template;
 use sluice_host::notice::Notices;
-use sluice_host::process::Exit;
 use sluice_host::record::{Record, RecordError, Thing};
 use sluice_host::user::User;
 
 pub use backend::Remote;
+use nfs::{Event, Nf, NfSet};
 
 /// How often sentences are carried out, timers looked at and processes measured.
 const TICK: Duration = Duration::from_millis(20);
@@ -78,17 +76,6 @@ const TICK: Duration = Duration::from_millis(20);
 const QUIET_TICK: Duration = Duration::from_millis(100);
 /// Least time between two answers to the bell: what is done then looks at every NF.
 const ANSWERS: Duration = Duration::from_millis(2);
-/// How long a spawned NF may take to say hello.
-const HELLO_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it gets as long once more, where the host is so busy that it has hardly run.
-const RESPITES: u32 = 11;
-/// How long an NF that stands still and is runnable is watched for whether it runs.
-const RESPITE: Duration = Duration::from_secs(1);
-/// How often at most: so long may a host be so busy.
-const MOST_RESPITES: u32 = 120;
-/// How long an NF that was told to stop may take.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
-
 /// Why the supervisor could not start or change something. Each says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
@@ -169,143 +156,6 @@ struct ServiceState {
     added: Instant,
 }
 
-/// An NF, whether it has a process or not.
-struct NfState {
-    number: u16,
-    name: String,
-    service: u16,
-    core: usize,
-    state: State,
-    handle: Option<Arc<NfHandle>>,
-    place: Option<Place>,
-    process: Option<life::Process>,
-    /// What we started, where that is a program that started the NF's own process. It ends with the NF.
-    wrapper: Option<life::Process>,
-    connection: Option<OwnedFd>,
-    /// On this connection, that its handler is made.
-    has_said_ready: bool,
-    /// What holds all that its process starts.
-    pen: Option<Pen>,
-    restarts: u64,
-    streak: restart::Streak,
-    /// Ends for cause, why it was stopped last, and how often.
-    offences: restart::Streak,
-    stopped_for: Option<Sentence>,
-    stops: u64,
-    /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
-    deadline: Option<Instant>,
-    started_at: Instant,
-    /// When its process was told the names of ports, services and chains: first and last.
-    told: Option<(Instant, Instant)>,
-    /// How often it was given more time, because the host is busy, and what it had used and when that was.
-    respites: u32,
-    used: Option<(Duration, Instant)>,
-    /// Monotonic clock when its process was started, and how long it took to be let in.
-    spawned_ns: Option<u64>,
-    welcomed_ns: Option<u64>,
-    /// How long the frames of its last process took to come back.
-    reclaim_ns: Option<u64>,
-    /// It is on its way out: when its packets are gone it is told to stop.
-    draining: bool,
-    /// What packet threads pass when they send it nothing more. Until then, one may be about to.
-    fence: Option<Fence>,
-    /// How its process has ended, from when it was collected until it is lost; and why it was
-    /// ended, or did not come.
-    exit: Option<Exit>,
-    ended_for: Option<Cause>,
-    /// How it died last, if it has.
-    last_death: Option<Death>,
-    /// Counters of its former processes, so that totals never go back.
-    before: report::NfTotals,
-    /// What its process has said of itself.
-    spoken: Cell<report::Spoken>,
-    /// What its process has counted in its page of how long its bursts took.
-    service_times: RefCell<Followed>,
-    cpu: report::CpuMeter,
-    waiters: Vec<Sender<()>>,
-    /// What a program that knows nothing of Sluice has besides.
-    foreign: Option<foreign::Foreign>,
-    /// It is of a version that its service does not have yet: it gets no packets, and is not started again.
-    on_trial: bool,
-    /// It is of a version that its service does not have any more, and goes with the flow that it has.
-    leaves: bool,
-    /// It was ended to be started again with fresh packet memory.
-    renewed: bool,
-    /// Number of the instance whose place it has taken.
-    former: Option<u16>,
-    /// What it is known by when flows are spread.
-    spread_id: u64,
-    /// Number of the placement's instance that it is of, if it keeps a promise.
-    instance: Option<u32>,
-}
-
-impl NfState {
-    /// An NF that has no process yet.
-    fn new(number: u16, service: u16, name: String, core: usize) -> Self {
-        Self {
-            number,
-            service,
-            core,
-            state: State::Expected,
-            handle: None,
-            place: None,
-            process: None,
-            wrapper: None,
-            connection: None,
-            has_said_ready: false,
-            pen: None,
-            restarts: 0,
-            streak: restart::Streak::default(),
-            offences: restart::Streak::default(),
-            stopped_for: None,
-            stops: 0,
-            deadline: None,
-            started_at: Instant::now(),
-            told: None,
-            respites: 0,
-            used: None,
-            spawned_ns: None,
-            welcomed_ns: None,
-            reclaim_ns: None,
-            draining: false,
-            fence: None,
-            exit: None,
-            ended_for: None,
-            last_death: None,
-            before: report::NfTotals::default(),
-            spoken: Cell::default(),
-            service_times: RefCell::default(),
-            cpu: report::CpuMeter::default(),
-            waiters: Vec::new(),
-            foreign: None,
-            on_trial: false,
-            leaves: false,
-            renewed: false,
-            former: None,
-            spread_id: restart_stable_id(&name),
-            instance: None,
-            name,
-        }
-    }
-
-    /// Whether it is not on its way out.
-    fn stays(&self) -> bool {
-        !self.draining && !self.leaves && self.state != State::Stopping
-    }
-
-    /// Whether its process ends so that it is started again with fresh packet memory, and not for
-    /// cause.
-    fn starts_anew(&self) -> bool {
-        let sentence = self.handle.as_ref().map_or(Sentence::None, |handle| handle.sentence());
-        self.renewed && !matches!(sentence, Sentence::Violations | Sentence::Stalled)
-    }
-
-    /// Whether nobody starts it again.
-    fn is_lost(&self) -> bool {
-        matches!(self.state, State::Failed | State::Gone)
-    }
-}
-
 impl ServiceState {
     /// One without instances.
     fn new(config: model::Service, exec: Option<PathBuf>, user: Option<User>, container: Option<Arc<Template>>) -> Self {
@@ -349,26 +199,20 @@ pub struct Supervisor {
     ports: Vec<Option<PortState>>,
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
-    nfs: BTreeMap<u16, NfState>,
-    /// Their numbers by name.
-    names: HashMap<String, u16>,
+    nfs: NfSet,
     /// Services that go over to another version.
     upgrades: Vec<upgrade::Upgrade>,
     /// Configurations that wait until their new versions of services have shown that they work.
     applying: Vec<apply::Applying>,
     next_apply: u64,
     /// Wrappers that were killed and have not been collected yet.
-    leaving: Vec<life::Process>,
+    leaving: Vec<nfs::Process>,
     /// How many containers were started.
     containers: u64,
     /// Threads that build or clear rooms of foreign programs, and whose results are to come.
     rooms_in_work: usize,
     /// The threads that clear rooms, by the name of the room's namespace.
     clearing: HashMap<String, std::thread::JoinHandle<()>>,
-    next_nf: u16,
-    /// Numbers of NFs that are gone: those that paths may name still, and those that may be given again.
-    resting: Vec<u16>,
-    free_nfs: Vec<u16>,
     port_numbers: numbers::Numbering,
     chain_numbers: numbers::Numbering,
     service_numbers: numbers::Numbering,
@@ -415,10 +259,10 @@ pub struct Supervisor {
     bell: Arc<Bell>,
     /// When the bell was answered last.
     answered: Instant,
-    /// When the pause of an NF ends, at the earliest.
-    due: Option<Instant>,
+    /// When the pause of an NF ends, at the earliest, on the monotonic clock.
+    due_ns: Option<u64>,
     /// What is said at most once a second.
-    notices: Notices<life::Kind>,
+    notices: Notices<notice::Kind>,
     /// What does not work, and since when.
     watch: health::Watch,
     runtime_dir: runtime_dir::Watch,
@@ -496,8 +340,7 @@ impl Supervisor {
             ports: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),
-            nfs: BTreeMap::new(),
-            names: HashMap::new(),
+            nfs: NfSet::default(),
             upgrades: Vec::new(),
             applying: Vec::new(),
             next_apply: 0,
@@ -505,13 +348,10 @@ impl Supervisor {
             containers: 0,
             rooms_in_work: 0,
             clearing: HashMap::new(),
-            next_nf: 0,
-            resting: Vec::new(),
             port_numbers: numbers::Numbering::default(),
             chain_numbers: numbers::Numbering::default(),
             service_numbers: numbers::Numbering::default(),
             numbers_looked: Instant::now(),
-            free_nfs: Vec::new(),
             opened: HashMap::new(),
             next_version: 1,
             allowed: Vec::new(),
@@ -539,7 +379,7 @@ impl Supervisor {
             tenants: HashMap::new(),
             bell: Arc::new(Bell::new(wake)),
             answered: Instant::now(),
-            due: None,
+            due_ns: None,
             notices: Notices::default(),
             watch: health::Watch::default(),
             runtime_dir: runtime_dir::Watch::default(),
@@ -662,7 +502,7 @@ impl Supervisor {
         if now.duration_since(self.answered) >= ANSWERS && self.bell.take() {
             self.answered = now;
             self.end_condemned();
-            self.size_pools(now);
+            self.size_pools();
         }
         if self.until_due(now).is_zero() {
             self.ticked = now;
@@ -670,6 +510,45 @@ impl Supervisor {
         }
         // Last: a member that has become ready in this turn waits for nothing more.
         self.publish_stirred_pools();
+    }
+
+    /// Stops reading ports, lets the packets inside leave, stops every NF and thread, and removes what was made on the host.
+    pub(super) fn shut_down(&mut self) {
+        self.stopping = true;
+        self.agent = None;
+        let _ = self.plane.stop_rx();
+        let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
+        let inside = |this: &Self| {
+            let held = |nf: &Nf| nf.handle.as_ref().is_some_and(|h| h.in_flight.load(Ordering::Relaxed) > 0);
+            let waiting = || this.plane.snapshots().map_or(0, |s| s.iter().map(|s| s.waiting).sum::<u64>());
+            this.nfs.values().any(held) || waiting() > 0
+        };
+        while inside(self) && Instant::now() < until {
+            self.turn(Duration::from_millis(1));
+        }
+        self.dismiss_zygotes();
+        let all: Vec<u16> = self.nfs.values().map(|nf| nf.number).collect();
+        all.into_iter().for_each(|number| self.feed(number, Event::Shutdown));
+        self.let_leave();
+        while self.nfs.values().any(|nf| nf.process.is_some()) || !self.leaving.is_empty() || self.rooms_in_work > 0 {
+            self.turn(Duration::from_millis(5));
+        }
+        for number in 0..self.ports.len() {
+            let _ = self.close(number as u16);
+        }
+        self.plane.stop();
+        self.controller.stop();
+        self.restore_pens();
+        self.restore_scheduling();
+        // It removes its file when it has nothing more to undo.
+        self.outside.end_guard();
+        if let Some(record) = self.record.take() {
+            match record.finish() {
+                Ok(undone) if undone.failed.is_empty() => {}
+                Ok(undone) => log_line!("sluiced: could not undo: {}", undone.failed.join(", ")),
+                Err(error) => log_line!("sluiced: {error}"),
+            }
+        }
     }
 
     /// Makes tables of what there is now and gives them to the packet threads.
@@ -685,15 +564,15 @@ impl Supervisor {
                 // Members of pools are nobody's to choose from but the directors'.
                 let shared = service.as_ref().filter(|s| s.pool.is_none());
                 let instances = shared.map_or(&[][..], |s| &s.instances);
-                let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
+                let runs = |nf: &&Nf| nf.life().takes_packets();
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
-                let parts_of = |nf: &NfState| parts.get(&nf.number).copied().unwrap_or(1);
+                let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
                 // Where all that live are to end their flows, new ones are with them all the same.
                 let none_open = living.clone().all(|nf| parts_of(nf) == 0);
-                let member = |nf: &NfState, parts: u32| Member {
+                let member = |nf: &Nf, parts: u32| Member {
                     nf: nf.number,
-                    id: nf.spread_id,
-                    former: nf.former,
+                    id: nf.position.spread_id,
+                    former: nf.position.former,
                     is_open: none_open || parts > 0,
                 };
                 living.flat_map(|nf| several(member(nf, parts_of(nf)), parts_of(nf).max(1))).collect()
@@ -720,22 +599,6 @@ impl Supervisor {
         self.plane.use_tables(&self.tables);
         self.rank_again();
         self.tell_agent();
-    }
-
-    /// A number for one more NF: one that was given before, if `fits` says so, else a new one.
-    fn next_nf_number(&mut self, fits: impl Fn(u16) -> bool) -> u16 {
-        if let Some(at) = self.free_nfs.iter().position(|number| fits(*number)) {
-            let number = self.free_nfs.swap_remove(at);
-            // It is another place's now: flows of that one are not for who took the place of the NF that had the number before.
-            self.nfs.values_mut().filter(|nf| nf.former == Some(number)).for_each(|nf| nf.former = None);
-            return number;
-        }
-        while !fits(self.next_nf) && self.next_nf < u16::MAX - 3 {
-            self.resting.push(self.next_nf);
-            self.next_nf += 1;
-        }
-        self.next_nf += 1;
-        self.next_nf - 1
     }
 
     /// Says once of each chain that it lacks paths.
@@ -869,10 +732,4 @@ impl Supervisor {
 /// A member so many times, each known by another id, so that it gets so many times the flows.
 fn several(member: Member, times: u32) -> impl Iterator<Item = Member> {
     (0..u64::from(times)).map(move |n| Member { id: member.id.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)), ..member })
-}
-
-/// What an instance is known by when flows are spread: of its name, so that it stays the same over restarts of NF and manager.
-fn restart_stable_id(name: &str) -> u64 {
-    // FNV-1a: any fixed hash will do.
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -119,11 +119,10 @@ impl Supervisor {
     /// Lets numbers be given again that nothing means any more.
     pub(super) fn free_numbers(&mut self) {
         self.end_services();
-        if !self.resting.is_empty() {
+        if self.nfs.rest_some() {
             let names = self.plane.registry().names();
             let plane = &self.plane;
-            let is_free = |number: &mut u16| !names.nfs.contains(number) && plane.in_flight(*number) == 0;
-            self.free_nfs.extend(self.resting.extract_if(.., is_free));
+            self.nfs.free_numbers(|number| !names.nfs.contains(&number) && plane.in_flight(number) == 0);
         }
         let now = Instant::now();
         if now.duration_since(self.numbers_looked) >= LOOK {

@@ -18,8 +18,8 @@ use rustix::process::Pid;
 use sluice_policy::sched::workflow::{Settings, Why};
 use sluice_shm::page::Counter;
 
-use super::{NfState, Supervisor, SupervisorError};
-use crate::nf::State;
+use super::nfs::{Nf, State};
+use super::{Supervisor, SupervisorError};
 use crate::workflow::rings::Program;
 use crate::workflow::{CoreSchedule, Counters};
 use sluice_api::config::{self as model, ByWhat, Drops, Mode};
@@ -180,7 +180,7 @@ impl Supervisor {
     /// Looks at all cores: takes in NFs that have come since, and lets go those that are alone.
     pub(super) fn govern(&mut self) {
         self.outside.look_again = false;
-        let mode = |nf: &NfState| Some(self.service_of(nf)?.config.mode);
+        let mode = |nf: &Nf| Some(self.service_of(nf)?.config.mode);
         let polled: BTreeSet<usize> = self
             .nfs
             .values()
@@ -408,7 +408,7 @@ impl Supervisor {
             cores.into_iter().for_each(|core| self.dissolve(core));
             self.outside.look_again = true;
         }
-        let now = |nf: &NfState| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.who.members()));
+        let now = |nf: &Nf| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.who.members()));
         let changed = |(number, pids): (&u16, &Vec<i32>)| {
             let others = self.nfs.get(number).and_then(now).is_some_and(|now| now != *pids && !now.is_empty());
             others.then_some(*number)
@@ -480,9 +480,9 @@ fn pids_of(members: &[Pid]) -> Vec<i32> {
 }
 
 /// Whether an NF has processes that can have turns.
-fn has_turns(nf: &NfState) -> bool {
+fn has_turns(nf: &Nf) -> bool {
     // One that makes its handler may need turns for it.
-    let has_begun = nf.state == State::Starting && nf.foreign.is_none();
-    let runs = (has_begun || matches!(nf.state, State::Running | State::Stopping)) && nf.handle.is_some();
+    let has_begun = nf.is(State::Starting) && nf.foreign.is_none();
+    let runs = (has_begun || matches!(nf.life().state(), State::Running | State::Stopping)) && nf.handle.is_some();
     runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.who.members().is_empty()))
 }

@@ -21,7 +21,8 @@ use rustix::event::epoll;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::{NfState, ServiceState, Supervisor};
+use super::nfs::Nf;
+use super::{ServiceState, Supervisor};
 use sluice_api::config::{self as model, Mode};
 use sluice_host::affinity;
 use sluice_host::cgroup::pen::{Bounds, Gatherer, Pen, Pens};
@@ -258,7 +259,7 @@ impl Supervisor {
     /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.
     pub(super) fn gather_container(&self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
-        let (Some(pen), Some(runtime)) = (&nf.pen, &nf.process) else { return };
+        let (Some(pen), Some(runtime)) = (&nf.held.pen, &nf.process) else { return };
         match runtime.container.as_ref().and_then(|life| life.cgroup.clone()) {
             Some(cgroup) => self.holds.ask(Job::Gather(pen.gatherer_of(cgroup))),
             // Nothing holds both but their pen, once the runtime is in there.
@@ -277,7 +278,7 @@ impl Supervisor {
             let cores = std::fs::OpenOptions::new().write(true).open(cgroup.join("cpuset.cpus"));
             let _ = cores.and_then(|mut to| std::io::Write::write_all(&mut to, nf.core.to_string().as_bytes()));
         }
-        if let Some(pen) = &mut nf.pen {
+        if let Some(pen) = &mut nf.held.pen {
             pens.confine(pen, &[nf.core].into());
         }
         self.gather_container(number);
@@ -296,7 +297,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let life = self.holds.name_life(&nf.name);
         let Some(pens) = &self.holds.pens else { return };
-        let pen = nf.pen.get_or_insert_with(|| pens.make(&life, core, bounds));
+        let pen = nf.held.pen.get_or_insert_with(|| pens.make(&life, core, bounds));
         pens.confine(pen, &[core].into());
         let gatherer = pen.gatherer();
         self.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
@@ -306,7 +307,7 @@ impl Supervisor {
     pub(super) fn is_held(&mut self, number: u16) -> bool {
         self.leave_schedule(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
-        let Some(pen) = nf.pen.as_ref().filter(|pen| !pen.is_empty()) else { return false };
+        let Some(pen) = nf.held.pen.as_ref().filter(|pen| !pen.is_empty()) else { return false };
         pen.kill();
         if let Some(process) = &nf.process {
             // It is readable for good, and has nothing more to say.
@@ -325,7 +326,7 @@ impl Supervisor {
                 continue;
             };
             let is_late = since.elapsed() >= PATIENCE;
-            match &nf.pen {
+            match &nf.held.pen {
                 Some(pen) if !pen.is_empty() && !is_late => pen.kill(),
                 Some(pen) if is_late => {
                     log_line!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
@@ -344,7 +345,7 @@ impl Supervisor {
     pub(super) fn release(&mut self, number: u16) {
         self.holds.ending.remove(&number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
-        if let Some(pen) = nf.pen.take() {
+        if let Some(pen) = nf.held.pen.take() {
             // One that was never let in may still run.
             if !pen.is_empty() {
                 pen.kill();
@@ -419,7 +420,7 @@ impl Supervisor {
 
     /// Removes all pens. No NF is left.
     pub(super) fn restore_pens(&mut self) {
-        self.nfs.values_mut().for_each(|nf: &mut NfState| drop(nf.pen.take()));
+        self.nfs.values_mut().for_each(|nf: &mut Nf| drop(nf.held.pen.take()));
         self.holds.jobs = None;
         if let Some(thread) = self.holds.thread.take() {
             let _ = thread.join();

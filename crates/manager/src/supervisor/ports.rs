@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::arena::HEADROOM;
 
-use super::life::Kind;
+use super::notice::Kind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::controller::events::What;
@@ -186,7 +186,7 @@ impl Supervisor {
     /// Whether programs that are fed by devices would send only what is of the tenant whose arena
     /// their devices were opened with.
     fn programs_keep_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
-        for nf in self.nfs.values().filter(|nf| nf.stays()) {
+        for nf in self.nfs.values().filter(|nf| nf.life().stays()) {
             let memory = nf.foreign.as_ref().and_then(|foreign| self.plane.memories().get(foreign.memory?));
             let Some(Holder::Tenant(tenant)) = memory.map(|memory| &memory.holder) else { continue };
             let Some(Some(service)) = self.services.get(usize::from(nf.service)) else { continue };

@@ -1,166 +1,22 @@
 //! What the supervisor tells: status and statistics, put together from what the packet threads, the NFs and the kernel count.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rustix::process::Pid;
 use sluice_shm::histogram::Histogram;
-use sluice_shm::page::Counter;
 
+use super::Supervisor;
+use super::nfs::{Foreign, Nf, State};
 use super::past::of_chain;
-use super::{NfState, Supervisor};
 use crate::chain::Drop;
 use crate::control::totals::{Counted, QUANTILES};
-use crate::foreign::room::Who;
 use crate::frame::Copied;
-use crate::nf::State;
-use crate::nf::handle::NfHandle;
 use crate::wake::CAUSES;
 use crate::worker::Snapshot;
 use sluice_api::config::{Mode, OnFailure, Overload, PortKind};
 use sluice_api::model::{self as api, Distribution};
-use sluice_host::process::CpuClock;
-
-/// Nanoseconds between two looks at the CPU time of a process.
-const CPU_EVERY_NS: u64 = 500_000_000;
-
-/// What an NF's former processes counted.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct NfTotals {
-    posted: u64,
-    returned: u64,
-    dropped: u64,
-    wakes: u64,
-    violations: u64,
-    woken: [u64; CAUSES],
-    marked: u64,
-    share_writes: u64,
-    throttles: u64,
-    turns: u64,
-    spoken: [u64; SPOKEN.len()],
-}
-
-/// What a process counts in its page itself.
-const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
-
-/// The most that a process has said of each of these. It may write anything there, and does not
-/// make a counter go back by it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Spoken([u64; SPOKEN.len()]);
-
-impl Spoken {
-    /// What its page says now.
-    fn hear(mut self, handle: &NfHandle) -> Self {
-        for (most, counter) in self.0.iter_mut().zip(SPOKEN) {
-            // Relaxed: a statistic.
-            *most = (*most).max(handle.region.page.counter(counter).load(Ordering::Relaxed));
-        }
-        self
-    }
-}
-
-impl NfTotals {
-    /// Adds what a handle counted, whose process has said so much itself.
-    pub(super) fn add(&mut self, handle: &NfHandle, spoken: Spoken) {
-        for counters in &handle.counters {
-            self.posted += counters.posted.get();
-            self.returned += counters.returned.get();
-            self.dropped += counters.dropped.get();
-            self.wakes += counters.wakes.get();
-            self.marked += counters.marked.get();
-            self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
-        }
-        self.violations += handle.violations.load(Ordering::Relaxed);
-        self.share_writes += handle.load.writes.load(Ordering::Relaxed);
-        self.turns += handle.load.turns.load(Ordering::Relaxed);
-        self.throttles += handle.gate.throttles.load(Ordering::Relaxed);
-        self.spoken.iter_mut().zip(spoken.hear(handle).0).for_each(|(sum, n)| *sum = sum.saturating_add(n));
-    }
-}
-
-impl NfState {
-    /// Its process has ended: what that has counted is kept.
-    pub(super) fn count_off(&mut self, handle: &NfHandle) {
-        self.before.add(handle, self.spoken.take());
-        self.service_times.get_mut().follow(handle.region.page.service_time());
-    }
-}
-
-/// Measures how much of a core a process uses, or all processes of a foreign program.
-#[derive(Debug, Default)]
-pub(super) struct CpuMeter {
-    clock: Option<CpuClock>,
-    /// Who belongs to a foreign program.
-    who: Option<Who>,
-    /// Clocks of its processes, and what each has used so far.
-    clocks: HashMap<Pid, (CpuClock, u64)>,
-    /// What they have used in all, those that have ended too, since this was measured.
-    used: u64,
-    last: Option<(Instant, u64)>,
-    percent: f64,
-}
-
-impl CpuMeter {
-    /// A new process.
-    pub(super) fn start(&mut self, pid: Pid) {
-        *self = Self { clock: CpuClock::of(pid).ok(), ..Self::default() };
-    }
-
-    /// A new program of several processes.
-    pub(super) fn start_of(&mut self, who: Who) {
-        *self = Self { who: Some(who), ..Self::default() };
-    }
-
-    /// Share of a core over the last period, 0 to 100.
-    pub(super) fn percent(&self) -> f64 {
-        self.percent
-    }
-
-    /// CPU time when it was looked at last, in nanoseconds.
-    pub(super) fn last_ns(&self) -> Option<u64> {
-        self.last.map(|(_, used)| used)
-    }
-
-    /// Looks at the clocks of all processes that are there now.
-    fn used(&mut self) -> Option<u64> {
-        let Some(who) = &self.who else { return self.clock?.read_ns().ok() };
-        let members = who.members();
-        self.clocks.retain(|pid, _| members.contains(pid));
-        for pid in members {
-            if let Entry::Vacant(new) = self.clocks.entry(pid)
-                && let Ok(clock) = CpuClock::of(pid)
-            {
-                new.insert((clock, 0));
-            }
-        }
-        for (clock, before) in self.clocks.values_mut() {
-            if let Ok(now) = clock.read_ns() {
-                self.used += now.saturating_sub(*before);
-                *before = now;
-            }
-        }
-        Some(self.used)
-    }
-
-    /// Looks, if it is time to. Whether it did.
-    pub(super) fn sample(&mut self, now: Instant) -> bool {
-        if self.clock.is_none() && self.who.is_none() {
-            return false;
-        }
-        if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
-            return false;
-        }
-        let Some(used) = self.used() else { return true };
-        if let Some((at, before)) = self.last {
-            self.percent = used.saturating_sub(before) as f64 * 100.0 / (now - at).as_nanos().max(1) as f64;
-        }
-        self.last = Some((now, used));
-        true
-    }
-}
 
 /// Measures how busy the packet threads are, between two reports.
 #[derive(Debug, Default)]
@@ -406,7 +262,7 @@ impl Supervisor {
         live.map(|s| api::Service {
             name: s.config.name.clone(),
             instances: s.instances.iter().filter_map(name).collect(),
-            running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running)).count() as u32,
+            running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.is(State::Running))).count() as u32,
             // That of a container as it is called in there.
             exec: s.config.exec.as_ref().filter(|_| s.container.is_some()).or(s.exec.as_ref()).map(|e| e.display().to_string()),
             container: s
@@ -433,21 +289,21 @@ impl Supervisor {
     }
 
     /// What is told of one NF, which holds so many frames.
-    pub(super) fn nf_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
+    pub(super) fn nf_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let mut report = self.own_report(nf, frames_held);
         self.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
         report
     }
 
     /// The same, without what former NFs of its name have counted.
-    pub(super) fn own_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
+    pub(super) fn own_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let service = self.services[nf.service as usize].as_ref();
-        let mut totals = nf.before;
+        let mut totals = nf.counted.before;
         let mut of_now = (0, 0);
-        let mut service_times = nf.service_times.borrow_mut();
+        let mut service_times = nf.counted.service_times.borrow_mut();
         if let Some(handle) = &nf.handle {
-            let spoken = nf.spoken.get().hear(handle);
-            nf.spoken.set(spoken);
+            let spoken = nf.counted.spoken.get().hear(handle);
+            nf.counted.spoken.set(spoken);
             totals.add(handle, spoken);
             of_now = handle.posted_returned();
             service_times.follow(handle.region.page.service_time());
@@ -461,29 +317,29 @@ impl Supervisor {
             number: u32::from(nf.number),
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
             core: nf.core as u32,
-            state: if nf.draining { api::NfState::Stopping } else { state(nf.state) },
+            state: if nf.life().drains() { api::NfState::Stopping } else { state(nf.life().state()) },
             mode: service.map_or("sleep", |s| if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }).into(),
-            restarts: nf.restarts,
+            restarts: nf.life().restarts(),
             rx_packets: totals.posted,
             tx_packets: nf.foreign.as_ref().map_or(totals.returned, |f| f.counters.returned.get()),
             verdict_drops: totals.dropped,
             queue: of_now.0.saturating_sub(of_now.1),
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
             violations: totals.violations,
-            cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
+            cpu_percent: if nf.process.is_some() { nf.counted.cpu.percent() } else { 0.0 },
             service_ns: Distribution::from(service_times.counts()),
             sleeps,
             hand_overs,
             wakes: totals.wakes,
             frames_held,
-            started_ns: nf.welcomed_ns,
+            started_ns: nf.counted.welcomed_ns,
             first_packet_ns: nf.handle.as_ref().and_then(|h| {
                 let at = h.first_return_ns.load(Ordering::Relaxed);
-                (at > 0).then(|| nf.spawned_ns.map(|from| at.saturating_sub(from)))?
+                (at > 0).then(|| nf.counted.spawned_ns.map(|from| at.saturating_sub(from)))?
             }),
-            reclaim_ns: nf.reclaim_ns,
-            stops: nf.stops,
-            last_death: nf.last_death.clone(),
+            reclaim_ns: nf.counted.reclaim_ns,
+            stops: nf.life().stops(),
+            last_death: nf.counted.last_death.clone(),
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: api::NfSched {
                 share_writes: totals.share_writes,
@@ -501,7 +357,7 @@ impl Supervisor {
 
     /// What a chain does with packets at its entry, and whether one of its NFs throttles it.
     pub(super) fn state_of_chain(&self, chain: &crate::chain::Chain) -> (api::ChainState, bool) {
-        let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
+        let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.life().takes_packets());
         let lacks = |s: &u16| match self.services.get(*s as usize) {
             // Without a member, its packets may wait for one, or go elsewhere.
             Some(Some(service)) if service.config.per.is_held() => {
@@ -518,7 +374,7 @@ impl Supervisor {
         });
         let returns = |service: &u16| {
             let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
-            instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| nf.state != State::Failed)
+            instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| !nf.is(State::Failed))
         };
         let state = match (missing, chain.on_failure) {
             (false, _) if throttled => api::ChainState::Refused,
@@ -590,7 +446,7 @@ pub(super) fn series_of(rule: &sluice_api::config::Rule, position: usize) -> Str
     rule.name.clone().unwrap_or_else(|| format!("rule.{position}"))
 }
 
-fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&sluice_api::config::Service>) -> api::NfForeign {
+fn foreign_report(foreign: &Foreign, service: Option<&sluice_api::config::Service>) -> api::NfForeign {
     let counters = &foreign.counters;
     api::NfForeign {
         entered: counters.entered.get(),
