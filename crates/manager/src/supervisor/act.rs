@@ -45,20 +45,20 @@ impl Supervisor {
                 self.feed(number, Event::Used(used, self.config.manager.stall_ms));
             }
             Action::Spare(until_ns) => nf.handle.iter().for_each(|handle| handle.spare(until_ns)),
-            Action::TellStarved(waited) => self.notices.print(Kind::Starved, || {
+            Action::TellStarved(waited) => self.host.notices.print(Kind::Starved, || {
                 let waited = waited.as_secs();
                 format!("{} has hardly run in {waited} s, because core {} is busy, and is waited for", nf.name, nf.core)
             }),
             Action::TellSilent => {
                 let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
-                self.notices.print(Kind::Silent(nf.service), line);
+                self.host.notices.print(Kind::Silent(nf.service), line);
             }
-            Action::TellStopped(sentence) => self.notices.print(Kind::Stopped(nf.service), || stopped(nf, sentence)),
+            Action::TellStopped(sentence) => self.host.notices.print(Kind::Stopped(nf.service), || stopped(nf, sentence)),
             Action::Settle => self.settle(number),
             Action::ForkIsLate => self.fork_is_late(number),
             Action::Lose => self.lost(number),
             Action::TrialFailed(how) => self.trial_ended(number, how),
-            Action::ScheduleAt(until_ns) => self.due_ns = Some(self.due_ns.map_or(until_ns, |due| due.min(until_ns))),
+            Action::ScheduleAt(until_ns) => self.turns.due_ns = Some(self.turns.due_ns.map_or(until_ns, |due| due.min(until_ns))),
             Action::Bury => self.bury(number),
             // Done where what it had is at hand.
             Action::TellEnd(_) | Action::Reclaim => {}
@@ -67,7 +67,7 @@ impl Supervisor {
 
     /// Starts the process of an NF that had one before.
     fn launch_again(&mut self, number: u16, again: Again) {
-        let Some(nf) = self.nfs.get(&number).filter(|_| !self.stopping) else { return };
+        let Some(nf) = self.nfs.get(&number).filter(|_| !self.turns.stopping) else { return };
         let how = match again {
             Again::AtOnce => Some("at once"),
             Again::AfterPause => Some("after a pause"),

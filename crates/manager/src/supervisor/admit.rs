@@ -36,7 +36,7 @@ enum Admission {
 impl Supervisor {
     /// Answers those who want to be NFs.
     pub(super) fn greet(&mut self) {
-        let events = match self.listener.serve(monotonic_ns()) {
+        let events = match self.host.listener.serve(monotonic_ns()) {
             Ok(events) => events,
             Err(error) => {
                 log_line!("sluiced: the NF socket is broken: {error}");
@@ -50,7 +50,7 @@ impl Supervisor {
                 attach::Event::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
                     let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
-                    self.notices.print(Kind::Closed(std::mem::discriminant(&why)), line);
+                    self.host.notices.print(Kind::Closed(std::mem::discriminant(&why)), line);
                 }
             }
         }
@@ -63,7 +63,7 @@ impl Supervisor {
                 if let Err(error) = self.welcome(number, caller) {
                     let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
                     self.feed(number, Event::Fails(Cause::Unstarted(error.to_string())));
-                    self.notices.print(Kind::Failed(service), || error.to_string());
+                    self.host.notices.print(Kind::Failed(service), || error.to_string());
                     self.lost(number);
                 }
                 return;
@@ -81,7 +81,7 @@ impl Supervisor {
 
     /// Whether a caller may be the NF that it says it is: which one, or why not.
     fn admit_caller(&mut self, caller: &attach::Caller) -> Result<Admission, String> {
-        if self.stopping {
+        if self.turns.stopping {
             return Err("the manager is stopping".into());
         }
         let name = &caller.hello.name;
@@ -120,7 +120,7 @@ impl Supervisor {
                         let line = || {
                             format!("process {pid} (user {uid}) said that it is {name}, which is process {started}: it was refused")
                         };
-                        self.notices.print(Kind::Impostor, line);
+                        self.host.notices.print(Kind::Impostor, line);
                         return Err(format!(
                             "{name} is started by the manager, as process {started}, and this is neither that one nor a child of it; a \
                              program that starts the NF has to wait for it"
@@ -190,7 +190,7 @@ impl Supervisor {
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
         // Known before its first packet, if it was measured; what is measured in use takes its place.
         let program = service.exec.as_ref().and_then(|exec| Of::here(exec, &service.config.args).ok());
-        let known = program.and_then(|of| self.estimates.find(&of)).map(|estimate| estimate.ns_per_packet.median);
+        let known = program.and_then(|of| self.host.estimates.find(&of)).map(|estimate| estimate.ns_per_packet.median);
         let place = self.plane.place(core, tenant)?;
         let handle = match self.plane.attach(number, &name, of, core, poll, ring, &place, priority, wakeup) {
             Ok(handle) => handle,
@@ -199,7 +199,7 @@ impl Supervisor {
                 return Err(error.into());
             }
         };
-        let _ = handle.bell.set(self.bell.clone());
+        let _ = handle.bell.set(self.turns.bell.clone());
         if let Some(ns) = known {
             handle.load.service_ns.set(ns);
         }
@@ -234,18 +234,18 @@ impl Supervisor {
             came = pid;
             if let Some(wrapper) = nf.process.take() {
                 let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(wrapper.number()));
-                let _ = epoll::modify(&self.epoll, wrapper.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                let _ = epoll::modify(&self.host.epoll, wrapper.pidfd.as_fd(), data, epoll::EventFlags::IN);
                 nf.held.wrapper = Some(wrapper);
             }
             let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
-            let _ = epoll::add(&self.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
+            let _ = epoll::add(&self.host.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
             let pid = pid.unwrap_or(Pid::INIT);
             // One that was forked may come before its zygote has told of it.
             let child = process::is_child(attached.peer.pidfd.as_fd());
             nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child, theirs: false, container: None });
         }
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
-        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        let _ = epoll::add(&self.host.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         nf.held.connection = Some(attached.socket);
         nf.held.has_said_ready = false;
         if let Some(pid) = pid {

@@ -64,7 +64,7 @@ impl Supervisor {
     pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<Outcome>, SupervisorError> {
         let (asker, told) = channel();
         let mut trials = Vec::new();
-        let number = self.next_apply;
+        let number = self.changes.next_apply;
         for change in self.plan(&wanted)? {
             let Change::ReplaceService { service } = change else { continue };
             trials.extend(self.trial_of(service, number)?);
@@ -75,8 +75,8 @@ impl Supervisor {
             return Ok(told);
         }
         self.has_room_for(trials.iter().map(|(_, seats)| seats.len() as u32).sum())?;
-        self.next_apply += 1;
-        self.applying.push(Applying { number, wanted, source, asker });
+        self.changes.next_apply += 1;
+        self.changes.applying.push(Applying { number, wanted, source, asker });
         trials.into_iter().for_each(|(upgrade, seats)| self.try_out(upgrade, seats));
         Ok(told)
     }
@@ -104,20 +104,20 @@ impl Supervisor {
     /// Takes the steps of configurations whose new versions work, and gives up those of which one does not.
     pub(super) fn go_on_applying(&mut self) {
         let mut at = 0;
-        while at < self.applying.len() {
-            let number = self.applying[at].number;
+        while at < self.changes.applying.len() {
+            let number = self.changes.applying[at].number;
             let is_its = |upgrade: &Upgrade| {
                 upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(of, _) if of == number)
             };
-            let its = self.upgrades.iter().filter(|upgrade| is_its(upgrade));
+            let its = self.changes.upgrades.iter().filter(|upgrade| is_its(upgrade));
             let step = step_of_all(its.map(|upgrade| self.step_of(upgrade)));
             if step == Step::Wait {
                 at += 1;
                 continue;
             }
             let fails = step == Step::GiveUp;
-            let Applying { wanted, source, asker, .. } = self.applying.remove(at);
-            let mut trials: Vec<Upgrade> = self.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
+            let Applying { wanted, source, asker, .. } = self.changes.applying.remove(at);
+            let mut trials: Vec<Upgrade> = self.changes.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
             let outcome = match fails {
                 false => self.apply(&wanted, &source, &mut trials),
                 true => Ok(Default::default()),
@@ -141,8 +141,7 @@ impl Supervisor {
     /// `proved` are new versions of services that work; those that are used are taken from it.
     fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> Outcome {
         let changes = self.plan(wanted)?;
-        let told: Vec<Described> =
-            changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
+        let told: Vec<Described> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
@@ -150,15 +149,15 @@ impl Supervisor {
         self.warn_of_frames(wanted);
         let mut gone = Gone::new();
         let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
-        self.coming = Some(Box::new(coming));
+        self.changes.coming = Some(Box::new(coming));
         let mut steps = 0;
         let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
             gone.extend(self.take(change, proved)?);
             steps += 1;
             Ok(())
         });
-        self.coming = None;
-        self.opened.clear();
+        self.changes.coming = None;
+        self.changes.opened.clear();
         self.note_applied(source, &told[..steps], done.as_ref().err());
         done?;
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
@@ -189,9 +188,9 @@ impl Supervisor {
                 _ => continue,
             };
             match self.open(port, wanted) {
-                Ok(open) => drop(self.opened.insert(port.name.clone(), open)),
+                Ok(open) => drop(self.changes.opened.insert(port.name.clone(), open)),
                 Err(error) => {
-                    self.opened.clear();
+                    self.changes.opened.clear();
                     return Err(error);
                 }
             }

@@ -126,7 +126,7 @@ impl Supervisor {
             (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
         }
         if let Some(former) = closed {
-            counted.iter().for_each(|pool| self.past.pool(pool));
+            counted.iter().for_each(|pool| self.seen.past.pool(pool));
             self.close_pool(number, former);
         }
         self.know_users();
@@ -146,12 +146,12 @@ impl Supervisor {
         let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         let instances = config.first_instances();
         self.has_room_for(instances)?;
-        let number = self.service_numbers.next(self.services.len(), "services")?;
+        let number = self.changes.service_numbers.next(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         let pool = PoolState::of(&config, self.plane.threads());
         let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
         let added = state.added;
-        self.service_numbers.take(number, &mut self.services, state, added);
+        self.changes.service_numbers.take(number, &mut self.services, state, added);
         self.know_users();
         self.publish_pool(number);
         self.start_zygote(number);
@@ -279,7 +279,7 @@ impl Supervisor {
         self.dismiss_zygote(number);
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
-        self.own_pool_report(number).iter().for_each(|pool| self.past.pool(pool));
+        self.own_pool_report(number).iter().for_each(|pool| self.seen.past.pool(pool));
         self.config.services.retain(|s| s.name != name);
         // Its place is kept until its instances are gone: they still name it.
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
@@ -298,8 +298,8 @@ impl Supervisor {
         let egress = self.port_number(&config.egress).ok_or_else(|| self.no_such("port", &config.egress))?;
         let kept = self.chains.get(number as usize).and_then(|c| Some(c.as_ref()?.counters.clone()));
         let counters = kept.unwrap_or_else(|| self.fresh_counters());
-        let version = self.next_version;
-        self.next_version += 1;
+        self.published.versions += 1;
+        let version = self.published.versions;
         Ok(Arc::new(Chain {
             number,
             version,
@@ -315,9 +315,9 @@ impl Supervisor {
 
     /// Adds a chain.
     pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
-        let number = self.chain_numbers.next(self.chains.len(), "chains")?;
+        let number = self.changes.chain_numbers.next(self.chains.len(), "chains")?;
         let chain = self.make_chain(number, &config)?;
-        self.chain_numbers.take(number, &mut self.chains, chain, Instant::now());
+        self.changes.chain_numbers.take(number, &mut self.chains, chain, Instant::now());
         self.config.chains.push(config);
         self.publish();
         Ok(())
@@ -339,12 +339,12 @@ impl Supervisor {
         let number = self.chain_number(name).ok_or_else(|| self.no_such("chain", name))?;
         let latency = super::report::latency_of(number, &self.snapshots());
         if let Some(chain) = self.chains[number as usize].take() {
-            self.past.chain(&chain.name, &chain.counters, latency);
+            self.seen.past.chain(&chain.name, &chain.counters, latency);
         }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
         let round = self.plane.rounds();
-        self.chain_numbers.rest(number, Instant::now(), round);
+        self.changes.chain_numbers.rest(number, Instant::now(), round);
         Ok(())
     }
 

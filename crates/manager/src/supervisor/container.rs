@@ -24,15 +24,15 @@ impl Supervisor {
     pub(super) fn launch_container(&mut self, number: u16, template: &Template) {
         let Some(name) = self.nfs.get(&number).map(|nf| nf.name.clone()) else { return };
         self.feed(number, Event::Launched);
-        self.containers += 1;
+        self.host.containers += 1;
         let dir = self.config.manager.runtime_dir.clone();
-        let life = Life::new(&name, self.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
+        let life = Life::new(&name, self.host.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
         self.note(|r| r.made(Thing::Directory, &dir.join(FOLDER)));
         self.note(|r| r.made(Thing::Container, &life.folder));
         for cgroup in life.cgroups() {
             self.note(|r| r.made(Thing::Cgroup, &cgroup));
         }
-        let started = match life.prepare(&name, template, self.listener.path()) {
+        let started = match life.prepare(&name, template, self.host.listener.path()) {
             Ok(spec) => self.start_process(number, &spec, Some(life)),
             Err(error) => {
                 self.clear_container(life);
@@ -64,7 +64,7 @@ impl Supervisor {
             let runtime = processes.into_iter().flatten().find(|process| process.container.is_some())?;
             Some((runtime.pid.as_raw_nonzero().get(), nf.number))
         });
-        let leaving = self.leaving.iter().filter(|p| p.container.is_some()).map(|p| (p.pid.as_raw_nonzero().get(), NOBODY));
+        let leaving = self.host.leaving.iter().filter(|p| p.container.is_some()).map(|p| (p.pid.as_raw_nonzero().get(), NOBODY));
         let runtimes: BTreeMap<i32, u16> = runtimes.chain(leaving).collect();
         if runtimes.is_empty() {
             return None;

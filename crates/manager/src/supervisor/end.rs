@@ -49,16 +49,16 @@ impl Supervisor {
     /// A program that had started an NF has ended, by itself or with its NF.
     pub(super) fn wrapper_ended(&mut self, number: u32) {
         let is_it = |process: &Process| process.number() == number;
-        let wrapper = match self.leaving.iter().position(is_it) {
-            Some(at) => &self.leaving[at],
+        let wrapper = match self.host.leaving.iter().position(is_it) {
+            Some(at) => &self.host.leaving[at],
             None => match self.nfs.values().filter_map(|nf| nf.held.wrapper.as_ref()).find(|p| is_it(p)) {
                 Some(wrapper) => wrapper,
                 None => return,
             },
         };
         if !matches!(process::reap(wrapper.pidfd.as_fd()), Ok(None)) {
-            let (pid, _) = (wrapper.pid, epoll::delete(&self.epoll, wrapper.pidfd.as_fd()));
-            let mut ended: Vec<Process> = self.leaving.extract_if(.., |p| is_it(p)).collect();
+            let (pid, _) = (wrapper.pid, epoll::delete(&self.host.epoll, wrapper.pidfd.as_fd()));
+            let mut ended: Vec<Process> = self.host.leaving.extract_if(.., |p| is_it(p)).collect();
             ended.extend(self.nfs.values_mut().filter_map(|nf| nf.held.wrapper.take_if(|p| is_it(p))));
             self.note(|r| r.ended(pid));
             ended.into_iter().filter_map(|process| process.container).for_each(|life| self.clear_container(life));
@@ -69,7 +69,7 @@ impl Supervisor {
     pub(super) fn connection_closed(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(connection) = nf.held.connection.take() else { return };
-        let _ = epoll::delete(&self.epoll, connection.as_fd());
+        let _ = epoll::delete(&self.host.epoll, connection.as_fd());
         // The kernel closes it when a process ends, too, and then how that ends is decided.
         let is_ending = |process: &Process| Proc::default().stat(process.pid).is_ok_and(|stat| stat.is_ending());
         let is_ending = nf.process.as_ref().is_some_and(is_ending);
@@ -109,16 +109,16 @@ impl Supervisor {
         let nf = self.nfs.get_mut(&number)?;
         let process = nf.process.take();
         if let Some(process) = &process {
-            let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+            let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
         }
         if let Some(wrapper) = nf.held.wrapper.take() {
             wrapper.kill();
-            self.leaving.push(wrapper);
+            self.host.leaving.push(wrapper);
         }
         if let Some(connection) = nf.held.connection.take() {
-            let _ = epoll::delete(&self.epoll, connection.as_fd());
+            let _ = epoll::delete(&self.host.epoll, connection.as_fd());
         }
-        self.outputs.close(Whose::Nf(number));
+        self.host.outputs.close(Whose::Nf(number));
         let handle = nf.handle.take();
         if let Some(handle) = &handle {
             // First of all: nobody on its core is to wait for it, or to start it.
@@ -147,9 +147,9 @@ impl Supervisor {
 
     /// Says that an NF has ended, and what comes next.
     fn tell_end(&mut self, number: u16, end: &End, noticed_ns: u64) {
-        let Some(nf) = self.nfs.get_mut(&number).filter(|_| !self.stopping) else { return };
+        let Some(nf) = self.nfs.get_mut(&number).filter(|_| !self.turns.stopping) else { return };
         let (cause, ran, next) = (&end.cause, end.ran.as_secs_f64(), end.next());
-        self.notices.print(Kind::Ended(nf.service), || format!("{} has ended after {ran:.3} s: {cause}; {next}", nf.name));
+        self.host.notices.print(Kind::Ended(nf.service), || format!("{} has ended after {ran:.3} s: {cause}; {next}", nf.name));
         if *cause != Cause::Renewed {
             let death = Death { time_ns: noticed_ns, unix_ms: events::unix_ms(), cause: cause.kind(), what: cause.to_string() };
             let text = format!("{cause}, after {ran:.3} s; {next}");
@@ -204,7 +204,7 @@ impl Supervisor {
     /// Forgets an NF that was removed.
     pub(super) fn bury(&mut self, number: u16) {
         let Some(nf) = self.nfs.remove(number) else { return };
-        self.past.nf(self.own_report(&nf, 0));
+        self.seen.past.nf(self.own_report(&nf, 0));
         if let Some(Some(service)) = self.services.get_mut(nf.service as usize) {
             service.instances.retain(|n| *n != number);
             let index = nf.name.rsplit('.').next().and_then(|index| index.parse().ok());

@@ -56,7 +56,7 @@ impl Supervisor {
         nf.counted.spawned_ns = Some(monotonic_ns());
         let foreign = nf.foreign.get_or_insert_default();
         foreign.life += 1;
-        let (life, clearing) = (foreign.life, self.clearing.remove(&plan.netns));
+        let (life, clearing) = (foreign.life, self.host.clearing.remove(&plan.netns));
         self.feed(number, Event::Launched);
         let path = netns::path_of(&plan.netns);
         // One that is there already and is not being cleared is somebody else's.
@@ -73,7 +73,7 @@ impl Supervisor {
         if let Err(what) = self.open_devices(number) {
             // Its sockets are in nobody's way, and its place is: the thread that clears it is let be.
             let error = ForeignError::Device { nf: plan.name.clone(), what };
-            self.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
+            self.host.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
             self.trouble(number, error.to_string());
             return;
         }
@@ -140,7 +140,7 @@ impl Supervisor {
         let thread = std::thread::Builder::new().name("sluice-room".into()).spawn(move || remote.hand(work()));
         match thread {
             Ok(thread) => {
-                self.rooms_in_work += 1;
+                self.host.rooms_in_work += 1;
                 Some(thread)
             }
             Err(error) => {
@@ -152,13 +152,13 @@ impl Supervisor {
 
     /// A room is there, or is not.
     fn room_built(&mut self, number: u16, life: u64, built: Result<(Room, Wires), ForeignError>) {
-        self.rooms_in_work -= 1;
+        self.host.rooms_in_work -= 1;
         let is_wanted = |nf: &&mut Nf| nf.is(State::Starting) && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life);
         let Some(nf) = self.nfs.get_mut(&number).filter(is_wanted) else {
             if let Ok((room, _)) = built {
                 self.apart(move || {
                     room.clear();
-                    Box::new(|this: &mut Self| this.rooms_in_work -= 1)
+                    Box::new(|this: &mut Self| this.host.rooms_in_work -= 1)
                 });
             }
             self.left_while_starting(number);
@@ -193,7 +193,7 @@ impl Supervisor {
             let done = room.run(&config.ready);
             drop(room);
             Box::new(move |this: &mut Self| {
-                this.rooms_in_work -= 1;
+                this.host.rooms_in_work -= 1;
                 let current = |nf: &&Nf| nf.foreign.as_ref().is_some_and(|f| f.life == life) && nf.is(State::Starting);
                 match (this.nfs.get(&number).filter(current), done) {
                     (Some(_), Ok(())) => this.feed(number, Event::Settles(Duration::ZERO)),
@@ -210,12 +210,12 @@ impl Supervisor {
         // Its own affair where it is root; see the limits that `sluice check` tells.
         spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
         spec.user = user;
-        spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
+        spec.stdio = self.host.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec).map_err(|error| error.to_string())?;
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         let (name, pid) = (nf.name.clone(), spawned.pid);
         let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
-        let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+        let _ = epoll::add(&self.host.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
         nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
         self.feed(number, Event::Spawned);
         self.note(|r| r.started(&name, pid));
@@ -227,7 +227,7 @@ impl Supervisor {
         let (pid, pidfd, identity) = process_of(file).map_err(|why| format!("{service}: {why}"))?;
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
-        let _ = epoll::add(&self.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
+        let _ = epoll::add(&self.host.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
         nf.foreign.get_or_insert_default().who = Who::only(identity);
         nf.process = Some(Process { pid, pidfd, child: false, theirs: true, container: None });
         self.feed(number, Event::Found);
@@ -373,7 +373,7 @@ impl Supervisor {
                 }
             }
             Box::new(move |this: &mut Self| {
-                this.rooms_in_work -= 1;
+                this.host.rooms_in_work -= 1;
                 for path in noted {
                     // Its next life may have made them again.
                     if !path.exists() {
@@ -383,7 +383,7 @@ impl Supervisor {
             })
         });
         if let (Some(name), Some(thread)) = (name, thread) {
-            self.clearing.insert(name, thread);
+            self.host.clearing.insert(name, thread);
         }
     }
 }

@@ -38,10 +38,10 @@ pub(super) struct Watch {
 impl Supervisor {
     /// Looks what does not work, if it is time to: so it is known since when.
     pub(super) fn watch_health(&mut self, now: Instant) {
-        if !self.watch.is_up || self.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
+        if !self.seen.watch.is_up || self.seen.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
             return;
         }
-        self.watch.looked = Some(now);
+        self.seen.watch.looked = Some(now);
         self.note_chains();
         self.health();
     }
@@ -55,12 +55,12 @@ impl Supervisor {
         let now: BTreeMap<String, ChainState> = self.chains.iter().flatten().map(state).collect();
         for (name, state) in &now {
             // A new one is open, or was never anything else.
-            let before = self.watch.chains.get(name).copied().unwrap_or(ChainState::Open);
+            let before = self.seen.watch.chains.get(name).copied().unwrap_or(ChainState::Open);
             if before != *state {
                 self.controller.events().note(EventKind::Chain, Subject::Other("chain", name), said_of_chain(*state));
             }
         }
-        self.watch.chains = now;
+        self.seen.watch.chains = now;
     }
 
     /// What does not work now.
@@ -85,7 +85,7 @@ impl Supervisor {
                 _ => {}
             }
         }
-        if let Some(trouble) = self.runtime_dir.trouble() {
+        if let Some(trouble) = self.host.runtime_dir.trouble() {
             let what = format!("was removed and cannot be made anew as it was: {trouble}");
             found.push((format!("directory {}", self.config.manager.runtime_dir.display()), "removed", what));
         }
@@ -102,14 +102,14 @@ impl Supervisor {
                 lesser.push((subject(), "behind", said_of_rate(rate, port.behind.pps())));
             }
         }
-        let before = std::mem::take(&mut self.watch.since);
+        let before = std::mem::take(&mut self.seen.watch.since);
         let mut with_times = |found: Vec<(String, &'static str, String)>| {
             let mut all = Vec::with_capacity(found.len());
             for (subject, word, what) in found {
                 let key = (subject, word);
                 let since = before.get(&key).copied().unwrap_or(now);
                 all.push(Problem { subject: key.0.clone(), what, since_s: now.duration_since(since).as_secs_f64() });
-                self.watch.since.insert(key, since);
+                self.seen.watch.since.insert(key, since);
             }
             all.sort_by(|a, b| b.since_s.total_cmp(&a.since_s));
             all.truncate(MOST);

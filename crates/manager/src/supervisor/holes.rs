@@ -30,12 +30,12 @@ impl Supervisor {
     /// Ends NFs that have made holes, and mends memory.
     pub(super) fn see_holes(&mut self) {
         let count = hole::count();
-        if count != self.holes.seen {
-            self.holes.seen = count;
-            self.holes.is_broken = true;
+        if count != self.host.holes.seen {
+            self.host.holes.seen = count;
+            self.host.holes.is_broken = true;
             self.end_those_who_dig();
         }
-        if self.holes.is_broken {
+        if self.host.holes.is_broken {
             self.mend();
         }
     }
@@ -93,6 +93,6 @@ impl Supervisor {
         let regions = self.nfs.values().filter_map(|nf| Some(&nf.handle.as_ref()?.region.memory));
         let arenas = self.plane.memories().iter().filter(|memory| !memory.file().mend()).count();
         // All are tried.
-        self.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
+        self.host.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
     }
 }

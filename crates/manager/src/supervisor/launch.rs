@@ -62,7 +62,7 @@ impl Supervisor {
         more: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> spawn::SpawnSpec {
         let mut env: Vec<(OsString, OsString)> = service.config.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
-        env.push((handshake::ENV_SOCKET.into(), self.listener.path().into()));
+        env.push((handshake::ENV_SOCKET.into(), self.host.listener.path().into()));
         env.push((handshake::ENV_NF.into(), name.into()));
         env.extend(more);
         if let Some(path) = std::env::var_os("PATH") {
@@ -105,7 +105,7 @@ impl Supervisor {
         let service = nf.service;
         if let Err(error) = self.start_process(number, &spec, None) {
             self.feed(number, Event::Fails(Cause::Unstarted(error.clone())));
-            self.notices.print(Kind::Failed(service), || error);
+            self.host.notices.print(Kind::Failed(service), || error);
             self.lost(number);
         }
     }
@@ -127,14 +127,14 @@ impl Supervisor {
             Some(_) => self.hold_container(&spec.name, bounds.processes),
             None => self.hold(&mut spec, bounds, core, &cores),
         });
-        spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
+        spec.stdio = self.host.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         match spawn::spawn(&spec) {
             Ok(spawned) => {
                 let (name, pid) = (nf.name.clone(), spawned.pid);
                 nf.held.pen = pen;
                 let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
-                let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                let _ = epoll::add(&self.host.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
                 nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false, container });
                 self.feed(number, Event::Spawned);
                 self.note(|r| r.started(&name, pid));

@@ -26,7 +26,7 @@ impl Supervisor {
             PlaneError::NoMemory(why @ (NoMemory::Devices | NoMemory::NoSlot(_))) => SupervisorError::Conflict(why.to_string()),
             other => other.into(),
         })?;
-        counted.iter().for_each(|memory| self.past.memory(memory));
+        counted.iter().for_each(|memory| self.seen.past.memory(memory));
         // From here on its ports receive there.
         self.publish();
         // All that have the old one mapped, however far they are: also one that still makes its
@@ -50,7 +50,7 @@ impl Supervisor {
     pub(super) fn after_violation(&mut self, service: u16, holder: &Holder) {
         // Where it is nobody's any more the tenant has a fresh one already.
         let Holder::Tenant(tenant) = holder else { return };
-        if self.config.memory.after_violation == AfterViolation::Keep || self.stopping {
+        if self.config.memory.after_violation == AfterViolation::Keep || self.turns.stopping {
             return;
         }
         let Some(Some(service)) = self.services.get(usize::from(service)) else { return };

@@ -214,7 +214,7 @@ impl Supervisor {
     /// Looks again at NFs that were not ready.
     pub(super) fn govern_late(&mut self) {
         self.outside.next_look = self.outside.next_look.checked_sub(1).unwrap_or(LOOK_EVERY);
-        if self.outside.next_look == 0 && !self.stopping {
+        if self.outside.next_look == 0 && !self.turns.stopping {
             self.look_after_schedules();
         }
         if self.outside.look_again {
@@ -330,7 +330,7 @@ impl Supervisor {
             }
             (None, None) => return,
         };
-        let depth = self.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
+        let depth = self.published.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
         let service = self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
         let foreign = nf.foreign.as_ref().map(|foreign| {
             let is = |what: fn(&model::Service) -> bool| service.is_some_and(|service| what(&service.config));

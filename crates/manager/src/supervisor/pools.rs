@@ -124,7 +124,7 @@ impl Supervisor {
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
-            bell: Some(self.bell.clone()),
+            bell: Some(self.turns.bell.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
@@ -154,7 +154,7 @@ impl Supervisor {
 
     /// Starts members where flows ask for more, and has idle ones let go where fewer do.
     pub(super) fn size_pools(&mut self) {
-        if self.stopping || self.services.iter().flatten().all(|s| s.pool.is_none()) {
+        if self.turns.stopping || self.services.iter().flatten().all(|s| s.pool.is_none()) {
             return;
         }
         let dismissed = |nf: &&Nf| {
@@ -217,7 +217,7 @@ impl Supervisor {
         let numbers = (0..self.services.len() as u16).filter(live);
         let report = |number| {
             let mut report = self.pool_report(number, snapshots)?;
-            self.past.of_pool(&report.service).into_iter().for_each(|former| report.add(former));
+            self.seen.past.of_pool(&report.service).into_iter().for_each(|former| report.add(former));
             Some(report)
         };
         numbers.filter_map(report).collect()

@@ -476,7 +476,7 @@ impl Supervisor {
 
     /// Leads packets to new instances when they are ready; gives up if they will not be.
     pub(super) fn go_on_placing(&mut self) {
-        let Some(placing) = self.promises.placing.as_ref().filter(|_| !self.stopping) else { return };
+        let Some(placing) = self.promises.placing.as_ref().filter(|_| !self.turns.stopping) else { return };
         let numbers = placing.started.iter().filter_map(|name| self.service_number(name));
         let services = numbers.filter_map(|number| self.services[number as usize].as_ref());
         let all = services.flat_map(|service| &service.instances).chain(&placing.beside);
@@ -746,7 +746,7 @@ impl Supervisor {
     /// Looks after promises: instances that are new, and the window that ends.
     pub(super) fn tend_promises(&mut self) {
         // What is promised ends with the input: nothing is begun any more.
-        if self.promises.kept.is_none() || self.stopping {
+        if self.promises.kept.is_none() || self.turns.stopping {
             return;
         }
         self.attend();
@@ -888,7 +888,7 @@ impl Supervisor {
                     + self.promises.steering.own(&kept.assignment, &slo.name).values().sum::<u32>(),
                 occupancy_bytes: last.occupancy_bytes,
                 policed: {
-                    let former = self.past.of_chain(&slo.name).drops.get(Drop::Policed.name()).copied().unwrap_or(0);
+                    let former = self.seen.past.of_chain(&slo.name).drops.get(Drop::Policed.name()).copied().unwrap_or(0);
                     chain.map_or(0, |chain| Counts::of(chain).policed) + former
                 },
                 windows: last.judged.windows,

@@ -69,14 +69,14 @@ impl Supervisor {
     /// What the daemon is and has.
     pub(super) fn status(&mut self, snapshots: &[Snapshot]) -> api::Status {
         let infos = self.plane.thread_infos();
-        let busy = self.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
+        let busy = self.seen.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
         let total = self.plane.memories().iter().map(|memory| u64::from(memory.geometry().frames)).sum();
         let in_use = self.plane.table().in_use() as u64;
         api::Status {
             version: env!("CARGO_PKG_VERSION").into(),
-            uptime_s: self.started.elapsed().as_secs_f64(),
+            uptime_s: self.seen.started.elapsed().as_secs_f64(),
             pid: std::process::id(),
-            config: self.config_path.as_ref().map(|p| p.display().to_string()),
+            config: self.seen.config_path.as_ref().map(|p| p.display().to_string()),
             cores: sluice_host::affinity::allowed().map_or(0, |c| c.len() as u32),
             threads: infos
                 .iter()
@@ -95,12 +95,12 @@ impl Supervisor {
             flows: snapshots.iter().map(|s| s.flows.entries).sum(),
             tuning_percent: {
                 let spent = self.plane.tuning_ns().load(Ordering::Relaxed) + self.controller.cpu_ns();
-                spent as f64 * 100.0 / self.started.elapsed().as_nanos().max(1) as f64
+                spent as f64 * 100.0 / self.seen.started.elapsed().as_nanos().max(1) as f64
             },
             schedules: self.schedule_reports(),
-            openflow: self.agent.as_ref().map(crate::openflow::Agent::status),
+            openflow: self.published.agent.as_ref().map(crate::openflow::Agent::status),
             pools: self.pool_reports(snapshots),
-            buffers: self.room.report(&self.config.ports),
+            buffers: self.host.room.report(&self.config.ports),
             promises: self.promise_states(),
             health: self.health(),
         }
@@ -109,7 +109,7 @@ impl Supervisor {
     /// The packet memory of each tenant.
     fn memory_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Memory> {
         let mut all = by_tenant(self.plane.memories().iter().map(|memory| self.memory_report(memory, snapshots)));
-        all.iter_mut().for_each(|memory| self.past.add_memory(memory));
+        all.iter_mut().for_each(|memory| self.seen.past.add_memory(memory));
         all
     }
 
@@ -142,9 +142,9 @@ impl Supervisor {
     /// What each packet thread knows; where one does not answer, what all of them knew last, so that no total goes back.
     pub(super) fn snapshots(&mut self) -> Arc<[Snapshot]> {
         if let Ok(snapshots) = self.plane.snapshots() {
-            self.snapshots = snapshots.into();
+            self.seen.snapshots = snapshots.into();
         }
-        self.snapshots.clone()
+        self.seen.snapshots.clone()
     }
 
     /// Everything that is counted.
@@ -161,7 +161,7 @@ impl Supervisor {
         }
         more(Drop::NfDown.name(), snapshots.iter().map(|s| s.nf_down).sum());
         more("no_rule", snapshots.iter().map(|s| s.no_rule).sum());
-        if self.agent.is_some() {
+        if self.published.agent.is_some() {
             more("forbidden", snapshots.iter().map(|s| s.forbidden).sum());
             more("unanswered", snapshots.iter().map(|s| s.unanswered).sum());
         }
@@ -169,10 +169,10 @@ impl Supervisor {
         more("no_path", snapshots.iter().map(|s| s.no_path).sum());
         let queues = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
-        let (untaken, port_drops) = self.past.port_drops();
+        let (untaken, port_drops) = self.seen.past.port_drops();
         more("port_tx", queues.clone().map(|queue| queue.tx_drops.get()).sum::<u64>() + unsent + untaken);
         // Those that found no path are counted by the threads, too.
-        self.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
+        self.seen.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
         port_drops.iter().for_each(|(why, n)| more(why, *n));
         queues.flat_map(|queue| queue.own_drops()).for_each(|(why, n)| more(why, n));
         let mut stats = api::Stats {
@@ -187,7 +187,7 @@ impl Supervisor {
             drops,
             gone: api::Gone::default(),
         };
-        let gone = self.past.report(&stats);
+        let gone = self.seen.past.report(&stats);
         let told = stats.rules.iter().map(|rule| rule.hits).sum::<u64>();
         let decisions = self.decisions().saturating_sub(told);
         stats.gone = api::Gone { unsent_packets: unsent, decisions, ..gone };
@@ -196,7 +196,7 @@ impl Supervisor {
 
     /// Decisions of all rules that there are and were.
     fn decisions(&self) -> u64 {
-        self.former_decisions + self.hits.iter().map(|(_, hits)| hits.total()).sum::<u64>()
+        self.published.former_decisions + self.published.hits.iter().map(|(_, hits)| hits.total()).sum::<u64>()
     }
 
     fn port_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Port> {
@@ -250,7 +250,7 @@ impl Supervisor {
                 behind_pps: port.behind.pps(),
                 details,
             };
-            report.add(&self.past.of_port(&port.config.name));
+            report.add(&self.seen.past.of_port(&port.config.name));
             Some(report)
         };
         self.ports.iter().enumerate().filter_map(report).collect()
@@ -291,7 +291,7 @@ impl Supervisor {
     /// What is told of one NF, which holds so many frames.
     pub(super) fn nf_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let mut report = self.own_report(nf, frames_held);
-        self.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
+        self.seen.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
         report
     }
 
@@ -403,7 +403,7 @@ impl Supervisor {
                 latency_ns: latency_of(chain.number, snapshots),
                 ..of_chain(&chain.counters)
             };
-            report.add(&self.past.of_chain(&chain.name));
+            report.add(&self.seen.past.of_chain(&chain.name));
             report
         };
         self.chains.iter().flatten().map(report).collect()
@@ -415,8 +415,8 @@ impl Supervisor {
             position,
             chain: rule.chain.clone(),
             hits: {
-                let base = self.rule_counts.get(&series_of(rule, position)).map_or(0, |series| series.base);
-                self.hits.get(position).map_or(0, |(_, hits)| base.wrapping_add(hits.total()))
+                let base = self.published.rule_counts.get(&series_of(rule, position)).map_or(0, |series| series.base);
+                self.published.hits.get(position).map_or(0, |(_, hits)| base.wrapping_add(hits.total()))
             },
             matches: rule.clone(),
         };

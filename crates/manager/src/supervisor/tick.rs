@@ -17,11 +17,11 @@ impl Supervisor {
     /// How long a wait for events may take at most: until the next tick, which comes early where the pause of an NF ends before.
     pub(super) fn until_due(&self, now: Instant) -> Duration {
         // Not at any time: a tick looks at every NF.
-        let soonest = self.ticked + ANSWERS;
+        let soonest = self.turns.ticked + ANSWERS;
         let left = |due_ns: u64| Duration::from_nanos(due_ns.saturating_sub(monotonic_ns()));
-        let due = self.due_ns.map_or(Duration::MAX, |due_ns| left(due_ns).max(soonest.saturating_duration_since(now)));
-        let tick = if self.is_quiet { QUIET_TICK } else { TICK };
-        due.min(tick.saturating_sub(now.duration_since(self.ticked)))
+        let due = self.turns.due_ns.map_or(Duration::MAX, |due_ns| left(due_ns).max(soonest.saturating_duration_since(now)));
+        let tick = if self.turns.is_quiet { QUIET_TICK } else { TICK };
+        due.min(tick.saturating_sub(now.duration_since(self.turns.ticked)))
     }
 
     /// Timers, sentences, measurements.
@@ -43,7 +43,7 @@ impl Supervisor {
         self.keep_runtime_dir(now);
         self.end_condemned();
         self.watch_health(now);
-        self.notices.print_rest(now);
+        self.host.notices.print_rest(now);
         self.tick_nfs();
         self.note_quiet();
     }
@@ -54,7 +54,7 @@ impl Supervisor {
         let look = |nf: &mut Nf| happened(nf, now_ns).map(|event| (nf.number, event));
         let events: Vec<(u16, Event)> = self.nfs.values_mut().filter_map(look).collect();
         events.into_iter().for_each(|(number, event)| self.feed(number, event));
-        self.due_ns = self.nfs.values().filter_map(|nf| nf.life().pause_until_ns()).min();
+        self.turns.due_ns = self.nfs.values().filter_map(|nf| nf.life().pause_until_ns()).min();
         self.let_leave();
     }
 
@@ -63,15 +63,15 @@ impl Supervisor {
         let counters = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let moved = counters.fold(0u64, |sum, queue| sum.wrapping_add(queue.rx_packets.get()).wrapping_add(queue.tx_packets.get()));
         let stands = |nf: &Nf| matches!(nf.life().state(), State::Running | State::Failed | State::Expected) && !nf.life().drains();
-        self.is_quiet = moved == std::mem::replace(&mut self.moved, moved)
+        self.turns.is_quiet = moved == std::mem::replace(&mut self.turns.moved, moved)
             && self.nfs.values().all(stands)
-            && self.upgrades.is_empty()
-            && self.applying.is_empty()
-            && self.leaving.is_empty()
-            && self.clearing.is_empty()
-            && self.rooms_in_work == 0
+            && self.changes.upgrades.is_empty()
+            && self.changes.applying.is_empty()
+            && self.host.leaving.is_empty()
+            && self.host.clearing.is_empty()
+            && self.host.rooms_in_work == 0
             && !self.nfs.rest_some()
-            && self.tracing.is_none()
+            && self.seen.tracing.is_none()
             && self.promises.are_none()
             && self.services.iter().flatten().all(|service| service.zygote.is_none())
             && self.plane.memories().former().is_empty()
@@ -87,7 +87,7 @@ impl Supervisor {
     /// Looks at the CPU time of some processes whose turn it is: a system call each, so not of all at once.
     fn sample_cpu(&mut self, now: Instant) {
         let mut left = SAMPLES;
-        let next = self.nfs.each_from(self.next_sample, |nf| {
+        let next = self.nfs.each_from(self.turns.next_sample, |nf| {
             if left == 0 {
                 return false;
             }
@@ -99,7 +99,7 @@ impl Supervisor {
             }
             true
         });
-        self.next_sample = next.unwrap_or(self.next_sample);
+        self.turns.next_sample = next.unwrap_or(self.turns.next_sample);
     }
 }
 

@@ -77,7 +77,7 @@ impl Supervisor {
     /// Refuses what does not go while a service is upgraded.
     pub(super) fn not_upgrading(&self, name: &str) -> Result<(), SupervisorError> {
         let is_it = |u: &Upgrade| u.to.config.name == name;
-        if self.upgrades.iter().any(is_it) {
+        if self.changes.upgrades.iter().any(is_it) {
             return Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment")));
         }
         Ok(())
@@ -85,17 +85,17 @@ impl Supervisor {
 
     /// Whether a service is being upgraded.
     pub(super) fn is_upgrading(&self, service: u16) -> bool {
-        self.upgrades.iter().any(|u| u.service == service)
+        self.changes.upgrades.iter().any(|u| u.service == service)
     }
 
     /// What services go over to.
     pub(super) fn versions_on_trial(&self) -> impl Iterator<Item = &ServiceState> + Clone {
-        self.upgrades.iter().map(|upgrade| &upgrade.to)
+        self.changes.upgrades.iter().map(|upgrade| &upgrade.to)
     }
 
     /// What a service goes over to, if it does.
     pub(super) fn version_on_trial(&self, service: u16) -> Option<&ServiceState> {
-        self.upgrades.iter().find(|upgrade| upgrade.service == service).map(|upgrade| &upgrade.to)
+        self.changes.upgrades.iter().find(|upgrade| upgrade.service == service).map(|upgrade| &upgrade.to)
     }
 
     /// The service of an NF; of one on trial the service as it shall be.
@@ -184,7 +184,7 @@ impl Supervisor {
             }
         }
         let launched: Vec<u16> = upgrade.pairs.iter().map(|(_, new)| *new).collect();
-        self.upgrades.push(upgrade);
+        self.changes.upgrades.push(upgrade);
         // Its user may say hello from now on.
         self.know_users();
         launched.into_iter().for_each(|new| self.launch(new));
@@ -224,7 +224,8 @@ impl Supervisor {
 
     /// Whether a number that was given before is nobody's now.
     fn may_have(&self, number: u16) -> bool {
-        let is_spare = |s: &super::ServiceState| s.pool.as_ref().is_some_and(|pool| pool.life.spares().any(|spare| spare == number));
+        let is_spare =
+            |s: &super::ServiceState| s.pool.as_ref().is_some_and(|pool| pool.life.spares().any(|spare| spare == number));
         self.nfs.get(&number).is_none() && !self.services.iter().flatten().any(is_spare)
     }
 
@@ -246,7 +247,7 @@ impl Supervisor {
     /// An instance on trial has shown that its version does not work.
     pub(super) fn trial_failed(&mut self, number: u16, why: String) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
-        if let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == service) {
+        if let Some(upgrade) = self.changes.upgrades.iter_mut().find(|u| u.service == service) {
             upgrade.trial.fails_for(why);
         }
     }
@@ -270,8 +271,8 @@ impl Supervisor {
     /// Takes the next step of each upgrade that can take one.
     pub(super) fn go_on_upgrading(&mut self) {
         let mut at = 0;
-        while at < self.upgrades.len() {
-            let upgrade = &self.upgrades[at];
+        while at < self.changes.upgrades.len() {
+            let upgrade = &self.changes.upgrades[at];
             // A configuration decides for all of its own.
             let is_waited_for = upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(..));
             let step = if is_waited_for { Step::Wait } else { self.step_of(upgrade) };
@@ -279,7 +280,7 @@ impl Supervisor {
                 at += 1;
                 continue;
             }
-            let upgrade = self.upgrades.remove(at);
+            let upgrade = self.changes.upgrades.remove(at);
             match step {
                 Step::Switch => self.switch_pool(upgrade),
                 Step::GiveUp => drop(self.give_up(upgrade)),
@@ -446,7 +447,7 @@ impl Supervisor {
         }
         upgrade.old = Some(old);
         upgrade.trial.grows_from(monotonic_ns());
-        self.upgrades.push(upgrade);
+        self.changes.upgrades.push(upgrade);
         Gone::new()
     }
 

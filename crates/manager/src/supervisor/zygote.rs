@@ -115,7 +115,7 @@ impl Supervisor {
             (service.config.cores.iter().copied().collect(), service.config.most_instances().saturating_add(1));
         let bounds = self.bounds_on(&service.config, instances, first);
         let pen = self.hold(&mut spec, bounds, first, &cores);
-        spec.stdio = self.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
+        spec.stdio = self.host.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec);
         drop(spec);
         if let Some(pen) = &pen {
@@ -134,14 +134,14 @@ impl Supervisor {
             Ok(spawned) => {
                 let pid = spawned.pid;
                 let data = epoll::EventData::new_u64(token::ZYGOTE | u64::from(pid.as_raw_nonzero().get().cast_unsigned()));
-                let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                let _ = epoll::add(&self.host.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
                 zygote.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
                 zygote.pen = pen;
                 self.feed_zygote(service_number, ZygoteEvent::Spawned);
                 self.note(|r| r.started(&name, pid));
             }
             Err(error) => {
-                self.notices.print(Kind::Zygote(service_number), || format!("{name}: {error}"));
+                self.host.notices.print(Kind::Zygote(service_number), || format!("{name}: {error}"));
                 self.feed_zygote(service_number, ZygoteEvent::Ended);
             }
         }
@@ -157,13 +157,16 @@ impl Supervisor {
     fn act_on_zygote(&mut self, number: u16, action: ZygoteAction) {
         let Some(Some(service)) = self.services.get(usize::from(number)) else { return };
         match action {
-            ZygoteAction::Start if self.stopping => {}
+            ZygoteAction::Start if self.turns.stopping => {}
             ZygoteAction::Start => self.start_zygote(number),
             ZygoteAction::Kill => service.zygote.iter().filter_map(|z| z.process.as_ref()).for_each(Process::kill),
             ZygoteAction::LetGo => self.end_zygote(number),
             // Once in the life of a service.
             ZygoteAction::TellUnfit(why) => {
-                log_line!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
+                log_line!(
+                    "sluiced: warning: instances of service {} are started one by one, not forked: {why}",
+                    service.config.name
+                );
             }
             ZygoteAction::Spawn(nf) => self.spawn_unforked(nf),
             // Done where it is known what was forked.
@@ -180,7 +183,7 @@ impl Supervisor {
 
     /// Answers a process that says that it is a zygote.
     pub(super) fn greet_zygote(&mut self, caller: attach::Caller) {
-        let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.stopping) else {
+        let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.turns.stopping) else {
             caller.refuse("no zygote of this name is expected");
             return;
         };
@@ -199,7 +202,7 @@ impl Supervisor {
             let (name, uid) = (caller.hello.name.clone(), caller.peer.uid);
             caller.refuse("the manager has started the zygote of this name, and this is neither that process nor a child of it");
             let line = || format!("a process of user {uid} said that it is {name}, which it is not: it was refused");
-            return self.notices.print(Kind::Impostor, line);
+            return self.host.notices.print(Kind::Impostor, line);
         }
         if started != caller.peer.pid {
             let why =
@@ -216,7 +219,7 @@ impl Supervisor {
         // It has gone if it cannot be told, which is noticed.
         let Ok(attached) = caller.introduce(&surroundings) else { return };
         let data = epoll::EventData::new_u64(token::ZYGOTE_SAYS | u64::from(number));
-        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        let _ = epoll::add(&self.host.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         let Some(Some(service)) = self.services.get_mut(number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
         zygote.connection = Some(attached.socket);
@@ -232,7 +235,7 @@ impl Supervisor {
             // It may have been removed while it waited.
             let Some(nf) = self.nfs.get(&number).filter(|nf| nf.life().awaits_fork()) else { continue };
             // Without one it goes on with its zygote's.
-            let pipe = self.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
+            let pipe = self.host.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
             let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
             if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &pipe).is_err() {
                 // With so few messages under way it is not that the socket is full: it is gone, which is noticed.
@@ -265,16 +268,18 @@ impl Supervisor {
             let todo = zygote.life.on(monotonic_ns(), event);
             if todo.contains(&ZygoteAction::Kill) {
                 // It closed its end, or says what no zygote says. Its end is noticed.
-                let _ = zygote.connection.take().map(|connection| epoll::delete(&self.epoll, connection.as_fd()));
+                let _ = zygote.connection.take().map(|connection| epoll::delete(&self.host.epoll, connection.as_fd()));
                 if report.is_ok() {
                     let line = || format!("{} says what it was not asked for, and is ended", name_of(service));
-                    self.notices.print(Kind::Zygote(number), line);
+                    self.host.notices.print(Kind::Zygote(number), line);
                 }
             }
             if let Ok(Report::Failed { name, why }) = &report
                 && matches!(todo[..], [ZygoteAction::Spawn(_)])
             {
-                self.notices.print(Kind::Zygote(number), || format!("{name} is started by itself: its zygote {}", quoted(why)));
+                self.host
+                    .notices
+                    .print(Kind::Zygote(number), || format!("{name} is started by itself: its zygote {}", quoted(why)));
             }
             for action in todo {
                 match (action, &report) {
@@ -319,7 +324,7 @@ impl Supervisor {
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
             let line = || format!("the zygote of {name} says that it has forked process {pid:?}, which is no child of it");
-            return self.notices.print(Kind::Zygote(service), line);
+            return self.host.notices.print(Kind::Zygote(service), line);
         }
         let process = Process { pid, pidfd, child: true, theirs: false, container: None };
         let nf = self.nfs.get_mut(&number);
@@ -330,7 +335,7 @@ impl Supervisor {
             return self.bid_farewell(process, false);
         };
         let data = epoll::EventData::new_u64(token::PROCESS | u64::from(nf.number));
-        let _ = epoll::add(&self.epoll, process.pidfd.as_fd(), data, epoll::EventFlags::IN);
+        let _ = epoll::add(&self.host.epoll, process.pidfd.as_fd(), data, epoll::EventFlags::IN);
         nf.process = Some(process);
         let name = nf.name.clone();
         self.feed(number, Event::Forked);
@@ -380,7 +385,7 @@ impl Supervisor {
     pub(super) fn is_known(&self, pid: Pid) -> bool {
         let is_it = |p: &Process| p.pid == pid;
         self.nfs.know(pid)
-            || self.leaving.iter().any(is_it)
+            || self.host.leaving.iter().any(is_it)
             || self.services.iter().flatten().filter_map(|s| s.zygote.as_ref()?.process.as_ref()).any(is_it)
     }
 
@@ -389,16 +394,16 @@ impl Supervisor {
         let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(process.number()));
         let fd = process.pidfd.as_fd();
         let _ = if is_watched {
-            epoll::modify(&self.epoll, fd, data, epoll::EventFlags::IN)
+            epoll::modify(&self.host.epoll, fd, data, epoll::EventFlags::IN)
         } else {
-            epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+            epoll::add(&self.host.epoll, fd, data, epoll::EventFlags::IN)
         };
-        self.leaving.push(process);
+        self.host.leaving.push(process);
     }
 
     /// Spawns an instance that was to be forked, if it still waits.
     fn spawn_unforked(&mut self, number: u16) {
-        if self.nfs.get(&number).is_some_and(|nf| nf.life().awaits_fork()) && !self.stopping {
+        if self.nfs.get(&number).is_some_and(|nf| nf.life().awaits_fork()) && !self.turns.stopping {
             self.spawn_alone(number);
         }
     }
@@ -418,18 +423,18 @@ impl Supervisor {
             return;
         }
         let pid = process.pid;
-        let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+        let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
         // What it had forked and what had not left its group yet has ended with it, if the group was killed.
         process::reap_group(pid);
         zygote.process = None;
-        self.outputs.close(Whose::Zygote(number as u16));
+        self.host.outputs.close(Whose::Zygote(number as u16));
         let pen = zygote.pen.take();
         if let Some(connection) = zygote.connection.take() {
-            let _ = epoll::delete(&self.epoll, connection.as_fd());
+            let _ = epoll::delete(&self.host.epoll, connection.as_fd());
         }
         let ran_ns = monotonic_ns().saturating_sub(zygote.life.started_ns());
         let line = || format!("{name} has ended after {:.3} s", ran_ns as f64 / 1e9);
-        self.notices.print(Kind::Zygote(number as u16), line);
+        self.host.notices.print(Kind::Zygote(number as u16), line);
         self.note(|r| r.ended(pid));
         self.release_zygote(pen);
         self.feed_zygote(number as u16, ZygoteEvent::Ended);
@@ -440,14 +445,14 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
         if let Some(connection) = zygote.connection.take() {
-            let _ = epoll::delete(&self.epoll, connection.as_fd());
+            let _ = epoll::delete(&self.host.epoll, connection.as_fd());
         }
         let pen = zygote.pen.take();
         if let Some(process) = zygote.process.take() {
             process.kill();
             self.bid_farewell(process, true);
         }
-        self.outputs.close(Whose::Zygote(service_number));
+        self.host.outputs.close(Whose::Zygote(service_number));
         self.release_zygote(pen);
     }
 

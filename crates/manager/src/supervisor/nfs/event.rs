@@ -65,7 +65,7 @@ pub(crate) enum Event {
     Exited(Option<Exit>),
     /// Nothing is left of its process.
     Ended(Ended),
-    /// The time is over that [`deadline_ns`](super::Life::deadline_ns) says.
+    /// The state that it is in may be over by itself.
     Due,
 }
 

@@ -219,7 +219,8 @@ impl Life {
     }
 
     /// When the state it is in ends by itself.
-    pub(crate) fn deadline_ns(&self) -> Option<u64> {
+    #[cfg(test)]
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.deadline_ns
     }
 
