@@ -12,16 +12,19 @@
 //! any more goes.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
 
 use super::change::{Gone, Start, start_of};
+use super::nfs::{Nf, Step, step_of_all};
 use super::upgrade::{Purpose, Seat, Upgrade};
-use super::{NfState, ServiceState, Supervisor, SupervisorError};
+use super::{ServiceState, Supervisor, SupervisorError};
+use crate::controller::events::Subject;
+use sluice_api::change::Change as Described;
 use sluice_api::config::{self as model, Config};
+use sluice_api::model::EventKind;
 use sluice_config::diff::{Change, cores_of};
 
 /// What came of a configuration: its changes, and old instances that are to be gone.
-pub(super) type Outcome = Result<(Vec<sluice_api::change::Change>, Gone), SupervisorError>;
+pub(super) type Outcome = Result<(Vec<Described>, Gone), SupervisorError>;
 
 /// A configuration whose new versions of services are tried out.
 pub(super) struct Applying {
@@ -61,7 +64,7 @@ impl Supervisor {
     pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<Outcome>, SupervisorError> {
         let (asker, told) = channel();
         let mut trials = Vec::new();
-        let number = self.next_apply;
+        let number = self.changes.next_apply;
         for change in self.plan(&wanted)? {
             let Change::ReplaceService { service } = change else { continue };
             trials.extend(self.trial_of(service, number)?);
@@ -72,8 +75,8 @@ impl Supervisor {
             return Ok(told);
         }
         self.has_room_for(trials.iter().map(|(_, seats)| seats.len() as u32).sum())?;
-        self.next_apply += 1;
-        self.applying.push(Applying { number, wanted, source, asker });
+        self.changes.next_apply += 1;
+        self.changes.applying.push(Applying { number, wanted, source, asker });
         trials.into_iter().for_each(|(upgrade, seats)| self.try_out(upgrade, seats));
         Ok(told)
     }
@@ -85,8 +88,8 @@ impl Supervisor {
         if !hands_over(&state.config, &service) {
             return Ok(None);
         }
-        let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.stays());
-        let old: Vec<(u16, usize)> = there.map(|nf: &NfState| (nf.number, nf.core)).collect();
+        let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.life().stays());
+        let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, nf.core)).collect();
         let (seats, surplus) = match service.has_members_for_flows() {
             true => (vec![Seat { old: None, core: service.cores.first().copied() }], Vec::new()),
             false => seats(&old, &cores_of(service.first_instances(), &service.cores)),
@@ -100,27 +103,27 @@ impl Supervisor {
 
     /// Takes the steps of configurations whose new versions work, and gives up those of which one does not.
     pub(super) fn go_on_applying(&mut self) {
-        let now = Instant::now();
         let mut at = 0;
-        while at < self.applying.len() {
-            let number = self.applying[at].number;
+        while at < self.changes.applying.len() {
+            let number = self.changes.applying[at].number;
             let is_its = |upgrade: &Upgrade| {
-                upgrade.old.is_none() && matches!(upgrade.purpose, Purpose::Configuration(of, _) if of == number)
+                upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(of, _) if of == number)
             };
-            let its: Vec<&Upgrade> = self.upgrades.iter().filter(|upgrade| is_its(upgrade)).collect();
-            let fails = its.iter().any(|upgrade| upgrade.fails(now));
-            if !fails && !its.iter().all(|upgrade| self.is_proved(upgrade)) {
+            let its = self.changes.upgrades.iter().filter(|upgrade| is_its(upgrade));
+            let step = step_of_all(its.map(|upgrade| self.step_of(upgrade)));
+            if step == Step::Wait {
                 at += 1;
                 continue;
             }
-            let Applying { wanted, source, asker, .. } = self.applying.remove(at);
-            let mut trials: Vec<Upgrade> = self.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
+            let fails = step == Step::GiveUp;
+            let Applying { wanted, source, asker, .. } = self.changes.applying.remove(at);
+            let mut trials: Vec<Upgrade> = self.changes.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
             let outcome = match fails {
                 false => self.apply(&wanted, &source, &mut trials),
                 true => Ok(Default::default()),
             };
             // Of those that are given up the first one that fails is the reason.
-            trials.sort_by_key(|upgrade| !upgrade.fails(now));
+            trials.sort_by_key(|upgrade| self.step_of(upgrade) != Step::GiveUp);
             let why: Vec<String> = trials.into_iter().map(|upgrade| self.give_up(upgrade)).collect();
             let refused = || Err(SupervisorError::Conflict(format!("nothing has changed: {}", why[0])));
             // The asker may have gone.
@@ -128,8 +131,80 @@ impl Supervisor {
         }
     }
 
+    /// Makes another configuration the one in force, step by step. `source` names where it came
+    /// from.
+    ///
+    /// # Errors
+    /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
+    /// had begun undone: the same configuration, mended, can be applied again.
+    ///
+    /// `proved` are new versions of services that work; those that are used are taken from it.
+    fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> Outcome {
+        let changes = self.plan(wanted)?;
+        let told: Vec<Described> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
+        let kept = self.with_promises(wanted)?;
+        // Most that can fail fails here, where it has changed nothing.
+        self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
+        self.open_ahead(&changes, wanted)?;
+        self.warn_of_frames(wanted);
+        let mut gone = Gone::new();
+        let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
+        self.changes.coming = Some(Box::new(coming));
+        let mut steps = 0;
+        let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
+            gone.extend(self.take(change, proved)?);
+            steps += 1;
+            Ok(())
+        });
+        self.changes.coming = None;
+        self.changes.opened.clear();
+        self.note_applied(source, &told[..steps], done.as_ref().err());
+        done?;
+        kept.into_iter().for_each(|kept| self.promises_follow(kept));
+        Ok((told, gone))
+    }
+
+    /// Notes what was changed by an apply, and why it went no further if it did not.
+    fn note_applied(&self, source: &str, done: &[Described], error: Option<&SupervisorError>) {
+        /// Most changes that are told one by one.
+        const TOLD: usize = 8;
+        if done.is_empty() && error.is_none() {
+            return;
+        }
+        let mut words: Vec<String> = done.iter().take(TOLD).map(Described::to_string).collect();
+        words.extend((done.len() > TOLD).then(|| format!("and {} more", done.len() - TOLD)));
+        let changes = if done.len() == 1 { "1 change".into() } else { format!("{} changes", done.len()) };
+        let failed = error.map_or(String::new(), |error| format!("; the next one failed: {error}"));
+        let text = format!("applied {source}: {changes} ({}){failed}", words.join("; "));
+        self.controller.events().note(EventKind::Apply, Subject::Other("configuration", ""), text);
+    }
+
+    /// Opens the ports that changes add or replace. If one does not open, those that did are closed again.
+    fn open_ahead(&mut self, changes: &[Change], wanted: &Config) -> Result<(), SupervisorError> {
+        for change in changes {
+            let port = match change {
+                Change::AddPort { port } => port,
+                Change::ReplacePort { port } if !self.shares_with_former(port) => port,
+                _ => continue,
+            };
+            match self.open(port, wanted) {
+                Ok(open) => drop(self.changes.opened.insert(port.name.clone(), open)),
+                Err(error) => {
+                    self.changes.opened.clear();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a port can be opened only when the former one of its name is closed.
+    fn shares_with_former(&self, port: &model::Port) -> bool {
+        self.config.ports.iter().any(|known| known.name == port.name && sluice_ports::share(known, port))
+    }
+
     /// Does one step of a configuration.
-    pub(super) fn take(&mut self, change: &Change, proved: &mut Vec<Upgrade>) -> Result<Gone, SupervisorError> {
+    fn take(&mut self, change: &Change, proved: &mut Vec<Upgrade>) -> Result<Gone, SupervisorError> {
         let is_its = |upgrade: &Upgrade| matches!(change, Change::ReplaceService { service } if *service == upgrade.to.config);
         let Some(place) = proved.iter().position(is_its) else { return self.step(change) };
         let mut upgrade = proved.remove(place);

@@ -10,7 +10,8 @@ use crossbeam_queue::ArrayQueue;
 use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
-use super::{Job, NfState, Supervisor, SupervisorError, promises};
+use super::nfs::Nf;
+use super::{Job, Supervisor, SupervisorError, promises};
 use crate::control::Backend;
 use crate::controller::events::Subject;
 use sluice_api::config;
@@ -84,7 +85,9 @@ impl Remote {
         &self,
         job: impl FnOnce(&mut Supervisor) -> Result<T, SupervisorError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.call(move |s| if s.stopping || s.quit { Err(ApiError::shutting_down()) } else { job(s).map_err(ApiError::from) })?
+        self.call(
+            move |s| if s.turns.stopping || s.turns.quit { Err(ApiError::shutting_down()) } else { job(s).map_err(ApiError::from) },
+        )?
     }
 
     /// Ends the daemon: [`Supervisor::run`] returns when everything has stopped.
@@ -148,7 +151,7 @@ impl Supervisor {
     fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
         // Packets can be marked for one trace at a time. One whose asker does not come back for it ends by itself.
         let now = Instant::now();
-        if self.tracing.as_ref().is_some_and(|(_, until)| now < *until) {
+        if self.seen.tracing.as_ref().is_some_and(|(_, until)| now < *until) {
             return Err(SupervisorError::Conflict(
                 "another trace goes on, and there can be one at a time; try again when it ends".into(),
             ));
@@ -173,13 +176,13 @@ impl Supervisor {
         let trace = Arc::new(TraceRequest { chain, rule, left: AtomicI64::new(i64::from(count)), events });
         self.plane.trace(Some(&trace));
         let lasts = Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
-        self.tracing = Some((trace.clone(), now + lasts + PATIENCE));
+        self.seen.tracing = Some((trace.clone(), now + lasts + PATIENCE));
         Ok(trace)
     }
 
     /// Puts the hops of traced packets together.
     fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, count: u32) -> api::Trace {
-        if self.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
+        if self.seen.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
             self.plane.trace(None);
         }
         let mut packets: Vec<((u64, u32), Vec<TraceEvent>)> = Vec::new();
@@ -312,7 +315,7 @@ impl Backend for Remote {
         self.call(move |s| {
             let number = moved.instances.first().and_then(|name| s.nf_number(name));
             let nf = number.and_then(|number| s.nfs.get(&number));
-            let report = |nf: &NfState| api::Nf { warnings: s.warnings_on(&moved.service, nf.core), ..s.nf_report(nf, 0) };
+            let report = |nf: &Nf| api::Nf { warnings: s.warnings_on(&moved.service, nf.core), ..s.nf_report(nf, 0) };
             nf.map(report).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
         })?
         .map_err(ApiError::from)

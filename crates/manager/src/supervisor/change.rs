@@ -6,14 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use super::apply;
+use sluice_shm::clock::monotonic_ns;
+
+use super::nfs::{Life, Nf, Origin, State};
 use super::pools::{PoolState, index_of};
-use super::upgrade::Upgrade;
-use super::{NfState, ServiceState, Supervisor, SupervisorError};
-use crate::controller::events::Subject;
-use crate::nf::State;
+use super::{ServiceState, Supervisor, SupervisorError};
 use sluice_api::config::{self as model, Config};
-use sluice_api::model::EventKind;
 use sluice_config::container::find_runtime;
 use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
@@ -48,7 +46,7 @@ impl Supervisor {
     }
 
     pub(super) fn nf_number(&self, name: &str) -> Option<u16> {
-        self.names.get(name).copied()
+        self.nfs.by_name(name)
     }
 
     /// That nothing of a kind (`service`, `NF`, `chain`, `port` or `rule`) has a name, with the name that was probably meant.
@@ -87,12 +85,12 @@ impl Supervisor {
     /// Open chains that would not be open any more without an instance: it is the last one of a service that they pass. One that starts
     /// counts, and so does a pool, which makes another member by itself.
     pub(super) fn chains_on(&self, number: u16) -> Vec<&model::Chain> {
-        let runs = |nf: &NfState| nf.state == State::Running && !nf.draining;
+        let runs = |nf: &Nf| nf.life().takes_packets();
         let Some(nf) = self.nfs.get(&number).filter(|nf| runs(nf)) else { return Vec::new() };
         let takes_packets = |service: u16, or_starts: bool| {
             let Some(Some(service)) = self.services.get(usize::from(service)) else { return false };
             let others = service.instances.iter().filter(|other| **other != number).filter_map(|other| self.nfs.get(other));
-            let is_one = |nf: &NfState| nf.stays() && (runs(nf) || or_starts && nf.state == State::Starting);
+            let is_one = |nf: &Nf| nf.life().stays() && (runs(nf) || or_starts && nf.is(State::Starting));
             service.config.per.is_held() || { others }.any(is_one)
         };
         if takes_packets(nf.service, true) {
@@ -128,7 +126,7 @@ impl Supervisor {
             (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
         }
         if let Some(former) = closed {
-            counted.iter().for_each(|pool| self.past.pool(pool));
+            counted.iter().for_each(|pool| self.seen.past.pool(pool));
             self.close_pool(number, former);
         }
         self.know_users();
@@ -148,12 +146,12 @@ impl Supervisor {
         let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         let instances = config.first_instances();
         self.has_room_for(instances)?;
-        let number = self.service_numbers.next(self.services.len(), "services")?;
+        let number = self.changes.service_numbers.next(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         let pool = PoolState::of(&config, self.plane.threads());
         let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
         let added = state.added;
-        self.service_numbers.take(number, &mut self.services, state, added);
+        self.changes.service_numbers.take(number, &mut self.services, state, added);
         self.know_users();
         self.publish_pool(number);
         self.start_zygote(number);
@@ -172,7 +170,7 @@ impl Supervisor {
                  restart (a service that is replaced has its old and new instances for a while)"
             )));
         }
-        if u32::from(self.next_nf) + instances > u32::from(u16::MAX - 2) + self.free_nfs.len() as u32 {
+        if !self.nfs.has_numbers_for(instances) {
             return Err(SupervisorError::Conflict(
                 "the numbers of 65,533 NFs are in use, or were a moment ago; try again, and if that does not help, restart the daemon".into(),
             ));
@@ -209,21 +207,25 @@ impl Supervisor {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
         let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(|nf| index_of(&nf.name));
-        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.spare(self.plane.rx_threads(), members)) {
+        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.life.spare(self.plane.rx_threads(), members)) {
             Some(former) => former,
             None => {
                 service.next_index += 1;
                 let index = service.next_index - 1;
-                (self.next_nf_number(|_| true), index)
+                (self.nfs.next_number(|_| true), index)
             }
         };
         let Some(Some(service)) = self.services.get(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
         let core = core.unwrap_or_else(|| service.core_of(index));
-        let nf = NfState::new(number, service_number, format!("{}.{index}", service.config.name), core);
-        self.names.insert(nf.name.clone(), number);
-        self.nfs.insert(number, nf);
+        let origin = match (service.config.is_foreign(), service.config.attach) {
+            (true, _) => Origin::Foreign,
+            (false, true) => Origin::Arrives,
+            (false, false) => Origin::Started,
+        };
+        let life = Life::new(monotonic_ns(), origin);
+        self.nfs.add(Nf::new(number, service_number, format!("{}.{index}", service.config.name), core, life));
         Ok(number)
     }
 
@@ -245,9 +247,9 @@ impl Supervisor {
     pub(super) fn turnover(&self, service: &str, instances: u32, cores: &[usize]) -> (Vec<usize>, Vec<u16>) {
         let state = self.services.iter().flatten().find(|state| state.config.name == service);
         let all = state.into_iter().flat_map(|state| &state.instances).filter_map(|number| self.nfs.get(number));
-        let (lost, mut living): (Vec<&NfState>, Vec<&NfState>) = all.filter(|nf| nf.stays()).partition(|nf| nf.is_lost());
+        let (lost, mut living): (Vec<&Nf>, Vec<&Nf>) = all.filter(|nf| nf.life().stays()).partition(|nf| nf.life().is_lost());
         // Of those on a core the first stay.
-        living.sort_by_key(|nf| nf.instance.is_none());
+        living.sort_by_key(|nf| nf.position.instance.is_none());
         let there: Vec<usize> = living.iter().map(|nf| nf.core).collect();
         // As the changes were found: an instance that was added or removed by itself is counted in it.
         let known = self.config.services.iter().find(|known| known.name == service);
@@ -265,7 +267,7 @@ impl Supervisor {
     pub(super) fn watch_and_retire(&mut self, number: u16) -> Receiver<()> {
         let (gone, told) = channel();
         if let Some(nf) = self.nfs.get_mut(&number) {
-            nf.waiters.push(gone);
+            nf.removal.waiters.push(gone);
         }
         self.retire(number);
         told
@@ -277,7 +279,7 @@ impl Supervisor {
         self.dismiss_zygote(number);
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
-        self.own_pool_report(number).iter().for_each(|pool| self.past.pool(pool));
+        self.own_pool_report(number).iter().for_each(|pool| self.seen.past.pool(pool));
         self.config.services.retain(|s| s.name != name);
         // Its place is kept until its instances are gone: they still name it.
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
@@ -296,8 +298,8 @@ impl Supervisor {
         let egress = self.port_number(&config.egress).ok_or_else(|| self.no_such("port", &config.egress))?;
         let kept = self.chains.get(number as usize).and_then(|c| Some(c.as_ref()?.counters.clone()));
         let counters = kept.unwrap_or_else(|| self.fresh_counters());
-        let version = self.next_version;
-        self.next_version += 1;
+        self.published.versions += 1;
+        let version = self.published.versions;
         Ok(Arc::new(Chain {
             number,
             version,
@@ -313,9 +315,9 @@ impl Supervisor {
 
     /// Adds a chain.
     pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
-        let number = self.chain_numbers.next(self.chains.len(), "chains")?;
+        let number = self.changes.chain_numbers.next(self.chains.len(), "chains")?;
         let chain = self.make_chain(number, &config)?;
-        self.chain_numbers.take(number, &mut self.chains, chain, Instant::now());
+        self.changes.chain_numbers.take(number, &mut self.chains, chain, Instant::now());
         self.config.chains.push(config);
         self.publish();
         Ok(())
@@ -337,12 +339,12 @@ impl Supervisor {
         let number = self.chain_number(name).ok_or_else(|| self.no_such("chain", name))?;
         let latency = super::report::latency_of(number, &self.snapshots());
         if let Some(chain) = self.chains[number as usize].take() {
-            self.past.chain(&chain.name, &chain.counters, latency);
+            self.seen.past.chain(&chain.name, &chain.counters, latency);
         }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
         let round = self.plane.rounds();
-        self.chain_numbers.rest(number, Instant::now(), round);
+        self.changes.chain_numbers.rest(number, Instant::now(), round);
         Ok(())
     }
 
@@ -388,81 +390,8 @@ impl Supervisor {
         Ok(changes)
     }
 
-    /// Makes another configuration the one in force, step by step. `source` names where it came
-    /// from.
-    ///
-    /// # Errors
-    /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
-    /// had begun undone: the same configuration, mended, can be applied again.
-    ///
-    /// `proved` are new versions of services that work; those that are used are taken from it.
-    pub(super) fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> apply::Outcome {
-        let changes = self.plan(wanted)?;
-        let told: Vec<sluice_api::change::Change> =
-            changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
-        let kept = self.with_promises(wanted)?;
-        // Most that can fail fails here, where it has changed nothing.
-        self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
-        self.open_ahead(&changes, wanted)?;
-        self.warn_of_frames(wanted);
-        let mut gone = Gone::new();
-        let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
-        self.coming = Some(Box::new(coming));
-        let mut steps = 0;
-        let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
-            gone.extend(self.take(change, proved)?);
-            steps += 1;
-            Ok(())
-        });
-        self.coming = None;
-        self.opened.clear();
-        self.note_applied(source, &told[..steps], done.as_ref().err());
-        done?;
-        kept.into_iter().for_each(|kept| self.promises_follow(kept));
-        Ok((told, gone))
-    }
-
-    /// Notes what was changed by an apply, and why it went no further if it did not.
-    fn note_applied(&self, source: &str, done: &[sluice_api::change::Change], error: Option<&SupervisorError>) {
-        /// Most changes that are told one by one.
-        const TOLD: usize = 8;
-        if done.is_empty() && error.is_none() {
-            return;
-        }
-        let mut words: Vec<String> = done.iter().take(TOLD).map(sluice_api::change::Change::to_string).collect();
-        words.extend((done.len() > TOLD).then(|| format!("and {} more", done.len() - TOLD)));
-        let changes = if done.len() == 1 { "1 change".into() } else { format!("{} changes", done.len()) };
-        let failed = error.map_or(String::new(), |error| format!("; the next one failed: {error}"));
-        let text = format!("applied {source}: {changes} ({}){failed}", words.join("; "));
-        self.controller.events().note(EventKind::Apply, Subject::Other("configuration", ""), text);
-    }
-
-    /// Opens the ports that changes add or replace. If one does not open, those that did are closed again.
-    fn open_ahead(&mut self, changes: &[Change], wanted: &Config) -> Result<(), SupervisorError> {
-        for change in changes {
-            let port = match change {
-                Change::AddPort { port } => port,
-                Change::ReplacePort { port } if !self.shares_with_former(port) => port,
-                _ => continue,
-            };
-            match self.open(port, wanted) {
-                Ok(open) => drop(self.opened.insert(port.name.clone(), open)),
-                Err(error) => {
-                    self.opened.clear();
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a port can be opened only when the former one of its name is closed.
-    fn shares_with_former(&self, port: &model::Port) -> bool {
-        self.config.ports.iter().any(|known| known.name == port.name && sluice_ports::share(known, port))
-    }
-
     /// Says so where a change makes frames few.
-    fn warn_of_frames(&self, wanted: &Config) {
+    pub(super) fn warn_of_frames(&self, wanted: &Config) {
         let is_it = |problem: &Problem| problem.at.as_ref().is_some_and(|at| (at.section, at.key) == ("memory", "frames"));
         let warning = |config: &Config| validate::validate(config).into_iter().find(is_it);
         if let (Some(problem), None) = (warning(wanted), warning(&self.config)) {

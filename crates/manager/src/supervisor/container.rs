@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::Supervisor;
-use crate::nf::State;
+use super::nfs::Event;
 use crate::nf::attach::Peer;
 use crate::nf::death::Cause;
 use sluice_host::cgroup;
@@ -23,15 +23,16 @@ impl Supervisor {
     /// Starts the container of an NF.
     pub(super) fn launch_container(&mut self, number: u16, template: &Template) {
         let Some(name) = self.nfs.get(&number).map(|nf| nf.name.clone()) else { return };
-        self.containers += 1;
+        self.feed(number, Event::Launched);
+        self.host.containers += 1;
         let dir = self.config.manager.runtime_dir.clone();
-        let life = Life::new(&name, self.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
+        let life = Life::new(&name, self.host.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
         self.note(|r| r.made(Thing::Directory, &dir.join(FOLDER)));
         self.note(|r| r.made(Thing::Container, &life.folder));
         for cgroup in life.cgroups() {
             self.note(|r| r.made(Thing::Cgroup, &cgroup));
         }
-        let started = match life.prepare(&name, template, self.listener.path()) {
+        let started = match life.prepare(&name, template, self.host.listener.path()) {
             Ok(spec) => self.start_process(number, &spec, Some(life)),
             Err(error) => {
                 self.clear_container(life);
@@ -40,8 +41,7 @@ impl Supervisor {
         };
         if let Err(why) = started {
             log_line!("sluiced: {why}");
-            self.ends_for(number, Cause::Unstarted(why));
-            self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.state = State::Starting);
+            self.feed(number, Event::Fails(Cause::Unstarted(why)));
             self.lost(number);
         }
     }
@@ -60,11 +60,11 @@ impl Supervisor {
     /// loses its parent in a container is given to the first process there, or to the runtime.
     pub(super) fn in_container_of(&self, peer: &Peer) -> Option<u16> {
         let runtimes = self.nfs.values().filter_map(|nf| {
-            let processes = [&nf.process, &nf.wrapper];
+            let processes = [&nf.process, &nf.held.wrapper];
             let runtime = processes.into_iter().flatten().find(|process| process.container.is_some())?;
             Some((runtime.pid.as_raw_nonzero().get(), nf.number))
         });
-        let leaving = self.leaving.iter().filter(|p| p.container.is_some()).map(|p| (p.pid.as_raw_nonzero().get(), NOBODY));
+        let leaving = self.host.leaving.iter().filter(|p| p.container.is_some()).map(|p| (p.pid.as_raw_nonzero().get(), NOBODY));
         let runtimes: BTreeMap<i32, u16> = runtimes.chain(leaving).collect();
         if runtimes.is_empty() {
             return None;

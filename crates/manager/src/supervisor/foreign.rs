@@ -16,23 +16,22 @@ use rustix::event::epoll;
 use rustix::process::Pid;
 use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::monotonic_ns;
-use sluice_shm::page::Counter;
 
-use super::life::Process;
+use super::nfs::{Event, Nf, Process, State};
 use super::priorities::own_priority;
 use super::{Job, Supervisor, token};
-use crate::nf::State;
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_dataplane::handle::NfHandle;
-use sluice_foreign::{Counters, End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
+use sluice_foreign::{End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
+
 use sluice_host::filter::Filter;
 use sluice_host::netns;
 use sluice_host::process::{Identity, Proc};
 use sluice_host::processes::Target;
 use sluice_host::record::Thing;
 use sluice_host::spawn;
+use sluice_host::user::User;
 
 /// How long a program must run before it is given packets: one that ends at once is told of, and its chains never count on it.
 const SETTLED: Duration = Duration::from_millis(100);
@@ -47,55 +46,6 @@ const ANNOUNCED: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Durati
 /// Time between two looks whether a program's interfaces are still there.
 const LOOK_AT_WIRES: Duration = Duration::from_millis(200);
 
-/// What a foreign NF has besides.
-#[derive(Default)]
-pub(super) struct Foreign {
-    /// What is counted of it, over all its lives.
-    pub counters: Arc<Counters>,
-    /// Which life: results of former ones are late.
-    life: u64,
-    /// Its room, while it has one and no thread works in it.
-    room: Option<Arc<Room>>,
-    /// The ends of its wires, until a packet thread has them.
-    wires: Option<Wires>,
-    /// Devices that share memory with it, until its room is built.
-    devices: Vec<End>,
-    /// Number of the arena that its devices receive into, for as long as they are open.
-    pub memory: Option<u8>,
-    /// What was noted in the record for it.
-    noted: Vec<PathBuf>,
-    /// Why it did not come.
-    pub trouble: Option<String>,
-    /// Who belongs to it.
-    pub who: Who,
-    /// It was told to stop, and has no process whose end would be noticed.
-    pub is_leaving: bool,
-    /// CPU time and packets when its cost was told last.
-    told: (u64, u64),
-    /// When its addresses are announced next, and which time that is.
-    announced: Option<(Instant, usize)>,
-    /// When its interfaces were looked at last.
-    looked: Option<Instant>,
-}
-
-impl Foreign {
-    /// Whether its room is built, and not being cleared yet.
-    pub(super) fn has_room(&self) -> bool {
-        self.room.is_some()
-    }
-
-    /// Tells what its packets cost, where an NF would tell it itself: CPU time of its processes, in nanoseconds since they came.
-    pub(super) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
-        let entered = self.counters.entered.get();
-        let (before_ns, before) = std::mem::replace(&mut self.told, (used_ns, entered));
-        let (took, packets) = (used_ns.saturating_sub(before_ns), entered - before);
-        if packets > 0 && took > 0 {
-            handle.region.page.add(Counter::BusyNs, took);
-            handle.region.page.add(Counter::Sampled, packets);
-        }
-    }
-}
-
 impl Supervisor {
     /// Begins the life of a foreign NF: its room is built.
     pub(super) fn launch_foreign(&mut self, number: u16) {
@@ -104,12 +54,11 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let plan = plan_of(&service.config, &nf.name, nf.core, room, &self.config.manager.runtime_dir);
-        nf.state = State::Starting;
-        nf.deadline = None;
-        (nf.started_at, nf.spawned_ns) = (Instant::now(), Some(monotonic_ns()));
+        nf.counted.spawned_ns = Some(monotonic_ns());
         let foreign = nf.foreign.get_or_insert_default();
         foreign.life += 1;
-        let (life, clearing) = (foreign.life, self.clearing.remove(&plan.netns));
+        let (life, clearing) = (foreign.life, self.host.clearing.remove(&plan.netns));
+        self.feed(number, Event::Launched);
         let path = netns::path_of(&plan.netns);
         // One that is there already and is not being cleared is somebody else's.
         let is_theirs = clearing.is_none() && path.exists();
@@ -125,7 +74,7 @@ impl Supervisor {
         if let Err(what) = self.open_devices(number) {
             // Its sockets are in nobody's way, and its place is: the thread that clears it is let be.
             let error = ForeignError::Device { nf: plan.name.clone(), what };
-            self.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
+            self.host.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
             self.trouble(number, error.to_string());
             return;
         }
@@ -171,8 +120,8 @@ impl Supervisor {
         if ends.iter().all(End::is_connected) {
             return false;
         }
-        if nf.started_at.elapsed() < CONNECT {
-            nf.deadline = Some(Instant::now() + LOOK);
+        if monotonic_ns().saturating_sub(nf.life().started_ns()) < CONNECT.as_nanos() as u64 {
+            self.feed(number, Event::Settles(LOOK));
         } else {
             let name = nf.name.clone();
             let missing = ends.iter().filter(|end| !end.is_connected()).count();
@@ -192,7 +141,7 @@ impl Supervisor {
         let thread = std::thread::Builder::new().name("sluice-room".into()).spawn(move || remote.hand(work()));
         match thread {
             Ok(thread) => {
-                self.rooms_in_work += 1;
+                self.host.rooms_in_work += 1;
                 Some(thread)
             }
             Err(error) => {
@@ -204,15 +153,13 @@ impl Supervisor {
 
     /// A room is there, or is not.
     fn room_built(&mut self, number: u16, life: u64, built: Result<(Room, Wires), ForeignError>) {
-        self.rooms_in_work -= 1;
-        let is_wanted = |nf: &&mut super::NfState| {
-            nf.state == State::Starting && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life)
-        };
+        self.host.rooms_in_work -= 1;
+        let is_wanted = |nf: &&mut Nf| nf.is(State::Starting) && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life);
         let Some(nf) = self.nfs.get_mut(&number).filter(is_wanted) else {
             if let Ok((room, _)) = built {
                 self.apart(move || {
                     room.clear();
-                    Box::new(|this: &mut Self| this.rooms_in_work -= 1)
+                    Box::new(|this: &mut Self| this.host.rooms_in_work -= 1)
                 });
             }
             self.left_while_starting(number);
@@ -226,74 +173,71 @@ impl Supervisor {
                 foreign.who = room.who();
                 Arc::new(room)
             }
-            Err(error) => {
-                self.trouble(number, error.to_string());
-                return;
-            }
+            Err(error) => return self.trouble(number, error.to_string()),
         };
         foreign.room = Some(room.clone());
-        let service = self.services[nf.service as usize].as_ref().map(|s| (s.exec.clone(), s.user.clone(), s.config.clone()));
-        let Some((exec, user, config)) = service else { return };
-        let mut settled = Duration::ZERO;
-        if let Some(exec) = exec {
-            let mut spec = room.spec(&exec, &config.args);
-            // Its own affair where it is root; see the limits that `sluice check` tells.
-            spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
-            spec.user = user;
-            spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
-            match spawn::spawn(&spec) {
-                Ok(spawned) => {
-                    settled = SETTLED;
-                    let (name, pid) = (nf.name.clone(), spawned.pid);
-                    let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
-                    let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
-                    nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
-                    self.note(|r| r.started(&name, pid));
-                }
-                Err(error) => {
-                    self.trouble(number, error.to_string());
-                    return;
-                }
-            }
-        }
-        if let Some(file) = &config.pid_file {
-            match process_of(file) {
-                Ok((pid, pidfd, identity)) => {
-                    let Some(nf) = self.nfs.get_mut(&number) else { return };
-                    let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
-                    let _ = epoll::add(&self.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
-                    nf.foreign.get_or_insert_default().who = Who::only(identity);
-                    nf.process = Some(Process { pid, pidfd, child: false, theirs: true, container: None });
-                }
-                Err(why) => {
-                    self.trouble(number, format!("{}: {why}", config.name));
-                    return;
-                }
-            }
+        let of = nf.service;
+        self.feed(number, Event::Built);
+        let Some(Some(service)) = self.services.get(usize::from(of)) else { return };
+        let (exec, user, config) = (service.exec.clone(), service.user.clone(), service.config.clone());
+        let settled = if exec.is_some() { SETTLED } else { Duration::ZERO };
+        let started = exec.map_or(Ok(()), |exec| self.start_program(number, &room, &exec, user, &config.args));
+        let found =
+            started.and_then(|()| config.pid_file.as_ref().map_or(Ok(()), |file| self.find_program(number, &config.name, file)));
+        if let Err(why) = found {
+            return self.trouble(number, why);
         }
         if config.ready.is_empty() {
-            self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.deadline = Some(Instant::now() + settled));
-            return;
+            return self.feed(number, Event::Settles(settled));
         }
         self.apart(move || {
             let done = room.run(&config.ready);
             drop(room);
             Box::new(move |this: &mut Self| {
-                this.rooms_in_work -= 1;
-                let current = |nf: &&mut super::NfState| nf.foreign.as_ref().is_some_and(|f| f.life == life);
-                match (this.nfs.get_mut(&number).filter(current), done) {
-                    (Some(nf), Ok(())) if nf.state == State::Starting => nf.deadline = Some(Instant::now()),
-                    (Some(nf), Err(error)) if nf.state == State::Starting => this.trouble(number, error.to_string()),
-                    _ => this.left_while_starting(number),
+                this.host.rooms_in_work -= 1;
+                let current = |nf: &&Nf| nf.foreign.as_ref().is_some_and(|f| f.life == life) && nf.is(State::Starting);
+                match (this.nfs.get(&number).filter(current), done) {
+                    (Some(_), Ok(())) => this.feed(number, Event::Settles(Duration::ZERO)),
+                    (Some(_), Err(error)) => this.trouble(number, error.to_string()),
+                    (None, _) => this.left_while_starting(number),
                 }
             })
         });
     }
 
+    /// Starts the program of a foreign NF in its room.
+    fn start_program(&mut self, number: u16, room: &Room, exec: &Path, user: Option<User>, args: &[String]) -> Result<(), String> {
+        let mut spec = room.spec(exec, args);
+        // Its own affair where it is root; see the limits that `sluice check` tells.
+        spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
+        spec.user = user;
+        spec.stdio = self.host.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
+        let spawned = spawn::spawn(&spec).map_err(|error| error.to_string())?;
+        let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
+        let (name, pid) = (nf.name.clone(), spawned.pid);
+        let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+        let _ = epoll::add(&self.host.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+        nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
+        self.feed(number, Event::Spawned);
+        self.note(|r| r.started(&name, pid));
+        Ok(())
+    }
+
+    /// Finds the program of a foreign NF, which somebody else has started.
+    fn find_program(&mut self, number: u16, service: &str, file: &Path) -> Result<(), String> {
+        let (pid, pidfd, identity) = process_of(file).map_err(|why| format!("{service}: {why}"))?;
+        let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
+        let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+        let _ = epoll::add(&self.host.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
+        nf.foreign.get_or_insert_default().who = Who::only(identity);
+        nf.process = Some(Process { pid, pidfd, child: false, theirs: true, container: None });
+        self.feed(number, Event::Found);
+        Ok(())
+    }
+
     /// A foreign NF that was removed while it came is let go when its threads are done.
     fn left_while_starting(&mut self, number: u16) {
-        let ended = |nf: &super::NfState| nf.state == State::Stopping && nf.process.is_none();
-        if self.nfs.get(&number).is_some_and(ended) {
+        if self.nfs.get(&number).is_some_and(|nf| nf.life().left_while_starting()) {
             self.lost(number);
         }
     }
@@ -301,14 +245,9 @@ impl Supervisor {
     /// A foreign NF could not come.
     fn trouble(&mut self, number: u16, why: String) {
         log_line!("sluiced: {why}");
-        self.ends_for(number, Cause::Unstarted(why.clone()));
         let Some(nf) = self.nfs.get_mut(&number) else { return };
-        nf.foreign.get_or_insert_default().trouble = Some(why);
-        match &nf.process {
-            // Its end is noticed, and then it is lost.
-            Some(process) if !process.theirs => process.kill(),
-            _ => self.lost(number),
-        }
+        nf.foreign.get_or_insert_default().trouble = Some(why.clone());
+        self.feed(number, Event::Troubled(Cause::Unstarted(why)));
     }
 
     /// The program runs: it is an NF from now on.
@@ -346,15 +285,13 @@ impl Supervisor {
         foreign.told = (0, foreign.counters.entered.get());
         foreign.trouble = None;
         foreign.announced = Some((Instant::now() + ANNOUNCED[0], 0));
-        nf.cpu.start_of(foreign.who.clone());
-        nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
-        nf.state = State::Running;
-        nf.deadline = None;
-        nf.started_at = Instant::now();
+        nf.counted.cpu.start_of(foreign.who.clone());
+        nf.counted.welcomed(monotonic_ns());
         (nf.handle, nf.place) = (Some(handle.clone()), Some(place));
         // A process of somebody else keeps the class that it has: nobody would give it back.
         let is_theirs = nf.process.as_ref().is_some_and(|process| process.theirs);
         let ours = nf.foreign.as_ref().filter(|_| !is_theirs).map_or(Vec::new(), |foreign| foreign.who.members());
+        self.feed(number, Event::Joined);
         self.plane.feed(Box::new(hop))?;
         for pid in ours {
             // One that has ended meanwhile needs no class.
@@ -375,7 +312,7 @@ impl Supervisor {
     /// again as after any death.
     pub(super) fn see_wires(&mut self, now: Instant) {
         let mut cut = Vec::new();
-        for nf in self.nfs.values_mut().filter(|nf| nf.state == State::Running) {
+        for nf in self.nfs.values_mut().filter(|nf| nf.is(State::Running)) {
             let Some((foreign, room)) = nf.foreign.as_mut().and_then(|foreign| foreign.room.clone().map(|room| (foreign, room)))
             else {
                 continue;
@@ -397,7 +334,6 @@ impl Supervisor {
             }
         }
         for (number, why) in cut {
-            self.nfs.get(&number).into_iter().for_each(super::life::kill);
             self.trouble(number, why);
         }
     }
@@ -417,7 +353,6 @@ impl Supervisor {
         foreign.life += 1;
         // Devices are opened and closed on this thread only.
         (foreign.wires, foreign.devices, foreign.memory) = (None, Vec::new(), None);
-        foreign.is_leaving = false;
         let (room, noted) = (foreign.room.take(), std::mem::take(&mut foreign.noted));
         for path in &noted {
             // What a device has left of its socket.
@@ -439,7 +374,7 @@ impl Supervisor {
                 }
             }
             Box::new(move |this: &mut Self| {
-                this.rooms_in_work -= 1;
+                this.host.rooms_in_work -= 1;
                 for path in noted {
                     // Its next life may have made them again.
                     if !path.exists() {
@@ -449,7 +384,7 @@ impl Supervisor {
             })
         });
         if let (Some(name), Some(thread)) = (name, thread) {
-            self.clearing.insert(name, thread);
+            self.host.clearing.insert(name, thread);
         }
     }
 }

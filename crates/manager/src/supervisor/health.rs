@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::life::BACKOFF;
+use sluice_shm::clock::monotonic_ns;
+
+use super::Supervisor;
+use super::nfs::{BACKOFF, Nf, State};
 use super::ports::rate_of;
-use super::{NfState, Supervisor};
 use crate::controller::events::Subject;
-use crate::nf::State;
 use sluice_api::health::{Health, MOST, Problem, Verdict};
 use sluice_api::model::{ChainState, EventKind, PortState};
 
@@ -37,10 +38,10 @@ pub(super) struct Watch {
 impl Supervisor {
     /// Looks what does not work, if it is time to: so it is known since when.
     pub(super) fn watch_health(&mut self, now: Instant) {
-        if !self.watch.is_up || self.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
+        if !self.seen.watch.is_up || self.seen.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
             return;
         }
-        self.watch.looked = Some(now);
+        self.seen.watch.looked = Some(now);
         self.note_chains();
         self.health();
     }
@@ -54,12 +55,12 @@ impl Supervisor {
         let now: BTreeMap<String, ChainState> = self.chains.iter().flatten().map(state).collect();
         for (name, state) in &now {
             // A new one is open, or was never anything else.
-            let before = self.watch.chains.get(name).copied().unwrap_or(ChainState::Open);
+            let before = self.seen.watch.chains.get(name).copied().unwrap_or(ChainState::Open);
             if before != *state {
                 self.controller.events().note(EventKind::Chain, Subject::Other("chain", name), said_of_chain(*state));
             }
         }
-        self.watch.chains = now;
+        self.seen.watch.chains = now;
     }
 
     /// What does not work now.
@@ -72,19 +73,19 @@ impl Supervisor {
                 (state, _) => found.push((format!("chain {}", chain.name), state.word(), said_of_chain(state).into())),
             }
         }
-        for nf in self.nfs.values().filter(|nf| nf.stays() && !nf.on_trial) {
-            let last = || nf.last_death.as_ref().map_or(String::new(), |death| format!("; the last time: {}", death.what));
+        for nf in self.nfs.values().filter(|nf| nf.life().stays() && !nf.life().is_on_trial()) {
+            let last = || nf.counted.last_death.as_ref().map_or(String::new(), |death| format!("; the last time: {}", death.what));
             let subject = || format!("nf {}", nf.name);
-            match nf.state {
+            match nf.life().state() {
                 State::Failed => found.push((subject(), "failed", format!("has failed{}", last()))),
-                _ if is_in_loop(nf, now) => {
-                    let deaths = nf.streak.failures.max(nf.offences.failures);
+                _ if is_in_loop(nf) => {
+                    let deaths = nf.life().deaths_in_a_row();
                     found.push((subject(), "loop", format!("has ended {deaths} times in a row{}", last())));
                 }
                 _ => {}
             }
         }
-        if let Some(trouble) = self.runtime_dir.trouble() {
+        if let Some(trouble) = self.host.runtime_dir.trouble() {
             let what = format!("was removed and cannot be made anew as it was: {trouble}");
             found.push((format!("directory {}", self.config.manager.runtime_dir.display()), "removed", what));
         }
@@ -101,14 +102,14 @@ impl Supervisor {
                 lesser.push((subject(), "behind", said_of_rate(rate, port.behind.pps())));
             }
         }
-        let before = std::mem::take(&mut self.watch.since);
+        let before = std::mem::take(&mut self.seen.watch.since);
         let mut with_times = |found: Vec<(String, &'static str, String)>| {
             let mut all = Vec::with_capacity(found.len());
             for (subject, word, what) in found {
                 let key = (subject, word);
                 let since = before.get(&key).copied().unwrap_or(now);
                 all.push(Problem { subject: key.0.clone(), what, since_s: now.duration_since(since).as_secs_f64() });
-                self.watch.since.insert(key, since);
+                self.seen.watch.since.insert(key, since);
             }
             all.sort_by(|a, b| b.since_s.total_cmp(&a.since_s));
             all.truncate(MOST);
@@ -153,7 +154,7 @@ fn said_of_chain(state: ChainState) -> &'static str {
 }
 
 /// Whether an NF has died several times in a row, and has not run well since.
-fn is_in_loop(nf: &NfState, now: Instant) -> bool {
-    let runs_well = nf.state == State::Running && now.duration_since(nf.started_at) >= Duration::from_nanos(BACKOFF.good_run_ns);
-    nf.streak.failures.max(nf.offences.failures) >= LOOP && !runs_well
+fn is_in_loop(nf: &Nf) -> bool {
+    let ran_ns = monotonic_ns().saturating_sub(nf.life().started_ns());
+    nf.life().deaths_in_a_row() >= LOOP && !(nf.is(State::Running) && ran_ns >= BACKOFF.good_run_ns)
 }

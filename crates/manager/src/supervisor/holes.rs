@@ -8,7 +8,8 @@ use std::sync::Arc;
 use sluice_shm::hole;
 use sluice_shm::memory::Mapping;
 
-use super::{NfState, ServiceState, Supervisor, life};
+use super::nfs::Nf;
+use super::{ServiceState, Supervisor};
 use sluice_dataplane::handle::{Sentence, Violation};
 
 /// What was seen of holes.
@@ -29,12 +30,12 @@ impl Supervisor {
     /// Ends NFs that have made holes, and mends memory.
     pub(super) fn see_holes(&mut self) {
         let count = hole::count();
-        if count != self.holes.seen {
-            self.holes.seen = count;
-            self.holes.is_broken = true;
+        if count != self.host.holes.seen {
+            self.host.holes.seen = count;
+            self.host.holes.is_broken = true;
             self.end_those_who_dig();
         }
-        if self.holes.is_broken {
+        if self.host.holes.is_broken {
             self.mend();
         }
     }
@@ -48,16 +49,16 @@ impl Supervisor {
             }
         }
         let broken = |mapping: &Arc<Mapping>| mapping.holes() > 0;
-        let at_page = |nf: &&NfState| {
+        let at_page = |nf: &&Nf| {
             let memory = nf.place.as_ref().and_then(|place| self.plane.page_memory(place));
             memory.is_some_and(|memory| broken(memory.mapping()))
         };
-        let page: Vec<&NfState> = self.nfs.values().filter(at_page).collect();
+        let page: Vec<&Nf> = self.nfs.values().filter(at_page).collect();
         named.extend(self.suspects(page).into_iter().map(|nf| (nf, "the page of its core")));
         for memory in self.plane.memories().iter().filter(|memory| memory.file().holes() > 0) {
             // Those of the tenant, or, of what nobody maps, nobody.
-            let maps = |nf: &&NfState| nf.place.as_ref().is_some_and(|place| place.memory == memory.number);
-            let all: Vec<&NfState> = self.nfs.values().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
+            let maps = |nf: &&Nf| nf.place.as_ref().is_some_and(|place| place.memory == memory.number);
+            let all: Vec<&Nf> = self.nfs.values().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
             named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
         }
         if named.is_empty() {
@@ -75,14 +76,14 @@ impl Supervisor {
                 handle.note_violation(Violation::Hole);
                 handle.condemn(Sentence::Violations);
             }
-            life::kill(nf);
+            nf.kill();
         }
     }
 
     /// Of NFs that have the same memory mapped, those whose rights let them make a hole; all, if none has such rights.
-    fn suspects<'a>(&self, nfs: Vec<&'a NfState>) -> Vec<&'a NfState> {
-        let service = |nf: &NfState| self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
-        let able: Vec<&NfState> = nfs.iter().filter(|nf| service(nf).is_some_and(may_make)).copied().collect();
+    fn suspects<'a>(&self, nfs: Vec<&'a Nf>) -> Vec<&'a Nf> {
+        let service = |nf: &Nf| self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
+        let able: Vec<&Nf> = nfs.iter().filter(|nf| service(nf).is_some_and(may_make)).copied().collect();
         if able.is_empty() { nfs } else { able }
     }
 
@@ -92,6 +93,6 @@ impl Supervisor {
         let regions = self.nfs.values().filter_map(|nf| Some(&nf.handle.as_ref()?.region.memory));
         let arenas = self.plane.memories().iter().filter(|memory| !memory.file().mend()).count();
         // All are tried.
-        self.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
+        self.host.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
     }
 }

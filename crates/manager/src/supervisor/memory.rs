@@ -5,7 +5,8 @@
 //! in the old one leaves as it is. The old one goes when no NF has it mapped and the last of its
 //! frames has come back. Other tenants notice nothing.
 
-use super::{Supervisor, SupervisorError, life};
+use super::nfs::Event;
+use super::{Supervisor, SupervisorError};
 use crate::dataplane::PlaneError;
 use crate::memory::NoMemory;
 use sluice_api::config::AfterViolation;
@@ -25,15 +26,14 @@ impl Supervisor {
             PlaneError::NoMemory(why @ (NoMemory::Devices | NoMemory::NoSlot(_))) => SupervisorError::Conflict(why.to_string()),
             other => other.into(),
         })?;
-        counted.iter().for_each(|memory| self.past.memory(memory));
+        counted.iter().for_each(|memory| self.seen.past.memory(memory));
         // From here on its ports receive there.
         self.publish();
         // All that have the old one mapped, however far they are: also one that still makes its
         // handler, is on trial, or is on its way out.
-        for nf in self.nfs.values_mut().filter(|nf| nf.place.as_ref().is_some_and(|place| place.memory == old)) {
-            nf.renewed = true;
-            life::kill(nf);
-        }
+        let mapped = self.nfs.values().filter(|nf| nf.place.as_ref().is_some_and(|place| place.memory == old));
+        let mapped: Vec<u16> = mapped.map(|nf| nf.number).collect();
+        mapped.into_iter().for_each(|number| self.feed(number, Event::Renewed));
         Ok(())
     }
 
@@ -50,7 +50,7 @@ impl Supervisor {
     pub(super) fn after_violation(&mut self, service: u16, holder: &Holder) {
         // Where it is nobody's any more the tenant has a fresh one already.
         let Holder::Tenant(tenant) = holder else { return };
-        if self.config.memory.after_violation == AfterViolation::Keep || self.stopping {
+        if self.config.memory.after_violation == AfterViolation::Keep || self.turns.stopping {
             return;
         }
         let Some(Some(service)) = self.services.get(usize::from(service)) else { return };

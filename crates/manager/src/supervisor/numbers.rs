@@ -119,24 +119,23 @@ impl Supervisor {
     /// Lets numbers be given again that nothing means any more.
     pub(super) fn free_numbers(&mut self) {
         self.end_services();
-        if !self.resting.is_empty() {
+        if self.nfs.rest_some() {
             let names = self.plane.registry().names();
             let plane = &self.plane;
-            let is_free = |number: &mut u16| !names.nfs.contains(number) && plane.in_flight(*number) == 0;
-            self.free_nfs.extend(self.resting.extract_if(.., is_free));
+            self.nfs.free_numbers(|number| !names.nfs.contains(&number) && plane.in_flight(number) == 0);
         }
         let now = Instant::now();
-        if now.duration_since(self.numbers_looked) >= LOOK {
-            self.numbers_looked = now;
+        if now.duration_since(self.changes.numbers_looked) >= LOOK {
+            self.changes.numbers_looked = now;
             self.free_others(now);
         }
     }
 
     fn free_others(&mut self, now: Instant) {
         // A controller's flow entries outlive ports and chains.
-        let given_once = self.agent.is_some();
-        let mut kinds = vec![&self.service_numbers];
-        kinds.extend([&self.port_numbers, &self.chain_numbers].into_iter().filter(|_| !given_once));
+        let given_once = self.published.agent.is_some();
+        let mut kinds = vec![&self.changes.service_numbers];
+        kinds.extend([&self.changes.port_numbers, &self.changes.chain_numbers].into_iter().filter(|_| !given_once));
         if !kinds.iter().any(|numbers| numbers.rest_some()) {
             return;
         }
@@ -148,10 +147,10 @@ impl Supervisor {
             return;
         }
         let names = self.plane.registry().names();
-        self.service_numbers.settle(now, round, &told, |number| names.services.contains(&number));
+        self.changes.service_numbers.settle(now, round, &told, |number| names.services.contains(&number));
         if !given_once {
-            self.port_numbers.settle(now, round, &told, |number| names.ports.contains(&number));
-            self.chain_numbers.settle(now, round, &told, |number| names.chains.contains(&number));
+            self.changes.port_numbers.settle(now, round, &told, |number| names.ports.contains(&number));
+            self.changes.chain_numbers.settle(now, round, &told, |number| names.chains.contains(&number));
         }
     }
 
@@ -172,14 +171,14 @@ impl Supervisor {
             if let Some(pool) = service.pool {
                 self.close_pool(*number, pool);
             }
-            if let Some(allowed) = self.allowed.get_mut(usize::from(*number)) {
+            if let Some(allowed) = self.published.allowed.get_mut(usize::from(*number)) {
                 *allowed = Default::default();
             }
         }
         self.publish();
         // After the tables that know nothing of them.
         let (now, round) = (Instant::now(), self.plane.rounds());
-        over.into_iter().for_each(|number| self.service_numbers.rest(number, now, round));
+        over.into_iter().for_each(|number| self.changes.service_numbers.rest(number, now, round));
     }
 }
 

@@ -18,8 +18,8 @@ use rustix::process::Pid;
 use sluice_policy::sched::workflow::{Settings, Why};
 use sluice_shm::page::Counter;
 
-use super::{NfState, Supervisor, SupervisorError};
-use crate::nf::State;
+use super::nfs::{Nf, State};
+use super::{Supervisor, SupervisorError};
 use sluice_api::config::{self as model, ByWhat, Drops, Mode};
 use sluice_api::model as api;
 use sluice_dataplane::hooks::Sharing;
@@ -181,7 +181,7 @@ impl Supervisor {
     /// Looks at all cores: takes in NFs that have come since, and lets go those that are alone.
     pub(super) fn govern(&mut self) {
         self.outside.look_again = false;
-        let mode = |nf: &NfState| Some(self.service_of(nf)?.config.mode);
+        let mode = |nf: &Nf| Some(self.service_of(nf)?.config.mode);
         let polled: BTreeSet<usize> = self
             .nfs
             .values()
@@ -215,7 +215,7 @@ impl Supervisor {
     /// Looks again at NFs that were not ready.
     pub(super) fn govern_late(&mut self) {
         self.outside.next_look = self.outside.next_look.checked_sub(1).unwrap_or(LOOK_EVERY);
-        if self.outside.next_look == 0 && !self.stopping {
+        if self.outside.next_look == 0 && !self.turns.stopping {
             self.look_after_schedules();
         }
         if self.outside.look_again {
@@ -331,7 +331,7 @@ impl Supervisor {
             }
             (None, None) => return,
         };
-        let depth = self.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
+        let depth = self.published.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
         let service = self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
         let foreign = nf.foreign.as_ref().map(|foreign| {
             let is = |what: fn(&model::Service) -> bool| service.is_some_and(|service| what(&service.config));
@@ -409,7 +409,7 @@ impl Supervisor {
             cores.into_iter().for_each(|core| self.dissolve(core));
             self.outside.look_again = true;
         }
-        let now = |nf: &NfState| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.who.members()));
+        let now = |nf: &Nf| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.who.members()));
         let changed = |(number, pids): (&u16, &Vec<i32>)| {
             let others = self.nfs.get(number).and_then(now).is_some_and(|now| now != *pids && !now.is_empty());
             others.then_some(*number)
@@ -481,9 +481,9 @@ fn pids_of(members: &[Pid]) -> Vec<i32> {
 }
 
 /// Whether an NF has processes that can have turns.
-fn has_turns(nf: &NfState) -> bool {
+fn has_turns(nf: &Nf) -> bool {
     // One that makes its handler may need turns for it.
-    let has_begun = nf.state == State::Starting && nf.foreign.is_none();
-    let runs = (has_begun || matches!(nf.state, State::Running | State::Stopping)) && nf.handle.is_some();
+    let has_begun = nf.is(State::Starting) && nf.foreign.is_none();
+    let runs = (has_begun || matches!(nf.life().state(), State::Running | State::Stopping)) && nf.handle.is_some();
     runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.who.members().is_empty()))
 }

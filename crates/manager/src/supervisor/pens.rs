@@ -21,7 +21,8 @@ use rustix::event::epoll;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::{NfState, ServiceState, Supervisor};
+use super::nfs::Nf;
+use super::{ServiceState, Supervisor};
 use sluice_api::config::{self as model, Mode};
 use sluice_host::affinity;
 use sluice_host::cgroup::pen::{Bounds, Gatherer, Pen, Pens};
@@ -163,20 +164,20 @@ impl Supervisor {
         for lack in pens.lacks().into_iter().chain(is_unbounded.then_some("`memory` of services is not held")) {
             log_line!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
         }
-        self.holds.pens = Some(pens);
+        self.host.holds.pens = Some(pens);
         let (jobs, todo) = channel();
         match std::thread::Builder::new().name("sluice-pens".into()).spawn(move || run(&todo)) {
-            Ok(thread) => (self.holds.jobs, self.holds.thread) = (Some(jobs), Some(thread)),
+            Ok(thread) => (self.host.holds.jobs, self.host.holds.thread) = (Some(jobs), Some(thread)),
             Err(error) => log_line!("sluiced: NFs stay out of cgroups of version 1: {error}"),
         }
     }
 
     /// Who keeps the process namespace of NFs. None where there can be none: then NFs end with the daemon, and what they fork may not.
     fn keeper(&mut self) -> Option<Arc<Keeper>> {
-        if !rustix::process::geteuid().is_root() || self.holds.has_no_keeper {
+        if !rustix::process::geteuid().is_root() || self.host.holds.has_no_keeper {
             return None;
         }
-        match &self.holds.keeper {
+        match &self.host.holds.keeper {
             Some(keeper) if keeper.is_alive() => return Some(keeper.clone()),
             Some(_) => {
                 log_line!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
@@ -184,9 +185,9 @@ impl Supervisor {
             None => {}
         }
         match Keeper::start(Path::new(OURSELVES), &[helper::KEEPER]) {
-            Ok(keeper) => Some(self.holds.keeper.insert(Arc::new(keeper)).clone()),
+            Ok(keeper) => Some(self.host.holds.keeper.insert(Arc::new(keeper)).clone()),
             Err(error) => {
-                self.holds.has_no_keeper = self.holds.keeper.is_none();
+                self.host.holds.has_no_keeper = self.host.holds.keeper.is_none();
                 log_line!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
                 None
             }
@@ -195,7 +196,7 @@ impl Supervisor {
 
     /// Whether NFs are in a process namespace of their own.
     pub(super) fn has_keeper(&self) -> bool {
-        self.holds.keeper.is_some()
+        self.host.holds.keeper.is_some()
     }
 
     /// Most processes and threads of the user that a service runs as, by the limit of each of its
@@ -213,7 +214,7 @@ impl Supervisor {
             versions.filter(|s| uid_of(s) == uid && s.exec.is_some()).map(most).max()
         });
         let sum = of_user.sum::<u64>();
-        (uid != 0).then(|| sum + self.holds.others.get(&uid).copied().unwrap_or(0))
+        (uid != 0).then(|| sum + self.host.holds.others.get(&uid).copied().unwrap_or(0))
     }
 
     /// Cores for a process that is to say hello and whose own core has polling NFs, beside which it
@@ -235,8 +236,8 @@ impl Supervisor {
     /// Has a process start in a pen of its own, on these cores.
     pub(super) fn hold(&mut self, spec: &mut SpawnSpec, bounds: Bounds, core: usize, cores: &BTreeSet<usize>) -> Option<Pen> {
         spec.keeper = self.keeper();
-        let life = self.holds.name_life(&spec.name);
-        let pens = self.holds.pens.as_ref()?;
+        let life = self.host.holds.name_life(&spec.name);
+        let pens = self.host.holds.pens.as_ref()?;
         let mut pen = pens.make(&life, core, bounds);
         pens.confine(&mut pen, cores);
         spec.born_in = pen.born_in().map(Path::to_path_buf);
@@ -246,38 +247,38 @@ impl Supervisor {
 
     /// Has what is in a pen moved into all of its cgroups, soon.
     pub(super) fn gather(&self, pen: &Pen) {
-        self.holds.ask(Job::Gather(pen.gatherer()));
+        self.host.holds.ask(Job::Gather(pen.gatherer()));
     }
 
     /// Makes what bounds the processes of a container, those of its runtime among them.
     pub(super) fn hold_container(&mut self, name: &str, processes: u32) -> Option<Pen> {
-        let life = self.holds.name_life(name);
-        Some(self.holds.pens.as_ref()?.make_beside(&life, processes))
+        let life = self.host.holds.name_life(name);
+        Some(self.host.holds.pens.as_ref()?.make_beside(&life, processes))
     }
 
     /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.
     pub(super) fn gather_container(&self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
-        let (Some(pen), Some(runtime)) = (&nf.pen, &nf.process) else { return };
+        let (Some(pen), Some(runtime)) = (&nf.held.pen, &nf.process) else { return };
         match runtime.container.as_ref().and_then(|life| life.cgroup.clone()) {
-            Some(cgroup) => self.holds.ask(Job::Gather(pen.gatherer_of(cgroup))),
+            Some(cgroup) => self.host.holds.ask(Job::Gather(pen.gatherer_of(cgroup))),
             // Nothing holds both but their pen, once the runtime is in there.
             None => {
                 let Ok(pidfd) = runtime.pidfd.try_clone() else { return };
-                self.holds.ask(Job::TakeIn(pen.gatherer(), runtime.pid, pidfd));
+                self.host.holds.ask(Job::TakeIn(pen.gatherer(), runtime.pid, pidfd));
             }
         }
     }
 
     /// Keeps a container on the core of its NF.
     fn confine_container(&mut self, number: u16) {
-        let (Some(nf), Some(pens)) = (self.nfs.get_mut(&number), &self.holds.pens) else { return };
+        let (Some(nf), Some(pens)) = (self.nfs.get_mut(&number), &self.host.holds.pens) else { return };
         if let Some(cgroup) = nf.process.as_ref().and_then(|runtime| runtime.container.as_ref()?.cgroup.as_ref()) {
             // Not there where this hierarchy has no cores; version 1 may.
             let cores = std::fs::OpenOptions::new().write(true).open(cgroup.join("cpuset.cpus"));
             let _ = cores.and_then(|mut to| std::io::Write::write_all(&mut to, nf.core.to_string().as_bytes()));
         }
-        if let Some(pen) = &mut nf.pen {
+        if let Some(pen) = &mut nf.held.pen {
             pens.confine(pen, &[nf.core].into());
         }
         self.gather_container(number);
@@ -294,38 +295,38 @@ impl Supervisor {
         }
         let bounds = self.bounds_on(&service.config, 1, core);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
-        let life = self.holds.name_life(&nf.name);
-        let Some(pens) = &self.holds.pens else { return };
-        let pen = nf.pen.get_or_insert_with(|| pens.make(&life, core, bounds));
+        let life = self.host.holds.name_life(&nf.name);
+        let Some(pens) = &self.host.holds.pens else { return };
+        let pen = nf.held.pen.get_or_insert_with(|| pens.make(&life, core, bounds));
         pens.confine(pen, &[core].into());
         let gatherer = pen.gatherer();
-        self.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
+        self.host.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
     }
 
     /// Whether something is left of an NF whose process has ended. It is ended then, and the NF is lost when it has gone.
     pub(super) fn is_held(&mut self, number: u16) -> bool {
         self.leave_schedule(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
-        let Some(pen) = nf.pen.as_ref().filter(|pen| !pen.is_empty()) else { return false };
+        let Some(pen) = nf.held.pen.as_ref().filter(|pen| !pen.is_empty()) else { return false };
         pen.kill();
         if let Some(process) = &nf.process {
             // It is readable for good, and has nothing more to say.
-            let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+            let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
         }
-        self.holds.ending.entry(number).or_insert_with(Instant::now);
+        self.host.holds.ending.entry(number).or_insert_with(Instant::now);
         true
     }
 
     /// Looks again at what NFs have left behind.
     pub(super) fn let_go(&mut self) {
         let mut gone = Vec::new();
-        for (number, since) in &self.holds.ending {
+        for (number, since) in &self.host.holds.ending {
             let Some(nf) = self.nfs.get(number) else {
                 gone.push(*number);
                 continue;
             };
             let is_late = since.elapsed() >= PATIENCE;
-            match &nf.pen {
+            match &nf.held.pen {
                 Some(pen) if !pen.is_empty() && !is_late => pen.kill(),
                 Some(pen) if is_late => {
                     log_line!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
@@ -335,47 +336,47 @@ impl Supervisor {
             }
         }
         for number in gone {
-            self.holds.ending.remove(&number);
+            self.host.holds.ending.remove(&number);
             self.lost(number);
         }
     }
 
     /// Removes the pen of an NF that is lost, soon; and looks for what it may have left with its zygote.
     pub(super) fn release(&mut self, number: u16) {
-        self.holds.ending.remove(&number);
+        self.host.holds.ending.remove(&number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
-        if let Some(pen) = nf.pen.take() {
+        if let Some(pen) = nf.held.pen.take() {
             // One that was never let in may still run.
             if !pen.is_empty() {
                 pen.kill();
             }
-            self.holds.ask(Job::Remove(Box::new(pen)));
+            self.host.holds.ask(Job::Remove(Box::new(pen)));
         }
-        self.holds.swept.insert(nf.service);
-        self.holds.has_strays = true;
+        self.host.holds.swept.insert(nf.service);
+        self.host.holds.has_strays = true;
     }
 
     /// Removes the pen of a zygote, with all that is in it: after the instances that have been let in, and whose own pens wait for them,
     /// are out of it.
     pub(super) fn release_zygote(&mut self, pen: Option<Pen>) {
         let Some(pen) = pen else { return };
-        if self.holds.jobs.is_none() {
+        if self.host.holds.jobs.is_none() {
             // Nobody moves anything.
             pen.kill();
         }
-        self.holds.ask(Job::End(Box::new(pen)));
-        self.holds.has_strays = true;
+        self.host.holds.ask(Job::End(Box::new(pen)));
+        self.host.holds.has_strays = true;
     }
 
     /// Ends what instances have forked before they were moved from their zygote's pen into their own.
     pub(super) fn sweep_zygotes(&mut self) {
         self.collect_strays();
-        for service in std::mem::take(&mut self.holds.swept) {
+        for service in std::mem::take(&mut self.host.holds.swept) {
             let Some(Some(state)) = self.services.get(usize::from(service)) else { continue };
             let Some((pen, is_busy)) = state.zygote.as_ref().and_then(super::zygote::Zygote::pen) else { continue };
             if is_busy {
                 // One of them is an instance that has not come yet.
-                self.holds.swept.insert(service);
+                self.host.holds.swept.insert(service);
                 continue;
             }
             let strays: Vec<Pid> = pen.members().into_iter().filter_map(Pid::from_raw).filter(|pid| !self.is_known(*pid)).collect();
@@ -392,7 +393,7 @@ impl Supervisor {
     fn collect_strays(&mut self) {
         // Without a keeper they cannot be told from what other threads of this process have
         // started.
-        if !self.holds.has_strays || !self.has_keeper() {
+        if !self.host.holds.has_strays || !self.has_keeper() {
             return;
         }
         let is_busy =
@@ -401,7 +402,7 @@ impl Supervisor {
             // What ended may be an instance that a zygote has forked and not told of yet.
             return;
         }
-        self.holds.has_strays = false;
+        self.host.holds.has_strays = false;
         if !process::has_ended_child() {
             return;
         }
@@ -419,12 +420,12 @@ impl Supervisor {
 
     /// Removes all pens. No NF is left.
     pub(super) fn restore_pens(&mut self) {
-        self.nfs.values_mut().for_each(|nf: &mut NfState| drop(nf.pen.take()));
-        self.holds.jobs = None;
-        if let Some(thread) = self.holds.thread.take() {
+        self.nfs.values_mut().for_each(|nf: &mut Nf| drop(nf.held.pen.take()));
+        self.host.holds.jobs = None;
+        if let Some(thread) = self.host.holds.thread.take() {
             let _ = thread.join();
         }
-        if let Some(keeper) = self.holds.keeper.take() {
+        if let Some(keeper) = self.host.holds.keeper.take() {
             // With it ends whatever is in there; and what nobody else knows of is collected.
             keeper.kill();
             let until = Instant::now() + Duration::from_secs(1);
@@ -434,7 +435,7 @@ impl Supervisor {
                 }
             }
         }
-        let Some(pens) = self.holds.pens.take() else { return };
+        let Some(pens) = self.host.holds.pens.take() else { return };
         match pens.remove() {
             Ok(()) => {
                 let paths = Pens::paths(Path::new("/"), &format!("sluice-{}-nfs", std::process::id()));
@@ -449,7 +450,7 @@ impl Supervisor {
         let services = self.services.iter().flatten().chain(self.versions_on_trial());
         let any = services.clone().any(|service| service.container.is_some());
         let users = services.filter_map(|service| service.user.as_ref()).map(|user| user.uid).collect();
-        self.listener.know((!any).then_some(users));
+        self.host.listener.know((!any).then_some(users));
     }
 
     /// The user that a service runs as: the one that it names, or, where the daemon is root and starts it, one of its own.
@@ -459,7 +460,7 @@ impl Supervisor {
         if named.is_some() || !is_ours || !is_root {
             let uid = named.as_ref().map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.uid);
             if is_ours && uid != 0 {
-                self.holds.others.entry(uid).or_insert_with(|| Proc::default().threads_of(uid));
+                self.host.holds.others.entry(uid).or_insert_with(|| Proc::default().threads_of(uid));
             }
             return Ok(named);
         }
@@ -470,7 +471,7 @@ impl Supervisor {
                 return Err(UserError::Closed { service: config.name.clone(), folder: folder.into(), mode });
             }
         }
-        let uids = self.holds.uids.get_or_insert_with(|| Uids::new(manager.uid_first, manager.uid_count));
+        let uids = self.host.holds.uids.get_or_insert_with(|| Uids::new(manager.uid_first, manager.uid_count));
         let busy: BTreeSet<u32> = std::fs::read_dir("/proc")
             .into_iter()
             .flatten()

@@ -4,37 +4,30 @@
 //! ([`sluice_pools`]); how many there are follows the flows; and the number of a
 //! member that was let go is given to the next one, so that its paths need not be made again.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use sluice_policy::pool::sizing::{Counts, Sizing};
+use sluice_policy::pool::sizing::Counts;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
+use super::nfs::{Change, Nf, PoolLife, Seen, State};
 use super::{Supervisor, SupervisorError};
 use crate::control::totals::Counted;
-use crate::nf::State;
 use sluice_api::config::{self as model, Per};
 use sluice_api::model as api;
 use sluice_dataplane::worker::Snapshot;
 use sluice_pools::{PoolCounters, PoolMember, PoolTable};
 
-/// Time between two looks at the size of a pool.
-const EVERY: Duration = Duration::from_millis(100);
-/// Most members that are started at a look.
-const STARTS: u32 = 64;
-
 /// What the supervisor knows of the pool of a service.
 pub(super) struct PoolState {
     counters: Arc<[PoolCounters]>,
-    sizing: Sizing,
-    looked: Instant,
-    /// Members have come since the packet threads were told.
-    stirred: bool,
-    /// Numbers and indices of members that were let go.
-    spare: VecDeque<(u16, u32)>,
+    pub(super) life: PoolLife,
+}
+
+/// How many members a service has at least and at most.
+fn bounds(service: &model::Service) -> (u32, u32) {
+    (service.first_instances(), service.most_instances())
 }
 
 impl PoolState {
@@ -42,10 +35,7 @@ impl PoolState {
     pub(super) fn of(service: &model::Service, threads: usize) -> Option<Self> {
         service.is_pooled().then(|| Self {
             counters: (0..threads).map(|_| PoolCounters::default()).collect(),
-            sizing: Sizing::new(service.first_instances(), service.most_instances()),
-            looked: Instant::now(),
-            stirred: true,
-            spare: VecDeque::new(),
+            life: PoolLife::new(monotonic_ns(), bounds(service)),
         })
     }
 
@@ -53,32 +43,9 @@ impl PoolState {
     pub(super) fn after(former: Option<Self>, service: &model::Service, threads: usize) -> Option<Self> {
         let new = Self::of(service, threads)?;
         let Some(mut former) = former else { return Some(new) };
-        former.sizing.bound(service.first_instances(), service.most_instances());
-        former.stirred = true;
+        former.life.bound(bounds(service));
+        former.life.stir();
         Some(former)
-    }
-
-    /// Keeps the number of a member that is gone for the next one.
-    pub(super) fn keep_number(&mut self, number: u16, index: u32) {
-        self.spare.push_back((number, index));
-    }
-
-    /// Whether a number is kept for the next member.
-    pub(super) fn has_spare(&self, number: u16) -> bool {
-        self.spare.iter().any(|(spare, _)| *spare == number)
-    }
-
-    /// The number and index of a member that was let go: of those, the one whose part has the fewest of `members`, which are indices too. There
-    /// are so many parts as `threads`.
-    pub(super) fn spare(&mut self, threads: usize, members: impl Iterator<Item = u16>) -> Option<(u16, u32)> {
-        if self.spare.is_empty() {
-            return None;
-        }
-        let mut of_part = vec![0u32; threads];
-        members.for_each(|index| of_part[usize::from(index) % threads] += 1);
-        let few = |(_, (_, index)): &(usize, &(u16, u32))| of_part[*index as usize % threads];
-        let (at, _) = self.spare.iter().enumerate().min_by_key(few)?;
-        self.spare.remove(at)
     }
 
     fn unmet(&self) -> u64 {
@@ -110,7 +77,7 @@ impl Supervisor {
         if let Some(Some(service)) = self.services.get_mut(number as usize)
             && let Some(pool) = &mut service.pool
         {
-            pool.sizing.bound(config.first_instances(), config.most_instances());
+            pool.life.bound(bounds(&config));
             service.config = config;
         }
         self.publish_pool(number);
@@ -121,7 +88,7 @@ impl Supervisor {
     pub(super) fn stir_pool(&mut self, service: u16) -> bool {
         match self.services.get_mut(service as usize).and_then(|s| s.as_mut()?.pool.as_mut()) {
             Some(pool) => {
-                pool.stirred = true;
+                pool.life.stir();
                 true
             }
             None => false,
@@ -131,7 +98,7 @@ impl Supervisor {
     /// Tells the packet threads of all members that have come.
     pub(super) fn publish_stirred_pools(&mut self) {
         for service in 0..self.services.len() {
-            if self.services[service].as_ref().is_some_and(|s| s.pool.as_ref().is_some_and(|pool| pool.stirred)) {
+            if self.services[service].as_ref().is_some_and(|s| s.pool.as_ref().is_some_and(|pool| pool.life.is_stirred())) {
                 self.publish_pool(service as u16);
             }
         }
@@ -146,24 +113,24 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(number as usize) else { return false };
         let Some(pool) = &service.pool else { return false };
         let config = service.config.pool();
-        let runs = |nf: &&super::NfState| nf.state == State::Running && !nf.draining;
+        let runs = |nf: &&Nf| nf.life().takes_packets();
         let living = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
         let table = PoolTable {
             service: number,
             per: service.config.per,
             fallback: config.fallback.as_ref().and_then(fallback),
             // By its index, which goes on from member to member, so that threads have as many each.
-            members: living.map(|nf| PoolMember { nf: nf.number, part: index_of(&nf.name), leaves: nf.leaves }).collect(),
+            members: living.map(|nf| PoolMember { nf: nf.number, part: index_of(&nf.name), leaves: nf.life().leaves() }).collect(),
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
-            bell: Some(self.bell.clone()),
+            bell: Some(self.turns.bell.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
             && let Some(pool) = &mut service.pool
         {
-            pool.stirred = false;
+            pool.life.is_published();
         }
         true
     }
@@ -171,7 +138,7 @@ impl Supervisor {
     /// Tells the packet threads that a service, which had a pool, has none any more.
     pub(super) fn close_pool(&mut self, number: u16, former: PoolState) {
         // Numbers of members that nobody asks for any more.
-        self.resting.extend(former.spare.iter().map(|(number, _)| number));
+        self.nfs.rest(former.life.spares());
         let table = PoolTable {
             service: number,
             per: Per::Shared,
@@ -185,66 +152,58 @@ impl Supervisor {
         self.plane.use_pool(&Arc::new(table));
     }
 
-    /// Starts members where flows ask for more, and has idle ones let go where fewer do. Where flows wait for a member and none is being
-    /// started, at once; otherwise each [`EVERY`].
-    pub(super) fn size_pools(&mut self, now: Instant) {
-        if self.stopping || self.services.iter().flatten().all(|s| s.pool.is_none()) {
+    /// Starts members where flows ask for more, and has idle ones let go where fewer do.
+    pub(super) fn size_pools(&mut self) {
+        if self.turns.stopping || self.services.iter().flatten().all(|s| s.pool.is_none()) {
             return;
         }
-        let dismissed = |nf: &&super::NfState| {
+        let dismissed = |nf: &&Nf| {
             let spare = nf.handle.as_ref().is_some_and(|h| h.dismissed.load(Ordering::Relaxed));
-            nf.state == State::Running && !nf.draining && spare
+            nf.life().takes_packets() && spare
         };
         let leaving: Vec<u16> = self.nfs.values().filter(dismissed).map(|nf| nf.number).collect();
         leaving.into_iter().for_each(|number| self.retire(number));
-        for number in 0..self.services.len() {
-            if self.is_upgrading(number as u16) {
-                continue;
+        let now_ns = monotonic_ns();
+        for number in 0..self.services.len() as u16 {
+            if !self.is_upgrading(number)
+                && let Some(change) = self.look_at_pool(number, now_ns)
+            {
+                self.grow_pool(number, change.start);
             }
-            let Some(service) = &mut self.services[number] else { continue };
-            let Some(pool) = &mut service.pool else { continue };
-            let unmet = pool.unmet();
-            let is_due = now.duration_since(pool.looked) >= EVERY;
-            if service.config.name.is_empty() || !is_due && !pool.sizing.lacks(unmet) {
-                continue;
-            }
-            let stays = |nf: &&super::NfState| {
-                !nf.draining && !nf.leaves && !matches!(nf.state, State::Failed | State::Stopping | State::Gone)
-            };
-            let members = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(stays).count() as u32;
-            if !is_due {
-                let starts = |nf: &super::NfState| nf.state == State::Starting && !nf.draining;
-                if service.instances.iter().filter_map(|n| self.nfs.get(n)).any(starts) {
-                    // It may be what they wait for.
-                    continue;
-                }
-                let wanted = pool.sizing.demand(unmet, members);
-                self.grow_pool(number as u16, wanted.saturating_sub(members));
-                continue;
-            }
-            pool.looked = now;
-            let leaving = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(|nf| nf.leaves && !nf.draining).count();
-            let in_use = |c: &PoolCounters| {
-                [&c.assigned, &c.lingering, &c.resetting].into_iter().map(|n| u64::from(n.load(Ordering::Relaxed))).sum::<u64>()
-            };
-            let counts = Counts {
-                met: pool.sum(|c| c.activations.get()),
-                unmet,
-                ended: pool.sum(|c| c.ended.get()),
-                lifetimes_ns: pool.sum(|c| c.lifetimes_ns.get()),
-                members,
-                in_use: (pool.sum(in_use) as u32).saturating_sub(leaving as u32),
-            };
-            let wanted = pool.sizing.look(monotonic_ns(), counts);
-            if wanted < members {
-                self.plane.dismiss(number as u16, members - wanted, |thread| pool.idle_at(thread));
-            }
-            self.grow_pool(number as u16, wanted.saturating_sub(members));
         }
     }
 
+    /// Looks at a pool, if that is worth it, and has its idle members let go that are too many.
+    fn look_at_pool(&mut self, number: u16, now_ns: u64) -> Option<Change> {
+        let service = self.services.get_mut(usize::from(number))?.as_mut().filter(|service| !service.config.name.is_empty())?;
+        let pool = service.pool.as_mut()?;
+        let unmet = pool.unmet();
+        if !pool.life.wants_look(now_ns, unmet) {
+            return None;
+        }
+        let members = || service.instances.iter().filter_map(|n| self.nfs.get(n)).map(Nf::life);
+        let leaving = members().filter(|life| life.leaves() && !life.drains()).count();
+        let in_use = |c: &PoolCounters| {
+            [&c.assigned, &c.lingering, &c.resetting].into_iter().map(|n| u64::from(n.load(Ordering::Relaxed))).sum::<u64>()
+        };
+        let counts = Counts {
+            met: pool.sum(|c| c.activations.get()),
+            unmet,
+            ended: pool.sum(|c| c.ended.get()),
+            lifetimes_ns: pool.sum(|c| c.lifetimes_ns.get()),
+            members: members().filter(|life| life.stays() && !life.is_lost()).count() as u32,
+            in_use: (pool.sum(in_use) as u32).saturating_sub(leaving as u32),
+        };
+        let is_starting = members().any(|life| life.state() == State::Starting);
+        let change = pool.life.look(now_ns, &Seen { counts, is_starting });
+        if change.dismiss > 0 {
+            self.plane.dismiss(number, change.dismiss, |thread| pool.idle_at(thread));
+        }
+        Some(change)
+    }
+
     fn grow_pool(&mut self, service: u16, more: u32) {
-        for _ in 0..more.min(STARTS) {
+        for _ in 0..more {
             // Where there may be no more NFs, the pool is as large as it can be.
             if self.new_instance(service, None).is_err() {
                 break;
@@ -258,7 +217,7 @@ impl Supervisor {
         let numbers = (0..self.services.len() as u16).filter(live);
         let report = |number| {
             let mut report = self.pool_report(number, snapshots)?;
-            self.past.of_pool(&report.service).into_iter().for_each(|former| report.add(former));
+            self.seen.past.of_pool(&report.service).into_iter().for_each(|former| report.add(former));
             Some(report)
         };
         numbers.filter_map(report).collect()

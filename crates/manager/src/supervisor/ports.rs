@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::arena::HEADROOM;
 
-use super::life::Kind;
+use super::notice::Kind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::controller::events::What;
@@ -142,14 +142,14 @@ impl Supervisor {
         }
         // Others receive into what the tables say, or nothing.
         let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
-        let mut open = port::open(&self.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
+        let mut open = port::open(&self.host.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
         open.memory = memory.map(|memory| memory.number).filter(|_| matches!(config.kind, PortKind::Dpdk(_)));
         Ok(open)
     }
 
     /// What is to be in force when the changes that are being made are done: by that it is decided whose a port's packets are.
     fn coming(&self) -> &model::Config {
-        self.coming.as_deref().unwrap_or(&self.config)
+        self.changes.coming.as_deref().unwrap_or(&self.config)
     }
 
     /// Whether devices would receive only what is of the tenant whose arena they were opened with. Other ports receive into another arena
@@ -186,7 +186,7 @@ impl Supervisor {
     /// Whether programs that are fed by devices would send only what is of the tenant whose arena
     /// their devices were opened with.
     fn programs_keep_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
-        for nf in self.nfs.values().filter(|nf| nf.stays()) {
+        for nf in self.nfs.values().filter(|nf| nf.life().stays()) {
             let memory = nf.foreign.as_ref().and_then(|foreign| self.plane.memories().get(foreign.memory?));
             let Some(Holder::Tenant(tenant)) = memory.map(|memory| &memory.holder) else { continue };
             let Some(Some(service)) = self.services.get(usize::from(nf.service)) else { continue };
@@ -230,11 +230,11 @@ impl Supervisor {
 
     /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
-        let number = self.port_numbers.next(self.ports.len(), "ports")?;
+        let number = self.changes.port_numbers.next(self.ports.len(), "ports")?;
         let open = self.take_opened(&config)?;
         let name = config.name.clone();
         self.config.ports.push(config.clone());
-        self.port_numbers.take(number, &mut self.ports, PortState::new(config), Instant::now());
+        self.changes.port_numbers.take(number, &mut self.ports, PortState::new(config), Instant::now());
         let waiting: Vec<model::Chain> = self.config.chains.iter().filter(|c| c.egress == name).cloned().collect();
         for chain in waiting {
             if let Some(of) = self.chain_number(&chain.name) {
@@ -246,7 +246,7 @@ impl Supervisor {
 
     /// A port that was opened ahead, or is opened now.
     fn take_opened(&mut self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
-        match self.opened.remove(&config.name) {
+        match self.changes.opened.remove(&config.name) {
             Some(open) => Ok(open),
             None => self.open(config, self.coming()),
         }
@@ -278,7 +278,7 @@ impl Supervisor {
         let details = details_of(usize::from(number), &self.snapshots());
         self.close(number)?;
         if let Some(Some(state)) = self.ports.get_mut(usize::from(number)) {
-            self.past.port(&state.config.name, &std::mem::take(&mut state.counters), details);
+            self.seen.past.port(&state.config.name, &std::mem::take(&mut state.counters), details);
         }
         Ok(())
     }
@@ -346,7 +346,7 @@ impl Supervisor {
             let name = &state.config.name;
             for (at_ns, is) in state.link.take_changes() {
                 self.controller.events().add(at_ns, name, What::Port(is));
-                self.notices.print(Kind::Port(number as u16), || said(&state.config, is));
+                self.host.notices.print(Kind::Port(number as u16), || said(&state.config, is));
             }
             let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
             let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));
@@ -372,7 +372,7 @@ impl Supervisor {
     /// A port is gone: its number may be given again later.
     fn rest_port(&mut self, number: u16) {
         let round = self.plane.rounds();
-        self.port_numbers.rest(number, Instant::now(), round);
+        self.changes.port_numbers.rest(number, Instant::now(), round);
     }
 }
 

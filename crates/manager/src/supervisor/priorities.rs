@@ -149,7 +149,7 @@ impl Supervisor {
     /// Has the positions of NFs looked at again, after a change of the chains.
     pub(super) fn rank_again(&self) {
         if let Some(priorities) = self.tuning.priorities().filter(|_| self.config.sched.downstream_first) {
-            let depths = self.tables.depths();
+            let depths = self.published.tables.depths();
             for handle in self.nfs.values().filter_map(|nf| nf.handle.as_ref()) {
                 // The packet threads say the same when they have the tables, which may be later.
                 handle.place(&depths, true);

@@ -25,8 +25,8 @@ use sluice_slo::slo::Slo;
 use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 
 use super::change::Gone;
-use super::{NfState, Supervisor, SupervisorError};
-use crate::nf::State;
+use super::nfs::{Nf, State};
+use super::{Supervisor, SupervisorError};
 use sluice_api::config::{self as model, Config, Service};
 use sluice_api::promise::{self as report, Placed};
 use sluice_config::diff::{self, Change};
@@ -476,22 +476,23 @@ impl Supervisor {
 
     /// Leads packets to new instances when they are ready; gives up if they will not be.
     pub(super) fn go_on_placing(&mut self) {
-        let Some(placing) = self.promises.placing.as_ref().filter(|_| !self.stopping) else { return };
+        let Some(placing) = self.promises.placing.as_ref().filter(|_| !self.turns.stopping) else { return };
         let numbers = placing.started.iter().filter_map(|name| self.service_number(name));
         let services = numbers.filter_map(|number| self.services[number as usize].as_ref());
         let all = services.flat_map(|service| &service.instances).chain(&placing.beside);
-        let nfs: Vec<&NfState> = all.filter_map(|number| self.nfs.get(number)).collect();
-        let is_ready = |nf: &&NfState| {
+        let nfs: Vec<&Nf> = all.filter_map(|number| self.nfs.get(number)).collect();
+        let is_ready = |nf: &&Nf| {
             // Acquire: goes with the library's word that its handler is made.
             let is_made =
                 |h: &sluice_dataplane::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
-            nf.state == State::Running && (nf.foreign.is_some() || nf.handle.as_deref().is_some_and(is_made))
+            nf.is(State::Running) && (nf.foreign.is_some() || nf.handle.as_deref().is_some_and(is_made))
         };
         if nfs.iter().all(is_ready) {
             self.finish_placing();
             return;
         }
-        let ended = nfs.iter().find(|nf| nf.restarts > 0 || matches!(nf.state, State::Failed | State::Restarting));
+        let ended =
+            nfs.iter().find(|nf| nf.life().restarts() > 0 || matches!(nf.life().state(), State::Failed | State::Restarting));
         let why = match ended {
             Some(nf) => format!("{} ended before it was ready: run its program by hand with its arguments to see why", nf.name),
             None if Instant::now() >= placing.until => format!("its NFs are not ready after {} s", READY_PATIENCE.as_secs()),
@@ -669,8 +670,8 @@ impl Supervisor {
                 kept.assignment.instances(&slo).into_iter().map(|one| (one.number, self.promises.core_of(one, nth))).collect();
             let nfs = self.services[service as usize].as_ref().map_or(Vec::new(), |service| service.instances.clone());
             let (mut bound, mut free) = (Vec::new(), Vec::new());
-            for nf in nfs.iter().filter_map(|number| self.nfs.get(number)).filter(|nf| nf.stays() && !nf.is_lost()) {
-                match left.iter().position(|(number, core)| nf.instance == Some(*number) && *core == Some(nf.core)) {
+            for nf in nfs.iter().filter_map(|number| self.nfs.get(number)).filter(|nf| nf.life().stays() && !nf.life().is_lost()) {
+                match left.iter().position(|(number, core)| nf.position.instance == Some(*number) && *core == Some(nf.core)) {
                     Some(place) => bound.push((nf.number, Some(left.remove(place).0))),
                     None => free.push((nf.number, nf.core)),
                 }
@@ -680,7 +681,7 @@ impl Supervisor {
                 bound.push((nf, place.map(|place| left.remove(place).0)));
             }
             for (nf, instance) in bound {
-                self.nfs.get_mut(&nf).into_iter().for_each(|nf| nf.instance = instance);
+                self.nfs.get_mut(&nf).into_iter().for_each(|nf| nf.position.instance = instance);
             }
         }
     }
@@ -693,7 +694,7 @@ impl Supervisor {
             let instances = kept.assignment.instances(&slo);
             let nfs = self.services[service as usize].as_ref().map_or(&[][..], |service| &service.instances);
             for nf in nfs.iter().filter_map(|number| self.nfs.get(number)) {
-                let own = instances.iter().find(|instance| nf.instance == Some(instance.number));
+                let own = instances.iter().find(|instance| nf.position.instance == Some(instance.number));
                 let there = || instances.iter().find(|instance| self.promises.core_of(instance, nth) == Some(nf.core));
                 if let Some(instance) = own.or_else(there).or(instances.first()) {
                     members.push(Member { nf: nf.number, slo: slo.clone(), instance: (*instance).clone(), nth });
@@ -746,7 +747,7 @@ impl Supervisor {
     /// Looks after promises: instances that are new, and the window that ends.
     pub(super) fn tend_promises(&mut self) {
         // What is promised ends with the input: nothing is begun any more.
-        if self.promises.kept.is_none() || self.stopping {
+        if self.promises.kept.is_none() || self.turns.stopping {
             return;
         }
         self.attend();
@@ -764,9 +765,10 @@ impl Supervisor {
         let assignment = kept.assignment.clone();
         let began = self.promises.windows.began_ns();
         let members = self.members();
-        let cpu_of =
-            |number: &u16| self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.cpu.percent() / 100.0 } else { 0.0 });
-        let runs = |number: &u16| self.nfs.get(number).is_some_and(|nf| nf.state == State::Running);
+        let cpu_of = |number: &u16| {
+            self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.counted.cpu.percent() / 100.0 } else { 0.0 })
+        };
+        let runs = |number: &u16| self.nfs.get(number).is_some_and(|nf| nf.is(State::Running));
         let (mut seen, mut on_demand) = (Vec::new(), Vec::new());
         let traffic = std::mem::take(&mut self.promises.traffic);
         let mut last: BTreeMap<String, Last> = BTreeMap::new();
@@ -887,7 +889,7 @@ impl Supervisor {
                     + self.promises.steering.own(&kept.assignment, &slo.name).values().sum::<u32>(),
                 occupancy_bytes: last.occupancy_bytes,
                 policed: {
-                    let former = self.past.of_chain(&slo.name).drops.get(DropReason::Policed.name()).copied().unwrap_or(0);
+                    let former = self.seen.past.of_chain(&slo.name).drops.get(DropReason::Policed.name()).copied().unwrap_or(0);
                     chain.map_or(0, |chain| Counts::of(chain).policed) + former
                 },
                 windows: last.judged.windows,

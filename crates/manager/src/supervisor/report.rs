@@ -1,167 +1,23 @@
 //! What the supervisor tells: status and statistics, put together from what the packet threads, the NFs and the kernel count.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rustix::process::Pid;
 use sluice_shm::histogram::Histogram;
-use sluice_shm::page::Counter;
 
+use super::Supervisor;
+use super::nfs::{Foreign, Nf, State};
 use super::past::of_chain;
-use super::{NfState, Supervisor};
 use crate::control::totals::{Counted, QUANTILES};
-use crate::nf::State;
 use sluice_api::config::{Mode, OnFailure, Overload, PortKind};
 use sluice_api::model::{self as api, Distribution};
 use sluice_dataplane::chain::DropReason;
 use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::frame::Copied;
-use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::wake::CAUSES;
 use sluice_dataplane::worker::Snapshot;
-use sluice_foreign::room::Who;
-use sluice_host::process::CpuClock;
-
-/// Nanoseconds between two looks at the CPU time of a process.
-const CPU_EVERY_NS: u64 = 500_000_000;
-
-/// What an NF's former processes counted.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct NfTotals {
-    posted: u64,
-    returned: u64,
-    dropped: u64,
-    wakes: u64,
-    violations: u64,
-    woken: [u64; CAUSES],
-    marked: u64,
-    share_writes: u64,
-    throttles: u64,
-    turns: u64,
-    spoken: [u64; SPOKEN.len()],
-}
-
-/// What a process counts in its page itself.
-const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
-
-/// The most that a process has said of each of these. It may write anything there, and does not
-/// make a counter go back by it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Spoken([u64; SPOKEN.len()]);
-
-impl Spoken {
-    /// What its page says now.
-    fn hear(mut self, handle: &NfHandle) -> Self {
-        for (most, counter) in self.0.iter_mut().zip(SPOKEN) {
-            // Relaxed: a statistic.
-            *most = (*most).max(handle.region.page.counter(counter).load(Ordering::Relaxed));
-        }
-        self
-    }
-}
-
-impl NfTotals {
-    /// Adds what a handle counted, whose process has said so much itself.
-    pub(super) fn add(&mut self, handle: &NfHandle, spoken: Spoken) {
-        for counters in &handle.counters {
-            self.posted += counters.posted.get();
-            self.returned += counters.returned.get();
-            self.dropped += counters.dropped.get();
-            self.wakes += counters.wakes.get();
-            self.marked += counters.marked.get();
-            self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
-        }
-        self.violations += handle.violations.load(Ordering::Relaxed);
-        self.share_writes += handle.load.writes.load(Ordering::Relaxed);
-        self.turns += handle.load.slices.load(Ordering::Relaxed);
-        self.throttles += handle.gate.throttles.load(Ordering::Relaxed);
-        self.spoken.iter_mut().zip(spoken.hear(handle).0).for_each(|(sum, n)| *sum = sum.saturating_add(n));
-    }
-}
-
-impl NfState {
-    /// Its process has ended: what that has counted is kept.
-    pub(super) fn count_off(&mut self, handle: &NfHandle) {
-        self.before.add(handle, self.spoken.take());
-        self.service_times.get_mut().follow(handle.region.page.service_time());
-    }
-}
-
-/// Measures how much of a core a process uses, or all processes of a foreign program.
-#[derive(Debug, Default)]
-pub(super) struct CpuMeter {
-    clock: Option<CpuClock>,
-    /// Who belongs to a foreign program.
-    who: Option<Who>,
-    /// Clocks of its processes, and what each has used so far.
-    clocks: HashMap<Pid, (CpuClock, u64)>,
-    /// What they have used in all, those that have ended too, since this was measured.
-    used: u64,
-    last: Option<(Instant, u64)>,
-    percent: f64,
-}
-
-impl CpuMeter {
-    /// A new process.
-    pub(super) fn start(&mut self, pid: Pid) {
-        *self = Self { clock: CpuClock::of(pid).ok(), ..Self::default() };
-    }
-
-    /// A new program of several processes.
-    pub(super) fn start_of(&mut self, who: Who) {
-        *self = Self { who: Some(who), ..Self::default() };
-    }
-
-    /// Share of a core over the last period, 0 to 100.
-    pub(super) fn percent(&self) -> f64 {
-        self.percent
-    }
-
-    /// CPU time when it was looked at last, in nanoseconds.
-    pub(super) fn last_ns(&self) -> Option<u64> {
-        self.last.map(|(_, used)| used)
-    }
-
-    /// Looks at the clocks of all processes that are there now.
-    fn used(&mut self) -> Option<u64> {
-        let Some(who) = &self.who else { return self.clock?.read_ns().ok() };
-        let members = who.members();
-        self.clocks.retain(|pid, _| members.contains(pid));
-        for pid in members {
-            if let Entry::Vacant(new) = self.clocks.entry(pid)
-                && let Ok(clock) = CpuClock::of(pid)
-            {
-                new.insert((clock, 0));
-            }
-        }
-        for (clock, before) in self.clocks.values_mut() {
-            if let Ok(now) = clock.read_ns() {
-                self.used += now.saturating_sub(*before);
-                *before = now;
-            }
-        }
-        Some(self.used)
-    }
-
-    /// Looks, if it is time to. Whether it did.
-    pub(super) fn sample(&mut self, now: Instant) -> bool {
-        if self.clock.is_none() && self.who.is_none() {
-            return false;
-        }
-        if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
-            return false;
-        }
-        let Some(used) = self.used() else { return true };
-        if let Some((at, before)) = self.last {
-            self.percent = used.saturating_sub(before) as f64 * 100.0 / (now - at).as_nanos().max(1) as f64;
-        }
-        self.last = Some((now, used));
-        true
-    }
-}
 
 /// Measures how busy the packet threads are, between two reports.
 #[derive(Debug, Default)]
@@ -214,14 +70,14 @@ impl Supervisor {
     /// What the daemon is and has.
     pub(super) fn status(&mut self, snapshots: &[Snapshot]) -> api::Status {
         let infos = self.plane.thread_infos();
-        let busy = self.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
+        let busy = self.seen.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
         let total = self.plane.memories().iter().map(|memory| u64::from(memory.geometry().frames)).sum();
         let in_use = self.plane.table().in_use() as u64;
         api::Status {
             version: env!("CARGO_PKG_VERSION").into(),
-            uptime_s: self.started.elapsed().as_secs_f64(),
+            uptime_s: self.seen.started.elapsed().as_secs_f64(),
             pid: std::process::id(),
-            config: self.config_path.as_ref().map(|p| p.display().to_string()),
+            config: self.seen.config_path.as_ref().map(|p| p.display().to_string()),
             cores: sluice_host::affinity::allowed().map_or(0, |c| c.len() as u32),
             threads: infos
                 .iter()
@@ -240,12 +96,12 @@ impl Supervisor {
             flows: snapshots.iter().map(|s| s.flows.entries).sum(),
             tuning_percent: {
                 let spent = self.plane.tuning_ns().load(Ordering::Relaxed) + self.controller.cpu_ns();
-                spent as f64 * 100.0 / self.started.elapsed().as_nanos().max(1) as f64
+                spent as f64 * 100.0 / self.seen.started.elapsed().as_nanos().max(1) as f64
             },
             schedules: self.schedule_reports(),
-            openflow: self.agent.as_ref().map(sluice_sdn::Agent::status),
+            openflow: self.published.agent.as_ref().map(sluice_sdn::Agent::status),
             pools: self.pool_reports(snapshots),
-            buffers: self.room.report(&self.config.ports),
+            buffers: self.host.room.report(&self.config.ports),
             promises: self.promise_states(),
             health: self.health(),
         }
@@ -254,7 +110,7 @@ impl Supervisor {
     /// The packet memory of each tenant.
     fn memory_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Memory> {
         let mut all = by_tenant(self.plane.memories().iter().map(|memory| self.memory_report(memory, snapshots)));
-        all.iter_mut().for_each(|memory| self.past.add_memory(memory));
+        all.iter_mut().for_each(|memory| self.seen.past.add_memory(memory));
         all
     }
 
@@ -287,9 +143,9 @@ impl Supervisor {
     /// What each packet thread knows; where one does not answer, what all of them knew last, so that no total goes back.
     pub(super) fn snapshots(&mut self) -> Arc<[Snapshot]> {
         if let Ok(snapshots) = self.plane.snapshots() {
-            self.snapshots = snapshots.into();
+            self.seen.snapshots = snapshots.into();
         }
-        self.snapshots.clone()
+        self.seen.snapshots.clone()
     }
 
     /// Everything that is counted.
@@ -305,17 +161,17 @@ impl Supervisor {
             }
         }
         for why in Refusal::ALL {
-            let is_asked_for = self.agent.is_some() || !matches!(why, Refusal::Forbidden | Refusal::Unanswered);
+            let is_asked_for = self.published.agent.is_some() || !matches!(why, Refusal::Forbidden | Refusal::Unanswered);
             if is_asked_for {
                 more(why.name(), snapshots.iter().map(|s| s.refused(why)).sum());
             }
         }
         let queues = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
-        let (untaken, port_drops) = self.past.port_drops();
+        let (untaken, port_drops) = self.seen.past.port_drops();
         more("port_tx", queues.clone().map(|queue| queue.tx_drops.get()).sum::<u64>() + unsent + untaken);
         // Those that found no path are counted by the threads, too.
-        self.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
+        self.seen.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
         port_drops.iter().for_each(|(why, n)| more(why, *n));
         queues.flat_map(|queue| queue.own_drops()).for_each(|(why, n)| more(why, n));
         let mut stats = api::Stats {
@@ -330,7 +186,7 @@ impl Supervisor {
             drops,
             gone: api::Gone::default(),
         };
-        let gone = self.past.report(&stats);
+        let gone = self.seen.past.report(&stats);
         let told = stats.rules.iter().map(|rule| rule.hits).sum::<u64>();
         let decisions = self.decisions().saturating_sub(told);
         stats.gone = api::Gone { unsent_packets: unsent, decisions, ..gone };
@@ -339,7 +195,7 @@ impl Supervisor {
 
     /// Decisions of all rules that there are and were.
     fn decisions(&self) -> u64 {
-        self.former_decisions + self.hits.iter().map(|(_, hits)| hits.total()).sum::<u64>()
+        self.published.former_decisions + self.published.hits.iter().map(|(_, hits)| hits.total()).sum::<u64>()
     }
 
     fn port_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Port> {
@@ -393,7 +249,7 @@ impl Supervisor {
                 behind_pps: port.behind.pps(),
                 details,
             };
-            report.add(&self.past.of_port(&port.config.name));
+            report.add(&self.seen.past.of_port(&port.config.name));
             Some(report)
         };
         self.ports.iter().enumerate().filter_map(report).collect()
@@ -405,7 +261,7 @@ impl Supervisor {
         live.map(|s| api::Service {
             name: s.config.name.clone(),
             instances: s.instances.iter().filter_map(name).collect(),
-            running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running)).count() as u32,
+            running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.is(State::Running))).count() as u32,
             // That of a container as it is called in there.
             exec: s.config.exec.as_ref().filter(|_| s.container.is_some()).or(s.exec.as_ref()).map(|e| e.display().to_string()),
             container: s
@@ -432,21 +288,21 @@ impl Supervisor {
     }
 
     /// What is told of one NF, which holds so many frames.
-    pub(super) fn nf_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
+    pub(super) fn nf_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let mut report = self.own_report(nf, frames_held);
-        self.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
+        self.seen.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
         report
     }
 
     /// The same, without what former NFs of its name have counted.
-    pub(super) fn own_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
+    pub(super) fn own_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let service = self.services[nf.service as usize].as_ref();
-        let mut totals = nf.before;
+        let mut totals = nf.counted.before;
         let mut of_now = (0, 0);
-        let mut service_times = nf.service_times.borrow_mut();
+        let mut service_times = nf.counted.service_times.borrow_mut();
         if let Some(handle) = &nf.handle {
-            let spoken = nf.spoken.get().hear(handle);
-            nf.spoken.set(spoken);
+            let spoken = nf.counted.spoken.get().hear(handle);
+            nf.counted.spoken.set(spoken);
             totals.add(handle, spoken);
             of_now = handle.posted_returned();
             service_times.follow(handle.region.page.service_time());
@@ -460,29 +316,29 @@ impl Supervisor {
             number: u32::from(nf.number),
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
             core: nf.core as u32,
-            state: if nf.draining { api::NfState::Stopping } else { state(nf.state) },
+            state: if nf.life().drains() { api::NfState::Stopping } else { state(nf.life().state()) },
             mode: service.map_or("sleep", |s| if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }).into(),
-            restarts: nf.restarts,
+            restarts: nf.life().restarts(),
             rx_packets: totals.posted,
             tx_packets: nf.foreign.as_ref().map_or(totals.returned, |f| f.counters.returned.get()),
             verdict_drops: totals.dropped,
             queue: of_now.0.saturating_sub(of_now.1),
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
             violations: totals.violations,
-            cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
+            cpu_percent: if nf.process.is_some() { nf.counted.cpu.percent() } else { 0.0 },
             service_ns: Distribution::from(service_times.counts()),
             sleeps,
             hand_overs,
             wakes: totals.wakes,
             frames_held,
-            started_ns: nf.welcomed_ns,
+            started_ns: nf.counted.welcomed_ns,
             first_packet_ns: nf.handle.as_ref().and_then(|h| {
                 let at = h.first_return_ns.load(Ordering::Relaxed);
-                (at > 0).then(|| nf.spawned_ns.map(|from| at.saturating_sub(from)))?
+                (at > 0).then(|| nf.counted.spawned_ns.map(|from| at.saturating_sub(from)))?
             }),
-            reclaim_ns: nf.reclaim_ns,
-            stops: nf.stops,
-            last_death: nf.last_death.clone(),
+            reclaim_ns: nf.counted.reclaim_ns,
+            stops: nf.life().stops(),
+            last_death: nf.counted.last_death.clone(),
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: api::NfSched {
                 share_writes: totals.share_writes,
@@ -500,7 +356,7 @@ impl Supervisor {
 
     /// What a chain does with packets at its entry, and whether one of its NFs throttles it.
     pub(super) fn state_of_chain(&self, chain: &sluice_dataplane::chain::Chain) -> (api::ChainState, bool) {
-        let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
+        let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.life().takes_packets());
         let lacks = |s: &u16| match self.services.get(*s as usize) {
             // Without a member, its packets may wait for one, or go elsewhere.
             Some(Some(service)) if service.config.per.is_held() => {
@@ -517,7 +373,7 @@ impl Supervisor {
         });
         let returns = |service: &u16| {
             let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
-            instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| nf.state != State::Failed)
+            instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| !nf.is(State::Failed))
         };
         let state = match (missing, chain.on_failure) {
             (false, _) if throttled => api::ChainState::Refused,
@@ -546,7 +402,7 @@ impl Supervisor {
                 latency_ns: latency_of(chain.number, snapshots),
                 ..of_chain(&chain.counters)
             };
-            report.add(&self.past.of_chain(&chain.name));
+            report.add(&self.seen.past.of_chain(&chain.name));
             report
         };
         self.chains.iter().flatten().map(report).collect()
@@ -558,8 +414,8 @@ impl Supervisor {
             position,
             chain: rule.chain.clone(),
             hits: {
-                let base = self.rule_counts.get(&series_of(rule, position)).map_or(0, |series| series.base);
-                self.hits.get(position).map_or(0, |(_, hits)| base.wrapping_add(hits.total()))
+                let base = self.published.rule_counts.get(&series_of(rule, position)).map_or(0, |series| series.base);
+                self.published.hits.get(position).map_or(0, |(_, hits)| base.wrapping_add(hits.total()))
             },
             matches: rule.clone(),
         };
@@ -589,7 +445,7 @@ pub(super) fn series_of(rule: &sluice_api::config::Rule, position: usize) -> Str
     rule.name.clone().unwrap_or_else(|| format!("rule.{position}"))
 }
 
-fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&sluice_api::config::Service>) -> api::NfForeign {
+fn foreign_report(foreign: &Foreign, service: Option<&sluice_api::config::Service>) -> api::NfForeign {
     let counters = &foreign.counters;
     api::NfForeign {
         entered: counters.entered.get(),

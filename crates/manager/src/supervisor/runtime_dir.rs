@@ -30,10 +30,10 @@ impl Supervisor {
     /// Looks, if it is time to, whether the lock, the record and the socket of NFs are there, and makes anew what is not. The control
     /// socket is its server's affair.
     pub(super) fn keep_runtime_dir(&mut self, now: Instant) {
-        if self.runtime_dir.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
+        if self.host.runtime_dir.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
             return;
         }
-        self.runtime_dir.looked = Some(now);
+        self.host.runtime_dir.looked = Some(now);
         let trouble = match self.make_runtime_dir_anew() {
             Ok(is_made) => {
                 if is_made {
@@ -44,22 +44,22 @@ impl Supervisor {
             }
             Err(error) => Some(error.to_string()),
         };
-        if let Some(trouble) = trouble.as_ref().filter(|trouble| self.runtime_dir.trouble.as_ref() != Some(trouble)) {
+        if let Some(trouble) = trouble.as_ref().filter(|trouble| self.host.runtime_dir.trouble.as_ref() != Some(trouble)) {
             log_line!("sluiced: the runtime directory was removed and cannot be made anew as it was: {trouble}");
         }
-        self.runtime_dir.trouble = trouble;
+        self.host.runtime_dir.trouble = trouble;
     }
 
     fn make_runtime_dir_anew(&mut self) -> Result<bool, SupervisorError> {
-        let Some(record) = &mut self.record else { return Ok(false) };
+        let Some(record) = &mut self.host.record else { return Ok(false) };
         let is_made = record.keep()?;
-        self.runtime_dir.owes_guard |= is_made;
-        if let Some(guard) = self.outside.guard().filter(|_| self.runtime_dir.owes_guard) {
+        self.host.runtime_dir.owes_guard |= is_made;
+        if let Some(guard) = self.outside.guard().filter(|_| self.host.runtime_dir.owes_guard) {
             guard
                 .write_journal_anew()
                 .map_err(|source| SupervisorError::Conflict(format!("cannot write the guard's file: {source}")))?;
         }
-        self.runtime_dir.owes_guard = false;
-        Ok(self.listener.keep()? | is_made)
+        self.host.runtime_dir.owes_guard = false;
+        Ok(self.host.listener.keep()? | is_made)
     }
 }

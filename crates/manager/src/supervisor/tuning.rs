@@ -138,15 +138,15 @@ impl Supervisor {
             }
         }
         let Some(handle) = handle.filter(|_| self.is_weighed(poll, core)) else { return Ok(()) };
-        let life = self.holds.name_life(&handle.name);
+        let life = self.host.holds.name_life(&handle.name);
         let Some(grouping) = &self.tuning.grouping else { return Ok(()) };
-        let weighed = self.nfs.get_mut(&handle.number).and_then(|nf| nf.pen.as_mut()?.take_weighed());
+        let weighed = self.nfs.get_mut(&handle.number).and_then(|nf| nf.held.pen.as_mut()?.take_weighed());
         if let Some(nf) = weighed {
             grouping.adopt(handle, nf);
             return Ok(());
         }
         for path in grouping.paths_of(&life, handle.core) {
-            if let Some(record) = &mut self.record {
+            if let Some(record) = &mut self.host.record {
                 // A full disk is no reason to stop packets.
                 let _ = record.made(Thing::Cgroup, &path);
             }

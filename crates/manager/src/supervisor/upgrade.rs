@@ -1,13 +1,8 @@
 //! Upgrades: a service goes over to another version of its program while packets flow.
 //!
-//! | stage | what there is | leaves it when |
-//! |---|---|---|
-//! | trial | instances of the new version beside the old ones, without packets: one for each, or one for a whole pool of members with flows | all are ready → growing; one ended, or is not ready in time → given up |
-//! | growing | of a pool: as many new members as there are old ones, idle | all run, or their time is over → over |
-//! | over | the new ones have the place of the old ones | |
-//!
-//! Until the trial has succeeded nothing of the old version is touched, and an upgrade that is given up leaves nothing behind. Then
-//! the service is one of the new version, its zygote is replaced, and whatever is started again is started so.
+//! [`Trial`] decides how far it is. Until the trial has succeeded nothing of the old version is
+//! touched, and an upgrade that is given up leaves nothing behind. Then the service is one of the
+//! new version, its zygote is replaced, and whatever is started again is started so.
 //!
 //! An instance that is shared hands its place over to one of the new version: flows that were with it are with that one, and so are those
 //! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`sluice_dataplane::succession`]), so that no
@@ -21,23 +16,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
 
 use super::change::{Gone, Start, start_of};
-use super::{HELLO_PATIENCE, NfState, ServiceState, Supervisor, SupervisorError};
+use super::nfs::{Event, HELLO_PATIENCE, Instance, Life, Nf, State, Step, Trial, TrialEnd};
+use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
-use crate::nf::State;
 use sluice_api::config as model;
 use sluice_api::model::{self as api, EventKind};
 use sluice_config::host::{self, Host};
+use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::succession::Succession;
-
-/// How long instances of a new version may take to be ready, handlers and all.
-pub(super) const READY_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the growth of a new version's pool is waited for.
-const GROWTH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What came of an upgrade, and old instances that are to be gone.
 pub(super) type Outcome = Result<(api::Upgraded, Gone), SupervisorError>;
@@ -53,9 +45,7 @@ pub(super) struct Upgrade {
     pub(super) surplus: Vec<u16>,
     /// Members of the old version, once the new one's pool grows.
     pub(super) old: Option<Vec<u16>>,
-    /// Why it is given up.
-    pub(super) trouble: Option<String>,
-    pub(super) until: Instant,
+    pub(super) trial: Trial,
     pub(super) purpose: Purpose,
 }
 
@@ -79,13 +69,7 @@ pub(super) struct Seat {
 
 impl Upgrade {
     pub(super) fn new(service: u16, to: ServiceState, purpose: Purpose) -> Self {
-        let until = Instant::now() + READY_PATIENCE;
-        Self { service, to, pairs: Vec::new(), surplus: Vec::new(), old: None, trouble: None, until, purpose }
-    }
-
-    /// Whether its new version does not work, or takes too long until it does.
-    pub(super) fn fails(&self, now: Instant) -> bool {
-        self.trouble.is_some() || now >= self.until
+        Self { service, to, pairs: Vec::new(), surplus: Vec::new(), old: None, trial: Trial::new(monotonic_ns()), purpose }
     }
 }
 
@@ -93,7 +77,7 @@ impl Supervisor {
     /// Refuses what does not go while a service is upgraded.
     pub(super) fn not_upgrading(&self, name: &str) -> Result<(), SupervisorError> {
         let is_it = |u: &Upgrade| u.to.config.name == name;
-        if self.upgrades.iter().any(is_it) {
+        if self.changes.upgrades.iter().any(is_it) {
             return Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment")));
         }
         Ok(())
@@ -101,22 +85,22 @@ impl Supervisor {
 
     /// Whether a service is being upgraded.
     pub(super) fn is_upgrading(&self, service: u16) -> bool {
-        self.upgrades.iter().any(|u| u.service == service)
+        self.changes.upgrades.iter().any(|u| u.service == service)
     }
 
     /// What services go over to.
     pub(super) fn versions_on_trial(&self) -> impl Iterator<Item = &ServiceState> + Clone {
-        self.upgrades.iter().map(|upgrade| &upgrade.to)
+        self.changes.upgrades.iter().map(|upgrade| &upgrade.to)
     }
 
     /// What a service goes over to, if it does.
     pub(super) fn version_on_trial(&self, service: u16) -> Option<&ServiceState> {
-        self.upgrades.iter().find(|upgrade| upgrade.service == service).map(|upgrade| &upgrade.to)
+        self.changes.upgrades.iter().find(|upgrade| upgrade.service == service).map(|upgrade| &upgrade.to)
     }
 
     /// The service of an NF; of one on trial the service as it shall be.
-    pub(super) fn service_of(&self, nf: &NfState) -> Option<&ServiceState> {
-        let on_trial = self.version_on_trial(nf.service).filter(|_| nf.on_trial);
+    pub(super) fn service_of(&self, nf: &Nf) -> Option<&ServiceState> {
+        let on_trial = self.version_on_trial(nf.service).filter(|_| nf.life().is_on_trial());
         on_trial.or_else(|| self.services.get(usize::from(nf.service))?.as_ref())
     }
 
@@ -144,7 +128,7 @@ impl Supervisor {
         host::resolve(&mut all, &Host::here());
         let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| self.no_such("service", name))?;
         let Start { exec, container, .. } = start_of(&wanted)?;
-        let stays = |n: &&u16| self.nfs.get(n).is_some_and(NfState::stays);
+        let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| nf.life().stays());
         let old = service.instances.iter().filter(stays).copied();
         let at_its_core = |old| Seat { old: Some(old), core: None };
         let seats: Vec<Seat> = match wanted.has_members_for_flows() {
@@ -174,7 +158,7 @@ impl Supervisor {
         if nf.core == core {
             return refused("it is there");
         }
-        if nf.state != State::Running || nf.draining || nf.leaves || nf.on_trial {
+        if !nf.is(State::Running) || !nf.life().stays() || nf.life().is_on_trial() {
             return refused("it is coming or going; try again when it runs");
         }
         let Start { exec, container, .. } = start_of(&service.config)?;
@@ -196,11 +180,11 @@ impl Supervisor {
         for seat in seats {
             match self.add_on_trial(upgrade.service, &seat) {
                 Ok(new) => upgrade.pairs.push((seat.old, new)),
-                Err(error) => upgrade.trouble = Some(error.to_string()),
+                Err(error) => upgrade.trial.fails_for(error.to_string()),
             }
         }
         let launched: Vec<u16> = upgrade.pairs.iter().map(|(_, new)| *new).collect();
-        self.upgrades.push(upgrade);
+        self.changes.upgrades.push(upgrade);
         // Its user may say hello from now on.
         self.know_users();
         launched.into_iter().for_each(|new| self.launch(new));
@@ -208,19 +192,20 @@ impl Supervisor {
 
     /// Makes an instance of the new version, which stands beside the others until it has shown that it works.
     fn add_on_trial(&mut self, service: u16, seat: &Seat) -> Result<u16, SupervisorError> {
-        let former = seat.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.spread_id, nf.former));
+        let former =
+            seat.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
         // The two numbers of a place are used in turn, so that there are no more paths than with one.
         let number = match former {
             Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => {
-                [&mut self.resting, &mut self.free_nfs].into_iter().for_each(|numbers| numbers.retain(|number| *number != before));
+                self.nfs.take_number(before);
                 before
             }
             Some((old, ..)) => {
                 self.has_room_for(1)?;
                 let drains = self.plane.drains_like(old);
-                self.next_nf_number(drains)
+                self.nfs.next_number(drains)
             }
-            None => self.next_nf_number(|_| true),
+            None => self.nfs.next_number(|_| true),
         };
         let Some(Some(known)) = self.services.get_mut(service as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
@@ -228,20 +213,20 @@ impl Supervisor {
         known.next_index += 1;
         let index = known.next_index - 1;
         let core = seat.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
-        let mut nf = NfState::new(number, service, format!("{}.{index}", known.config.name), core);
-        nf.on_trial = true;
+        let name = format!("{}.{index}", known.config.name);
+        let mut nf = Nf::new(number, service, name, core, Life::on_trial(monotonic_ns()));
         if let Some((old, _, id, _)) = former {
-            (nf.former, nf.spread_id) = (Some(old), id);
+            (nf.position.former, nf.position.spread_id) = (Some(old), id);
         }
-        self.names.insert(nf.name.clone(), number);
-        self.nfs.insert(number, nf);
+        self.nfs.add(nf);
         Ok(number)
     }
 
     /// Whether a number that was given before is nobody's now.
     fn may_have(&self, number: u16) -> bool {
-        let is_spare = |s: &super::ServiceState| s.pool.as_ref().is_some_and(|pool| pool.has_spare(number));
-        !self.nfs.contains_key(&number) && !self.services.iter().flatten().any(is_spare)
+        let is_spare =
+            |s: &super::ServiceState| s.pool.as_ref().is_some_and(|pool| pool.life.spares().any(|spare| spare == number));
+        self.nfs.get(&number).is_none() && !self.services.iter().flatten().any(is_spare)
     }
 
     /// Starts an instance that is on trial. It is never forked: the zygote is of the old version.
@@ -262,67 +247,54 @@ impl Supervisor {
     /// An instance on trial has shown that its version does not work.
     pub(super) fn trial_failed(&mut self, number: u16, why: String) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
-        if let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == service) {
-            upgrade.trouble.get_or_insert(why);
+        if let Some(upgrade) = self.changes.upgrades.iter_mut().find(|u| u.service == service) {
+            upgrade.trial.fails_for(why);
         }
     }
 
     /// The process of an instance on trial has ended, or never said hello.
-    pub(super) fn trial_ended(&mut self, number: u16) {
-        // One that is to have fresh packet memory goes on with its trial when it has.
-        let Some(nf) = self.nfs.get(&number).filter(|nf| nf.on_trial && !nf.starts_anew()) else { return };
+    pub(super) fn trial_ended(&mut self, number: u16, how: TrialEnd) {
+        let Some(nf) = self.nfs.get(&number) else { return };
         let Some(version) = self.version_on_trial(nf.service) else { return };
         let program = version.config.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
         let advice = "run it by hand with its arguments to see why";
-        let why = if nf.handle.is_some() {
-            format!("{program} ended before its handler was ready; {advice}")
-        } else if nf.started_at.elapsed() >= HELLO_PATIENCE {
-            format!("{program} said no hello within {} s; is it an NF, written with the library?", HELLO_PATIENCE.as_secs())
-        } else {
-            format!("{program} ended before it said hello; is it an NF? {advice}")
+        let why = match how {
+            TrialEnd::BeforeReady => format!("{program} ended before its handler was ready; {advice}"),
+            TrialEnd::Silent => {
+                format!("{program} said no hello within {} s; is it an NF, written with the library?", HELLO_PATIENCE.as_secs())
+            }
+            TrialEnd::BeforeHello => format!("{program} ended before it said hello; is it an NF? {advice}"),
         };
         self.trial_failed(number, why);
     }
 
     /// Takes the next step of each upgrade that can take one.
     pub(super) fn go_on_upgrading(&mut self) {
-        if self.upgrades.is_empty() {
-            return;
-        }
-        let now = Instant::now();
         let mut at = 0;
-        while at < self.upgrades.len() {
-            let upgrade = &self.upgrades[at];
-            let is_waited_for = matches!(upgrade.purpose, Purpose::Configuration(..));
-            if upgrade.old.is_some() {
-                let settled = |nf: &NfState| nf.state != State::Starting;
-                if now >= upgrade.until || upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_none_or(settled)) {
-                    let upgrade = self.upgrades.remove(at);
-                    self.switch_pool(upgrade);
-                    continue;
-                }
-            } else if upgrade.fails(now) && !is_waited_for {
-                let upgrade = self.upgrades.remove(at);
-                self.give_up(upgrade);
-                continue;
-            } else if !is_waited_for && self.is_proved(upgrade) {
-                let upgrade = self.upgrades.remove(at);
-                self.go_over(upgrade);
+        while at < self.changes.upgrades.len() {
+            let upgrade = &self.changes.upgrades[at];
+            // A configuration decides for all of its own.
+            let is_waited_for = upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(..));
+            let step = if is_waited_for { Step::Wait } else { self.step_of(upgrade) };
+            if step == Step::Wait {
+                at += 1;
                 continue;
             }
-            at += 1;
+            let upgrade = self.changes.upgrades.remove(at);
+            match step {
+                Step::Switch => self.switch_pool(upgrade),
+                Step::GiveUp => drop(self.give_up(upgrade)),
+                Step::GoOver | Step::Wait => drop(self.go_over(upgrade)),
+            }
         }
     }
 
-    /// Whether all instances of a new version that were tried out work.
-    pub(super) fn is_proved(&self, upgrade: &Upgrade) -> bool {
-        let ready = |nf: &NfState| {
-            // Acquire: goes with the library's word that its handler is made.
-            let is_made =
-                |h: &sluice_dataplane::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
-            nf.state == State::Running && nf.handle.as_deref().is_some_and(is_made)
-        };
-        upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_some_and(ready))
+    /// What is to be done next with an upgrade.
+    pub(super) fn step_of(&self, upgrade: &Upgrade) -> Step {
+        // Acquire: goes with the library's word that its handler is made.
+        let is_made = |h: &NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+        let seen = |nf: &Nf| Instance { state: nf.life().state(), is_made: nf.handle.as_deref().is_some_and(is_made) };
+        upgrade.trial.step(monotonic_ns(), upgrade.pairs.iter().map(|(_, new)| self.nfs.get(new).map(seen)))
     }
 
     /// The service goes over to a version that works. Who asked is answered; the NFs that are to be gone are the caller's to wait for where
@@ -340,8 +312,7 @@ impl Supervisor {
             self.retire(*new);
         }
         self.know_users();
-        let late = || format!("it is not ready after {} s", READY_PATIENCE.as_secs());
-        let why = upgrade.trouble.unwrap_or_else(late);
+        let why = upgrade.trial.why();
         let name_of = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
         let service = &upgrade.to.config.name;
         let (kind, what, asker) = match upgrade.purpose {
@@ -364,7 +335,7 @@ impl Supervisor {
     /// The new version works: from now on it is the service's.
     fn take_over(&mut self, upgrade: &Upgrade) {
         for (_, new) in &upgrade.pairs {
-            self.nfs.get_mut(new).into_iter().for_each(|nf| nf.on_trial = false);
+            self.feed(*new, Event::TrialPassed);
         }
         if matches!(upgrade.purpose, Purpose::Move(..)) {
             return;
@@ -393,15 +364,11 @@ impl Supervisor {
         for old in upgrade.pairs.iter().filter_map(|(old, _)| *old).chain(upgrade.surplus.iter().copied()) {
             let Some(nf) = self.nfs.get_mut(&old) else { continue };
             let (to, told) = channel();
-            nf.waiters.push(to);
+            nf.removal.waiters.push(to);
             gone.push(told);
-            if nf.state == State::Running && nf.handle.is_some() {
-                nf.draining = true;
-                nf.deadline = Some(Instant::now() + Duration::from_millis(self.config.manager.drain_ms));
-                draining.push(old);
-            } else {
-                retired.push(old);
-            }
+            self.feed(old, Event::Superseded(Duration::from_millis(self.config.manager.drain_ms)));
+            let drains = self.nfs.get(&old).is_some_and(|nf| nf.life().drains());
+            if drains { draining.push(old) } else { retired.push(old) }
         }
         let mut successions = Vec::new();
         for (old, new) in &upgrade.pairs {
@@ -461,7 +428,7 @@ impl Supervisor {
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         // Those that are being started wait for a zygote that goes.
         for nf in &old {
-            if self.nfs.get(nf).is_some_and(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
+            if self.nfs.get(nf).is_some_and(|nf| matches!(nf.life().state(), State::Starting | State::Restarting)) {
                 self.retire(*nf);
             }
         }
@@ -470,7 +437,8 @@ impl Supervisor {
             service.instances.extend(upgrade.pairs.iter().map(|(_, new)| *new));
         }
         self.stir_pool(number);
-        let living = old.iter().filter(|nf| self.nfs.get(nf).is_some_and(|nf| nf.state == State::Running && !nf.leaves)).count();
+        let living =
+            old.iter().filter(|nf| self.nfs.get(nf).is_some_and(|nf| nf.is(State::Running) && !nf.life().leaves())).count();
         let wanted = living.max(upgrade.to.config.first_instances() as usize);
         while upgrade.pairs.len() < wanted
             && let Ok(new) = self.new_instance(number, None)
@@ -478,8 +446,8 @@ impl Supervisor {
             upgrade.pairs.push((None, new));
         }
         upgrade.old = Some(old);
-        upgrade.until = Instant::now() + GROWTH_PATIENCE;
-        self.upgrades.push(upgrade);
+        upgrade.trial.grows_from(monotonic_ns());
+        self.changes.upgrades.push(upgrade);
         Gone::new()
     }
 
@@ -487,12 +455,11 @@ impl Supervisor {
     fn switch_pool(&mut self, upgrade: Upgrade) {
         let mut leaving = 0;
         for nf in upgrade.old.iter().flatten() {
-            let Some(state) = self.nfs.get(nf).map(|nf| nf.state) else { continue };
-            if state == State::Running {
-                self.nfs.get_mut(nf).into_iter().for_each(|nf| nf.leaves = true);
-                leaving += 1;
-            } else {
-                self.retire(*nf);
+            self.feed(*nf, Event::Leaves);
+            match self.nfs.get(nf).map(|nf| nf.life().leaves()) {
+                Some(true) => leaving += 1,
+                Some(false) => self.retire(*nf),
+                None => {}
             }
         }
         self.publish_pool(upgrade.service);

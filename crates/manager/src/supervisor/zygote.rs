@@ -5,44 +5,33 @@
 //! comes by its own hello as one that was spawned does, and is like that one from then on: a child of this process, with its own cgroup,
 //! core, rings and name.
 //!
-//! | stage | instances | leaves it when |
-//! |---|---|---|
-//! | starting: spawned, no hello yet | wait for it | hello → making; ended → pausing; no hello in time → unfit |
-//! | making: its handler is being made | wait for it | ready; cannot be forked → unfit; ended → pausing |
-//! | ready | are forked | ended → pausing |
-//! | pausing: it has ended | are spawned | a growing pause is over → starting |
-//! | unfit: it cannot be forked, and was let go | are spawned | its service is replaced |
+//! Its stages are in [`super::nfs`], which decides what is done here.
 //!
 //! What a zygote says is believed as far as it may do the same by itself: the process that it names as forked must be a child of ours that
 //! is nobody else's, and run as the service's user, before it is ever signalled. A zygote that says
 //! anything but what was asked for, once, is ended: it costs one message.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::process::Pid;
-use sluice_policy::restart;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, HandshakeError};
 use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
-use super::life::{BACKOFF, Kind, Process, is_of};
-use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
+use super::nfs::{ASKED, Event, Process, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
+use super::notice::Kind;
+use super::{ServiceState, Supervisor, token};
+use crate::nf::attach;
 use crate::nf::output::Whose;
-use crate::nf::{State, attach};
 use sluice_api::model as api;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::notice::quoted;
 use sluice_host::process;
 use sluice_host::spawn;
-
-/// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
-const ASKED: usize = 32;
 
 /// Most processes that may say that they were forked before their zygote does.
 const EARLY: usize = 2 * ASKED;
@@ -53,66 +42,36 @@ const MESSAGES: usize = 64;
 /// Behind the name of a service, its zygote's name.
 const SUFFIX: &str = ".zygote";
 
-/// Where a zygote stands; see the table of this module.
-enum Stage {
-    Starting,
-    Making,
-    Ready,
-    Pausing,
-    Unfit(String),
-}
-
 /// The zygote of a service.
 pub(super) struct Zygote {
-    stage: Stage,
+    life: ZygoteLife,
     process: Option<Process>,
     pen: Option<Pen>,
     connection: Option<OwnedFd>,
-    /// Instances that it will be asked for, in this order.
-    waiting: VecDeque<u16>,
-    /// Instances that it was asked for and has not answered, with the names that they had then.
-    asked: Vec<(u16, String)>,
-    /// Processes that say that they are such instances, and of which it has not said so yet.
+    /// Processes that say that they are instances which it was asked for, and of which it has not said so yet.
     early: Vec<attach::Caller>,
-    /// Instances that it and its predecessors have forked.
-    forks: u64,
-    streak: restart::Streak,
-    started_at: Instant,
-    /// When its stage ends by itself: no hello, or a pause that is over.
-    deadline: Option<Instant>,
 }
 
 impl Zygote {
     pub(super) fn report(&self) -> api::Zygote {
-        let (state, why) = match &self.stage {
+        let (state, why) = match self.life.stage() {
             Stage::Starting | Stage::Making => ("starting", None),
             Stage::Ready => ("ready", None),
             Stage::Pausing => ("restarting", None),
             Stage::Unfit(why) => ("unfit", Some(why.clone())),
         };
-        let pid = self.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32);
-        api::Zygote { state: state.into(), pid, forks: self.forks, why }
+        let pid = self.process.as_ref().map(Process::number);
+        api::Zygote { state: state.into(), pid, forks: self.life.forks(), why }
     }
 
     /// Whether it was asked for an instance and has not answered.
     pub(super) fn is_asked_for(&self, number: u16) -> bool {
-        self.asked.iter().any(|(asked, _)| *asked == number)
+        self.life.is_asked_for(number)
     }
 
     /// What holds it, and whether somebody else is on the way out of that.
     pub(super) fn pen(&self) -> Option<(&Pen, bool)> {
-        Some((self.pen.as_ref()?, !self.asked.is_empty()))
-    }
-
-    /// Takes what waits for it.
-    fn take_all(&mut self) -> Vec<u16> {
-        self.asked.drain(..).map(|(number, _)| number).chain(self.waiting.drain(..)).collect()
-    }
-
-    /// The number of an instance that it was asked for by this name; it has answered now.
-    fn answers(&mut self, name: &str) -> Option<u16> {
-        let at = self.asked.iter().position(|(_, asked)| asked == name)?;
-        Some(self.asked.swap_remove(at).0)
+        Some((self.pen.as_ref()?, self.life.is_busy()))
     }
 }
 
@@ -134,16 +93,11 @@ impl Supervisor {
             self.start_zygote(service_number);
         }
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return false };
-        let Some(zygote) = &mut service.zygote else { return false };
-        if !matches!(zygote.stage, Stage::Starting | Stage::Making | Stage::Ready) {
-            return false;
-        }
+        let Some(zygote) = service.zygote.as_mut().filter(|zygote| zygote.life.may_fork()) else { return false };
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
-        nf.state = State::Starting;
-        nf.deadline = None;
-        nf.started_at = Instant::now();
-        nf.spawned_ns = Some(monotonic_ns());
-        zygote.waiting.push_back(number);
+        nf.counted.spawned_ns = Some(monotonic_ns());
+        zygote.life.wants(number);
+        self.feed(number, Event::Launched);
         self.ask_zygote(service_number);
         true
     }
@@ -161,7 +115,7 @@ impl Supervisor {
             (service.config.cores.iter().copied().collect(), service.config.most_instances().saturating_add(1));
         let bounds = self.bounds_on(&service.config, instances, first);
         let pen = self.hold(&mut spec, bounds, first, &cores);
-        spec.stdio = self.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
+        spec.stdio = self.host.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec);
         drop(spec);
         if let Some(pen) = &pen {
@@ -169,34 +123,54 @@ impl Supervisor {
         }
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let zygote = service.zygote.get_or_insert_with(|| Zygote {
-            stage: Stage::Pausing,
+            life: ZygoteLife::new(),
             process: None,
             pen: None,
             connection: None,
-            waiting: VecDeque::new(),
-            asked: Vec::new(),
             early: Vec::new(),
-            forks: 0,
-            streak: restart::Streak::default(),
-            started_at: Instant::now(),
-            deadline: None,
         });
-        zygote.started_at = Instant::now();
+        zygote.life.begins(monotonic_ns());
         match spawned {
             Ok(spawned) => {
                 let pid = spawned.pid;
                 let data = epoll::EventData::new_u64(token::ZYGOTE | u64::from(pid.as_raw_nonzero().get().cast_unsigned()));
-                let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                let _ = epoll::add(&self.host.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
                 zygote.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
                 zygote.pen = pen;
-                zygote.stage = Stage::Starting;
-                zygote.deadline = Some(Instant::now() + HELLO_PATIENCE);
+                self.feed_zygote(service_number, ZygoteEvent::Spawned);
                 self.note(|r| r.started(&name, pid));
             }
             Err(error) => {
-                self.notices.print(Kind::Zygote(service_number), || format!("{name}: {error}"));
-                self.pause_zygote(service_number);
+                self.host.notices.print(Kind::Zygote(service_number), || format!("{name}: {error}"));
+                self.feed_zygote(service_number, ZygoteEvent::Ended);
             }
+        }
+    }
+
+    /// Something has happened to the zygote of a service: what its life asks for is done.
+    fn feed_zygote(&mut self, service: u16, event: ZygoteEvent) {
+        let zygote = self.services.get_mut(usize::from(service)).and_then(|s| s.as_mut()?.zygote.as_mut());
+        let todo = zygote.map_or(Vec::new(), |zygote| zygote.life.on(monotonic_ns(), event));
+        todo.into_iter().for_each(|action| self.act_on_zygote(service, action));
+    }
+
+    fn act_on_zygote(&mut self, number: u16, action: ZygoteAction) {
+        let Some(Some(service)) = self.services.get(usize::from(number)) else { return };
+        match action {
+            ZygoteAction::Start if self.turns.stopping => {}
+            ZygoteAction::Start => self.start_zygote(number),
+            ZygoteAction::Kill => service.zygote.iter().filter_map(|z| z.process.as_ref()).for_each(Process::kill),
+            ZygoteAction::LetGo => self.end_zygote(number),
+            // Once in the life of a service.
+            ZygoteAction::TellUnfit(why) => {
+                log_line!(
+                    "sluiced: warning: instances of service {} are started one by one, not forked: {why}",
+                    service.config.name
+                );
+            }
+            ZygoteAction::Spawn(nf) => self.spawn_unforked(nf),
+            // Done where it is known what was forked.
+            ZygoteAction::Adopt(_) => {}
         }
     }
 
@@ -209,14 +183,14 @@ impl Supervisor {
 
     /// Answers a process that says that it is a zygote.
     pub(super) fn greet_zygote(&mut self, caller: attach::Caller) {
-        let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.stopping) else {
+        let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.turns.stopping) else {
             caller.refuse("no zygote of this name is expected");
             return;
         };
         let Some(Some(service)) = self.services.get(number as usize) else { return };
         let Some(zygote) = &service.zygote else { return };
         let started = zygote.process.as_ref().map(|p| p.pid);
-        if !matches!(zygote.stage, Stage::Starting) {
+        if *zygote.life.stage() != Stage::Starting {
             caller.refuse("the zygote of this service is here already");
             return;
         }
@@ -224,17 +198,17 @@ impl Supervisor {
             caller.refuse(&why);
             return;
         }
-        if !zygote.process.as_ref().is_some_and(|process| is_of(&caller.peer, process)) {
+        if !zygote.process.as_ref().is_some_and(|process| process.has_started(&caller.peer)) {
             let (name, uid) = (caller.hello.name.clone(), caller.peer.uid);
             caller.refuse("the manager has started the zygote of this name, and this is neither that process nor a child of it");
             let line = || format!("a process of user {uid} said that it is {name}, which it is not: it was refused");
-            return self.notices.print(Kind::Impostor, line);
+            return self.host.notices.print(Kind::Impostor, line);
         }
         if started != caller.peer.pid {
             let why =
                 "its program starts another one, which is the NF, and whose children would not be the daemon's; let it `exec` that";
             caller.refuse(why);
-            return self.give_up_zygote(number, why);
+            return self.feed_zygote(number, ZygoteEvent::Unfit(why.into()));
         }
         let surroundings = Surroundings {
             name: caller.hello.name.clone(),
@@ -245,80 +219,79 @@ impl Supervisor {
         // It has gone if it cannot be told, which is noticed.
         let Ok(attached) = caller.introduce(&surroundings) else { return };
         let data = epoll::EventData::new_u64(token::ZYGOTE_SAYS | u64::from(number));
-        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        let _ = epoll::add(&self.host.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         let Some(Some(service)) = self.services.get_mut(number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
         zygote.connection = Some(attached.socket);
-        zygote.stage = Stage::Making;
-        zygote.deadline = None;
+        self.feed_zygote(number, ZygoteEvent::Introduced);
     }
 
     /// Asks a zygote for the instances that wait, as many as may be under way.
     fn ask_zygote(&mut self, service_number: u16) {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
-        let Some(zygote) = service.zygote.as_mut().filter(|z| matches!(z.stage, Stage::Ready)) else { return };
+        let Some(zygote) = &mut service.zygote else { return };
         let Some(connection) = &zygote.connection else { return };
-        while zygote.asked.len() < ASKED
-            && let Some(number) = zygote.waiting.pop_front()
-        {
+        while let Some(number) = zygote.life.next_to_ask() {
             // It may have been removed while it waited.
-            let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.state == State::Starting && nf.process.is_none()) else {
-                continue;
-            };
+            let Some(nf) = self.nfs.get(&number).filter(|nf| nf.life().awaits_fork()) else { continue };
             // Without one it goes on with its zygote's.
-            let pipe = self.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
+            let pipe = self.host.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
             let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
             if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &pipe).is_err() {
                 // With so few messages under way it is not that the socket is full: it is gone, which is noticed.
-                zygote.waiting.push_front(number);
+                zygote.life.not_asked(number);
                 return;
             }
-            nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
-            zygote.asked.push((number, nf.name.clone()));
+            zygote.life.was_asked(number, nf.name.clone());
+            // Nothing is to be done then.
+            self.nfs.on(number, Event::Asked);
         }
     }
 
     /// Reads what the zygote of a service says.
-    pub(super) fn hear_zygote(&mut self, service_number: u16) {
+    pub(super) fn hear_zygote(&mut self, number: u16) {
         for _ in 0..MESSAGES {
-            let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
+            let Some(Some(service)) = self.services.get_mut(usize::from(number)) else { return };
+            let uid = service.user.as_ref().map(|u| u.uid);
             let Some(zygote) = &mut service.zygote else { return };
             let Some(connection) = &zygote.connection else { return };
             let report = handshake::receive(connection.as_fd()).and_then(|(message, _)| Report::decode(&message));
-            let is_making = matches!(zygote.stage, Stage::Making);
-            let asked = match &report {
-                Ok(Report::Forked { name, .. } | Report::Failed { name, .. }) => zygote.answers(name),
-                _ => None,
+            let event = match &report {
+                Ok(Report::Ready) => ZygoteEvent::Ready,
+                Ok(Report::Unfit(why)) => ZygoteEvent::SaysUnfit(quoted(why)),
+                Ok(Report::Forked { name, .. }) => ZygoteEvent::Forked(name.clone()),
+                Ok(Report::Failed { name, .. }) => ZygoteEvent::Failed(name.clone()),
+                Err(HandshakeError::Socket(Errno::AGAIN)) => break,
+                Err(HandshakeError::Socket(Errno::INTR)) => continue,
+                Err(_) => ZygoteEvent::Nonsense,
             };
-            match (report, asked) {
-                (Ok(Report::Ready), _) if is_making => zygote.stage = Stage::Ready,
-                (Ok(Report::Unfit(why)), _) if is_making => return self.give_up_zygote(service_number, &quoted(&why)),
-                (Ok(Report::Forked { name, pid }), Some(number)) => {
-                    zygote.forks += 1;
-                    let uid = service.user.as_ref().map(|u| u.uid);
-                    self.was_forked(service_number, number, &name, pid, uid);
-                    self.meet_early(service_number);
+            let todo = zygote.life.on(monotonic_ns(), event);
+            if todo.contains(&ZygoteAction::Kill) {
+                // It closed its end, or says what no zygote says. Its end is noticed.
+                let _ = zygote.connection.take().map(|connection| epoll::delete(&self.host.epoll, connection.as_fd()));
+                if report.is_ok() {
+                    let line = || format!("{} says what it was not asked for, and is ended", name_of(service));
+                    self.host.notices.print(Kind::Zygote(number), line);
                 }
-                (Ok(Report::Failed { name, why }), Some(number)) => {
-                    let line = || format!("{name} is started by itself: its zygote {}", quoted(&why));
-                    self.notices.print(Kind::Zygote(service_number), line);
-                    self.spawn_unforked(number);
-                }
-                (Err(HandshakeError::Socket(Errno::AGAIN)), _) => break,
-                (Err(HandshakeError::Socket(Errno::INTR)), _) => {}
-                (report, _) => {
-                    // It closed its end, or says what no zygote says. Its end is noticed.
-                    let _ = zygote.connection.take().map(|connection| epoll::delete(&self.epoll, connection.as_fd()));
-                    zygote.process.iter().for_each(Process::kill);
-                    if report.is_ok() {
-                        let line = || format!("{} says what it was not asked for, and is ended", name_of(service));
-                        self.notices.print(Kind::Zygote(service_number), line);
+            }
+            if let Ok(Report::Failed { name, why }) = &report
+                && matches!(todo[..], [ZygoteAction::Spawn(_)])
+            {
+                self.host
+                    .notices
+                    .print(Kind::Zygote(number), || format!("{name} is started by itself: its zygote {}", quoted(why)));
+            }
+            for action in todo {
+                match (action, &report) {
+                    (ZygoteAction::Adopt(nf), Ok(Report::Forked { name, pid })) => {
+                        self.was_forked(number, nf, name, *pid, uid);
+                        self.meet_early(number);
                     }
-                    return;
+                    (action, _) => self.act_on_zygote(number, action),
                 }
             }
         }
-        self.ask_zygote(service_number);
+        self.ask_zygote(number);
     }
 
     /// Keeps a process that may have been forked by the zygote of a service until that says so.
@@ -351,20 +324,21 @@ impl Supervisor {
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
             let line = || format!("the zygote of {name} says that it has forked process {pid:?}, which is no child of it");
-            return self.notices.print(Kind::Zygote(service), line);
+            return self.host.notices.print(Kind::Zygote(service), line);
         }
         let process = Process { pid, pidfd, child: true, theirs: false, container: None };
         let nf = self.nfs.get_mut(&number);
-        let nf = nf.filter(|nf| nf.name == name && nf.state == State::Starting && nf.process.is_none());
+        let nf = nf.filter(|nf| nf.name == name && nf.life().awaits_fork());
         let Some(nf) = nf else {
             // Nobody wants it any more.
             process.kill();
             return self.bid_farewell(process, false);
         };
         let data = epoll::EventData::new_u64(token::PROCESS | u64::from(nf.number));
-        let _ = epoll::add(&self.epoll, process.pidfd.as_fd(), data, epoll::EventFlags::IN);
+        let _ = epoll::add(&self.host.epoll, process.pidfd.as_fd(), data, epoll::EventFlags::IN);
         nf.process = Some(process);
         let name = nf.name.clone();
+        self.feed(number, Event::Forked);
         self.note(|r| r.started(&name, pid));
     }
 
@@ -398,7 +372,7 @@ impl Supervisor {
             let zygote = self.services.get(number as usize).and_then(|s| s.as_ref()?.zygote.as_ref());
             let is_it = zygote.and_then(|z| z.process.as_ref()).is_some_and(|p| p.pid == pid);
             if is_it {
-                self.give_up_zygote(number, "its program is built with a library that knows no zygotes");
+                self.feed_zygote(number, ZygoteEvent::Unfit("its program is built with a library that knows no zygotes".into()));
             }
         } else if !self.is_known(pid) && process::is_child(peer.pidfd.as_fd()) {
             let process = Process { pid, pidfd: peer.pidfd, child: true, theirs: false, container: None };
@@ -410,8 +384,8 @@ impl Supervisor {
     /// Whether a process is one that this daemon has to do with already.
     pub(super) fn is_known(&self, pid: Pid) -> bool {
         let is_it = |p: &Process| p.pid == pid;
-        self.nfs.values().flat_map(|nf| nf.process.iter().chain(&nf.wrapper)).any(is_it)
-            || self.leaving.iter().any(is_it)
+        self.nfs.know(pid)
+            || self.host.leaving.iter().any(is_it)
             || self.services.iter().flatten().filter_map(|s| s.zygote.as_ref()?.process.as_ref()).any(is_it)
     }
 
@@ -420,16 +394,16 @@ impl Supervisor {
         let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(process.number()));
         let fd = process.pidfd.as_fd();
         let _ = if is_watched {
-            epoll::modify(&self.epoll, fd, data, epoll::EventFlags::IN)
+            epoll::modify(&self.host.epoll, fd, data, epoll::EventFlags::IN)
         } else {
-            epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+            epoll::add(&self.host.epoll, fd, data, epoll::EventFlags::IN)
         };
-        self.leaving.push(process);
+        self.host.leaving.push(process);
     }
 
     /// Spawns an instance that was to be forked, if it still waits.
     fn spawn_unforked(&mut self, number: u16) {
-        if self.nfs.get(&number).is_some_and(|nf| nf.state == State::Starting && nf.process.is_none()) && !self.stopping {
+        if self.nfs.get(&number).is_some_and(|nf| nf.life().awaits_fork()) && !self.turns.stopping {
             self.spawn_alone(number);
         }
     }
@@ -449,64 +423,37 @@ impl Supervisor {
             return;
         }
         let pid = process.pid;
-        let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+        let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
         // What it had forked and what had not left its group yet has ended with it, if the group was killed.
         process::reap_group(pid);
         zygote.process = None;
-        self.outputs.close(Whose::Zygote(number as u16));
+        self.host.outputs.close(Whose::Zygote(number as u16));
         let pen = zygote.pen.take();
-        let ran_for = zygote.started_at.elapsed();
-        let line = || format!("{name} has ended after {:.3} s", ran_for.as_secs_f64());
-        self.notices.print(Kind::Zygote(number as u16), line);
+        if let Some(connection) = zygote.connection.take() {
+            let _ = epoll::delete(&self.host.epoll, connection.as_fd());
+        }
+        let ran_ns = monotonic_ns().saturating_sub(zygote.life.started_ns());
+        let line = || format!("{name} has ended after {:.3} s", ran_ns as f64 / 1e9);
+        self.host.notices.print(Kind::Zygote(number as u16), line);
         self.note(|r| r.ended(pid));
         self.release_zygote(pen);
-        self.pause_zygote(number as u16);
+        self.feed_zygote(number as u16, ZygoteEvent::Ended);
     }
 
-    /// Waits before the next zygote is started. Who waited for this one is spawned.
-    fn pause_zygote(&mut self, service_number: u16) {
+    /// Ends the process of a service's zygote.
+    fn end_zygote(&mut self, service_number: u16) {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
         if let Some(connection) = zygote.connection.take() {
-            let _ = epoll::delete(&self.epoll, connection.as_fd());
-        }
-        let ran_for = zygote.started_at.elapsed().as_nanos() as u64;
-        zygote.stage = Stage::Pausing;
-        zygote.deadline = match BACKOFF.after_failure(&mut zygote.streak, ran_for) {
-            restart::Decision::StartAfter(pause_ns) => Some(Instant::now() + std::time::Duration::from_nanos(pause_ns)),
-            restart::Decision::GiveUp => None,
-        };
-        zygote.take_all().into_iter().for_each(|number| self.spawn_unforked(number));
-    }
-
-    /// Instances of this service are spawned from now on.
-    pub(super) fn give_up_zygote(&mut self, service_number: u16, why: &str) {
-        let waiting = self.end_zygote(service_number);
-        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
-        let Some(zygote) = &mut service.zygote else { return };
-        // Once in the life of a service.
-        log_line!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
-        zygote.stage = Stage::Unfit(why.into());
-        waiting.into_iter().for_each(|number| self.spawn_unforked(number));
-    }
-
-    /// Ends the process of a service's zygote and gives who waited for it.
-    fn end_zygote(&mut self, service_number: u16) -> Vec<u16> {
-        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return Vec::new() };
-        let Some(zygote) = &mut service.zygote else { return Vec::new() };
-        zygote.deadline = None;
-        let waiting = zygote.take_all();
-        if let Some(connection) = zygote.connection.take() {
-            let _ = epoll::delete(&self.epoll, connection.as_fd());
+            let _ = epoll::delete(&self.host.epoll, connection.as_fd());
         }
         let pen = zygote.pen.take();
         if let Some(process) = zygote.process.take() {
             process.kill();
             self.bid_farewell(process, true);
         }
-        self.outputs.close(Whose::Zygote(service_number));
+        self.host.outputs.close(Whose::Zygote(service_number));
         self.release_zygote(pen);
-        waiting
     }
 
     /// Lets the zygote of a service go, with all that waits for it: the service is removed or replaced, or the daemon stops.
@@ -525,29 +472,17 @@ impl Supervisor {
     /// An instance was asked for and has not come: its zygote stands still, and is ended. Then who waits for it is spawned.
     pub(super) fn fork_is_late(&mut self, number: u16) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
-        let zygote = self.services.get(service as usize).and_then(|s| s.as_ref()?.zygote.as_ref());
-        match zygote.filter(|z| z.is_asked_for(number)).and_then(|z| z.process.as_ref()) {
-            Some(process) => process.kill(),
-            None => self.spawn_unforked(number),
+        match self.services.get(service as usize).and_then(|s| s.as_ref()?.zygote.as_ref()) {
+            Some(zygote) if zygote.process.is_some() => self.feed_zygote(service, ZygoteEvent::Late(number)),
+            _ => self.spawn_unforked(number),
         }
     }
 
     /// Timers of zygotes.
-    pub(super) fn tick_zygotes(&mut self, now: Instant) {
-        for number in 0..self.services.len() {
-            self.meet_early(number as u16);
-            let Some(Some(service)) = self.services.get_mut(number) else { continue };
-            let Some(zygote) = service.zygote.as_mut().filter(|z| z.deadline.is_some_and(|d| now >= d)) else { continue };
-            zygote.deadline = None;
-            let number = number as u16;
-            match zygote.stage {
-                Stage::Pausing if !self.stopping => self.start_zygote(number),
-                Stage::Starting => self.give_up_zygote(
-                    number,
-                    &format!("its zygote said no hello within {} s; is it written with this library?", HELLO_PATIENCE.as_secs()),
-                ),
-                _ => {}
-            }
+    pub(super) fn tick_zygotes(&mut self) {
+        for number in 0..self.services.len() as u16 {
+            self.meet_early(number);
+            self.feed_zygote(number, ZygoteEvent::Due);
         }
     }
 }

@@ -1,0 +1,161 @@
+//! What the lives of NFs ask for is done here.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::process::Pid;
+use sluice_shm::page::Control;
+
+use super::Supervisor;
+use super::nfs::{Action, Again, Event, HELLO_PATIENCE, Nf};
+use super::notice::Kind;
+use crate::controller::events::Subject;
+use sluice_api::model::EventKind;
+use sluice_dataplane::handle::Sentence;
+use sluice_dataplane::succession::Succession;
+use sluice_host::cgroup::pen::Pen;
+use sluice_host::process::Proc;
+use sluice_host::silence;
+
+impl Supervisor {
+    /// Something has happened to an NF: what its life asks for is done.
+    pub(super) fn feed(&mut self, number: u16, event: Event) {
+        for action in self.nfs.on(number, event) {
+            self.act(number, action);
+        }
+    }
+
+    /// Does what the life of an NF asks for.
+    pub(super) fn act(&mut self, number: u16, action: Action) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        match action {
+            Action::Launch(again) => self.launch_again(number, again),
+            Action::Kill => nf.kill(),
+            Action::Terminate => nf.terminate(),
+            Action::SayStop => say_stop(nf),
+            Action::Drain => self.drain_nf(number),
+            Action::Announce => self.announce(number),
+            Action::LookWhetherStarved => {
+                let is_starved = nf.process.as_ref().is_some_and(|p| silence::is_starved(&Proc::default(), p.pid, HELLO_PATIENCE));
+                self.feed(number, Event::Starved(is_starved));
+            }
+            Action::LookAtUse => {
+                let used = use_of(nf);
+                self.feed(number, Event::Used(used, self.config.manager.stall_ms));
+            }
+            Action::Spare(until_ns) => nf.handle.iter().for_each(|handle| handle.spare(until_ns)),
+            Action::TellStarved(waited) => self.host.notices.print(Kind::Starved, || {
+                let waited = waited.as_secs();
+                format!("{} has hardly run in {waited} s, because core {} is busy, and is waited for", nf.name, nf.core)
+            }),
+            Action::TellSilent => {
+                let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
+                self.host.notices.print(Kind::Silent(nf.service), line);
+            }
+            Action::TellStopped(sentence) => self.host.notices.print(Kind::Stopped(nf.service), || stopped(nf, sentence)),
+            Action::Settle => self.settle(number),
+            Action::ForkIsLate => self.fork_is_late(number),
+            Action::Lose => self.lost(number),
+            Action::TrialFailed(how) => self.trial_ended(number, how),
+            Action::ScheduleAt(until_ns) => self.turns.due_ns = Some(self.turns.due_ns.map_or(until_ns, |due| due.min(until_ns))),
+            Action::Bury => self.bury(number),
+            // Done where what it had is at hand.
+            Action::TellEnd(_) | Action::Reclaim => {}
+        }
+    }
+
+    /// Starts the process of an NF that had one before.
+    fn launch_again(&mut self, number: u16, again: Again) {
+        let Some(nf) = self.nfs.get(&number).filter(|_| !self.turns.stopping) else { return };
+        let how = match again {
+            Again::AtOnce => Some("at once"),
+            Again::AfterPause => Some("after a pause"),
+            Again::Fresh => None,
+        };
+        if let Some(how) = how {
+            let text = format!("started again {how}; restarts so far: {}", nf.life().restarts());
+            self.controller.events().note(EventKind::Restart, Subject::Nf(&nf.name), text);
+        }
+        // A start that fails is the next failure.
+        self.launch(number);
+    }
+
+    /// Has the other instances of a service follow one that goes: they get its flows, unless these are given by a pool.
+    fn followed(&self, number: u16) -> Vec<Arc<Succession>> {
+        let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
+        let others = service.filter(|service| service.pool.is_none()).map_or(&[][..], |service| &service.instances);
+        let runs = |nf: &&u16| self.nfs.get(*nf).is_some_and(|nf| nf.life().takes_packets());
+        others.iter().filter(runs).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
+    }
+
+    /// Begins to remove an NF: no new packets, then, when those on their way have passed, the word to stop.
+    pub(super) fn retire(&mut self, number: u16) {
+        self.feed(number, Event::StopRequested(Duration::from_millis(self.config.manager.drain_ms)));
+    }
+
+    /// Gives an NF no new packets.
+    fn drain_nf(&mut self, number: u16) {
+        let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
+        let successions = self.followed(number);
+        if !self.publish_pool(service) {
+            self.publish();
+        }
+        self.let_follow(&successions);
+        let fence = self.plane.fence();
+        if let Some(nf) = self.nfs.get_mut(&number) {
+            nf.removal.fence = Some(fence);
+        }
+    }
+
+    /// Ends NFs that packet threads have condemned, and members of pools that had the one flow that they may have.
+    pub(super) fn end_condemned(&mut self) {
+        let condemned = |nf: &Nf| {
+            let handle = nf.handle.as_ref()?;
+            let sentence = handle.sentence();
+            let event = || Event::Condemned(sentence, handle.violations.load(Ordering::Relaxed));
+            (sentence != Sentence::None).then(|| (nf.number, event()))
+        };
+        let condemned: Vec<(u16, Event)> = self.nfs.values().filter_map(condemned).collect();
+        condemned.into_iter().for_each(|(number, event)| self.feed(number, event));
+    }
+}
+
+/// Asks an NF to stop by the word in its page.
+fn say_stop(nf: &mut Nf) {
+    nf.removal.fence = None;
+    let Some(handle) = &nf.handle else { return nf.kill() };
+    handle.wants_core.store(true, Ordering::Relaxed);
+    handle.region.page.control(Control::Stop).store(1, Ordering::Release);
+    // Whatever its core's page says, and without a word there that it has the core.
+    handle.rouse(1);
+}
+
+/// What the processes of an NF that stands still have used, if it is runnable and waits for its core. What its other processes use is its own
+/// use: else it could hold packets for as long as they keep it from the core.
+fn use_of(nf: &Nf) -> Option<Duration> {
+    let proc = Proc::default();
+    let process = nf.process.as_ref().filter(|process| !process.theirs && silence::waits(&proc, process.pid))?;
+    let mut all: Vec<Pid> = nf.held.pen.as_ref().map_or(Vec::new(), Pen::members).into_iter().filter_map(Pid::from_raw).collect();
+    if all.is_empty() {
+        all.push(process.pid);
+    }
+    Some(silence::used_by(&proc, &all))
+}
+
+/// That an NF is stopped for cause, in words.
+fn stopped(nf: &Nf, sentence: Sentence) -> String {
+    let violations = nf.handle.as_ref().map_or(0, |handle| handle.violations.load(Ordering::Relaxed));
+    match sentence {
+        Sentence::Stalled => format!("{} {}, and is stopped (manager.stall_ms)", nf.name, offence(sentence)),
+        _ => format!("{} forged {violations} descriptors or cursors and is stopped", nf.name),
+    }
+}
+
+/// What an NF that was stopped for cause has done.
+pub(super) fn offence(cause: Sentence) -> &'static str {
+    match cause {
+        Sentence::Stalled => "holds packets and returns none",
+        _ => "forged descriptors or cursors",
+    }
+}

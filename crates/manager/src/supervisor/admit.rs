@@ -1,0 +1,310 @@
+//! How processes that say that they are NFs are let in.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::process::Pid;
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::handshake::{self, Welcome};
+
+use super::act::offence;
+use super::nfs::{Event, Process, State};
+use super::notice::Kind;
+use super::priorities::own_priority;
+use super::{Supervisor, SupervisorError, token};
+use crate::dataplane::Place;
+use crate::nf::attach;
+use crate::nf::death::Cause;
+use sluice_api::config::Mode;
+use sluice_config::estimates::Of;
+use sluice_dataplane::handle::NfHandle;
+use sluice_host::process;
+
+/// Nanoseconds that an NF goes on looking for packets before it sleeps.
+const LINGER_NS: u32 = 3_000;
+
+/// What becomes of a caller that may be the NF that it says it is.
+enum Admission {
+    /// It is this one.
+    Now(u16),
+    /// It may have been forked by the zygote of this service, which is to say so.
+    Later(u16),
+}
+
+impl Supervisor {
+    /// Answers those who want to be NFs.
+    pub(super) fn greet(&mut self) {
+        let events = match self.host.listener.serve(monotonic_ns()) {
+            Ok(events) => events,
+            Err(error) => {
+                log_line!("sluiced: the NF socket is broken: {error}");
+                return;
+            }
+        };
+        for event in events {
+            match event {
+                attach::Event::Hello(caller) if caller.hello.is_zygote => self.greet_zygote(caller),
+                attach::Event::Hello(caller) => self.greet_nf(caller),
+                attach::Event::Dropped { uid, pid, why } => {
+                    let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
+                    let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
+                    self.host.notices.print(Kind::Closed(std::mem::discriminant(&why)), line);
+                }
+            }
+        }
+    }
+
+    /// Answers a process that says that it is an NF.
+    pub(super) fn greet_nf(&mut self, caller: attach::Caller) {
+        let why = match self.admit_caller(&caller) {
+            Ok(Admission::Now(number)) => {
+                if let Err(error) = self.welcome(number, caller) {
+                    let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
+                    self.feed(number, Event::Fails(Cause::Unstarted(error.to_string())));
+                    self.host.notices.print(Kind::Failed(service), || error.to_string());
+                    self.lost(number);
+                }
+                return;
+            }
+            Ok(Admission::Later(service)) => match self.keep_early(service, caller) {
+                Ok(()) => return,
+                Err(caller) => return drop(caller.refuse("too many processes say that they are forked by this zygote")),
+            },
+            Err(why) => why,
+        };
+        let name = caller.hello.name.clone();
+        let peer = caller.refuse(&why);
+        self.was_refused(&name, peer);
+    }
+
+    /// Whether a caller may be the NF that it says it is: which one, or why not.
+    fn admit_caller(&mut self, caller: &attach::Caller) -> Result<Admission, String> {
+        if self.turns.stopping {
+            return Err("the manager is stopping".into());
+        }
+        let name = &caller.hello.name;
+        let by_name = self.nf_number(name).and_then(|number| self.nfs.get(&number));
+        let of_service = || {
+            let service = self.services.iter().flatten().find(|s| s.config.name == *name)?;
+            service.instances.iter().filter_map(|n| self.nfs.get(n)).find(|nf| nf.is(State::Expected))
+        };
+        let Some(nf) = by_name.or_else(of_service) else {
+            return Err(format!("there is no NF and no free instance of a service named `{name}`; see `sluice nf list`"));
+        };
+        if let Some((cause, until_ns)) = nf.life().kept_out() {
+            let wait = until_ns.saturating_sub(monotonic_ns()) as f64 / 1e9;
+            let service = nf.name.rsplit_once('.');
+            return Err(format!(
+                "{} was stopped because it {}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and \
+                 `sluice nf add {}`)",
+                nf.name,
+                offence(cause),
+                nf.name,
+                service.map_or(&*nf.name, |(service, _)| service)
+            ));
+        }
+        if nf.handle.is_some() || !matches!(nf.life().state(), State::Starting | State::Expected) {
+            return Err(format!("{} is {} already; an NF has one process", nf.name, nf.life().state()));
+        }
+        let service = self.service_of(nf).ok_or("its service is gone")?;
+        match (service.container.is_some(), self.in_container_of(&caller.peer)) {
+            (false, None) => {
+                caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?;
+                match (nf.life().state(), &nf.process) {
+                    (State::Starting, Some(process)) if !process.has_started(&caller.peer) => {
+                        let pid = caller.peer.pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
+                        let started = process.number();
+                        let (name, uid) = (nf.name.clone(), caller.peer.uid);
+                        let line = || {
+                            format!("process {pid} (user {uid}) said that it is {name}, which is process {started}: it was refused")
+                        };
+                        self.host.notices.print(Kind::Impostor, line);
+                        return Err(format!(
+                            "{name} is started by the manager, as process {started}, and this is neither that one nor a child of it; a \
+                             program that starts the NF has to wait for it"
+                        ));
+                    }
+                    // Forked by now, which its zygote has not said yet, or somebody else.
+                    (State::Starting, None) => {
+                        let asked = service.zygote.as_ref().is_some_and(|zygote| zygote.is_asked_for(nf.number));
+                        let why = || format!("{} is not started yet", nf.name);
+                        return if asked { Ok(Admission::Later(nf.service)) } else { Err(why()) };
+                    }
+                    _ => {}
+                }
+            }
+            // Whoever it is in there, it is nobody else.
+            (true, Some(number)) if number == nf.number => {}
+            (_, Some(_)) => return Err(format!("a process in the container of another NF may not attach as {}", nf.name)),
+            (true, None) => return Err(format!("{} runs in a container, and only a process in there may attach as it", nf.name)),
+        }
+        Ok(Admission::Now(nf.number))
+    }
+
+    /// Gives an NF its memory and takes it in.
+    fn welcome(&mut self, number: u16, caller: attach::Caller) -> Result<(), SupervisorError> {
+        let nf = self.nfs.get(&number).expect("the caller found it");
+        let service = self.service_of(nf).expect("an NF has a service");
+        let (comes, is_forked) = (service.config.attach, nf.held.pen.is_none());
+        // A fork has had its handler made by a zygote of its service, whichever that was.
+        let now = Instant::now();
+        let told = (if service.config.zygote { service.added } else { now }, now);
+        let (handle, place) = self.grant(number)?;
+        let welcome = self.welcome_of(&handle, &place);
+        // Before it is told where it is: its filter lets it go nowhere by itself.
+        if let (false, Some(pid), Ok(pidfd)) = (comes, caller.peer.pid, caller.peer.pidfd.try_clone()) {
+            self.confine(number, pid, pidfd, is_forked);
+        }
+        let core_memory = self.plane.page_memory(&place).expect("the place has a page").fd();
+        let memory = self.plane.memory_of(&place).expect("it is still there");
+        let fds = [memory.file().fd(), handle.region.memory.fd(), core_memory];
+        let sent = caller.welcome(&welcome, fds);
+        self.feed(number, Event::Granted);
+        let nf = self.nfs.get_mut(&number).expect("it is still there");
+        nf.told = Some(told);
+        nf.counted.service_times.get_mut().begin();
+        nf.handle = Some(handle);
+        nf.place = Some(place);
+        match sent {
+            Ok(attached) => self.was_let_in(number, attached),
+            Err(_) => {
+                // It left before it was let in: what it was given is taken back, and its process will be noticed to have ended.
+                nf.kill();
+                if nf.process.is_none() {
+                    self.lost(number);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the place and the rings of an NF.
+    fn grant(&mut self, number: u16) -> Result<(Arc<NfHandle>, Place), SupervisorError> {
+        let nf = self.nfs.get(&number).expect("the caller found it");
+        let service = self.service_of(nf).expect("an NF has a service");
+        let (name, core, of) = (nf.name.clone(), nf.core, nf.service);
+        let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
+        let priority = own_priority(&service.config, &self.config.sched);
+        let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
+        // Known before its first packet, if it was measured; what is measured in use takes its place.
+        let program = service.exec.as_ref().and_then(|exec| Of::here(exec, &service.config.args).ok());
+        let known = program.and_then(|of| self.host.estimates.find(&of)).map(|estimate| estimate.ns_per_packet.median);
+        let place = self.plane.place(core, tenant)?;
+        let handle = match self.plane.attach(number, &name, of, core, poll, ring, &place, priority, wakeup) {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.plane.vacate(&place);
+                return Err(error.into());
+            }
+        };
+        let _ = handle.bell.set(self.turns.bell.clone());
+        if let Some(ns) = known {
+            handle.load.service_ns.set(ns);
+        }
+        Ok((handle, place))
+    }
+
+    /// What an NF is told that is let in.
+    fn welcome_of(&self, handle: &NfHandle, place: &Place) -> Welcome {
+        Welcome {
+            geometry: self.plane.memory_of(place).expect("the place is of a tenant, which has memory").geometry(),
+            region: handle.region.page.layout(),
+            slots: place.page.slots(),
+            slot: place.slot,
+            name: handle.name.clone(),
+            core: handle.core as u32,
+            poll: handle.poll,
+            linger_ns: if self.config.sched.handover { LINGER_NS } else { 0 },
+            clock_scale: self.plane.clock().scale_raw(),
+            ports: self.port_names(),
+            services: self.service_names(),
+            chains: self.chain_names(),
+        }
+    }
+
+    /// An NF was told where its memory is: it is one from now on.
+    fn was_let_in(&mut self, number: u16, attached: attach::Attached) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let (pid, name, core) = (attached.peer.pid, nf.name.clone(), nf.core);
+        let mut came = None;
+        if nf.process.as_ref().is_none_or(|p| Some(p.pid) != pid) {
+            // It came by itself, or through a program that started it: its own process counts, and the other must not outlive it.
+            came = pid;
+            if let Some(wrapper) = nf.process.take() {
+                let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(wrapper.number()));
+                let _ = epoll::modify(&self.host.epoll, wrapper.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                nf.held.wrapper = Some(wrapper);
+            }
+            let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+            let _ = epoll::add(&self.host.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
+            let pid = pid.unwrap_or(Pid::INIT);
+            // One that was forked may come before its zygote has told of it.
+            let child = process::is_child(attached.peer.pidfd.as_fd());
+            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child, theirs: false, container: None });
+        }
+        let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
+        let _ = epoll::add(&self.host.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        nf.held.connection = Some(attached.socket);
+        nf.held.has_said_ready = false;
+        if let Some(pid) = pid {
+            nf.counted.cpu.start(pid);
+        }
+        nf.counted.welcomed(monotonic_ns());
+        let handle = nf.handle.clone();
+        self.feed(number, Event::Admitted);
+        if let Some(pid) = came {
+            self.note(|r| r.started(&name, pid));
+        }
+        if let Some(handle) = &handle {
+            self.controller.add(handle.clone());
+        }
+        let poll = handle.as_ref().is_some_and(|handle| handle.poll);
+        if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
+            // It has its memory already: what it was given comes back when its process has ended, and not before.
+            log_line!("sluiced: {name} is stopped: {error}");
+            return self.feed(number, Event::Troubled(Cause::Unstarted(error.to_string())));
+        }
+        self.govern();
+    }
+
+    /// An NF has said something on its connection, or closed it.
+    pub(super) fn hear(&mut self, number: u16) {
+        let Some(connection) = self.nfs.get(&number).and_then(|nf| nf.held.connection.as_ref()) else { return };
+        match handshake::receive(connection.as_fd()) {
+            Ok((message, _)) if handshake::is_ready(&message) && self.says_first(number) => self.feed(number, Event::Ready),
+            Err(handshake::HandshakeError::Socket(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {}
+            // An NF says nothing else, and that once. One that goes on would keep this thread busy.
+            Ok(_) | Err(_) => self.connection_closed(number),
+        }
+    }
+
+    /// Whether a process has not said before that it is ready.
+    fn says_first(&mut self, number: u16) -> bool {
+        self.nfs.get_mut(&number).is_some_and(|nf| !std::mem::replace(&mut nf.held.has_said_ready, true))
+    }
+
+    /// The handler of an NF is made: packets may be given to it.
+    pub(super) fn announce(&mut self, number: u16) {
+        let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
+        if !self.stir_pool(service) {
+            self.publish();
+        }
+    }
+
+    /// Names of the ports, by number.
+    pub(super) fn port_names(&self) -> Vec<String> {
+        self.ports.iter().map(|port| port.as_ref().map_or(String::new(), |p| p.config.name.clone())).collect()
+    }
+
+    /// Names of the services, by number.
+    pub(super) fn service_names(&self) -> Vec<String> {
+        self.services.iter().map(|service| service.as_ref().map_or(String::new(), |s| s.config.name.clone())).collect()
+    }
+
+    /// Names of the chains, by number.
+    pub(super) fn chain_names(&self) -> Vec<String> {
+        self.chains.iter().map(|chain| chain.as_ref().map_or(String::new(), |c| c.name.clone())).collect()
+    }
+}

@@ -1,0 +1,179 @@
+//! What is counted and measured of an NF: over its processes, so that totals never go back.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::process::Pid;
+use sluice_shm::histogram::Followed;
+use sluice_shm::page::Counter;
+
+use sluice_api::health::Death;
+use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::wake::CAUSES;
+use sluice_foreign::room::Who;
+use sluice_host::process::CpuClock;
+
+/// Nanoseconds between two looks at the CPU time of a process.
+const CPU_EVERY_NS: u64 = 500_000_000;
+
+/// What an NF's former processes counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Totals {
+    pub(crate) posted: u64,
+    pub(crate) returned: u64,
+    pub(crate) dropped: u64,
+    pub(crate) wakes: u64,
+    pub(crate) violations: u64,
+    pub(crate) woken: [u64; CAUSES],
+    pub(crate) marked: u64,
+    pub(crate) share_writes: u64,
+    pub(crate) throttles: u64,
+    pub(crate) turns: u64,
+    pub(crate) spoken: [u64; SPOKEN.len()],
+}
+
+/// What a process counts in its page itself.
+const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
+
+/// The most that a process has said of each of these. It may write anything there, and does not
+/// make a counter go back by it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Spoken([u64; SPOKEN.len()]);
+
+impl Spoken {
+    /// What its page says now.
+    pub(crate) fn hear(mut self, handle: &NfHandle) -> Self {
+        for (most, counter) in self.0.iter_mut().zip(SPOKEN) {
+            // Relaxed: a statistic.
+            *most = (*most).max(handle.region.page.counter(counter).load(Ordering::Relaxed));
+        }
+        self
+    }
+}
+
+impl Totals {
+    /// Adds what a handle counted, whose process has said so much itself.
+    pub(crate) fn add(&mut self, handle: &NfHandle, spoken: Spoken) {
+        for counters in &handle.counters {
+            self.posted += counters.posted.get();
+            self.returned += counters.returned.get();
+            self.dropped += counters.dropped.get();
+            self.wakes += counters.wakes.get();
+            self.marked += counters.marked.get();
+            self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
+        }
+        self.violations += handle.violations.load(Ordering::Relaxed);
+        self.share_writes += handle.load.writes.load(Ordering::Relaxed);
+        self.turns += handle.load.slices.load(Ordering::Relaxed);
+        self.throttles += handle.gate.throttles.load(Ordering::Relaxed);
+        self.spoken.iter_mut().zip(spoken.hear(handle).0).for_each(|(sum, n)| *sum = sum.saturating_add(n));
+    }
+}
+
+/// What is counted and measured of an NF, over all its lives.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    /// Counters of its former processes, so that totals never go back.
+    pub(crate) before: Totals,
+    /// What its process has said of itself.
+    pub(crate) spoken: Cell<Spoken>,
+    /// What its process has counted in its page of how long its bursts took.
+    pub(crate) service_times: RefCell<Followed>,
+    pub(crate) cpu: CpuMeter,
+    /// Monotonic clock when its process was started, and how long it took to be let in.
+    pub(crate) spawned_ns: Option<u64>,
+    pub(crate) welcomed_ns: Option<u64>,
+    /// How long the frames of its last process took to come back.
+    pub(crate) reclaim_ns: Option<u64>,
+    /// How it died last, if it has.
+    pub(crate) last_death: Option<Death>,
+}
+
+impl Counted {
+    /// Its process has ended: what that has counted is kept.
+    pub(crate) fn count_off(&mut self, handle: &NfHandle) {
+        self.before.add(handle, self.spoken.take());
+        self.service_times.get_mut().follow(handle.region.page.service_time());
+    }
+
+    /// It was let in.
+    pub(crate) fn welcomed(&mut self, now_ns: u64) {
+        self.welcomed_ns = self.spawned_ns.map(|at| now_ns.saturating_sub(at));
+    }
+}
+
+/// Measures how much of a core a process uses, or all processes of a foreign program.
+#[derive(Debug, Default)]
+pub(crate) struct CpuMeter {
+    clock: Option<CpuClock>,
+    /// Who belongs to a foreign program.
+    who: Option<Who>,
+    /// Clocks of its processes, and what each has used so far.
+    clocks: HashMap<Pid, (CpuClock, u64)>,
+    /// What they have used in all, those that have ended too, since this was measured.
+    used: u64,
+    last: Option<(Instant, u64)>,
+    percent: f64,
+}
+
+impl CpuMeter {
+    /// A new process.
+    pub(crate) fn start(&mut self, pid: Pid) {
+        *self = Self { clock: CpuClock::of(pid).ok(), ..Self::default() };
+    }
+
+    /// A new program of several processes.
+    pub(crate) fn start_of(&mut self, who: Who) {
+        *self = Self { who: Some(who), ..Self::default() };
+    }
+
+    /// Share of a core over the last period, 0 to 100.
+    pub(crate) fn percent(&self) -> f64 {
+        self.percent
+    }
+
+    /// CPU time when it was looked at last, in nanoseconds.
+    pub(crate) fn last_ns(&self) -> Option<u64> {
+        self.last.map(|(_, used)| used)
+    }
+
+    /// Looks at the clocks of all processes that are there now.
+    fn used(&mut self) -> Option<u64> {
+        let Some(who) = &self.who else { return self.clock?.read_ns().ok() };
+        let members = who.members();
+        self.clocks.retain(|pid, _| members.contains(pid));
+        for pid in members {
+            if let Entry::Vacant(new) = self.clocks.entry(pid)
+                && let Ok(clock) = CpuClock::of(pid)
+            {
+                new.insert((clock, 0));
+            }
+        }
+        for (clock, before) in self.clocks.values_mut() {
+            if let Ok(now) = clock.read_ns() {
+                self.used += now.saturating_sub(*before);
+                *before = now;
+            }
+        }
+        Some(self.used)
+    }
+
+    /// Looks, if it is time to. Whether it did.
+    pub(crate) fn sample(&mut self, now: Instant) -> bool {
+        if self.clock.is_none() && self.who.is_none() {
+            return false;
+        }
+        if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
+            return false;
+        }
+        let Some(used) = self.used() else { return true };
+        if let Some((at, before)) = self.last {
+            self.percent = used.saturating_sub(before) as f64 * 100.0 / (now - at).as_nanos().max(1) as f64;
+        }
+        self.last = Some((now, used));
+        true
+    }
+}

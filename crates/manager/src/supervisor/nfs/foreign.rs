@@ -1,0 +1,53 @@
+//! What an NF has that is a program which knows nothing of Sluice.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sluice_shm::page::Counter;
+
+use sluice_dataplane::handle::NfHandle;
+use sluice_foreign::room::Who;
+use sluice_foreign::{Counters, End, Room, Wires};
+
+/// What a foreign NF has besides.
+#[derive(Default)]
+pub(crate) struct Foreign {
+    /// What is counted of it, over all its lives.
+    pub(crate) counters: Arc<Counters>,
+    /// Which life: results of former ones are late.
+    pub(crate) life: u64,
+    /// Its room, while it has one and no thread works in it.
+    pub(crate) room: Option<Arc<Room>>,
+    /// The ends of its wires, until a packet thread has them.
+    pub(crate) wires: Option<Wires>,
+    /// Devices that share memory with it, until its room is built.
+    pub(crate) devices: Vec<End>,
+    /// Number of the arena that its devices receive into, for as long as they are open.
+    pub(crate) memory: Option<u8>,
+    /// What was noted in the record for it.
+    pub(crate) noted: Vec<PathBuf>,
+    /// Why it did not come.
+    pub(crate) trouble: Option<String>,
+    /// Who belongs to it.
+    pub(crate) who: Who,
+    /// CPU time and packets when its cost was told last.
+    pub(crate) told: (u64, u64),
+    /// When its addresses are announced next, and which time that is.
+    pub(crate) announced: Option<(Instant, usize)>,
+    /// When its interfaces were looked at last.
+    pub(crate) looked: Option<Instant>,
+}
+
+impl Foreign {
+    /// Tells what its packets cost, where an NF would tell it itself: CPU time of its processes, in nanoseconds since they came.
+    pub(crate) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
+        let entered = self.counters.entered.get();
+        let (before_ns, before) = std::mem::replace(&mut self.told, (used_ns, entered));
+        let (took, packets) = (used_ns.saturating_sub(before_ns), entered - before);
+        if packets > 0 && took > 0 {
+            handle.region.page.add(Counter::BusyNs, took);
+            handle.region.page.add(Counter::Sampled, packets);
+        }
+    }
+}

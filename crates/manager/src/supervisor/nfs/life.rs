@@ -1,0 +1,589 @@
+//! The life of an NF as a state machine: events in, actions out.
+//!
+//! It holds all that is decided about an NF's life: its [`State`], when that ends by itself, how it
+//! is started again, how long it may take to come and to go, whether it is of a version on trial.
+//! It does no I/O, knows no clock and opens no process: the time is an argument, and what is to be
+//! done is an [`Action`] for the supervisor.
+//!
+//! # Ends
+//! A process that ends without being asked is started again by [`BACKOFF`], one that was stopped
+//! for cause by [`AFTER_CAUSE`]. Which services are started again is `on_failure`'s to say. What is
+//! on its way out when it ends is gone: what drains, what is of a version on trial, and what goes
+//! with the flow that it has.
+//!
+//! # Patience
+//! | what is waited for | how long | then |
+//! |---|---|---|
+//! | hello of a process | [`HELLO_PATIENCE`], and up to [`RESPITES`] times as long where the host is busy | it is killed |
+//! | packets of one that drains | `manager.drain_ms` | it is asked to stop |
+//! | end of one that was asked to stop | [`STOP_PATIENCE`] | it is killed |
+//! | packets of one that holds them and is runnable | [`RESPITE`], up to [`MOST_RESPITES`] times | it is killed |
+
+use std::time::Duration;
+
+use sluice_policy::restart::{self, Backoff, Decision, Streak};
+
+use super::event::{Action, Again, End, Ended, Event, TrialEnd};
+use super::state::{Forbidden, State};
+use crate::nf::death::Cause;
+use sluice_dataplane::handle::Sentence;
+use sluice_host::process::Exit;
+
+/// How long a spawned NF may take to say hello.
+pub(crate) const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it gets as long once more, where the host is so busy that it has hardly run.
+pub(super) const RESPITES: u32 = 11;
+/// How long an NF that stands still and is runnable is watched for whether it runs.
+pub(super) const RESPITE: Duration = Duration::from_secs(1);
+/// How often at most: so long may a host be so busy.
+pub(super) const MOST_RESPITES: u32 = 120;
+/// How long an NF that was told to stop may take.
+pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How NFs that end are started again.
+pub(crate) const BACKOFF: Backoff =
+    Backoff { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None };
+
+/// How NFs are started again, or let in again, that were stopped for cause.
+pub(super) const AFTER_CAUSE: Backoff =
+    Backoff { first_ns: 1_000_000_000, longest_ns: 60_000_000_000, good_run_ns: 600_000_000_000, give_up_after: None };
+
+/// How an NF comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The manager starts its process.
+    Started,
+    /// It comes by itself (`attach = true`).
+    Arrives,
+    /// It is a program that knows nothing of Sluice.
+    Foreign,
+}
+
+/// The process that an NF has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Process {
+    None,
+    /// One that the manager may end.
+    Ours,
+    /// Somebody else's, who alone ends it.
+    Theirs,
+}
+
+/// What is going to happen to an NF besides what its state says.
+#[derive(Debug, Clone, Copy, Default)]
+struct Course {
+    /// It is on its way out: when its packets are gone it is told to stop.
+    drains: bool,
+    /// It is of a version that its service does not have yet: it gets no packets, and is not started again.
+    on_trial: bool,
+    /// It is of a version that its service does not have any more, and goes with the flow that it has.
+    leaves: bool,
+    /// It is ended to be started again with fresh packet memory.
+    renewed: bool,
+    /// It was told to stop, and has no process whose end would be noticed.
+    is_leaving: bool,
+}
+
+/// What an NF's lives so far have come to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Past {
+    restarts: u64,
+    streak: Streak,
+    /// Ends for cause.
+    offences: Streak,
+    stopped_for: Option<Sentence>,
+    stops: u64,
+}
+
+/// The life of an NF. [`Life::on`] alone changes it.
+#[derive(Debug)]
+pub(crate) struct Life {
+    state: State,
+    origin: Origin,
+    process: Process,
+    /// It has memory.
+    is_attached: bool,
+    /// The namespace of a foreign program is there.
+    has_room: bool,
+    course: Course,
+    started_ns: u64,
+    /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
+    deadline_ns: Option<u64>,
+    /// How often its process was given more time, because the host is busy.
+    respites: u32,
+    /// What it had used when it stood still, and when that was.
+    used: Option<(Duration, u64)>,
+    past: Past,
+    /// How its process has ended, and why it was ended, or did not come.
+    exit: Option<Exit>,
+    ended_for: Option<Cause>,
+}
+
+fn ns(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+impl Life {
+    /// The life of an NF that has no process yet.
+    pub(crate) fn new(now_ns: u64, origin: Origin) -> Self {
+        Self {
+            state: State::Expected,
+            origin,
+            process: Process::None,
+            is_attached: false,
+            has_room: false,
+            course: Course::default(),
+            started_ns: now_ns,
+            deadline_ns: None,
+            respites: 0,
+            used: None,
+            past: Past::default(),
+            exit: None,
+            ended_for: None,
+        }
+    }
+
+    /// The same, of a version that is tried out.
+    pub(crate) fn on_trial(now_ns: u64) -> Self {
+        Self { course: Course { on_trial: true, ..Course::default() }, ..Self::new(now_ns, Origin::Started) }
+    }
+
+    /// Where it stands.
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether it takes new packets.
+    pub(crate) fn takes_packets(&self) -> bool {
+        self.state == State::Running && !self.course.drains
+    }
+
+    /// Whether it is on its way out because it is to be gone.
+    pub(crate) fn drains(&self) -> bool {
+        self.course.drains
+    }
+
+    /// Whether it is of a version that its service does not have yet.
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.course.on_trial
+    }
+
+    /// Whether it goes with the flow that it has.
+    pub(crate) fn leaves(&self) -> bool {
+        self.course.leaves
+    }
+
+    /// Whether it is to be lost now, because no process of its own would end.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.course.is_leaving
+    }
+
+    /// Whether it is not on its way out.
+    pub(crate) fn stays(&self) -> bool {
+        !self.course.drains && !self.course.leaves && self.state != State::Stopping
+    }
+
+    /// Whether nobody starts it again.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.state, State::Failed | State::Gone)
+    }
+
+    /// Whether it waits for its zygote to fork it.
+    pub(crate) fn awaits_fork(&self) -> bool {
+        self.state == State::Starting && self.process == Process::None
+    }
+
+    /// Whether it was removed while it had no process yet.
+    pub(crate) fn left_while_starting(&self) -> bool {
+        self.state == State::Stopping && self.process == Process::None
+    }
+
+    /// How often it was started again.
+    pub(crate) fn restarts(&self) -> u64 {
+        self.past.restarts
+    }
+
+    /// How often it was stopped for cause.
+    pub(crate) fn stops(&self) -> u64 {
+        self.past.stops
+    }
+
+    /// How often it has ended in a row, without a good run in between.
+    pub(crate) fn deaths_in_a_row(&self) -> u32 {
+        self.past.streak.failures.max(self.past.offences.failures)
+    }
+
+    /// When it was started, or was let in.
+    pub(crate) fn started_ns(&self) -> u64 {
+        self.started_ns
+    }
+
+    /// When the state it is in ends by itself.
+    #[cfg(test)]
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.deadline_ns
+    }
+
+    /// Whether the state it is in ends by itself now.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        self.deadline_ns.is_some_and(|deadline| now_ns >= deadline)
+    }
+
+    /// When its pause ends, if it has one.
+    pub(crate) fn pause_until_ns(&self) -> Option<u64> {
+        self.deadline_ns.filter(|_| matches!(self.state, State::Restarting | State::Failed))
+    }
+
+    /// For what one that comes by itself is kept out, and until when.
+    pub(crate) fn kept_out(&self) -> Option<(Sentence, u64)> {
+        (self.state == State::Failed).then_some(self.past.stopped_for?).zip(self.deadline_ns)
+    }
+
+    /// How it comes.
+    #[cfg(test)]
+    pub(super) fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Takes one step of the table.
+    fn to(&mut self, next: State) -> Result<(), Forbidden> {
+        self.state = self.state.to(next)?;
+        Ok(())
+    }
+
+    /// Something has happened: what is to be done, in this order.
+    ///
+    /// # Errors
+    /// [`Forbidden`] if it cannot happen to an NF that stands where this one does. Nothing has
+    /// changed then.
+    pub(super) fn on(&mut self, now_ns: u64, event: Event) -> Result<Vec<Action>, Forbidden> {
+        let mut todo = Vec::new();
+        match event {
+            Event::Launched => self.launched(now_ns)?,
+            Event::Spawned => self.has_process(Process::Ours, (self.origin != Origin::Foreign).then_some(now_ns))?,
+            Event::Forked => self.has_process(Process::Ours, None)?,
+            Event::Found => self.has_process(Process::Theirs, None)?,
+            Event::Asked => self.has_process(Process::None, Some(now_ns))?,
+            Event::Built => self.has_room = true,
+            Event::Settles(after) => self.deadline_ns = Some(now_ns + ns(after)),
+            Event::Granted => self.is_attached = true,
+            Event::Admitted => self.admitted(now_ns)?,
+            Event::Ready if self.state == State::Starting && self.is_attached => {
+                self.to(State::Running)?;
+                todo.push(Action::Announce);
+            }
+            Event::Ready => {}
+            Event::Joined => self.joined(now_ns)?,
+            Event::Condemned(sentence, violations) => self.condemned(sentence, violations, &mut todo),
+            Event::Used(used, stall_ms) => self.has_stalled(now_ns, used, stall_ms, &mut todo),
+            Event::Starved(is_starved) => self.said_no_hello(now_ns, is_starved, &mut todo),
+            Event::Closed(is_ending) => {
+                if self.state != State::Stopping && self.process != Process::None && !is_ending {
+                    self.note(Cause::Closed);
+                }
+                todo.push(Action::Kill);
+            }
+            Event::Fails(cause) => self.note(cause),
+            Event::Troubled(cause) => {
+                self.note(cause);
+                todo.push(if self.process == Process::Ours { Action::Kill } else { Action::Lose });
+            }
+            Event::Renewed => {
+                self.course.renewed = true;
+                todo.push(Action::Kill);
+            }
+            Event::StopRequested(drain) => self.stop_requested(now_ns, drain, &mut todo)?,
+            Event::Superseded(drain) => {
+                if self.state == State::Running && self.is_attached {
+                    self.drain(now_ns, drain);
+                }
+            }
+            Event::Drained if self.state == State::Running && self.course.drains => self.stop(now_ns, &mut todo)?,
+            Event::Drained => {}
+            Event::Shutdown => match self.state {
+                State::Running => self.stop(now_ns, &mut todo)?,
+                State::Starting => self.stop_requested(now_ns, Duration::ZERO, &mut todo)?,
+                _ => {}
+            },
+            Event::TrialPassed => self.course.on_trial = false,
+            Event::Leaves => self.course.leaves |= self.state == State::Running,
+            Event::Exited(exit) => self.exit = exit,
+            Event::Ended(ended) => self.ended(now_ns, &ended, &mut todo)?,
+            Event::Due if self.is_due(now_ns) => self.due(now_ns, &mut todo)?,
+            Event::Due => {}
+        }
+        Ok(todo)
+    }
+
+    /// Notes why it is about to be ended, or did not come, if nothing is noted yet.
+    fn note(&mut self, cause: Cause) {
+        self.ended_for.get_or_insert(cause);
+    }
+
+    fn launched(&mut self, now_ns: u64) -> Result<(), Forbidden> {
+        // One that was to be forked is spawned after all.
+        if !self.awaits_fork() || self.is_attached {
+            self.to(State::Starting)?;
+        }
+        (self.started_ns, self.deadline_ns) = (now_ns, None);
+        (self.respites, self.used) = (0, None);
+        Ok(())
+    }
+
+    /// It has a process now, which is to say hello, if that is given from now on.
+    fn has_process(&mut self, process: Process, from_ns: Option<u64>) -> Result<(), Forbidden> {
+        if self.state != State::Starting {
+            return Err(Forbidden { from: self.state, to: State::Starting });
+        }
+        self.process = process;
+        self.deadline_ns = from_ns.map(|now| now + ns(HELLO_PATIENCE)).or(self.deadline_ns);
+        Ok(())
+    }
+
+    fn admitted(&mut self, now_ns: u64) -> Result<(), Forbidden> {
+        if self.state != State::Starting || !self.is_attached {
+            self.to(State::Starting)?;
+        }
+        self.process = Process::Ours;
+        (self.deadline_ns, self.past.stopped_for) = (None, None);
+        self.started_ns = now_ns;
+        Ok(())
+    }
+
+    fn joined(&mut self, now_ns: u64) -> Result<(), Forbidden> {
+        self.to(State::Running)?;
+        self.is_attached = true;
+        (self.started_ns, self.deadline_ns) = (now_ns, None);
+        Ok(())
+    }
+
+    fn condemned(&mut self, sentence: Sentence, violations: u64, todo: &mut Vec<Action>) {
+        if !matches!(self.state, State::Starting | State::Running) || !self.is_attached {
+            return;
+        }
+        match sentence {
+            Sentence::None => {}
+            // One that is dying already looks as if it waited for its core.
+            Sentence::Stalled if self.ended_for.is_none() => todo.push(Action::LookAtUse),
+            // Without violations it was stopped for something else, which was told.
+            Sentence::Spent => self.end_for_cause(None, todo),
+            Sentence::Violations if violations == 0 => self.end_for_cause(None, todo),
+            _ => self.end_for_cause(Some(sentence), todo),
+        }
+    }
+
+    fn end_for_cause(&mut self, told: Option<Sentence>, todo: &mut Vec<Action>) {
+        todo.extend(told.map(Action::TellStopped));
+        todo.push(Action::Kill);
+        // There is no process of ours whose end would be noticed.
+        self.course.is_leaving |= self.origin == Origin::Foreign && self.process != Process::Ours;
+    }
+
+    /// One that stands still is given more time where it is runnable, and has not run. That shows
+    /// after a while, for which it is spared once.
+    fn has_stalled(&mut self, now_ns: u64, used: Option<Duration>, stall_ms: u64, todo: &mut Vec<Action>) {
+        let is_spared = used.is_some_and(|used| {
+            // What it had used when it stood still some other time says nothing.
+            let recent = |(_, at): &(Duration, u64)| now_ns.saturating_sub(*at) < 4 * ns(RESPITE);
+            let before = self.used.replace((used, now_ns)).filter(recent);
+            let has_run = |(before, at): (Duration, u64)| ns(used.saturating_sub(before)) > now_ns.saturating_sub(at) / 20;
+            !before.is_some_and(has_run) && self.respites < MOST_RESPITES
+        });
+        if is_spared {
+            self.respites += 1;
+            todo.push(Action::Spare(now_ns + ns(RESPITE)));
+        } else {
+            self.note(Cause::Stalled(stall_ms));
+            self.end_for_cause(Some(Sentence::Stalled), todo);
+        }
+    }
+
+    fn said_no_hello(&mut self, now_ns: u64, is_starved: bool, todo: &mut Vec<Action>) {
+        if self.state != State::Starting {
+            return;
+        }
+        if is_starved && self.respites < RESPITES {
+            self.respites += 1;
+            self.deadline_ns = Some(now_ns + ns(HELLO_PATIENCE));
+            todo.push(Action::TellStarved(HELLO_PATIENCE * self.respites));
+        } else {
+            self.note(Cause::Silent(HELLO_PATIENCE.as_secs() * u64::from(self.respites + 1)));
+            todo.extend([Action::TellSilent, Action::Kill]);
+        }
+    }
+
+    fn drain(&mut self, now_ns: u64, drain: Duration) {
+        self.course.drains = true;
+        self.deadline_ns = Some(now_ns + ns(drain));
+    }
+
+    fn stop_requested(&mut self, now_ns: u64, drain: Duration, todo: &mut Vec<Action>) -> Result<(), Forbidden> {
+        match self.state {
+            State::Running => {
+                self.drain(now_ns, drain);
+                todo.push(Action::Drain);
+            }
+            State::Starting => {
+                self.to(State::Stopping)?;
+                todo.push(Action::Kill);
+                match self.origin {
+                    // If its namespace is being built, the thread that does that notices.
+                    Origin::Foreign => self.course.is_leaving = self.process != Process::Ours && self.has_room,
+                    // It was to be forked. If it is forked after all, its zygote says so or it says hello, and is ended then.
+                    _ if self.process == Process::None => todo.push(Action::Lose),
+                    _ => {}
+                }
+            }
+            State::Stopping | State::Gone => {}
+            // The former namespace of a foreign program may still be being cleared; the thread that does it needs nobody.
+            State::Expected | State::Restarting | State::Failed => {
+                self.to(State::Gone)?;
+                todo.push(Action::Bury);
+            }
+        }
+        Ok(())
+    }
+
+    /// It is asked to end.
+    fn stop(&mut self, now_ns: u64, todo: &mut Vec<Action>) -> Result<(), Forbidden> {
+        self.to(State::Stopping)?;
+        self.course.drains = false;
+        self.deadline_ns = Some(now_ns + ns(STOP_PATIENCE));
+        let is_foreign = self.origin == Origin::Foreign;
+        self.course.is_leaving = is_foreign && self.process != Process::Ours;
+        todo.push(if is_foreign { Action::Terminate } else { Action::SayStop });
+        Ok(())
+    }
+
+    fn due(&mut self, now_ns: u64, todo: &mut Vec<Action>) -> Result<(), Forbidden> {
+        self.deadline_ns = None;
+        match self.state {
+            State::Running if self.course.drains => self.stop(now_ns, todo)?,
+            State::Restarting => {
+                self.past.restarts += 1;
+                todo.push(Action::Launch(Again::AfterPause));
+            }
+            State::Starting if self.origin == Origin::Foreign => todo.push(Action::Settle),
+            State::Starting if self.process == Process::None => todo.push(Action::ForkIsLate),
+            State::Starting if self.respites < RESPITES => todo.push(Action::LookWhetherStarved),
+            State::Starting => self.said_no_hello(now_ns, false, todo),
+            State::Stopping => todo.push(Action::Kill),
+            // It had come by itself, and was stopped for cause.
+            State::Failed => self.to(State::Expected)?,
+            State::Expected | State::Running | State::Gone => {}
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, now_ns: u64, ended: &Ended, todo: &mut Vec<Action>) -> Result<(), Forbidden> {
+        let has_none = match self.state {
+            State::Expected => self.origin != Origin::Arrives,
+            state => matches!(state, State::Restarting | State::Failed | State::Gone),
+        };
+        if has_none {
+            todo.push(Action::Reclaim);
+            return Ok(());
+        }
+        let sentence = ended.sentence;
+        let for_cause = matches!(sentence, Sentence::Violations | Sentence::Stalled);
+        let ran_ns = now_ns.saturating_sub(self.started_ns);
+        let is_renewed = std::mem::take(&mut self.course.renewed) && !for_cause;
+        if self.course.on_trial && !is_renewed {
+            todo.push(Action::TrialFailed(match self.is_attached {
+                true => TrialEnd::BeforeReady,
+                false if ran_ns >= ns(HELLO_PATIENCE) => TrialEnd::Silent,
+                false => TrialEnd::BeforeHello,
+            }));
+        }
+        if for_cause {
+            self.past.stops += 1;
+            self.past.stopped_for = Some(sentence);
+        }
+        let cause = self.cause(ended, is_renewed);
+        let comes = self.origin == Origin::Arrives;
+        let (is_fresh, is_spent) = (is_renewed && !comes, sentence == Sentence::Spent);
+        let goes = self.course.drains || self.course.leaves || self.course.on_trial && !is_fresh;
+        let mut pause_ns = None;
+        let next = match self.state {
+            State::Stopping => State::Gone,
+            // It was not let in.
+            State::Expected => State::Expected,
+            _ if goes => State::Gone,
+            _ if comes && !for_cause => State::Expected,
+            // It is to have its tenant's fresh memory.
+            _ if is_fresh => State::Restarting,
+            _ if !comes && !ended.comes_again => State::Failed,
+            // Its end was asked for.
+            _ if is_spent => State::Restarting,
+            _ => {
+                pause_ns = self.pause(sentence, ran_ns);
+                if comes || pause_ns.is_none() { State::Failed } else { State::Restarting }
+            }
+        };
+        self.take_end(next)?;
+        self.deadline_ns = pause_ns.map(|pause| now_ns + pause);
+        if next != State::Gone && !is_spent {
+            let (ran, pause) = (Duration::from_nanos(ran_ns), pause_ns.map(Duration::from_nanos));
+            todo.push(Action::TellEnd(End { cause, ran, next, pause }));
+        }
+        todo.push(Action::Reclaim);
+        todo.extend(self.what_follows(next, pause_ns));
+        Ok(())
+    }
+
+    /// What its process has ended of.
+    fn cause(&mut self, ended: &Ended, is_renewed: bool) -> Cause {
+        let (times, last) = ended.violations;
+        let noted = self.ended_for.take();
+        let ended_for = match ended.sentence {
+            Sentence::Violations => Some(Cause::Violations { times, last }),
+            Sentence::Stalled => Some(Cause::Stalled(ended.stall_ms)),
+            _ if is_renewed => Some(Cause::Renewed),
+            _ => noted,
+        };
+        Cause::of(self.exit.take(), ended_for, ended.lacked_memory)
+    }
+
+    /// How long it is until it is started again, or let in again; none if it is not.
+    fn pause(&mut self, sentence: Sentence, ran_ns: u64) -> Option<u64> {
+        let ran_ns = restart::run_ns(self.is_attached, ran_ns);
+        let decision = match sentence {
+            // It has stood still for `stall_ms` already.
+            Sentence::Stalled if self.origin != Origin::Arrives => AFTER_CAUSE.after_failure(&mut self.past.offences, ran_ns),
+            Sentence::Violations | Sentence::Stalled => AFTER_CAUSE.after_offence(&mut self.past.offences, ran_ns),
+            _ => BACKOFF.after_failure(&mut self.past.streak, ran_ns),
+        };
+        match decision {
+            Decision::StartAfter(pause_ns) => Some(pause_ns),
+            Decision::GiveUp => None,
+        }
+    }
+
+    /// It has no process any more, and stands here next.
+    fn take_end(&mut self, next: State) -> Result<(), Forbidden> {
+        if next == State::Gone && self.state != State::Stopping {
+            self.to(State::Stopping)?;
+        }
+        if self.state != next {
+            self.to(next)?;
+        }
+        (self.process, self.is_attached, self.has_room) = (Process::None, false, false);
+        self.course.is_leaving = false;
+        Ok(())
+    }
+
+    /// What is done when all is taken back.
+    fn what_follows(&mut self, next: State, pause_ns: Option<u64>) -> Option<Action> {
+        match (next, pause_ns) {
+            (State::Gone, _) => Some(Action::Bury),
+            (State::Restarting, None) => Some(Action::Launch(Again::Fresh)),
+            // What a foreign program leaves behind is still being cleared.
+            (State::Restarting, Some(0)) if self.origin != Origin::Foreign => {
+                self.deadline_ns = None;
+                self.past.restarts += 1;
+                Some(Action::Launch(Again::AtOnce))
+            }
+            _ => self.deadline_ns.map(Action::ScheduleAt),
+        }
+    }
+}

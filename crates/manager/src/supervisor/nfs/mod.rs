@@ -1,0 +1,279 @@
+//! The NFs: all that there are, and the life of each.
+//!
+//! [`NfSet`] owns every NF. What is decided about the life of one is in its [`Life`], a machine that
+//! only [`NfSet::on`] moves: it takes what has happened and gives what is to be done, which the
+//! supervisor does. [`state`] has the states and the table of the steps between them.
+
+mod counted;
+mod event;
+mod foreign;
+mod life;
+#[cfg(test)]
+mod life_tests;
+mod pool;
+mod process;
+mod state;
+mod trial;
+mod zygote;
+
+use std::collections::btree_map::Values;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use rustix::process::Pid;
+use sluice_shm::clock::monotonic_ns;
+
+pub(crate) use counted::Counted;
+pub(crate) use event::{Action, Again, End, Ended, Event, TrialEnd};
+pub(crate) use foreign::Foreign;
+pub(crate) use life::{BACKOFF, HELLO_PATIENCE, Life, Origin};
+pub(crate) use pool::{Change, PoolLife, Seen};
+pub(crate) use process::Process;
+pub(crate) use state::State;
+pub(crate) use trial::{Instance, Step, Trial, step_of_all};
+pub(crate) use zygote::{ASKED, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
+
+use crate::dataplane::{Fence, Place};
+use sluice_dataplane::handle::NfHandle;
+use sluice_host::cgroup::pen::Pen;
+
+/// An NF, whether it has a process or not.
+pub(crate) struct Nf {
+    pub(crate) number: u16,
+    pub(crate) name: String,
+    pub(crate) service: u16,
+    pub(crate) core: usize,
+    life: Life,
+    pub(crate) handle: Option<Arc<NfHandle>>,
+    pub(crate) place: Option<Place>,
+    pub(crate) process: Option<Process>,
+    pub(crate) held: Held,
+    /// When its process was told the names of ports, services and chains: first and last.
+    pub(crate) told: Option<(Instant, Instant)>,
+    pub(crate) removal: Removal,
+    /// What a program that knows nothing of Sluice has besides.
+    pub(crate) foreign: Option<Foreign>,
+    pub(crate) counted: Counted,
+    pub(crate) position: Position,
+}
+
+/// What an NF has besides its process.
+#[derive(Default)]
+pub(crate) struct Held {
+    /// What we started, where that is a program that started the NF's own process. It ends with the NF.
+    pub(crate) wrapper: Option<Process>,
+    pub(crate) connection: Option<OwnedFd>,
+    /// On this connection, that its handler is made.
+    pub(crate) has_said_ready: bool,
+    /// What holds all that its process starts.
+    pub(crate) pen: Option<Pen>,
+}
+
+/// What is waited for when an NF is removed.
+#[derive(Default)]
+pub(crate) struct Removal {
+    /// What packet threads pass when they send it nothing more. Until then, one may be about to.
+    pub(crate) fence: Option<Fence>,
+    /// Who wants to know that it is gone.
+    pub(crate) waiters: Vec<Sender<()>>,
+}
+
+/// The place that an NF has among those of its service.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Position {
+    /// Number of the instance whose place it has taken.
+    pub(crate) former: Option<u16>,
+    /// What it is known by when flows are spread.
+    pub(crate) spread_id: u64,
+    /// Number of the placement's instance that it is of, if it keeps a promise.
+    pub(crate) instance: Option<u32>,
+}
+
+impl Nf {
+    /// An NF that has no process yet.
+    pub(crate) fn new(number: u16, service: u16, name: String, core: usize, life: Life) -> Self {
+        Self {
+            number,
+            service,
+            core,
+            life,
+            handle: None,
+            place: None,
+            process: None,
+            held: Held::default(),
+            told: None,
+            removal: Removal::default(),
+            foreign: None,
+            counted: Counted::default(),
+            position: Position { former: None, spread_id: restart_stable_id(&name), instance: None },
+            name,
+        }
+    }
+
+    /// Its life.
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// Ends its process at once. Its end is noticed through its pidfd.
+    pub(crate) fn kill(&self) {
+        if let Some(handle) = &self.handle {
+            // A process that is parked may be unable to die: it is given turns for it.
+            handle.wants_core.store(true, Ordering::Relaxed);
+        }
+        if let Some(process) = &self.process {
+            process.kill();
+        }
+    }
+
+    /// Asks its process to end.
+    pub(crate) fn terminate(&mut self) {
+        self.removal.fence = None;
+        if let Some(handle) = &self.handle {
+            handle.wants_core.store(true, Ordering::Relaxed);
+        }
+        if let Some(process) = &self.process {
+            process.terminate();
+        }
+    }
+
+    /// Whether it is in a state.
+    pub(crate) fn is(&self, state: State) -> bool {
+        self.life.state() == state
+    }
+}
+
+/// What an instance is known by when flows are spread: of its name, so that it stays the same over restarts of NF and manager.
+fn restart_stable_id(name: &str) -> u64 {
+    // FNV-1a: any fixed hash will do.
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// All NFs, and the numbers that they have and had.
+#[derive(Default)]
+pub(crate) struct NfSet {
+    nfs: BTreeMap<u16, Nf>,
+    /// Their numbers by name.
+    names: HashMap<String, u16>,
+    next: u16,
+    /// Numbers of NFs that are gone: those that paths may name still, and those that may be given again.
+    resting: Vec<u16>,
+    free: Vec<u16>,
+}
+
+impl NfSet {
+    /// Something has happened to an NF: what is to be done, in this order. What cannot happen to one
+    /// that stands where it does is refused, and said.
+    pub(crate) fn on(&mut self, number: u16, event: Event) -> Vec<Action> {
+        let Some(nf) = self.nfs.get_mut(&number) else { return Vec::new() };
+        nf.life.on(monotonic_ns(), event).unwrap_or_else(|forbidden| {
+            log_line!("sluiced: {}: {forbidden}", nf.name);
+            Vec::new()
+        })
+    }
+
+    /// One more. Its number is one of [`NfSet::next_number`].
+    pub(crate) fn add(&mut self, nf: Nf) {
+        self.names.insert(nf.name.clone(), nf.number);
+        self.nfs.insert(nf.number, nf);
+    }
+
+    /// Forgets one that is gone.
+    pub(crate) fn remove(&mut self, number: u16) -> Option<Nf> {
+        let nf = self.nfs.remove(&number)?;
+        // A service that was added again may have given the name to another one already.
+        if self.names.get(&nf.name) == Some(&number) {
+            self.names.remove(&nf.name);
+        }
+        Some(nf)
+    }
+
+    pub(crate) fn get(&self, number: &u16) -> Option<&Nf> {
+        self.nfs.get(number)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: &u16) -> Option<&mut Nf> {
+        self.nfs.get_mut(number)
+    }
+
+    /// All of them, by number.
+    pub(crate) fn values(&self) -> Values<'_, u16, Nf> {
+        self.nfs.values()
+    }
+
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut Nf> {
+        self.nfs.values_mut()
+    }
+
+    /// Goes through them once, from a number on, until `each` says no: the number that it said that of.
+    pub(crate) fn each_from(&mut self, from: u16, mut each: impl FnMut(&mut Nf) -> bool) -> Option<u16> {
+        for part in [(Bound::Included(from), Bound::Unbounded), (Bound::Unbounded, Bound::Excluded(from))] {
+            for (number, nf) in self.nfs.range_mut(part) {
+                if !each(nf) {
+                    return Some(*number);
+                }
+            }
+        }
+        None
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nfs.len()
+    }
+
+    /// The number of one by its name.
+    pub(crate) fn by_name(&self, name: &str) -> Option<u16> {
+        self.names.get(name).copied()
+    }
+
+    /// Whether one has to do with a process.
+    pub(crate) fn know(&self, pid: Pid) -> bool {
+        self.nfs.values().flat_map(|nf| nf.process.iter().chain(&nf.held.wrapper)).any(|process| process.pid == pid)
+    }
+
+    /// A number for one more: one that was given before, if `fits` says so, else a new one.
+    pub(crate) fn next_number(&mut self, fits: impl Fn(u16) -> bool) -> u16 {
+        if let Some(at) = self.free.iter().position(|number| fits(*number)) {
+            let number = self.free.swap_remove(at);
+            // It is another place's now: flows of that one are not for who took the place of the NF that had the number before.
+            self.nfs.values_mut().filter(|nf| nf.position.former == Some(number)).for_each(|nf| nf.position.former = None);
+            return number;
+        }
+        while !fits(self.next) && self.next < u16::MAX - 3 {
+            self.resting.push(self.next);
+            self.next += 1;
+        }
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Whether there are numbers for so many more.
+    pub(crate) fn has_numbers_for(&self, more: u32) -> bool {
+        u32::from(self.next) + more <= u32::from(u16::MAX - 2) + self.free.len() as u32
+    }
+
+    /// Takes a number that was given before, and that is nobody's now.
+    pub(crate) fn take_number(&mut self, number: u16) {
+        [&mut self.resting, &mut self.free].into_iter().for_each(|numbers| numbers.retain(|other| *other != number));
+    }
+
+    /// Numbers that nobody has any more, and that paths may name still.
+    pub(crate) fn rest(&mut self, numbers: impl IntoIterator<Item = u16>) {
+        self.resting.extend(numbers);
+    }
+
+    /// Whether numbers rest.
+    pub(crate) fn rest_some(&self) -> bool {
+        !self.resting.is_empty()
+    }
+
+    /// Lets numbers be given again that have rested.
+    pub(crate) fn free_numbers(&mut self, is_free: impl Fn(u16) -> bool) {
+        self.free.extend(self.resting.extract_if(.., |number| is_free(*number)));
+    }
+}

@@ -1,0 +1,207 @@
+//! How many members a pool has: looks at it, and the numbers that members leave to the next.
+//!
+//! How many are wanted is [`Sizing`]'s to say. Where flows wait for a member and none is being
+//! started, more are started at once; otherwise each [`EVERY`] it is seen whether there are too few
+//! or too many.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use sluice_policy::pool::sizing::{Counts, Sizing};
+
+/// Time between two looks at the size of a pool.
+const EVERY: Duration = Duration::from_millis(100);
+/// Most members that are started at a look.
+const STARTS: u32 = 64;
+
+/// What is known of a pool when it is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen {
+    /// What was counted.
+    pub(crate) counts: Counts,
+    /// A member is being started.
+    pub(crate) is_starting: bool,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Change {
+    /// Members to start.
+    pub(crate) start: u32,
+    /// Idle members to let go.
+    pub(crate) dismiss: u32,
+}
+
+/// The members of a service that has a pool.
+#[derive(Debug)]
+pub(crate) struct PoolLife {
+    sizing: Sizing,
+    looked_ns: u64,
+    /// Members have come since the packet threads were told.
+    is_stirred: bool,
+    /// Numbers and indices of members that were let go.
+    spare: VecDeque<(u16, u32)>,
+}
+
+impl PoolLife {
+    /// A pool of so many members at least and at most.
+    pub(crate) fn new(now_ns: u64, (least, most): (u32, u32)) -> Self {
+        Self { sizing: Sizing::new(least, most), looked_ns: now_ns, is_stirred: true, spare: VecDeque::new() }
+    }
+
+    /// It has so many members at least and at most from now on.
+    pub(crate) fn bound(&mut self, (least, most): (u32, u32)) {
+        self.sizing.bound(least, most);
+    }
+
+    /// Members have come.
+    pub(crate) fn stir(&mut self) {
+        self.is_stirred = true;
+    }
+
+    /// The packet threads know all members.
+    pub(crate) fn is_published(&mut self) {
+        self.is_stirred = false;
+    }
+
+    /// Whether members have come since the packet threads were told.
+    pub(crate) fn is_stirred(&self) -> bool {
+        self.is_stirred
+    }
+
+    /// Whether it is worth a look, where flows have found no member so many times.
+    pub(crate) fn wants_look(&self, now_ns: u64, unmet: u64) -> bool {
+        self.is_due(now_ns) || self.sizing.lacks(unmet)
+    }
+
+    fn is_due(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.looked_ns) >= EVERY.as_nanos() as u64
+    }
+
+    /// Looks.
+    pub(crate) fn look(&mut self, now_ns: u64, seen: &Seen) -> Change {
+        let (unmet, members) = (seen.counts.unmet, seen.counts.members);
+        let wanted = match self.is_due(now_ns) {
+            true => {
+                self.looked_ns = now_ns;
+                self.sizing.look(now_ns, seen.counts)
+            }
+            // The one that starts may be what they wait for.
+            false if seen.is_starting => return Change::default(),
+            false => self.sizing.demand(unmet, members).max(members),
+        };
+        Change { start: wanted.saturating_sub(members).min(STARTS), dismiss: members.saturating_sub(wanted) }
+    }
+
+    /// Keeps the number of a member that is gone for the next one.
+    pub(crate) fn keep_number(&mut self, number: u16, index: u32) {
+        self.spare.push_back((number, index));
+    }
+
+    /// Numbers that are kept for members.
+    pub(crate) fn spares(&self) -> impl Iterator<Item = u16> {
+        self.spare.iter().map(|(number, _)| *number)
+    }
+
+    /// The number and index of a member that was let go: of those, the one whose part has the fewest of `members`, which are indices too. There
+    /// are so many parts as `threads`.
+    pub(crate) fn spare(&mut self, threads: usize, members: impl Iterator<Item = u16>) -> Option<(u16, u32)> {
+        if self.spare.is_empty() {
+            return None;
+        }
+        let mut of_part = vec![0u32; threads];
+        members.for_each(|index| of_part[usize::from(index) % threads] += 1);
+        let few = |(_, (_, index)): &(usize, &(u16, u32))| of_part[*index as usize % threads];
+        let (at, _) = self.spare.iter().enumerate().min_by_key(few)?;
+        self.spare.remove(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn counts(members: u32, unmet: u64) -> Counts {
+        Counts { met: 0, unmet, ended: 0, lifetimes_ns: 0, members, in_use: 0 }
+    }
+
+    fn seen(members: u32, unmet: u64) -> Seen {
+        Seen { counts: counts(members, unmet), is_starting: false }
+    }
+
+    #[test]
+    fn flows_that_find_no_member_get_more_at_once() {
+        let mut pool = PoolLife::new(0, (1, 100));
+        assert!(!pool.wants_look(MS, 0));
+        assert!(pool.wants_look(MS, 5));
+        assert!(pool.look(MS, &seen(1, 5)).start > 0);
+    }
+
+    #[test]
+    fn while_a_member_starts_no_more_are_started_for_the_same_flows() {
+        let mut pool = PoolLife::new(0, (1, 100));
+        assert_eq!(pool.look(MS, &Seen { is_starting: true, ..seen(1, 5) }), Change::default());
+    }
+
+    #[test]
+    fn a_pool_never_has_more_than_its_most() {
+        let mut pool = PoolLife::new(0, (1, 4));
+        assert_eq!(pool.look(MS, &seen(4, 500)), Change::default());
+        let change = pool.look(200 * MS, &seen(3, 1000));
+        assert!(change.start <= 1, "{change:?}");
+    }
+
+    #[test]
+    fn one_look_starts_no_flood_of_processes() {
+        let mut pool = PoolLife::new(0, (1000, 1000));
+        assert_eq!(pool.look(100 * MS, &seen(200, 0)).start, STARTS);
+    }
+
+    #[test]
+    fn members_that_have_died_are_made_up_for() {
+        let mut pool = PoolLife::new(0, (3, 9));
+        assert!(pool.wants_look(100 * MS, 0));
+        assert_eq!(pool.look(100 * MS, &seen(1, 0)), Change { start: 2, dismiss: 0 });
+    }
+
+    #[test]
+    fn it_is_looked_at_once_a_period_where_nothing_is_wanted() {
+        let mut pool = PoolLife::new(0, (1, 9));
+        pool.look(100 * MS, &seen(1, 0));
+        assert!(!pool.wants_look(199 * MS, 0) && pool.wants_look(200 * MS, 0));
+    }
+
+    #[test]
+    fn a_pool_that_is_idle_for_long_shrinks_to_its_least_and_no_further() {
+        let mut pool = PoolLife::new(0, (2, 50));
+        let mut members = 40;
+        for look in 1..2_000 {
+            let change = pool.look(look * 100 * MS, &seen(members, 0));
+            members = members - change.dismiss + change.start;
+            assert!(members >= 2);
+        }
+        assert_eq!(members, 2);
+    }
+
+    #[test]
+    fn the_next_member_has_the_number_of_one_that_was_let_go_where_its_part_has_fewest() {
+        let mut pool = PoolLife::new(0, (1, 9));
+        [(7, 0), (8, 1), (9, 2)].into_iter().for_each(|(number, index)| pool.keep_number(number, index));
+        // Two parts: members with even indices are of the first, which has two already.
+        assert_eq!(pool.spare(2, [4, 6].into_iter()), Some((8, 1)));
+        assert_eq!(pool.spare(2, [4, 6].into_iter()), Some((7, 0)));
+        assert_eq!(pool.spares().collect::<Vec<_>>(), [9]);
+    }
+
+    #[test]
+    fn a_new_pool_is_told_to_the_packet_threads() {
+        let mut pool = PoolLife::new(0, (1, 9));
+        assert!(pool.is_stirred());
+        pool.is_published();
+        assert!(!pool.is_stirred());
+        pool.stir();
+        assert!(pool.is_stirred());
+    }
+}

@@ -1,0 +1,188 @@
+//! The states of an NF, and the table of the steps between them.
+//!
+//! An NF is a name in the configuration that has at most one process at a time. [`STEPS`] is the
+//! table: whatever is not in it is forbidden, and [`State::to`] refuses it. ARCHITECTURE.md prints
+//! it ([`table`]). In particular
+//! - nothing becomes running twice: a name has one process, so a hello for an NF that is attached, stops or waits is refused;
+//! - nothing with a process becomes gone but through stopping: its frames are taken back when its process has ended, not before;
+//! - stopping leads nowhere but to gone: an NF that dies while it is being stopped is not started again.
+
+/// Where an NF stands in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum State {
+    /// Configured, no process known.
+    Expected,
+    /// Its process was started, and its handler is not made yet.
+    Starting,
+    /// Attached and ready: packets may be given to it.
+    Running,
+    /// Told to end; it is given no more packets.
+    Stopping,
+    /// Its process has ended, and a new one is started after a wait.
+    Restarting,
+    /// Its process has ended, and no new one is started.
+    Failed,
+    /// Removed.
+    Gone,
+}
+
+/// A step that the life of an NF does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an NF that is {from} cannot become {to}")]
+pub(crate) struct Forbidden {
+    /// Where it stood.
+    pub(crate) from: State,
+    /// Where it was to go.
+    pub(crate) to: State,
+}
+
+use State::{Expected, Failed, Gone, Restarting, Running, Starting, Stopping};
+
+/// The steps that there are, and when each is taken.
+const STEPS: [(State, State, &str); 16] = [
+    (Expected, Starting, "the manager starts its process, or it came by itself (`attach = true`) and its hello was accepted"),
+    (Expected, Gone, "it is removed before it came"),
+    (Starting, Running, "it says that its handler is made"),
+    (Starting, Restarting, "it ended, could not be started, or said no hello in time, and is to be tried again"),
+    (Starting, Failed, "the same, and it is not to be tried again"),
+    (Starting, Expected, "it came by itself and left before it was ready"),
+    (Starting, Stopping, "it is removed, or the manager stops; or it is of a version on trial, and ended"),
+    (Running, Stopping, "it is removed, or the manager stops; or it ended on its way out"),
+    (Running, Restarting, "it ended and is to be started again"),
+    (
+        Running,
+        Failed,
+        "it ended and is not to be started again, or it had come by itself and was stopped for cause: a pause begins",
+    ),
+    (Running, Expected, "it came by itself and left: another process may come in its name"),
+    (Stopping, Gone, "its process has ended, by itself or killed"),
+    (Restarting, Starting, "the wait is over"),
+    (Restarting, Gone, "it is removed; there is no process to stop"),
+    (Failed, Expected, "the pause of an NF that comes by itself is over"),
+    (Failed, Gone, "it is removed"),
+];
+
+impl State {
+    /// All states, in the order of the table.
+    #[cfg(test)]
+    const ALL: [Self; 7] = [Expected, Starting, Running, Stopping, Restarting, Failed, Gone];
+
+    /// The next state.
+    ///
+    /// # Errors
+    /// [`Forbidden`] if the table has no such step; the NF stays where it is.
+    pub(crate) fn to(self, next: Self) -> Result<Self, Forbidden> {
+        let is_step = STEPS.iter().any(|(from, to, _)| (*from, *to) == (self, next));
+        if is_step { Ok(next) } else { Err(Forbidden { from: self, to: next }) }
+    }
+
+    /// As a word, the same one in logs, the API and the client.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Expected => "expected",
+            Starting => "starting",
+            Running => "running",
+            Stopping => "stopping",
+            Restarting => "restarting",
+            Failed => "failed",
+            Gone => "gone",
+        }
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use sluice_api::model::NfState;
+
+    /// What an NF has in each state.
+    fn process_of(state: State) -> &'static str {
+        match state {
+            Expected => "none known",
+            Starting => "spawned, or asked of its zygote, or attached; its handler is not made yet",
+            Running => "attached and ready",
+            Stopping => "told to end",
+            Restarting => "none, waits its back-off",
+            Failed | Gone => "none",
+        }
+    }
+
+    /// The table as ARCHITECTURE.md has it.
+    fn table() -> String {
+        let mut lines = vec!["| state | process | may become | when |".to_string(), "|---|---|---|---|".to_string()];
+        for state in State::ALL {
+            let mut first = format!("{state} | {}", process_of(state));
+            for (_, to, when) in STEPS.iter().filter(|(from, ..)| *from == state) {
+                lines.push(format!("| {first} | {to} | {when} |"));
+                first = "|".into();
+            }
+            if state == Gone {
+                lines.push(format!("| {first} | nothing | its name may be given to a new NF, which starts as expected |"));
+            }
+        }
+        lines.join("\n") + "\n"
+    }
+
+    /// The allowed steps (x), once more and by hand: rows and columns in the order of [`State::ALL`].
+    const ALLOWED: [&str; 7] = [
+        // expected starting running stopping restarting failed gone
+        ". x . . . . x", // expected
+        "x . x x x x .", // starting
+        "x . . x x x .", // running
+        ". . . . . . x", // stopping
+        ". x . . . . x", // restarting
+        "x . . . . . x", // failed
+        ". . . . . . .", // gone
+    ];
+
+    /// All steps of the table.
+    pub(in super::super) fn steps() -> impl Iterator<Item = (State, State)> {
+        STEPS.iter().map(|(from, to, _)| (*from, *to))
+    }
+
+    #[test]
+    fn every_pair_of_states_is_allowed_or_forbidden_as_the_table_says() {
+        for (from, row) in State::ALL.into_iter().zip(ALLOWED) {
+            for (to, mark) in State::ALL.into_iter().zip(row.split(' ')) {
+                let expected = if mark == "x" { Ok(to) } else { Err(Forbidden { from, to }) };
+                assert_eq!(from.to(to), expected, "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_in_the_documentation_is_the_one_in_force() {
+        let printed = include_str!("../../../../../ARCHITECTURE.md");
+        assert!(printed.contains(&table()), "print this in ARCHITECTURE.md:\n{}", table());
+    }
+
+    #[test]
+    fn what_has_a_process_goes_through_stopping() {
+        for state in [Starting, Running] {
+            assert!(state.to(Gone).is_err());
+            assert!(state.to(Stopping).is_ok());
+        }
+    }
+
+    #[test]
+    fn words_are_the_same_everywhere() {
+        for (state, told) in [
+            (Expected, NfState::Expected),
+            (Starting, NfState::Starting),
+            (Running, NfState::Running),
+            (Stopping, NfState::Stopping),
+            (Restarting, NfState::Restarting),
+            (Failed, NfState::Failed),
+        ] {
+            assert_eq!(serde_json::to_value(told).unwrap(), state.to_string());
+        }
+        assert_eq!(format!("[{:>8}]", Gone), "[    gone]");
+        assert_eq!(Gone.to(Running).unwrap_err().to_string(), "an NF that is gone cannot become running");
+    }
+}

@@ -1,0 +1,167 @@
+//! How far a service is on its way to another version, as a state machine.
+//!
+//! | stage | what there is | leaves it when |
+//! |---|---|---|
+//! | trial | instances of the new version beside the old ones, without packets: one for each, or one for a whole pool of members with flows | all are ready → the service goes over, and a pool grows; one ended, or is not ready in time → given up |
+//! | growing | of a pool: as many new members as there are old ones, idle | none starts any more, or their time is over → switched |
+
+use std::time::Duration;
+
+use super::state::State;
+
+/// How long instances of a new version may take to be ready, handlers and all.
+const READY_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the growth of a new version's pool is waited for.
+const GROWTH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// An instance of the new version, as it is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Instance {
+    pub(crate) state: State,
+    /// Its library says that its handler is made.
+    pub(crate) is_made: bool,
+}
+
+/// What is to be done next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing yet.
+    Wait,
+    /// The new version does not work: what was started for it goes.
+    GiveUp,
+    /// The new version works, and is the service's from now on.
+    GoOver,
+    /// New flows go to the new members.
+    Switch,
+}
+
+/// A version that is tried out, and then takes over.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    grows: bool,
+    until_ns: u64,
+    trouble: Option<String>,
+}
+
+impl Trial {
+    pub(crate) fn new(now_ns: u64) -> Self {
+        Self { grows: false, until_ns: now_ns + READY_PATIENCE.as_nanos() as u64, trouble: None }
+    }
+
+    /// The new version does not work. The first reason is the one that is told.
+    pub(crate) fn fails_for(&mut self, why: String) {
+        self.trouble.get_or_insert(why);
+    }
+
+    /// It works, and its pool grows from now on.
+    pub(crate) fn grows_from(&mut self, now_ns: u64) {
+        (self.grows, self.until_ns) = (true, now_ns + GROWTH_PATIENCE.as_nanos() as u64);
+    }
+
+    /// Whether the new version is still to show that it works.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.grows
+    }
+
+    /// Why it is given up.
+    pub(crate) fn why(self) -> String {
+        self.trouble.unwrap_or_else(|| format!("it is not ready after {} s", READY_PATIENCE.as_secs()))
+    }
+
+    /// What is to be done next, with these instances of the new version; none is one that is gone.
+    pub(crate) fn step(&self, now_ns: u64, mut instances: impl Iterator<Item = Option<Instance>>) -> Step {
+        let is_late = now_ns >= self.until_ns;
+        let works = |instance: Option<Instance>| instance.is_some_and(|i| i.state == State::Running && i.is_made);
+        let has_settled = |instance: Option<Instance>| instance.is_none_or(|i| i.state != State::Starting);
+        match self.grows {
+            true if is_late || instances.all(has_settled) => Step::Switch,
+            true => Step::Wait,
+            false if self.trouble.is_some() || is_late => Step::GiveUp,
+            false if instances.all(works) => Step::GoOver,
+            false => Step::Wait,
+        }
+    }
+}
+
+/// What is to be done next with several that go over together or not at all.
+pub(crate) fn step_of_all(steps: impl Iterator<Item = Step>) -> Step {
+    steps.fold(Step::GoOver, |all, step| match (all, step) {
+        (Step::GiveUp, _) | (_, Step::GiveUp) => Step::GiveUp,
+        (Step::Wait, _) | (_, Step::Wait) => Step::Wait,
+        _ => all,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READY: Option<Instance> = Some(Instance { state: State::Running, is_made: true });
+    const STARTS: Option<Instance> = Some(Instance { state: State::Starting, is_made: false });
+    const S: u64 = 1_000_000_000;
+
+    fn step(trial: &Trial, now_ns: u64, instances: &[Option<Instance>]) -> Step {
+        trial.step(now_ns, instances.iter().copied())
+    }
+
+    #[test]
+    fn a_service_goes_over_when_all_new_instances_are_ready_and_not_before() {
+        let trial = Trial::new(0);
+        assert_eq!(step(&trial, S, &[READY, STARTS]), Step::Wait);
+        assert_eq!(step(&trial, S, &[READY, READY]), Step::GoOver);
+    }
+
+    #[test]
+    fn an_instance_whose_handler_is_not_made_yet_is_not_ready() {
+        let attached = Some(Instance { state: State::Running, is_made: false });
+        assert_eq!(step(&Trial::new(0), S, &[attached]), Step::Wait);
+    }
+
+    #[test]
+    fn an_instance_that_has_gone_is_not_ready() {
+        assert_eq!(step(&Trial::new(0), S, &[READY, None]), Step::Wait);
+    }
+
+    #[test]
+    fn one_that_fails_gives_the_whole_trial_up_even_if_all_others_are_ready() {
+        let mut trial = Trial::new(0);
+        trial.fails_for("x ended before its handler was ready".into());
+        trial.fails_for("y as well".into());
+        assert_eq!(step(&trial, S, &[READY, READY]), Step::GiveUp);
+        assert_eq!(trial.why(), "x ended before its handler was ready");
+    }
+
+    #[test]
+    fn a_trial_that_takes_too_long_is_given_up_and_says_how_long_it_was_waited_for() {
+        let trial = Trial::new(0);
+        assert_eq!(step(&trial, 30 * S - 1, &[STARTS]), Step::Wait);
+        assert_eq!(step(&trial, 30 * S, &[STARTS]), Step::GiveUp);
+        assert_eq!(trial.why(), "it is not ready after 30 s");
+    }
+
+    #[test]
+    fn a_pool_is_switched_when_no_member_starts_any_more() {
+        let mut trial = Trial::new(0);
+        trial.grows_from(20 * S);
+        assert!(!trial.is_open());
+        assert_eq!(step(&trial, 21 * S, &[READY, STARTS]), Step::Wait);
+        assert_eq!(step(&trial, 21 * S, &[READY, None]), Step::Switch);
+    }
+
+    #[test]
+    fn a_pool_that_grows_slowly_is_switched_with_what_it_has() {
+        let mut trial = Trial::new(0);
+        trial.grows_from(20 * S);
+        assert_eq!(step(&trial, 30 * S - 1, &[STARTS]), Step::Wait);
+        assert_eq!(step(&trial, 30 * S, &[STARTS]), Step::Switch);
+    }
+
+    #[test]
+    fn a_configuration_goes_over_with_all_its_services_or_with_none() {
+        let of = |steps: &[Step]| step_of_all(steps.iter().copied());
+        assert_eq!(of(&[Step::GoOver, Step::GoOver]), Step::GoOver);
+        assert_eq!(of(&[Step::GoOver, Step::Wait]), Step::Wait);
+        assert_eq!(of(&[Step::Wait, Step::GiveUp, Step::GoOver]), Step::GiveUp);
+        assert_eq!(of(&[]), Step::GoOver);
+    }
+}

@@ -1,0 +1,228 @@
+//! What the supervisor has, by what it is for.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+
+use super::nfs::Process;
+use super::{Job, RuleCount, SupervisorError, token};
+use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, upgrade};
+use crate::dataplane::DataPlane;
+use crate::nf::attach::Listener;
+use crate::nf::output::Outputs;
+use sluice_api::config::Config;
+use sluice_config::estimates::Kept;
+use sluice_dataplane::bell::Bell;
+use sluice_dataplane::chain::{Places, Tables};
+use sluice_dataplane::classify::hits::RuleHits;
+use sluice_dataplane::trace::TraceRequest;
+use sluice_dataplane::worker::Snapshot;
+use sluice_host::notice::Notices;
+use sluice_host::record::Record;
+use sluice_ports as port;
+use sluice_sdn::Agent;
+
+/// Changes that go on, and the numbers that they give.
+pub(super) struct Changes {
+    /// Services that go over to another version.
+    pub(super) upgrades: Vec<upgrade::Upgrade>,
+    /// Configurations that wait until their new versions of services have shown that they work.
+    pub(super) applying: Vec<apply::Applying>,
+    pub(super) next_apply: u64,
+    /// Ports that were opened before anything of a change was done, by name.
+    pub(super) opened: HashMap<String, port::OpenPort>,
+    /// What is to be in force when the changes that are being made are done.
+    pub(super) coming: Option<Box<Config>>,
+    pub(super) port_numbers: numbers::Numbering,
+    pub(super) chain_numbers: numbers::Numbering,
+    pub(super) service_numbers: numbers::Numbering,
+    pub(super) numbers_looked: Instant,
+}
+
+impl Changes {
+    pub(super) fn new() -> Self {
+        Self {
+            upgrades: Vec::new(),
+            applying: Vec::new(),
+            next_apply: 0,
+            opened: HashMap::new(),
+            coming: None,
+            port_numbers: numbers::Numbering::default(),
+            chain_numbers: numbers::Numbering::default(),
+            service_numbers: numbers::Numbering::default(),
+            numbers_looked: Instant::now(),
+        }
+    }
+}
+
+/// What the packet threads and the SDN controller were told, and what is known of it.
+#[derive(Default)]
+pub(super) struct Published {
+    pub(super) tables: Arc<Tables>,
+    /// How many chains were made.
+    pub(super) versions: u32,
+    /// Where instances of each service were ever allowed to send packets by a verdict.
+    pub(super) allowed: Vec<Places>,
+    /// Chains that lacked paths, of which that was said.
+    pub(super) lacked_paths: HashSet<String>,
+    /// Who speaks with the SDN controller, if there is one.
+    pub(super) agent: Option<Agent>,
+    /// Decisions of each rule in force, with what the rule is known by.
+    pub(super) hits: Vec<(String, RuleHits)>,
+    /// What rules are told to have decided, by name or place, those that are gone too; and
+    /// decisions of rules that are gone.
+    pub(super) rule_counts: HashMap<String, RuleCount>,
+    pub(super) former_decisions: u64,
+    /// Numbers of tenants that rules have named, from 1. They stay, so that a class of a pool is the same after a change of rules.
+    pub(super) tenants: HashMap<String, u32>,
+}
+
+/// What there is on the host.
+pub(super) struct Host {
+    pub(super) listener: Listener,
+    pub(super) record: Option<Record>,
+    pub(super) epoll: OwnedFd,
+    /// Standard output and error of NFs.
+    pub(super) outputs: Outputs,
+    /// What is said at most once a second.
+    pub(super) notices: Notices<notice::Kind>,
+    pub(super) runtime_dir: runtime_dir::Watch,
+    pub(super) holes: holes::Holes,
+    /// What bounds receive queues.
+    pub(super) room: port::room::Room,
+    /// What packets cost programs, as measured before.
+    pub(super) estimates: Kept,
+    pub(super) holds: pens::Holds,
+    /// Wrappers that were killed and have not been collected yet.
+    pub(super) leaving: Vec<Process>,
+    /// How many containers were started.
+    pub(super) containers: u64,
+    /// Threads that build or clear rooms of foreign programs, and whose results are to come.
+    pub(super) rooms_in_work: usize,
+    /// The threads that clear rooms, by the name of the room's namespace.
+    pub(super) clearing: HashMap<String, JoinHandle<()>>,
+}
+
+fn system(doing: &'static str) -> impl Fn(Errno) -> SupervisorError {
+    move |source| SupervisorError::System { doing, source }
+}
+
+impl Host {
+    /// Opens the socket of NFs, and what is waited on.
+    pub(super) fn open(
+        config: &Config,
+        record: Record,
+        plane: &DataPlane,
+        io_mask: u32,
+        wake: &OwnedFd,
+    ) -> Result<Self, SupervisorError> {
+        let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
+        let interest = epoll::EventFlags::IN;
+        epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(token::WAKE), interest).map_err(system("watch requests"))?;
+        epoll::add(&epoll, listener.fd(), epoll::EventData::new_u64(token::LISTENER), interest)
+            .map_err(system("watch the NF socket"))?;
+        let outputs = Outputs::start().map_err(|error| {
+            system("start the thread that reads the output of NFs")(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
+        })?;
+        let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
+        Ok(Self {
+            listener,
+            record: Some(record),
+            epoll,
+            outputs,
+            notices: Notices::default(),
+            runtime_dir: runtime_dir::Watch::default(),
+            holes: holes::Holes::default(),
+            room: port::room::Room::read(Path::new("/"), &config.memory, io_mask, stride),
+            estimates: Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
+                log_line!("sluiced: {error}; NFs start without a first guess of their cost");
+                Kept::default()
+            }),
+            holds: pens::Holds::default(),
+            leaving: Vec::new(),
+            containers: 0,
+            rooms_in_work: 0,
+            clearing: HashMap::new(),
+        })
+    }
+}
+
+/// What the thread of the supervisor waits for, and what it does next.
+pub(super) struct Turns {
+    pub(super) jobs: Receiver<Job>,
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) remote: Sender<Job>,
+    /// Rung by packet threads that wait for what only this thread does.
+    pub(super) bell: Arc<Bell>,
+    /// When the bell was answered last.
+    pub(super) answered: Instant,
+    /// When timers and sentences were looked at last, and whose processes are to be measured next.
+    pub(super) ticked: Instant,
+    pub(super) next_sample: u16,
+    /// Nothing has moved between the last two of these, and nothing has happened since; and the packets of all ports then.
+    pub(super) is_quiet: bool,
+    pub(super) moved: u64,
+    /// When the pause of an NF ends, at the earliest, on the monotonic clock.
+    pub(super) due_ns: Option<u64>,
+    pub(super) stopping: bool,
+    /// Told once everything has stopped.
+    pub(super) quit: bool,
+}
+
+impl Turns {
+    pub(super) fn new() -> Result<Self, SupervisorError> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
+        let (remote, jobs) = channel();
+        Ok(Self {
+            jobs,
+            bell: Arc::new(Bell::new(wake.clone())),
+            wake,
+            remote,
+            answered: Instant::now(),
+            ticked: Instant::now(),
+            next_sample: 0,
+            is_quiet: false,
+            moved: 0,
+            due_ns: None,
+            stopping: false,
+            quit: false,
+        })
+    }
+}
+
+/// What was seen, for reports.
+pub(super) struct Seen {
+    pub(super) config_path: Option<PathBuf>,
+    pub(super) started: Instant,
+    pub(super) meter: report::ThreadMeter,
+    /// What the packet threads knew when they last answered.
+    pub(super) snapshots: Arc<[Snapshot]>,
+    /// What chains and ports that are gone have counted.
+    pub(super) past: past::Past,
+    /// The trace that goes on, and until when at the latest.
+    pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
+    /// What does not work, and since when.
+    pub(super) watch: health::Watch,
+}
+
+impl Seen {
+    pub(super) fn new(config_path: Option<PathBuf>) -> Self {
+        Self {
+            config_path,
+            started: Instant::now(),
+            meter: report::ThreadMeter::default(),
+            snapshots: Arc::default(),
+            past: past::Past::default(),
+            tracing: None,
+            watch: health::Watch::default(),
+        }
+    }
+}
