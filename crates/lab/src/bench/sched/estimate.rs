@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn every_nf_that_comes_along_is_measured_once() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nfs");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nfs");
         for entry in std::fs::read_dir(root).unwrap().flatten() {
             let folder = entry.file_name().into_string().unwrap();
             let has = |program: &str| EXAMPLES.iter().any(|example| example.program == program);
