@@ -129,7 +129,8 @@ mod tests {
     fn experiments_of_documents_are_experiments() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
         let mut found = 0;
-        let files = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(|name| root.join(name));
+        let files =
+            ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(|name| root.join(name));
         let pages = std::fs::read_dir(root.join("docs/src")).unwrap().map(|page| page.unwrap().path());
         for path in files.into_iter().chain(pages) {
             let text = std::fs::read_to_string(&path).unwrap();
@@ -139,7 +140,11 @@ mod tests {
                 // BENCH stands for any.
                 if !word.is_empty() && !word.starts_with("--") && word != "BENCH" {
                     found += 1;
-                    assert!(EXPERIMENTS.iter().any(|known| known.name == word), "{}: there is no experiment {word}", path.display());
+                    assert!(
+                        EXPERIMENTS.iter().any(|known| known.name == word),
+                        "{}: there is no experiment {word}",
+                        path.display()
+                    );
                 }
             }
         }
