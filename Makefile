@@ -149,6 +149,7 @@ chaos: build ## random changes, kills and hostile NFs, ten seeds of ten minutes;
 .PHONY: docs
 docs:
 	scripts/check-docs
+	if command -v mdbook > /dev/null; then mdbook build -d $(TARGET)/book docs; fi
 
 .PHONY: house
 house:
@@ -173,6 +174,8 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -m 755 $(TARGET)/release/libsluice_nf.so $(DESTDIR)$(PREFIX)/lib
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -m 644 README.md deploy/example.toml deploy/openapi.json $(DESTDIR)$(PREFIX)/share/doc/sluice
+	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
+	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 
 .PHONY: clean
 clean: ## remove everything that was built

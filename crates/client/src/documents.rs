@@ -116,8 +116,9 @@ fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
 
 /// The documents of the repository.
 fn documents() -> Vec<(String, String)> {
-    let names = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/containers.md", "fuzz/README.md"];
-    names.iter().map(|name| (name.to_string(), fs::read_to_string(root().join(name)).unwrap())).collect()
+    let names = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(|name| root().join(name));
+    let all = names.into_iter().chain(files(&root().join("docs/src"), ".md"));
+    all.map(|path| (path.display().to_string(), fs::read_to_string(&path).unwrap())).collect()
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
                 "NFs of service \"{name}\" come by themselves: they have the rights and the streams of whoever starts them, no \
                  filter, and no bound on their processes"
             ),
-            "start them with `exec` or in a `container`, or hold them where they are started (as deploy/containers.md does)",
+            "start them with `exec` or in a `container`, or hold them where they are started (as docs/src/guide-containers.md does)",
         );
     }
     if let Some(container) = &service.container {

@@ -13,7 +13,7 @@
 //! # Limits
 //! One queue. Packets with their Ethernet header up to [`LARGEST`] bytes. What a sender leaves to hardware (checksums, segments, a VLAN
 //! tag beside the packet) is not seen here: the pair's offloads must be off, as [`link::plain`] has them; a tag that the kernel itself puts
-//! on is lost. ARCHITECTURE.md has what was measured against packet sockets.
+//! on is lost. docs/src/measured-foreign.md compares it with packet sockets.
 
 // Sockets, their options and mapped rings have no safe wrapper.
 #![allow(unsafe_code)]

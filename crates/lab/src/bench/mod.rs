@@ -129,15 +129,22 @@ mod tests {
     fn experiments_of_documents_are_experiments() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
         let mut found = 0;
-        for name in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/containers.md", "fuzz/README.md"] {
-            let text = std::fs::read_to_string(root.join(name)).unwrap();
+        let files =
+            ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(|name| root.join(name));
+        let pages = std::fs::read_dir(root.join("docs/src")).unwrap().map(|page| page.unwrap().path());
+        for path in files.into_iter().chain(pages) {
+            let text = std::fs::read_to_string(&path).unwrap();
             let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
             for rest in text.split("sluice bench ").skip(1) {
                 let word = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').next().unwrap_or_default();
                 // BENCH stands for any.
                 if !word.is_empty() && !word.starts_with("--") && word != "BENCH" {
                     found += 1;
-                    assert!(EXPERIMENTS.iter().any(|known| known.name == word), "{name}: there is no experiment {word}");
+                    assert!(
+                        EXPERIMENTS.iter().any(|known| known.name == word),
+                        "{}: there is no experiment {word}",
+                        path.display()
+                    );
                 }
             }
         }

@@ -66,6 +66,6 @@ fn text(name: &str, shape: &ServerShape) -> String {
         "# This host, as `sluice plan init` found it. `sluice plan --help` says what each line means.\n\
          [[server]]\nname = {name}\ncpu = {cpu}\ncores = {cores}\nllc_ways = {llc_ways}\nway_bytes = {way_bytes}\n\
          ddio_ways = {ddio_ways}\nmin_ways = {min_ways}\nclasses = {classes}\nmemory_mib = {memory_mib}\n\
-         path_us = {path_us}                             # not measured: see \"Promises\" in the README\n"
+         path_us = {path_us}                             # not measured: see docs/src/guide-slos.md\n"
     )
 }

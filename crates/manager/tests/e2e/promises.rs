@@ -408,11 +408,11 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
 }
 
 #[test]
-fn the_way_from_a_profile_to_a_promise_works_as_the_readme_has_it() {
+fn the_way_from_a_profile_to_a_promise_works_as_the_book_has_it() {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let readme = std::fs::read_to_string(project.join("README.md")).unwrap();
-    let begin = readme.find("export SLUICE_PLAN=").expect("README has the way");
-    let block = readme[begin..].split("```").next().unwrap();
+    let page = std::fs::read_to_string(project.join("docs/src/guide-slos.md")).unwrap();
+    let begin = page.find("export SLUICE_PLAN=").expect("the page has the way");
+    let block = page[begin..].split("```").next().unwrap();
     let folder = crate::support::open_folder();
     let plan = folder.path().join("deploy/plan");
     std::fs::create_dir_all(&plan).unwrap();

@@ -1,7 +1,7 @@
 //! The states of an NF, and the table of the steps between them.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`STEPS`] is the
-//! table: whatever is not in it is forbidden, and [`State::to`] refuses it. ARCHITECTURE.md prints
+//! table: whatever is not in it is forbidden, and [`State::to`] refuses it. docs/src/how-nfs.md prints
 //! it ([`table`]). In particular
 //! - nothing becomes running twice: a name has one process, so a hello for an NF that is attached, stops or waits is refused;
 //! - nothing with a process becomes gone but through stopping: its frames are taken back when its process has ended, not before;
@@ -113,7 +113,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The table as ARCHITECTURE.md has it.
+    /// The table as docs/src/how-nfs.md has it.
     fn table() -> String {
         let mut lines = vec!["| state | process | may become | when |".to_string(), "|---|---|---|---|".to_string()];
         for state in State::ALL {
@@ -158,8 +158,8 @@ pub(super) mod tests {
 
     #[test]
     fn the_table_in_the_documentation_is_the_one_in_force() {
-        let printed = include_str!("../../../../../ARCHITECTURE.md");
-        assert!(printed.contains(&table()), "print this in ARCHITECTURE.md:\n{}", table());
+        let printed = include_str!("../../../../../docs/src/how-nfs.md");
+        assert!(printed.contains(&table()), "print this in docs/src/how-nfs.md:\n{}", table());
     }
 
     #[test]
