@@ -3,15 +3,21 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-struct Folder(tempfile::TempDir);
+/// Held by each test: a program cannot be started while another test's child has the file still
+/// open that it was written by.
+static ALONE: Mutex<()> = Mutex::new(());
+
+struct Folder(tempfile::TempDir, #[allow(dead_code)] MutexGuard<'static, ()>);
 
 impl Folder {
     /// A folder with the client.
     fn new() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(env!("CARGO_BIN_EXE_sluice"), folder.path().join("sluice")).unwrap();
-        Self(folder)
+        Self(folder, alone)
     }
 
     fn path(&self, name: &str) -> PathBuf {
