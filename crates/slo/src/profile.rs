@@ -26,6 +26,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::slo::{Slo, Workload};
@@ -38,7 +39,7 @@ pub const FORM: u32 = 1;
 const MOST_FILE: u64 = 16 << 20;
 
 /// Name of a file's contents. Tells files apart; it is no protection against someone who wants two to be alike.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 pub struct Digest(pub String);
 
 impl Digest {
@@ -101,8 +102,9 @@ impl std::fmt::Display for Digest {
 }
 
 /// What a profile is of.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ProfileKey")]
 pub struct Key {
     /// What ran.
     pub workload: Workload,
