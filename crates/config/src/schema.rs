@@ -267,6 +267,20 @@ pub fn reference() -> String {
 mod tests {
     use super::*;
 
+    /// For editors. `make reference` writes it.
+    #[test]
+    fn the_schema_in_the_tree_is_that_of_the_types() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/config.schema.json");
+        let schema = format!("{:#}\n", *JSON);
+        if std::env::var_os("SLUICE_WRITE").is_some() {
+            std::fs::write(path, &schema).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(path).unwrap() == schema,
+            "deploy/config.schema.json is not what the types say: make reference"
+        );
+    }
+
     #[test]
     fn the_reference_says_of_every_key_what_it_takes_and_means() {
         let reference = reference();
