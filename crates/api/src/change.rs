@@ -1,9 +1,10 @@
 //! What a request changes, as it is listed.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One step from the old configuration to the new.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct Change {
     /// What was done.
     pub action: Action,
@@ -17,7 +18,7 @@ pub struct Change {
 }
 
 /// What a [`Change`] does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// Something new.

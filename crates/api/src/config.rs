@@ -1,14 +1,18 @@
-//! What a configuration can say. The doc comments here are what `sluice check --explain` and the README quote.
+//! What a configuration can say, once: `sluice check --explain`, the checks of what is written and the JSON schemas read names, meanings,
+//! defaults and bounds of keys from these types (`sluice_config::schema`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod order;
 pub mod pool;
 pub mod promise;
 pub mod wakeup;
 
+use order::in_order;
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use promise::Promises;
 pub use wakeup::Wakeup;
@@ -16,9 +20,16 @@ pub use wakeup::Wakeup;
 /// Where estimates of NFs are kept when nobody says otherwise.
 pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
 
+/// Largest number of a core.
+pub const MAX_CORE: u32 = 65_535;
+
+/// Largest packet: the largest stride of a frame, less the headroom.
+const MAX_PACKET: usize = sluice_shm::arena::MAX_STRIDE - sluice_shm::arena::HEADROOM;
+
 /// The whole file.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Config {
     /// Threads, sockets, limits.
     pub manager: Manager,
@@ -47,45 +58,62 @@ pub struct Config {
 }
 
 /// The manager's threads. Roles on the same core share one loop; a core may be given once in each list.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Manager {
     /// Folder of the sockets and of the record that a later start cleans up by.
+    #[schemars(extend("format" = "path"))]
     pub runtime_dir: PathBuf,
     /// What packets cost NFs, as `sluice estimate --keep` has measured it: the first guess for an NF that starts. It need not be there.
+    #[schemars(extend("format" = "path"))]
     pub estimates: PathBuf,
     /// Cores of the Rx threads: they poll the ports and classify.
+    #[schemars(inner(range(max = MAX_CORE)))]
     pub rx: Vec<usize>,
     /// Cores of the Tx threads: they take packets from NFs and forward them.
+    #[schemars(inner(range(max = MAX_CORE)))]
     pub tx: Vec<usize>,
     /// Cores of the Wakeup threads: they decide who runs; the cores of NFs are divided among them.
+    #[schemars(inner(range(max = MAX_CORE)))]
     pub wakeup: Vec<usize>,
     /// Cores of the Monitor threads: they measure; NFs are divided among them.
+    #[schemars(inner(range(max = MAX_CORE)))]
     pub monitor: Vec<usize>,
     /// What a manager thread does when it finds no packets.
     pub idle: Idle,
     /// Most NFs at a time.
+    #[schemars(range(min = 1, max = 65_000))]
     pub max_nfs: u32,
     /// Most flows that the flow table remembers.
+    #[schemars(range(min = 1, max = 1 << 27))]
     pub max_flows: u32,
     /// Most paths: combinations of ingress port, chain and instances that flows take. At the bound flows share those there are.
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub max_paths: u32,
     /// A flow without packets for so long is forgotten, in milliseconds.
+    #[schemars(range(min = 1, max = 86_400_000))]
     pub flow_timeout_ms: u64,
     /// If no NF of a core has made progress for so long, in microseconds, although packets wait, who has them is woken whatever the core's
     /// page says, and whoever had the core takes no turns until it moves. Longer than a burst of the slowest NF.
+    #[schemars(range(min = 1, max = 10_000_000))]
     pub fallback_wake_us: u64,
     /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
+    #[schemars(range(min = 1))]
     pub max_violations: u64,
     /// An NF that holds packets and returns none for so long is stopped, in milliseconds; 0 never stops one (for a debugger).
+    #[schemars(range(max = 86_400_000))]
     pub stall_ms: u64,
     /// One packet in so many of each chain is timed through it; 0 times none.
     pub latency_sample: u32,
     /// How long a stop waits for packets inside to leave, in milliseconds.
+    #[schemars(range(max = 600_000))]
     pub drain_ms: u64,
     /// First of the user numbers that services without `user` run as, each with one of its own, where the manager is root.
+    #[schemars(range(min = 1, max = u32::MAX - 1))]
     pub uid_first: u32,
     /// How many such numbers there are. None of them may be anybody else's: those that the host's user database has are left out.
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub uid_count: u32,
 }
 
@@ -116,27 +144,31 @@ impl Default for Manager {
 }
 
 /// What a manager thread does when it finds no packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Idle {
+    /// After a millisecond without packets and with none inside, has the kernel wake it when something comes. Where that cannot be (a
+    /// device of DPDK, a generator, a file that is played), it spins, and after a second without packets does as [`Idle::Sleep`].
+    Adaptive,
     /// Looks again at once: lowest latency, a whole core.
     Spin,
     /// After a millisecond without packets, sleeps 50 to 500 µs between looks.
     Sleep,
-    /// After a millisecond without packets and with none inside, has the kernel wake it when something comes. Where that cannot be (a
-    /// device of DPDK, a generator, a file that is played), it spins, and after a second without packets does as [`Idle::Sleep`].
-    Adaptive,
 }
 
 /// Packet memory: arenas of frames.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Memory {
     /// Number of frames of each arena: there is one for each tenant that has NFs, and one where packets are received that may be for several.
+    #[schemars(range(min = 512, max = 1 << 26))]
     pub frames: u32,
     /// Frames of the arenas of tenants that have others, by their names, such as `{ gold = 65536 }`.
+    #[schemars(extend("additionalProperties" = { "type": "integer", "minimum": 512, "maximum": 1 << 26 }))]
     pub tenants: BTreeMap<String, u32>,
     /// Largest packet, in bytes; the stride of a frame follows from it.
+    #[schemars(range(min = 64, max = MAX_PACKET))]
     pub packet_bytes: u32,
     /// Whether arenas stand on 2 MiB hugepages.
     pub hugepages: Hugepages,
@@ -146,9 +178,11 @@ pub struct Memory {
     /// Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.
     pub dpdk: bool,
     /// Ways of the last-level cache that devices write packets into. Left out: as the processor or resctrl says.
+    #[schemars(range(min = 1, max = 64))]
     pub io_ways: Option<u32>,
     /// Most packets that wait in each receive queue of a NIC. Left out: as many as stay in those ways until they are read, where these are
     /// known.
+    #[schemars(range(min = 32, max = 1 << 15))]
     pub rx_frames: Option<u32>,
 }
 
@@ -168,7 +202,7 @@ impl Default for Memory {
 }
 
 /// What becomes of a tenant's arena when one of its NFs was stopped for violations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AfterViolation {
     /// It stays.
@@ -178,7 +212,7 @@ pub enum AfterViolation {
 }
 
 /// Whether the arena stands on hugepages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Hugepages {
     /// If enough are free; else ordinary pages, with advice for transparent ones.
@@ -190,12 +224,14 @@ pub enum Hugepages {
 }
 
 /// Who runs, and who is let in. Each part can be switched off alone.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Sched {
     /// Scheduling class of NFs that sleep: the kernel's SCHED_OTHER, SCHED_BATCH or SCHED_RR.
     pub class: Class,
     /// Time slice of SCHED_RR while the daemon runs, in milliseconds: a setting of the whole host, which the kernel rounds up to its tick.
+    #[schemars(range(min = 1, max = 10_000))]
     pub rr_slice_ms: Option<u32>,
     /// Whether an NF that goes to sleep starts the next one on its core; else the manager wakes each NF that has packets.
     pub handover: bool,
@@ -206,18 +242,25 @@ pub struct Sched {
     /// Whether packets that can carry the mark are marked before a queue overflows.
     pub ecn: bool,
     /// Fill of an rx ring at which its chains may be throttled, in percent.
+    #[schemars(range(min = 1, max = 100))]
     pub high_watermark: u32,
     /// Fill of an rx ring at which they are let in again, in percent.
+    #[schemars(range(max = 99))]
     pub low_watermark: u32,
     /// Queueing time from which a ring over its high watermark throttles, in microseconds.
+    #[schemars(range(max = 10_000_000))]
     pub queueing_us: u32,
     /// Average fill of an rx ring from which packets are marked, in percent.
+    #[schemars(range(min = 1, max = 100))]
     pub ecn_watermark: u32,
     /// Time between two looks at the shares, in milliseconds.
+    #[schemars(range(min = 2, max = 10_000))]
     pub weight_every_ms: u32,
     /// Change of a share that is worth writing, in percent of it.
+    #[schemars(range(max = 100))]
     pub weight_margin_percent: u32,
     /// Least share of its core that an NF keeps, in percent.
+    #[schemars(range(max = 50))]
     pub min_share_percent: u32,
     /// What gives priorities their effect where the kernel divides a core: its weights (`weights`), or SCHED_RR with a priority for each
     /// NF (`realtime`), which goes back to weights, with a warning, where the kernel does not allow it.
@@ -259,7 +302,7 @@ impl Sched {
 }
 
 /// What gives priorities their effect where the kernel divides a core.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Priorities {
     /// Its weights.
@@ -269,22 +312,28 @@ pub enum Priorities {
 }
 
 /// Turns of NFs that do not cooperate: those that poll and share their core.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Workflow {
     /// How an NF is stopped so that another runs: `auto` takes what works quickest on the host; `none` leaves all to the kernel's scheduler.
     pub mechanism: ByWhat,
     /// Another mechanism for some cores, by their numbers, such as `{ 2 = "signal" }`.
     pub cores: BTreeMap<String, String>,
     /// Packets below which an NF's input is almost empty, and places below which its output is almost full: either ends its turn.
+    #[schemars(range(min = 1, max = 1024))]
     pub near: u32,
     /// A slice is the time that a ring full of packets takes, divided by this; 1 or more.
+    #[schemars(range(min = 0))]
     pub divisor: f64,
     /// A slice is at least so many times what a switch takes.
+    #[schemars(range(min = 1, max = 10_000))]
     pub least_switches: u32,
     /// An NF with fewer packets than `near` has its turn after so long all the same, in microseconds.
+    #[schemars(range(min = 10, max = 1_000_000))]
     pub longest_wait_us: u32,
     /// An NF with nothing to do is stopped after so long, though nobody else has anything to do either, in microseconds.
+    #[schemars(range(max = 1_000_000_000))]
     pub park_after_us: u32,
 }
 
@@ -303,7 +352,7 @@ impl Default for Workflow {
 }
 
 /// How an NF is stopped so that another runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ByWhat {
     /// What works quickest on the host.
@@ -351,34 +400,45 @@ impl Workflow {
 }
 
 /// The SDN controller that is asked about new flows, by OpenFlow 1.3, before the rules.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Openflow {
     /// Where the controller listens: `tcp:HOST:PORT`. Left out: nobody is asked.
     pub controller: Option<String>,
     /// The identity that the controller knows this host by.
+    #[schemars(range(min = 1))]
     pub datapath_id: u64,
     /// What becomes of packets that the controller is asked about.
     pub miss: Miss,
     /// What becomes of packets without an entry while there is no connection to the controller. Entries stay in force.
     pub fail: Fail,
     /// Most flow entries.
+    #[schemars(range(min = 1, max = 131_000))]
     pub entries: u32,
     /// Most packets that wait for an answer, with `miss = "wait"`; further ones are dropped.
+    #[schemars(range(max = 65_536))]
     pub held: u32,
     /// How long a packet waits for an answer, in milliseconds; then it is treated as without a connection.
+    #[schemars(range(min = 1, max = 60_000))]
     pub wait_ms: u64,
     /// Most packets that the controller is shown in a second.
+    #[schemars(range(min = 1, max = 1_000_000))]
     pub packet_in_rate: u32,
     /// Most bytes of a packet that the controller is shown.
+    #[schemars(range(min = 64, max = 65_344))]
     pub packet_in_bytes: u32,
     /// After so long without a message the controller is asked whether it is there, in milliseconds.
+    #[schemars(range(min = 100, max = 3_600_000))]
     pub echo_ms: u64,
     /// After so long without a message the connection is given up, in milliseconds.
+    #[schemars(range(min = 200, max = 3_600_000))]
     pub dead_ms: u64,
     /// Time to the first attempt to connect again, in milliseconds; each attempt doubles it.
+    #[schemars(range(min = 10, max = 3_600_000))]
     pub retry_ms: u64,
     /// Longest time between two attempts, in milliseconds.
+    #[schemars(range(min = 10, max = 3_600_000))]
     pub retry_max_ms: u64,
 }
 
@@ -403,7 +463,7 @@ impl Default for Openflow {
 }
 
 /// What becomes of packets that the controller is asked about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Miss {
     /// What the rules say, until the controller says something else.
@@ -415,7 +475,7 @@ pub enum Miss {
 }
 
 /// What becomes of packets without an entry while there is no connection to the controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fail {
     /// What the rules say.
@@ -425,7 +485,7 @@ pub enum Fail {
 }
 
 /// A scheduling class of the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
     /// SCHED_OTHER: fair shares, who wakes may preempt.
@@ -437,7 +497,8 @@ pub enum Class {
 }
 
 /// Where packets enter and leave.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[schemars(rename = "PortConfig", deny_unknown_fields)]
 pub struct Port {
     /// Name, unique among ports.
     pub name: String,
@@ -446,6 +507,7 @@ pub struct Port {
     pub overload: Overload,
     /// Receive (and transmit) queues; spread over the Rx threads.
     #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 256))]
     pub queues: u32,
     /// Tenant that all of its packets are of: they are received into its memory. Left out: the one that all rules which can apply lead to; if
     /// these lead to several, packets are copied when they are let in.
@@ -465,7 +527,7 @@ fn processes() -> u32 {
 }
 
 /// What a port does with packets that find their chain's gate closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Overload {
     /// Drops them at the door, counted.
@@ -476,7 +538,7 @@ pub enum Overload {
 }
 
 /// Kinds of port. A new kind is one variant here and one file in `port/`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum PortKind {
     /// Generates traffic.
@@ -493,16 +555,20 @@ pub enum PortKind {
 }
 
 /// A traffic generator.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Gen {
     /// Size of a packet with its Ethernet header, without FCS, in bytes (so "64-byte packets" on the wire are 60 here).
+    #[schemars(range(min = 42, max = MAX_PACKET))]
     pub size: u16,
     /// Instead of `size`: a mix of sizes and their weights, such as `[[60, 7], [590, 4], [1514, 1]]`.
     pub imix: Vec<(u16, u32)>,
     /// Packets per second over all queues; 0 is as fast as possible.
+    #[schemars(range(min = 0))]
     pub rate: f64,
     /// Number of flows, taken in turn.
+    #[schemars(range(min = 1))]
     pub flows: u32,
     /// Packets of a flow; then another one begins in its place. TCP flows begin with SYN and end with RST then. 0: flows do not end.
     pub flow_packets: u32,
@@ -513,8 +579,10 @@ pub struct Gen {
     /// Stop after so many packets; 0 goes on for ever.
     pub count: u64,
     /// VLAN tag to put on, if any.
+    #[schemars(range(min = 1, max = 4094))]
     pub vlan: Option<u16>,
     /// DSCP of the packets, 0 to 63.
+    #[schemars(range(max = 63))]
     pub dscp: u8,
     /// First source address; flow i adds i.
     pub src: Option<std::net::IpAddr>,
@@ -549,7 +617,7 @@ impl Default for Gen {
 }
 
 /// Protocol of generated packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GenProtocol {
     /// UDP.
@@ -559,28 +627,32 @@ pub enum GenProtocol {
 }
 
 /// A sink.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sink {}
 
 /// Capture files.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Pcap {
     /// File to read packets from (pcap or pcapng).
+    #[schemars(extend("format" = "path"))]
     pub read: Option<PathBuf>,
     /// File to write packets to (pcap, nanosecond time stamps).
+    #[schemars(extend("format" = "path"))]
     pub write: Option<PathBuf>,
     /// How fast to read.
     pub speed: PcapSpeed,
     /// With `speed = "rate"`: packets per second.
+    #[schemars(range(min = 0))]
     pub rate: f64,
     /// How many times to read the file; 0 for ever.
     pub repeat: Option<u32>,
 }
 
 /// How fast a capture is replayed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PcapSpeed {
     /// As fast as possible.
@@ -593,22 +665,25 @@ pub enum PcapSpeed {
 }
 
 /// A DPDK device. One of `pci` and `devargs` is needed.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Dpdk {
     /// A virtual device, such as `net_af_packet0,iface=veth0` or `net_null0`.
     pub devargs: Option<String>,
     /// PCI address of a NIC, such as `0000:3b:00.0`.
     pub pci: Option<String>,
     /// Descriptors of a receive and of a transmit queue.
+    #[schemars(range(min = 32, max = 32_768))]
     pub descriptors: Option<u16>,
     /// Whether one queue of the device is spread over the `queues` of the port by the manager, for a device that cannot.
     pub software_rss: bool,
 }
 
 /// A network interface of the kernel, without DPDK.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = in_order::<Self>)]
 pub struct AfPacket {
     /// Name of the interface.
     pub interface: String,
@@ -617,6 +692,7 @@ pub struct AfPacket {
     pub netns: Option<String>,
     /// Packets that wait to be received at most, in each queue.
     #[serde(default = "slots")]
+    #[schemars(range(min = 64, max = 1 << 20))]
     pub slots: u32,
     /// Whether packets for other stations are taken too.
     #[serde(default = "yes")]
@@ -628,7 +704,7 @@ pub struct AfPacket {
 }
 
 /// What happens where a port's interface is not there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenMissing {
     /// The configuration is refused.
@@ -647,14 +723,16 @@ fn yes() -> bool {
 }
 
 /// A kind of NF. Its instances are named `NAME.0`, `NAME.1`, ….
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ServiceConfig", transform = in_order::<Self>)]
 pub struct Service {
     /// Name, unique among services.
     pub name: String,
     /// Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH. In a container
     /// with a `root` it is the program's path in there.
     #[serde(default)]
+    #[schemars(extend("format" = "path"))]
     pub exec: Option<PathBuf>,
     /// Its arguments.
     #[serde(default)]
@@ -676,10 +754,12 @@ pub struct Service {
     pub storage: bool,
     /// Most processes and threads of an instance; in a container those of its runtime too.
     #[serde(default = "processes")]
+    #[schemars(range(min = 1, max = 4_194_304))]
     pub pids: u32,
     /// Most memory of an instance, in MiB: its own, and what it is the first to touch of what it
     /// shares. Past that the kernel ends it. Without, as much as the host has.
     #[serde(default)]
+    #[schemars(range(min = 1, max = 1 << 24))]
     pub memory: Option<u32>,
     /// An OCI container that each instance runs in, from a bundle or a root directory.
     #[serde(default)]
@@ -693,15 +773,18 @@ pub struct Service {
     pub zygote: bool,
     /// Number of instances at start.
     #[serde(default = "one")]
+    #[schemars(range(max = 65_000))]
     pub instances: u32,
     /// Cores of the instances, in turn.
     #[serde(default = "core_one")]
+    #[schemars(inner(range(max = MAX_CORE)))]
     pub cores: Vec<usize>,
     /// Sleep when there is nothing to do, or poll. Those that poll and share a core have their turns from outside: see `[workflow]`.
     #[serde(default)]
     pub mode: Mode,
     /// Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.
     #[serde(default = "ring")]
+    #[schemars(range(min = 2, max = 1 << 20))]
     pub ring: u32,
     /// NFs of different tenants share neither packet memory nor core pages; those without one are a tenant too.
     #[serde(default)]
@@ -713,6 +796,7 @@ pub struct Service {
     /// Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while they have
     /// used up less than that.
     #[serde(default = "ordinary")]
+    #[schemars(range(min = 0))]
     pub priority: f64,
     /// Whether its program was written for Sluice, or is any program that sits between two network interfaces.
     #[serde(default)]
@@ -730,9 +814,11 @@ pub struct Service {
     pub netns: Option<String>,
     /// Of a foreign one: MTU of its interfaces.
     #[serde(default = "ethernet")]
+    #[schemars(range(min = 68, max = 65_535))]
     pub mtu: u32,
     /// Of a foreign one: packets that wait behind each of its interfaces at most.
     #[serde(default = "slots")]
+    #[schemars(range(min = 64, max = 1 << 20))]
     pub queue: u32,
     /// Of a foreign one: shell commands that are run in its namespace, one after another, before its program.
     #[serde(default)]
@@ -748,10 +834,12 @@ pub struct Service {
     pub drops: Drops,
     /// Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.
     #[serde(default = "second")]
+    #[schemars(range(min = 1, max = 3_600_000))]
     pub inside_ms: u32,
     /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it and what it starts have turns, and
     /// are not ended with the daemon.
     #[serde(default)]
+    #[schemars(extend("format" = "path"))]
     pub pid_file: Option<PathBuf>,
     /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class (`class`), or, of a
     /// fixed number of instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).
@@ -766,14 +854,18 @@ pub struct Service {
 }
 
 /// An OCI container that an instance runs in. One of `bundle` and `root` is needed.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Container {
     /// Bundle: a folder with a `config.json`, which names the program and its root directory. `args` go behind its own, `env` over its own.
+    #[schemars(extend("format" = "path"))]
     pub bundle: Option<PathBuf>,
     /// Root directory, without a `config.json`. The program is `exec`, as it is called in there.
+    #[schemars(extend("format" = "path"))]
     pub root: Option<PathBuf>,
     /// The host's OCI runtime: `auto` (crun, else runc), a name or a path.
+    #[schemars(extend("format" = "path"))]
     pub runtime: PathBuf,
     /// Whether instances may write to their root directory, which they share.
     pub writable: bool,
@@ -845,7 +937,7 @@ impl Service {
 }
 
 /// Whether a program was written for Sluice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceKind {
     /// It uses the library, and shares the packets' memory.
@@ -856,7 +948,7 @@ pub enum ServiceKind {
 }
 
 /// How packets get to a foreign program and back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
     /// Pairs of virtual interfaces, with packet sockets at the manager's ends.
@@ -883,7 +975,7 @@ impl Via {
 }
 
 /// What it means that a packet does not come back from a foreign program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Drops {
     /// It is lost, and counted so.
@@ -918,7 +1010,7 @@ fn ring() -> u32 {
 }
 
 /// What an NF does when it has nothing to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Sleeps on its doorbell.
@@ -929,14 +1021,16 @@ pub enum Mode {
 }
 
 /// An ordered list of services and an egress port.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ChainConfig", transform = in_order::<Self>)]
 pub struct Chain {
     /// Name, unique among chains.
     pub name: String,
     /// Services, in order; the same one may come again, but not twice in a row. `NAME:reverse` is a foreign one from its far side:
     /// packets go in at its second interface and come out of its first.
     #[serde(default)]
+    #[schemars(extend("items" = { "type": "string", "format": "name" }))]
     pub services: Vec<String>,
     /// Port where packets leave.
     pub egress: String,
@@ -954,7 +1048,7 @@ pub fn hop(written: &str) -> (&str, bool) {
 }
 
 /// What a chain does when one of its NFs has died and no other instance of its service is left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {
     /// Its packets are dropped at the entry until an instance is back.
@@ -968,8 +1062,9 @@ pub enum OnFailure {
 }
 
 /// Match → chain. Every key that is given must match.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "RuleConfig", transform = in_order::<Self>)]
 pub struct Rule {
     /// Name, unique among rules; `rule.N` without.
     #[serde(default)]
@@ -979,6 +1074,7 @@ pub struct Rule {
     pub port: Option<String>,
     /// VLAN id; 0 matches untagged packets.
     #[serde(default)]
+    #[schemars(range(max = 4094))]
     pub vlan: Option<u16>,
     /// `tcp`, `udp`, `icmp`, `icmpv6`, `ip` (any IP), `non-ip`, or a protocol number.
     #[serde(default)]
@@ -997,9 +1093,11 @@ pub struct Rule {
     pub dst_port: Option<PortRange>,
     /// DSCP, 0 to 63.
     #[serde(default)]
+    #[schemars(range(max = 63))]
     pub dscp: Option<u8>,
     /// Priority of the flows that match: a weight of the instances that are given one of them alone. 1 without.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub priority: Option<f64>,
     /// Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule.
     #[serde(default)]
@@ -1012,7 +1110,7 @@ pub struct Rule {
 }
 
 /// A port number or a range of them.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PortRange {
     /// One port.

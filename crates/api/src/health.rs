@@ -1,9 +1,10 @@
 //! How the daemon is, and how NFs died, as the API says it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Whether all works that is to work.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Health {
     /// In one word.
     pub verdict: Verdict,
@@ -20,7 +21,7 @@ pub struct Health {
 pub const MOST: usize = 64;
 
 /// The daemon's health in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// All chains and ports take packets, and all NFs run or come.
@@ -41,7 +42,7 @@ impl Verdict {
 }
 
 /// Something that does not work.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Problem {
     /// Kind and name of what does not work, such as `chain web` or `nf fw.0`.
     pub subject: String,
@@ -52,7 +53,7 @@ pub struct Problem {
 }
 
 /// What an NF's process ended of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeathCause {
     /// A signal killed it.
@@ -78,7 +79,7 @@ pub enum DeathCause {
 }
 
 /// The death of an NF.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Death {
     /// When, by the monotonic clock of the host.
     pub time_ns: u64,

@@ -12,15 +12,16 @@ pub mod model;
 pub mod promise;
 pub mod protocol;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Where the socket is when nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/sluice/control.sock";
 
 /// What went wrong, as HTTP says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
 pub enum ErrorKind {
-    /// 400: the request makes no sense, whatever the daemon's state.
+    /// 400: the request is malformed.
     BadInput,
     /// 403: not for this user.
     Forbidden,
@@ -34,6 +35,8 @@ pub enum ErrorKind {
     Conflict,
     /// 413: more bytes than the daemon reads.
     TooLarge,
+    /// 422: it is well formed, and its content is refused, whatever the daemon's state.
+    Unprocessable,
     /// 500: a fault of the daemon's.
     Internal,
     /// 503: the daemon is shutting down.
@@ -43,7 +46,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    const ALL: [Self; 10] = [
+    /// All kinds.
+    pub const ALL: [Self; 11] = [
         Self::BadInput,
         Self::Forbidden,
         Self::NotFound,
@@ -51,6 +55,7 @@ impl ErrorKind {
         Self::RequestTimeout,
         Self::Conflict,
         Self::TooLarge,
+        Self::Unprocessable,
         Self::Internal,
         Self::ShuttingDown,
         Self::Timeout,
@@ -66,6 +71,7 @@ impl ErrorKind {
             Self::RequestTimeout => 408,
             Self::Conflict => 409,
             Self::TooLarge => 413,
+            Self::Unprocessable => 422,
             Self::Internal => 500,
             Self::ShuttingDown => 503,
             Self::Timeout => 504,
@@ -90,8 +96,9 @@ pub struct ApiError {
     pub hint: String,
 }
 
-/// An [`ApiError`] as JSON.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+/// A refusal: what is wrong, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
 pub struct ErrorBody {
     /// What is wrong.
     pub error: String,
@@ -106,7 +113,7 @@ impl ApiError {
         Self { kind, error: error.into(), hint: hint.into() }
     }
 
-    /// 400: the request makes no sense, whatever the daemon's state.
+    /// 400: the request is malformed.
     pub fn bad_input(error: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::new(ErrorKind::BadInput, error, hint)
     }
@@ -115,6 +122,11 @@ impl ApiError {
     pub fn not_found(what: &str, name: &str, known: &[&str]) -> Self {
         let hint = if known.is_empty() { format!("there is no {what} at all") } else { format!("there are: {}", known.join(", ")) };
         Self::new(ErrorKind::NotFound, format!("no {what} is named \"{name}\""), hint)
+    }
+
+    /// 422: it is well formed, and its content is refused, whatever the daemon's state.
+    pub fn unprocessable(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unprocessable, error, hint)
     }
 
     /// 409: it makes sense, but not in the daemon's present state.

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluice_policy::plan::load::Measured;
 use sluice_shm::histogram::Histogram;
@@ -17,7 +18,7 @@ use super::health::{Death, Health};
 use crate::config;
 
 /// What the daemon is and has.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
@@ -64,7 +65,7 @@ pub struct Status {
 }
 
 /// The SDN controller that is asked about flows, and how it is with it.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Openflow {
     /// Where it listens.
     pub controller: String,
@@ -93,7 +94,7 @@ pub struct Openflow {
 }
 
 /// A core that NFs which do not cooperate share: turns are made from outside.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Schedule {
     /// The core.
     pub core: u32,
@@ -118,7 +119,7 @@ pub struct Schedule {
 }
 
 /// A packet thread of the manager.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Thread {
     /// `rx`, `tx`, `wakeup`, `monitor`, or several with `+` between, where one loop runs them all.
     pub role: String,
@@ -132,7 +133,7 @@ pub struct Thread {
 }
 
 /// Packet memory, in frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Frames {
     /// All.
     pub total: u64,
@@ -143,7 +144,7 @@ pub struct Frames {
 }
 
 /// The packet memory of a tenant.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Memory {
     /// The tenant: `-` of services without one; `ingress` where packets come in that may be for
     /// several, which no NF maps; `former` of all arenas that were made anew and wait for the last
@@ -168,7 +169,7 @@ pub struct Memory {
 }
 
 /// A port and its counters.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Port {
     /// Name.
     pub name: String,
@@ -224,7 +225,7 @@ impl Port {
 }
 
 /// Whether packets can go through a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PortState {
     /// They can.
@@ -262,7 +263,7 @@ impl PortState {
 }
 
 /// Where an NF is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NfState {
     /// Its process runs, and is not ready for packets yet.
@@ -298,7 +299,7 @@ impl NfState {
 }
 
 /// One instance of a service.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Nf {
     /// Name: `SERVICE.i`.
     pub name: String,
@@ -384,7 +385,7 @@ impl Nf {
 }
 
 /// How often an NF that is not woken for each packet was let go on, by cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Woken {
     /// Its flow had only begun.
     pub early: u64,
@@ -404,7 +405,7 @@ impl Woken {
 }
 
 /// What is counted of a program that knows nothing of Sluice, over all its lives.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfForeign {
     /// Packets that went in.
     pub entered: u64,
@@ -429,7 +430,7 @@ pub struct NfForeign {
 }
 
 /// An NF's load, and what was decided about it.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfSched {
     /// Weight beside its load: of its service, times that of the flow that it has.
     pub priority: f64,
@@ -464,7 +465,7 @@ pub struct NfSched {
 }
 
 /// What an [`Event`] tells of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EventKind {
     /// Chains that pass the NF were refused at their entry, or are let in again.
@@ -527,7 +528,7 @@ impl EventKind {
 }
 
 /// Something that has happened. Decisions about an NF are summed up over a tenth of a second.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Event {
     /// Number of the event, from 1; those that are missing have been pushed out.
     pub number: u64,
@@ -566,7 +567,7 @@ pub struct Event {
 }
 
 /// A kind of NF.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Service {
     /// Name.
     pub name: String,
@@ -602,7 +603,7 @@ pub struct Service {
 }
 
 /// The process that instances of a service are forked from.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Zygote {
     /// `starting`, `ready`, `restarting`, or `unfit`: then instances are started one by one.
     pub state: String,
@@ -616,7 +617,7 @@ pub struct Zygote {
 }
 
 /// The instances of a service that is not shared.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Pool {
     /// The service.
     pub service: String,
@@ -653,7 +654,7 @@ pub struct Pool {
 }
 
 /// What a chain does with packets at its entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ChainState {
     /// Takes them.
@@ -683,7 +684,7 @@ impl ChainState {
 }
 
 /// A chain and its counters.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Chain {
     /// Name.
     pub name: String,
@@ -717,7 +718,7 @@ pub struct Chain {
 }
 
 /// Times, in nanoseconds. Known to within an eighth: see [`sluice_shm::histogram`].
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Distribution {
     /// How many were measured.
     pub count: u64,
@@ -776,7 +777,7 @@ impl From<&Histogram> for Distribution {
 }
 
 /// A rule and its counter.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Rule {
     /// Name.
     pub name: String,
@@ -793,7 +794,7 @@ pub struct Rule {
 }
 
 /// Everything that is counted, at one moment.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Stats {
     /// The monotonic clock of the host.
     pub time_ns: u64,
@@ -824,7 +825,7 @@ pub struct Stats {
 /// What chains, ports, NFs, pools and rules have counted that are not there any more, and of whose
 /// name there is none. Packets that were inside when a chain was removed are counted to their end.
 /// The rule is in `totals` of the daemon.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Gone {
     /// Packets let into chains.
     pub entry_packets: u64,
@@ -878,7 +879,7 @@ pub struct Gone {
 }
 
 /// The paths of sampled packets.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Trace {
     /// One to each packet, in the order of their ends.
     pub packets: Vec<TracedPacket>,
@@ -888,7 +889,7 @@ pub struct Trace {
 }
 
 /// The path of one packet.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct TracedPacket {
     /// Its chain; none if no rule takes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -903,7 +904,7 @@ pub struct TracedPacket {
 }
 
 /// Where a packet was, and when.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Hop {
     /// Such as `port in0`, `rule web`, `nf fw.0`, `port out0`.
     #[serde(rename = "where")]
@@ -913,7 +914,7 @@ pub struct Hop {
 }
 
 /// Body of `POST /v1/nfs`: one more instance of a service.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddNf {
     /// The service.
@@ -924,7 +925,7 @@ pub struct AddNf {
 }
 
 /// Parameters of `DELETE /v1/nfs/{name}`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveNf {
     /// Remove it also if it is the last instance of a service that an open chain passes.
@@ -933,7 +934,7 @@ pub struct RemoveNf {
 }
 
 /// Body of `POST /v1/nfs/{name}/move`: another core for an instance.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoveNf {
     /// The core.
@@ -941,7 +942,7 @@ pub struct MoveNf {
 }
 
 /// Body of `POST /v1/services/{name}/upgrade`: another version of the service's program.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Upgrade {
     /// Its program. A bare name is looked for beside `sluiced`, then in PATH. In a container with a `root`, its path in there.
@@ -952,7 +953,7 @@ pub struct Upgrade {
 }
 
 /// Answer of `POST /v1/services/{name}/upgrade`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Upgraded {
     /// The service.
     pub service: String,
@@ -969,7 +970,7 @@ pub struct Upgraded {
 }
 
 /// Body of `POST /v1/rules`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddRule {
     /// The rule.
@@ -980,7 +981,7 @@ pub struct AddRule {
 }
 
 /// Body of `POST /v1/apply`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Apply {
     /// The whole configuration, as TOML text.
@@ -994,7 +995,7 @@ pub struct Apply {
 }
 
 /// Answer of `POST /v1/apply`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Applied {
     /// Whether nothing was changed, as asked.
     pub dry_run: bool,
@@ -1006,7 +1007,7 @@ pub struct Applied {
 }
 
 /// Body of `POST /v1/trace`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TraceRequest {
     /// Only packets of this chain.
@@ -1015,10 +1016,12 @@ pub struct TraceRequest {
     /// Only packets that this rule classifies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// How many packets, 1 to [`MAX_TRACED`].
+    /// How many packets.
+    #[schemars(range(min = 1, max = MAX_TRACED))]
     #[serde(default = "ten")]
     pub count: u32,
-    /// How long to wait for them, in milliseconds, 1 to [`MAX_TRACE_MS`].
+    /// How long to wait for them, in milliseconds.
+    #[schemars(range(min = 1, max = MAX_TRACE_MS))]
     #[serde(default = "five_seconds")]
     pub timeout_ms: u64,
 }
@@ -1044,7 +1047,7 @@ impl Default for TraceRequest {
 }
 
 /// Answer of a request that has no more to say than that it was done.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Done {
     /// True.
     pub done: bool,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluice_slo::on_demand::Remedy;
 use sluice_slo::watch::{Excess, Violation};
@@ -9,7 +10,7 @@ use sluice_slo::watch::{Excess, Violation};
 use super::change::Change;
 
 /// Answer of `PUT /v1/placement`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Placed {
     /// What changed, in the order in which it did. Empty if this very assignment is in force already.
     pub changes: Vec<Change>,
@@ -19,7 +20,7 @@ pub struct Placed {
 }
 
 /// How promises are kept, as of the last window of about a second.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Promises {
     /// Name of this server in placements; none if any placement is for it.
     pub server: Option<String>,
@@ -41,7 +42,7 @@ pub struct Promises {
 }
 
 /// A decision about an SLO on demand.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Decided {
     /// How long ago, in seconds.
     pub age_s: f64,
@@ -52,7 +53,7 @@ pub struct Decided {
 }
 
 /// How an SLO on demand is steered.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Steered {
     /// Ways of instances that have a cache class of their own, by instance.
     pub own_ways: BTreeMap<String, u32>,
@@ -67,7 +68,7 @@ pub struct Steered {
 }
 
 /// Instances that are asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Asked {
     /// How many the SLO should have, on all servers.
     pub instances: u32,
@@ -76,7 +77,7 @@ pub struct Asked {
 }
 
 /// How a promise is kept.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Promise {
     /// Name of the SLO, and of its chain.
     pub slo: String,
@@ -138,7 +139,7 @@ impl Promise {
 }
 
 /// How receive queues of NICs are bounded, so that packets are still cached when they are read.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Buffers {
     /// Most packets that wait in each queue; none if nothing bounds them.
     pub per_queue: Option<u32>,

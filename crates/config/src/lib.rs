@@ -2,8 +2,7 @@
 //!
 //! [`sluice_api::config`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
 //! without the host, [`on_host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
-//! inside values. [`pool`] has the keys of pools, [`wakeup`] those of wake policies, [`promise`] those of promises to tenants. [`estimates`] is
-//! the file that `[manager] estimates` names.
+//! inside values. [`estimates`] is the file that `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
 pub mod changes;
@@ -16,15 +15,12 @@ pub mod load;
 pub mod nearest;
 pub mod on_host;
 pub mod parse;
-pub mod pool;
 mod privileges;
 pub mod problem;
-pub mod promise;
 pub mod schema;
 pub mod socket;
 pub mod tenancy;
 pub mod validate;
-pub mod wakeup;
 
 pub use problem::{ConfigErrors, Problem};
 

@@ -17,7 +17,7 @@ use super::nearest;
 use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
 use super::{host, on_host, privileges, validate};
-use sluice_api::config::{Config, Port, PortKind};
+use sluice_api::config::{Config, MAX_CORE, Port, PortKind};
 
 /// Largest file, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -276,7 +276,7 @@ impl Shape<'_> {
         };
         // Of a port whose kind is wrong, only the common keys can be checked.
         let lenient = section.name == "port" && own.is_none();
-        let keys: Vec<&Key> = section.keys.iter().chain(own.map_or(&[][..], |s| s.keys)).collect();
+        let keys: Vec<&Key> = section.keys.iter().chain(own.iter().flat_map(|s| &s.keys)).collect();
         for (key, value) in table.iter() {
             let name: &str = key.get_ref();
             if let Some(known) = keys.iter().find(|k| k.name == name) {
@@ -313,14 +313,14 @@ impl Shape<'_> {
     /// Checks a value, and the items in it, against the type of its key.
     fn value(&mut self, key: &Key, value: &Entry<'_>) {
         let found = value.get_ref();
-        match (key.takes, found) {
+        match (&key.takes, found) {
             (Type::Bool, DeValue::Boolean(_)) | (Type::Text | Type::Ports, DeValue::String(_)) => {}
             (Type::Path, DeValue::String(path)) => {
                 if path.is_empty() || path.contains('\0') {
                     self.report(value.span(), format!("{} is no path", key.name), "write a path, or leave the key out");
                 }
             }
-            (Type::Integer(low, high), DeValue::Integer(_)) => self.integer(key.name, value, low, high),
+            (Type::Integer(low, high), DeValue::Integer(_)) => self.integer(key.name, value, *low, *high),
             (Type::Number, DeValue::Integer(_) | DeValue::Float(_)) => self.number(key, value),
             (Type::Words(words), DeValue::String(word)) => {
                 if !words.contains(&&**word) {
@@ -338,11 +338,11 @@ impl Shape<'_> {
                 }
             }
             (Type::NumberTable, DeValue::Table(table)) => {
-                let inner = Key { takes: Type::Number, ..*key };
+                let inner = Key { takes: Type::Number, ..key.clone() };
                 table.iter().for_each(|(_, item)| self.value(&inner, item));
             }
             (Type::IntegerTable(low, high), DeValue::Table(table)) => {
-                let inner = Key { takes: Type::Integer(low, high), ..*key };
+                let inner = Key { takes: Type::Integer(*low, *high), ..key.clone() };
                 table.iter().for_each(|(_, item)| self.value(&inner, item));
             }
             (Type::Keys(keys), DeValue::Table(table)) => self.inner_table(key, keys, table),
@@ -375,14 +375,14 @@ impl Shape<'_> {
                 format!("{} cannot be {}: a whole number is {} at most", key.name, written(found), i64::MAX),
                 "write it with a point or an exponent, such as 1e6",
             ),
-            _ => self.out_of_range(key.name, value, key.takes),
+            _ => self.out_of_range(key.name, value, &key.takes),
         }
     }
 
     /// An item of a list.
     fn item(&mut self, key: &Key, item: &Entry<'_>) {
-        match (key.takes, item.get_ref()) {
-            (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, schema::MAX_CORE),
+        match (&key.takes, item.get_ref()) {
+            (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, MAX_CORE.into()),
             (Type::Texts | Type::Names, DeValue::String(_)) => {}
             (_, other) => self.wrong_type(key, item.span(), other),
         }
@@ -407,12 +407,9 @@ impl Shape<'_> {
     fn pair(&mut self, key: &Key, pair: &Entry<'_>) {
         match pair.get_ref() {
             DeValue::Array(two) if two.len() == 2 && two.iter().all(|n| n.get_ref().is_integer()) => {
-                let Some(Type::Integer(low, high)) =
-                    schema::SECTIONS.iter().flat_map(|s| s.keys).find(|k| k.name == "size").map(|k| k.takes)
-                else {
-                    return;
-                };
-                self.integer("a size", &two[0], low, high);
+                let size = schema::SECTIONS.iter().flat_map(|s| &s.keys).find(|k| k.name == "size");
+                let Some(Type::Integer(low, high)) = size.map(|k| &k.takes) else { return };
+                self.integer("a size", &two[0], *low, *high);
                 self.integer("a weight", &two[1], 1, i64::from(u32::MAX));
             }
             other => self.wrong_type(key, pair.span(), other),
@@ -420,7 +417,7 @@ impl Shape<'_> {
     }
 
     fn wrong_type(&mut self, key: &Key, span: std::ops::Range<usize>, found: &DeValue<'_>) {
-        let (name, takes) = (key.name, key.takes);
+        let (name, takes) = (key.name, &key.takes);
         let help = match (takes, found) {
             // What stands for a list of one.
             (Type::Texts | Type::Names, DeValue::String(text)) => format!("write {name} = [{}]", toml::Value::from(&**text)),
@@ -433,11 +430,11 @@ impl Shape<'_> {
 
     fn integer(&mut self, name: &str, value: &Entry<'_>, low: i64, high: i64) {
         if !integer(value.get_ref()).is_some_and(|n| (low..=high).contains(&n)) {
-            self.out_of_range(name, value, Type::Integer(low, high));
+            self.out_of_range(name, value, &Type::Integer(low, high));
         }
     }
 
-    fn out_of_range(&mut self, name: &str, value: &Entry<'_>, takes: Type) {
+    fn out_of_range(&mut self, name: &str, value: &Entry<'_>, takes: &Type) {
         let written = written(value.get_ref());
         self.report(value.span(), format!("{name} cannot be {written}"), format!("write {}", takes.words()));
     }
@@ -473,11 +470,11 @@ fn article(value: &DeValue<'_>) -> &'static str {
 
 /// A value that a key takes, as TOML.
 fn sample(key: &Key) -> String {
-    match (key.default, key.takes) {
+    match (&key.default, &key.takes) {
         // The default is as fast as possible, and a sample is copied.
         (_, Type::Number) if key.name == "rate" => "1e6".into(),
         (Preset::Value(value), Type::Bool | Type::Integer(..) | Type::Number | Type::Words(_) | Type::Cores | Type::Path) => {
-            value.into()
+            value.clone()
         }
         (_, Type::Bool) => "true".into(),
         (_, Type::Integer(low, _)) => low.to_string(),

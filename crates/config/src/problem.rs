@@ -210,7 +210,7 @@ pub fn count(problems: &[Problem]) -> String {
 
 impl From<ConfigErrors> for sluice_api::ApiError {
     fn from(errors: ConfigErrors) -> Self {
-        Self::bad_input(errors.to_string().trim_end(), "nothing was changed; mend the configuration and send it again")
+        Self::unprocessable(errors.to_string().trim_end(), "nothing was changed; mend the configuration and send it again")
     }
 }
 

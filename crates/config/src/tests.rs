@@ -770,7 +770,7 @@ fn changes_through_the_api_are_held_to_the_same() {
 
 /// Text that resembles a configuration: lines of sections and of keys with values of every type.
 fn nearly() -> impl Strategy<Value = String> {
-    let keys: Vec<&str> = schema::SECTIONS.iter().flat_map(|s| s.keys).map(|k| k.name).collect();
+    let keys: Vec<&str> = schema::SECTIONS.iter().flat_map(|s| &s.keys).map(|k| k.name).collect();
     let values = prop_oneof![
         any::<i64>().prop_map(|n| n.to_string()),
         any::<f64>().prop_map(|n| format!("{n:?}")),

@@ -12,8 +12,8 @@ use serde_json::Value as Json;
 use super::nearest;
 use super::parse;
 use super::problem::{At, Problem};
-use super::schema::{self, Preset, SECTIONS, Type};
-use sluice_api::config::{ByWhat, Class, Config, Idle, Mode, Port, PortKind, Priorities, Service, hop};
+use super::schema::{Preset, SECTIONS, Type};
+use sluice_api::config::{ByWhat, Class, Config, Idle, MAX_CORE, Mode, Port, PortKind, Priorities, Service, hop};
 
 mod container;
 mod foreign;
@@ -76,7 +76,7 @@ impl Validation<'_> {
     /// not.
     fn numbers(&mut self) {
         let json = serde_json::to_value(self.config).unwrap_or_default();
-        for section in SECTIONS {
+        for section in SECTIONS.iter() {
             let entries: Vec<(Option<usize>, &Json)> = match &json[section.name] {
                 Json::Array(entries) => entries.iter().enumerate().map(|(i, e)| (Some(i), e)).collect(),
                 one => vec![(None, one)],
@@ -85,31 +85,31 @@ impl Validation<'_> {
                 if !section.kind.is_empty() && table["kind"] != section.kind {
                     continue;
                 }
-                for key in section.keys {
+                for key in &section.keys {
                     let at = At { section: section.name, entry, key: key.name, item: None };
                     if matches!(key.default, Preset::Unset) && table[key.name].is_null() {
                         continue;
                     }
-                    self.number(at, key.takes, &table[key.name]);
+                    self.number(at, &key.takes, &table[key.name]);
                 }
             }
         }
     }
 
-    fn number(&mut self, at: At, takes: Type, value: &Json) {
+    fn number(&mut self, at: At, takes: &Type, value: &Json) {
         let inside = match (takes, value) {
             (_, Json::Null) if !matches!(takes, Type::Number) => true,
-            (Type::Integer(low, high), n) => n.as_i64().is_some_and(|n| (low..=high).contains(&n)),
+            (Type::Integer(low, high), n) => n.as_i64().is_some_and(|n| (low..=high).contains(&&n)),
             // JSON writes what is not finite as null.
             (Type::Number, n) => n.as_f64().is_some_and(|n| n >= 0.0),
             (Type::Cores, Json::Array(cores)) => {
                 for (i, core) in cores.iter().enumerate() {
-                    self.number(at.item(i), Type::Integer(0, schema::MAX_CORE), core);
+                    self.number(at.item(i), &Type::Integer(0, MAX_CORE.into()), core);
                 }
                 true
             }
             (Type::IntegerTable(low, high), Json::Object(table)) => {
-                table.values().for_each(|value| self.number(at, Type::Integer(low, high), value));
+                table.values().for_each(|value| self.number(at, &Type::Integer(*low, *high), value));
                 true
             }
             (Type::Keys(keys), Json::Object(table)) => {
@@ -215,7 +215,7 @@ impl Validation<'_> {
         }
         for (core, word) in &w.cores {
             let at = At::key("workflow", "cores");
-            if !core.parse::<i64>().is_ok_and(|core| (0..=schema::MAX_CORE).contains(&core)) {
+            if !core.parse::<i64>().is_ok_and(|core| (0..=i64::from(MAX_CORE)).contains(&core)) {
                 self.error(at, format!("{core:?} is no core"), "write the number of a core, such as cores = { 2 = \"signal\" }");
             } else if ByWhat::of(word).is_none() {
                 let words: Vec<String> = ByWhat::ALL.iter().map(|(word, _)| format!("{word:?}")).collect();

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::io::Read;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a file that an argument names. Of a larger one (a capture, a log) the length counts, and not what it has, so that nobody waits for it.
 const MOST_FILE: u64 = 16 << 20;
 
 /// Name of a file's contents. Tells files apart; it is no protection against someone who wants two to be alike.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 pub struct Digest(pub String);
 
 impl Digest {

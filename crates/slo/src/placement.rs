@@ -7,13 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Ways of an LLC at most: masks are of 64 bits.
 pub const MOST_WAYS: u32 = 64;
 
 /// What a server has for NFs.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServerShape {
     /// The processor, as the system names its model.
@@ -100,8 +101,9 @@ impl ServerShape {
 }
 
 /// An instance and what it has.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "PlacedInstance")]
 pub struct Instance {
     /// The SLO that it is for.
     pub slo: String,
@@ -120,7 +122,7 @@ pub struct Instance {
 }
 
 /// A server and its instances.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlacedServer {
     /// Its name.

@@ -24,6 +24,7 @@
 
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::curve::{Confidence, Curve};
@@ -35,7 +36,8 @@ use crate::stage::{self, Stage};
 pub const FORM: u32 = 1;
 
 /// What a profile is of.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
+#[schemars(rename = "ProfileKey")]
 #[serde(deny_unknown_fields)]
 pub struct Key {
     /// What ran.

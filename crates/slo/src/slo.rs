@@ -4,6 +4,7 @@
 //! 95 % of them within so many microseconds; admitted by a profile, and kept whatever others do. *On demand*: only a latency, up to a cap;
 //! no profile is needed, and the agent shares out what is leased to all SLOs of this kind on a server ([`crate::on_demand`]).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
@@ -12,7 +13,7 @@ use crate::digest::Digest;
 pub(crate) const MOST_INSTANCES: usize = 256;
 
 /// What runs: one NF, or a chain that is profiled and placed as one.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
     /// A service, by name.
@@ -41,7 +42,7 @@ impl std::fmt::Display for Workload {
 }
 
 /// Where a promise on demand ends. One of both is needed at least.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cap {
     /// Most instances.
@@ -62,8 +63,9 @@ impl std::fmt::Display for Cap {
 }
 
 /// What is promised.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "SloTerms")]
 pub enum Promise {
     /// Throughput and latency, kept whatever others do.
     Reserved {
@@ -110,7 +112,7 @@ impl std::fmt::Display for Promise {
 }
 
 /// A service level objective.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slo {
     /// Its name, unique in a placement.

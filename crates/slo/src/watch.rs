@@ -23,6 +23,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Part of a rate by which it may be exceeded, because packets come in bursts and windows cut them.
@@ -95,8 +96,9 @@ impl Seen {
 }
 
 /// By what a tenant hurts others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "CauseKind")]
 pub enum By {
     /// It sends more than was promised; in packets per second.
     Rate,
@@ -105,7 +107,7 @@ pub enum By {
 }
 
 /// Who hurts a tenant.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct Cause {
     /// Its SLO's name, or the name that it goes by.
     pub tenant: String,
@@ -120,8 +122,9 @@ pub struct Cause {
 }
 
 /// What is not kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "ViolationKind")]
 pub enum What {
     /// Packets per second.
     Throughput,
@@ -130,7 +133,7 @@ pub enum What {
 }
 
 /// A promise that is not kept.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct Violation {
     /// What is not kept.
     pub what: What,
@@ -145,7 +148,7 @@ pub struct Violation {
 }
 
 /// A tenant that leaves its profile.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct Excess {
     /// Packets per second that it offers.
     pub offered_pps: f64,

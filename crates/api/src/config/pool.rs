@@ -1,32 +1,44 @@
 //! What instances of services that are not shared are given: `[service.pool]`, and the words of `per`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::order::in_order;
+
 /// Instances of a service that is not shared.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(rename = "PoolConfig", transform = in_order::<Self>)]
 pub struct Pool {
     /// Least number of instances. There are so many at the start, and always so many with `per = "rss"` and `per = "round-robin"`.
+    #[schemars(range(max = 65_000))]
     pub min: u32,
     /// Most instances. There are as many as flows come and last.
+    #[schemars(range(min = 1, max = 65_000))]
     pub max: u32,
     /// With `per = "class"`: what flows of one class have in common. `tenant` (of their rule), `vlan`, `port` (where they come in), `dscp`,
     /// `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first packet of
     /// a connection says it, for both directions.
     pub class: Option<String>,
     /// Capacity of each ring of an instance, a power of two: small where it has one flow at a time.
+    #[schemars(range(min = 2, max = 1 << 20))]
     pub ring: u32,
     /// How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.
+    #[schemars(range(max = 3_600_000))]
     pub linger_ms: u32,
     /// An established TCP connection without packets for so long is over, in milliseconds.
+    #[schemars(range(min = 1))]
     pub tcp_idle_ms: u32,
     /// A TCP connection that only one side has spoken in, or that one side has ended, is over without packets for so long, in milliseconds.
+    #[schemars(range(min = 1))]
     pub half_open_ms: u32,
     /// A flow that is not TCP is over without packets for so long, in milliseconds.
+    #[schemars(range(min = 1))]
     pub idle_ms: u32,
     /// What happens to a new flow when no instance is idle.
     pub when_empty: WhenEmpty,
     /// With `when_empty = "wait"`: most packets that wait, at each Rx thread. For one more, the one that has waited longest is dropped.
+    #[schemars(range(min = 1, max = 1 << 16))]
     pub queue: u32,
     /// With `when_empty = "fallback"`: the shared service that has the flow instead, to its end.
     pub fallback: Option<String>,
@@ -54,7 +66,7 @@ impl Default for Pool {
 }
 
 /// What an instance of a service is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Per {
     /// Whatever comes: flows are spread over the instances.
@@ -90,7 +102,7 @@ impl Per {
 }
 
 /// What happens to a new flow when no instance is idle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
     /// Its packets wait until one is.
@@ -102,7 +114,7 @@ pub enum WhenEmpty {
 }
 
 /// How an instance is made as new for the next flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
     /// Its state cleaner is called.

@@ -1,26 +1,33 @@
 //! When instances that sleep are woken: `[service.wakeup]` and `[rule.wakeup]`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluice_policy::sched::threshold::{self, Rules};
 
+use super::order::in_order;
+
 /// When an instance that sleeps is woken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(transform = in_order::<Self>)]
 pub struct Wakeup {
     /// At every packet (`min`), at 32 packets or after a time (`naive-100us`, `naive-1ms`), or at the number that its flow makes worth while.
     pub policy: Policy,
     /// With `adaptive`: each of so many packets at the beginning of a flow wakes it.
     pub early: u32,
     /// With `adaptive`: least number of packets that wait for it when it is woken, after those.
+    #[schemars(range(min = 1, max = 1 << 16))]
     pub least: u32,
     /// With `adaptive`: largest such number; never more than half of its ring.
+    #[schemars(range(min = 1, max = 1 << 16))]
     pub most: u32,
     /// With `adaptive`: how long packets wait for more at most, in microseconds.
+    #[schemars(range(min = 1, max = 1_000_000))]
     pub timer_us: u32,
 }
 
 /// By what an instance is woken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// Every packet.

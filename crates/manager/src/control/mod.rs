@@ -8,6 +8,7 @@
 //! Trust: the socket has file mode 0600, and the server asks the kernel for the peer's user as well: only root and the daemon's own
 //! user are answered. Limits: see [`server::Limits`].
 
+mod openapi;
 pub mod server;
 pub mod totals;
 
@@ -21,7 +22,7 @@ use sluice_api::{ApiError, config, model, promise};
 /// changes has taken effect when it returns.
 ///
 /// # Errors
-/// Each call refuses bad input ([`sluice_api::ErrorKind::BadInput`]), names that nothing has ([`sluice_api::ErrorKind::NotFound`]), what the present state
+/// Each call refuses what can never be ([`sluice_api::ErrorKind::Unprocessable`]), names that nothing has ([`sluice_api::ErrorKind::NotFound`]), what the present state
 /// forbids, such as a second port of one name or the removal of one that a chain needs ([`sluice_api::ErrorKind::Conflict`]), and everything
 /// during shutdown ([`sluice_api::ErrorKind::ShuttingDown`]). A call that is refused has changed nothing.
 #[allow(clippy::missing_errors_doc)] // one section above for all

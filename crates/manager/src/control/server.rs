@@ -2,7 +2,7 @@
 //!
 //! One thread runs a single-threaded runtime that accepts, reads and writes; each call of the [`Backend`] runs on a thread of the
 //! runtime's pool, so a long one (a trace, a chain that drains) holds up nobody else. The routes stand in one table, `routes`, which the
-//! router is built from and the test of the OpenAPI document reads.
+//! router and the OpenAPI document are made of.
 //!
 //! Limits ([`Limits`]): so many clients at a time, the next ones wait in the socket's backlog; a client that sends no request, or
 //! half of one, or does not read its answer, is closed; one that is silent is closed after a second
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context as Poller, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{self, MethodRouter};
+use axum::routing::{self, MethodFilter, MethodRouter};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
@@ -47,14 +47,17 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Sleep;
 
 use super::Backend;
-use crate::telemetry::prometheus;
-use sluice_api::config;
-use sluice_api::model::{AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
+use super::openapi::{Operation, document};
+use crate::telemetry::{metrics, prometheus};
+use sluice_api::ErrorKind::{Conflict, NotFound};
+use sluice_api::model::{self, AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
+use sluice_api::{config, promise};
 use sluice_host::record::is_ours;
 
-/// The description of this API, as `routes` serve it.
-pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
+/// The description of this API.
+pub static OPENAPI: LazyLock<String> =
+    LazyLock::new(|| document(&routes().into_iter().map(|route| route.operation).collect::<Vec<_>>()));
 
 /// Descriptors that are kept for clients.
 pub const SPARE: usize = 8;
@@ -534,91 +537,157 @@ struct Context {
 }
 
 /// One address and method of the API.
-pub(crate) struct Route {
-    /// `GET`, `POST`, `PUT` or `DELETE`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the handler knows it too; only the test of the document reads it"))]
-    pub method: &'static str,
-    /// Address, with `{name}` for a name.
-    pub path: &'static str,
+struct Route {
+    operation: Operation,
     handler: MethodRouter<Context>,
 }
 
-fn get<H, T>(path: &'static str, handler: H) -> Route
+/// A route: what the document says of it, and its handler.
+fn route<H, T>(operation: Operation, handler: H) -> Route
 where
     H: axum::handler::Handler<T, Context>,
     T: 'static,
 {
-    Route { method: "GET", path, handler: routing::get(handler) }
+    let method = match operation.method {
+        "GET" => MethodFilter::GET,
+        "POST" => MethodFilter::POST,
+        "PUT" => MethodFilter::PUT,
+        _ => MethodFilter::DELETE,
+    };
+    Route { operation, handler: routing::on(method, handler) }
 }
 
-fn post<H, T>(path: &'static str, handler: H) -> Route
-where
-    H: axum::handler::Handler<T, Context>,
-    T: 'static,
-{
-    Route { method: "POST", path, handler: routing::post(handler) }
+fn get(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation::new("GET", path, id, summary)
 }
 
-fn put<H, T>(path: &'static str, handler: H) -> Route
-where
-    H: axum::handler::Handler<T, Context>,
-    T: 'static,
-{
-    Route { method: "PUT", path, handler: routing::put(handler) }
+fn post(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation::new("POST", path, id, summary)
 }
 
-fn delete<H, T>(path: &'static str, handler: H) -> Route
-where
-    H: axum::handler::Handler<T, Context>,
-    T: 'static,
-{
-    Route { method: "DELETE", path, handler: routing::delete(handler) }
+fn put(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation::new("PUT", path, id, summary)
+}
+
+fn delete(path: &'static str, id: &'static str, summary: &'static str) -> Operation {
+    Operation::new("DELETE", path, id, summary).refuses(&[Conflict])
 }
 
 /// The list at an address and one of it by name, both read from the statistics.
 macro_rules! collection {
-    ($list:literal, $one:literal, $what:literal, $field:ident) => {
+    ($list:literal, $one:literal, $what:literal, $field:ident, $type:ty, $list_id:literal, $one_id:literal) => {
         [
-            get($list, |State(cx): State<Context>| async move { cx.call(|b| Ok(b.stats()?.$field)).await }),
-            get($one, |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
-                cx.call(move |b| {
-                    let all = b.stats()?.$field;
-                    let known: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
-                    let missing = ApiError::not_found($what, &name, &known);
-                    all.into_iter().find(|one| one.name == name).ok_or(missing)
-                })
-                .await
-            }),
+            route(
+                get($list, $list_id, concat!("All ", $what, "s")).answers::<Vec<$type>>(200),
+                |State(cx): State<Context>| async move { cx.call(|b| Ok(b.stats()?.$field)).await },
+            ),
+            route(
+                get($one, $one_id, concat!("One ", $what)).answers::<$type>(200),
+                |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
+                    cx.call(move |b| {
+                        let all = b.stats()?.$field;
+                        let known: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+                        let missing = ApiError::not_found($what, &name, &known);
+                        all.into_iter().find(|one| one.name == name).ok_or(missing)
+                    })
+                    .await
+                },
+            ),
         ]
     };
 }
 
 /// Removal by name.
 macro_rules! removal {
-    ($one:literal, $remove:ident) => {
-        delete($one, |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
-            cx.call(move |b| b.$remove(&name).map(|()| Done { done: true })).await
-        })
+    ($one:literal, $id:literal, $summary:literal, $remove:ident) => {
+        route(
+            delete($one, $id, $summary).answers::<Done>(200),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
+                cx.call(move |b| b.$remove(&name).map(|()| Done { done: true })).await
+            },
+        )
+    };
+}
+
+/// Something that is asked, without more.
+macro_rules! question {
+    ($operation:expr, $call:ident -> $type:ty) => {
+        route($operation.answers::<$type>(200), |State(cx): State<Context>| async move { cx.call(|b| b.$call()).await })
+    };
+}
+
+/// Something that is made of the body of a request.
+macro_rules! addition {
+    ($path:literal, $id:literal, $summary:literal, $body:ty => $type:ty, |$b:ident, $one:ident| $call:expr) => {
+        route(
+            post($path, $id, $summary).takes::<$body>().answers::<$type>(201).refuses(&[NotFound, Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let $one: $body = cx.body(request).await?;
+                cx.create(move |$b| $call).await
+            },
+        )
     };
 }
 
 /// The whole API.
-pub(crate) fn routes() -> Vec<Route> {
+fn routes() -> Vec<Route> {
+    [questions(), of_nfs(), of_services(), of_packets(), of_the_whole()].into_iter().flatten().collect()
+}
+
+/// What is asked, and changes nothing.
+fn questions() -> Vec<Route> {
     let mut all = vec![
-        get("/v1/status", |State(cx): State<Context>| async move { cx.call(|b| b.status()).await }),
-        get("/v1/stats", |State(cx): State<Context>| async move { cx.call(|b| b.stats()).await }),
-        get("/v1/events", |State(cx): State<Context>| async move { cx.call(|b| b.events()).await }),
-        get("/v1/metrics", |State(cx): State<Context>| async move {
-            let text = cx.blocking(|b| Ok(prometheus::exposition(&b.stats()?))).await?;
-            Ok::<_, Refusal>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))
+        question!(get("/v1/status", "status", "What the daemon is and has"), status -> model::Status),
+        question!(get("/v1/stats", "stats", "Everything that is counted"), stats -> model::Stats),
+        question!(get("/v1/events", "listEvents", "What has happened lately, oldest first"), events -> Vec<model::Event>),
+        route(
+            get("/v1/metrics", "metrics", "Everything that is counted, for Prometheus"),
+            |State(cx): State<Context>| async move {
+                let text = cx.blocking(|b| Ok(metrics::exposition(&b.stats()?))).await?;
+                Ok::<_, Refusal>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))
+            },
+        ),
+        route(
+            get("/v1/openapi.json", "openapi", "This document").answers::<serde_json::Map<String, serde_json::Value>>(200),
+            || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI.as_str()) },
+        ),
+        question!(
+            get("/v1/placement", "placement", "The assignment that is kept").refuses(&[NotFound]),
+            placement -> Assignment
+        ),
+        question!(get("/v1/promises", "promises", "How promises are kept, and who breaks them"), promises -> promise::Promises),
+    ];
+    all.extend(collection!("/v1/nfs", "/v1/nfs/{name}", "NF", nfs, model::Nf, "listNfs", "getNf"));
+    all.extend(collection!(
+        "/v1/services",
+        "/v1/services/{name}",
+        "service",
+        services,
+        model::Service,
+        "listServices",
+        "getService"
+    ));
+    all.extend(collection!("/v1/chains", "/v1/chains/{name}", "chain", chains, model::Chain, "listChains", "getChain"));
+    all.extend(collection!("/v1/rules", "/v1/rules/{name}", "rule", rules, model::Rule, "listRules", "getRule"));
+    all.extend(collection!("/v1/ports", "/v1/ports/{name}", "port", ports, model::Port, "listPorts", "getPort"));
+    all
+}
+
+/// What changes an NF.
+fn of_nfs() -> Vec<Route> {
+    vec![
+        addition!("/v1/nfs", "addNf", "Start one more instance of a service", AddNf => model::Nf, |b, add| {
+            b.add_nf(&add.service, add.core)
         }),
-        get("/v1/openapi.json", || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }),
-        post("/v1/nfs", |State(cx): State<Context>, request: Request| async move {
-            let add: AddNf = cx.body(request).await?;
-            cx.create(move |b| b.add_nf(&add.service, add.core)).await
-        }),
-        delete(
-            "/v1/nfs/{name}",
+        route(
+            delete(
+                "/v1/nfs/{name}",
+                "removeNf",
+                "Stop an instance: its packets come back first. The last one of a service that an open chain passes is refused without force \
+                 (409)",
+            )
+            .asks::<RemoveNf>()
+            .answers::<Done>(200),
             |State(cx): State<Context>, UrlPath(name): UrlPath<String>, query: Result<Query<RemoveNf>, QueryRejection>| async move {
                 let Query(RemoveNf { force }) = query.map_err(|error| {
                     let what = format!("the parameters of the request: {}", error.body_text());
@@ -627,76 +696,128 @@ pub(crate) fn routes() -> Vec<Route> {
                 cx.call(move |b| b.remove_nf(&name, force).map(|()| Done { done: true })).await
             },
         ),
-        post("/v1/nfs/{name}/move", |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
-            let to: MoveNf = cx.body(request).await?;
-            cx.call(move |b| b.move_nf(&name, to.core)).await
+        route(
+            post(
+                "/v1/nfs/{name}/move",
+                "moveNf",
+                "Have an instance on another core take the place of an NF, while packets flow: none is lost and none overtakes another. Where \
+                 it does not come up, nothing has changed (409)",
+            )
+            .takes::<MoveNf>()
+            .answers::<model::Nf>(200)
+            .refuses(&[Conflict]),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
+                let to: MoveNf = cx.body(request).await?;
+                cx.call(move |b| b.move_nf(&name, to.core)).await
+            },
+        ),
+    ]
+}
+
+/// What changes a service.
+fn of_services() -> Vec<Route> {
+    vec![
+        addition!("/v1/services", "addService", "Add a service and start its instances", config::Service => model::Service, |b, one| {
+            b.add_service(one)
         }),
-        post("/v1/services", |State(cx): State<Context>, request: Request| async move {
-            let service: config::Service = cx.body(request).await?;
-            cx.create(move |b| b.add_service(service)).await
-        }),
-        removal!("/v1/services/{name}", remove_service),
-        post(
-            "/v1/services/{name}/upgrade",
+        removal!("/v1/services/{name}", "removeService", "Remove a service that no chain has", remove_service),
+        route(
+            post(
+                "/v1/services/{name}/upgrade",
+                "upgradeService",
+                "Go over to another version of a service's program, while packets flow: none is lost and none overtakes another. Members of a \
+                 pool leave with their flows. A version that does not work changes nothing (409)",
+            )
+            .takes::<Upgrade>()
+            .answers::<model::Upgraded>(200)
+            .refuses(&[Conflict]),
             |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
                 let to: Upgrade = cx.body(request).await?;
                 cx.call(move |b| b.upgrade(&name, &to)).await
             },
         ),
-        post("/v1/chains", |State(cx): State<Context>, request: Request| async move {
-            let chain: config::Chain = cx.body(request).await?;
-            cx.create(move |b| b.add_chain(chain)).await
-        }),
-        removal!("/v1/chains/{name}", remove_chain),
-        post("/v1/rules", |State(cx): State<Context>, request: Request| async move {
-            let add: AddRule = cx.body(request).await?;
-            cx.create(move |b| b.add_rule(add.rule, add.position)).await
-        }),
-        removal!("/v1/rules/{name}", remove_rule),
-        removal!("/v1/tenants/{name}/memory", renew_memory),
-        post("/v1/ports", |State(cx): State<Context>, request: Request| async move {
-            let port: config::Port = cx.body(request).await?;
-            cx.create(move |b| b.add_port(port)).await
-        }),
-        removal!("/v1/ports/{name}", remove_port),
-        post("/v1/apply", |State(cx): State<Context>, request: Request| async move {
-            let Apply { config, file, dry_run } = cx.body(request).await?;
-            cx.call(move |b| b.apply(&config, file.as_deref(), dry_run)).await
-        }),
-        put("/v1/placement", |State(cx): State<Context>, request: Request| async move {
-            let assignment: Assignment = cx.body(request).await?;
-            cx.call(move |b| b.place(assignment)).await
-        }),
-        get("/v1/placement", |State(cx): State<Context>| async move { cx.call(|b| b.placement()).await }),
-        delete("/v1/placement", |State(cx): State<Context>| async move { cx.call(|b| b.withdraw()).await }),
-        get("/v1/promises", |State(cx): State<Context>| async move { cx.call(|b| b.promises()).await }),
-        post("/v1/trace", |State(cx): State<Context>, request: Request| async move {
-            let request: TraceRequest = cx.body(request).await?;
-            if request.count == 0 || request.count > MAX_TRACED {
-                let what = format!("cannot trace {} packets", request.count);
-                return Err(Refusal(ApiError::bad_input(what, format!("ask for 1 to {MAX_TRACED}"))));
-            }
-            if request.timeout_ms == 0 || request.timeout_ms > MAX_TRACE_MS {
-                let what = format!("cannot wait {} ms", request.timeout_ms);
-                return Err(Refusal(ApiError::bad_input(what, format!("ask for 1 to {MAX_TRACE_MS} ms"))));
-            }
-            cx.call(move |b| b.trace(&request)).await
-        }),
-        post("/v1/shutdown", |State(cx): State<Context>| async move {
-            let done = cx.blocking(|b| b.shutdown()).await.map(|()| Done { done: true })?;
-            Ok::<_, Refusal>(json(StatusCode::ACCEPTED, &done))
-        }),
-    ];
-    all.extend(collection!("/v1/nfs", "/v1/nfs/{name}", "NF", nfs));
-    all.extend(collection!("/v1/services", "/v1/services/{name}", "service", services));
-    all.extend(collection!("/v1/chains", "/v1/chains/{name}", "chain", chains));
-    all.extend(collection!("/v1/rules", "/v1/rules/{name}", "rule", rules));
-    all.extend(collection!("/v1/ports", "/v1/ports/{name}", "port", ports));
-    all
+    ]
+}
+
+/// What changes where packets go: chains, rules, ports, and the memory that they are in.
+fn of_packets() -> Vec<Route> {
+    vec![
+        addition!("/v1/chains", "addChain", "Add a chain", config::Chain => model::Chain, |b, one| b.add_chain(one)),
+        removal!("/v1/chains/{name}", "removeChain", "Remove a chain that no rule has", remove_chain),
+        addition!("/v1/rules", "addRule", "Add a rule", AddRule => model::Rule, |b, add| b.add_rule(add.rule, add.position)),
+        removal!("/v1/rules/{name}", "removeRule", "Remove a rule", remove_rule),
+        addition!("/v1/ports", "addPort", "Open a port", config::Port => model::Port, |b, one| b.add_port(one)),
+        removal!("/v1/ports/{name}", "removePort", "Close a port that no chain and no rule has", remove_port),
+        removal!(
+            "/v1/tenants/{name}/memory",
+            "renewMemory",
+            "Give a tenant fresh packet memory, and start its NFs again; other tenants notice nothing",
+            renew_memory
+        ),
+    ]
+}
+
+/// What changes more than one object, and what is followed.
+fn of_the_whole() -> Vec<Route> {
+    vec![
+        route(
+            post("/v1/apply", "apply", "Go over to another configuration by the smallest set of changes")
+                .takes::<Apply>()
+                .answers::<model::Applied>(200)
+                .refuses(&[Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let Apply { config, file, dry_run } = cx.body(request).await?;
+                cx.call(move |b| b.apply(&config, file.as_deref(), dry_run)).await
+            },
+        ),
+        route(
+            put(
+                "/v1/placement",
+                "place",
+                "Keep an assignment from now on, instead of the one before; if something is wrong with it, that one stands",
+            )
+            .takes::<Assignment>()
+            .answers::<promise::Placed>(200)
+            .refuses(&[Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let assignment: Assignment = cx.body(request).await?;
+                cx.call(move |b| b.place(assignment)).await
+            },
+        ),
+        question!(
+            delete("/v1/placement", "withdraw", "Keep no assignment any more: chains are as the configuration says").refuses(&[NotFound]),
+            withdraw -> promise::Placed
+        ),
+        route(
+            post("/v1/trace", "trace", "Follow packets on their way, hop by hop")
+                .takes::<TraceRequest>()
+                .answers::<model::Trace>(200)
+                .refuses(&[NotFound]),
+            |State(cx): State<Context>, request: Request| async move {
+                let request: TraceRequest = cx.body(request).await?;
+                if request.count == 0 || request.count > MAX_TRACED {
+                    let what = format!("cannot trace {} packets", request.count);
+                    return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACED}"))));
+                }
+                if request.timeout_ms == 0 || request.timeout_ms > MAX_TRACE_MS {
+                    let what = format!("cannot wait {} ms", request.timeout_ms);
+                    return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACE_MS} ms"))));
+                }
+                cx.call(move |b| b.trace(&request)).await
+            },
+        ),
+        route(
+            post("/v1/shutdown", "shutdown", "Stop the daemon: packets inside leave first").answers::<Done>(202),
+            |State(cx): State<Context>| async move {
+                let done = cx.blocking(|b| b.shutdown()).await.map(|()| Done { done: true })?;
+                Ok::<_, Refusal>(json(StatusCode::ACCEPTED, &done))
+            },
+        ),
+    ]
 }
 
 fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
-    let router = routes().into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
+    let router = routes().into_iter().fold(Router::new(), |router, route| router.route(route.operation.path, route.handler));
     router
         .method_not_allowed_fallback(|request: Request| async move {
             let what = format!("{} is not possible on {}", request.method(), request.uri().path());
@@ -765,8 +886,10 @@ impl Context {
                     return Err(Refusal(ApiError::new(ErrorKind::RequestTimeout, what, "send it in one go")));
                 }
             };
-            serde_json::from_slice(&bytes)
-                .map_err(|error| Refusal(ApiError::bad_input(format!("the request's JSON: {error}"), "see /v1/openapi.json")))
+            serde_json::from_slice(&bytes).map_err(|error| {
+                let kind = if error.is_data() { ErrorKind::Unprocessable } else { ErrorKind::BadInput };
+                Refusal(ApiError::new(kind, format!("the request's JSON: {error}"), "see /v1/openapi.json"))
+            })
         }
     }
 }

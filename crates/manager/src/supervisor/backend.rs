@@ -42,7 +42,7 @@ pub struct Remote {
 impl From<SupervisorError> for ApiError {
     fn from(error: SupervisorError) -> Self {
         let kind = match &error {
-            SupervisorError::Invalid(_) | SupervisorError::Port(_) => ErrorKind::BadInput,
+            SupervisorError::Invalid(_) | SupervisorError::Port(_) => ErrorKind::Unprocessable,
             SupervisorError::NoSuch(_) => ErrorKind::NotFound,
             SupervisorError::Conflict(_) => ErrorKind::Conflict,
             _ => ErrorKind::Internal,
@@ -463,7 +463,7 @@ impl Backend for Remote {
 
     fn apply(&self, text: &str, file: Option<&str>, dry_run: bool) -> Result<api::Applied, ApiError> {
         let name = file.unwrap_or("the configuration").to_string();
-        let loaded = load::read_text(text, &name).map_err(|errors| ApiError::bad_input(errors.to_string(), ""))?;
+        let loaded = load::read_text(text, &name).map_err(|errors| ApiError::unprocessable(errors.to_string(), ""))?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
         let mut wanted = loaded.config;
         let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));

@@ -223,7 +223,7 @@ impl Backend for Mock {
         self.change(|stats| {
             let position = position.unwrap_or(stats.rules.len());
             if position > stats.rules.len() {
-                return Err(ApiError::bad_input(format!("no position {position}"), "give a smaller one"));
+                return Err(ApiError::unprocessable(format!("no position {position}"), "give a smaller one"));
             }
             let name = rule.name.clone().unwrap_or(format!("rule.{}", stats.rules.len()));
             let rule = Rule { name, position, chain: rule.chain.clone(), matches: rule, hits: 0 };
@@ -265,7 +265,7 @@ impl Backend for Mock {
 
     fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<Applied, ApiError> {
         if config.contains("mistake") {
-            return Err(ApiError::bad_input(format!("{}:1: a mistake", file.unwrap_or("-")), "mend it"));
+            return Err(ApiError::unprocessable(format!("{}:1: a mistake", file.unwrap_or("-")), "mend it"));
         }
         let detail = if dry_run { "would be new" } else { "" };
         let add = Change { action: Action::Add, kind: "chain".into(), name: "dns".into(), detail: detail.into() };
@@ -275,7 +275,7 @@ impl Backend for Mock {
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
-        assignment.check().map_err(|error| ApiError::bad_input(error.to_string(), ""))?;
+        assignment.check().map_err(|error| ApiError::unprocessable(error.to_string(), ""))?;
         self.state.lock().unwrap().placed = Some(assignment);
         Ok(Placed { changes: Vec::new(), notes: vec!["no cache classes: it is off".into()] })
     }
@@ -793,15 +793,16 @@ fn the_server_answers_strangers_requests_with_the_right_codes() {
     assert!(ask(&format!("GET /v2 {head}\r\n")).starts_with("HTTP/1.1 404"));
     let answer = ask(&format!("PUT /v1/nfs {head}\r\n"));
     assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("\"hint\""), "{answer}");
-    assert!(ask(&format!("POST /v1/nfs {head}content-length: 2\r\n\r\n[]")).starts_with("HTTP/1.1 400"));
+    assert!(ask(&format!("POST /v1/nfs {head}content-length: 2\r\n\r\n[]")).starts_with("HTTP/1.1 422"));
+    assert!(ask(&format!("POST /v1/nfs {head}content-length: 2\r\n\r\n[}}")).starts_with("HTTP/1.1 400"));
     let answer = ask(&format!("POST /v1/nfs {head}content-length: 27\r\n\r\n{{\"service\":\"fw\",\"kore\":123}}"));
-    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("kore"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 422") && answer.contains("kore"), "{answer}");
     assert!(ask(&format!("POST /v1/nfs {head}content-length: 16\r\n\r\n{{\"service\":\"fw\"}}")).starts_with("HTTP/1.1 201"));
     assert!(
         ask(&format!("POST /v1/services {head}content-length: 33\r\n\r\n{{\"name\":\"fw\",\"exec\":\"/bin/false\"}}"))
             .starts_with("HTTP/1.1 409")
     );
-    assert!(ask(&format!("POST /v1/trace {head}content-length: 15\r\n\r\n{{\"count\":99999}}")).starts_with("HTTP/1.1 400"));
+    assert!(ask(&format!("POST /v1/trace {head}content-length: 15\r\n\r\n{{\"count\":99999}}")).starts_with("HTTP/1.1 422"));
     assert!(ask(&format!("POST /v1/apply {head}content-length: 99999999\r\n\r\n")).starts_with("HTTP/1.1 413"));
     assert!(ask(&format!("POST /v1/shutdown {head}content-length: 0\r\n\r\n")).starts_with("HTTP/1.1 202"));
     assert!(ask(&format!("GET /v1/status {head}\r\n")).starts_with("HTTP/1.1 503"));

@@ -494,7 +494,7 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
     for (why, wrong) in wrong {
         let error = refusal(daemon.client().place(&wrong));
         assert!(error.error.contains(why), "{why}: {error}");
-        assert_eq!(error.kind, ErrorKind::BadInput, "{why}");
+        assert_eq!(error.kind, ErrorKind::Unprocessable, "{why}");
         assert!(error.error.contains("the placement before stands"), "{error}");
     }
     // One that looks good, and whose NF does not start.

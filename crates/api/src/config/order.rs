@@ -1,0 +1,47 @@
+//! The order of keys: JSON schemas have them by the alphabet, and people read them as the types have them.
+
+use std::fmt;
+
+use schemars::Schema;
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+
+/// Notes the names of the fields of `T`, in order, in its schema.
+pub(super) fn in_order<'de, T: Deserialize<'de>>(schema: &mut Schema) {
+    let Err(Fields(names)) = T::deserialize(Fields(&[])).map(drop) else { return };
+    schema.insert("x-order".into(), names.into());
+}
+
+/// What a type asks a deserializer for: the names of its fields. It is answered with an error that holds them.
+#[derive(Debug)]
+struct Fields(&'static [&'static str]);
+
+impl fmt::Display for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+impl std::error::Error for Fields {}
+
+impl de::Error for Fields {
+    fn custom<T: fmt::Display>(_: T) -> Self {
+        Self(&[])
+    }
+}
+
+impl<'de> Deserializer<'de> for Fields {
+    type Error = Self;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self> {
+        Err(self)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(self, _: &str, fields: &'static [&'static str], _: V) -> Result<V::Value, Self> {
+        Err(Self(fields))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq tuple
+        tuple_struct map enum identifier ignored_any
+    }
+}
