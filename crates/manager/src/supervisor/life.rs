@@ -87,7 +87,7 @@ const LINGER_NS: u32 = 3_000;
 pub(super) const AFTER_CAUSE: restart::Backoff =
     restart::Backoff { first_ns: 1_000_000_000, longest_ns: 60_000_000_000, good_run_ns: 600_000_000_000, give_up_after: None };
 
-/// Lines of the log whose number NFs and strangers decide: at most one a second of each kind ([`sluice_host::notice`]). Those about NFs are of
+/// Lines of the log whose number NFs and strangers decide: a few in ten seconds of each kind ([`sluice_host::notice`]). Those about NFs are of
 /// a kind for each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
@@ -279,7 +279,7 @@ impl Supervisor {
                 told = Instant::now();
                 for nf in self.nfs.values().filter(|nf| nf.state == State::Starting && nf.handle.is_some()) {
                     let so_far = nf.started_at.elapsed().as_secs();
-                    log_line!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
+                    info!("{} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
                 }
             }
             let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
@@ -302,7 +302,7 @@ impl Supervisor {
         let events = match self.listener.serve(monotonic_ns()) {
             Ok(events) => events,
             Err(error) => {
-                log_line!("sluiced: the NF socket is broken: {error}");
+                error!("the NF socket is broken: {error}");
                 return;
             }
         };
@@ -508,7 +508,7 @@ impl Supervisor {
         }
         if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
             // It has its memory already: what it was given comes back when its process has ended, and not before.
-            log_line!("sluiced: {name} is stopped: {error}");
+            warn!("{name} is stopped: {error}");
             self.ends_for(number, Cause::Unstarted(error.to_string()));
             self.nfs.get(&number).into_iter().for_each(kill);
             return Ok(());
@@ -745,7 +745,7 @@ impl Supervisor {
                         nf.reclaim_ns = Some(monotonic_ns().saturating_sub(noticed_ns));
                     }
                 }
-                Err(error) => log_line!("sluiced: {error}"),
+                Err(error) => warn!("{error}"),
             }
         }
         self.release(number);
@@ -1083,8 +1083,8 @@ impl Supervisor {
         if let Some(record) = self.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}
-                Ok(undone) => log_line!("sluiced: could not undo: {}", undone.failed.join(", ")),
-                Err(error) => log_line!("sluiced: {error}"),
+                Ok(undone) => error!("could not undo: {}", undone.failed.join(", ")),
+                Err(error) => warn!("{error}"),
             }
         }
     }

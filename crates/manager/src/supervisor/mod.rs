@@ -477,7 +477,7 @@ impl Supervisor {
         let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
         let room = port::room::Room::read(Path::new("/"), &config.memory, promises.io_mask(), stride);
         let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
-            log_line!("sluiced: {error}; NFs start without a first guess of their cost");
+            warn!("{error}; NFs start without a first guess of their cost");
             Kept::default()
         });
         let mut this = Self {
@@ -541,7 +541,7 @@ impl Supervisor {
             bell: Arc::new(Bell::new(wake)),
             answered: Instant::now(),
             due: None,
-            notices: Notices::default(),
+            notices: Notices::new(|line| warn!("{line}")),
             watch: health::Watch::default(),
             runtime_dir: runtime_dir::Watch::default(),
             stopping: false,
@@ -744,8 +744,8 @@ impl Supervisor {
         for chain in self.chains.iter().flatten() {
             let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
             if lacks && self.lacked_paths.insert(chain.name.clone()) {
-                log_line!(
-                    "sluiced: chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
+                warn!(
+                    "chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
                      raise it and restart, or have fewer combinations of ports, chains and instances",
                     chain.name,
                     self.plane.registry().len(),
@@ -818,7 +818,7 @@ impl Supervisor {
                     rules.push(compiled);
                     hits.push(own.clone());
                 }
-                Err(error) => log_line!("sluiced: a rule is left out: {error}"),
+                Err(error) => warn!("a rule is left out: {error}"),
             }
             self.hits.push((key, own));
         }
@@ -858,7 +858,7 @@ impl Supervisor {
         if let Some(record) = &mut self.record
             && let Err(error) = what(record)
         {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
     }
 

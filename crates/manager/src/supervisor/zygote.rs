@@ -485,7 +485,7 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
         // Once in the life of a service.
-        log_line!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
+        warn!("warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
         zygote.stage = Stage::Unfit(why.into());
         waiting.into_iter().for_each(|number| self.spawn_unforked(number));
     }
