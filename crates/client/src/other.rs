@@ -47,7 +47,7 @@ struct Place {
 
 impl From<Found> for Problem {
     fn from(found: Found) -> Self {
-        let mut keys = schema::SECTIONS.iter().filter(|section| section.name == PORT).flat_map(|section| section.keys);
+        let mut keys = schema::SECTIONS.iter().filter(|section| section.name == PORT).flat_map(|section| &section.keys);
         let key = keys.find(|key| key.name == found.at.key).map_or("name", |key| key.name);
         let problem = Self::error(At::entry(PORT, found.at.entry, key), found.message, found.help);
         Self { severity: found.severity, ..problem }

@@ -34,11 +34,11 @@
 //! bridge), it does so in the packet thread that sends, on the manager's core. Latency of a chain and traces go on across a program that
 //! leaves the end of packets as it is ([`watch`]), and end in others. Everything needs root.
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
-extern crate sluice_host;
+extern crate tracing;
 
 #[cfg(test)]
 mod announce_tests;

@@ -196,7 +196,7 @@ impl Room {
     fn furnish(&mut self, group: Option<&Group>) -> Result<Wires, ForeignError> {
         match group.map(|group| group.add_nf(&self.plan.name, self.plan.core)) {
             Some(Ok(cgroup)) => self.cgroup = Some(cgroup),
-            Some(Err(error)) => log_line!("sluiced: {} gets no weight from the kernel: {error}", self.plan.name),
+            Some(Err(error)) => warn!("{} gets no weight from the kernel: {error}", self.plan.name),
             None => {}
         }
         if self.made.is_some() {
@@ -340,7 +340,7 @@ impl Room {
     /// Ends what is left of the program, runs the commands that come after it, and removes what was made.
     pub fn clear(mut self) {
         let name = self.plan.name.clone();
-        let told = |what: &str, error: &dyn std::fmt::Display| log_line!("sluiced: {name}: {what}: {error}");
+        let told = |what: &str, error: &dyn std::fmt::Display| warn!("{name}: {what}: {error}");
         let end = |this: &Self| {
             if let Err(error) = this.kill() {
                 told("what it has started does not end", &error);
@@ -348,7 +348,7 @@ impl Room {
         };
         end(&self);
         if let Err(error) = self.run(&self.plan.teardown) {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
         // What the commands have left behind.
         end(&self);

@@ -3,11 +3,12 @@
 //! Each module is a thin, safe wrapper of one mechanism of the kernel, with errors that say what an operator can do. Nothing here
 //! knows of packets, chains or the configuration.
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-// First, because its macro is everybody's.
 #[macro_use]
+extern crate tracing;
+
 pub mod notice;
 
 pub mod file;

@@ -1,40 +1,64 @@
-//! Lines on stderr, which is the daemon's log.
+//! What goes to stderr, and how often.
 //!
-//! [`log_line!`](crate::log_line) writes one, whatever becomes of it. [`Notices`] is for lines
-//! whose number other processes decide.
+//! Events are `tracing`'s; the daemon writes each with [`write()`]. [`Notices`] is for events whose
+//! number other processes decide.
 //!
 //! # Problem
-//! Whoever can reach the NF socket can open and close connections in a loop, and an NF can end again and again. A line for each fills
-//! the disk and hides what matters.
+//! Whoever can reach the NF socket can open and close connections in a loop, and an NF can end again
+//! and again. A line for each fills the disk and hides what matters.
 //!
 //! # Approach
-//! Each kind of line has a key. One line of a key is printed at once, and the next one [`EVERY`] later at the earliest. Lines in between
-//! are left out and counted: the next line that is printed, or [`Notices::flush`], says how many.
+//! Each kind of line has a key. Of a key [`BURST`] lines are logged at once in [`EVERY`]. Lines
+//! beyond are left out and counted: the next line that is logged, or [`Notices::flush`], says how
+//! many.
 //!
 //! # Limits
-//! What was left out is not said in words. At most [`MOST`] keys are remembered; beyond that, those that have nothing to say are forgotten
-//! first, and if there are none a line is left out.
+//! What was left out is not said in words. At most [`MOST`] keys are remembered; beyond that, those
+//! that have nothing to say are forgotten first, and if there are none a line is left out.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::Hash;
 use std::io::Write;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Writes a line to stderr, in one piece, and goes on where that fails: see [`write()`].
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// Longest wait for a reader of stderr.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Most bytes that a pipe takes without a wait once it is said to be writable (`PIPE_BUF`).
+const PIECE: usize = 4096;
+
+/// Writes lines to stderr. A log that nobody reads any more, or that takes nothing for now, is no
+/// reason to end or to wait for long: the lines are lost.
 ///
 /// `std::eprintln` panics where stderr is closed, full or broken, and whoever shares the open file
 /// can make it so. In the daemon clippy refuses it.
-#[macro_export]
-macro_rules! log_line {
-    ($($part:tt)*) => { $crate::notice::write(::std::format_args!($($part)*)) };
+pub fn write(lines: &str) {
+    let mut stderr = std::io::stderr().lock();
+    for piece in lines.as_bytes().chunks(PIECE) {
+        if !takes_more(&stderr) || stderr.write_all(piece).is_err() {
+            return;
+        }
+    }
 }
 
-/// Writes a line to stderr. A log that nobody reads any more, or that takes nothing for now, is no
-/// reason to end: the line is lost.
-pub fn write(line: fmt::Arguments<'_>) {
-    let line = format!("{line}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
+/// Whether a write will not block. It is waited for, unless the last wait was in vain.
+fn takes_more(file: &impl AsFd) -> bool {
+    static IS_STUCK: AtomicBool = AtomicBool::new(false);
+    // Relaxed: it is set and read under the lock of stderr.
+    let patience = if IS_STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+    let until = Timespec { tv_sec: 0, tv_nsec: patience.as_nanos() as _ };
+    let ready = loop {
+        match poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&until)) {
+            Err(Errno::INTR) => {}
+            ready => break ready != Ok(0),
+        }
+    };
+    IS_STUCK.store(!ready, Ordering::Relaxed);
+    ready
 }
 
 /// An error and its causes in one line, with colons between. A cause that the line says already is not said again.
@@ -49,52 +73,56 @@ pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     line
 }
 
-/// Least time between two lines of a key.
-pub const EVERY: Duration = Duration::from_secs(1);
+/// Time in which at most [`BURST`] lines of a key are logged.
+pub const EVERY: Duration = Duration::from_secs(10);
+/// Most lines of a key in [`EVERY`].
+pub const BURST: u32 = 5;
 /// Most keys that are remembered.
 pub const MOST: usize = 4096;
 
 #[derive(Debug)]
 struct Kind {
-    at: Instant,
+    since: Instant,
+    logged: u32,
     left_out: u64,
     /// The line that was left out last.
     last: String,
 }
 
-/// Lines by key, and when each was printed last.
+/// Lines by key, and how many of each were logged.
 #[derive(Debug)]
 pub struct Notices<K> {
     kinds: HashMap<K, Kind>,
-}
-
-impl<K> Default for Notices<K> {
-    fn default() -> Self {
-        Self { kinds: HashMap::new() }
-    }
+    log: fn(&str),
 }
 
 impl<K: Eq + Hash> Notices<K> {
-    /// The line to print now, if one is.
+    /// Lines go to `log`, which makes events of them: their level and target are its own.
+    pub fn new(log: fn(&str)) -> Self {
+        Self { kinds: HashMap::new(), log }
+    }
+
+    /// The line to log now, if one is.
     #[must_use]
     pub fn line(&mut self, key: K, now: Instant, line: impl FnOnce() -> String) -> Option<String> {
         if let Some(kind) = self.kinds.get_mut(&key) {
-            if now.duration_since(kind.at) < EVERY {
+            if now.duration_since(kind.since) >= EVERY {
+                (kind.since, kind.logged) = (now, 0);
+            } else if kind.logged >= BURST {
                 kind.left_out += 1;
                 kind.last = line();
                 return None;
             }
-            kind.at = now;
-            let left_out = std::mem::take(&mut kind.left_out);
-            return Some(with_count(&line(), left_out));
+            kind.logged += 1;
+            return Some(with_count(&line(), std::mem::take(&mut kind.left_out)));
         }
         if self.kinds.len() >= MOST {
-            self.kinds.retain(|_, kind| now.duration_since(kind.at) < EVERY || kind.left_out > 0);
+            self.kinds.retain(|_, kind| now.duration_since(kind.since) < EVERY || kind.left_out > 0);
             if self.kinds.len() >= MOST {
                 return None;
             }
         }
-        self.kinds.insert(key, Kind { at: now, left_out: 0, last: String::new() });
+        self.kinds.insert(key, Kind { since: now, logged: 1, left_out: 0, last: String::new() });
         Some(line())
     }
 
@@ -103,28 +131,28 @@ impl<K: Eq + Hash> Notices<K> {
     pub fn flush(&mut self, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         self.kinds.retain(|_, kind| {
-            if now.duration_since(kind.at) < EVERY {
+            if now.duration_since(kind.since) < EVERY {
                 return true;
             }
             let left_out = std::mem::take(&mut kind.left_out);
             if left_out == 0 {
                 return false;
             }
-            kind.at = now;
+            (kind.since, kind.logged) = (now, 1);
             lines.push(with_count(&std::mem::take(&mut kind.last), left_out - 1));
             true
         });
         lines
     }
 
-    /// Prints a line, if its time has come.
+    /// Logs a line, if there is room for it.
     pub fn print(&mut self, key: K, line: impl FnOnce() -> String) {
-        self.line(key, Instant::now(), line).into_iter().for_each(|line| log_line!("sluiced: {line}"));
+        self.line(key, Instant::now(), line).iter().for_each(|line| (self.log)(line));
     }
 
-    /// Prints what was left out and has waited long enough.
+    /// Logs what was left out and has waited long enough.
     pub fn print_rest(&mut self, now: Instant) {
-        self.flush(now).into_iter().for_each(|line| log_line!("sluiced: {line}"));
+        self.flush(now).iter().for_each(|line| (self.log)(line));
     }
 }
 
@@ -181,24 +209,26 @@ mod tests {
     }
 
     #[test]
-    fn one_line_a_second_and_a_count_of_the_others() {
+    fn a_few_lines_in_ten_seconds_and_a_count_of_the_others() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let mut notices = Notices::default();
+        let mut notices = Notices::new(|_| ());
         let mut printed = Vec::new();
-        for ms in 0..2_500 {
+        for ms in (0..25_000).step_by(10) {
             printed.extend(notices.line("closed", at(ms), || format!("closed {ms}")));
         }
-        assert_eq!(
-            printed,
-            ["closed 0", "closed 1000 (999 more such lines left out)", "closed 2000 (999 more such lines left out)"]
-        );
-        // Another key has its own second.
-        assert_eq!(notices.line("ended", at(2_500), || "ended".into()).as_deref(), Some("ended"));
-        assert!(notices.flush(at(2_999)).is_empty());
-        assert_eq!(notices.flush(at(3_000)), ["closed 2499 (498 more such lines left out)"]);
-        assert!(notices.flush(at(4_000)).is_empty() && notices.kinds.is_empty(), "quiet keys are forgotten");
-        assert_eq!(notices.line("closed", at(4_001), || "closed".into()).as_deref(), Some("closed"));
+        let expected = [0, 10, 20, 30, 40, 10_000, 10_010, 10_020, 10_030, 10_040, 20_000, 20_010, 20_020, 20_030, 20_040];
+        let expected = expected.map(|ms| match ms {
+            10_000 | 20_000 => format!("closed {ms} (995 more such lines left out)"),
+            _ => format!("closed {ms}"),
+        });
+        assert_eq!(printed, expected);
+        // Another key has its own room.
+        assert_eq!(notices.line("ended", at(25_000), || "ended".into()).as_deref(), Some("ended"));
+        assert!(notices.flush(at(29_999)).is_empty());
+        assert_eq!(notices.flush(at(30_000)), ["closed 24990 (494 more such lines left out)"]);
+        assert!(notices.flush(at(40_000)).is_empty() && notices.kinds.is_empty(), "quiet keys are forgotten");
+        assert_eq!(notices.line("closed", at(40_001), || "closed".into()).as_deref(), Some("closed"));
     }
 
     #[test]
@@ -212,7 +242,7 @@ mod tests {
     #[test]
     fn keys_are_bounded() {
         let start = Instant::now();
-        let mut notices = Notices::default();
+        let mut notices = Notices::new(|_| ());
         for key in 0..2 * MOST {
             let printed = notices.line(key, start, || "x".into());
             assert_eq!(printed.is_some(), key < MOST);

@@ -174,8 +174,8 @@ impl Seen {
             }
             // Relaxed: one thread asks.
             if silence.queued >= patience && !self.was_said.swap(true, Ordering::Relaxed) {
-                log_line!(
-                    "sluiced: packet thread {thread} has waited {} s for core {core}, where other programs run, and goes on waiting; keep \
+                warn!(
+                    "packet thread {thread} has waited {} s for core {core}, where other programs run, and goes on waiting; keep \
                      them off that core (taskset, cpusets, isolcpus), or give `[manager]` another one",
                     silence.queued.as_secs()
                 );

@@ -2,12 +2,13 @@
 //!
 //! The modules of the packet path come first, then those that only the supervisor's thread enters.
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-// Its macro is everybody's.
 #[macro_use]
-extern crate sluice_host;
+extern crate tracing;
+
+pub mod log;
 
 pub mod nf;
 

@@ -3,11 +3,11 @@
 //! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one
 //! file here and one line in [`open`].
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
-extern crate sluice_host;
+extern crate tracing;
 
 pub mod af_packet;
 pub mod capture;

@@ -429,7 +429,7 @@ impl Output {
             if stop {
                 if lost > 0 {
                     let path = self.path.display();
-                    log_line!("port {}: packets lost because {path} could not be written when it was closed: {lost}", self.port);
+                    error!("port {}: packets lost because {path} could not be written when it was closed: {lost}", self.port);
                 }
                 return;
             }
@@ -460,11 +460,7 @@ impl Output {
                 let is_known = self.reported.is_some_and(|at| at.elapsed() < REPORT_EVERY);
                 if !std::mem::replace(&mut self.refused, true) && !is_known {
                     self.reported = Some(Instant::now());
-                    log_line!(
-                        "port {}: cannot write {}: {error}; it is tried again each {RETRY:?}",
-                        self.port,
-                        self.path.display()
-                    );
+                    error!("port {}: cannot write {}: {error}; it is tried again each {RETRY:?}", self.port, self.path.display());
                 }
                 // A capture has no part of a packet at its end while the disk refuses the rest. If this fails too, the next attempt
                 // begins with it.

@@ -136,7 +136,7 @@ impl Classes {
                 Ok(_) => (Box::new(NoControl::new(system)), Some("the processor cannot give ways of its cache".into())),
                 Err(error) => {
                     if matches!(error, CacheError::Claimed { .. }) {
-                        log_line!("sluiced: promises are kept without cache classes, by cores and by policing alone: {error}");
+                        warn!("promises are kept without cache classes, by cores and by policing alone: {error}");
                     }
                     (Box::new(NoControl::new(system)), Some(error.to_string()))
                 }
@@ -207,7 +207,7 @@ impl Classes {
                         }
                     };
                     if let Err(error) = undone {
-                        log_line!("sluiced: a cache class cannot be put back as it was: {error}");
+                        warn!("a cache class cannot be put back as it was: {error}");
                         // The next change begins with what there is.
                         match step {
                             Done::Made(name) | Done::Resized(name, _) => {
@@ -352,7 +352,7 @@ fn open_resctrl(settings: &Promises) -> Result<Resctrl, CacheError> {
     }
     control.claim()?;
     for left in control.sweep()? {
-        log_line!("sluiced: removed the cache class {left}, which a daemon before this one has left");
+        info!("removed the cache class {left}, which a daemon before this one has left");
     }
     Ok(control)
 }

@@ -28,11 +28,11 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
-extern crate sluice_host;
+extern crate tracing;
 
 pub mod classes;
 pub mod kept;

@@ -13,9 +13,10 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sluice_host::notice::Notices;
 use sluice_openflow::NO_BUFFER;
 use sluice_openflow::fault::Fault;
 use sluice_openflow::instruction::Output;
@@ -126,6 +127,13 @@ struct Former {
     numbers: Vec<u32>,
 }
 
+/// What was logged of connections.
+struct Logged {
+    last: Option<String>,
+    /// Lines about a connection that is lost or cannot be made, and about one that is made.
+    notices: [Notices<()>; 2],
+}
+
 /// The thread's own.
 pub(super) struct Speaker {
     config: Openflow,
@@ -144,7 +152,7 @@ pub(super) struct Speaker {
     retry_ms: u64,
     /// Faults of connections before this one.
     faults: u64,
-    said: Option<String>,
+    said: Logged,
     advice: Arc<Advice>,
     former: VecDeque<Former>,
     is_stale: bool,
@@ -197,7 +205,7 @@ impl Speaker {
             line: None,
             retry_at_ms: 0,
             faults: 0,
-            said: None,
+            said: Logged { last: None, notices: [Notices::new(|line| warn!("{line}")), Notices::new(|line| info!("{line}"))] },
             advice: Arc::default(),
             former: VecDeque::new(),
             is_stale: true,
@@ -225,6 +233,7 @@ impl Speaker {
             if now >= self.expire_at_ms {
                 self.expire_at_ms = now + EXPIRE_MS;
                 self.expire(now);
+                self.said.notices.iter_mut().for_each(|notices| notices.print_rest(Instant::now()));
             }
             self.listen(now);
             self.carry_out(now);
@@ -285,9 +294,10 @@ impl Speaker {
 
     /// Tells of a change for the worse or better, once.
     fn say(&mut self, what: &str) {
-        if self.said.as_deref() != Some(what) {
-            log_line!("sluiced: controller tcp:{}:{}: {what}", self.address.0, self.address.1);
-            self.said = Some(what.into());
+        if self.said.last.as_deref() != Some(what) {
+            let line = || format!("controller tcp:{}:{}: {what}", self.address.0, self.address.1);
+            self.said.notices[usize::from(what == CONNECTED)].print((), line);
+            self.said.last = Some(what.into());
         }
         let problem = (what != CONNECTED).then(|| what.to_string());
         *self.seen.problem.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = problem;

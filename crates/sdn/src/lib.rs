@@ -9,11 +9,11 @@
 //! of entries has each known flow decided anew, so changes that come in quick succession take effect together. One controller at a
 //! time, by TCP without TLS.
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
-extern crate sluice_host;
+extern crate tracing;
 
 pub mod advice;
 pub mod adviser;

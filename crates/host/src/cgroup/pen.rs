@@ -833,7 +833,7 @@ mod tests {
         let mut pen = pens.make("ids.0-1", core, most(8));
         pens.confine(&mut pen, &[core].into());
         if pen.born_in().is_none() && pen.joined_first().is_none() {
-            log_line!("no cgroup can be made here: what is asserted is that this is told");
+            eprintln!("no cgroup can be made here: what is asserted is that this is told");
             assert!(pens.lacks().contains(&"what an NF has forked is not ended with it"));
             return;
         }

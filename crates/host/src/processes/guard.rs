@@ -42,6 +42,7 @@ use sluice_shm::handshake;
 use super::attr::Attr;
 use super::undo::{Host, Undo};
 use super::{Failed, Refused, Target};
+use crate::notice;
 use crate::process::Proc;
 
 /// First argument of a guard.
@@ -357,8 +358,8 @@ impl Said {
             && let Err(error) = journal.write(message)
         {
             // The guard has it all the same.
-            log_line!(
-                "sluiced: cannot write {}: {error}; if sluiced and its guard are killed together, processes may stay parked",
+            warn!(
+                "cannot write {}: {error}; if sluiced and its guard are killed together, processes may stay parked",
                 journal.path.display()
             );
             self.journal = None;
@@ -420,7 +421,7 @@ pub(super) fn keep() -> ExitCode {
                 Ok(Message::Note(key, undo)) => drop(noted.insert(key, (undo, fds.pop()))),
                 Ok(Message::Forget(key)) => drop(noted.remove(&key)),
                 Ok(Message::Journal(path, _)) => journal = Some(path),
-                Err(error) => log_line!("sluice-guard: a message that makes no sense: {error}"),
+                Err(error) => notice::write(&format!("sluice-guard: a message that makes no sense: {error}\n")),
             },
             Err(handshake::HandshakeError::Socket(Errno::INTR)) => {}
             // The end of the other side, or nothing that could be waited for.
@@ -435,13 +436,16 @@ pub(super) fn keep() -> ExitCode {
     let last = undo_all(&mut noted);
     if noted.is_empty() {
         done(&journal);
-        log_line!(
-            "sluice-guard: the scheduler has ended without giving back what it had changed on processes; now it is ({n} changes)"
-        );
+        notice::write(&format!(
+            "sluice-guard: the scheduler has ended without giving back what it had changed on processes; now it is ({n} changes)\n"
+        ));
         return ExitCode::SUCCESS;
     }
     if let Some(error) = last {
-        log_line!("sluice-guard: the scheduler has ended, and {} of {n} changes could not be given back: {error}", noted.len());
+        notice::write(&format!(
+            "sluice-guard: the scheduler has ended, and {} of {n} changes could not be given back: {error}\n",
+            noted.len()
+        ));
     }
     ExitCode::FAILURE
 }

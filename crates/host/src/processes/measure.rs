@@ -191,7 +191,7 @@ pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode 
     let warnings = if mechanism == Mechanism::Realtime.name() { realtime::warnings(&settings) } else { Vec::new() };
     match serde_json::to_string(&Answer { figures, refused, warnings }) {
         Ok(text) => println!("{text}"),
-        Err(error) => log_line!("{error}"),
+        Err(error) => crate::notice::write(&format!("{error}\n")),
     }
     ExitCode::SUCCESS
 }

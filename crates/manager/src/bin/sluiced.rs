@@ -1,6 +1,6 @@
 //! The daemon: `sluiced CONFIG`.
 
-// What panics when nobody reads it: `log_line!` does not.
+// What panics when nobody reads it: the log does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::path::PathBuf;
@@ -11,14 +11,16 @@ use std::sync::atomic::AtomicBool;
 use clap::Parser;
 use sluice_config::host::Host;
 use sluice_config::{ConfigErrors, load};
-use sluice_host::log_line;
 use sluice_host::notice::in_one_line;
 use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
+use sluice_manager::log;
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
 use sluice_ports as port;
+use tracing::{error, info, warn};
+use tracing_subscriber::filter::Targets;
 
 /// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
 #[derive(Debug, Parser)]
@@ -32,7 +34,8 @@ first, and everything that it made on the host is removed. SIGHUP reads CONFIG a
 Examples:
   sluice check sluice.toml     say what is wrong with a configuration, without starting anything
   sluiced sluice.toml          run it
-  sluice top                   watch it, from another terminal"
+  sluice top                   watch it, from another terminal
+  sluiced --log json --log-level warn,sluice_sdn=debug sluice.toml"
 )]
 struct Args {
     /// The configuration file (`sluice check --explain` describes its keys).
@@ -40,6 +43,13 @@ struct Args {
     /// Print what is wrong with its ports as JSON, for `sluice check`, and start nothing
     #[arg(long, hide = true)]
     ports: bool,
+    /// What lines of the log look like
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
+    log: log::Format,
+    /// The least level that is logged: error, warn, info, debug, trace or off, or by module:
+    /// warn,sluice_sdn=debug
+    #[arg(long, value_name = "LEVEL", env = "SLUICE_LOG", default_value = "info", value_parser = log::levels)]
+    log_level: Targets,
 }
 
 fn main() -> ExitCode {
@@ -47,12 +57,19 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::parse();
+    log::start(args.log, args.log_level.clone());
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             match error.downcast_ref::<ConfigErrors>() {
-                Some(errors) => log_line!("{errors}\nsluiced: {}: nothing was started", errors.count()),
-                None => log_line!("sluiced: {}", in_one_line(error.as_ref())),
+                Some(errors) => {
+                    errors.problems.iter().for_each(|problem| match problem.is_error() {
+                        true => error!(target: log::CONFIG, "{problem}"),
+                        false => warn!(target: log::CONFIG, "{problem}"),
+                    });
+                    error!("{}: nothing was started", errors.count());
+                }
+                None => error!("{}", in_one_line(error.as_ref())),
             }
             ExitCode::FAILURE
         }
@@ -67,22 +84,22 @@ fn run(args: &Args) -> anyhow::Result<()> {
     supported()?;
     let loaded = load::read_for(&args.config, &Host::here())?.accept(port::problems)?;
     for warning in &loaded.warnings {
-        log_line!("{warning}");
+        warn!(target: log::CONFIG, "{warning}");
     }
     let config = loaded.config;
     let files_of = |nfs: u64| 1_024 + process::NOFILE_OF_NF * nfs;
     let may = process::raise_nofile(files_of(config.manager.max_nfs.into()))?;
     let nfs: u64 = config.services.iter().map(|service| u64::from(service.most_instances())).sum();
     if may < files_of(nfs) {
-        log_line!(
-            "sluiced: warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
+        warn!(
+            "warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
              unit, ulimit -Hn), or start fewer instances",
             files_of(nfs)
         );
     }
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
-        log_line!("sluiced: {cleaned}");
+        info!("{cleaned}");
     }
     let socket = config.manager.runtime_dir.join("control.sock");
     record.made(sluice_host::record::Thing::Socket, &socket)?;
@@ -98,7 +115,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let supervisor = match Supervisor::start(config, Some(args.config.clone()), record, &stop) {
         Err(interrupted @ SupervisorError::Interrupted) => {
-            log_line!("sluiced: {interrupted}");
+            info!("{interrupted}");
             return Ok(());
         }
         started => started?,
@@ -123,7 +140,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
             reload(&remote, &path);
         }
     })?;
-    log_line!("sluiced: ready; `sluice --socket {} status` tells how it is", socket.display());
+    info!("ready; `sluice --socket {} status` tells how it is", socket.display());
     // Not under systemd is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     supervisor.run();
@@ -143,16 +160,16 @@ fn reload(remote: &dyn Backend, path: &std::path::Path) {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
-            log_line!("sluiced: cannot read {}: {error}", path.display());
+            error!("cannot read {}: {error}", path.display());
             return;
         }
     };
     match remote.apply(&text, path.to_str(), false) {
         Ok(applied) => {
-            applied.warnings.iter().for_each(|warning| log_line!("{warning}"));
-            applied.changes.iter().for_each(|change| log_line!("sluiced: {change}"));
+            applied.warnings.iter().for_each(|warning| warn!(target: log::CONFIG, "{warning}"));
+            applied.changes.iter().for_each(|change| info!("{change}"));
         }
-        Err(error) => log_line!("sluiced: {error}"),
+        Err(error) => error!("{error}"),
     }
 }
 

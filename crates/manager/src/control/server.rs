@@ -219,7 +219,7 @@ impl Door {
         }
         let listener = bind(&self.path).ok()?;
         *self.inode.lock().unwrap_or_else(PoisonError::into_inner) = inode_of(&self.path).ok()?;
-        log_line!("sluiced: {} was removed; it is there again", self.path.display());
+        warn!("{} was removed; it is there again", self.path.display());
         UnixListener::from_std(listener).ok()
     }
 }

@@ -241,7 +241,7 @@ fn apply(nf: &mut Controlled, share: f64) {
     if let Some(kernel) = &mut nf.kernel
         && let Err(why) = kernel.write(share)
     {
-        log_line!("sluiced: the CPU share of {} cannot be written any more: {why}", handle.name);
+        warn!("the CPU share of {} cannot be written any more: {why}", handle.name);
         nf.kernel = None;
     }
 }

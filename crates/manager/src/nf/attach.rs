@@ -731,7 +731,7 @@ mod tests {
     fn a_user_who_is_nobodys_waits_for_nothing() {
         let mut door = door();
         if !rustix::process::geteuid().is_root() {
-            log_line!("not root: nobody else can knock, so what is asserted is that oneself is let in");
+            eprintln!("not root: nobody else can knock, so what is asserted is that oneself is let in");
             door.listener.know(Some(BTreeSet::new()));
             let _nf = door.knock();
             assert!(door.serve(0).is_empty());

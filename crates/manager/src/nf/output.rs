@@ -7,7 +7,7 @@
 //!
 //! # Approach
 //! Each process that is started for an NF has a pipe of its own for both streams ([`Stdio::Pipe`]).
-//! One thread reads all pipes, and writes whole lines to stderr with the name in front:
+//! One thread reads all pipes, and logs whole lines with the name in front:
 //! `fw.0: 12 rules`. Control characters are escaped, and a line of more than [`LONGEST`] bytes is
 //! cut in pieces. For each name at most [`RATE`] bytes a second are written, and [`BURST`] after a
 //! quiet time. The rest is read, left out and counted; a line reports the count when there is room
@@ -63,6 +63,9 @@ const LAST: usize = 16;
 /// How often the thread checks whether there is room for a count.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// What lines of this module begin with; a name of an NF or a zygote has a dot.
+const OURS: &str = "sluiced";
+
 /// Token of what wakes the thread.
 const WAKE: u64 = u64::MAX;
 
@@ -90,12 +93,19 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Starts the thread, which writes to stderr.
+    /// Starts the thread, which logs lines.
     ///
     /// # Errors
     /// What the system says of an event loop and a thread.
     pub fn start() -> io::Result<Self> {
-        Self::start_with(|lines| sluice_host::notice::write(format_args!("{lines}")))
+        Self::start_with(|lines| {
+            for (name, line) in lines.lines().filter_map(|line| line.split_once(": ")) {
+                match name {
+                    OURS => warn!("{line}"),
+                    _ => info!(target: crate::log::OUTPUT, nf = name, "{line}"),
+                }
+            }
+        })
     }
 
     /// Starts the thread; `write` gets lines, the last one without its end.
@@ -115,9 +125,7 @@ impl Outputs {
         match self.open(whose, name, owner) {
             Ok(pipe) => Stdio::Pipe(Arc::new(pipe)),
             Err(error) => {
-                log_line!(
-                    "sluiced: the output of {name} is not logged: cannot make a pipe: {error}; raise LimitNOFILE= or ulimit -n"
-                );
+                warn!("the output of {name} is not logged: cannot make a pipe: {error}; raise LimitNOFILE= or ulimit -n");
                 Stdio::Null
             }
         }
@@ -367,7 +375,7 @@ impl Budget {
         if self.is_out() && (at_once || self.left >= BURST / 2) {
             let _ = writeln!(
                 lines,
-                "sluiced: {} lines ({} bytes) of {name} were left out; an NF may log {RATE} bytes a second",
+                "{OURS}: {} lines ({} bytes) of {name} were left out; an NF may log {RATE} bytes a second",
                 self.lines, self.bytes
             );
             self.left -= LEAST.min(self.left);

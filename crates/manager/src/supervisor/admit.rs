@@ -39,7 +39,7 @@ impl Supervisor {
         let events = match self.host.listener.serve(monotonic_ns()) {
             Ok(events) => events,
             Err(error) => {
-                log_line!("sluiced: the NF socket is broken: {error}");
+                error!("the NF socket is broken: {error}");
                 return;
             }
         };
@@ -263,7 +263,7 @@ impl Supervisor {
         let poll = handle.as_ref().is_some_and(|handle| handle.poll);
         if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
             // It has its memory already: what it was given comes back when its process has ended, and not before.
-            log_line!("sluiced: {name} is stopped: {error}");
+            warn!("{name} is stopped: {error}");
             return self.feed(number, Event::Troubled(Cause::Unstarted(error.to_string())));
         }
         self.govern();

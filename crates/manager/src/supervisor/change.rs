@@ -395,7 +395,7 @@ impl Supervisor {
         let is_it = |problem: &Problem| problem.at.as_ref().is_some_and(|at| (at.section, at.key) == ("memory", "frames"));
         let warning = |config: &Config| validate::validate(config).into_iter().find(is_it);
         if let (Some(problem), None) = (warning(wanted), warning(&self.config)) {
-            log_line!("sluiced: {problem}");
+            warn!("{problem}");
         }
     }
 
@@ -458,7 +458,7 @@ impl Supervisor {
         let mut rest = self.config.clone();
         change(&mut rest);
         if let Err(error) = self.plane.provide(&rest) {
-            log_line!("sluiced: ports of which no rule says whose their packets are receive nothing from now on: {error}");
+            warn!("ports of which no rule says whose their packets are receive nothing from now on: {error}");
         }
     }
 }

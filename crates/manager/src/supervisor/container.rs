@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::Supervisor;
 use super::nfs::Event;
+use super::notice::Kind;
 use crate::nf::attach::Peer;
 use crate::nf::death::Cause;
 use sluice_host::cgroup;
@@ -40,7 +41,8 @@ impl Supervisor {
             }
         };
         if let Err(why) = started {
-            log_line!("sluiced: {why}");
+            let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
+            self.host.notices.print(Kind::Failed(service), || why.clone());
             self.feed(number, Event::Fails(Cause::Unstarted(why)));
             self.lost(number);
         }
@@ -53,7 +55,7 @@ impl Supervisor {
             self.note(|r| r.removed(&path));
         }
         // The record still has it, and undoes it at the end.
-        failed.into_iter().for_each(|error| log_line!("sluiced: a container leaves something behind: {error}"));
+        failed.into_iter().for_each(|error| warn!("a container leaves something behind: {error}"));
     }
 
     /// The NF whose container a process is in: it or one that it descends from is the runtime of that. A process cannot leave: what

@@ -189,7 +189,7 @@ impl Supervisor {
                         nf.counted.reclaim_ns = Some(monotonic_ns().saturating_sub(noticed_ns));
                     }
                 }
-                Err(error) => log_line!("sluiced: {error}"),
+                Err(error) => warn!("{error}"),
             }
         }
         self.release(number);

@@ -18,6 +18,7 @@ use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::monotonic_ns;
 
 use super::nfs::{Event, Nf, Process, State};
+use super::notice::Kind;
 use super::priorities::own_priority;
 use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
@@ -145,7 +146,7 @@ impl Supervisor {
                 Some(thread)
             }
             Err(error) => {
-                log_line!("sluiced: cannot make a thread for a foreign program: {error}");
+                warn!("cannot make a thread for a foreign program: {error}");
                 None
             }
         }
@@ -244,7 +245,8 @@ impl Supervisor {
 
     /// A foreign NF could not come.
     fn trouble(&mut self, number: u16, why: String) {
-        log_line!("sluiced: {why}");
+        let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
+        self.host.notices.print(Kind::Failed(service), || why.clone());
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         nf.foreign.get_or_insert_default().trouble = Some(why.clone());
         self.feed(number, Event::Troubled(Cause::Unstarted(why)));
@@ -296,7 +298,7 @@ impl Supervisor {
         for pid in ours {
             // One that has ended meanwhile needs no class.
             if let Err(error) = self.schedule(None, pid, core, config.mode == Mode::Poll) {
-                log_line!("sluiced: {name}: {error}");
+                warn!("{name}: {error}");
             }
         }
         self.controller.add(handle.clone());
@@ -320,7 +322,7 @@ impl Supervisor {
             if let Some((_, time)) = foreign.announced.filter(|(at, _)| now >= *at) {
                 foreign.announced = ANNOUNCED.get(time + 1).map(|pause| (now + *pause, time + 1));
                 if let Err(error) = room.announce() {
-                    log_line!("sluiced: {}: its addresses cannot be announced to its neighbours: {error}", nf.name);
+                    warn!("{}: its addresses cannot be announced to its neighbours: {error}", nf.name);
                     foreign.announced = None;
                 }
             }
@@ -343,7 +345,7 @@ impl Supervisor {
         match self.plane.unfeed(number) {
             // Its sockets are closed here and not on a packet thread: the kernel takes milliseconds for that.
             Ok(hop) => drop(hop),
-            Err(error) => log_line!("sluiced: {error}"),
+            Err(error) => warn!("{error}"),
         }
     }
 

@@ -121,7 +121,7 @@ fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: 
         let path = nf.path().to_path_buf();
         match nf.remove() {
             Ok(()) => drop(gone.send(path)),
-            Err(error) => log_line!("sluiced: {error}"),
+            Err(error) => warn!("{error}"),
         }
     };
     for job in jobs {
@@ -139,7 +139,7 @@ fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: 
                         nfs.insert(handle.number, nf);
                     }
                     Err(CgroupError::NoProcess { .. }) => {}
-                    Err(error) => log_line!("sluiced: {} gets no weight from the kernel: {error}", handle.name),
+                    Err(error) => warn!("{} gets no weight from the kernel: {error}", handle.name),
                 }
             }
             Job::Adopt(handle, nf) => {

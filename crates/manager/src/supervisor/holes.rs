@@ -62,13 +62,11 @@ impl Supervisor {
             named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
         }
         if named.is_empty() {
-            log_line!(
-                "sluiced: a page of shared memory was missing and no NF has that memory; the host may be out of memory or hugepages"
-            );
+            warn!("a page of shared memory was missing and no NF has that memory; the host may be out of memory or hugepages");
         }
         for (nf, what) in named {
-            log_line!(
-                "sluiced: a page of {what} was missing, which {} has mapped and may have made a hole in; it is stopped. If the host was \
+            warn!(
+                "a page of {what} was missing, which {} has mapped and may have made a hole in; it is stopped. If the host was \
                  out of memory or hugepages, give it more and start the NF again",
                 nf.name
             );

@@ -167,7 +167,7 @@ impl Supervisor {
                 told = Instant::now();
                 for nf in self.nfs.values().filter(|nf| nf.is(State::Starting) && nf.handle.is_some()) {
                     let so_far = monotonic_ns().saturating_sub(nf.life().started_ns()) / 1_000_000_000;
-                    log_line!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
+                    info!("{} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
                 }
             }
             let trouble = |nf: &Nf| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());

@@ -42,7 +42,7 @@ impl Supervisor {
         if !self.plane.memories().former().is_empty()
             && let Err(error) = self.plane.drop_former()
         {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
     }
 
@@ -56,11 +56,11 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(usize::from(service)) else { return };
         let name = service.config.name.clone();
         match self.renew_memory(tenant.as_deref()) {
-            Ok(()) => log_line!(
-                "sluiced: an NF of {name} was stopped for violations: its tenant has fresh packet memory, and its NFs start again"
-            ),
+            Ok(()) => {
+                warn!("an NF of {name} was stopped for violations: its tenant has fresh packet memory, and its NFs start again")
+            }
             Err(error) => {
-                log_line!("sluiced: an NF of {name} was stopped for violations, and its tenant keeps its packet memory: {error}")
+                warn!("an NF of {name} was stopped for violations, and its tenant keeps its packet memory: {error}")
             }
         }
     }

@@ -399,8 +399,8 @@ impl Supervisor {
         if let Some(record) = self.host.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}
-                Ok(undone) => log_line!("sluiced: could not undo: {}", undone.failed.join(", ")),
-                Err(error) => log_line!("sluiced: {error}"),
+                Ok(undone) => error!("could not undo: {}", undone.failed.join(", ")),
+                Err(error) => warn!("{error}"),
             }
         }
     }
@@ -461,8 +461,8 @@ impl Supervisor {
         for chain in self.chains.iter().flatten() {
             let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
             if lacks && self.published.lacked_paths.insert(chain.name.clone()) {
-                log_line!(
-                    "sluiced: chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
+                warn!(
+                    "chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
                      raise it and restart, or have fewer combinations of ports, chains and instances",
                     chain.name,
                     self.plane.registry().len(),
@@ -535,7 +535,7 @@ impl Supervisor {
                     rules.push(compiled);
                     hits.push(own.clone());
                 }
-                Err(error) => log_line!("sluiced: a rule is left out: {error}"),
+                Err(error) => warn!("a rule is left out: {error}"),
             }
             self.published.hits.push((key, own));
         }
@@ -576,7 +576,7 @@ impl Supervisor {
         if let Some(record) = &mut self.host.record
             && let Err(error) = what(record)
         {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
     }
 

@@ -263,13 +263,13 @@ impl Supervisor {
                 }
                 Err(refused) => {
                     self.outside.refused.insert(core);
-                    log_line!("sluiced: core {core} gets no schedule, and the kernel divides it among NFs that poll: {refused}");
+                    warn!("core {core} gets no schedule, and the kernel divides it among NFs that poll: {refused}");
                     return;
                 }
             },
             Err(error) => {
                 self.outside.cores.remove(&core);
-                log_line!("sluiced: core {core} has lost its schedule: {error}");
+                warn!("core {core} has lost its schedule: {error}");
                 return;
             }
         };
@@ -280,7 +280,7 @@ impl Supervisor {
             governed.members.remove(&number);
             self.outside.processes.remove(&number);
             if let Err(failed) = schedule.remove(number) {
-                log_line!("sluiced: an NF of core {core} does not get back what it had: {failed}");
+                warn!("an NF of core {core} does not get back what it had: {failed}");
             }
         }
         let mechanism = governed.mechanism;
@@ -299,7 +299,7 @@ impl Supervisor {
             self.regovern(core, nfs);
         } else if schedule.is_empty() {
             for failed in schedule.teardown() {
-                log_line!("sluiced: the schedule of core {core} leaves something behind: {failed}");
+                warn!("the schedule of core {core} leaves something behind: {failed}");
             }
             self.outside.cores.remove(&core);
         } else {
@@ -350,7 +350,7 @@ impl Supervisor {
             Err(refused) => {
                 governed.refused.insert(number);
                 let name = &handle.name;
-                log_line!("sluiced: {name} has no turns on core {core}, and runs as the kernel has it: {refused}");
+                warn!("{name} has no turns on core {core}, and runs as the kernel has it: {refused}");
             }
         }
     }
@@ -378,11 +378,11 @@ impl Supervisor {
         let because = if named(what).is_some() { format!("the configuration says so; {reasons}") } else { reasons };
         if mechanism == Mechanism::Realtime {
             for warning in realtime::warnings(&settings) {
-                log_line!("sluiced: core {core}: {warning}");
+                warn!("core {core}: {warning}");
             }
         }
         if let Some(why) = mechanism.outlives_a_kill() {
-            log_line!("sluiced: core {core}: {why}");
+            warn!("core {core}: {why}");
         }
         self.outside.chosen.insert(core, (mechanism, switch_ns, because.clone()));
         Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
@@ -393,7 +393,7 @@ impl Supervisor {
         self.outside.cores.remove(&core);
         if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
             for failed in schedule.teardown() {
-                log_line!("sluiced: the schedule of core {core} leaves something behind: {failed}");
+                warn!("the schedule of core {core} leaves something behind: {failed}");
             }
         }
     }
@@ -401,9 +401,7 @@ impl Supervisor {
     /// Whether a guard that has something to undo is gone, or a foreign NF has other processes than it had.
     fn look_after_schedules(&mut self) {
         if !self.outside.cores.is_empty() && self.outside.guard.as_ref().is_some_and(|guard| !guard.is_alive()) {
-            log_line!(
-                "sluiced: the guard process has ended, which would undo what turns need if sluiced died; another one is started"
-            );
+            warn!("the guard process has ended, which would undo what turns need if sluiced died; another one is started");
             self.outside.guard = None;
             let cores: Vec<usize> = self.outside.cores.keys().copied().collect();
             cores.into_iter().for_each(|core| self.dissolve(core));
@@ -449,7 +447,7 @@ impl Supervisor {
         let core = schedule.core();
         if let Err(error) = self.plane.put_schedule(schedule) {
             self.outside.cores.remove(&core);
-            log_line!("sluiced: core {core} has lost its schedule: {error}");
+            warn!("core {core} has lost its schedule: {error}");
         }
     }
 

@@ -138,12 +138,12 @@ impl Host {
             record: Some(record),
             epoll,
             outputs,
-            notices: Notices::default(),
+            notices: Notices::new(|line| warn!("{line}")),
             runtime_dir: runtime_dir::Watch::default(),
             holes: holes::Holes::default(),
             room: port::room::Room::read(Path::new("/"), &config.memory, io_mask, stride),
             estimates: Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
-                log_line!("sluiced: {error}; NFs start without a first guess of their cost");
+                warn!("{error}; NFs start without a first guess of their cost");
                 Kept::default()
             }),
             holds: pens::Holds::default(),

@@ -125,7 +125,7 @@ fn run(jobs: &Receiver<Job>) {
 
 fn remove(pen: Pen) {
     if let Err((folder, error)) = pen.remove() {
-        log_line!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
+        warn!("cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
     }
 }
 
@@ -140,7 +140,7 @@ fn gather(gatherer: Gatherer, left: &mut Vec<Gatherer>) {
 
 fn is_gathered(result: std::io::Result<bool>) -> bool {
     result.unwrap_or_else(|error| {
-        log_line!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
+        warn!("a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
         true
     })
 }
@@ -162,13 +162,13 @@ impl Supervisor {
         let pens = Pens::create(root, &name, weighed);
         let is_unbounded = !pens.bounds_memory() && self.config.services.iter().any(|service| service.memory.is_some());
         for lack in pens.lacks().into_iter().chain(is_unbounded.then_some("`memory` of services is not held")) {
-            log_line!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
+            warn!("warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
         }
         self.host.holds.pens = Some(pens);
         let (jobs, todo) = channel();
         match std::thread::Builder::new().name("sluice-pens".into()).spawn(move || run(&todo)) {
             Ok(thread) => (self.host.holds.jobs, self.host.holds.thread) = (Some(jobs), Some(thread)),
-            Err(error) => log_line!("sluiced: NFs stay out of cgroups of version 1: {error}"),
+            Err(error) => warn!("NFs stay out of cgroups of version 1: {error}"),
         }
     }
 
@@ -180,7 +180,7 @@ impl Supervisor {
         match &self.host.holds.keeper {
             Some(keeper) if keeper.is_alive() => return Some(keeper.clone()),
             Some(_) => {
-                log_line!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
+                warn!("the process that keeps those of NFs has ended, and all of them with it; another one is started")
             }
             None => {}
         }
@@ -188,7 +188,7 @@ impl Supervisor {
             Ok(keeper) => Some(self.host.holds.keeper.insert(Arc::new(keeper)).clone()),
             Err(error) => {
                 self.host.holds.has_no_keeper = self.host.holds.keeper.is_none();
-                log_line!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
+                warn!("warning: what NFs have forked may outlive a daemon that is killed: {error}");
                 None
             }
         }
@@ -329,7 +329,7 @@ impl Supervisor {
             match &nf.held.pen {
                 Some(pen) if !pen.is_empty() && !is_late => pen.kill(),
                 Some(pen) if is_late => {
-                    log_line!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
+                    warn!("{} has left processes that cannot end: {:?}", nf.name, pen.members());
                     gone.push(*number);
                 }
                 _ => gone.push(*number),
@@ -441,7 +441,7 @@ impl Supervisor {
                 let paths = Pens::paths(Path::new("/"), &format!("sluice-{}-nfs", std::process::id()));
                 paths.into_iter().for_each(|path| self.note(|r| r.removed(&path)));
             }
-            Err((folder, error)) => log_line!("sluiced: cannot remove cgroup {}: {error}", folder.display()),
+            Err((folder, error)) => warn!("cannot remove cgroup {}: {error}", folder.display()),
         }
     }
 

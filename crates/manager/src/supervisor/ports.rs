@@ -265,9 +265,7 @@ impl Supervisor {
     pub(super) fn close(&mut self, number: u16) -> Result<(), SupervisorError> {
         if self.plane.close_port(number)? == LetGo::Stuck {
             let name = self.ports[number as usize].as_ref().map_or("?", |p| &p.config.name);
-            log_line!(
-                "sluiced: what port {name} writes to takes no more packets; look what holds it up: it is left to end by itself"
-            );
+            warn!("what port {name} writes to takes no more packets; look what holds it up: it is left to end by itself");
         }
         Ok(())
     }
@@ -354,15 +352,15 @@ impl Supervisor {
                 state.behind.look(sum(|counters| counters.skipped.get()), rate_pps, now);
             }
             if let Some(came) = state.reported.0.news(came, now) {
-                log_line!(
-                    "sluiced: port {name}: packets dropped as oversize: {came}; they are larger than a frame holds and cannot be cut; \
+                warn!(
+                    "port {name}: packets dropped as oversize: {came}; they are larger than a frame holds and cannot be cut; \
                      raise `packet_bytes` in [memory] (it is {packet_bytes}) above the MTU of the other end and restart, or lower that MTU; \
                      where the MTU fits, switch offloads off at the other end: ethtool -K INTERFACE tx off tso off gso off"
                 );
             }
             if let Some(left) = state.reported.1.news(left, now) {
-                log_line!(
-                    "sluiced: port {name}: packets dropped as mtu: {left}; they are larger than its interface takes; raise its MTU \
+                warn!(
+                    "port {name}: packets dropped as mtu: {left}; they are larger than its interface takes; raise its MTU \
                      (`ip link set INTERFACE mtu BYTES`), or lower that of the interfaces where they come from"
                 );
             }

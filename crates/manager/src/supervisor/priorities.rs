@@ -76,7 +76,7 @@ impl Shared {
                 // Whoever loses its process says so.
                 Err(ClassError::NoProcess { .. }) => {}
                 Err(error) => {
-                    log_line!("sluiced: the priority of {} cannot be changed any more: {error}", known.handle.name);
+                    warn!("the priority of {} cannot be changed any more: {error}", known.handle.name);
                     nfs.remove(&number);
                 }
             }

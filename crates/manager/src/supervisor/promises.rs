@@ -512,7 +512,7 @@ impl Supervisor {
         }
         placing.beside.iter().for_each(|nf| self.retire(*nf));
         if let Err(error) = self.promises.classes.change(placing.classes.clone()) {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
         self.promises.steering.put_back(placing.own.clone());
         self.promises.steering.made(self.promises.classes.classes());

@@ -38,14 +38,14 @@ impl Supervisor {
             Ok(is_made) => {
                 if is_made {
                     let dir = self.config.manager.runtime_dir.display();
-                    log_line!("sluiced: the runtime directory {dir}, or a file in it, was removed; it is there again");
+                    warn!("the runtime directory {dir}, or a file in it, was removed; it is there again");
                 }
                 None
             }
             Err(error) => Some(error.to_string()),
         };
         if let Some(trouble) = trouble.as_ref().filter(|trouble| self.host.runtime_dir.trouble.as_ref() != Some(trouble)) {
-            log_line!("sluiced: the runtime directory was removed and cannot be made anew as it was: {trouble}");
+            warn!("the runtime directory was removed and cannot be made anew as it was: {trouble}");
         }
         self.host.runtime_dir.trouble = trouble;
     }

@@ -15,7 +15,7 @@ impl Promises {
     /// Says what went wrong, once.
     pub(super) fn trouble(&mut self, trouble: String) {
         if self.troubles.insert(trouble.clone()) {
-            log_line!("sluiced: {trouble}");
+            warn!("{trouble}");
         }
     }
 
@@ -65,13 +65,13 @@ impl Supervisor {
             self.decide(now, assignment, seen);
         }
         for told in self.promises.steering.unsaid() {
-            log_line!("sluiced: {}: {}", told.slo, told.what);
+            info!("{}: {}", told.slo, told.what);
         }
     }
 
     fn decide(&mut self, now: u64, assignment: &Assignment, seen: &[OnDemand]) {
         if let Some(why) = self.promises.why_unshared().filter(|_| !std::mem::replace(&mut self.promises.said_unshared, true)) {
-            log_line!("sluiced: {why}");
+            warn!("{why}");
         }
         let room = self.promises.classes.room();
         let requests = match self.promises.steering.step(now, assignment, room, seen) {

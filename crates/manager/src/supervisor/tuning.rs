@@ -55,7 +55,7 @@ impl Supervisor {
             (_, model::Priorities::Realtime) => {
                 let refused = class::try_rr(root).err();
                 if let Some(error) = &refused {
-                    log_line!("sluiced: warning: priorities have their effect by weights alone: {error}");
+                    warn!("warning: priorities have their effect by weights alone: {error}");
                 }
                 refused.is_none()
             }
@@ -72,7 +72,7 @@ impl Supervisor {
             let slice = setting.set(ms)?;
             match slice.effective() {
                 Ok(real) if real.as_millis() != u128::from(ms) => {
-                    log_line!("sluiced: the kernel rounds rr_slice_ms = {ms} to its tick: {} ms", real.as_millis());
+                    info!("the kernel rounds rr_slice_ms = {ms} to its tick: {} ms", real.as_millis());
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -90,7 +90,7 @@ impl Supervisor {
                     let core = self.config.manager.monitor[0];
                     self.tuning.grouping = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
                 }
-                Err(error) => log_line!("sluiced: NFs get no weights from the kernel: {error}"),
+                Err(error) => warn!("NFs get no weights from the kernel: {error}"),
             }
         }
         Ok(())
@@ -191,14 +191,14 @@ impl Supervisor {
                 self.note(|r| r.removed(&path));
             }
             if let Err(error) = result {
-                log_line!("sluiced: {error}");
+                warn!("{error}");
             }
         }
         if let Some(slice) = self.tuning.slice.take() {
             let path = slice.path().to_path_buf();
             match slice.restore() {
                 Ok(()) => self.note(|r| r.restored(&path)),
-                Err(error) => log_line!("sluiced: {error}"),
+                Err(error) => warn!("{error}"),
             }
         }
     }

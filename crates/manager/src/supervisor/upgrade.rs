@@ -406,7 +406,7 @@ impl Supervisor {
         }
         let succession = Succession::after(former);
         if let Err(error) = self.plane.follow(number, &succession) {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
         Some(succession)
     }
@@ -417,7 +417,7 @@ impl Supervisor {
             return;
         }
         if let Err(error) = self.plane.meet() {
-            log_line!("sluiced: {error}");
+            warn!("{error}");
         }
         successions.iter().for_each(|succession| succession.settle());
     }

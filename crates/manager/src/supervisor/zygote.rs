@@ -163,10 +163,7 @@ impl Supervisor {
             ZygoteAction::LetGo => self.end_zygote(number),
             // Once in the life of a service.
             ZygoteAction::TellUnfit(why) => {
-                log_line!(
-                    "sluiced: warning: instances of service {} are started one by one, not forked: {why}",
-                    service.config.name
-                );
+                warn!("warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
             }
             ZygoteAction::Spawn(nf) => self.spawn_unforked(nf),
             // Done where it is known what was forked.

@@ -1,10 +1,14 @@
 //! The daemon's log: nothing that becomes of it, and nothing that others write there, ends or hides
 //! anything.
 
-use rustix::process::Signal;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use sluice_api::model::NfState;
 
-use crate::support::{Daemon, chain, find_nf, find_port, hostile_nf, port, service, signal};
+use crate::support::{Daemon, chain, command, find_nf, find_port, head, hostile_nf, open_folder, port, service, signal};
 
 /// A chain under load with one NF.
 fn one(nf: &str) -> String {
@@ -46,4 +50,45 @@ fn an_nf_cannot_close_empty_or_clog_the_log_of_the_daemon() {
         assert!(log.lines().filter(|line| line.contains("xxxx")).all(|line| line.starts_with("b.0: ")), "{log:.2000}");
         assert!(log.len() < 1 << 20, "{} bytes", log.len());
     }
+}
+
+#[test]
+fn as_json_each_line_is_an_object() {
+    let folder = open_folder();
+    let body = one(&service("b", &hostile_nf(), "args = [\"hostile-nf\", \"hangup\"]"));
+    std::fs::write(folder.path().join("sluice.toml"), head(folder.path(), "") + &body).unwrap();
+    let mut child = command(folder.path()).args(["--log", "json"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut wanted = vec![
+        ("info", "sluiced", "ready; "),
+        ("info", "output", "xxxx"),
+        ("warn", "sluice_manager::supervisor", "b.0 has ended after "),
+    ];
+    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+        let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let text = |key: &str| event[key].as_str().unwrap();
+        assert!(text("time").ends_with('Z'), "{event}");
+        assert_eq!(event["fields"]["nf"].as_str(), (text("target") == "output").then_some("b.0"), "{event}");
+        let waits = !wanted.is_empty();
+        wanted.retain(|(level, target, what)| {
+            (text("level"), text("target")) != (*level, *target) || !text("message").starts_with(what)
+        });
+        if waits && wanted.is_empty() {
+            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        }
+    }
+    assert!(child.wait().unwrap().success() && wanted.is_empty(), "{wanted:?}");
+}
+
+#[test]
+fn levels_choose_what_is_logged() {
+    let refused = |level: &str| {
+        let folder = open_folder();
+        std::fs::write(folder.path().join("sluice.toml"), "[manager]\nodd = 1\n").unwrap();
+        command(folder.path()).env("SLUICE_LOG", level).output().unwrap()
+    };
+    let said = |level: &str| String::from_utf8(refused(level).stderr).unwrap();
+    assert!(said("error").ends_with(": nothing was started\n"), "{}", said("error"));
+    assert_eq!(said("off"), "");
+    assert!(said("wran").contains("is no level: write error, warn"), "{}", said("wran"));
+    assert_eq!(refused("off").status.code(), Some(1));
 }

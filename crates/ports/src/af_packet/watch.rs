@@ -277,7 +277,7 @@ impl Watched {
     fn complain(&mut self, doing: &str, error: &io::Error) {
         if !std::mem::replace(&mut self.has_complained, true) {
             let (port, interface) = (&self.port, &self.settings.interface);
-            log_line!("sluiced: port {port}: cannot {doing} interface {interface}, and it is tried again and again: {error}");
+            warn!("port {port}: cannot {doing} interface {interface}, and it is tried again and again: {error}");
         }
     }
 

@@ -172,7 +172,7 @@ impl NfSet {
     pub(crate) fn on(&mut self, number: u16, event: Event) -> Vec<Action> {
         let Some(nf) = self.nfs.get_mut(&number) else { return Vec::new() };
         nf.life.on(monotonic_ns(), event).unwrap_or_else(|forbidden| {
-            log_line!("sluiced: {}: {forbidden}", nf.name);
+            warn!("{}: {forbidden}", nf.name);
             Vec::new()
         })
     }
