@@ -138,7 +138,7 @@ impl Host {
             record: Some(record),
             epoll,
             outputs,
-            notices: Notices::new(|line| warn!("{line}")),
+            notices: Notices::new(|line| warn!(target: "sluice_manager::supervisor", "{line}")),
             runtime_dir: runtime_dir::Watch::default(),
             holes: holes::Holes::default(),
             room: port::room::Room::read(Path::new("/"), &config.memory, io_mask, stride),

@@ -3,12 +3,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sluice_api::model::NfState;
 
-use crate::support::{Daemon, chain, command, find_nf, find_port, head, hostile_nf, open_folder, port, service, signal};
+use crate::support::{Daemon, PATIENCE, chain, command, find_nf, find_port, head, hostile_nf, open_folder, port, service, signal};
 
 /// A chain under load with one NF.
 fn one(nf: &str) -> String {
@@ -63,6 +64,7 @@ fn as_json_each_line_is_an_object() {
         ("info", "output", "xxxx"),
         ("warn", "sluice_manager::supervisor", "b.0 has ended after "),
     ];
+    let until = Instant::now() + PATIENCE;
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
         let text = |key: &str| event[key].as_str().unwrap();
@@ -72,7 +74,7 @@ fn as_json_each_line_is_an_object() {
         wanted.retain(|(level, target, what)| {
             (text("level"), text("target")) != (*level, *target) || !text("message").starts_with(what)
         });
-        if waits && wanted.is_empty() {
+        if waits && (wanted.is_empty() || Instant::now() > until) {
             kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         }
     }
