@@ -85,7 +85,7 @@ impl Supervisor {
     fn followed(&self, number: u16) -> Vec<Arc<Succession>> {
         let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
         let others = service.filter(|service| service.pool.is_none()).map_or(&[][..], |service| &service.instances);
-        let runs = |nf: &&u16| self.nfs.get(*nf).is_some_and(|nf| nf.life().takes_packets());
+        let runs = |nf: &&u16| self.nfs.get(nf).is_some_and(|nf| nf.life().takes_packets());
         others.iter().filter(runs).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
     }
 
