@@ -39,7 +39,7 @@ pub struct Plane {
     pub nfs: Vec<Option<NfEnd>>,
     /// NFs that were posted to since [`announce`](Plane::announce), each once in a row.
     pub unannounced: Vec<u16>,
-    /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`]. Kept when an NF is gone.
+    /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`](crate::handle::NfHandle::in_flight). Kept when an NF is gone.
     pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
@@ -70,7 +70,7 @@ pub struct Plane {
     pub jammed: Arc<[AtomicBool]>,
     /// When NFs are woken that are not woken for each packet.
     pub timers: Timers,
-    /// A packet that is passed on now is [`URGENT`].
+    /// A packet that is passed on now is [`URGENT`](crate::frame::URGENT).
     pub urgent: bool,
     /// The paths that this thread has decided for.
     pub ways: Ways,

@@ -50,7 +50,7 @@ impl Plane {
 
     /// Whether packets that this NF returns may go to a port whose buffer is full: because it is
     /// the last one of a chain to there, or has filled it before by verdicts (`fills`,
-    /// [`Drain::fills`]). One further up that never sends there goes on, for its other chains.
+    /// [`Drain::fills`](crate::end::Drain::fills)). One further up that never sends there goes on, for its other chains.
     #[cold]
     pub fn may_block(&self, handle: &NfHandle, fills: u64) -> bool {
         let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());

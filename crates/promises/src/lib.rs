@@ -20,7 +20,7 @@
 //! - [`sight`] takes windows of about a second from the counters, and [`sluice_slo::watch`] judges them.
 //! - [`steer`] feeds those of SLOs on demand to [`sluice_slo::on_demand`] and makes classes, limits and instances of what it decides.
 //!
-//! The supervisor does all of it ([`crate::supervisor`], `promises.rs` and `steering.rs`).
+//! The supervisor does all of it (`promises.rs` and `steering.rs` there).
 //!
 //! # Limits
 //! Packets that wait for an NF of a pool, and packets that an SDN controller lets go on, are not policed. A tenant's packets are known by the

@@ -3,7 +3,7 @@
 //! # Approach
 //! The [model](sluice_cache::leak) of packets that devices write into the last-level cache, with the sizes of the paper's machine: 45 MiB in 20 ways,
 //! of which devices write into two. Twelve queues have 2,048 frames each (`default`), or as many as fit the I/O ways (`sized`, by
-//! [`bound`](sluice_cache::buffers::bound) for packets of 1,518 bytes). Packets have 64 or 1,518 bytes, and the NFs keep up (`waiting_percent` 0),
+//! [`bound`] for packets of 1,518 bytes). Packets have 64 or 1,518 bytes, and the NFs keep up (`waiting_percent` 0),
 //! or run with queues half or quite full. Each packet brings ten lines of the NFs' own data into the other ways. `frames/…` goes through the sizes of a queue.
 //!
 //! # Limits

@@ -1,7 +1,7 @@
 //! The controller: gives each NF the share of its core that its packets ask for.
 //!
 //! # Approach
-//! The Monitor role measures ([`load`]); a thread of its own, which sleeps [`Sched::weight_every_ms`] at a time, asks the policy
+//! The Monitor role measures ([`load`](sluice_dataplane::load)); a thread of its own, which sleeps [`Sched::weight_every_ms`] at a time, asks the policy
 //! ([`sluice_policy::sched::weight`]) for the shares of each core and applies what changed enough: to the core's page, by which NFs that
 //! hand over divide their core, and to the NF's cgroup, by which the kernel divides it among those that run at the same time. System
 //! calls are made here and never by a packet thread. While no NF has got a packet for a second, it sleeps for longer: shares stay as they are.

@@ -13,7 +13,7 @@ use std::fmt::{Display, Write};
 
 use sluice_api::model::Distribution;
 
-/// The content type of [`Text`].
+/// The content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Edges of a histogram: 2^8 ns (256 ns) to 2^30 ns (1.07 s).

@@ -18,7 +18,7 @@
 //! 3. If not, all columns are added whose reduced cost leaves room for a better solution; no other can be part of one. If that
 //!    program finds nothing better, what there is is optimal. If there are too many such columns, or time is out, the gap is told.
 //!
-//! The start, and the answer when time is out at once, is what a greedy way finds ([`crate::packing::pack`]). SLOs that are alike
+//! The start, and the answer when time is out at once, is what a greedy way finds (`packing::pack`). SLOs that are alike
 //! (same profile, same promise) are one row. Cores are counted with memory (`ServerShape::cores_with_memory`).
 //!
 //! # Limits
