@@ -39,7 +39,8 @@ pub struct Plane {
     pub nfs: Vec<Option<NfEnd>>,
     /// NFs that were posted to since [`announce`](Plane::announce), each once in a row.
     pub unannounced: Vec<u16>,
-    /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`](crate::handle::NfHandle::in_flight). Kept when an NF is gone.
+    /// Packets on their way to each NF, by number, kept when an NF is gone: see
+    /// [`NfHandle::in_flight`](crate::handle::NfHandle::in_flight).
     pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
