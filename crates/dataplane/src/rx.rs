@@ -123,8 +123,11 @@ fn instead_of(path: Option<&Path>, decision: Decision, looked: bool) -> Instead 
     match (path, decision) {
         (Some(path), _) if path.refuses() && !path.has_ended() => Instead::Drop(Refusal::NfDown),
         // A service may have an instance again, a path a place, and what chooses instances may know the chain.
-        (_, Decision::Path(_) | Decision::Drop(Refusal::NfDown | Refusal::NoPath)) if !looked => Instead::LookAgain,
-        (_, Decision::Wait(WaitFor::Steering)) if !looked => Instead::LookAgain,
+        (_, Decision::Path(_) | Decision::Drop(Refusal::NfDown | Refusal::NoPath) | Decision::Wait(WaitFor::Steering))
+            if !looked =>
+        {
+            Instead::LookAgain
+        }
         (Some(path), _) if path.refuses() => Instead::Drop(Refusal::NfDown),
         (_, Decision::Path(_)) => Instead::Drop(Refusal::NoPath),
         (_, Decision::Drop(why)) => Instead::Drop(why),
@@ -428,8 +431,7 @@ impl Rx {
                 if let Some(chain) = self.steered(&plane.tables, number) {
                     let terms = terms_of(&plane.tables, &key, number, rule);
                     let (hash, note, settles) = (self.classifier.hash(i), chosen.note, settles && !is_counted);
-                    let asked =
-                        Asked { key: &key, hash, chain: &chain, flags, old, has_waited: false, settles, note, terms, since_ns };
+                    let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
                     return self.choose_instances(plane, &asked);
                 }
                 let decision = self.by_hash(plane, &key, number, old);
@@ -446,12 +448,12 @@ impl Rx {
 
     /// A chain, if its instances are chosen by something else than the flow's hash.
     #[inline]
-    fn steered(&self, tables: &Tables, number: u16) -> Option<Arc<Chain>> {
+    fn steered<'a>(&self, tables: &'a Tables, number: u16) -> Option<&'a Arc<Chain>> {
         let chain = tables.chains.get(usize::from(number))?.as_ref()?;
-        self.instances.as_ref().is_some_and(|instances| instances.concerns(chain)).then(|| chain.clone())
+        self.instances.as_ref().is_some_and(|instances| instances.concerns(chain)).then_some(chain)
     }
 
-    fn choose_instances(&mut self, plane: &mut Plane, asked: &Asked<'_>) -> Decision {
+    fn choose_instances(&mut self, plane: &Plane, asked: &Asked<'_>) -> Decision {
         let Some(instances) = &mut self.instances else { return Decision::Wait(WaitFor::Steering) };
         let (tables, generation) = (&plane.tables, plane.generation);
         let (registry, flows, clock) = (&self.registry, self.classifier.table(), &self.clock);
@@ -521,9 +523,12 @@ impl Rx {
     /// Lets packets go on that were held for an answer, or made here. Says how many there were.
     #[cold]
     fn send_released(&mut self, plane: &mut Plane) -> usize {
-        let released = self.chains.as_mut().map_or(Vec::new(), |chains| chains.take_released());
-        released.iter().for_each(|released| self.send_one(plane, released));
-        released.len()
+        let mut sent = 0;
+        while let Some(released) = self.chains.as_mut().and_then(|chains| chains.next_released()) {
+            self.send_one(plane, &released);
+            sent += 1;
+        }
+        sent
     }
 
     fn send_one(&mut self, plane: &mut Plane, released: &Released) {
@@ -543,7 +548,7 @@ impl Rx {
                         let hash = self.classifier.table().hash_of(key);
                         let (old, has_waited, settles, note) = (None, false, false, 0);
                         let since_ns = self.clock.now_ns();
-                        let asked = Asked { key, hash, chain: &chain, flags, old, has_waited, settles, note, terms, since_ns };
+                        let asked = Asked { key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
                         let decision = self.choose_instances(plane, &asked);
                         // The next packet of the flow is chosen for anew, and is counted by what that says.
                         self.classifier.table().remove(key, hash);
@@ -593,7 +598,7 @@ impl Rx {
     pub(crate) fn let_go(&mut self, plane: &mut Plane) {
         if let Some(chains) = &mut self.chains {
             chains.let_go(plane);
-            for Released { packet, .. } in chains.take_released() {
+            while let Some(Released { packet, .. }) = chains.next_released() {
                 plane.refused[Refusal::Unanswered as usize].add(1);
                 plane.discard(packet.frame);
             }

@@ -101,8 +101,8 @@ pub trait ChooseChain: Send {
     /// Whether there are packets to go on.
     fn has_released(&self) -> bool;
 
-    /// Gives these packets away.
-    fn take_released(&mut self) -> Vec<Released>;
+    /// Gives the first of these away.
+    fn next_released(&mut self) -> Option<Released>;
 
     /// Drops all packets that it holds.
     fn let_go(&mut self, plane: &mut Plane);

@@ -12,6 +12,7 @@
 //! Limits: a packet that was held and finds its chain's gate closed is dropped, whatever its port says about overload.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -122,8 +123,8 @@ pub struct Asker {
     room: usize,
     wait_ns: u64,
     next_buffer: u32,
-    /// Packets that go on.
-    released: Vec<Released>,
+    /// Packets that go on, oldest first, with room for all that may be held.
+    released: VecDeque<Released>,
 }
 
 impl Asker {
@@ -144,7 +145,7 @@ impl Asker {
             room,
             wait_ns: config.wait_ms * 1_000_000,
             next_buffer: 0,
-            released: Vec::new(),
+            released: VecDeque::with_capacity(room),
         }
     }
 
@@ -257,7 +258,7 @@ impl ChooseChain for Asker {
                 plane.refuse_one(packet, &waiting.key, None, Refusal::Unanswered);
                 continue;
             }
-            self.released.push(Released { packet, key: waiting.key, choice: choice(answer) });
+            self.released.push_back(Released { packet, key: waiting.key, choice: choice(answer) });
         }
     }
 
@@ -270,8 +271,8 @@ impl ChooseChain for Asker {
         !self.released.is_empty()
     }
 
-    fn take_released(&mut self) -> Vec<Released> {
-        std::mem::take(&mut self.released)
+    fn next_released(&mut self) -> Option<Released> {
+        self.released.pop_front()
     }
 
     fn let_go(&mut self, plane: &mut Plane) {
@@ -378,6 +379,6 @@ impl Asker {
             }
             None => self.advice.otherwise(),
         });
-        self.released.push(Released { packet, key, choice: choice(answer) });
+        self.released.push_back(Released { packet, key, choice: choice(answer) });
     }
 }

@@ -45,11 +45,6 @@ impl Worker {
         (&mut self.setup.plane, &mut self.setup.rx)
     }
 
-    /// Whether it has the Rx role.
-    pub fn receives(&self) -> bool {
-        self.setup.roles.rx
-    }
-
     /// Has all flows decided anew.
     pub fn decide_anew(&mut self) {
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
