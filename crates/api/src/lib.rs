@@ -4,6 +4,8 @@
 //! [`config`] is the file, [`model`] has requests and reports, [`health`] the verdict on the daemon and deaths of NFs, [`promise`] the
 //! reports on promises; [`client`] asks. `deploy/openapi.json` describes the same to others.
 
+#![warn(missing_docs)]
+
 pub mod change;
 pub mod client;
 pub mod config;

@@ -5,6 +5,8 @@
 //! inside values. [`estimates`] is the file that `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
+#![warn(missing_docs)]
+
 pub mod changes;
 pub mod class;
 pub mod container;

@@ -20,6 +20,8 @@
 //! This crate knows no feature: what chooses flows' chains and instances, moves packets of NFs that do not read their rings, or decides
 //! from outside who runs, implements [`steer`] and [`hooks`].
 
+#![warn(missing_docs)]
+
 pub mod admit;
 pub mod alarm;
 pub mod batch;

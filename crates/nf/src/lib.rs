@@ -19,6 +19,8 @@
 //! A packet lies in one frame. One thread of a process is the NF; another one needs an NF of its own. An NF on the packet path should
 //! not lock, allocate, log or make system calls; the library does not.
 
+#![warn(missing_docs)]
+
 mod c;
 mod context;
 mod engine;

@@ -16,7 +16,6 @@ const fn fault(kind: u16, code: u16) -> Fault {
     Fault { kind, code }
 }
 
-#[allow(missing_docs)]
 impl Fault {
     pub const HELLO_INCOMPATIBLE: Fault = fault(0, 0);
     pub const BAD_VERSION: Fault = fault(1, 0);

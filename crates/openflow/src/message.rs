@@ -274,7 +274,6 @@ impl Default for Asyncs {
 }
 
 /// A message.
-#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// The bitmap of versions, if the sender has one: bit N of word N / 32.

@@ -63,7 +63,6 @@ impl FlowRequest {
 }
 
 /// What is asked.
-#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     Desc,
@@ -285,7 +284,6 @@ impl PortStats {
 }
 
 /// What is answered.
-#[allow(missing_docs)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Desc(Desc),

@@ -8,7 +8,6 @@ use crate::fault::Fault;
 use crate::wire::{Put, Reader};
 
 /// A field that matches look at; the numbers are those on the wire.
-#[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum FieldId {

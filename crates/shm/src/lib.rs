@@ -13,6 +13,7 @@
 //! - an offset, index or cursor that came from the other side is copied once, checked, and only the copy is used;
 //! - a mapping outlives everything made from it, because each such thing holds an `Arc` of it.
 
+#![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod arena;
