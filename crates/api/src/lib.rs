@@ -2,7 +2,7 @@
 //! the control socket.
 //!
 //! [`config`] is the file, [`model`] has requests and reports, [`health`] the verdict on the daemon and deaths of NFs, [`promise`] the
-//! reports on promises; [`client`] asks. `deploy/openapi.json` describes the same to others.
+//! reports on promises; [`parse`] reads the small languages inside values; [`client`] asks. `deploy/openapi.json` describes the same to others.
 
 #![warn(missing_docs)]
 
@@ -11,6 +11,8 @@ pub mod client;
 pub mod config;
 pub mod health;
 pub mod model;
+pub mod nearest;
+pub mod parse;
 pub mod promise;
 pub mod protocol;
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::parse;
+use sluice_api::parse;
 
 /// What packets of one class have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

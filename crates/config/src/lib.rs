@@ -1,8 +1,7 @@
 //! Configuration: one TOML file, typed, validated before anything takes effect.
 //!
 //! [`sluice_api::config`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
-//! without the host, [`on_host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
-//! inside values. [`estimates`] is the file that `[manager] estimates` names.
+//! without the host, [`on_host`] what cannot; [`diff`] finds what has to change on a running daemon. [`estimates`] is the file that `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
 #![warn(missing_docs)]
@@ -14,9 +13,7 @@ pub mod diff;
 pub mod estimates;
 pub mod host;
 pub mod load;
-pub mod nearest;
 pub mod on_host;
-pub mod parse;
 mod privileges;
 pub mod problem;
 pub mod schema;

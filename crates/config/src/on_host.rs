@@ -12,7 +12,8 @@ use sluice_shm::arena::Geometry;
 
 use crate::host::{Host, check_core, resolve_exec};
 use crate::problem::{At, Problem};
-use crate::{container, nearest, tenancy};
+use crate::{container, tenancy};
+use sluice_api::nearest;
 
 /// Bytes of the hugepages that an arena stands on.
 const HUGEPAGE: u64 = 2 << 20;

@@ -1,8 +1,10 @@
 //! Where features take part in a packet thread's rounds, other than by [steering](crate::steer).
 
 use std::any::Any;
+use std::sync::atomic::AtomicU64;
 
 use crate::chain::{PathRegistry, Tables};
+use crate::counter::Counter;
 use crate::end::NfEnd;
 use crate::plane::Plane;
 use crate::queue::Arrivals;
@@ -29,6 +31,27 @@ pub trait Feeder: Send {
 
     /// Itself, for whoever gave it.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
+}
+
+/// What a [`Feeder`] counts of its NF, over all its lives. The thread that feeds it writes, all may read.
+#[derive(Debug, Default)]
+pub struct FeedCounters {
+    /// Packets that went in.
+    pub entered: Counter,
+    /// Packets that came out and went on.
+    pub returned: Counter,
+    /// Of these, the ones that the NF made: more than went in.
+    pub originated: Counter,
+    /// Packets that went in and did not come back in time.
+    pub not_back: Counter,
+    /// Packets that came out and belong to no chain.
+    pub strays: Counter,
+    /// Copies that an NF with one interface missed.
+    pub missed: Counter,
+    /// Packets that came out while there was no room for them.
+    pub overruns: Counter,
+    /// Packets that are inside, as far as is known.
+    pub inside: AtomicU64,
 }
 
 /// Decides from outside which NF of a core runs. The thread with the core's Wakeup role asks it once a round.

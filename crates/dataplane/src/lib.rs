@@ -24,6 +24,7 @@
 
 pub mod admit;
 pub mod alarm;
+pub mod assigned;
 pub mod batch;
 pub mod bell;
 pub mod bucket;

@@ -14,11 +14,10 @@ use super::{End, Ledger, Wires};
 use sluice_dataplane::chain::{Chain, DropReason, Path, PathRegistry};
 use sluice_dataplane::classify::flow_table::{FlowTable, Known, random_seed};
 use sluice_dataplane::classify::key::{FlowKey, LONG};
-use sluice_dataplane::counter::Counter;
 use sluice_dataplane::decision::{Decision, Packed, Refusal};
 use sluice_dataplane::frame::{Held, Packet, SAMPLED, TRACED};
 use sluice_dataplane::handle::NfHandle;
-use sluice_dataplane::hooks::Feeder;
+use sluice_dataplane::hooks::{FeedCounters as Counters, Feeder};
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::trace::{Mark, TraceWhat};
@@ -41,27 +40,6 @@ enum Lead {
     Stray,
     /// As was decided.
     Decided(Decision),
-}
-
-/// What is counted of a foreign program, over all its lives. The thread that feeds it writes, all may read.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Packets that went in.
-    pub entered: Counter,
-    /// Packets that came out and went on.
-    pub returned: Counter,
-    /// Of these, the ones that the program made: more than went in.
-    pub originated: Counter,
-    /// Packets that went in and did not come back in time.
-    pub not_back: Counter,
-    /// Packets that came out and belong to no chain.
-    pub strays: Counter,
-    /// Copies that a tap missed.
-    pub missed: Counter,
-    /// Packets that came out while there was no room for them behind the wire.
-    pub overruns: Counter,
-    /// Packets that are inside, as far as is known.
-    pub inside: std::sync::atomic::AtomicU64,
 }
 
 /// How a chain passes the program.

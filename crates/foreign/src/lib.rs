@@ -50,7 +50,8 @@ pub mod watch;
 pub mod wire;
 pub mod xdp;
 
-pub use hop::{Counters, Hop};
+pub use hop::Hop;
+pub use sluice_dataplane::hooks::FeedCounters as Counters;
 pub use ledger::Ledger;
 pub use room::{ForeignError, Plan, Room, Wires};
 pub use wire::End;

@@ -23,6 +23,7 @@ pub mod filter;
 pub mod netns;
 pub mod user;
 
+pub mod attach;
 pub mod container;
 pub mod spawn;
 

@@ -48,11 +48,6 @@ use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
 
 use crate::memory::{Memories, Memory, NoMemory};
-use sluice_foreign::Hop;
-use sluice_pools::{Director, PoolTable};
-use sluice_sdn::adviser::Adviser;
-use sluice_sdn::asker::{Asker, Line};
-use sluice_turns::CoreSchedule;
 
 /// How long a packet thread may run, or be blocked, without carrying out a command. What it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -222,25 +217,44 @@ impl Fence {
     }
 }
 
-/// What the director of an Rx thread is made of.
+/// An Rx thread, as features need to know it that choose chains or instances there.
 #[derive(Debug, Clone, Copy)]
-struct NewDirector {
-    thread: usize,
-    part: Part,
-    flows: usize,
-    paths: usize,
+pub struct RxThread {
+    /// Its number among all packet threads.
+    pub thread: usize,
+    /// Its number among the Rx threads, and how many there are.
+    pub part: Part,
+    /// Most flows that it knows.
+    pub flows: usize,
+    /// Most paths of all threads.
+    pub paths: usize,
 }
 
-impl NewDirector {
-    fn make(self) -> Director {
-        Director::new(self.thread, self.part, self.flows, self.paths, random_seed())
-    }
+/// Makes what chooses the chains of new flows on an Rx thread, if anything beside the rules does.
+pub type MakeChooser<'a> = &'a dyn Fn(RxThread) -> Option<Box<dyn ChooseChain>>;
+
+/// The cores of the packet threads that a configuration names, and the roles of each.
+pub fn threads_of(manager: &model::Manager) -> Vec<(usize, Roles)> {
+    let mut threads: Vec<(usize, Roles)> = Vec::new();
+    let mut role = |core: usize, set: fn(&mut Roles)| match threads.iter_mut().find(|(c, _)| *c == core) {
+        Some((_, roles)) => set(roles),
+        None => {
+            let mut roles = Roles::default();
+            set(&mut roles);
+            threads.push((core, roles));
+        }
+    };
+    manager.rx.iter().for_each(|core| role(*core, |r| r.rx = true));
+    manager.tx.iter().for_each(|core| role(*core, |r| r.tx = true));
+    manager.wakeup.iter().for_each(|core| role(*core, |r| r.wakeup = true));
+    manager.monitor.iter().for_each(|core| role(*core, |r| r.monitor = true));
+    threads
 }
 
 /// The packet threads and the memory that they work on.
 pub struct DataPlane {
     links: Vec<Link>,
-    rx: Vec<usize>,
+    rx: Vec<RxThread>,
     tx: Vec<usize>,
     memories: Memories,
     table: FrameTable,
@@ -252,12 +266,9 @@ pub struct DataPlane {
     in_flight: HashMap<u16, Arc<AtomicU32>>,
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
-    line: Option<Arc<Line>>,
-    /// How the director of each Rx thread is made, when there is a pool.
-    directors: HashMap<usize, NewDirector>,
-    /// The tables and pools that the threads use now.
+    /// What the threads use now: the tables, and what features keep of each service.
     tables: Arc<Tables>,
-    pools: HashMap<u16, Arc<PoolTable>>,
+    kept: HashMap<u16, Arc<dyn Any + Send + Sync>>,
     /// What they used before, until they do not any more.
     former: Vec<(Fence, Arc<dyn Any + Send + Sync>)>,
     collecting: Collecting,
@@ -290,11 +301,11 @@ pub struct Place {
 }
 
 impl DataPlane {
-    /// Makes the arenas and starts the threads that the configuration names.
+    /// Makes the arenas and starts the threads that the configuration names. `chooser` is called for each Rx thread.
     ///
     /// # Errors
     /// [`PlaneError::NoMemory`] if there is no memory for packets, or DPDK does not start; [`PlaneError::Thread`] if a core cannot be had.
-    pub fn start(config: &Config) -> Result<Self, PlaneError> {
+    pub fn start(config: &Config, chooser: MakeChooser) -> Result<Self, PlaneError> {
         let memories = Memories::new(config)?;
         let frames = memories.slots() << memories.shift();
         let table = FrameTable::new(frames);
@@ -303,19 +314,7 @@ impl DataPlane {
         let clock = Clock::new();
         let manager = &config.manager;
 
-        let mut threads: Vec<(usize, Roles)> = Vec::new();
-        let mut role = |core: usize, set: fn(&mut Roles)| match threads.iter_mut().find(|(c, _)| *c == core) {
-            Some((_, roles)) => set(roles),
-            None => {
-                let mut roles = Roles::default();
-                set(&mut roles);
-                threads.push((core, roles));
-            }
-        };
-        manager.rx.iter().for_each(|core| role(*core, |r| r.rx = true));
-        manager.tx.iter().for_each(|core| role(*core, |r| r.tx = true));
-        manager.wakeup.iter().for_each(|core| role(*core, |r| r.wakeup = true));
-        manager.monitor.iter().for_each(|core| role(*core, |r| r.monitor = true));
+        let threads = threads_of(manager);
         let n = threads.len();
 
         let mut lanes_out: Vec<Vec<_>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
@@ -331,17 +330,18 @@ impl DataPlane {
         let jammed: Arc<[AtomicBool]> = (0..=u16::MAX).map(|_| AtomicBool::new(false)).collect();
         let alerts = Arc::new(Alerts::new(manager.max_nfs as usize));
         let tuning_ns = Arc::new(AtomicU64::new(0));
-        let rx: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
         // Which of the threads of a role a thread is, and how many there are.
         let part = |has: fn(&Roles) -> bool, index: usize| {
             let threads: Vec<usize> = (0..n).filter(|i| has(&threads[*i].1)).collect();
             Part { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
         };
         let parts: Vec<(Part, Part)> = (0..n).map(|i| (part(|r| r.wakeup, i), part(|r| r.monitor, i))).collect();
-        let part_of_rx: Vec<Part> = (0..n).map(|i| part(|r| r.rx, i)).collect();
+        let numbers: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
+        let flows = manager.max_flows.div_ceil(numbers.len() as u32) as usize;
+        let paths = manager.max_paths as usize;
+        let rx: Vec<RxThread> =
+            numbers.into_iter().map(|thread| RxThread { thread, part: part(|r| r.rx, thread), flows, paths }).collect();
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
-        let flows = manager.max_flows.div_ceil(rx.len() as u32);
-        let line = config.openflow.controller.is_some().then(|| Arc::new(Line::new(&config.openflow, n)));
         let alarm = |at: usize| Alarm::new().map(Arc::new).map_err(|source| PlaneError::Thread { core: threads[at].0, source });
         let alarms = (0..n).map(alarm).collect::<Result<Vec<_>, _>>()?;
         let shared = Shared { table: table.clone(), entered_ns, alerts, jammed };
@@ -350,7 +350,7 @@ impl DataPlane {
             backpressure: config.sched.backpressure,
             ecn: config.sched.ecn,
             max_violations: manager.max_violations,
-            ways: WAYS.min(manager.max_paths as usize),
+            ways: WAYS.min(paths),
         };
         let worker_settings = worker::Settings {
             idle: manager.idle,
@@ -359,14 +359,12 @@ impl DataPlane {
             stall_ms: manager.stall_ms,
             sched: config.sched.clone(),
         };
-        let mut directors = HashMap::new();
         let mut links = Vec::with_capacity(n);
         for (index, ((core, roles), (lanes_out, lanes_in))) in
             threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate()
         {
             let (commands, receiver) = channel();
             let busy_ns = Arc::new(AtomicU64::new(0));
-            let asker = line.as_ref().filter(|_| roles.rx).map(|line| Asker::new(line.clone(), &config.openflow, index, rx.len()));
             // Those that never rest are never rung for.
             let rests = manager.idle == Idle::Adaptive;
             let others = (0..n).filter(|other| rests && *other != index).map(|other| alarms[other].clone()).collect();
@@ -376,10 +374,6 @@ impl DataPlane {
                 cache.set_usual(memories.usual());
                 cache
             };
-            if roles.rx {
-                let (part, flows, paths) = (part_of_rx[index], flows as usize, manager.max_paths as usize);
-                directors.insert(index, NewDirector { thread: index, part, flows, paths });
-            }
             let setup = WorkerSetup {
                 roles,
                 wakes: parts[index].0,
@@ -388,9 +382,9 @@ impl DataPlane {
                 plane: Plane::new(index, n, shared.clone(), frames, plane_settings),
                 rx: Rx {
                     registry: registry.clone(),
-                    classifier: Classifier::new(if roles.rx { flows as usize } else { 1 }, seed),
+                    classifier: Classifier::new(if roles.rx { flows } else { 1 }, seed),
                     clock: clock.clone(),
-                    chains: asker.map(|asker| Box::new(asker) as Box<dyn ChooseChain>),
+                    chains: rx.iter().find(|rx| rx.thread == index).and_then(|rx| chooser(*rx)),
                     instances: None,
                 },
                 commands: receiver,
@@ -439,10 +433,8 @@ impl DataPlane {
             in_flight: HashMap::new(),
             hands_over: config.sched.handover,
             tuning_ns,
-            line,
-            directors,
             tables: Arc::default(),
-            pools: HashMap::new(),
+            kept: HashMap::new(),
             former: Vec::new(),
             collecting: Collecting::Nothing,
             lingering: Vec::new(),
@@ -558,10 +550,10 @@ impl DataPlane {
         &self.tuning_ns
     }
 
-    /// How the Rx threads are told what to do with flows, if the configuration names somebody who is asked.
-    pub fn adviser(&self) -> Option<Adviser> {
-        let thread = |number: &usize| (*number, self.links[*number].commands.clone(), self.links[*number].alarm.clone());
-        self.line.clone().map(|line| Adviser::new(line, self.rx.iter().map(thread).collect()))
+    /// Of each Rx thread its number, where its commands go, and what wakes it for them.
+    pub fn rx_commands(&self) -> Vec<(usize, Sender<Command>, Arc<Alarm>)> {
+        let of = |rx: &RxThread| (rx.thread, self.links[rx.thread].commands.clone(), self.links[rx.thread].alarm.clone());
+        self.rx.iter().map(of).collect()
     }
 
     /// How many packet threads there are.
@@ -575,7 +567,7 @@ impl DataPlane {
     }
 
     /// Has a thread do something between two rounds.
-    fn tell(&self, thread: usize, act: impl FnOnce(&mut Worker) + Send + 'static) {
+    pub(crate) fn tell(&self, thread: usize, act: impl FnOnce(&mut Worker) + Send + 'static) {
         let link = &self.links[thread];
         // A thread that has ended does nothing; whoever waits for its answer finds that out.
         let _ = link.commands.send(Box::new(act));
@@ -621,19 +613,10 @@ impl DataPlane {
         self.former.push((self.fence(), former));
     }
 
-    /// Makes the Rx threads use a pool as it stands now. Commands that follow find it in use.
-    pub fn use_pool(&mut self, table: &Arc<PoolTable>) {
-        for thread in &self.rx {
-            let (table, new) = (table.clone(), self.directors[thread]);
-            self.tell(*thread, move |worker| {
-                let (plane, rx) = worker.parts();
-                let director = rx.instances.get_or_insert_with(|| Box::new(new.make()));
-                if let Some(director) = director.as_any().downcast_mut::<Director>() {
-                    director.use_pool(&table, &plane.nfs, rx.classifier.table(), &rx.registry);
-                }
-            });
-        }
-        if let Some(former) = self.pools.insert(table.service, table.clone()) {
+    /// Keeps what a feature has given to threads for a service. What was kept before is freed when no thread uses it any more: those that
+    /// use it were sent the new one before this is called.
+    pub(crate) fn keep(&mut self, service: u16, what: Arc<dyn Any + Send + Sync>) {
+        if let Some(former) = self.kept.insert(service, what) {
             self.former.push((self.fence(), former));
         }
     }
@@ -678,22 +661,9 @@ impl DataPlane {
         self.former.is_empty() && self.lingering.is_empty() && matches!(self.collecting, Collecting::Nothing)
     }
 
-    /// Has so many idle members of a service's pool let go, if there are as many: where most are idle, by `idle`, which says how many a thread
-    /// has.
-    pub fn dismiss(&self, service: u16, n: u32, idle: impl Fn(usize) -> u32) {
-        for (thread, n) in shares(n, self.rx.iter().map(|thread| (*thread, idle(*thread))).collect()) {
-            self.tell(thread, move |worker| {
-                let instances = worker.parts().1.instances.as_mut();
-                if let Some(director) = instances.and_then(|instances| instances.as_any().downcast_mut::<Director>()) {
-                    director.dismiss(service, n);
-                }
-            });
-        }
-    }
-
-    /// How many Rx threads there are.
-    pub fn rx_threads(&self) -> usize {
-        self.rx.len()
+    /// The Rx threads.
+    pub fn rx(&self) -> &[RxThread] {
+        &self.rx
     }
 
     /// A slot on the page of a core, shared by the NFs of one tenant.
@@ -796,17 +766,16 @@ impl DataPlane {
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
-    pub fn feed(&self, hop: Box<Hop>) -> Result<(), PlaneError> {
-        self.ask(self.drains(hop.number()), |worker| worker.feed(hop))
+    pub fn feed(&self, feeder: Box<dyn Feeder>) -> Result<(), PlaneError> {
+        self.ask(self.drains(feeder.number()), |worker| worker.feed(feeder))
     }
 
     /// Has it fed no more, and gives back what it was fed with. What is on its ring stays there for [`DataPlane::detach`].
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
-    pub fn unfeed(&self, number: u16) -> Result<Option<Box<Hop>>, PlaneError> {
-        let feeder = self.ask(self.drains(number), move |worker| worker.unfeed(number))?;
-        Ok(feeder.and_then(|feeder| feeder.into_any().downcast().ok()))
+    pub fn unfeed(&self, number: u16) -> Result<Option<Box<dyn Feeder>>, PlaneError> {
+        self.ask(self.drains(number), move |worker| worker.unfeed(number))
     }
 
     /// Has nothing taken from an NF until that is over.
@@ -861,21 +830,20 @@ impl DataPlane {
         move |other| usize::from(other) % threads == usize::from(one) % threads
     }
 
-    /// Gives the schedule of a core to the thread that wakes the core.
+    /// Gives what shares a core out to the thread that wakes the core.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
-    pub fn put_schedule(&self, schedule: Box<CoreSchedule>) -> Result<(), PlaneError> {
-        self.ask(self.wakes(schedule.core()), |worker| worker.put_sharing(schedule))
+    pub fn put_sharing(&self, sharing: Box<dyn Sharing>) -> Result<(), PlaneError> {
+        self.ask(self.wakes(sharing.core()), |worker| worker.put_sharing(sharing))
     }
 
-    /// Borrows the schedule of a core. Until it is put back, who has the core keeps it. None if there is none.
+    /// Borrows what shares a core out. Until it is put back, the NF that has the core keeps it. None if there is none.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
-    pub fn lend_schedule(&self, core: usize) -> Result<Option<Box<CoreSchedule>>, PlaneError> {
-        let sharing = self.ask(self.wakes(core), move |worker| worker.take_sharing(core))?;
-        Ok(sharing.and_then(|sharing| sharing.into_any().downcast().ok()))
+    pub fn take_sharing(&self, core: usize) -> Result<Option<Box<dyn Sharing>>, PlaneError> {
+        self.ask(self.wakes(core), move |worker| worker.take_sharing(core))
     }
 
     /// The thread that wakes a core.
@@ -906,7 +874,7 @@ impl DataPlane {
     /// The threads that the queues of a port go to. Where each thread gets as many, queues of one number go to one thread, whatever the
     /// port: so do both directions of a flow, if ports spread flows over their queues alike.
     pub fn owners(&self, port: u16, queues: usize) -> Vec<usize> {
-        (0..queues).map(|queue| self.rx[owner(port, queue, queues, self.rx.len())]).collect()
+        (0..queues).map(|queue| self.rx[owner(port, queue, queues, self.rx.len())].thread).collect()
     }
 
     /// Gives the queues of a port to their threads. Says what each counts.
@@ -1014,21 +982,6 @@ impl Drop for DataPlane {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Takes `n` from those that have most, one by one: who gives how many. `has` says what each has.
-fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
-    let mut given: Vec<(usize, u32)> = Vec::new();
-    for _ in 0..n {
-        // Of several with as much, the first.
-        let Some((who, left)) = has.iter_mut().rev().max_by_key(|(_, left)| *left).filter(|(_, left)| *left > 0) else { break };
-        *left -= 1;
-        match given.iter_mut().find(|(known, _)| known == who) {
-            Some((_, given)) => *given += 1,
-            None => given.push((*who, 1)),
-        }
-    }
-    given
 }
 
 #[cfg(test)]

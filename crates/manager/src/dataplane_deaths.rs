@@ -244,7 +244,7 @@ struct Counted {
 fn run(form: Form, deaths: u64) -> Counted {
     let config = form.config();
     let threads = form.threads;
-    let mut plane = DataPlane::start(&config).unwrap();
+    let mut plane = DataPlane::start(&config, &|_| None).unwrap();
     let memory = plane.memory_for_port(&config, &config.ports[0]);
     let arenas: Vec<u32> = plane.memories().iter().map(|memory| memory.geometry().first).collect();
     assert!(form.tenants == (arenas.len() > 1));
@@ -262,7 +262,7 @@ fn run(form: Form, deaths: u64) -> Counted {
         terms: Default::default(),
     };
     let rules = RuleSet::new(vec![rule]);
-    let queues = plane.rx_threads();
+    let queues = plane.rx().len();
     let owners = plane.owners(0, queues);
     let mut generation = 0;
     let mut publish = |plane: &mut DataPlane, dies: bool| {

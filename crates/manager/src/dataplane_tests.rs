@@ -17,6 +17,7 @@ use sluice_dataplane::frame::{Copied, FrameCache, Packet};
 use sluice_dataplane::handle::Sentence;
 use sluice_dataplane::queue::TX_BUFFER;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
+use sluice_pools::PoolTable;
 
 /// Gives what the test put in, collects what comes out.
 #[derive(Clone, Default)]
@@ -96,7 +97,7 @@ impl Rig {
         config.manager.max_violations = 3;
         config.manager.idle = sluice_api::config::Idle::Sleep;
         set(&mut config);
-        let mut plane = DataPlane::start(&config).unwrap();
+        let mut plane = DataPlane::start(&config, &|_| None).unwrap();
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let chain = Arc::new(Chain {
             number: 0,
@@ -643,7 +644,7 @@ fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
 fn rule_of(flow: u8, chain: u16) -> Rule {
     let text = format!("src = \"10.0.0.{flow}\"\nchain = \"c\"");
     let rule: sluice_api::config::Rule = toml::from_str(&text).unwrap();
-    crate::rules::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
+    sluice_dataplane::classify::compile::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
 }
 
 /// Makes the rig one of two chains with one NF each: flow 1 goes by chain 0, flow 2 by chain 1. Gives what the rules count.
@@ -1128,7 +1129,7 @@ impl Tenants {
         let mut config = config.clone();
         config.memory.hugepages = Hugepages::Never;
         config.manager.idle = sluice_api::config::Idle::Sleep;
-        let mut plane = DataPlane::start(&config).unwrap();
+        let mut plane = DataPlane::start(&config, &|_| None).unwrap();
         let memory = plane.memory_for_port(&config, &config.ports[0]);
         assert_eq!(plane.memories().get(memory).unwrap().holder, Holder::Ingress);
         let service = |name: &String| config.services.iter().position(|service| service.name == *name).unwrap() as u16;
@@ -1153,7 +1154,7 @@ impl Tenants {
         let ports = HashMap::from([("p".to_string(), 0)]);
         let names = chains.iter().map(|chain| (chain.name.clone(), chain.number)).collect();
         let rules =
-            config.rules.iter().enumerate().map(|(i, rule)| crate::rules::compile(rule, i, &ports, &names).unwrap()).collect();
+            config.rules.iter().enumerate().map(|(i, rule)| sluice_dataplane::classify::compile::compile(rule, i, &ports, &names).unwrap()).collect();
         let nfs = 0..config.services.len() as u16;
         let tables = Tables {
             generation: 1,

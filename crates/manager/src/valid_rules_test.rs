@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluice_api::config as model;
 use sluice_config::{Problem, load, validate};
 
-use super::rules;
+use sluice_dataplane::classify::compile::compile;
 
 /// A valid configuration.
 const BASE: &str = r#"
@@ -48,7 +48,7 @@ proptest! {
         let mut config = load::parse(BASE, "a.toml").unwrap();
         config.rules = vec![rule.clone()];
         if !validate::validate(&config).iter().any(Problem::is_error) {
-            let compiled = rules::compile(&rule, 0, &HashMap::new(), &HashMap::from([("web".into(), 0)]));
+            let compiled = compile(&rule, 0, &HashMap::new(), &HashMap::from([("web".into(), 0)]));
             prop_assert!(compiled.is_ok(), "{:?}", compiled);
             let compiled = compiled.unwrap();
             for (range, compiled) in [(rule.src_port, compiled.src_port), (rule.dst_port, compiled.dst_port)] {

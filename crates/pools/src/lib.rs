@@ -30,7 +30,6 @@
 //! Directions of a connection must come to the same Rx thread, which the configuration is checked for. A chain that names pooled services
 //! costs a decision for each TCP packet with SYN, so that a connection is known to be half-open.
 
-pub mod assigned;
 pub mod classes;
 pub mod connections;
 pub mod waiting;
@@ -57,6 +56,7 @@ use sluice_dataplane::classify::flow_table::{FlowTable, Known};
 use sluice_dataplane::classify::key::{FlowKey, HashKeys};
 use sluice_dataplane::counter::Counter;
 use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
+use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::end::NfEnd;
 use sluice_dataplane::handle::{NfHandle, Sentence};
 use sluice_dataplane::plane::Plane;
@@ -65,7 +65,6 @@ use sluice_dataplane::rx::is_urgent;
 use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
 use sluice_policy::tcp;
 
-use crate::assigned::Assigned;
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};

@@ -31,7 +31,7 @@ use sluice_shm::clock::monotonic_ns;
 use adviser::Adviser;
 use sluice_api::config as model;
 use sluice_api::model as api;
-use sluice_config::parse;
+use sluice_api::parse;
 use sluice_dataplane::chain::Chain;
 use sluice_dataplane::queue::QueueCounters;
 

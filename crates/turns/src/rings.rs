@@ -7,8 +7,8 @@ use sluice_policy::sched::workflow::Reading;
 use sluice_shm::page::Counter;
 use sluice_shm::ring::Gauge;
 
+use sluice_dataplane::hooks::FeedCounters;
 use sluice_dataplane::handle::NfHandle;
-use sluice_foreign as foreign;
 
 /// The rings of one NF, and those that its packets go to next.
 ///
@@ -118,7 +118,7 @@ const QUIET_NS: u64 = 10_000_000;
 /// count that went in since that turn began; the rest has turns as what nobody sees has.
 #[derive(Debug)]
 pub struct Program {
-    counters: Arc<foreign::Counters>,
+    counters: Arc<FeedCounters>,
     /// It has one interface: nothing comes out, and nobody counts what is inside.
     is_tap: bool,
     /// It eats packets by design.
@@ -133,7 +133,7 @@ pub struct Program {
 
 impl Program {
     /// One that has nothing to do yet.
-    pub fn new(counters: Arc<foreign::Counters>, is_tap: bool, eats: bool) -> Self {
+    pub fn new(counters: Arc<FeedCounters>, is_tap: bool, eats: bool) -> Self {
         let entered = counters.entered.get();
         Self { began: (entered, counters.returned.get(), 0), past: entered, quiet_ns: 0, counters, is_tap, eats }
     }
@@ -223,19 +223,19 @@ mod tests {
     }
 
     /// A program with two interfaces, as packets go in and come out.
-    fn program(is_tap: bool, eats: bool) -> (NfRings, Arc<NfHandle>, Arc<foreign::Counters>, Attached) {
+    fn program(is_tap: bool, eats: bool) -> (NfRings, Arc<NfHandle>, Arc<FeedCounters>, Attached) {
         let (handle, nf) = nf(0);
-        let counters = Arc::new(foreign::Counters::default());
+        let counters = Arc::new(FeedCounters::default());
         let program = Program::new(counters.clone(), is_tap, eats);
         (NfRings::new(handle.clone(), Some(program)), handle, counters, nf)
     }
 
-    fn go_in(counters: &foreign::Counters, n: u64) {
+    fn go_in(counters: &FeedCounters, n: u64) {
         counters.entered.add(n);
         counters.inside.fetch_add(n, Ordering::Relaxed);
     }
 
-    fn come_out(counters: &foreign::Counters, n: u64) {
+    fn come_out(counters: &FeedCounters, n: u64) {
         counters.returned.add(n);
         counters.inside.fetch_sub(n, Ordering::Relaxed);
     }

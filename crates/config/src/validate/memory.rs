@@ -1,7 +1,7 @@
 //! Checks of whose memory is whose: of ports that belong to a tenant, and of tenants that have frames of their own.
 
 use super::Validation;
-use crate::nearest;
+use sluice_api::nearest;
 use crate::problem::At;
 use crate::tenancy;
 

@@ -1,7 +1,7 @@
 //! Checks of priorities: of rules and of tenants.
 
 use super::Validation;
-use crate::nearest;
+use sluice_api::nearest;
 use crate::problem::At;
 
 impl Validation<'_> {

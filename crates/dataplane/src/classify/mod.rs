@@ -5,6 +5,7 @@
 //! two for a burst; the caller, who knows chains and instances, asks the rules about what was missed and tells the classifier
 //! with [`Classifier::remember`]. Each Rx thread has a classifier of its own: nothing is shared.
 
+pub mod compile;
 pub mod flow_table;
 pub mod hits;
 pub mod key;

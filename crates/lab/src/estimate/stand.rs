@@ -29,7 +29,7 @@ use sluice_host::affinity::{self, Saved};
 use sluice_host::filter::Filter;
 use sluice_host::process;
 use sluice_host::spawn::{self, SpawnSpec, Spawned, Stdio};
-use sluice_manager::nf::attach::{Attached, Event, Listener};
+use sluice_host::attach::{Attached, Event, Listener};
 
 pub use offer::{Offer, Sequence};
 

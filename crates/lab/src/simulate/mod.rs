@@ -34,7 +34,7 @@ use sluice_cli::lab::simulate::SWITCH_NS;
 use sluice_policy::sim;
 
 use sluice_api::config::{self as model, Config};
-use sluice_config::nearest;
+use sluice_api::nearest;
 
 pub use report::Report;
 

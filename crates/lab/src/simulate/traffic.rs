@@ -10,7 +10,7 @@ use super::{Options, SimulateError, names};
 use sluice_api::config::{self as model, Config, Gen, Overload, PcapSpeed, Port, PortKind};
 use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rule::RuleSet;
-use sluice_manager::rules;
+use sluice_dataplane::classify::compile;
 use sluice_ports::generator;
 
 /// Most packets per second of a port: 400 Gbit/s of the smallest packets are 0.6e9.
@@ -79,7 +79,7 @@ fn compile(config: &Config) -> Result<RuleSet, SimulateError> {
     let number = |(number, name): (usize, &String)| (name.clone(), number as u16);
     let ports: HashMap<String, u16> = config.ports.iter().map(|p| &p.name).enumerate().map(number).collect();
     let chains: HashMap<String, u16> = config.chains.iter().map(|c| &c.name).enumerate().map(number).collect();
-    let compiled = config.rules.iter().enumerate().map(|(i, r)| rules::compile(r, i, &ports, &chains));
+    let compiled = config.rules.iter().enumerate().map(|(i, r)| compile::compile(r, i, &ports, &chains));
     let compiled = compiled.collect::<Result<_, _>>().map_err(|e| SimulateError::Refused(e.to_string()))?;
     Ok(RuleSet::new(compiled))
 }

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
+use sluice_api::config::Config;
 use sluice_config::host::Host;
-use sluice_config::{ConfigErrors, load};
+use sluice_config::{ConfigErrors, Problem, load};
 use sluice_host::notice::in_one_line;
 use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
-use sluice_manager::log;
+use sluice_manager::{features, log};
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
 use sluice_ports as port;
 use tracing::{error, info, warn};
@@ -40,7 +41,7 @@ Examples:
 struct Args {
     /// The configuration file (`sluice check --explain` describes its keys).
     config: PathBuf,
-    /// Print what is wrong with its ports as JSON, for `sluice check`, and start nothing
+    /// Print what this build or host cannot do of it as JSON, for `sluice check`, and start nothing
     #[arg(long, hide = true)]
     ports: bool,
     /// What lines of the log look like
@@ -76,13 +77,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// What this build or host cannot do of a configuration.
+fn problems(config: &Config) -> Vec<Problem> {
+    let mut found = port::problems(config);
+    found.extend(features::problems(config));
+    found
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     if args.ports {
-        let found = port::problems(&load::read(&args.config)?.config);
+        let found = problems(&load::read(&args.config)?.config);
         return Ok(serde_json::to_writer(std::io::stdout(), &found)?);
     }
     supported()?;
-    let loaded = load::read_for(&args.config, &Host::here())?.accept(port::problems)?;
+    let loaded = load::read_for(&args.config, &Host::here())?.accept(problems)?;
     for warning in &loaded.warnings {
         warn!(target: log::CONFIG, "{warning}");
     }

@@ -15,7 +15,7 @@ use super::notice::Kind;
 use super::priorities::own_priority;
 use super::{Supervisor, SupervisorError, token};
 use crate::dataplane::Place;
-use crate::nf::attach;
+use sluice_host::attach;
 use crate::nf::death::Cause;
 use sluice_api::config::Mode;
 use sluice_config::estimates::Of;

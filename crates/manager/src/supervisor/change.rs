@@ -9,13 +9,15 @@ use std::time::Instant;
 use sluice_shm::clock::monotonic_ns;
 
 use super::nfs::{Life, Nf, Origin, State};
-use super::pools::{PoolState, index_of};
+use super::pools::PoolState;
 use super::{ServiceState, Supervisor, SupervisorError};
+use crate::features;
 use sluice_api::config::{self as model, Config};
+use sluice_api::nearest;
 use sluice_config::container::find_runtime;
 use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
-use sluice_config::{ConfigErrors, Problem, host, nearest, on_host, validate};
+use sluice_config::{ConfigErrors, Problem, host, on_host, validate};
 use sluice_dataplane::chain::Chain;
 use sluice_host::container::{Source, Template};
 use sluice_host::user::User;
@@ -28,6 +30,7 @@ impl Supervisor {
     pub(super) fn check(&self, wanted: &Config) -> Result<(), SupervisorError> {
         let mut problems = validate::validate(wanted);
         problems.extend(on_host::check(wanted, &host::Host::here()));
+        problems.extend(features::problems(wanted));
         problems.retain(Problem::is_error);
         self.keeps_to_memory(wanted)?;
         if problems.is_empty() { Ok(()) } else { Err(SupervisorError::Invalid(ConfigErrors { problems }.to_string())) }
@@ -206,8 +209,8 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
-        let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(|nf| index_of(&nf.name));
-        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.life.spare(self.plane.rx_threads(), members)) {
+        let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(Nf::index);
+        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.life.spare(self.plane.rx().len(), members)) {
             Some(former) => former,
             None => {
                 service.next_index += 1;

@@ -10,7 +10,7 @@ use std::path::Path;
 use super::Supervisor;
 use super::nfs::Event;
 use super::notice::Kind;
-use crate::nf::attach::Peer;
+use sluice_host::attach::Peer;
 use crate::nf::death::Cause;
 use sluice_host::cgroup;
 use sluice_host::container::{FOLDER, Life, Template};

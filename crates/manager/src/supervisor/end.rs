@@ -84,8 +84,7 @@ impl Supervisor {
         let Some(remains) = self.take_apart(number) else { return };
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         if let (true, Some(foreign)) = (nf.is(State::Starting), &mut nf.foreign) {
-            let at_once = || format!("{} ended before it was given packets; run its program by hand to see why", nf.name);
-            foreign.trouble.get_or_insert_with(at_once);
+            foreign.note_trouble(|| format!("{} ended before it was given packets; run its program by hand to see why", nf.name));
         }
         let service = nf.service;
         let memory = remains.place.as_ref().and_then(|place| self.plane.memory_of(place)).map(|memory| memory.holder.clone());

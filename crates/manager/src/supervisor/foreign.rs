@@ -287,7 +287,8 @@ impl Supervisor {
         foreign.told = (0, foreign.counters.entered.get());
         foreign.trouble = None;
         foreign.announced = Some((Instant::now() + ANNOUNCED[0], 0));
-        nf.counted.cpu.start_of(foreign.who.clone());
+        let who = foreign.who.clone();
+        nf.counted.cpu.start_of(move || who.members());
         nf.counted.welcomed(monotonic_ns());
         (nf.handle, nf.place) = (Some(handle.clone()), Some(place));
         // A process of somebody else keeps the class that it has: nobody would give it back.

@@ -170,7 +170,7 @@ impl Supervisor {
                     info!("{} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
                 }
             }
-            let trouble = |nf: &Nf| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
+            let trouble = |nf: &Nf| nf.foreign.as_ref().and_then(|foreign| foreign.trouble().map(String::from));
             if let Some(trouble) = self.nfs.values().find_map(trouble) {
                 return Err(SupervisorError::Invalid(trouble));
             }

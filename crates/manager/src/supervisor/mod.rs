@@ -1,6 +1,8 @@
 //! The supervisor: one thread that starts and loses NFs, opens and closes ports, and turns every change into new tables for the
 //! packet threads.
 //!
+//! A feature that is left out of the build ([`crate::features`]) is a module of the folder `without` instead, which has nothing to do.
+//!
 //! It owns all control state, so nothing here is locked. Others ask it for something by sending it a closure ([`Remote`]). It sleeps
 //! in epoll on the NF socket, on the processes of the NFs, on signals and on those requests.
 
@@ -11,6 +13,7 @@ mod backend;
 mod change;
 mod container;
 mod end;
+#[cfg_attr(not(feature = "foreign"), path = "without/foreign.rs")]
 mod foreign;
 mod grouping;
 mod health;
@@ -20,16 +23,22 @@ mod memory;
 mod nfs;
 mod notice;
 mod numbers;
+#[cfg_attr(not(feature = "turns"), path = "without/outside.rs")]
 mod outside;
 mod parts;
 mod past;
 mod pens;
+#[cfg_attr(not(feature = "pools"), path = "without/pools.rs")]
 mod pools;
 mod ports;
 mod priorities;
+#[cfg_attr(not(feature = "promises"), path = "without/promises.rs")]
 mod promises;
 mod report;
 mod runtime_dir;
+#[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]
+mod sdn;
+#[cfg(feature = "promises")]
 mod steering;
 mod tick;
 mod tuning;
@@ -49,9 +58,9 @@ use sluice_shm::clock::monotonic_ns;
 use crate::control::totals;
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, PlaneError};
-use crate::rules;
 use sluice_api::config::{self as model, Config};
 use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
+use sluice_dataplane::classify::compile::compile;
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::classify::rule::RuleSet;
 use sluice_dataplane::queue::QueueCounters;
@@ -60,7 +69,6 @@ use sluice_host::record::{Record, RecordError, Thing};
 use sluice_host::user::User;
 use sluice_ports::{self as port};
 use sluice_ports::{self, PortError};
-use sluice_sdn::{self, Agent};
 
 pub use backend::Remote;
 use nfs::{Event, Nf, NfSet};
@@ -86,7 +94,7 @@ pub enum SupervisorError {
     Record(#[from] RecordError),
     /// The NF socket.
     #[error(transparent)]
-    Attach(#[from] crate::nf::attach::AttachError),
+    Attach(#[from] sluice_host::attach::AttachError),
     /// A scheduling class or its slice.
     #[error(transparent)]
     Class(#[from] sluice_host::class::ClassError),
@@ -217,7 +225,8 @@ impl Supervisor {
         // Before there is any shared memory.
         sluice_shm::hole::install();
         let promises = promises::Promises::open(&config)?;
-        let plane = DataPlane::start(&config)?;
+        let sdn = sdn::Sdn::new(&config);
+        let plane = DataPlane::start(&config, &|rx| sdn.chooser(&config, rx))?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
         let turns = Turns::new()?;
@@ -235,7 +244,7 @@ impl Supervisor {
             chains: Vec::new(),
             nfs: NfSet::default(),
             changes: Changes::new(),
-            published: Published::default(),
+            published: Published { sdn, ..Published::default() },
             host,
             turns,
             seen: Seen::new(config_path),
@@ -275,8 +284,8 @@ impl Supervisor {
             self.put_port(number as u16, open)?;
         }
         // The controller is met when there is all that it is told of.
-        self.published.agent = Agent::start(&self.config.openflow, self.plane.adviser())
-            .map_err(|source| PlaneError::Thread { core: self.config.manager.monitor[0], source })?;
+        let started = self.published.sdn.start(&self.config, &self.plane);
+        started.map_err(|source| PlaneError::Thread { core: self.config.manager.monitor[0], source })?;
         self.tell_agent();
         // Only now: a generator that begins before the sink is there would lose packets.
         self.plane.start_rx();
@@ -369,7 +378,7 @@ impl Supervisor {
     /// Stops reading ports, lets the packets inside leave, stops every NF and thread, and removes what was made on the host.
     pub(super) fn shut_down(&mut self) {
         self.turns.stopping = true;
-        self.published.agent = None;
+        self.published.sdn.stop();
         let _ = self.plane.stop_rx();
         let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
         let inside = |this: &Self| {
@@ -497,18 +506,6 @@ impl Supervisor {
         now.into_iter().zip(&mut self.published.allowed).map(may).collect()
     }
 
-    /// Says to the one who speaks with the SDN controller what ports and chains there are.
-    fn tell_agent(&self) {
-        let Some(agent) = &self.published.agent else { return };
-        let port = |(number, port): (usize, &Option<PortState>)| {
-            let port = port.as_ref()?;
-            let counters = port.counters.clone();
-            Some(sluice_sdn::PortView { number: number as u16, name: port.config.name.clone(), counters })
-        };
-        let ports = self.ports.iter().enumerate().filter_map(port).collect();
-        agent.tell(sluice_sdn::Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
-    }
-
     /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes
     /// on counting where it was: one with a name as long as there is one of this name, one without as long as it stays the same.
     fn rules(&mut self) -> RuleSet {
@@ -523,7 +520,7 @@ impl Supervisor {
         for (number, rule) in self.config.rules.iter().enumerate() {
             let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
             let own = known.get_mut(&key).and_then(Vec::pop).unwrap_or_else(|| RuleHits::new(threads));
-            match rules::compile(rule, number, &ports, &chains) {
+            match compile(rule, number, &ports, &chains) {
                 Ok(mut compiled) => {
                     let of_tenant = self.config.sched.priority_of(rule.tenant.as_deref());
                     let terms = &mut compiled.terms;

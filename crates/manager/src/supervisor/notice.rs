@@ -1,6 +1,6 @@
 //! Lines of the log whose number NFs and strangers decide.
 
-use crate::nf::attach;
+use sluice_host::attach;
 
 /// Kinds of lines of which at most one a second is written ([`sluice_host::notice`]). Those about NFs are of a kind for each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

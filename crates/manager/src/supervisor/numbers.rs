@@ -133,7 +133,7 @@ impl Supervisor {
 
     fn free_others(&mut self, now: Instant) {
         // A controller's flow entries outlive ports and chains.
-        let given_once = self.published.agent.is_some();
+        let given_once = self.published.sdn.is_there();
         let mut kinds = vec![&self.changes.service_numbers];
         kinds.extend([&self.changes.port_numbers, &self.changes.chain_numbers].into_iter().filter(|_| !given_once));
         if !kinds.iter().any(|numbers| numbers.rest_some()) {

@@ -20,6 +20,7 @@ use sluice_shm::page::Counter;
 
 use super::nfs::{Nf, State};
 use super::{Supervisor, SupervisorError};
+use crate::dataplane::PlaneError;
 use sluice_api::config::{self as model, ByWhat, Drops, Mode};
 use sluice_api::model as api;
 use sluice_dataplane::hooks::Sharing;
@@ -231,7 +232,7 @@ impl Supervisor {
             |governed: &mut Governed| governed.members.values_mut().fold(false, |changed, watch| watch.has_changed() | changed);
         let changed = self.outside.cores.iter_mut().filter_map(|(core, governed)| has_changed(governed).then_some(*core));
         for core in changed.collect::<Vec<usize>>() {
-            if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
+            if let Ok(Some(mut schedule)) = self.lend_schedule(core) {
                 schedule.look_again();
                 self.put(schedule);
             }
@@ -240,7 +241,7 @@ impl Supervisor {
 
     /// Has exactly these NFs in the schedule of a core.
     fn regovern(&mut self, core: usize, nfs: &[u16]) {
-        let mut schedule = match self.plane.lend_schedule(core) {
+        let mut schedule = match self.lend_schedule(core) {
             Ok(Some(schedule)) => schedule,
             Ok(None) if nfs.is_empty() => {
                 self.outside.cores.remove(&core);
@@ -318,8 +319,8 @@ impl Supervisor {
         let proc = Proc::default();
         let target = match (&nf.foreign, &nf.process) {
             (Some(foreign), _) => {
-                let pids = pids_of(&foreign.who.members());
-                let target = foreign.who.target(&proc, &nf.name, &pids);
+                let pids = pids_of(&foreign.members());
+                let target = foreign.target(&proc, &nf.name, &pids);
                 self.outside.processes.insert(number, pids);
                 target
             }
@@ -336,7 +337,7 @@ impl Supervisor {
         let foreign = nf.foreign.as_ref().map(|foreign| {
             let is = |what: fn(&model::Service) -> bool| service.is_some_and(|service| what(&service.config));
             let eats = is(|service| service.drops == Drops::ByDesign);
-            Program::new(foreign.counters.clone(), is(model::Service::is_tap), eats)
+            Program::new(foreign.counters(), is(model::Service::is_tap), eats)
         });
         let pid = nf.process.as_ref().map(|process| process.pid);
         let added = target.and_then(|target| {
@@ -391,7 +392,7 @@ impl Supervisor {
     /// Lets all NFs of a core go, and forgets its schedule.
     fn dissolve(&mut self, core: usize) {
         self.outside.cores.remove(&core);
-        if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
+        if let Ok(Some(mut schedule)) = self.lend_schedule(core) {
             for failed in schedule.teardown() {
                 warn!("the schedule of core {core} leaves something behind: {failed}");
             }
@@ -407,7 +408,7 @@ impl Supervisor {
             cores.into_iter().for_each(|core| self.dissolve(core));
             self.outside.look_again = true;
         }
-        let now = |nf: &Nf| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.who.members()));
+        let now = |nf: &Nf| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.members()));
         let changed = |(number, pids): (&u16, &Vec<i32>)| {
             let others = self.nfs.get(number).and_then(now).is_some_and(|now| now != *pids && !now.is_empty());
             others.then_some(*number)
@@ -416,7 +417,7 @@ impl Supervisor {
         for number in changed {
             self.outside.processes.remove(&number);
             let core = self.nfs.get(&number).map(|nf| nf.core);
-            if let Some((core, Ok(Some(mut schedule)))) = core.map(|core| (core, self.plane.lend_schedule(core))) {
+            if let Some((core, Ok(Some(mut schedule)))) = core.map(|core| (core, self.lend_schedule(core))) {
                 let _ = schedule.remove(number);
                 if let Some(governed) = self.outside.cores.get_mut(&core) {
                     governed.members.remove(&number);
@@ -433,7 +434,7 @@ impl Supervisor {
         if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains_key(&number)) {
             return;
         }
-        if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
+        if let Ok(Some(mut schedule)) = self.lend_schedule(core) {
             // What cannot be given back is the guard's.
             let _ = schedule.remove(number);
             if let Some(governed) = self.outside.cores.get_mut(&core) {
@@ -443,9 +444,15 @@ impl Supervisor {
         }
     }
 
+    /// Borrows the schedule of a core. Until it is put back, the NF that has the core keeps it. None if there is none.
+    fn lend_schedule(&self, core: usize) -> Result<Option<Box<CoreSchedule>>, PlaneError> {
+        let sharing = self.plane.take_sharing(core)?;
+        Ok(sharing.and_then(|sharing| sharing.into_any().downcast().ok()))
+    }
+
     fn put(&mut self, schedule: Box<CoreSchedule>) {
         let core = schedule.core();
-        if let Err(error) = self.plane.put_schedule(schedule) {
+        if let Err(error) = self.plane.put_sharing(schedule) {
             self.outside.cores.remove(&core);
             warn!("core {core} has lost its schedule: {error}");
         }
@@ -483,5 +490,5 @@ fn has_turns(nf: &Nf) -> bool {
     // One that makes its handler may need turns for it.
     let has_begun = nf.is(State::Starting) && nf.foreign.is_none();
     let runs = (has_begun || matches!(nf.life().state(), State::Running | State::Stopping)) && nf.handle.is_some();
-    runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.who.members().is_empty()))
+    runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.members().is_empty()))
 }

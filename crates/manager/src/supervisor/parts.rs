@@ -13,9 +13,9 @@ use rustix::io::Errno;
 
 use super::nfs::Process;
 use super::{Job, RuleCount, SupervisorError, token};
-use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, upgrade};
+use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
-use crate::nf::attach::Listener;
+use sluice_host::attach::Listener;
 use crate::nf::output::Outputs;
 use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
@@ -27,7 +27,6 @@ use sluice_dataplane::worker::Snapshot;
 use sluice_host::notice::Notices;
 use sluice_host::record::Record;
 use sluice_ports as port;
-use sluice_sdn::Agent;
 
 /// Changes that go on, and the numbers that they give.
 pub(super) struct Changes {
@@ -72,8 +71,8 @@ pub(super) struct Published {
     pub(super) allowed: Vec<Places>,
     /// Chains that lacked paths, of which that was said.
     pub(super) lacked_paths: HashSet<String>,
-    /// Who speaks with the SDN controller, if there is one.
-    pub(super) agent: Option<Agent>,
+    /// The SDN controller.
+    pub(super) sdn: sdn::Sdn,
     /// Decisions of each rule in force, with what the rule is known by.
     pub(super) hits: Vec<(String, RuleHits)>,
     /// What rules are told to have decided, by name or place, those that are gone too; and

@@ -13,11 +13,13 @@ use sluice_shm::histogram::Histogram;
 
 use super::nfs::{Change, Nf, PoolLife, Seen, State};
 use super::{Supervisor, SupervisorError};
+use crate::dataplane::{DataPlane, RxThread};
 use crate::control::totals::Counted;
 use sluice_api::config::{self as model, Per};
 use sluice_api::model as api;
+use sluice_dataplane::classify::flow_table::random_seed;
 use sluice_dataplane::worker::Snapshot;
-use sluice_pools::{PoolCounters, PoolMember, PoolTable};
+use sluice_pools::{Director, PoolCounters, PoolMember, PoolTable};
 
 /// What the supervisor knows of the pool of a service.
 pub(super) struct PoolState {
@@ -60,6 +62,52 @@ impl PoolState {
     fn sum(&self, what: impl Fn(&PoolCounters) -> u64) -> u64 {
         self.counters.iter().map(what).sum()
     }
+}
+
+impl DataPlane {
+    /// Makes the Rx threads use a pool as it stands now. Commands that follow find it in use.
+    pub fn use_pool(&mut self, table: &Arc<PoolTable>) {
+        for rx_thread in self.rx() {
+            let (table, RxThread { thread, part, flows, paths }) = (table.clone(), *rx_thread);
+            self.tell(thread, move |worker| {
+                let (plane, rx) = worker.parts();
+                let new = || Box::new(Director::new(thread, part, flows, paths, random_seed()));
+                let director = rx.instances.get_or_insert_with(|| new());
+                if let Some(director) = director.as_any().downcast_mut::<Director>() {
+                    director.use_pool(&table, &plane.nfs, rx.classifier.table(), &rx.registry);
+                }
+            });
+        }
+        self.keep(table.service, table.clone());
+    }
+
+    /// Has so many idle members of a service's pool let go, if there are as many: where most are idle, by `idle`, which says how many a
+    /// thread has.
+    fn dismiss(&self, service: u16, n: u32, idle: impl Fn(usize) -> u32) {
+        for (thread, n) in shares(n, self.rx().iter().map(|rx| (rx.thread, idle(rx.thread))).collect()) {
+            self.tell(thread, move |worker| {
+                let instances = worker.parts().1.instances.as_mut();
+                if let Some(director) = instances.and_then(|instances| instances.as_any().downcast_mut::<Director>()) {
+                    director.dismiss(service, n);
+                }
+            });
+        }
+    }
+}
+
+/// Takes `n` from those that have most, one by one: who gives how many. `has` says what each has.
+fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
+    let mut given: Vec<(usize, u32)> = Vec::new();
+    for _ in 0..n {
+        // Of several with as much, the first.
+        let Some((who, left)) = has.iter_mut().rev().max_by_key(|(_, left)| *left).filter(|(_, left)| *left > 0) else { break };
+        *left -= 1;
+        match given.iter_mut().find(|(known, _)| known == who) {
+            Some((_, given)) => *given += 1,
+            None => given.push((*who, 1)),
+        }
+    }
+    given
 }
 
 impl Supervisor {
@@ -120,7 +168,7 @@ impl Supervisor {
             per: service.config.per,
             fallback: config.fallback.as_ref().and_then(fallback),
             // By its index, which goes on from member to member, so that threads have as many each.
-            members: living.map(|nf| PoolMember { nf: nf.number, part: index_of(&nf.name), leaves: nf.life().leaves() }).collect(),
+            members: living.map(|nf| PoolMember { nf: nf.number, part: nf.index(), leaves: nf.life().leaves() }).collect(),
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
@@ -262,9 +310,4 @@ impl Supervisor {
             setup_ns: api::Distribution::from(&setup),
         })
     }
-}
-
-/// The part that a member belongs to: its index, by its name.
-pub(super) fn index_of(name: &str) -> u16 {
-    name.rsplit('.').next().and_then(|index| index.parse::<u32>().ok()).unwrap_or(0) as u16
 }

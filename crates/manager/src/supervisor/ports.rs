@@ -187,7 +187,7 @@ impl Supervisor {
     /// their devices were opened with.
     fn programs_keep_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
         for nf in self.nfs.values().filter(|nf| nf.life().stays()) {
-            let memory = nf.foreign.as_ref().and_then(|foreign| self.plane.memories().get(foreign.memory?));
+            let memory = nf.foreign.as_ref().and_then(|foreign| self.plane.memories().get(foreign.memory()?));
             let Some(Holder::Tenant(tenant)) = memory.map(|memory| &memory.holder) else { continue };
             let Some(Some(service)) = self.services.get(usize::from(nf.service)) else { continue };
             // Those of one that is to be replaced are started anew.

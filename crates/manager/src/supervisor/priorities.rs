@@ -14,9 +14,9 @@ use rustix::process::Pid;
 
 use super::Supervisor;
 use sluice_api::config::{Sched, Service};
+use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::class::{self, Class, ClassError};
-use sluice_pools::assigned::Assigned;
 
 /// Time between two looks while assignments come, and while none do.
 const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];

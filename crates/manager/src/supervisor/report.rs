@@ -8,10 +8,10 @@ use std::time::Instant;
 use sluice_shm::histogram::Histogram;
 
 use super::Supervisor;
-use super::nfs::{Foreign, Nf, State};
+use super::nfs::{Nf, State};
 use super::past::of_chain;
 use crate::control::totals::{Counted, QUANTILES};
-use sluice_api::config::{Mode, OnFailure, Overload, PortKind};
+use sluice_api::config::{Drops, Mode, OnFailure, Overload, PortKind};
 use sluice_api::model::{self as api, Distribution};
 use sluice_dataplane::chain::DropReason;
 use sluice_dataplane::decision::Refusal;
@@ -99,7 +99,7 @@ impl Supervisor {
                 spent as f64 * 100.0 / self.seen.started.elapsed().as_nanos().max(1) as f64
             },
             schedules: self.schedule_reports(),
-            openflow: self.published.agent.as_ref().map(sluice_sdn::Agent::status),
+            openflow: self.published.sdn.status(),
             pools: self.pool_reports(snapshots),
             buffers: self.host.room.report(&self.config.ports),
             promises: self.promise_states(),
@@ -161,7 +161,7 @@ impl Supervisor {
             }
         }
         for why in Refusal::ALL {
-            let is_asked_for = self.published.agent.is_some() || !matches!(why, Refusal::Forbidden | Refusal::Unanswered);
+            let is_asked_for = self.published.sdn.is_there() || !matches!(why, Refusal::Forbidden | Refusal::Unanswered);
             if is_asked_for {
                 more(why.name(), snapshots.iter().map(|s| s.refused(why)).sum());
             }
@@ -308,6 +308,8 @@ impl Supervisor {
             service_times.follow(handle.region.page.service_time());
         }
         let [sleeps, hand_overs] = totals.spoken;
+        let by_design = service.is_some_and(|service| service.config.drops == Drops::ByDesign);
+        let foreign = nf.foreign.as_ref().map(|foreign| foreign.report(by_design));
         let mut report = api::Nf {
             name: nf.name.clone(),
             // That of a service that was removed, and has no name any more, is in the name of the
@@ -320,7 +322,7 @@ impl Supervisor {
             mode: service.map_or("sleep", |s| if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }).into(),
             restarts: nf.life().restarts(),
             rx_packets: totals.posted,
-            tx_packets: nf.foreign.as_ref().map_or(totals.returned, |f| f.counters.returned.get()),
+            tx_packets: foreign.as_ref().map_or(totals.returned, |foreign| foreign.returned),
             verdict_drops: totals.dropped,
             queue: of_now.0.saturating_sub(of_now.1),
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
@@ -339,7 +341,7 @@ impl Supervisor {
             reclaim_ns: nf.counted.reclaim_ns,
             stops: nf.life().stops(),
             last_death: nf.counted.last_death.clone(),
-            foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
+            foreign,
             sched: api::NfSched {
                 share_writes: totals.share_writes,
                 throttles: totals.throttles,
@@ -443,22 +445,6 @@ pub(super) fn latency_of(number: u16, snapshots: &[Snapshot]) -> Distribution {
 /// What a rule is told by: its name, or its place.
 pub(super) fn series_of(rule: &sluice_api::config::Rule, position: usize) -> String {
     rule.name.clone().unwrap_or_else(|| format!("rule.{position}"))
-}
-
-fn foreign_report(foreign: &Foreign, service: Option<&sluice_api::config::Service>) -> api::NfForeign {
-    let counters = &foreign.counters;
-    api::NfForeign {
-        entered: counters.entered.get(),
-        returned: counters.returned.get(),
-        originated: counters.originated.get(),
-        not_back: counters.not_back.get(),
-        inside: counters.inside.load(Ordering::Relaxed),
-        strays: counters.strays.get(),
-        missed: counters.missed.get(),
-        overruns: counters.overruns.get(),
-        by_design: service.is_some_and(|s| s.drops == sluice_api::config::Drops::ByDesign),
-        processes: foreign.who.members().into_iter().map(|pid| pid.as_raw_nonzero().get() as u32).collect(),
-    }
 }
 
 /// What is decided and measured about an NF now, without what is counted.

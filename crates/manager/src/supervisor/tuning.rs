@@ -12,11 +12,11 @@ use super::priorities::{self, Priorities, class_of};
 use super::{Supervisor, SupervisorError};
 use crate::dataplane::PlaneError;
 use sluice_api::config as model;
+use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::{CgroupError, Group, Hierarchy};
 use sluice_host::class::{self, Class, RrSlice, Slice};
 use sluice_host::record::Thing;
-use sluice_pools::assigned::Assigned;
 
 /// What was changed on the host for the sake of scheduling.
 #[derive(Debug, Default)]

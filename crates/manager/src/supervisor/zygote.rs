@@ -25,7 +25,7 @@ use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 use super::nfs::{ASKED, Event, Process, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
 use super::notice::Kind;
 use super::{ServiceState, Supervisor, token};
-use crate::nf::attach;
+use sluice_host::attach;
 use crate::nf::output::Whose;
 use sluice_api::model as api;
 use sluice_host::cgroup::pen::Pen;

@@ -13,7 +13,6 @@ use sluice_shm::page::Counter;
 use sluice_api::health::Death;
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::wake::CAUSES;
-use sluice_foreign::room::Who;
 use sluice_host::process::CpuClock;
 
 /// Nanoseconds between two looks at the CPU time of a process.
@@ -105,12 +104,21 @@ impl Counted {
     }
 }
 
+/// Finds processes.
+struct Members(Box<dyn Fn() -> Vec<Pid> + Send>);
+
+impl std::fmt::Debug for Members {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Members")
+    }
+}
+
 /// Measures how much of a core a process uses, or all processes of a foreign program.
 #[derive(Debug, Default)]
 pub(crate) struct CpuMeter {
     clock: Option<CpuClock>,
-    /// Who belongs to a foreign program.
-    who: Option<Who>,
+    /// Finds the processes of a foreign program.
+    members: Option<Members>,
     /// Clocks of its processes, and what each has used so far.
     clocks: HashMap<Pid, (CpuClock, u64)>,
     /// What they have used in all, those that have ended too, since this was measured.
@@ -126,8 +134,9 @@ impl CpuMeter {
     }
 
     /// A new program of several processes.
-    pub(crate) fn start_of(&mut self, who: Who) {
-        *self = Self { who: Some(who), ..Self::default() };
+    #[cfg(feature = "foreign")]
+    pub(crate) fn start_of(&mut self, members: impl Fn() -> Vec<Pid> + Send + 'static) {
+        *self = Self { members: Some(Members(Box::new(members))), ..Self::default() };
     }
 
     /// Share of a core over the last period, 0 to 100.
@@ -142,8 +151,8 @@ impl CpuMeter {
 
     /// Looks at the clocks of all processes that are there now.
     fn used(&mut self) -> Option<u64> {
-        let Some(who) = &self.who else { return self.clock?.read_ns().ok() };
-        let members = who.members();
+        let Some(Members(members)) = &self.members else { return self.clock?.read_ns().ok() };
+        let members = members();
         self.clocks.retain(|pid, _| members.contains(pid));
         for pid in members {
             if let Entry::Vacant(new) = self.clocks.entry(pid)
@@ -163,7 +172,7 @@ impl CpuMeter {
 
     /// Looks, if it is time to. Whether it did.
     pub(crate) fn sample(&mut self, now: Instant) -> bool {
-        if self.clock.is_none() && self.who.is_none() {
+        if self.clock.is_none() && self.members.is_none() {
             return false;
         }
         if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {

@@ -2,13 +2,18 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use rustix::process::Pid;
 use sluice_shm::page::Counter;
 
+use sluice_api::model as api;
 use sluice_dataplane::handle::NfHandle;
 use sluice_foreign::room::Who;
 use sluice_foreign::{Counters, End, Room, Wires};
+use sluice_host::process::Proc;
+use sluice_host::processes::{Refused, Target};
 
 /// What a foreign NF has besides.
 #[derive(Default)]
@@ -48,6 +53,56 @@ impl Foreign {
         if packets > 0 && took > 0 {
             handle.region.page.add(Counter::BusyNs, took);
             handle.region.page.add(Counter::Sampled, packets);
+        }
+    }
+
+    /// Notes why it did not come, if nothing is noted yet.
+    pub(crate) fn note_trouble(&mut self, why: impl FnOnce() -> String) {
+        self.trouble.get_or_insert_with(why);
+    }
+
+    /// Why it did not come.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Number of the arena that its devices receive into.
+    pub(crate) fn memory(&self) -> Option<u8> {
+        self.memory
+    }
+
+    /// What is counted of it.
+    pub(crate) fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+
+    /// Its processes, as they are now.
+    pub(crate) fn members(&self) -> Vec<Pid> {
+        self.who.members()
+    }
+
+    /// These of its processes, to be stopped and run as one.
+    ///
+    /// # Errors
+    /// As [`Target::of_pids`].
+    pub(crate) fn target(&self, proc: &Proc, name: &str, pids: &[i32]) -> Result<Target, Refused> {
+        self.who.target(proc, name, pids)
+    }
+
+    /// What is counted of it. `by_design`: packets that do not come out again are what it is for.
+    pub(crate) fn report(&self, by_design: bool) -> api::NfForeign {
+        let counters = &self.counters;
+        api::NfForeign {
+            entered: counters.entered.get(),
+            returned: counters.returned.get(),
+            originated: counters.originated.get(),
+            not_back: counters.not_back.get(),
+            inside: counters.inside.load(Ordering::Relaxed),
+            strays: counters.strays.get(),
+            missed: counters.missed.get(),
+            overruns: counters.overruns.get(),
+            by_design,
+            processes: self.members().into_iter().map(|pid| pid.as_raw_nonzero().get() as u32).collect(),
         }
     }
 }

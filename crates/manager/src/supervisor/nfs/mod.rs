@@ -6,6 +6,7 @@
 
 mod counted;
 mod event;
+#[cfg_attr(not(feature = "foreign"), path = "without_foreign.rs")]
 mod foreign;
 mod life;
 #[cfg(test)]
@@ -95,6 +96,11 @@ pub(crate) struct Position {
 }
 
 impl Nf {
+    /// Its index among the instances of its service, by its name.
+    pub(crate) fn index(&self) -> u16 {
+        self.name.rsplit('.').next().and_then(|index| index.parse::<u32>().ok()).unwrap_or(0) as u16
+    }
+
     /// An NF that has no process yet.
     pub(crate) fn new(number: u16, service: u16, name: String, core: usize, life: Life) -> Self {
         Self {

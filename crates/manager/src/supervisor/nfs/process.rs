@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Pid, Signal};
 
-use crate::nf::attach::Peer;
+use sluice_host::attach::Peer;
 use sluice_host::container::Life;
 use sluice_host::process::{self, Proc};
 

@@ -39,7 +39,7 @@ use rustix::process::Pid;
 use sluice_shm::handshake::{self, Answer, HandshakeError, Hello, Welcome};
 use sluice_shm::zygote::Surroundings;
 
-use sluice_host::process;
+use crate::process;
 
 /// Connections that may wait for their hello at a time.
 pub const PENDING: usize = 64;
@@ -203,7 +203,7 @@ fn listen_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachErro
 
 impl Listener {
     /// Makes the socket, in place of one that an earlier manager left: the caller holds the lock of the runtime directory
-    /// ([`sluice_host::record::Record`]), so nobody listens on that.
+    /// ([`crate::record::Record`]), so nobody listens on that.
     ///
     /// `mode` says who may connect: 0o666 if NFs run as other users, 0o600 if none does. It is no substitute for
     /// [`Caller::may_attach_as`].

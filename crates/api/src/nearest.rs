@@ -36,7 +36,7 @@ pub fn hint(word: &str, candidates: &[&str]) -> String {
 }
 
 /// `write one of "a", "b"`, cut when the list is long.
-pub(crate) fn one_of(candidates: &[&str]) -> String {
+pub fn one_of(candidates: &[&str]) -> String {
     const MOST: usize = 16;
     let mut different: Vec<&str> = Vec::new();
     for candidate in candidates {

@@ -5,8 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::nearest;
-use sluice_api::protocol::{ICMP, ICMPV6, ProtocolMatch, TCP, UDP};
+use crate::nearest;
+use crate::protocol::{ICMP, ICMPV6, ProtocolMatch, TCP, UDP};
 
 /// The words that [`protocol`] knows, besides numbers.
 pub(crate) const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
@@ -66,7 +66,7 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
 }
 
 /// A number of bits, 0 to `most`, in digits alone.
-pub(super) fn bits(text: &str, most: u8) -> Option<u8> {
+pub fn bits(text: &str, most: u8) -> Option<u8> {
     text.parse().ok().filter(|bits| is_digits(text) && *bits <= most)
 }
 

@@ -1,4 +1,4 @@
-//! Members of pools that were given flows of another priority, from packet threads to the one that makes the system calls.
+//! NFs that were given flows of another priority, from packet threads to the thread that makes the system calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

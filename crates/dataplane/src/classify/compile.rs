@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use sluice_api::config as model;
+use sluice_api::parse;
 use sluice_api::protocol::ProtocolMatch;
-use sluice_config::parse;
-use sluice_dataplane::classify::rule::{Prefix, Rule, Terms};
 use sluice_policy::sched::priority::Weight;
+
+use super::rule::{Prefix, Rule, Terms};
 
 /// Why a rule cannot be used. Each says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

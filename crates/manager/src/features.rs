@@ -1,0 +1,122 @@
+//! What this build of the daemon can do.
+//!
+//! | feature | crate | what it adds | how a configuration asks for it |
+//! |---|---|---|---|
+//! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
+//! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
+//! | `promises` | `sluice-promises` | SLOs, kept by cores, cache ways and limits | `[promises]`, placements |
+//! | `sdn` | `sluice-sdn` | an OpenFlow controller that is asked about flows | `[openflow] controller` |
+//! | `turns` | `sluice-turns` | turns on a core for NFs that poll | `[workflow]`, `mode = "poll"` |
+//!
+//! Each is a Cargo feature of this crate and is there by default. Its hooks ([`sluice_dataplane::hooks`], [`sluice_dataplane::steer`]) are
+//! put in by its module of [`crate::supervisor`]; without it, a module of `supervisor/without` stands there. A configuration that asks for
+//! a feature which is not there is refused before anything is done.
+
+use sluice_api::config::{ByWhat, Config, Mode, Promises};
+use sluice_config::Problem;
+use sluice_config::problem::At;
+
+/// The features, and which of them are there.
+pub const FEATURES: [(&str, bool); 5] = [
+    ("foreign", cfg!(feature = "foreign")),
+    ("pools", cfg!(feature = "pools")),
+    ("promises", cfg!(feature = "promises")),
+    ("sdn", cfg!(feature = "sdn")),
+    ("turns", cfg!(feature = "turns")),
+];
+
+/// That a feature is not there.
+pub fn lacks(feature: &str) -> String {
+    format!("this sluiced was built without {feature}")
+}
+
+/// What a configuration asks for that this build cannot do, at its places.
+pub fn problems(config: &Config) -> Vec<Problem> {
+    problems_without(config, |feature| FEATURES.iter().any(|(name, is_there)| *name == feature && !is_there))
+}
+
+fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Problem> {
+    let help = |feature| format!("build it with the feature {feature} of sluice-manager, which is there by default, or do without");
+    let mut found = Vec::new();
+    let mut refuse = |feature, at| {
+        if is_absent(feature) {
+            found.push(Problem::error(at, lacks(feature), help(feature)));
+        }
+    };
+    for (number, service) in config.services.iter().enumerate() {
+        if service.is_foreign() {
+            refuse("foreign", At::entry("service", number, "kind"));
+        }
+        if service.is_pooled() {
+            refuse("pools", At::entry("service", number, "per"));
+        }
+    }
+    if config.promises != Promises::default() {
+        refuse("promises", At::key("promises", ""));
+    }
+    if config.openflow.controller.is_some() {
+        refuse("sdn", At::key("openflow", "controller"));
+    }
+    let names = |word: ByWhat| !matches!(word, ByWhat::Auto | ByWhat::None);
+    if names(config.workflow.mechanism) {
+        refuse("turns", At::key("workflow", "mechanism"));
+    }
+    if config.workflow.cores.values().any(|word| ByWhat::of(word).is_some_and(names)) {
+        refuse("turns", At::key("workflow", "cores"));
+    }
+    let shares = |core: usize| {
+        let on_core = |s: &sluice_api::config::Service| (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
+        config.services.iter().map(on_core).sum::<usize>() > 1
+    };
+    for (number, service) in config.services.iter().enumerate() {
+        let polls = service.mode == Mode::Poll && service.cores.iter().any(|core| config.workflow.of_core(*core) != ByWhat::None && shares(*core));
+        if polls && is_absent("turns") {
+            let at = At::entry("service", number, "mode");
+            let text = format!("{}: the kernel divides the cores of NFs that poll", lacks("turns"));
+            found.push(Problem::warning(at, text, "build it with the feature turns of sluice-manager, or give each such NF a core"));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(more: &str) -> Config {
+        toml::from_str(&format!("{more}\n[manager]\n")).unwrap()
+    }
+
+    /// What is refused of a configuration without any feature.
+    fn without_all(more: &str) -> Vec<String> {
+        problems_without(&config(more), |_| true).iter().map(|problem| format!("{} {}", problem.at.unwrap(), problem.message)).collect()
+    }
+
+    #[test]
+    fn what_a_build_cannot_do_is_refused_where_it_is_asked_for() {
+        let service = |keys: &str| format!("[[service]]\nname = \"s\"\nexec = \"s\"\ncores = [1]\n{keys}");
+        let lacks = |at: &str, feature: &str| vec![format!("{at} this sluiced was built without {feature}")];
+        assert_eq!(without_all(&service("kind = \"foreign\"")), lacks("service[0].kind", "foreign"));
+        assert_eq!(without_all(&service("per = \"flow\"")), lacks("service[0].per", "pools"));
+        assert_eq!(without_all("[promises]\ncores = [1]"), lacks("promises", "promises"));
+        assert_eq!(without_all("[openflow]\ncontroller = \"127.0.0.1:6653\""), lacks("openflow.controller", "sdn"));
+        assert_eq!(without_all("[workflow]\nmechanism = \"signal\""), lacks("workflow.mechanism", "turns"));
+        assert_eq!(without_all("[workflow]\ncores = { 1 = \"signal\" }"), lacks("workflow.cores", "turns"));
+    }
+
+    #[test]
+    fn nfs_that_poll_on_one_core_are_warned_about() {
+        let service = |name: &str| format!("[[service]]\nname = \"{name}\"\nexec = \"s\"\ncores = [1]\nmode = \"poll\"\n");
+        let two = config(&format!("{}{}", service("a"), service("b")));
+        let found = problems_without(&two, |_| true);
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|problem| !problem.is_error() && problem.message.contains("without turns")));
+        assert_eq!(problems_without(&config(&service("a")), |_| true), []);
+        assert_eq!(problems_without(&two, |feature| feature != "turns"), []);
+    }
+
+    #[test]
+    fn what_asks_for_no_feature_needs_none() {
+        assert_eq!(without_all("[[service]]\nname = \"s\"\nexec = \"s\"\ncores = [1]\n"), [""; 0]);
+    }
+}
