@@ -13,11 +13,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::host::Host;
-use sluice_api::nearest;
 use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
 use super::{host, on_host, privileges, validate};
 use sluice_api::config::{Config, MAX_CORE, Port, PortKind};
+use sluice_api::nearest;
 
 /// Largest file, in bytes.
 const MAX_BYTES: u64 = 64 << 20;

@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 
-use sluice_api::{nearest, parse};
 use super::problem::{At, Problem};
 use super::schema::{Preset, SECTIONS, Type};
 use sluice_api::config::{ByWhat, Class, Config, Idle, MAX_CORE, Mode, Port, PortKind, Priorities, Service, hop};
+use sluice_api::{nearest, parse};
 
 mod container;
 mod foreign;

@@ -51,7 +51,7 @@ pub mod wire;
 pub mod xdp;
 
 pub use hop::Hop;
-pub use sluice_dataplane::hooks::FeedCounters as Counters;
 pub use ledger::Ledger;
 pub use room::{ForeignError, Plan, Room, Wires};
+pub use sluice_dataplane::hooks::FeedCounters as Counters;
 pub use wire::End;

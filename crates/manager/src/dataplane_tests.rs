@@ -1153,8 +1153,12 @@ impl Tenants {
             .collect();
         let ports = HashMap::from([("p".to_string(), 0)]);
         let names = chains.iter().map(|chain| (chain.name.clone(), chain.number)).collect();
-        let rules =
-            config.rules.iter().enumerate().map(|(i, rule)| sluice_dataplane::classify::compile::compile(rule, i, &ports, &names).unwrap()).collect();
+        let rules = config
+            .rules
+            .iter()
+            .enumerate()
+            .map(|(i, rule)| sluice_dataplane::classify::compile::compile(rule, i, &ports, &names).unwrap())
+            .collect();
         let nfs = 0..config.services.len() as u16;
         let tables = Tables {
             generation: 1,

@@ -65,15 +65,22 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
         refuse("turns", At::key("workflow", "cores"));
     }
     let shares = |core: usize| {
-        let on_core = |s: &sluice_api::config::Service| (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
+        let on_core = |s: &sluice_api::config::Service| {
+            (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count()
+        };
         config.services.iter().map(on_core).sum::<usize>() > 1
     };
     for (number, service) in config.services.iter().enumerate() {
-        let polls = service.mode == Mode::Poll && service.cores.iter().any(|core| config.workflow.of_core(*core) != ByWhat::None && shares(*core));
+        let polls = service.mode == Mode::Poll
+            && service.cores.iter().any(|core| config.workflow.of_core(*core) != ByWhat::None && shares(*core));
         if polls && is_absent("turns") {
             let at = At::entry("service", number, "mode");
             let text = format!("{}: the kernel divides the cores of NFs that poll", lacks("turns"));
-            found.push(Problem::warning(at, text, "build it with the feature turns of sluice-manager, or give each such NF a core"));
+            found.push(Problem::warning(
+                at,
+                text,
+                "build it with the feature turns of sluice-manager, or give each such NF a core",
+            ));
         }
     }
     found
@@ -89,7 +96,10 @@ mod tests {
 
     /// What is refused of a configuration without any feature.
     fn without_all(more: &str) -> Vec<String> {
-        problems_without(&config(more), |_| true).iter().map(|problem| format!("{} {}", problem.at.unwrap(), problem.message)).collect()
+        problems_without(&config(more), |_| true)
+            .iter()
+            .map(|problem| format!("{} {}", problem.at.unwrap(), problem.message))
+            .collect()
     }
 
     #[test]

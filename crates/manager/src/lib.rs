@@ -4,7 +4,6 @@
 
 // What panics when nobody reads it: the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-
 // Whatever a feature alone needs is unused where that is left out.
 #![cfg_attr(
     not(all(feature = "foreign", feature = "pools", feature = "promises", feature = "sdn", feature = "turns")),

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use sluice_config::class::Class;
 use sluice_api::parse::network_of;
+use sluice_config::class::Class;
 use sluice_dataplane::classify::key::FlowKey;
 
 /// What packets of a class have in common, and nobody else's have.

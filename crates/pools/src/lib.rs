@@ -48,6 +48,7 @@ use sluice_shm::page::Control;
 use sluice_api::config::{self as model, Isolation, OnFailure, Per, WhenEmpty};
 use sluice_api::protocol;
 use sluice_config::class::Class;
+use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::bell::Bell;
 use sluice_dataplane::chain::registry::{Course, End};
 use sluice_dataplane::chain::ways::{MAX_NFS, Ways};
@@ -56,7 +57,6 @@ use sluice_dataplane::classify::flow_table::{FlowTable, Known};
 use sluice_dataplane::classify::key::{FlowKey, HashKeys};
 use sluice_dataplane::counter::Counter;
 use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
-use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::end::NfEnd;
 use sluice_dataplane::handle::{NfHandle, Sentence};
 use sluice_dataplane::plane::Plane;
@@ -64,7 +64,6 @@ use sluice_dataplane::roles::Part;
 use sluice_dataplane::rx::is_urgent;
 use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
 use sluice_policy::tcp;
-
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};

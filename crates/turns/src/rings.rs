@@ -7,8 +7,8 @@ use sluice_policy::sched::workflow::Reading;
 use sluice_shm::page::Counter;
 use sluice_shm::ring::Gauge;
 
-use sluice_dataplane::hooks::FeedCounters;
 use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::hooks::FeedCounters;
 
 /// The rings of one NF, and those that its packets go to next.
 ///

@@ -1,9 +1,9 @@
 //! Checks of whose memory is whose: of ports that belong to a tenant, and of tenants that have frames of their own.
 
 use super::Validation;
-use sluice_api::nearest;
 use crate::problem::At;
 use crate::tenancy;
+use sluice_api::nearest;
 
 impl Validation<'_> {
     /// A tenant's name differs from the names of arenas that belong to no tenant.

@@ -1,8 +1,8 @@
 //! Checks of priorities: of rules and of tenants.
 
 use super::Validation;
-use sluice_api::nearest;
 use crate::problem::At;
+use sluice_api::nearest;
 
 impl Validation<'_> {
     /// Every priority is above 0, and every tenant that a rule names is known.

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::{Validation, names_of, port_of};
-use sluice_api::parse;
 use crate::problem::{At, Problem};
 use sluice_api::config::{PortKind, PortRange, Rule};
+use sluice_api::parse;
 use sluice_api::protocol::{ICMP, ProtocolMatch};
 
 impl Validation<'_> {

@@ -26,10 +26,10 @@ use sluice_shm::ring::{Consumer, Producer};
 
 use super::{EstimateError, PATIENCE, Subject};
 use sluice_host::affinity::{self, Saved};
+use sluice_host::attach::{Attached, Event, Listener};
 use sluice_host::filter::Filter;
 use sluice_host::process;
 use sluice_host::spawn::{self, SpawnSpec, Spawned, Stdio};
-use sluice_host::attach::{Attached, Event, Listener};
 
 pub use offer::{Offer, Sequence};
 

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{Options, SimulateError, names};
 use sluice_api::config::{self as model, Config, Gen, Overload, PcapSpeed, Port, PortKind};
+use sluice_dataplane::classify::compile;
 use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rule::RuleSet;
-use sluice_dataplane::classify::compile;
 use sluice_ports::generator;
 
 /// Most packets per second of a port: 400 Gbit/s of the smallest packets are 0.6e9.

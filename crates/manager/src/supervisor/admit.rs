@@ -15,11 +15,11 @@ use super::notice::Kind;
 use super::priorities::own_priority;
 use super::{Supervisor, SupervisorError, token};
 use crate::dataplane::Place;
-use sluice_host::attach;
 use crate::nf::death::Cause;
 use sluice_api::config::Mode;
 use sluice_config::estimates::Of;
 use sluice_dataplane::handle::NfHandle;
+use sluice_host::attach;
 use sluice_host::process;
 
 /// Nanoseconds that an NF goes on looking for packets before it sleeps.

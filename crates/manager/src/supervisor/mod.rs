@@ -225,8 +225,8 @@ impl Supervisor {
         // Before there is any shared memory.
         sluice_shm::hole::install();
         let promises = promises::Promises::open(&config)?;
-        let sdn = sdn::Sdn::new(&config);
-        let plane = DataPlane::start(&config, &|rx| sdn.chooser(&config, rx))?;
+        let published = Published::new(&config);
+        let plane = DataPlane::start(&config, &|rx| published.sdn.chooser(&config, rx))?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
         let turns = Turns::new()?;
@@ -244,7 +244,7 @@ impl Supervisor {
             chains: Vec::new(),
             nfs: NfSet::default(),
             changes: Changes::new(),
-            published: Published { sdn, ..Published::default() },
+            published,
             host,
             turns,
             seen: Seen::new(config_path),

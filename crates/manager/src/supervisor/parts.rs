@@ -15,7 +15,6 @@ use super::nfs::Process;
 use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
-use sluice_host::attach::Listener;
 use crate::nf::output::Outputs;
 use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
@@ -24,6 +23,7 @@ use sluice_dataplane::chain::{Places, Tables};
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::trace::TraceRequest;
 use sluice_dataplane::worker::Snapshot;
+use sluice_host::attach::Listener;
 use sluice_host::notice::Notices;
 use sluice_host::record::Record;
 use sluice_ports as port;
@@ -81,6 +81,13 @@ pub(super) struct Published {
     pub(super) former_decisions: u64,
     /// Numbers of tenants that rules have named, from 1. They stay, so that a class of a pool is the same after a change of rules.
     pub(super) tenants: HashMap<String, u32>,
+}
+
+impl Published {
+    /// Nothing yet.
+    pub(super) fn new(config: &Config) -> Self {
+        Self { sdn: sdn::Sdn::new(config), ..Self::default() }
+    }
 }
 
 /// What there is on the host.

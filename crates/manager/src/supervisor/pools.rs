@@ -13,8 +13,8 @@ use sluice_shm::histogram::Histogram;
 
 use super::nfs::{Change, Nf, PoolLife, Seen, State};
 use super::{Supervisor, SupervisorError};
-use crate::dataplane::{DataPlane, RxThread};
 use crate::control::totals::Counted;
+use crate::dataplane::{DataPlane, RxThread};
 use sluice_api::config::{self as model, Per};
 use sluice_api::model as api;
 use sluice_dataplane::classify::flow_table::random_seed;
