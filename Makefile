@@ -51,13 +51,13 @@ build: ## release build of everything: daemon, client, lab, NFs, C library, NFs 
 	cargo build --release --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/release
 
-# All tests with the features that there is everything for; without them, the unit tests of the crates that have one, of which some say what
+# All tests with the features that there is everything for; without them, the unit tests of the crates that differ, of which some say what
 # is missing. Integration tests run with the features only. The programs are built before the tests that start them.
 .PHONY: test
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-ports -p sluice-lab -p sluice-config -p sluice-slo -p sluice-dpdk --lib --bins
+	cargo test $(CARGO_FLAGS) -p sluice-ports -p sluice-lab -p sluice-config -p sluice-slo -p sluice-dpdk --lib --bins
 endif
 	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat

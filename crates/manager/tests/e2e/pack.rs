@@ -55,7 +55,8 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     });
     // The load is no less than what the kernel says, which counts wake-ups and switches. Of packets alone the cheap one has a thousandth.
     for nf in &daemon.stats().nfs {
-        assert!(nf.cpu_percent > 0.0 && nf.sched.load >= nf.cpu_percent / 100.0, "{nf:#?}");
+        // A percentage that has been text is not divided to the last bit.
+        assert!(nf.cpu_percent > 0.0 && nf.sched.load >= nf.cpu_percent / 100.0 - 1e-9, "{nf:#?}");
     }
     let cores = format!("{one},{other}");
     let dry = pack(&daemon, &["--cores", &cores, "--json"]);
