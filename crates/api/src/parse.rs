@@ -99,7 +99,7 @@ pub fn controller(text: &str) -> Result<(String, u16), String> {
 mod tests {
     use proptest::prelude::*;
 
-    use sluice_api::config::PortRange;
+    use crate::config::PortRange;
 
     use super::*;
 

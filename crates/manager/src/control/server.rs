@@ -886,10 +886,17 @@ impl Context {
                     return Err(Refusal(ApiError::new(ErrorKind::RequestTimeout, what, "send it in one go")));
                 }
             };
-            serde_json::from_slice(&bytes).map_err(|error| {
-                let kind = if error.is_data() { ErrorKind::Unprocessable } else { ErrorKind::BadInput };
-                Refusal(ApiError::new(kind, format!("the request's JSON: {error}"), "see /v1/openapi.json"))
-            })
+            let refuse = |kind, why: &dyn std::fmt::Display| {
+                Refusal(ApiError::new(kind, format!("the request's JSON: {why}"), "see /v1/openapi.json"))
+            };
+            let value = serde_json::from_slice(&bytes).map_err(|error| {
+                refuse(if error.is_data() { ErrorKind::Unprocessable } else { ErrorKind::BadInput }, &error)
+            })?;
+            // serde takes the fields of an object as a list, too.
+            if bytes.trim_ascii_start().starts_with(b"[") {
+                return Err(refuse(ErrorKind::Unprocessable, &"it is a list, and an object is wanted"));
+            }
+            Ok(value)
         }
     }
 }
