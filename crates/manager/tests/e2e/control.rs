@@ -802,6 +802,8 @@ fn the_server_answers_strangers_requests_with_the_right_codes() {
         ask(&format!("POST /v1/services {head}content-length: 33\r\n\r\n{{\"name\":\"fw\",\"exec\":\"/bin/false\"}}"))
             .starts_with("HTTP/1.1 409")
     );
+    // All fields of this one may be left out.
+    assert!(ask(&format!("POST /v1/trace {head}content-length: 12\r\n\r\n[null, null]")).starts_with("HTTP/1.1 422"));
     assert!(ask(&format!("POST /v1/trace {head}content-length: 15\r\n\r\n{{\"count\":99999}}")).starts_with("HTTP/1.1 422"));
     assert!(ask(&format!("POST /v1/apply {head}content-length: 99999999\r\n\r\n")).starts_with("HTTP/1.1 413"));
     assert!(ask(&format!("POST /v1/shutdown {head}content-length: 0\r\n\r\n")).starts_with("HTTP/1.1 202"));
