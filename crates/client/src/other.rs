@@ -29,7 +29,7 @@ fn find(program: &str) -> Option<PathBuf> {
     resolve_exec(Path::new(program), &Host::here()).ok()
 }
 
-/// What `sluiced --ports` says of a port.
+/// What `sluiced --ports` says of a value.
 #[derive(Debug, Deserialize)]
 struct Found {
     severity: Severity,
@@ -38,38 +38,43 @@ struct Found {
     help: String,
 }
 
-/// Which key of which port.
+/// Which value.
 #[derive(Debug, Deserialize)]
 struct Place {
-    entry: usize,
+    section: String,
+    entry: Option<usize>,
     key: String,
 }
 
 impl From<Found> for Problem {
     fn from(found: Found) -> Self {
-        let mut keys = schema::SECTIONS.iter().filter(|section| section.name == PORT).flat_map(|section| &section.keys);
-        let key = keys.find(|key| key.name == found.at.key).map_or("name", |key| key.name);
-        let problem = Self::error(At::entry(PORT, found.at.entry, key), found.message, found.help);
-        Self { severity: found.severity, ..problem }
+        let Place { section, entry, key } = found.at;
+        let known = || schema::SECTIONS.iter().filter(|known| known.name == section);
+        let key = known().flat_map(|known| &known.keys).find(|known| known.name == key).map_or("", |known| known.name);
+        let at = At { section: known().next().map_or("manager", |known| known.name), entry, key, item: None };
+        Self { severity: found.severity, ..Self::error(at, found.message, found.help) }
     }
 }
 
 /// The section of a port.
 const PORT: &str = "port";
 
-/// What is wrong with the ports of a configuration, as the daemon of this host says, which opens them: it has drivers or has not.
+/// What the daemon of this host cannot do of a configuration: its drivers and features, and the ports that it could not open.
 pub fn port_problems(path: &Path, config: &Config) -> Vec<Problem> {
     let is_of_host = |kind: &PortKind| !matches!(kind, PortKind::Gen(_) | PortKind::Sink(_));
-    let Some(first) = config.ports.iter().position(|port| is_of_host(&port.kind)) else { return Vec::new() };
+    let first = config.ports.iter().position(|port| is_of_host(&port.kind));
     ask(path).unwrap_or_else(|error| {
         let help = "install sluiced beside sluice, or check with --no-host";
-        vec![Problem::warning(At::entry(PORT, first, "kind"), format!("ports were not looked at: {error:#}"), help)]
+        let warn = |first| Problem::warning(At::entry(PORT, first, "kind"), format!("ports were not looked at: {error:#}"), help);
+        first.map(warn).into_iter().collect()
     })
 }
 
 fn ask(path: &Path) -> anyhow::Result<Vec<Problem>> {
     let daemon = find(DAEMON).with_context(|| format!("the program {DAEMON} is neither beside sluice nor in PATH"))?;
     let mut command = Command::new(&daemon);
+    // Its log is not what is asked for.
+    command.env_remove("SLUICE_LOG");
     let answer = command.arg("--ports").arg(path).stdin(Stdio::null()).output();
     let answer = answer.with_context(|| format!("cannot start {}", daemon.display()))?;
     ensure!(answer.status.success(), "{} says: {}", daemon.display(), String::from_utf8_lossy(&answer.stderr).trim());

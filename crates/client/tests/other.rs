@@ -105,6 +105,13 @@ echo '[{"severity":"error","at":{"section":"port","entry":0,"key":"read","item":
     let said = text(&out.stderr);
     assert!(said.starts_with(&format!("{path}:4:8: error: it is cut short\n")) && said.contains("= write it again"), "{said}");
     assert!(out.status.code() == Some(1) && said.ends_with("\nsluice: 1 error\n"), "{said}");
+    // Not of ports alone.
+    folder.script(
+        "sluiced",
+        r#"echo '[{"severity":"error","at":{"section":"chain","entry":0,"key":"egress"},"message":"no","help":"go"}]'"#,
+    );
+    let out = folder.run(&["check", &plain]);
+    assert!(text(&out.stderr).contains(":8:10: error: no\n"), "{}", text(&out.stderr));
     folder.script("sluiced", "echo 'error: unexpected argument' >&2\nexit 2");
     let said = folder.run(&["check", &path]).stderr;
     assert!(text(&said).contains("says: error: unexpected argument"), "{}", text(&said));

@@ -99,6 +99,9 @@ impl Line {
     }
 }
 
+/// Packets of the controller that may wait for a thread's next round; more are dropped as unanswered.
+const INJECTED: usize = 256;
+
 /// A packet that is held.
 #[derive(Debug)]
 struct Waiting {
@@ -123,7 +126,7 @@ pub struct Asker {
     room: usize,
     wait_ns: u64,
     next_buffer: u32,
-    /// Packets that go on, oldest first, with room for all that may be held.
+    /// Packets that go on, oldest first, with room for all that may be held and for [`INJECTED`] of the controller.
     released: VecDeque<Released>,
 }
 
@@ -145,7 +148,7 @@ impl Asker {
             room,
             wait_ns: config.wait_ms * 1_000_000,
             next_buffer: 0,
-            released: VecDeque::with_capacity(room),
+            released: VecDeque::with_capacity(room + INJECTED),
         }
     }
 
@@ -263,7 +266,7 @@ impl ChooseChain for Asker {
     }
 
     fn held(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.released.len()
     }
 
     #[inline]
@@ -344,7 +347,7 @@ impl Asker {
     }
 
     /// Does with a packet that is held what an answer says; None: what the advice says, but for asking again.
-    pub(super) fn release(&mut self, plane: &Plane, buffer: u32, answer: Option<Answer>) {
+    pub(super) fn release(&mut self, plane: &mut Plane, buffer: u32, answer: Option<Answer>) {
         if let Some(at) = self.waiting.iter().position(|w| w.buffer == buffer) {
             let Waiting { packet, key, .. } = self.waiting.remove(at);
             self.line.held.fetch_sub(1, Ordering::Relaxed);
@@ -371,7 +374,10 @@ impl Asker {
     }
 
     /// Has one packet go where an answer says.
-    fn send(&mut self, plane: &Plane, packet: Packet, key: FlowKey, answer: Option<Answer>) {
+    fn send(&mut self, plane: &mut Plane, packet: Packet, key: FlowKey, answer: Option<Answer>) {
+        if self.released.len() >= self.room + INJECTED {
+            return plane.refuse_one(packet, &key, None, Refusal::Unanswered);
+        }
         let answer = answer.unwrap_or_else(|| match self.advice.find(&key, || beyond_of(plane, packet)).entry {
             Some(entry) => {
                 self.tally(entry.number, packet.len, plane.now_ns);

@@ -98,6 +98,10 @@ impl Supervisor {
                 other => self.act(number, other),
             }
         }
+        // Whatever is decided of its life: what it had is taken back.
+        if let Some(remains) = remains {
+            self.reclaim(number, remains, noticed_ns);
+        }
         if let (Sentence::Violations, Some(memory)) = (sentence, memory) {
             self.after_violation(service, &memory);
         }

@@ -114,7 +114,7 @@ impl Supervisor {
     /// and lost next.
     pub(super) fn start_process(&mut self, number: u16, spec: &spawn::SpawnSpec, container: Option<Life>) -> Result<(), String> {
         self.feed(number, Event::Launched);
-        let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
+        let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.is(State::Starting)) else { return Ok(()) };
         nf.counted.spawned_ns = Some(monotonic_ns());
         let core = nf.core;
         let mut spec = spec.clone();

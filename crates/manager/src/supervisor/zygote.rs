@@ -22,7 +22,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, HandshakeError};
 use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
-use super::nfs::{ASKED, Event, Process, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
+use super::nfs::{ASKED, Event, Process, Stage, State, ZygoteAction, ZygoteEvent, ZygoteLife};
 use super::notice::Kind;
 use super::{ServiceState, Supervisor, token};
 use crate::nf::output::Whose;
@@ -93,12 +93,17 @@ impl Supervisor {
             self.start_zygote(service_number);
         }
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return false };
-        let Some(zygote) = service.zygote.as_mut().filter(|zygote| zygote.life.may_fork()) else { return false };
+        if !service.zygote.as_ref().is_some_and(|zygote| zygote.life.may_fork()) {
+            return false;
+        }
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
         nf.counted.spawned_ns = Some(monotonic_ns());
-        zygote.life.wants(number);
         self.feed(number, Event::Launched);
-        self.ask_zygote(service_number);
+        if self.nfs.get(&number).is_some_and(|nf| nf.is(State::Starting)) {
+            let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
+            zygote.into_iter().for_each(|zygote| zygote.life.wants(number));
+            self.ask_zygote(service_number);
+        }
         true
     }
 

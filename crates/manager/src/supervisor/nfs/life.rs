@@ -481,6 +481,7 @@ impl Life {
             state => matches!(state, State::Restarting | State::Failed | State::Gone),
         };
         if has_none {
+            (self.exit, self.ended_for, self.course.renewed) = Default::default();
             todo.push(Action::Reclaim);
             return Ok(());
         }
