@@ -108,6 +108,7 @@ impl Life {
         Event::GoesOn
     }
 
+    /// Whether the connection has ended.
     pub fn has_ended(&self) -> bool {
         self.bits & ENDED != 0
     }
