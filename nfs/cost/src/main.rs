@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stage_swaps_addresses_if_told_to() {
+    fn every_stage_swaps_addresses_if_configured() {
         let bytes: Vec<u8> = (0..60).collect();
         let swapped: Vec<u8> = (6..12).chain(0..6).chain(12..60).collect();
         for (stages, want) in [(1, &swapped), (2, &bytes), (3, &swapped)] {

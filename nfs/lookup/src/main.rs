@@ -102,7 +102,7 @@ struct Lookup {
     on_error: Otherwise,
     counts: Counts,
     /// The first error is reported, the others are only counted.
-    was_told: Rc<Cell<bool>>,
+    is_reported: Rc<Cell<bool>>,
 }
 
 type AnyError = Box<dyn std::error::Error>;
@@ -148,7 +148,7 @@ impl Lookup {
             missing: args.missing,
             on_error: args.on_error,
             counts: Counts::default(),
-            was_told: Rc::default(),
+            is_reported: Rc::default(),
         })
     }
 
@@ -161,13 +161,13 @@ impl Lookup {
             self.waiting.borrow_mut().settle(ticket, Answer::NotIpv4);
             return;
         };
-        let (waiting, was_told) = (self.waiting.clone(), self.was_told.clone());
+        let (waiting, is_reported) = (self.waiting.clone(), self.is_reported.clone());
         let callback = move |outcome: Outcome<'_>| {
             let answer = match outcome {
                 Ok(bucket) if bucket.len() == BLOCK => table::find(bucket, address).map_or(Answer::Missing, Answer::Record),
                 Ok(_) | Err(_) => Answer::Failed,
             };
-            if answer == Answer::Failed && !was_told.replace(true) {
+            if answer == Answer::Failed && !is_reported.replace(true) {
                 let why = outcome.map_or_else(|error| error.to_string(), |_| "it has become shorter".to_owned());
                 eprintln!("the table cannot be read: {why}; later failures are only counted");
             }

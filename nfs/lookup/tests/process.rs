@@ -84,7 +84,7 @@ fn packets_wait_for_their_records_and_keep_their_order() {
 }
 
 #[test]
-fn unknown_addresses_and_failures_go_as_told() {
+fn unknown_addresses_and_failures_go_as_configured() {
     let manager = Manager::new();
     let table = build(manager.folder(), "10.0.0.1 pass\n");
     for (slot, (arguments, verdicts)) in

@@ -4,8 +4,7 @@ use sluice_nf::{Packet, header};
 
 fn mark(packet: &mut Packet<'_>) {
     if let Some(headers) = header::parse(packet.data()) {
-        // Also corrects the checksum. Fails without an IP header, and then there is nothing to
-        // mark.
+        // Also corrects the checksum. Fails only without an IP header: nothing to mark then.
         let _ = headers.set_dscp(packet.data_mut(), 46);
     }
 }

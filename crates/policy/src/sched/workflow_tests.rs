@@ -82,7 +82,7 @@ impl Core {
 
     /// Runs a workflow for `ns`, lets in `arrive` packets each step while there is room, and
     /// reports each move.
-    fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut told: impl FnMut(u64, Move)) {
+    fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut report: impl FnMut(u64, Move)) {
         const STEP_NS: u64 = 500;
         let mut from_ns = self.at_ns;
         let until_ns = self.at_ns + ns;
@@ -94,7 +94,7 @@ impl Core {
                 self.spent_ns = 0.0;
             }
             if done != Move::Stay {
-                told(now_ns, done);
+                report(now_ns, done);
             }
             if let Some(nf) = workflow.running()
                 && now_ns >= from_ns
@@ -146,10 +146,10 @@ fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
     );
     // Without packets it has the core, is not parked, and the caller may sleep.
     core.work[1] = 0;
-    let mut told = Vec::new();
-    core.run(&mut workflow, 50_000_000, |_| 0, |_, done| told.push(done));
-    assert_eq!((workflow.running(), workflow.is_idle(), workflow.deadline_ns()), (Some(0), true, None), "{told:?}");
-    assert!(told.len() <= 2 && !told.iter().any(|done| matches!(done, Move::Park(0, _))), "{told:?}");
+    let mut moves = Vec::new();
+    core.run(&mut workflow, 50_000_000, |_| 0, |_, done| moves.push(done));
+    assert_eq!((workflow.running(), workflow.is_idle(), workflow.deadline_ns()), (Some(0), true, None), "{moves:?}");
+    assert!(moves.len() <= 2 && !moves.iter().any(|done| matches!(done, Move::Park(0, _))), "{moves:?}");
     // With packets its slice is bounded, however expensive these seem.
     let mut core = Core::new(&[2_000_000.0, 50.0], 2048);
     core.background = vec![0];
