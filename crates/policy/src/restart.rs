@@ -20,14 +20,12 @@
 //! |---|---|---|---|---|---|---|---|---|
 //! | wait, by default | 0 | 10 ms | 20 ms | doubling | 640 ms | 1.28 s | 2.56 s | 5 s |
 //!
-//! An NF whose run was ended for cause broke a rule, and most likely breaks it again. Such ends
-//! have a streak and a `Backoff` of their own, and the first one waits [`Backoff::first_ns`]
-//! already ([`Backoff::after_offence`]).
+//! An NF whose run was ended for cause most likely breaks the rule again. Such ends have a streak
+//! and a `Backoff` of their own, and the first waits already ([`Backoff::after_offence`]).
 //!
 //! # Limits
 //! There is no jitter: the NFs of one host share no server that simultaneous starts could overrun.
-//! The policy ignores why a run ended; a caller that knows that no start can succeed (the program
-//! is gone) should not ask.
+//! The policy ignores why a run ended; if no start can succeed, the caller should not ask.
 
 /// Parameters of the waits between restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +53,7 @@ pub struct Streak {
     pub failures: u32,
 }
 
-/// Length of a run, in nanoseconds: 0 for a process that never reported that it is up, however long
-/// it lived.
+/// Length of a run, in nanoseconds: 0 for a process that never reported that it is up.
 pub fn run_ns(has_come: bool, lived_ns: u64) -> u64 {
     if has_come { lived_ns } else { 0 }
 }
@@ -71,8 +68,7 @@ pub enum Decision {
 }
 
 impl Backoff {
-    /// Decides after a run of `ran_ns` that ended in failure, and counts it in `streak`. A process
-    /// that could not be started has a run of 0.
+    /// Decides after a failed run of `ran_ns` (0 if it did not start), and counts it in `streak`.
     pub fn after_failure(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
         if ran_ns >= self.good_run_ns {
             streak.failures = 0;
@@ -95,8 +91,7 @@ impl Backoff {
 
     /// Wait after the failure number `failure` (from 1) of a streak, in nanoseconds.
     pub fn wait_ns(&self, failure: u32) -> u64 {
-        // The second failure doubles nothing, the third once. A shift that overflows is past any
-        // limit.
+        // The second failure doubles nothing, the third once. An overflow is past any limit.
         let Some(doublings) = failure.checked_sub(2) else { return 0 };
         let factor = 1u64.checked_shl(doublings).unwrap_or(u64::MAX);
         self.first_ns.saturating_mul(factor).min(self.longest_ns)

@@ -3,12 +3,11 @@
 //! Problem: instances of a service share its flows. A flow must keep its instance in both
 //! directions, and when an instance comes or goes, only the flows that it gains or loses may move.
 //!
-//! Approach: rendezvous hashing, highest random weight. Each pair of flow and member has a
-//! pseudo-random weight; the member with the highest gets the flow. Nothing is stored, so threads
-//! need to agree on the members only.
+//! Approach: rendezvous hashing. Each pair of flow and member has a pseudo-random weight; the
+//! member with the highest gets the flow. Nothing is stored: threads need to agree on the members
+//! only.
 //!
-//! Limits: time is linear in the members, a nanosecond each, once a flow. Shares are equal, and a
-//! heavy flow is one flow.
+//! Limits: linear in the members, a nanosecond each, once a flow. Shares count flows, heavy or not.
 //!
 //! Source: D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM
 //! Transactions on Networking 6(1), 1998.

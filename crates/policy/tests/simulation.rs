@@ -1,7 +1,5 @@
 //! Table of the simulator's results for the experiments, compared to the last digit.
-//!
-//! After an intended change: `SLUICE_UPDATE_TABLE=1 cargo test -p sluice-policy --test simulation`;
-//! then check the difference.
+//! `SLUICE_UPDATE_TABLE=1 cargo test -p sluice-policy --test simulation` writes it anew.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -1,9 +1,8 @@
 //! Load of an NF: how much of a core it needs.
 //!
 //! # Problem
-//! Packets × cost leaves out what waking costs. An NF of 30 ns a packet that is woken for each of
-//! 100,000 packets a second needs 0.003 of a core for them, but a third of one in all. Planned by
-//! the first number, cores are overfilled.
+//! Packets × cost leaves out what waking costs. An NF of 30 ns a packet, woken for each of 100,000
+//! packets a second, needs 0.003 of a core for them, but a third in all, which overfills cores.
 //!
 //! # Terms and units
 //! *Asked*: arrival rate × cost of a packet, in cores, including packets refused at an entry.
@@ -13,7 +12,7 @@
 //!
 //! # Approach
 //! The load is the larger one. If an NF gets less of its core than it wants, *used* is too small;
-//! if it sleeps and wakes often, *asked* is. An NF that polls uses what it is given, so its load is
+//! if it sleeps and wakes often, *asked* is. A polling NF uses all it is given: its load is
 //! *asked*.
 //!
 //! # Limits

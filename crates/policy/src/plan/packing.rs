@@ -1,10 +1,9 @@
 //! Packing of NFs on cores.
 //!
 //! # Problem
-//! NFs that share a core cost less than a core each, as long as their loads fit; beyond that queues
-//! grow. Wanted are as few cores as carry everything with a margin; neighbours that do not evict
-//! each other from the core's caches, where there is a choice; and few moves, because a move costs
-//! the cache's contents.
+//! NFs that share a core cost less than a core each, while their loads fit; beyond that queues
+//! grow. Wanted are as few cores as carry everything with a margin, neighbours that do not evict
+//! each other from the core's caches, and few moves, because a move loses the cache's contents.
 //!
 //! # Terms and units
 //! *Load*: what an NF needs, in cores ([`super::load`]). *Capacity*: how much of a core may be
@@ -14,10 +13,9 @@
 //! # Approach
 //! Bin packing for, in this order, fewest cores, fewest conflicts, fewest moves.
 //! 1. The least number of cores is the largest of three lower bounds: the sum of loads over the
-//!    capacity; the NFs of more than half a capacity, of which no two fit together; the cores with
-//!    pinned NFs. From there up, each number is tried: first the present places, then best-fit
-//!    decreasing, then a search of bounded length that places the largest first and never tries two
-//!    equal cores.
+//!    capacity, the NFs of more than half a capacity, and the cores with pinned NFs. From there up,
+//!    each number is tried: the present places, then best-fit decreasing, then a search of bounded
+//!    length that places the largest first and never tries two equal cores.
 //! 2. A packing that the search found is laid over the cores so that most load stays where it is.
 //! 3. Single moves and swaps that lower conflicts, then moves, are made while there are any.
 //!
@@ -113,9 +111,6 @@ pub enum PackingError {
 }
 
 /// Packs items on as few cores as possible.
-///
-/// # Errors
-/// [`PackingError`].
 pub fn pack(items: &[Item], cores: Cores) -> Result<Packing, PackingError> {
     check(items, cores)?;
     let problem = Problem::new(items, cores);
@@ -194,7 +189,6 @@ impl<'a> Problem<'a> {
         by_sum.max(large).max(pinned.len())
     }
 
-    /// Load by core of the pinned items.
     fn pinned(&self) -> Vec<f64> {
         let mut loads = vec![0.0; self.cores.count];
         for item in self.items.iter().filter(|i| i.pinned) {
@@ -225,7 +219,6 @@ impl<'a> Problem<'a> {
         cores
     }
 
-    /// Fits all items on `count` cores.
     fn fit(&self, count: usize) -> Found {
         let cores = self.chosen(count);
         let pinned = self.pinned();
@@ -269,8 +262,7 @@ impl<'a> Problem<'a> {
         Some(at)
     }
 
-    /// Places the items from `from` on, in order. False if they do not fit, or the steps are used
-    /// up.
+    /// Places the items from `from` on, in order. False if they do not fit or no steps are left.
     fn search(&self, from: usize, cores: &[usize], loads: &mut [f64], at: &mut [usize], steps: &mut u32) -> bool {
         let Some(i) = self.order.get(from) else { return true };
         let item = &self.items[*i];
@@ -294,8 +286,7 @@ impl<'a> Problem<'a> {
         false
     }
 
-    /// Lays groups over the cores so that most load stays where it is. Groups with a pinned item
-    /// stay.
+    /// Lays groups over the cores so that most load stays in place. Groups with a pinned item stay.
     fn stay(&self, cores: &[usize], at: &mut [usize]) {
         let has_pinned = |core: usize| self.items.iter().any(|item| item.pinned && item.at == Some(core));
         let mut gains: Vec<(f64, usize, usize)> = Vec::new();

@@ -6,8 +6,7 @@
 //! choice is made at the first packet of each flow, among some hundred nanoseconds of other work.
 //!
 //! # Terms and units
-//! *Member*: an NF of the pool, known here by its *slot*, a small number. Times are nanoseconds of
-//! any monotonic clock.
+//! *Member*: an NF of the pool, known by a small number, its *slot*. Times: monotonic nanoseconds.
 //!
 //! | state | the member | becomes | when |
 //! |---|---|---|---|
@@ -38,7 +37,6 @@
 pub mod life;
 pub mod sizing;
 
-/// No slot.
 const NONE: u32 = u32::MAX;
 
 /// State of a member; see the table of this module.
@@ -90,7 +88,6 @@ struct Slot {
 #[derive(Debug)]
 pub struct Pool {
     slots: Vec<Slot>,
-    /// Ends of the queue.
     head: u32,
     tail: u32,
     counts: [u32; State::ALL.len()],
@@ -138,8 +135,7 @@ impl Pool {
         self.slots.iter().position(|s| s.state == State::Absent).map(|slot| slot as u32)
     }
 
-    /// Adds a member: absent → idle, last of the queue. False if the slot has one, or does not
-    /// exist.
+    /// Adds a member: absent → idle, last of the queue. False without such a vacant slot.
     pub fn join(&mut self, slot: u32) -> bool {
         self.state(slot) == State::Absent && self.step(slot, State::Idle)
     }
@@ -151,8 +147,7 @@ impl Pool {
         was
     }
 
-    /// Assigns an idle member to a flow: `preferred` if that is idle, else the one that was idle
-    /// longest.
+    /// Assigns an idle member to a flow: `preferred` if idle, else the one that was idle longest.
     #[inline]
     pub fn take(&mut self, preferred: Option<u32>, now_ns: u64) -> Option<u32> {
         let slot = preferred.filter(|slot| self.state(*slot) == State::Idle).unwrap_or(self.head);
@@ -367,7 +362,6 @@ mod tests {
                 }
                 prop_assert_eq!(pool.size() as usize, states.iter().filter(|s| **s != State::Absent).count());
             }
-            // The queue comes out in its order.
             while let Some(next) = queue.pop_front() {
                 prop_assert_eq!(pool.take(None, 0), Some(next));
             }

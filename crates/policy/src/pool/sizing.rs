@@ -2,8 +2,7 @@
 //!
 //! # Problem
 //! With too few members new flows wait; with too many, memory lies idle. Flows come at a varying
-//! rate, and a member is taken from the first packet of its flow until it is clean, longer than the
-//! flow.
+//! rate, and hold a member from their first packet until it is clean, longer than the flow.
 //!
 //! # Terms and units
 //! *Lifetime*: from assigned to idle again, in nanoseconds. *Unmet*: flows that found no idle
@@ -19,8 +18,7 @@
 //! below the size for [`Sizing::PATIENCE_NS`].
 //!
 //! # Limits
-//! Flows longer than the time of observation have no lifetime yet: until one ends, those in use
-//! count.
+//! Flows longer than the observation have no lifetime yet: until one ends, those in use count.
 //!
 //! Source: J. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961.
 

@@ -20,14 +20,12 @@
 //! | clear, watch | throttle | queue ≥ high watermark and queueing time > threshold |
 //! | watch, throttle | clear | queue < low watermark |
 //!
-//! Between the watermarks nothing changes. A queue that is long and moves fast (a burst) is watched
-//! and not throttled.
+//! Between the watermarks nothing changes. A long queue that moves fast (a burst) is only watched.
 //!
 //! [`Pressure`] knows the chains and derives the consequences. A chain is throttled while any NF
-//! that it visits is a bottleneck, wherever that NF is. An NF is held if it is no bottleneck itself
-//! and if, in every chain that visits it, its last visit lies before the last visit of a
-//! bottleneck: running, it could only lengthen queues that are too long. With one chain where this
-//! is not so, it runs.
+//! that it visits is a bottleneck. An NF is held if it is no bottleneck itself and if, in every
+//! chain that visits it, its last visit lies before the last visit of a bottleneck: running, it
+//! could only lengthen queues that are too long.
 //!
 //! When an NF becomes or ceases to be a bottleneck, only its own chains are reviewed.
 //!
@@ -36,8 +34,7 @@
 //! held NF and its bottleneck drain first; the caller must not hold an NF that has to stop. A
 //! bottleneck is never held, even before another one: its own ring towards that one suspends it.
 //!
-//! Source: NFVnice, section 3.3 (states and watermarks; chains are throttled, not NFs) and section
-//! 4.3.
+//! Source: NFVnice, sections 3.3 (states, watermarks; chains are throttled, not NFs) and 4.3.
 
 /// Limits of one NF's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +58,7 @@ impl Limits {
 }
 
 /// How long a packet that arrives now waits, in nanoseconds: the service of the packets before it
-/// (if the service time, in nanoseconds a packet, is known), and at least the age of the oldest of
-/// them.
+/// (if the service time is known, in nanoseconds a packet), and at least the age of the oldest.
 pub fn queueing_ns(queue: u32, service_ns: Option<u64>, oldest_ns: u64) -> u64 {
     service_ns.map_or(0, |s| s.saturating_mul(u64::from(queue))).max(oldest_ns)
 }
@@ -91,8 +87,8 @@ impl Watch {
         self.state
     }
 
-    /// Takes the queue (in packets) and the queueing time (in nanoseconds). Returns true if the NF
-    /// became or ceased to be a bottleneck.
+    /// Takes queue (packets) and queueing time (ns). True if the NF begins or ceases to be a
+    /// bottleneck.
     #[inline]
     pub fn step(&mut self, limits: &Limits, queue: u32, queueing_ns: u64) -> bool {
         let before = self.state;
@@ -108,7 +104,6 @@ impl Watch {
     }
 }
 
-/// An NF in a chain.
 #[derive(Debug, Clone, Copy)]
 struct Visit {
     nf: u32,
@@ -153,9 +148,9 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// For NFs 0 to `nfs` − 1, without bottlenecks. Each chain is a list of NF numbers in the order
-    /// of the visits. An NF may be in many chains and several times in one; numbers from `nfs` on
-    /// are ignored.
+    /// For NFs 0 to `nfs` − 1, without bottlenecks. A chain lists NF numbers in the order of
+    /// visits. An NF may be in many chains and several times in one; numbers from `nfs` on are
+    /// ignored.
     pub fn new<C: AsRef<[usize]>>(nfs: usize, chains: &[C]) -> Self {
         let mut all = vec![Nf::default(); nfs];
         let chain = |(number, hops): (usize, &C)| {
@@ -176,8 +171,7 @@ impl Pressure {
         Self { chains, nfs: all, changed_chains: Vec::new(), changed_nfs: Vec::new() }
     }
 
-    /// Sets whether an NF is a bottleneck. Returns false if that is no change. Panics if there is
-    /// no such NF.
+    /// Sets whether an NF is a bottleneck; false if it was already so. Panics without such an NF.
     #[inline]
     pub fn set(&mut self, nf: usize, bottleneck: bool) -> bool {
         if self.nfs[nf].bottleneck == bottleneck {
@@ -210,8 +204,7 @@ impl Pressure {
         self.nfs[nf].bottleneck
     }
 
-    /// Chains whose throttle may have changed since [`Pressure::forget_changes`], each once. A
-    /// chain that changed twice is listed too.
+    /// Chains whose throttle changed (even back) since [`Pressure::forget_changes`], each once.
     pub fn changed_chains(&self) -> &[usize] {
         &self.changed_chains
     }
@@ -431,7 +424,6 @@ mod tests {
                 bottleneck[nf] = to;
                 let is = now(&p);
                 assert_eq!(is, by_the_rules(&bottleneck, &chains), "{chains:?} {bottleneck:?}");
-                // Every change is listed.
                 let differs = |a: &[usize], b: &[usize], x: usize| a.contains(&x) != b.contains(&x);
                 assert!((0..chains.len()).all(|c| !differs(&is.0, &seen.0, c) || p.changed_chains().contains(&c)));
                 assert!((0..nfs).all(|n| !differs(&is.1, &seen.1, n) || p.changed_nfs().contains(&n)));

@@ -23,9 +23,8 @@
 //! each prove its next part, however few of them also read the CPU clock.
 //!
 //! # Limits
-//! At most [`MOST`] samples are kept; a new one replaces the oldest. With one sample a millisecond,
-//! a window of 100 ms holds 100. Adding is linear in the samples, some tens of nanoseconds. Nothing
-//! is allocated after [`MovingMedian::new`].
+//! The newest [`MOST`] samples are kept; with one a millisecond, a window of 100 ms holds 100.
+//! Adding is linear in the samples, some tens of nanoseconds. Only [`MovingMedian::new`] allocates.
 //!
 //! A cost seen from outside includes taking and returning a burst. That is right for what a packet
 //! costs its core; for the handler alone it is some tens of nanoseconds a burst too much. The
@@ -41,8 +40,7 @@ use std::collections::VecDeque;
 /// Most samples that are kept.
 pub const MOST: usize = 256;
 
-/// Fewest packets of a sample from outside, so that bursts in hand at its ends are a small part of
-/// it.
+/// Fewest packets of a sample from outside, so that bursts in hand at its ends hardly count.
 pub const STRETCH: u64 = 512;
 
 /// The moving median of one NF's service time.
@@ -76,8 +74,7 @@ impl MovingMedian {
         self.last = self.middle();
     }
 
-    /// The median of the samples that are at most one window old, else the last median. None before
-    /// the first sample.
+    /// Median of samples at most one window old, else the last one. None before the first sample.
     pub fn median(&mut self, now_ns: u64) -> Option<u64> {
         if self.expire(now_ns) {
             self.last = self.middle().or(self.last);
@@ -85,8 +82,7 @@ impl MovingMedian {
         self.last
     }
 
-    /// Number of samples that counted at the last call of [`median`](Self::median) or
-    /// [`add`](Self::add).
+    /// Number of samples at the last [`median`](Self::median) or [`add`](Self::add).
     pub fn len(&self) -> usize {
         self.in_time.len()
     }
@@ -135,7 +131,6 @@ pub enum Idle {
     Polls,
 }
 
-/// Where a stretch began.
 #[derive(Debug, Clone, Copy)]
 struct Start {
     taken: u64,
@@ -146,8 +141,7 @@ struct Start {
 /// that polls, the time at an empty ring is left out.
 ///
 /// Call [`ring`](Self::ring) at each look at the ring, and [`cpu`](Self::cpu) right after some of
-/// these looks (reading another process's CPU clock is a system call): when the NF's slice begins
-/// and ends, or once a millisecond.
+/// them (it costs a system call): when the NF's slice begins and ends, or once a millisecond.
 #[derive(Debug, Clone)]
 pub struct Outside {
     idle: Idle,
@@ -197,8 +191,7 @@ impl Outside {
         Some(picoseconds as f64 / 1000.0)
     }
 
-    /// Nanoseconds a packet: the median of the window, else the last one. None before the first
-    /// sample.
+    /// Nanoseconds a packet: the window's median, else the last one. None before the first sample.
     pub fn ns_per_packet(&mut self, now_ns: u64) -> Option<f64> {
         self.cost.median(now_ns).map(|picoseconds| picoseconds as f64 / 1000.0)
     }

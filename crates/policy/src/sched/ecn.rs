@@ -1,9 +1,8 @@
 //! ECN marks on packets, so that senders slow down before packets are refused.
 //!
 //! # Problem
-//! A sender that supports explicit congestion notification slows down when packets arrive with the
-//! mark "congestion experienced". Marks must follow congestion that lasts, and not each burst that
-//! makes a queue long for an instant.
+//! A sender that supports explicit congestion notification slows down when packets carry the mark
+//! "congestion experienced". Marks must follow lasting congestion, and not each burst in a queue.
 //!
 //! # Terms and units
 //! *Queue*: packets in a ring. *Average*: an exponentially weighted moving average of the queue,
@@ -20,8 +19,8 @@
 //! the same time. The caller knows which packets may be marked at all (ECT).
 //!
 //! Source: RFC 3168, section 5; S. Floyd, V. Jacobson, "Random Early Detection Gateways for
-//! Congestion Avoidance", IEEE/ACM Transactions on Networking 1(4), 1993, section 4 (average and
-//! idle time); NFVnice, section 3.4.
+//! Congestion Avoidance", IEEE/ACM Trans. Networking 1(4), 1993, section 4 (average, idle time);
+//! NFVnice, 3.4.
 
 /// k of the usual weight: RED's 0.002 is about 2^−9.
 pub const USUAL_SHIFT: u32 = 9;
@@ -39,8 +38,8 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// For a ring of `ring` packets: marks from an average of `percent` of it, with weight
-    /// 2^−`shift` (at most 2^−16).
+    /// For a ring of `ring` packets: marks from an average of `percent` of it, with k = `shift` ≤
+    /// 16.
     pub fn new(ring: u32, percent: u32, shift: u32) -> Self {
         let threshold = (u64::from(ring) << POINT).saturating_mul(u64::from(percent)) / 100;
         Self { shift: shift.min(16), threshold: threshold.max(1), average: 0 }
@@ -59,8 +58,7 @@ impl Marker {
         self.average >= self.threshold
     }
 
-    /// Records that the queue stood empty for as long as `packets` packets take. Call it before the
-    /// arrival that ends the pause.
+    /// Records, before the next arrival, a queue empty for as long as `packets` packets take.
     pub fn idle(&mut self, packets: u64) {
         let kept = 1.0 - 1.0 / f64::from(1u32 << self.shift);
         let kept = kept.powi(i32::try_from(packets).unwrap_or(i32::MAX));

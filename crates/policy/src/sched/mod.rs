@@ -15,8 +15,7 @@
 //! | [`ecn`] | is a packet marked, so that its sender slows down | each burst |
 //!
 //! Sources: S. Kulkarni et al., "NFVnice: Dynamic Backpressure and Scheduling for NFV Service
-//! Chains", SIGCOMM 2017, section 3; M. Anthony and Y. Bai, "UNiS" for [`workflow`]; W. Zhang et
-//! al., "Flurries" for [`threshold`].
+//! Chains", SIGCOMM 2017, section 3; M. Anthony and Y. Bai, "UNiS"; W. Zhang et al., "Flurries".
 
 pub mod backpressure;
 pub mod cost;

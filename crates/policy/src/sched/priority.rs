@@ -18,12 +18,10 @@
 //!
 //! Where NFs further down go first, a hop is worth a doubling of the weight: the packets with the
 //! most work invested are dropped last. And an NF with more than a part of its ring full goes
-//! before all above it ([`pressing`]), with or without budget, because what those above add would
-//! find no space.
+//! before all above it ([`pressing`]), with or without budget: their packets would find no space.
 //!
 //! For the kernel's class SCHED_RR, level and position together are the priority above the lowest
-//! one ([`rank`]). That order is strict: the NF with the highest priority has the core as long as
-//! it has packets.
+//! one ([`rank`]). That order is strict: the highest has the core as long as it has packets.
 //!
 //! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow
 //! Customization", CoNEXT 2016, sections 3.3 and 5.4.
@@ -69,15 +67,13 @@ pub fn raised(weight: f64, depth: u32) -> f64 {
     weight * f64::from(1u32 << depth.min(DEEPEST))
 }
 
-/// Distance from the lowest priority of SCHED_RR, 0 to 47. The position counts only with
-/// `downstream_first`.
+/// Distance from the lowest priority of SCHED_RR, 0 to 47; position if `downstream_first`.
 pub fn rank(level: u8, depth: u32, downstream_first: bool) -> u8 {
     let by_position = if downstream_first { depth.min(DEEPEST) as u8 } else { 0 };
     level.min(HIGHEST) + by_position
 }
 
-/// How many packets make an NF go before those above it: a quarter of a ring of `slots`. 0 if none
-/// do, as for an NF at position 0.
+/// Packets that make an NF go before those above it: a quarter of `slots`; 0 if it never does.
 pub fn pressing(depth: u32, slots: u32, downstream_first: bool) -> u32 {
     if downstream_first && depth > 0 { (slots / 4).max(1) } else { 0 }
 }

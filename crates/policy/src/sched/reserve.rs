@@ -5,19 +5,16 @@
 //! times its rate gets most of the core, and the others get less than their SLO says.
 //!
 //! # Terms and units
-//! *Part*: what an NF has reserved, 0 to 1 of the core. NFs of one *group* have one part together
-//! (the NFs of a chain that share one place). NFs without a part get what is left, and at least the
-//! floor.
+//! *Part*: what an NF has reserved, 0 to 1 of the core. A *group* of NFs has one part together
+//! (those of a chain that share one place). NFs without a part get the rest, at least the floor.
 //!
 //! # Approach
 //! An NF whose share by load is larger than its part keeps it. One with less is lifted to its part,
-//! and the others go down in proportion, until none is below. Within a group shares stay in the
-//! proportion of the load. An unused part is not lost: shares divide time among the NFs that want
-//! it.
+//! and the others go down in proportion, until none is below. Within a group shares follow the
+//! load. An unused part is not lost: shares divide time among the NFs that want it.
 //!
 //! # Limits
-//! Parts of more than the core are scaled down to it. As with all shares, this does not say when an
-//! NF runs.
+//! Parts of more than the core are scaled down to it. Shares do not say when an NF runs.
 
 /// Reserved part of a core.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,8 +62,7 @@ pub fn keep(shares: &mut [f64], parts: &[Option<Part>], floor: f64) {
     }
 }
 
-/// Lifts each to its least. A lifted item stays lifted: that leaves less for the others, never
-/// more.
+/// Lifts each to its least. A lifted item stays lifted: others only get less by that.
 fn lift(items: &mut [Item]) {
     loop {
         let lifted: f64 = items.iter().filter(|item| item.is_lifted).map(|item| item.least).sum();
@@ -133,7 +129,6 @@ mod tests {
             let sum: f64 = loads.iter().map(|(load, ..)| load).sum();
             prop_assume!(sum > 0.0);
             let shares: Vec<f64> = loads.iter().map(|(load, ..)| load / sum).collect();
-            // The first of a group sets its part.
             let of_group = |group| loads.iter().find(|(_, _, g)| *g == group).map_or(0.0, |(_, part, _)| *part);
             let parts: Vec<Option<Part>> = loads.iter().map(|(_, _, g)| (*g > 0).then(|| Part { group: *g, part: of_group(*g) })).collect();
             let got = of(&shares, &parts);

@@ -14,11 +14,10 @@
 //!
 //! # Approach
 //! The first [`Rules::early`] packets of a flow start the NF at once: for such a short flow latency
-//! counts. After them, the threshold adapts to the flow: it begins at [`Rules::least`], grows by
-//! one each time that it is met (additive increase), and is halved each time that the timer expires
-//! first (multiplicative decrease). So a fast flow is processed in larger and larger pieces, none
-//! of which waits longer than the timer, and a flow that has slowed down soon starts its NF for
-//! each packet again.
+//! counts. Then the threshold adapts to the flow: it begins at [`Rules::least`], grows by one each
+//! time that it is met (additive increase), and is halved each time that the timer expires first
+//! (multiplicative decrease). So a fast flow is processed in growing pieces, none of which waits
+//! longer than the timer, and a slowed flow soon starts its NF for each packet again.
 //!
 //! | name | early | threshold | timer |
 //! |---|---|---|---|
@@ -124,9 +123,8 @@ impl Threshold {
         self.seen = self.seen.saturating_add(n);
     }
 
-    /// Takes `n` packets for an NF that sleeps, where `waiting` packets now wait; `urgent` if one
-    /// of them is. Returns why the NF is to be started, or None if they wait, no longer than the
-    /// timer.
+    /// Takes `n` packets for an NF that sleeps, with `waiting` in all; `urgent` if one of them is.
+    /// Returns why the NF is to be started, or None if they wait, no longer than the timer.
     #[inline]
     pub fn come(&mut self, rules: &Rules, n: u32, waiting: u32, urgent: bool) -> Option<Cause> {
         let early = self.is_early(rules);

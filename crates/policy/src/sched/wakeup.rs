@@ -19,11 +19,9 @@
 //! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
 //! 2. else one that is *pressing*: what those above it add would soon find no space; the furthest
 //!    down goes first ([`pressing`](super::priority::pressing), an option);
-//! 3. else one with a [level](super::priority) above 0 that has budget left, the highest level
-//!    first;
-//! 4. else the next one in the *circle*: the nearest that is further down the chains than the NF
-//!    which gives the core away, and after the last one the first; NFs of one depth go by their
-//!    numbers.
+//! 3. else one with a [level](super::priority) above 0 and budget left, the highest level first;
+//! 4. else the next one in the *circle*: the nearest further down the chains than the NF which
+//!    gives the core away, and after the last one the first; NFs of one depth go by their numbers.
 //!
 //! So packets that were just worked on go on, those that arrived meanwhile join them, and
 //! everything inside passes through a chain as one wave, which pays for as few switches as
@@ -36,22 +34,19 @@
 //! then is passed over until it is. If that is so for all, as many parts are given as it takes
 //! until one has budget. A turn that took too long is paid for by waiting, up to [`DEBT_NS`].
 //!
-//! A round is longer when more NFs share it ([`round_ns`]). A switch costs some microseconds with
-//! the caches that it leaves cold, and in a round of a fixed length ten NFs would spend a tenth of
-//! the core on switches. An NF with few packets waits longer for it, but no longer than
-//! [`LONGEST_ROUND_NS`].
+//! A round is longer when more NFs share it ([`round_ns`], at most [`LONGEST_ROUND_NS`]). A switch
+//! costs some microseconds with the caches that it leaves cold: in a round of a fixed length ten
+//! NFs would spend a tenth of the core on switches. An NF with few packets waits longer for it.
 //!
 //! The same code makes every choice ([`choose`]): in an NF that goes to sleep, in the manager when
 //! no NF of a core runs, and in the simulator. Only the storage of the numbers differs ([`Core`]).
 //!
 //! # Limits
 //! The bound must be well above the time to serve a full ring, and above a turn of every NF: else,
-//! under overload, everything is late, and the choice becomes first come, first served. One choice
-//! is linear in the candidates.
+//! under overload, the choice becomes first come, first served. It is linear in the candidates.
 //!
-//! Source: NFVnice, sections 3.1 and 3.3 (which NF is woken, and what that depends on); M.
-//! Shreedhar, G. Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995, for
-//! the budgets.
+//! Source: NFVnice, sections 3.1 and 3.3 (which NF is woken, and why); M. Shreedhar, G. Varghese,
+//! "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995, for the budgets.
 
 /// An NF of the core at the time of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -232,8 +227,7 @@ fn rounds_to_budget(core: &impl Core, nf: u32, round_ns: u64) -> i64 {
     (1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part
 }
 
-/// Whether it is pressing; its depth or level; whether it is further on in the circle; depth and
-/// number.
+/// Whether it is pressing; depth or level; whether further on in the circle; depth and number.
 type Rank = (bool, u32, bool, std::cmp::Reverse<(u32, u32)>);
 
 /// The NF that goes before the circle, and whether it is pressing; None if the circle decides.
@@ -259,8 +253,7 @@ fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
     first.map(|((is_pressing, ..), nf)| (nf, is_pressing))
 }
 
-/// Whether an NF, whose level is `level`, must give the core away before its budget is used up,
-/// because another goes before it.
+/// Whether an NF with this level must give the core away early, because another goes before it.
 #[inline]
 pub fn is_preceded(core: &impl Core, level: u32, rules: &Rules) -> bool {
     let Some((depth, _)) = core.leaving() else { return false };
@@ -315,8 +308,7 @@ impl Table {
         self.budgets_ns[nf] = paid(self.budgets_ns[nf], used_ns);
     }
 
-    /// Whether an NF that has the core must give it away: its budget is used up, and another can
-    /// run. Panics if there is no such NF.
+    /// Whether an NF must leave: no budget is left, and another can run. Panics without such an NF.
     pub fn must_leave(&self, nf: usize, rules: &Rules) -> bool {
         let others = || self.candidates.iter().enumerate().filter(|(other, _)| *other != nf);
         self.budgets_ns[nf] <= 0 && others().any(|(_, candidate)| candidate.can_run(rules.burst))
@@ -370,7 +362,6 @@ mod tests {
         Candidate { waiting, depth, age_ns: 1000, room: 1000, ..Candidate::default() }
     }
 
-    /// A core with equal shares and no budgets.
     fn core(candidates: &[Candidate]) -> Table {
         let mut core = Table::new(candidates.len());
         core.candidates = candidates.to_vec();
@@ -390,13 +381,11 @@ mod tests {
         };
         let all = [waiting(500, 1), waiting(4, 2), waiting(32, 3)];
         assert_eq!([0, 1, 2].map(|leaving| next_to(leaving, &all)), [Some(1), Some(2), Some(0)]);
-        // The next one has no packets.
         assert_eq!(next_to(0, &[waiting(500, 1), waiting(0, 2), waiting(1, 3)]), Some(2));
         assert_eq!(next_to(1, &[waiting(500, 1), waiting(40, 2), waiting(0, 3)]), Some(0));
         // Of one depth, by their numbers; between depths numbers do not matter.
         assert_eq!(next_to(1, &[waiting(1, 1), waiting(1, 1), waiting(1, 1), waiting(1, 2)]), Some(2));
         assert_eq!(next_to(2, &[waiting(1, 1), waiting(1, 3), waiting(1, 2)]), Some(1));
-        // None leaves: the first.
         assert_eq!(pick(&[waiting(500, 2), waiting(500, 1)]), Some(1));
         assert_eq!(pick(&[waiting(0, 1), waiting(0, 2)]), None);
         assert_eq!(pick(&[]), None);
@@ -497,8 +486,7 @@ mod tests {
             [1, 3, 4, 10, 33, 34, 5000].map(round_ns),
             [1_000_000, 1_000_000, 1_200_000, 3_000_000, 9_900_000, 10_000_000, 10_000_000]
         );
-        // Ten can run: 3 ms, of which each has a tenth. Two alone share the whole round, though
-        // their shares sum to 0.2.
+        // Ten can run: 3 ms, a tenth each. Two alone share the whole round, with shares of 0.2.
         let mut core = Table::new(11);
         core.candidates = vec![waiting(50, 1); 11];
         core.candidates[3] = waiting(0, 1);
@@ -536,8 +524,7 @@ mod tests {
 
     #[test]
     fn levels_take_no_time_from_others() {
-        // All have packets all the time and equal shares. The one with a level is served sooner,
-        // and gets no more than the others.
+        // All have packets and equal shares. The one with a level only runs sooner, not longer.
         let mut core = core(&[waiting(100, 1), Candidate { level: 4, ..waiting(100, 1) }, waiting(100, 1)]);
         let mut used = [0u64; 3];
         for _ in 0..10_000 {

@@ -26,8 +26,7 @@
 //! A weight does not say when an NF runs; it holds for sums over 100 ms and more. Time is quadratic
 //! in the NFs of a core at worst (each round lifts one more NF to the floor), and usually linear.
 //!
-//! Source: NFVnice, section 3.2: load(i) = λ(i) · s(i), shares(i) = Priority(i) · load(i) /
-//! TotalLoad(m).
+//! Source: NFVnice, 3.2: load(i) = λ(i) · s(i), shares(i) = Priority(i) · load(i) / TotalLoad(m).
 
 /// Demand of an NF for its core.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,13 +77,12 @@ pub fn shares(demands: &[Demand], floor: f64, out: &mut Vec<f64>) {
 /// Turns weights into shares of at least `floor` (at most 1/n) that sum to 1.
 fn raise(weights: &mut [f64], floor: f64) {
     let n = weights.len() as f64;
-    // Rates of NFs without packets fade for ever. Scaled to 1, even the smallest have a sum to
-    // divide by.
+    // Rates without packets fade for ever. Scaled to 1, even the smallest have a usable sum.
     let largest = weights.iter().copied().fold(0.0, f64::max);
     if largest > 0.0 && !(1e-100..1e100).contains(&largest) {
         weights.iter_mut().for_each(|w| *w /= largest);
     }
-    // An NF at the floor stays there: raising others leaves less for it, never more.
+    // An NF at the floor stays there: raising others leaves less for the rest, never more.
     let mut at_floor = 0;
     let mut bar = 0.0;
     let scale = loop {
@@ -107,9 +105,8 @@ fn raise(weights: &mut [f64], floor: f64) {
 
 /// A smoothed packet rate, from a counter that is read about once a millisecond.
 ///
-/// A reading over a time t weighs t / (t + τ), so readings at uneven times are smoothed alike: with
-/// τ = 10 ms and readings of 1 ms, 61 % of a step is in the rate after one time constant, 94 %
-/// after three.
+/// A reading over a time t weighs t / (t + τ), so uneven readings are smoothed alike: with τ = 10
+/// ms and readings of 1 ms, 61 % of a step is in the rate after one τ, 94 % after three.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ArrivalRate {
     tau_ns: f64,
@@ -124,8 +121,7 @@ impl ArrivalRate {
     }
 
     /// Takes a reading at `now_ns`: `total` packets have ever wanted the NF. A counter that fell
-    /// has started again from 0. The first reading starts the count; one at the time of the last is
-    /// ignored.
+    /// has restarted from 0. The first reading starts the count; one at the same time is ignored.
     pub fn add(&mut self, now_ns: u64, total: u64) {
         let Some((then, before)) = self.last else {
             self.last = Some((now_ns, total));
@@ -159,14 +155,13 @@ impl Margin {
     }
 }
 
-/// Weight of a whole core in cgroup v1's `cpu.shares`. v2's default scale leads to the same numbers
-/// inside the kernel.
+/// Weight of a whole core in cgroup v1's `cpu.shares`, and of v2's default scale in the kernel.
 const V1_CORE: f64 = 102_400.0;
 /// Weight of a whole core in cgroup v2's `cpu.weight`, its largest value.
 const V2_CORE: f64 = 10_000.0;
 
-/// A share as cgroup v1's `cpu.shares` (2 to 262,144): 1 % is 1,024, a new cgroup's default. NaN
-/// and negative shares count as 0.
+/// A share as cgroup v1's `cpu.shares` (2 to 262,144): 1 % is 1,024, a new cgroup's default.
+/// NaN and negative shares count as 0.
 pub fn cgroup_v1(share: f64) -> u64 {
     (share.max(0.0) * V1_CORE).round().clamp(2.0, 262_144.0) as u64
 }

@@ -6,19 +6,16 @@
 //! outside must choose the NF that runs, look at the rings, and switch when that pays.
 //!
 //! # Terms and units
-//! *Work*: packets that an NF was given and has not returned. *Unread*: those of them that still
-//! lie in its ring. *Room*: packets that it can still put on its output. *Turn*: the time from the
-//! switch to an NF to the switch away from it. *Slice*: the longest turn while others wait. *Cost*:
-//! nanoseconds a packet. *Depth*: how far down its chains an NF is; ties go by number. All times
-//! are nanoseconds.
+//! *Work*: packets that an NF was given and has not returned. *Unread*: those still in its ring.
+//! *Room*: packets that it can still put on its output. *Turn*: from the switch to an NF to the
+//! switch away from it. *Slice*: the longest turn while others wait. *Cost*: nanoseconds a packet.
+//! *Depth*: how far down its chains an NF is; ties go by number. All times are nanoseconds.
 //!
 //! # Approach
 //! The NFs of a core form a circle in the order of depth: after an NF comes the one that its
-//! packets go to next, so the batch that it has just processed is still in the caches. A turn ends
-//! when
+//! packets go to next, so its last batch is still in the caches. A turn ends when
 //! - its slice is over,
-//! - the input is almost empty (fewer unread packets than [`Settings::near`]), and the NF had time
-//!   to return what it has in hand,
+//! - the input is almost empty (below [`Settings::near`]), after time to return packets in hand,
 //! - the output is almost full, or
 //! - the NF is held by backpressure.
 //!
@@ -31,19 +28,17 @@
 //! A foreign program also has work that is not visible: timers and connections of its own
 //! ([`Reading::background`]). Such an NF has the core while no NF has packets, and is not parked
 //! for that; while others have packets it has a turn of the least length every [`BACKGROUND_NS`]. A
-//! turn that was given for packets ends with them, as any other, and counts as a background turn
-//! only if it was as long as one. Slices are no longer than [`Settings::longest_wait_ns`], because
-//! background work makes packets look expensive. The caller may sleep while there is nothing but
-//! background work.
+//! turn given for packets ends with them, and counts as a background turn only if it was as long as
+//! one. Slices are no longer than [`Settings::longest_wait_ns`], because background work makes
+//! packets look expensive. The caller may sleep while there is only background work.
 //!
 //! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C:
 //! cost of a burst × bursts in a ring / C), and at least [`Settings::least_switches`] times a
 //! switch. Costs are read at each turn, so slices follow the load.
 //!
 //! # Limits
-//! An NF with work waits at most for the slices of all others and one `longest_wait_ns`. The NFs
-//! that do not run are looked at every [`LOOK_NS`], so their waits are known no finer. A look is
-//! linear in the NFs of a core.
+//! An NF with work waits at most for the slices of all others and one `longest_wait_ns`. The waits
+//! of NFs that do not run are measured every [`LOOK_NS`], in time linear in the NFs of the core.
 //!
 //! Source: Anthony and Bai, "UNiS: A User-space Non-intrusive Workflow-aware Virtual Network
 //! Function Scheduler" (workflow-aware order, preemption by rings, slices by estimated cost); the
@@ -59,8 +54,7 @@ const IDLE_LOOK_NS: u64 = 1_000;
 /// Parameters of the policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Packets below which an input is almost empty, and slots below which an output is almost
-    /// full.
+    /// Packets below which an input is almost empty; slots below which an output is almost full.
     pub near: u32,
     /// Divisor of the cost of a ring full of packets that makes a slice; at least 1.
     pub divisor: f64,
@@ -204,7 +198,6 @@ struct Entry {
     background_ns: Option<u64>,
 }
 
-/// The current turn.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     began_ns: u64,
@@ -223,7 +216,6 @@ struct Turn {
 #[derive(Debug, Clone)]
 pub struct Workflow {
     settings: Settings,
-    /// In the order of turns.
     circle: Vec<Entry>,
     /// Place in the circle of the NF that has the core.
     current: Option<usize>,
@@ -335,8 +327,7 @@ impl Workflow {
             self.turn.finishing_ns = None;
             return None;
         }
-        // Almost empty: packets in hand would lie there until the next turn, and take less than a
-        // switch.
+        // Almost empty: packets in hand would wait for the next turn, and take less than a switch.
         let until = *self.turn.finishing_ns.get_or_insert_with(|| {
             let burst = 2.0 * rings.cost_ns(self.circle[at].member.nf) * f64::from(near);
             let patience = (burst as u64).clamp(2_000, self.settings.switch_ns.max(2_000));
@@ -477,8 +468,7 @@ impl Workflow {
         // Relative to the largest weight: a slice is never longer than a ring of packets takes.
         let largest = self.circle.iter().map(|entry| rings.weight(entry.member.nf)).fold(f64::MIN_POSITIVE, f64::max);
         let slice_ns = self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, rings.weight(member.nf) / largest);
-        // Background work raises the cost, and no empty input ends its turn: longer slices would
-        // raise the cost further, and so on.
+        // Background work counts as cost, and no empty input ends its turn: slices would grow on.
         let longest_ns = self.settings.longest_wait_ns.max(self.settings.least_slice_ns());
         if rings.read(member.nf).background { slice_ns.min(longest_ns) } else { slice_ns }
     }

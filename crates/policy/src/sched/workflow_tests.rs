@@ -4,13 +4,11 @@ use super::*;
 struct Core {
     cost_ns: Vec<f64>,
     ring: u32,
-    /// Packets with each NF.
     work: Vec<u32>,
     /// Slots on each output; usually unlimited.
     room: Vec<u32>,
     held: Vec<bool>,
     weight: Vec<f64>,
-    /// NFs with background work.
     background: Vec<usize>,
     /// Nanoseconds that the NF on the core has worked on its next packet.
     spent_ns: f64,
@@ -51,7 +49,6 @@ impl Core {
 
     fn workflow(&self, settings: Settings) -> Workflow {
         let mut workflow = Workflow::new(settings);
-        // Not in their order.
         for nf in (0..self.cost_ns.len() as u16).rev() {
             workflow.add(Member { nf, depth: nf.into(), ring: self.ring });
         }
@@ -63,7 +60,6 @@ impl Core {
         self.work.iter().sum()
     }
 
-    /// Lets `nf` have the core for `ns`.
     fn work_for(&mut self, nf: u16, ns: f64) {
         let nf = usize::from(nf);
         self.spent_ns += ns;
@@ -80,8 +76,7 @@ impl Core {
         }
     }
 
-    /// Runs a workflow for `ns`, lets in `arrive` packets each step while there is room, and
-    /// reports each move.
+    /// Runs a workflow for `ns`, with up to `arrive` packets each step, and reports each move.
     fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut report: impl FnMut(u64, Move)) {
         const STEP_NS: u64 = 500;
         let mut from_ns = self.at_ns;
@@ -346,7 +341,6 @@ fn with_nothing_to_do_the_last_one_keeps_the_core_for_a_while() {
     assert_eq!(workflow.step(149_999, &core), Move::Stay);
     assert_eq!(workflow.step(150_000, &core), Move::Park(1, Why::Idle));
     assert_eq!(workflow.running(), None);
-    // It comes back for its next packet.
     core.work[1] = 1;
     assert_eq!(workflow.step(160_000, &core), Move::Run(1));
 }

@@ -45,7 +45,6 @@ impl World {
     }
 }
 
-/// The burst in progress.
 struct Work {
     local: usize,
     ns: u64,
@@ -127,7 +126,6 @@ impl Cpu {
         }
     }
 
-    /// Idles until the next wake.
     fn idle(&mut self, until_ns: u64, world: &mut World) {
         let next = self.wakes.iter().map(|(at, _)| *at).min().unwrap_or(until_ns).clamp(self.now_ns, until_ns);
         world.count.cores[self.number].idle_ns += next - self.now_ns;
@@ -196,8 +194,7 @@ impl Cpu {
         self.start(local, number, world);
     }
 
-    /// Whether the process that has the core has used up its budget, and another can run. Called
-    /// after each burst.
+    /// Whether the running process has no budget left and another can run; called after each burst.
     fn is_over_budget(&mut self, local: usize, world: &World) -> bool {
         if !world.handover || self.table.budget_ns(local as u32) > 0 {
             return false;

@@ -26,8 +26,7 @@ pub const FAIRNESS: [u64; 6] = [1, 2, 5, 20, 40, 60];
 /// Cycles of the cheapest NF of the fairness experiment.
 pub const FAIRNESS_UNIT: u64 = 100;
 
-/// Order in which the flows of the mixed orders take [`ORDERS`], so that the first ones do not all
-/// begin with the cheap NF.
+/// [`ORDERS`] as the flows of the mixed orders take them: not first those with the cheap NF first.
 pub const MIXED: [usize; 6] = [3, 0, 4, 1, 5, 2];
 
 fn one_chain(costs: &[u64], variant: Variant, class: Class) -> Scenario {
@@ -73,25 +72,22 @@ pub fn multicore(variant: Variant, class: Class) -> Scenario {
     Scenario::new(nfs, vec![chain], variant, class)
 }
 
-/// Two chains that share their first and last NF; the one between is cheap in the first and a
-/// bottleneck in the second. NFs of 270, 120, 4,500 and 300 cycles, each on a core of its own
-/// (table 6, figure 9).
+/// Two chains that share their first and last NF; the one between is cheap in the first, slow in
+/// the second. NFs of 270, 120, 4,500 and 300 cycles, on a core each (table 6, figure 9).
 pub fn shared_nf(variant: Variant, class: Class) -> Scenario {
     let nfs = [270, 120, 4500, 300].into_iter().enumerate().map(|(core, cycles)| Nf::fixed(core, cycles)).collect();
     let chain = |middle| Chain { nfs: vec![0, middle, 3], rate_pps: RATE_PPS / 2, flows: 1 };
     Scenario::new(nfs, vec![chain(1), chain(2)], variant, class)
 }
 
-/// A chain of three NFs on one core; each packet costs 120, 270 or 550 cycles at random (figure
-/// 10).
+/// Three NFs on one core; each packet costs 120, 270 or 550 cycles at random (figure 10).
 pub fn variable_cost(variant: Variant, class: Class) -> Scenario {
     let mut scenario = one_chain(&[0; 3], variant, class);
     scenario.nfs.iter_mut().for_each(|nf| nf.cost = Cost::Random(CHAIN.to_vec()));
     scenario
 }
 
-/// Three NFs of 120, 270 and 550 cycles on one core, and 1 to 6 flows, each with an order of its
-/// own (figure 12).
+/// NFs of 120, 270 and 550 cycles on one core, 1 to 6 flows, each with its own order (figure 12).
 pub fn mixed_order(flows: usize, variant: Variant, class: Class) -> Scenario {
     let rate_pps = RATE_PPS / flows.max(1) as u64;
     let chain = |order: &usize| Chain { nfs: ORDERS[*order].to_vec(), rate_pps, flows: 1 };
@@ -99,8 +95,7 @@ pub fn mixed_order(flows: usize, variant: Variant, class: Class) -> Scenario {
     Scenario::new(nfs, MIXED.iter().take(flows).map(chain).collect(), variant, class)
 }
 
-/// Six flows of the same rate, through the first `diversity` of NFs whose costs are as 1 : 2 : 5 :
-/// 20 : 40 : 60 (figure 15).
+/// Six equal flows, through `diversity` NFs with costs of 1 : 2 : 5 : 20 : 40 : 60 (figure 15).
 pub fn fairness(diversity: usize, variant: Variant, class: Class) -> Scenario {
     let nfs: Vec<(u64, u64)> = FAIRNESS.iter().take(diversity).map(|c| (c * FAIRNESS_UNIT, RATE_PPS / 6)).collect();
     apart(&nfs, variant, class)

@@ -90,7 +90,6 @@ impl Manager {
         }
     }
 
-    /// Forwards packets that the NFs have returned.
     fn forward(&mut self) {
         let World { processes, paths, count, .. } = &mut self.world;
         for number in 0..processes.len() {
@@ -117,8 +116,7 @@ impl Manager {
         }
     }
 
-    /// Admits packets that arrived since the last round, burst by burst in turn, as far as there is
-    /// room.
+    /// Admits packets that arrived since the last round, burst by burst in turn, as room permits.
     fn admit(&mut self) {
         let World { processes, paths, count, .. } = &mut self.world;
         for (chain, path) in paths.iter().enumerate() {
@@ -215,8 +213,7 @@ impl Manager {
         }
     }
 
-    /// Wakes each NF with packets, or with hand-over one NF of each idle core. Returns the time
-    /// that took.
+    /// Wakes each NF with packets, or with hand-over one NF of each idle core. Returns the time.
     fn wake(&mut self) -> u64 {
         let mut spent = 0;
         for cpu in &mut self.cpus {

@@ -3,13 +3,11 @@
 //! # Problem
 //! The throughput of chains depends on the operating system's scheduler, on the platform's policies
 //! and on the order and cost of the NFs, in surprising ways. It should be known before hardware is
-//! bought and before a policy is shipped, and a change of a policy should show in a table that is
-//! reproducible to the last digit.
+//! bought, and a change of a policy should show in a table that is reproducible to the last digit.
 //!
 //! # Terms and units
 //! As in [`sched`](crate::sched); times in nanoseconds, costs in cycles. *Round*: one pass of the
-//! manager's loop. *Class*: how the operating system schedules NFs ([`Class`]). *Variant*: which
-//! policies are on ([`Variant`]).
+//! manager's loop. [`Class`]: the operating system's scheduling. [`Variant`]: the active policies.
 //!
 //! # Approach
 //! Cores and the manager meet only in rings and flags, so the simulation advances by rounds of the
@@ -20,9 +18,8 @@
 //!
 //! A core runs its NFs by class: [`Class::Other`] is weighted fair with a virtual deadline for each
 //! request of a slice, and a waking process with an earlier deadline preempts; [`Class::Batch`] is
-//! the same without preemption; [`Class::Rr`] is a queue. Costs of a switch and of a wake are those
-//! of [`Machine`]. Bottlenecks, weights and the choice of the next NF are the code of
-//! [`sched`](crate::sched).
+//! the same without preemption; [`Class::Rr`] is a queue. [`Machine`] has the costs of switches and
+//! wakes; [`sched`](crate::sched) decides bottlenecks, weights and the choice of the next NF.
 //!
 //! With backpressure, a packet is admitted if each NF of its chain has a credit for it, as in the
 //! platform; without, full rings inside drop. [`Variant::Ideal`] calls consecutive NFs of a chain
@@ -30,11 +27,11 @@
 //!
 //! # Limits
 //! The manager forwards any number of packets in a round. Caches are not modelled: a hop always
-//! costs [`Machine::hop_cycles`]. Sources send at a constant rate and do not react to drops or
-//! marks. The kernel's timer tick, real-time throttling and other processes are left out. The ideal
-//! bounds a chain; where chains compete, it serves them alike, and a variant that favours cheap
-//! ones may carry more in all. So compare variants with each other first, and absolute numbers with
-//! a measurement.
+//! costs [`Machine::hop_cycles`]. Sources send at a constant rate and ignore drops and marks. The
+//! kernel's timer tick, real-time throttling and other processes are left out. The ideal bounds a
+//! chain; where chains compete, it serves them alike, and a variant that favours cheap ones may
+//! carry more in all. So compare variants with each other first, then absolute numbers with a
+//! measurement.
 //!
 //! Source: the experiments of NFVnice, section 4; I. Stoica, H. Abdel-Wahab, "Earliest Eligible
 //! Virtual Deadline First", Old Dominion University TR-95-22, 1995, for the fair class.

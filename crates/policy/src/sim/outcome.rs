@@ -103,8 +103,7 @@ impl Outcome {
         self.per_second(self.nfs.iter().map(|nf| nf.voluntary + nf.involuntary).sum())
     }
 
-    /// Jain's index of the chains' output: 1 if all are equal, 1/n if one has everything; 1 without
-    /// packets.
+    /// Jain's index of the chains' output: 1 if equal (or no packets), 1/n if one has everything.
     pub fn jain(&self) -> f64 {
         let sum: f64 = self.chains.iter().map(|c| c.delivered as f64).sum();
         let squares: f64 = self.chains.iter().map(|c| (c.delivered as f64) * (c.delivered as f64)).sum();

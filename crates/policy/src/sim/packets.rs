@@ -24,7 +24,6 @@ impl Batch {
     }
 }
 
-/// A bounded queue of packets.
 #[derive(Debug, Clone)]
 pub(super) struct Ring {
     batches: VecDeque<Batch>,

@@ -78,7 +78,6 @@ impl Process {
     }
 }
 
-/// A chain over processes.
 #[derive(Debug, Clone)]
 pub(super) struct Path {
     /// Number of the process at each hop, and whether that is its last visit.
@@ -126,7 +125,6 @@ pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
     (processes, paths)
 }
 
-/// Costs of an NF's packets.
 #[derive(Debug, Clone)]
 pub(super) struct Costs {
     cost: Cost,

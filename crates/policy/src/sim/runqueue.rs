@@ -1,10 +1,9 @@
 //! The operating system's scheduler of one core.
 //!
-//! The fair classes follow EEVDF. A process has a virtual run time, which grows with its run time
-//! divided by its weight, and requests one slice at a time; the deadline is the virtual time by
-//! which that slice should be served. A process with no more than the average is eligible; of
-//! those, the one with the earliest deadline runs until its slice is used up or it sleeps. A
-//! sleeper keeps its lag, up to a slice.
+//! The fair classes follow EEVDF. A process has a virtual run time, its run time divided by its
+//! weight, and requests one slice at a time; its deadline is the virtual time by which that should
+//! be served. It is eligible with no more than the average; of these, the one with the earliest
+//! deadline runs until its slice is used up or it sleeps. A sleeper keeps its lag, up to a slice.
 
 use std::collections::VecDeque;
 
@@ -32,14 +31,12 @@ pub(super) struct RunQueue {
     class: Class,
     slice_ns: u64,
     tasks: Vec<Task>,
-    /// Waiting processes, for the queued class.
     queue: VecDeque<usize>,
     current: Option<usize>,
     preempt: bool,
 }
 
 impl RunQueue {
-    /// With `tasks` processes, all asleep.
     pub(super) fn new(class: Class, tasks: usize) -> Self {
         let slice_ns = match class {
             Class::Other | Class::Batch => FAIR_SLICE_NS,
@@ -110,7 +107,6 @@ impl RunQueue {
         t.used_ns = 0;
     }
 
-    /// Charges the current process.
     #[inline]
     pub(super) fn account(&mut self, ns: u64) {
         if let Some(current) = self.current {

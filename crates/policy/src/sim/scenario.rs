@@ -3,23 +3,20 @@
 /// Packets that an NF takes at once.
 pub(super) const BURST: u32 = 32;
 
-/// A machine and its operating system's costs. The defaults are those of a two-core virtual
-/// machine.
+/// A machine and its operating system's costs, by default of a two-core virtual machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Cores for NFs. The manager has cores of its own.
     pub cores: usize,
     /// Cycles in a microsecond.
     pub mhz: u64,
-    /// A switch of processes, in nanoseconds, with the work before the first and after the last
-    /// packet.
+    /// A switch of processes, with the work before the first and after the last packet, in ns.
     pub switch_ns: u64,
     /// Manager time to wake a process on another core, in nanoseconds.
     pub wake_cost_ns: u64,
     /// The same where the sleeper does not preempt and the core is busy, in nanoseconds.
     pub wake_quiet_cost_ns: u64,
-    /// From the wake until the process can run, on an idle core, without the switch, in
-    /// nanoseconds.
+    /// From the wake to being able to run, on an idle core, without the switch, in nanoseconds.
     pub wake_idle_ns: u64,
     /// The same on a busy core.
     pub wake_busy_ns: u64,
@@ -242,10 +239,7 @@ impl Scenario {
         }
     }
 
-    /// Checks whether the scenario can be run.
-    ///
-    /// # Errors
-    /// The first error found.
+    /// Checks whether the scenario can be run; returns the first error.
     pub fn check(&self) -> Result<(), ScenarioError> {
         if self.machine.mhz == 0 || self.machine.round_ns == 0 {
             return Err(ScenarioError::Machine);

@@ -145,8 +145,7 @@ fn priority_doubles_what_an_nf_gets() {
 
 #[test]
 fn a_bottleneck_on_another_core_costs_only_its_own_chains() {
-    // NF 0 feeds a slow and a quick NF, each on a core of its own. The second chain's rate is
-    // unaffected.
+    // NF 0 feeds a slow and a quick NF, on a core each. The second chain's rate is unaffected.
     let nfs = vec![Nf::fixed(0, 270), Nf::fixed(1, 4500), Nf::fixed(2, 120)];
     let chain = |nfs: &[usize], rate_pps| Chain { nfs: nfs.to_vec(), rate_pps, flows: 1 };
     let chains = vec![chain(&[0, 1], 6_000_000), chain(&[0, 2], 4_000_000)];
