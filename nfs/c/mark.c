@@ -1,4 +1,4 @@
-/* Marks every IP packet as expedited (DSCP 46); what is not IP passes as it is. */
+/* Marks every IP packet as expedited (DSCP 46); all others pass unchanged. */
 #include <stdio.h>
 
 #include "sluice_nf.h"

@@ -3,9 +3,9 @@
  *
  *   monitor [SECONDS]
  *
- * Prints the flows, largest first, on SIGUSR1, every SECONDS if given, and at the end. A flow is source and destination address,
- * ports and protocol; fragments have no ports. The table holds 65,536 flows; packets of further ones, and packets that are not IP,
- * are counted together.
+ * Prints the flows, largest first, on SIGUSR1, every SECONDS if given, and at the end. A flow is
+ * source and destination address, ports and protocol; fragments have no ports. The table holds
+ * 65,536 flows; packets of further flows, and packets that are not IP, are counted together.
  */
 #include <arpa/inet.h>
 #include <signal.h>
@@ -38,7 +38,7 @@ static void on_usr1(int signal) {
     asked = 1;
 }
 
-/* FNV-1a: no match for an attacker, who can only make this monitor slow. */
+/* FNV-1a. It resists no attacker, which can only make this monitor slow. */
 static uint64_t hash(const flow_key *key) {
     const uint8_t *bytes = (const uint8_t *)key;
     uint64_t h = 0xcbf29ce484222325u;

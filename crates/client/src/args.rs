@@ -1,4 +1,4 @@
-//! The command line: what `sluice --help` teaches.
+//! The command line of `sluice`, with its help.
 
 use std::path::PathBuf;
 
@@ -50,7 +50,7 @@ Examples:
   sluice check --strict sluice.toml    fail on warnings too, as before a configuration is rolled out
   sluice check --explain | less        every key that a configuration can have")]
     Check(Check),
-    /// Say how the daemon is: healthy, or what does not work and since when
+    /// Show the daemon's health: healthy, or what does not work and since when
     #[command(after_help = "\
 Examples:
   sluice status                           the verdict first
@@ -75,7 +75,7 @@ that were dropped after an NF had worked on them. A generator that cannot keep i
 terminal leaves some columns out.
 Written to a pipe or a file, it is one snapshot.")]
     Top(Top),
-    /// Tell what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about
+    /// Print what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about
     /// shares of cores
     #[command(after_help = "\
 Examples:
@@ -115,7 +115,7 @@ Examples:
   sluice stats --json --watch > run.jsonl        one line each second, until Ctrl-C
   sluice stats --prometheus                      what a Prometheus scraper gets at /v1/metrics")]
     Stats(StatsArgs),
-    /// Go over to another configuration, on the running daemon
+    /// Switch the running daemon to another configuration
     #[command(after_help = "\
 Examples:
   sluice apply --dry-run sluice.toml    what would change: old and new values
@@ -132,7 +132,7 @@ Examples:
     /// A command that `sluice-lab` runs
     #[command(flatten)]
     Lab(LabCommand),
-    /// Say what this host has of cache control, what is missing, and what to do; no daemon is needed
+    /// Show this host's cache control, what is missing, and what to do; no daemon is needed
     #[command(after_help = crate::doctor::HELP)]
     Doctor(crate::doctor::DoctorArgs),
     /// Write completions for a shell
@@ -167,7 +167,7 @@ pub struct Check {
 
 #[derive(Debug, Args)]
 pub struct Top {
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     pub interval: f64,
     /// Print one snapshot, as into a pipe
@@ -178,7 +178,6 @@ pub struct Top {
     pub sort: Sort,
 }
 
-/// Columns to sort NFs by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
     /// By name
@@ -211,7 +210,7 @@ pub enum NfCommand {
     Add {
         /// The service
         service: String,
-        /// Its core; the next of the service's without
+        /// Its core; by default the next of the service's
         #[arg(long, value_name = "N")]
         core: Option<usize>,
     },
@@ -227,11 +226,11 @@ go on without it where the chain says on_failure = \"bypass\"."
     Remove {
         /// The NF, such as ids.1
         name: String,
-        /// Also if it is the last instance of a service that an open chain passes
+        /// Even if it is the last instance of a service that an open chain passes
         #[arg(long)]
         force: bool,
     },
-    /// Have an instance on another core take the place of this one, while packets flow
+    /// Replace this instance by one on another core, while packets flow
     #[command(after_help = "\
 Example: sluice nf move ids.1 --core 2
 
@@ -240,11 +239,11 @@ the old one knew of its flows is not handed over. Foreign NFs, those that attach
     Move {
         /// The NF, such as ids.1
         name: String,
-        /// Where it shall be
+        /// Its new core
         #[arg(long, value_name = "N")]
         core: usize,
     },
-    /// Go over to another version of a service's program, while packets flow
+    /// Switch to another version of a service's program, while packets flow
     #[command(after_help = "\
 Examples:
   sluice nf upgrade ids --exec /opt/nfs/ids-2
@@ -257,10 +256,11 @@ nothing. It stays until the daemon ends or another configuration is applied: wri
     Upgrade {
         /// The service
         service: String,
-        /// The new version's program: a path, or a name that is looked for beside sluiced, then in PATH
+        /// Program of the new version: a path, or a name that is looked for beside sluiced, then in
+        /// PATH
         #[arg(long, value_name = "PROGRAM")]
         exec: PathBuf,
-        /// All its arguments, to the end of the line; those of the old version without
+        /// All its arguments, to the end of the line; by default those of the old version
         #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
         args: Option<Vec<String>>,
     },
@@ -278,7 +278,7 @@ The file holds [[service]] sections as a configuration does, or the keys of one 
         /// The file
         file: PathBuf,
     },
-    /// Remove a service that no chain has, and stop its instances
+    /// Remove a service that no chain passes, and stop its instances
     #[command(visible_alias = "rm")]
     Remove {
         /// The service
@@ -298,7 +298,7 @@ Examples:
     Add {
         /// Its name
         name: String,
-        /// Its services, in order; none sends packets straight to the egress port
+        /// Its services, in order; with none, packets go straight to the egress port
         services: Vec<String>,
         /// Port where packets leave
         #[arg(long, value_name = "PORT")]
@@ -307,7 +307,7 @@ Examples:
         #[arg(long, value_name = "WHAT", value_enum, default_value_t = Failure::Restart)]
         on_failure: Failure,
     },
-    /// Remove a chain that no rule has
+    /// Remove a chain that no rule names
     #[command(visible_alias = "rm")]
     Remove {
         /// The chain
@@ -315,7 +315,7 @@ Examples:
     },
 }
 
-/// What a chain does when one of its NFs has died and no other instance of its service is left.
+/// Reaction of a chain when an NF has died and no other instance of its service is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Failure {
     /// Its packets are dropped at the entry until an instance is back
@@ -340,7 +340,7 @@ impl From<Failure> for OnFailure {
 pub enum TenantCommand {
     /// List tenants with their packet memory: its frames, and what was copied there
     List(Json),
-    /// Give a tenant fresh packet memory and start its NFs again; other tenants notice nothing
+    /// Give a tenant fresh packet memory and start its NFs again; other tenants are not affected
     Renew {
         /// The tenant; `-` is that of services without one
         #[arg(allow_hyphen_values = true)]
@@ -350,9 +350,9 @@ pub enum TenantCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum RuleCommand {
-    /// List rules, in the order in which they are asked
+    /// List rules, in the order in which they are tried
     List(Json),
-    /// Add a rule; every key that is given must match
+    /// Add a rule; every given key must match
     #[command(after_help = "\
 Examples:
   sluice rule add --chain web --protocol tcp --dst-port 80-443 --position 0
@@ -372,10 +372,10 @@ pub struct RuleAdd {
     /// Chain of the packets that match
     #[arg(long)]
     pub chain: String,
-    /// Its name; rule.N without
+    /// Its name; rule.N by default
     #[arg(long)]
     pub name: Option<String>,
-    /// Its place, from 0; last without
+    /// Its position, from 0; last by default
     #[arg(long, value_name = "N")]
     pub position: Option<usize>,
     /// Ingress port
@@ -402,7 +402,7 @@ pub struct RuleAdd {
     /// DSCP, 0 to 63
     #[arg(long)]
     pub dscp: Option<u8>,
-    /// Priority of the flows that match; 1 without
+    /// Priority of the flows that match; 1 by default
     #[arg(long, value_name = "WEIGHT")]
     pub priority: Option<f64>,
     /// Tenant of the flows that match
@@ -425,7 +425,7 @@ Examples:
 
 `sluice check --explain` says which keys each kind has.")]
     Add(PortAdd),
-    /// Close a port that no chain and no rule has
+    /// Close a port that no chain and no rule names
     #[command(visible_alias = "rm")]
     Remove {
         /// The port
@@ -443,13 +443,13 @@ pub struct PortAdd {
     /// Keys of the kind
     #[arg(value_name = "KEY=VALUE")]
     pub keys: Vec<String>,
-    /// What happens to packets that find their chain's gate closed: drop or wait
+    /// What happens to packets when their chain's gate is closed: drop or wait
     #[arg(long, value_name = "WHAT", conflicts_with = "toml")]
     pub overload: Option<String>,
     /// Receive (and transmit) queues
     #[arg(long, value_name = "N", conflicts_with = "toml")]
     pub queues: Option<u32>,
-    /// All of it as TOML: lines, or `key = value` with commas between
+    /// All of it as TOML: lines, or `key = value` separated by commas
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["name", "kind", "keys"])]
     pub toml: Option<String>,
 }
@@ -462,23 +462,23 @@ pub struct StatsArgs {
     /// Print the text that Prometheus reads
     #[arg(long, conflicts_with_all = ["json", "watch"])]
     pub prometheus: bool,
-    /// Print again and again
+    /// Print repeatedly
     #[arg(long)]
     pub watch: bool,
-    /// Seconds between two looks, with --watch
+    /// Seconds between two prints, with --watch
     #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     pub interval: f64,
 }
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Go on with what is decided from now on
+    /// Continue with new events
     #[arg(long, short)]
     pub follow: bool,
-    /// Only of this NF
+    /// Only events of this NF
     #[arg(long, value_name = "NAME")]
     pub nf: Option<String>,
-    /// Only of these kinds
+    /// Only events of these kinds
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = kind)]
     pub kind: Vec<EventKind>,
     /// Print JSON: with --follow one object to a line
@@ -490,7 +490,7 @@ pub struct EventsArgs {
 pub struct ApplyArgs {
     /// The configuration
     pub config: PathBuf,
-    /// Say what would change, and change nothing
+    /// Print what would change, and change nothing
     #[arg(long, short = 'n')]
     pub dry_run: bool,
     /// Print JSON
@@ -528,7 +528,6 @@ pub struct Stop {
     pub timeout: f64,
 }
 
-/// Reads a kind of event.
 fn kind(text: &str) -> Result<EventKind, String> {
     let found = EventKind::ALL.into_iter().find(|kind| kind.word() == text);
     found.ok_or_else(|| format!("the kinds are {}", EventKind::ALL.map(EventKind::word).join(", ")))

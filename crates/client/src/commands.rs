@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands.
 
 use std::io::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, 
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
 use crate::{doctor, other, show, top};
 
-/// Runs a command; what it says goes to `out`.
+/// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = || Client::new(&cli.socket);
     match cli.command {
@@ -55,7 +55,6 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-/// A list as a table, or as JSON.
 fn list<T: Serialize>(out: &mut dyn Write, all: &[T], as_json: bool, none: &str, table: fn(&[T]) -> Table) -> anyhow::Result<()> {
     match all {
         _ if as_json => json(out, all),
@@ -69,7 +68,7 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
         out.write_all(sluice_config::schema::reference().as_bytes())?;
     }
     let Some(path) = &args.config else { return Ok(()) };
-    // With the host, ports are looked at as sluiced does it before it starts.
+    // With the host's checks, ports are checked as sluiced does before it starts.
     let loaded = if args.no_host {
         load::read(path)
     } else {
@@ -98,7 +97,6 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(writeln!(out, "{} is good{warnings}: {}", path.display(), words.join(", "))?)
 }
 
-/// Prints what is probably not as it was meant.
 fn warn(warnings: &[String]) {
     for warning in warnings {
         eprintln!("warning: {warning}");
@@ -131,7 +129,7 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
             Ok(writeln!(out, "moved {name} to core {}: it is {} now", nf.core, nf.name)?)
         }
         NfCommand::Upgrade { service, exec, args } => {
-            // The daemon may stand in another folder.
+            // The daemon may have another working directory.
             let exec = if exec.as_os_str().to_string_lossy().contains('/') { std::path::absolute(exec)? } else { exec };
             let to = Upgrade { exec: exec.display().to_string(), args };
             let done = client.upgrade(&service, &to)?;
@@ -164,7 +162,7 @@ fn service(client: &mut Client, command: ServiceCommand, out: &mut dyn Write) ->
     }
 }
 
-/// The services of a file: its `[[service]]` sections, or one whose keys stand at the top.
+/// The services of a file: its `[[service]]` sections, or one with its keys at the top level.
 fn services_of(text: &str) -> anyhow::Result<Vec<config::Service>> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -258,17 +256,16 @@ fn port(client: &mut Client, command: PortCommand, out: &mut dyn Write) -> anyho
     }
 }
 
-/// The port that a command line describes.
 fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
     let table = match &args.toml {
-        // Lines first; what is no document may be the inside of an inline table.
+        // Lines first; a text that is no document may be the inside of an inline table.
         Some(text) => text.parse::<toml::Table>().or_else(|error| inline(text).ok_or(error)).map_err(|e| Usage(e.to_string()))?,
         None => {
             let mut table = toml::Table::new();
             for key in &args.keys {
                 let (name, value) =
                     key.split_once('=').ok_or_else(|| Usage(format!("\"{key}\" is not KEY=VALUE; write for example size=60")))?;
-                // A value of TOML, or else a plain string: read=/tmp/in.pcap needs no quotes.
+                // A TOML value, or else a plain string: read=/tmp/in.pcap needs no quotes.
                 let value = inline(&format!("value = {value}")).and_then(|mut t| t.remove("value"));
                 let value = value.unwrap_or_else(|| key[name.len() + 1..].into());
                 if table.insert(name.trim().into(), value).is_some() {
@@ -287,7 +284,7 @@ fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
             table
         }
     };
-    // The file's own checks know the keys of each kind and the nearest word.
+    // The checks of configuration files know the keys of each kind and suggest the nearest.
     load::read_port(table).map_err(|errors| Usage(errors.to_string()))
 }
 
@@ -319,14 +316,14 @@ fn stats(client: &mut Client, args: &StatsArgs, out: &mut dyn Write) -> anyhow::
     }
 }
 
-/// Time between two looks at the log of decisions, with --follow.
+/// Time between two requests for new events, with --follow.
 const FOLLOWED: Duration = Duration::from_millis(200);
 
 fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let of_kind = |event: &Event| args.kind.is_empty() || args.kind.contains(&event.event);
     let wanted = |event: &Event| of_kind(event) && args.nf.as_ref().is_none_or(|name| event.nf == *name);
     let mut all = client.events()?;
-    // The daemon's clock, read after the events, so that none of the first lies ahead of it.
+    // The daemon's clock, read after the events, so that no event is later.
     let stats = client.stats()?;
     if let Some(name) = &args.nf
         && !all.iter().any(|event| event.nf == *name)
@@ -342,17 +339,17 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
         }
         return if args.json { json(out, &all) } else { Ok(show::events(out, &all, stats.time_ns)?) };
     }
-    let mut told = 0;
+    let mut seen = 0;
     loop {
         let last = all.last().map_or(0, |event| event.number);
-        // A daemon that was started again counts anew.
-        told = if last < told { 0 } else { told };
-        // Each kind has room of its own: there may be gaps between events of other kinds.
-        let missed = last.saturating_sub(told).saturating_sub(all.iter().filter(|event| event.number > told).count() as u64);
-        if told > 0 && missed > 0 {
+        // A restarted daemon counts from 0.
+        seen = if last < seen { 0 } else { seen };
+        // Each kind has space of its own, so events of other kinds may be missing in between.
+        let missed = last.saturating_sub(seen).saturating_sub(all.iter().filter(|event| event.number > seen).count() as u64);
+        if seen > 0 && missed > 0 {
             eprintln!("sluice: {missed} events went by unread: more came within {} ms than are kept", FOLLOWED.as_millis());
         }
-        all.retain(|event| event.number > told && wanted(event));
+        all.retain(|event| event.number > seen && wanted(event));
         if args.json {
             for event in &all {
                 writeln!(out, "{}", serde_json::to_string(event)?)?;
@@ -361,7 +358,7 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
             show::events(out, &all, stats.time_ns)?;
         }
         out.flush()?;
-        told = last;
+        seen = last;
         std::thread::sleep(FOLLOWED);
         all = client.events()?;
     }
@@ -369,7 +366,8 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
 
 fn apply(client: &mut Client, args: &ApplyArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let text = read(&args.config)?;
-    // The whole path: relative paths in the file count from its folder, which the daemon must know.
+    // The absolute path: relative paths in the file start at its folder, which the daemon must
+    // know.
     let file = std::fs::canonicalize(&args.config).ok().map(|path| path.display().to_string());
     let applied = client.apply(&Apply { config: text, file, dry_run: args.dry_run })?;
     if args.json {
@@ -410,7 +408,7 @@ fn trace(client: &mut Client, args: TraceArgs, out: &mut dyn Write) -> anyhow::R
 
 fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result<()> {
     let pid = client.status()?.pid;
-    // Opened before the daemon is told, so that it cannot be another process of the same number.
+    // Opened before the daemon stops, so that it cannot be another process with the same number.
     let process = i32::try_from(pid)
         .ok()
         .and_then(rustix::process::Pid::from_raw)

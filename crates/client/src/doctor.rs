@@ -1,4 +1,4 @@
-//! `sluice doctor`: what this host has of cache control.
+//! `sluice doctor`: this host's cache control.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use sluice_cache::resctrl::{MOUNT_POINT, Resctrl, TRIAL};
 use sluice_cli::table::{Cell, Table, Tone, colour};
 use sluice_cli::usage::json;
 
-/// What `sluice doctor --help` says below the options.
+/// Help text below the options of `sluice doctor`.
 pub const HELP: &str = "\
 Examples:
   sluice doctor                         look, and change nothing
@@ -20,7 +20,6 @@ Examples:
 Exit code 1 if something is there and does not work, or what is to be tried cannot be; what is not there at all is no failure. A trial waits
 for nobody: while `sluice profile` or another trial has a class, it says so.";
 
-/// Arguments of `sluice doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Make a class of the fewest ways, use it, and release it
@@ -34,10 +33,7 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// Looks, and tells.
-///
-/// # Errors
-/// Something is there and does not work, or the trial cannot begin; what was found is told before.
+/// Prints the findings. Fails if something is present and does not work, or the trial cannot begin.
 pub fn run(args: &DoctorArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let system = Path::new("/");
     let mut found = examine(system, &args.resctrl);
@@ -54,7 +50,7 @@ pub fn run(args: &DoctorArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tries a class out, or says why it cannot.
+/// Tries a class, or reports why that fails.
 fn trial(system: &Path, mount: &Path) -> Vec<Finding> {
     let begun = Resctrl::open(mount, system).and_then(|mut control| {
         let had = control.take_over(TRIAL)?;
@@ -98,7 +94,7 @@ fn show(found: &[Finding], colour: bool, out: &mut dyn Write) -> std::io::Result
 mod tests {
     use super::*;
 
-    fn told(args: &DoctorArgs) -> String {
+    fn printed(args: &DoctorArgs) -> String {
         let mut out = Vec::new();
         run(args, &mut out).unwrap();
         String::from_utf8(out).unwrap()
@@ -107,23 +103,23 @@ mod tests {
     #[test]
     fn a_host_without_resctrl_is_no_failure() {
         let nowhere = DoctorArgs { try_out: false, resctrl: "/nowhere".into(), json: false };
-        let table = told(&nowhere);
+        let table = printed(&nowhere);
         assert!(table.starts_with("STATE") && table.contains("resctrl") && table.contains("→ "), "{table}");
-        let found: Vec<Finding> = serde_json::from_str(&told(&DoctorArgs { json: true, ..nowhere })).unwrap();
+        let found: Vec<Finding> = serde_json::from_str(&printed(&DoctorArgs { json: true, ..nowhere })).unwrap();
         let resctrl = found.iter().find(|finding| finding.subject == "resctrl").unwrap();
         assert!(resctrl.level == Level::Missing && resctrl.todo.is_some(), "{resctrl:?}");
     }
 
     #[test]
-    fn what_was_found_is_told_if_nothing_can_be_tried() {
+    fn what_was_found_is_printed_if_nothing_can_be_tried() {
         for json in [false, true] {
             let args = DoctorArgs { try_out: true, resctrl: "/nowhere".into(), json };
             let mut out = Vec::new();
             let error = run(&args, &mut out).unwrap_err().to_string();
             assert!(error.contains("of the findings"), "{error}");
-            let told = String::from_utf8(out).unwrap();
+            let printed = String::from_utf8(out).unwrap();
             for word in ["L3 cache", "cache classes", "trial", "it cannot begin", "resctrl is not mounted at /nowhere"] {
-                assert!(told.contains(word), "{word} is not in\n{told}");
+                assert!(printed.contains(word), "{word} is not in\n{printed}");
             }
         }
     }

@@ -1,8 +1,9 @@
-//! Every command that a document or a help text names is one: checked against the definition of the command line.
+//! Checks that every command in documents and help texts exists on the command line.
 //!
-//! A command is what follows `sluice` in a code span, and in a line of a code block or of an example. In a span it may be a part of one
-//! (`sluice nf move`); elsewhere it is whole, but for what stands in capitals for something of the reader's. Limits: what a value means is
-//! not looked at, only that the key takes one; and of the programs, only that there is one of this name.
+//! A command is what follows `sluice` in a code span, or in a line of a code block or of an
+//! example. In a span it may be a part of one (`sluice nf move`); elsewhere it is whole, with
+//! capitals as placeholders. Limits: a value's meaning is not checked, only that the key takes one;
+//! of programs only the name is checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,20 +17,20 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
-/// A command that a text names.
+/// A command in a text.
 #[derive(Debug)]
 struct Named {
     text: String,
-    /// In a code span, which may name a part.
+    /// Whether it is in a code span, which may name a part.
     is_span: bool,
 }
 
-/// Whether a name stands at the start of a text as a word.
+/// The rest of a text that begins with a program's name as a word.
 fn after<'a>(text: &'a str, program: &str) -> Option<&'a str> {
     text.strip_prefix(program).filter(|rest| rest.is_empty() || rest.starts_with([' ', '\n']))
 }
 
-/// The commands of a program in a text in Markdown.
+/// The commands of a program in a Markdown text.
 fn named(text: &str, program: &str) -> Vec<Named> {
     let mut all = Vec::new();
     let mut prose = String::new();
@@ -38,7 +39,7 @@ fn named(text: &str, program: &str) -> Vec<Named> {
     while let Some(line) = lines.next() {
         if line.trim_start().starts_with("```") {
             is_code = !is_code;
-            // A span does not reach over a block.
+            // A span does not cross a block.
             prose.push_str("\n\n");
             continue;
         }
@@ -47,7 +48,7 @@ fn named(text: &str, program: &str) -> Vec<Named> {
             prose.push('\n');
             continue;
         }
-        // A backslash at its end goes on in the next line.
+        // A backslash at its end continues the line.
         let mut line = line.to_string();
         while let Some(begun) = line.strip_suffix('\\') {
             line = format!("{begun}{}", lines.next().unwrap_or_default().trim_start());
@@ -73,15 +74,15 @@ fn in_shell(line: &str, program: &str) -> Vec<Named> {
     begins.filter_map(is_it).collect()
 }
 
-/// The words of a command, without what a shell takes for itself.
+/// The words of a command, without shell syntax.
 fn words(command: &Named) -> Vec<String> {
-    // What an example says about its command stands two spaces behind.
+    // An example's explanation follows its command after two spaces.
     let text = command.text.split("  ").next().unwrap_or_default();
     let words = shlex::split(text).unwrap_or_else(|| text.split_whitespace().map(str::to_owned).collect());
     words.into_iter().take_while(|word| !["|", ">", "<", "&", "&&", "…"].contains(&word.as_str())).collect()
 }
 
-/// What is wrong with a command of `sluice`.
+/// The error of a command of `sluice`.
 fn fault(command: &Named) -> Option<String> {
     let words = words(command);
     let wrong = |error: &clap::Error| match error.kind() {
@@ -90,7 +91,7 @@ fn fault(command: &Named) -> Option<String> {
             !command.is_span
         }
         ErrorKind::InvalidValue if command.is_span && error.to_string().contains("a value is required") => false,
-        // A word in capitals stands for a value of the reader's.
+        // A word in capitals is a placeholder.
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
             !words.iter().any(|word| word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase()) || word == "N")
         }
@@ -100,13 +101,13 @@ fn fault(command: &Named) -> Option<String> {
     Some(format!("`{}`: {}", command.text, error.to_string().lines().next().unwrap_or_default()))
 }
 
-/// All that a command and those below it say of themselves.
+/// The help texts of a command and its subcommands.
 fn help_of(command: &mut Command, texts: &mut Vec<String>) {
     texts.push(command.render_long_help().to_string());
     command.get_subcommands_mut().for_each(|inner| help_of(inner, texts));
 }
 
-/// The files below a folder with this end of their names.
+/// The files below a folder whose names end so.
 fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let inner = |path: PathBuf| if path.is_dir() { files(&path, end) } else { vec![path] };
@@ -114,7 +115,6 @@ fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
     all.filter(|path| path.to_string_lossy().ends_with(end)).collect()
 }
 
-/// The documents of the repository.
 fn documents() -> Vec<(String, String)> {
     let names = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "fuzz/README.md"].map(|name| root().join(name));
     let all = names.into_iter().chain(files(&root().join("docs/src"), ".md"));
@@ -140,7 +140,7 @@ fn commands_of_help_texts_are_commands() {
     command.build();
     let mut texts = Vec::new();
     help_of(&mut command, &mut texts);
-    // That of sluiced is in its source, with what daemon and lab say.
+    // sluiced's own help is in its source, beside the messages of daemon and lab.
     let sources = ["crates/manager/src", "crates/lab/src"].into_iter().flat_map(|folder| files(&root().join(folder), ".rs"));
     let source = |path: PathBuf| fs::read_to_string(path).unwrap();
     let (mut found, mut faults) = (0, Vec::new());
@@ -151,12 +151,12 @@ fn commands_of_help_texts_are_commands() {
         faults.extend(commands.iter().filter_map(fault));
     }
     for text in sources.map(source) {
-        // Spans of comments and messages: what goes on in the next line begins behind `///` or `//!`.
+        // Spans of comments and messages may continue in the next line, behind `///` or `//!`.
         let text = text.replace("\\\n", " ").replace("///", " ").replace("//!", " ");
         let begun = text.split("`sluice ").skip(1).filter_map(|rest| rest.split_once('`'));
         let spans = begun.map(|(span, _)| span.split_whitespace().collect::<Vec<_>>().join(" "));
         let commands = spans.map(|span| Named { text: format!("sluice {span}"), is_span: true });
-        // A brace is a value of the message.
+        // A brace is a placeholder of the message.
         faults.extend({ commands }.filter(|command| !command.text.contains('{')).filter_map(|command| fault(&command)));
     }
     faults.sort();
@@ -174,7 +174,7 @@ fn programs_of_documents_are_programs() {
     for (name, text) in documents() {
         let spans = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_'));
         for program in spans.filter(|word| word.starts_with("sluice-nf-") && !word.ends_with('-')) {
-            // NAME stands for any.
+            // NAME is a placeholder.
             let is_known =
                 program == "sluice-nf-NAME" || program == "sluice-nf-parts" || manifests.contains(&format!("name = \"{program}\""));
             if !is_known {

@@ -1,7 +1,7 @@
 //! `sluice`: the operator's client of sluiced.
 //!
-//! Each command is one or two requests to the control socket and a way to show the answer; those of the lab are run by `sluice-lab`.
-//! How the program ends is said in [`sluice_cli::ending`].
+//! Each command is one or two requests to the control socket and a display of the answer;
+//! `sluice-lab` runs those of the lab. [`sluice_cli::ending`] describes how the program ends.
 
 mod args;
 mod commands;

@@ -1,6 +1,6 @@
-//! The other programs that the client starts: `sluice-lab`, which runs some of its commands, and `sluiced`, which looks at ports.
+//! Other programs that the client starts, found beside it or in PATH.
 //!
-//! Each is looked for beside this program, then in PATH.
+//! `sluice-lab` runs some of its commands, and `sluiced` checks ports.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use sluice_config::schema;
 const LAB: &str = "sluice-lab";
 const DAEMON: &str = "sluiced";
 
-/// Goes on as `sluice-lab`, with the same arguments, environment and files. Returns only if that is not possible.
+/// Becomes `sluice-lab`, with the same arguments, environment and files. Returns only on an error.
 pub fn become_lab() -> anyhow::Result<()> {
     let Some(lab) = find(LAB) else {
         bail!("this command needs the program {LAB}, which is neither beside sluice nor in PATH: install the package {LAB}");
@@ -29,7 +29,7 @@ fn find(program: &str) -> Option<PathBuf> {
     resolve_exec(Path::new(program), &Host::here()).ok()
 }
 
-/// What `sluiced --ports` says of a value.
+/// A problem from `sluiced --ports`.
 #[derive(Debug, Deserialize)]
 struct Found {
     severity: Severity,
@@ -38,7 +38,7 @@ struct Found {
     help: String,
 }
 
-/// Which value.
+/// The value of a problem.
 #[derive(Debug, Deserialize)]
 struct Place {
     section: String,
@@ -56,10 +56,10 @@ impl From<Found> for Problem {
     }
 }
 
-/// The section of a port.
 const PORT: &str = "port";
 
-/// What the daemon of this host cannot do of a configuration: its drivers and features, and the ports that it could not open.
+/// What the daemon of this host cannot do of a configuration: it knows its drivers and features,
+/// and opens the ports.
 pub fn port_problems(path: &Path, config: &Config) -> Vec<Problem> {
     let is_of_host = |kind: &PortKind| !matches!(kind, PortKind::Gen(_) | PortKind::Sink(_));
     let first = config.ports.iter().position(|port| is_of_host(&port.kind));

@@ -1,4 +1,4 @@
-//! What the API says, as tables and lines.
+//! Answers of the API as tables and lines.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use sluice_api::promise::Buffers;
 use sluice_cli::number::{age, grouped, rate, short, time};
 use sluice_cli::table::{Cell, Table, Tone};
 
-/// Colour or tone of a state.
+/// Tone of an NF's state.
 pub fn nf_tone(state: NfState) -> Tone {
     match state {
         NfState::Running => Tone::Good,
@@ -23,7 +23,7 @@ pub fn nf_tone(state: NfState) -> Tone {
     }
 }
 
-/// Colour or tone of a state.
+/// Tone of a chain's state.
 pub fn chain_tone(state: ChainState) -> Tone {
     match state {
         ChainState::Open => Tone::Good,
@@ -32,7 +32,7 @@ pub fn chain_tone(state: ChainState) -> Tone {
     }
 }
 
-/// What an NF does, in a word: its state, and while it takes packets, what was decided about it.
+/// State of an NF in a word; while it takes packets, the decision about it.
 pub fn nf_word(nf: &Nf) -> (&'static str, Tone) {
     match nf.state {
         NfState::Running if nf.sched.throttled => ("throttled", Tone::Warn),
@@ -41,7 +41,7 @@ pub fn nf_word(nf: &Nf) -> (&'static str, Tone) {
     }
 }
 
-/// What a chain does with packets at its entry, in a word.
+/// State of a chain's entry in a word.
 pub fn chain_word(chain: &Chain) -> (&'static str, Tone) {
     match chain.state {
         ChainState::Refused if chain.throttled => ("throttled", Tone::Warn),
@@ -49,7 +49,7 @@ pub fn chain_word(chain: &Chain) -> (&'static str, Tone) {
     }
 }
 
-/// An NF's share of its core, if one was given: `25 %`.
+/// An NF's share of its core, if it has one: `25 %`.
 pub fn share(nf: &Nf) -> String {
     if nf.sched.share > 0.0 { format!("{:.0} %", nf.sched.share * 100.0) } else { "-".into() }
 }
@@ -68,14 +68,14 @@ pub fn cost(nf: &Nf) -> String {
     if nf.sched.service_ns > 0.0 { time(nf.sched.service_ns.round() as u64) } else { "-".into() }
 }
 
-/// A chain's way: `fw → nat → out`.
+/// A chain's path: `fw → nat → out`.
 pub fn way(chain: &Chain) -> String {
     let mut hops: Vec<&str> = chain.services.iter().map(String::as_str).collect();
     hops.push(&chain.egress);
     hops.join(" → ")
 }
 
-/// What a rule matches, in the words of the command line.
+/// The conditions of a rule, as on the command line.
 pub fn matches(rule: &config::Rule) -> String {
     let range = |range: &config::PortRange| match range {
         config::PortRange::One(port) => port.to_string(),
@@ -146,7 +146,7 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     writeln!(out, "config   {}", status.config.as_deref().unwrap_or("none"))?;
     let pages = if status.hugepages { "hugepages" } else { "ordinary pages" };
     writeln!(out, "frames   {} of {} in use, {pages}", grouped(status.frames.in_use), grouped(status.frames.total))?;
-    // One tenant has it all, and nothing is copied.
+    // A single tenant has all memory, and nothing is copied.
     for memory in status.memories.iter().filter(|_| status.memories.len() > 1) {
         let copied = grouped(memory.gate_packets + memory.crossing_packets);
         let starved =
@@ -218,10 +218,10 @@ fn schedules(schedules: &[Schedule]) -> Table {
     table
 }
 
-/// How receive queues of NICs are bounded, in one line.
+/// Bounds of NICs' receive queues, in one line.
 fn buffers(buffers: &Buffers) -> String {
     let nics = match buffers.queues {
-        // Where there is nothing to bound, nothing is missing.
+        // Without queues to bound, nothing is missing.
         0 => return "no receive queue of a NIC".to_string(),
         1 => "1 receive queue of a NIC".to_string(),
         n => format!("{n} receive queues of NICs"),
@@ -262,14 +262,14 @@ fn controller(out: &mut dyn Write, openflow: &Openflow) -> io::Result<()> {
     )
 }
 
-/// Packets that ended in an NF: by its verdict, or, where it knows none, because they did not come back.
+/// Packets that ended in an NF: by its verdict, or, if it has none (foreign), by not coming back.
 pub fn dropped(nf: &Nf) -> u64 {
     nf.foreign.as_ref().map_or(nf.verdict_drops, |foreign| foreign.not_back)
 }
 
 /// `sluice nf list`.
 pub fn nfs(nfs: &[Nf]) -> Table {
-    // Few have died, and the table is wide.
+    // Only if any has died, as the table is wide.
     let have_died = nfs.iter().any(|nf| nf.last_death.is_some());
     let mut columns = vec![
         "NAME",
@@ -324,12 +324,12 @@ pub fn nfs(nfs: &[Nf]) -> Table {
     table
 }
 
-/// How an NF died last, and when: `2026-11-25T02:01:40.123Z killed by signal 11 (SIGSEGV)`.
+/// An NF's last death: `2026-11-25T02:01:40.123Z killed by signal 11 (SIGSEGV)`.
 fn last_death(death: &Death) -> String {
     format!("{} {}", clock(death.unix_ms), death.what)
 }
 
-/// `sluice nf show`; the clock of the daemon's host is at `now_ns`.
+/// `sluice nf show`; `now_ns` is the daemon's clock.
 pub fn nf(out: &mut dyn Write, nf: &Nf, now_ns: u64) -> io::Result<()> {
     let process = nf.pid.map_or("none".into(), |pid| pid.to_string());
     let died = match &nf.last_death {
@@ -546,7 +546,7 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
     Ok(())
 }
 
-/// `sluice events`: a line to each, with its time before (-) or after `now_ns`.
+/// `sluice events`: a line for each, with its time before (-) or after `now_ns`.
 pub fn events(out: &mut dyn Write, events: &[Event], now_ns: u64) -> io::Result<()> {
     let of = |event: &Event| {
         let port = event.port.as_ref().map(|port| format!("port {port}"));
@@ -554,7 +554,7 @@ pub fn events(out: &mut dyn Write, events: &[Event], now_ns: u64) -> io::Result<
     };
     let name = events.iter().map(|e| of(e).chars().count()).max().unwrap_or(0);
     for event in events {
-        // A daemon that does not say what time it was says 0.
+        // 0 if the daemon reports no time of day.
         let clock = if event.unix_ms > 0 { format!("{}  ", clock(event.unix_ms)) } else { String::new() };
         writeln!(out, "{clock}{:>14}  {:<name$}  {}", relative(event.time_ns, now_ns), of(event), decision(event))?;
     }
@@ -570,7 +570,7 @@ fn relative(time_ns: u64, now_ns: u64) -> String {
     }
 }
 
-/// What was decided, in words.
+/// An event in words.
 fn decision(event: &Event) -> String {
     match event.event {
         EventKind::Throttle => {
@@ -602,7 +602,7 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
             writeln!(out)?;
         }
         let took = packet.hops.last().map_or(0, |hop| hop.ns);
-        // A daemon that does not say how long the packet is says 0.
+        // 0 if the daemon reports no length.
         let bytes = if packet.bytes > 0 { format!(" · {} bytes", packet.bytes) } else { String::new() };
         let chain = packet.chain.as_ref().map_or("no chain".to_string(), |chain| format!("chain {chain}"));
         writeln!(out, "packet {} · {chain}{bytes} · {} · {}", i + 1, packet.outcome, time(took))?;
@@ -703,7 +703,7 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
         assert!(line("slow").contains(" behind by 34.8 k/s ") && line("quick").contains(" up "), "{text}");
-        // It is a warning: what is wrong with the rate is no fault of the daemon.
+        // A warning: the rate is no fault of the daemon.
         let what = "makes 65200 packets per second of the 100000 that its rate asks for".to_string();
         let health = Health { warnings: vec![Problem { subject: "port slow".into(), what, since_s: 3.0 }], ..Health::default() };
         let mut out = Vec::new();

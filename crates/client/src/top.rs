@@ -1,8 +1,9 @@
-//! The live view: what happened between two looks at the statistics.
+//! The live view: changes between two reads of the statistics.
 //!
-//! One [`View`] draws itself into any area: the terminal's screen while keys are read, or a buffer that is printed as text when
-//! nobody watches. Rates are differences over the daemon's own clock, so a late look shows no false peak. An area that is too low
-//! shows the first rows of each part and says how many it leaves out; NFs, the part that grows, get what the others leave.
+//! A [`View`] draws itself into any area: the terminal's screen while keys are read, or a buffer
+//! that is printed as text to a pipe. Rates are differences over the daemon's clock, so a late read
+//! shows no false peak. A low area shows the first rows of each part and the number of hidden ones;
+//! NFs, the part that grows, get the remaining rows.
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
@@ -22,15 +23,14 @@ use crate::show::{chain_word, cost, dropped, load, nf_word, share, way};
 use sluice_cli::number::{age, bits, short, time};
 use sluice_cli::table::{Tone, colour_wanted};
 
-/// Width of a snapshot in a pipe, where nobody says how wide it may be.
+/// Width of a snapshot in a pipe.
 const PIPE_WIDTH: u16 = 100;
 
 /// Width from which an NF's core, load and slow bursts are shown.
 const WIDE: u16 = 96;
-/// Width from which its time for a packet is shown too.
+/// Width from which an NF's time for a packet is shown too.
 const WIDER: u16 = 110;
 
-/// Runs `sluice top`.
 pub fn run(client: &mut Client, args: &Top, out: &mut dyn Write) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let first = client.stats()?;
@@ -71,7 +71,7 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, client: &mut Client, view: &mu
         if !view.paused {
             match client.stats() {
                 Ok(stats) => view.look(stats),
-                // The daemon may come back; until then the last numbers stay, with a word on top.
+                // The daemon may come back; until then the last numbers stay, below a message.
                 Err(error @ (ClientError::NotRunning { .. } | ClientError::Broken { .. })) => {
                     view.trouble = Some(error.to_string())
                 }
@@ -92,7 +92,7 @@ fn next_sort(sort: Sort) -> Sort {
     }
 }
 
-/// Two looks at the statistics, and how to show what is between them.
+/// Two reads of the statistics, and how to show the difference.
 #[derive(Debug)]
 struct View {
     before: Option<Stats>,
@@ -110,7 +110,7 @@ impl Default for View {
     }
 }
 
-/// The head of the NFs' names, which says by what they are sorted.
+/// Heading of the NFs' names, with the sort key.
 fn sorted_by(sort: Sort) -> &'static str {
     match sort {
         Sort::Name => "NF (by name)",
@@ -129,7 +129,6 @@ fn fullness(part: f64) -> Tone {
     }
 }
 
-/// Rates of an NF, in packets per second.
 struct NfRates<'a> {
     nf: &'a Nf,
     rx: f64,
@@ -141,11 +140,11 @@ impl View {
     fn look(&mut self, stats: Stats) {
         self.trouble = None;
         let former = std::mem::replace(&mut self.now, stats);
-        // A daemon that was started again counts anew.
+        // A restarted daemon counts from 0.
         self.before = (former.status.pid == self.now.status.pid).then_some(former);
     }
 
-    /// Events per second between the looks.
+    /// Events per second between the reads.
     fn rate(&self, now: u64, before: Option<u64>) -> f64 {
         let (Some(earlier), Some(before)) = (&self.before, before) else { return 0.0 };
         let seconds = self.now.time_ns.saturating_sub(earlier.time_ns) as f64 / 1e9;
@@ -180,7 +179,7 @@ impl View {
         all
     }
 
-    /// All of it, as lines of text.
+    /// The whole view as lines of text.
     fn text(&self) -> String {
         let rows = 2 + self.now.nfs.len() + 2 + self.now.chains.len() + 2 + self.now.ports.len() + 2 + 1 + self.now.drops.len();
         let area = Rect::new(0, 0, PIPE_WIDTH, u16::try_from(rows).unwrap_or(u16::MAX));
@@ -348,7 +347,7 @@ impl View {
         (table(&columns, shown.collect()), self.now.ports.len().saturating_sub(rows))
     }
 
-    /// Drops that happened, by reason, as many to a line as fit.
+    /// Drops since the last read, by reason, as many to a line as fit.
     fn drop_lines(&self, width: u16) -> Vec<Line<'static>> {
         let rates = self.now.drops.iter().map(|(reason, n)| {
             let before = self.before.as_ref().map(|s| s.drops.get(reason).copied().unwrap_or(0));
@@ -376,7 +375,8 @@ impl Widget for &View {
     fn render(self, area: Rect, buffer: &mut Buffer) {
         let drops = self.drop_lines(area.width);
         let n = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
-        // What is left after the head (2) and, for each of four parts, a blank line and its first line.
+        // Rows left after the head (2) and, for each of four parts, a blank line and its first
+        // line.
         let mut left = area.height.saturating_sub(2 + 3 * 2 + 2);
         let mut take = |wanted: u16, least: u16| {
             let taken = wanted.min(least.max(left / 3)).min(left);
@@ -406,7 +406,7 @@ impl Widget for &View {
             let (table, hidden) = make(self, usize::from(rows), area.width);
             Widget::render(table, next(rows + 1), buffer);
             if hidden > 0 {
-                // Of the part below this gap: its rows that found no room.
+                // Hidden rows of the part below this gap.
                 Line::from(format!("{hidden} more ")).right_aligned().render(gap, buffer);
             }
         }

@@ -1,12 +1,12 @@
-//! The programs that the client starts, played by scripts beside a copy of it.
+//! Other programs that the client starts, replaced by scripts beside a copy of it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by each test: a program cannot be started while another test's child has the file still
-/// open that it was written by.
+/// Held by each test: a program cannot be started while another test's child still has its file
+/// open for writing.
 static ALONE: Mutex<()> = Mutex::new(());
 
 struct Folder(tempfile::TempDir, #[allow(dead_code)] MutexGuard<'static, ()>);
@@ -24,7 +24,6 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A script in the folder, or in one below it.
     fn script(&self, name: &str, text: &str) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -58,7 +57,7 @@ fn the_lab_takes_the_clients_place() {
     let out = child.wait_with_output().unwrap();
     assert_eq!(text(&out.stdout), format!("{pid} /nowhere/s {}\n", args.join(" ")), "the same process");
     assert_eq!((out.status.code(), text(&out.stderr)), (Some(7), "wrong\n"));
-    // What makes no sense is said by the client, and so is what there is.
+    // The client reports bad arguments and prints lists itself.
     let wrong = folder.run(&["profile", "nat", "--traffic", "colour=1"]);
     assert!(wrong.status.code() == Some(2) && text(&wrong.stderr).contains("\"colour=1\" names no traffic"), "{wrong:?}");
     let help = folder.run(&["bench", "--help"]);

@@ -1,7 +1,7 @@
 //! Pure decisions: plain values in, plain values out, time is an argument.
 //!
-//! Nothing here does I/O, reads a clock, or keeps a thread. Each module opens with its problem, terms, units, approach and limits,
-//! and can be driven by the manager on the real clock or by a simulator on a simulated one.
+//! No I/O, no clock, no threads. Each module opens with its problem, terms, units, approach and
+//! limits, and runs in the manager on the real clock or in a simulator on a simulated one.
 
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]

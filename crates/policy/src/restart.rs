@@ -1,40 +1,42 @@
-//! When to start an NF again that has ended.
+//! Backoff of an NF's restarts: when to start an NF again that has ended.
 //!
 //! # Problem
-//! An NF that dies once in a while should be back at once: each millisecond without it costs its chains packets. An NF that dies as
-//! soon as it starts (a missing file, a bad argument, a hostile packet that comes again) must not burn the host in a start loop.
+//! An NF that dies once in a while should be back at once: each millisecond without it costs its
+//! chains packets. An NF that dies as soon as it starts (a missing file, a bad argument, a hostile
+//! packet that comes again) must not burn the host in a start loop.
 //!
 //! # Terms and units
-//! *Run*: from the start of a process to its end, in nanoseconds; 0 of one that never came
-//! ([`run_ns`]). *Good run*: one of at least [`Backoff::good_run_ns`]. *Failure*: the end of a run
-//! that nobody asked for. *Streak*: failures since the last good run.
+//! *Run*: from the start of a process to its end, in nanoseconds; 0 if it never came up
+//! ([`run_ns`]). *Good run*: one of at least [`Backoff::good_run_ns`]. *Failure*: the unrequested
+//! end of a run. *Streak*: failures since the last good run.
 //!
 //! # Approach
-//! The first failure of a streak is answered at once ([`Backoff::after_failure`]). The second waits [`Backoff::first_ns`], and each further one twice as long as
-//! the one before, up to [`Backoff::longest_ns`]. The failure that ends a good run is the first of a new streak. With
-//! [`Backoff::give_up_after`] = n, a streak is answered by at most n starts.
+//! The first failure of a streak is followed by a start at once ([`Backoff::after_failure`]). The
+//! second waits [`Backoff::first_ns`], and each further one twice as long as the one before, up to
+//! [`Backoff::longest_ns`]. The failure that ends a good run is the first of a new streak. With
+//! [`Backoff::give_up_after`] = n, a streak has at most n starts.
 //!
-//! | failure of the streak | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 | 11 and later |
-//! |---|---|---|---|---|---|---|---|---|---|---|---|
-//! | wait, by default | 0 | 10 ms | 20 ms | 40 ms | 80 ms | 160 ms | 320 ms | 640 ms | 1.28 s | 2.56 s | 5 s |
+//! | failure of the streak | 1 | 2 | 3 | … | 8 | 9 | 10 | 11 and later |
+//! |---|---|---|---|---|---|---|---|---|
+//! | wait, by default | 0 | 10 ms | 20 ms | doubling | 640 ms | 1.28 s | 2.56 s | 5 s |
 //!
-//! A run that was ended for cause is no mishap: its NF broke a rule, and most likely breaks it again. Such ends have a streak and a
-//! `Backoff` of their own, and the first waits [`Backoff::first_ns`] already ([`Backoff::after_offence`]).
+//! An NF whose run was ended for cause most likely breaks the rule again. Such ends have a streak
+//! and a `Backoff` of their own, and the first waits already ([`Backoff::after_offence`]).
 //!
 //! # Limits
-//! There is no jitter: the NFs of one host share no server that a common beat could overrun. The policy does not ask why a run
-//! ended; a caller that knows that no start can succeed (the program is gone) should not ask.
+//! There is no jitter: the NFs of one host share no server that simultaneous starts could overrun.
+//! The policy ignores why a run ended; if no start can succeed, the caller should not ask.
 
-/// How starts after failures are paced.
+/// Parameters of the waits between restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// Wait after the second failure of a streak, in nanoseconds.
     pub first_ns: u64,
-    /// No wait is longer, in nanoseconds.
+    /// Longest wait, in nanoseconds.
     pub longest_ns: u64,
-    /// A run of at least so long ends the streak before it, in nanoseconds.
+    /// Least length of a good run, which ends a streak, in nanoseconds.
     pub good_run_ns: u64,
-    /// Most starts that answer one streak; for ever without. 0 never starts again.
+    /// Most starts in one streak; None is no limit, 0 never starts again.
     pub give_up_after: Option<u32>,
 }
 
@@ -51,8 +53,7 @@ pub struct Streak {
     pub failures: u32,
 }
 
-/// How long a process counts as having run, in nanoseconds: one that ended without a word of its
-/// own has done nothing, however long the manager has waited for that.
+/// Length of a run, in nanoseconds: 0 for a process that never reported that it is up.
 pub fn run_ns(has_come: bool, lived_ns: u64) -> u64 {
     if has_come { lived_ns } else { 0 }
 }
@@ -60,15 +61,14 @@ pub fn run_ns(has_come: bool, lived_ns: u64) -> u64 {
 /// What to do after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Start it again after so many nanoseconds; 0 is at once.
+    /// Start it again after this many nanoseconds; 0 is at once.
     StartAfter(u64),
-    /// Leave it.
+    /// Do not start it again.
     GiveUp,
 }
 
 impl Backoff {
-    /// Decides after a run of `ran_ns` that ended in failure, and counts it in `streak`. A process that could not even be started
-    /// has run for 0.
+    /// Decides after a failed run of `ran_ns` (0 if it did not start), and counts it in `streak`.
     pub fn after_failure(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
         if ran_ns >= self.good_run_ns {
             streak.failures = 0;
@@ -80,8 +80,8 @@ impl Backoff {
         Decision::StartAfter(self.wait_ns(streak.failures))
     }
 
-    /// Decides after a run of `ran_ns` that was ended for cause, and counts it in `streak`: as after a failure, but the first waits
-    /// [`Backoff::first_ns`], the second twice as long, and so on.
+    /// Decides after a run of `ran_ns` that was ended for cause, and counts it in `streak`: as
+    /// after a failure, but the waits begin with [`Backoff::first_ns`].
     pub fn after_offence(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
         match self.after_failure(streak, ran_ns) {
             Decision::StartAfter(_) => Decision::StartAfter(self.wait_ns(streak.failures.saturating_add(1))),
@@ -91,7 +91,7 @@ impl Backoff {
 
     /// Wait after the failure number `failure` (from 1) of a streak, in nanoseconds.
     pub fn wait_ns(&self, failure: u32) -> u64 {
-        // The second failure doubles nothing, the third once. A shift that would push bits out is past any limit.
+        // The second failure doubles nothing, the third once. An overflow is past any limit.
         let Some(doublings) = failure.checked_sub(2) else { return 0 };
         let factor = 1u64.checked_shl(doublings).unwrap_or(u64::MAX);
         self.first_ns.saturating_mul(factor).min(self.longest_ns)
@@ -105,7 +105,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const S: u64 = 1_000 * MS;
 
-    /// Waits, in milliseconds, after runs of the given lengths; None is the end of it.
+    /// Waits, in milliseconds, after runs of these lengths; None is giving up.
     fn waits(policy: Backoff, runs: &[u64]) -> Vec<Option<u64>> {
         let mut streak = Streak::default();
         let decide = |ran: &u64| match policy.after_failure(&mut streak, *ran) {
@@ -145,7 +145,7 @@ mod tests {
     fn a_streak_is_answered_by_so_many_starts() {
         let policy = Backoff { give_up_after: Some(3), ..Backoff::default() };
         assert_eq!(waits(policy, &[0, 0, 0, 0, 0]), [Some(0), Some(10), Some(20), None, None]);
-        // A good run in between makes it four more.
+        // A good run in between allows four more.
         assert_eq!(waits(policy, &[0, 0, 0, 11 * S, 0, 0, 0]), [Some(0), Some(10), Some(20), Some(0), Some(10), Some(20), None]);
         assert_eq!(waits(Backoff { give_up_after: Some(0), ..policy }, &[99 * S]), [None]);
     }

@@ -1,27 +1,28 @@
-//! Which instance of a service gets a flow.
+//! Choice of the instance of a service for a flow.
 //!
-//! Problem: several instances of a service share its flows. A flow must stay with its instance, both directions must meet the same
-//! one, and when an instance comes or goes, only the flows that it gains or loses may move.
+//! Problem: instances of a service share its flows. A flow must keep its instance in both
+//! directions, and when an instance comes or goes, only the flows that it gains or loses may move.
 //!
-//! Approach: rendezvous hashing, highest random weight. Each pair of flow and member has a pseudo-random weight, and the member with
-//! the highest gets the flow. Nothing is stored, so threads need not agree on anything but the members.
+//! Approach: rendezvous hashing. Each pair of flow and member has a pseudo-random weight; the
+//! member with the highest gets the flow. Nothing is stored: threads need to agree on the members
+//! only.
 //!
-//! Limits: time is linear in the members, a nanosecond each; it is paid once a flow. Shares are equal, and a heavy flow is one flow.
+//! Limits: linear in the members, a nanosecond each, once a flow. Shares count flows, heavy or not.
 //!
-//! Source: D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions on Networking 6(1),
-//! 1998.
+//! Source: D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM
+//! Transactions on Networking 6(1), 1998.
 
-/// Most NFs of a path that a packet thread finds without going through memory of any size.
+/// Most NFs of a path through pools, which packet threads store inline.
 pub const MAX_NFS: usize = 16;
 
-/// Index of the member that gets the flow with this symmetric hash. `members` are ids that stay the same for as long as the member
-/// lives; their order does not matter. 0 if there are none: the caller knows that a service without instances has nobody to pick.
+/// Index of the member that gets the flow with this symmetric hash; 0 if there are none. `members`
+/// are ids that are constant for the life of a member; their order does not matter.
 #[inline]
 pub fn pick(hash: u32, members: impl Iterator<Item = u64>) -> usize {
     let mut best = 0;
     let mut highest = (0, 0);
     for (index, member) in members.enumerate() {
-        // The id settles a tie, so that order does not.
+        // The id breaks ties, so that the result does not depend on the order.
         let weight = (weight(hash, member), member);
         if weight >= highest {
             (best, highest) = (index, weight);

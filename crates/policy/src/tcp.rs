@@ -1,10 +1,10 @@
 //! Flags of a TCP header.
 
-/// No more data from here.
+/// No more data from this end.
 pub const FIN: u8 = 1;
-/// The first packet of a direction.
+/// First packet of a direction.
 pub const SYN: u8 = 2;
-/// The connection is broken off.
+/// The connection is aborted.
 pub const RST: u8 = 4;
-/// Something is acknowledged.
+/// The acknowledgement number is valid.
 pub const ACK: u8 = 16;

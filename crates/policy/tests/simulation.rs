@@ -1,7 +1,5 @@
-//! What the simulator says about the experiments, as a table that is compared to the last digit.
-//!
-//! After a change that is meant to move it: `SLUICE_UPDATE_TABLE=1 cargo test -p sluice-policy --test simulation`, and look at the
-//! difference.
+//! Table of the simulator's results for the experiments, compared to the last digit.
+//! `SLUICE_UPDATE_TABLE=1 cargo test -p sluice-policy --test simulation` writes it anew.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -43,7 +41,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// One table: a line for each experiment that is shown, a column for each variant and class.
+/// A table: a line for each experiment, a column for each variant and class.
 fn table(
     title: &str,
     outcomes: &[(String, Vec<Outcome>)],
@@ -66,7 +64,7 @@ fn name(variant: Variant, class: Class) -> String {
 
 #[test]
 fn the_table_is_as_it_was() {
-    // Six turns of the longest slices, after two.
+    // Six rounds of the longest slices, after two.
     let run = |scenario: Scenario| sim::run(&Scenario { measure_ns: 600_000_000, ..scenario });
     let outcomes: Vec<(String, Vec<Outcome>)> = rows()
         .into_iter()

@@ -1,12 +1,12 @@
-//! Burns a calibrated number of cycles on every packet, and passes it on: the network function of experiments.
+//! Burns a calibrated number of cycles on every packet, for experiments.
 //!
 //! # Terms
-//! A *list* of costs and how a packet's cost is picked from it: drawn for each packet, the same for all packets of a flow, all of
-//! them, or one for all until a signal. A *stage* is one list; with several, a burst goes through one stage after another, exactly as
-//! through several network functions of one stage each, called one after another in one process: what experiments call the ideal of a
-//! chain.
+//! A *list* of costs, from which a packet's cost is picked: at random for each packet, the same for
+//! all packets of a flow, all of them, or one for all until a signal. A *stage* is one list. With
+//! several, a burst goes through one stage after another, like NFs of one stage each that one
+//! process calls in turn: what experiments call the ideal of a chain.
 //!
-//! How the cycles are spent, and why not by waiting for a clock, is told in the module `work`.
+//! The module `work` explains how the cycles are spent.
 
 mod work;
 
@@ -25,12 +25,13 @@ use sluice_nf_parts::parse_args;
 
 use work::Work;
 
-/// Most cycles of one packet in one stage.
+/// Most cycles of a packet in a stage.
 const MOST: u64 = 1_000_000_000;
 
 /// Burns a calibrated number of cycles on every packet
 ///
-/// The work is a chain of dependent instructions, calibrated at the start, so it is the same however the process is scheduled.
+/// The work is a chain of dependent instructions, calibrated at the start: it is the same under any
+/// scheduling.
 #[derive(Debug, Parser)]
 #[command(
     name = "sluice-nf-cost",
@@ -43,22 +44,23 @@ Examples:
   sluice-nf-cost --cycles 120,360 --pick signal       120, and after `kill -USR1` 360, and after another 120 again"
 )]
 struct Args {
-    /// Cycles for a packet, of the processor's time-stamp counter; or a list with commas. Given again, it is one more stage, which a
-    /// burst goes through after those before
+    /// Cycles for a packet, of the processor's time-stamp counter; or a list with commas. Each
+    /// further one adds a stage, which a burst goes through after the stages before
     #[arg(long, required = true, value_name = "CYCLES")]
     cycles: Vec<List>,
     /// How a packet's cost is picked from a list
     #[arg(long, value_enum, default_value_t = Pick::Random)]
     pick: Pick,
-    /// Where the draws of `random` begin; stage i begins at SEED + i. The same seed draws the same costs in every run
+    /// Seed of the draws of `random`; stage i begins at SEED + i. The same seed draws the same
+    /// costs in every run
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// In each stage, swap the MAC addresses of the packet too, as `sluice-nf-macswap` does
+    /// Swap the MAC addresses of the packet in each stage, as `sluice-nf-macswap` does
     #[arg(long)]
     swap_macs: bool,
 }
 
-/// Costs in cycles, with commas between; at least one.
+/// Costs in cycles, separated by commas; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct List(Vec<u64>);
 
@@ -87,17 +89,16 @@ enum Pick {
     Signal,
 }
 
-/// A list of costs, and what it is picked by.
+/// A list of costs, and how one is picked.
 #[derive(Debug)]
 struct Stage {
     work: Work,
-    /// Steps of work, one entry for each of the list.
+    /// Steps of work for each cost of the list.
     steps: Vec<u64>,
     pick: Pick,
     swap_macs: bool,
-    /// Place in the list, where a signal moves it.
+    /// Index of the cost for [`Pick::Signal`].
     place: usize,
-    /// The state of the draw.
     draws: u64,
     flows: FixedState,
     draw: FixedState,
@@ -118,7 +119,6 @@ impl Stage {
         }
     }
 
-    /// Steps for this packet.
     #[inline]
     fn steps(&mut self, packet: &[u8]) -> u64 {
         if let [only] = self.steps[..] {
@@ -152,11 +152,10 @@ impl Stage {
     }
 }
 
-/// The handler.
 #[derive(Debug)]
 struct Cost {
     stages: Vec<Stage>,
-    /// Set by the signal that goes on to the next cost; none where no signal does.
+    /// Set by SIGUSR1; None unless [`Pick::Signal`] is used.
     signal: Option<Arc<AtomicBool>>,
 }
 
@@ -173,10 +172,11 @@ impl Cost {
         Self { stages, signal }
     }
 
-    /// Goes on to the next cost if a signal came since the last look. Several that came since count as one.
+    /// Advances to the next cost if a signal came since the last call. Several signals count as
+    /// one.
     fn look(&mut self) {
         let Some(signal) = &self.signal else { return };
-        // Relaxed: nothing but the flag is told by it.
+        // Relaxed: the flag publishes no other data.
         if signal.load(Ordering::Relaxed) && signal.swap(false, Ordering::Relaxed) {
             for stage in &mut self.stages {
                 stage.place = (stage.place + 1) % stage.steps.len();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stage_swaps_addresses_if_told_to() {
+    fn every_stage_swaps_addresses_if_configured() {
         let bytes: Vec<u8> = (0..60).collect();
         let swapped: Vec<u8> = (6..12).chain(0..6).chain(12..60).collect();
         for (stages, want) in [(1, &swapped), (2, &bytes), (3, &swapped)] {

@@ -1,19 +1,21 @@
 //! Work of a calibrated length: a chain of dependent instructions.
 //!
 //! # Problem
-//! A synthetic network function must use a known number of cycles a packet, and must do all of them however it is scheduled. A loop
-//! that waits on the time-stamp counter does less work when it is preempted, so it would hide just what is to be measured.
+//! A synthetic NF must use a known number of cycles a packet, and do all the work however it is
+//! scheduled. A loop that waits on the time-stamp counter does less work when it is preempted, and
+//! so would hide what is to be measured.
 //!
 //! # Approach
-//! `x = x · 6364136223846793005 + 1442695040888963407`, again and again: each step needs the one before, so no processor can overlap
-//! them, and `x` starts from a byte of the packet and from the result of the packet before, so that neither two packets can overlap
-//! nor the compiler leave anything out. How many cycles a step takes is measured at the start: the fastest of several runs, which nothing
-//! disturbed, so that processes that are started side by side agree.
+//! `x = x · 6364136223846793005 + 1442695040888963407`, repeatedly. Each step needs the one before,
+//! so no processor can overlap them. `x` starts from a byte of the packet and the result of the
+//! packet before, so two packets cannot overlap and the compiler cannot drop anything. The cycles
+//! of a step are measured at the start: the fastest of several runs, which nothing disturbed, so
+//! that processes that start side by side agree.
 //!
 //! # Units and limits
-//! Cycles are those of the time-stamp counter, at its fixed rate; a core that runs faster or slower than that rate changes the time of
-//! a step in the same proportion. A step takes about 4 cycles, which is the grain. The loop itself and the packet's bookkeeping come
-//! on top: about 10 cycles a packet.
+//! Cycles are those of the time-stamp counter, at its fixed rate; a core that runs at another rate
+//! changes the time of a step in proportion. A step, the grain, takes about 4 cycles. The loop and
+//! the packet's bookkeeping add about 10 cycles a packet.
 
 use std::hint::black_box;
 
@@ -29,17 +31,17 @@ const RUNS: usize = 18;
 /// Fraction bits of [`Work::steps_per_cycle`].
 const SHIFT: u32 = 32;
 
-/// The calibrated chain and where it stands.
+/// The calibrated chain and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
     carry: u64,
-    /// Times 2³².
+    /// Scaled by 2³².
     steps_per_cycle: u64,
     multiplier: u64,
 }
 
 impl Work {
-    /// Measures how long a step takes. Takes about 2 milliseconds.
+    /// Measures how long a step takes, in about 2 milliseconds.
     pub fn calibrated() -> Self {
         let multiplier = black_box(MULTIPLIER);
         let mut carry = 1;
@@ -52,23 +54,21 @@ impl Work {
         Self { carry, ..Self::with_rate(fastest, RUN_STEPS) }
     }
 
-    /// As if `steps` steps took `cycles` cycles.
+    /// A rate of `steps` steps in `cycles` cycles.
     pub fn with_rate(cycles: u64, steps: u64) -> Self {
         let steps_per_cycle = ((u128::from(steps) << SHIFT) / u128::from(cycles)) as u64;
         Self { carry: 1, steps_per_cycle, multiplier: black_box(MULTIPLIER) }
     }
 
-    /// Cycles that a step takes.
     pub fn cycles_per_step(&self) -> f64 {
         (1u64 << SHIFT) as f64 / self.steps_per_cycle.max(1) as f64
     }
 
-    /// Steps that take about so many cycles.
+    /// Steps that take about this many cycles.
     pub fn steps(&self, cycles: u64) -> u64 {
         ((u128::from(cycles) * u128::from(self.steps_per_cycle)) >> SHIFT) as u64
     }
 
-    /// Does `steps` steps for a packet.
     #[inline]
     pub fn run(&mut self, packet: &[u8], steps: u64) {
         let seed = packet.first().copied().unwrap_or_default();
@@ -76,8 +76,8 @@ impl Work {
     }
 }
 
-/// The multiplier comes from outside and is opaque to the compiler, which otherwise folds several steps with a known multiplier into
-/// one.
+/// Runs the chain. The multiplier is opaque to the compiler, which would fold several steps with a
+/// known one into one.
 #[inline(never)]
 fn chain(mut x: u64, multiplier: u64, steps: u64) -> u64 {
     for _ in 0..steps {

@@ -1,7 +1,8 @@
-//! What an encrypted packet looks like.
+//! Format of an encrypted packet.
 //!
 //! # Format
-//! The MAC addresses and up to [`MOST_TAGS`] VLAN tags stay as they are, so that switches still know what to do. Then come
+//! The MAC addresses and up to [`MOST_TAGS`] VLAN tags stay, so that switches can read them. Then
+//! come
 //!
 //! | bytes | what |
 //! |---|---|
@@ -14,25 +15,27 @@
 //! | n | the text, encrypted: the packet from its own EtherType to its end |
 //! | 16 | tag of AES-GCM |
 //!
-//! Numbers are big-endian. Version, key number and length are authenticated with the text; salt and counter are the nonce. MAC
-//! addresses and VLAN tags are neither encrypted nor authenticated, because they may change on the way.
+//! Numbers are big-endian. Version, key number and length are authenticated with the text; salt and
+//! counter are the nonce. MAC addresses and VLAN tags are neither encrypted nor authenticated,
+//! because they may change on the way.
 //!
 //! # Nonces
-//! A nonce never repeats under a key: a sender counts up and draws its salt at random at the start, and its counter begins at the
-//! wall-clock time in nanoseconds. So two senders at the same time differ by salt, and a sender that was started again counts on above
-//! all that it used before, even if it draws the same salt: nobody sends a packet every nanosecond. (Both together fail only if the
-//! clock was set back and the same of four billion salts is drawn.)
+//! A nonce never repeats under a key. A sender draws a random salt at its start, and its counter
+//! begins at the wall-clock time in nanoseconds. So two senders at the same time differ by salt; a
+//! restarted sender continues above all that it used before, even with the same salt, because no
+//! sender sends a packet every nanosecond. (Both together fail only if the clock was set back and
+//! the same of four billion salts is drawn.)
 //!
 //! # Limits
-//! Replayed packets are not found out. A packet grows by [`OVERHEAD`] bytes; one that does not fit its frame then is refused.
+//! Replayed packets are not detected. A packet grows by [`OVERHEAD`] bytes; one that does not fit
+//! its frame then is refused.
 
 use sluice_nf::Packet;
 
 use crate::keys::{Key, Keys, NONCE_BYTES, TAG_BYTES};
 
-/// EtherType of encrypted packets.
 pub const ETHERTYPE: u16 = 0x88b5;
-/// VLAN tags that stay in front.
+/// Most VLAN tags that stay in front.
 pub const MOST_TAGS: usize = 2;
 /// Bytes that a packet grows by.
 pub const OVERHEAD: usize = HEADER_BYTES + TAG_BYTES;
@@ -40,16 +43,16 @@ pub const OVERHEAD: usize = HEADER_BYTES + TAG_BYTES;
 /// From the EtherType to the counter.
 const HEADER_BYTES: usize = 18;
 const VERSION: u8 = 1;
-/// Where version, key number and length stand in the header.
+/// Place of version, key number and length in the header.
 const AUTHENTICATED: std::ops::Range<usize> = 2..6;
 const NONCE: std::ops::Range<usize> = 6..18;
 
 /// Why a packet was not encrypted or decrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// It has no whole Ethernet header, or not what this format asks for.
+    /// It has no whole Ethernet header, or violates this format.
     Malformed,
-    /// Its EtherType is not [`ETHERTYPE`].
+    /// Its EtherType is another.
     Plain,
     /// It grows beyond its frame.
     TooLarge,
@@ -57,11 +60,11 @@ pub enum Refused {
     Exhausted,
     /// Its key is not in the key file.
     UnknownKey,
-    /// It was changed on the way, or the key is another one.
+    /// It was changed on the way, or the key differs.
     Forged,
 }
 
-/// Gives each packet its nonce.
+/// Source of nonces.
 #[derive(Debug)]
 pub struct Nonces {
     salt: [u8; 4],
@@ -69,7 +72,7 @@ pub struct Nonces {
 }
 
 impl Nonces {
-    /// The nonces of a new sender, that starts at this time (nanoseconds since 1970).
+    /// The nonces of a sender that starts at this time (nanoseconds since 1970).
     ///
     /// # Errors
     /// If the kernel gives no random bytes.
@@ -79,7 +82,7 @@ impl Nonces {
         Ok(Self { salt, counter: Some(wall_clock_ns) })
     }
 
-    /// A nonce that was not given before; None if there is no more.
+    /// A fresh nonce; None if all are used up.
     #[inline]
     fn draw(&mut self) -> Option<[u8; NONCE_BYTES]> {
         let counter = self.counter?;
@@ -91,7 +94,7 @@ impl Nonces {
     }
 }
 
-/// Where the EtherType behind the VLAN tags stands.
+/// Offset of the EtherType behind the VLAN tags.
 #[inline]
 fn ethertype_at(data: &[u8]) -> Option<usize> {
     let mut at = 12;
@@ -109,10 +112,7 @@ fn word(data: &[u8], at: usize) -> Option<u16> {
     data.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
 }
 
-/// Encrypts a packet in place.
-///
-/// # Errors
-/// [`Refused`]; then the packet is to be dropped.
+/// Encrypts a packet in place. If that is refused, the packet must be dropped.
 pub fn seal(packet: &mut Packet<'_>, key: &Key, nonces: &mut Nonces) -> Result<(), Refused> {
     let at = ethertype_at(packet.data()).ok_or(Refused::Malformed)?;
     let length = u16::try_from(packet.len() - at).map_err(|_| Refused::TooLarge)?;
@@ -135,10 +135,8 @@ pub fn seal(packet: &mut Packet<'_>, key: &Key, nonces: &mut Nonces) -> Result<(
     Ok(())
 }
 
-/// Decrypts a packet in place.
-///
-/// # Errors
-/// [`Refused`]. A packet that is [`Refused::Plain`] is as it was; all others are to be dropped.
+/// Decrypts a packet in place. A packet that is [`Refused::Plain`] is unchanged; all other refused
+/// ones must be dropped.
 pub fn open(packet: &mut Packet<'_>, keys: &Keys) -> Result<(), Refused> {
     let at = ethertype_at(packet.data()).ok_or(Refused::Malformed)?;
     let data = packet.data_mut();

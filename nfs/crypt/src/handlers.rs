@@ -1,4 +1,4 @@
-//! The two handlers.
+//! The handlers that encrypt and decrypt.
 
 use sluice_nf::{Burst, Handler};
 use sluice_nf_parts::reload::Reload;
@@ -7,7 +7,6 @@ use sluice_nf_parts::report::{Report, Reports};
 use crate::format::{self, Nonces, Refused};
 use crate::keys::Keys;
 
-/// What became of packets.
 #[derive(Debug, Default)]
 struct Counters {
     done: u64,
@@ -44,7 +43,7 @@ pub struct Encrypt {
 }
 
 impl Encrypt {
-    /// A sender with these keys and nonces. `fresh` brings new keys, if the file is read again.
+    /// `fresh` brings new keys when the file is read again.
     pub fn new(keys: Keys, nonces: Nonces, fresh: Option<Reload<Keys>>) -> Self {
         Self { keys, nonces, fresh, counters: Counters::default() }
     }
@@ -80,18 +79,18 @@ impl Reports for Encrypt {
     }
 }
 
-/// Decrypts every packet, with whatever key it names.
+/// Decrypts every packet with the key that it names.
 #[derive(Debug)]
 pub struct Decrypt {
     keys: Keys,
-    /// Whether packets that are not encrypted pass.
+    /// Whether packets without encryption pass.
     pass_plain: bool,
     fresh: Option<Reload<Keys>>,
     counters: Counters,
 }
 
 impl Decrypt {
-    /// A receiver with these keys. `fresh` brings new keys, if the file is read again.
+    /// `fresh` brings new keys when the file is read again.
     pub fn new(keys: Keys, pass_plain: bool, fresh: Option<Reload<Keys>>) -> Self {
         Self { keys, pass_plain, fresh, counters: Counters::default() }
     }

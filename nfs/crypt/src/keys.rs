@@ -1,8 +1,9 @@
 //! The key file: a line for each key, `ID HEX`.
 //!
-//! ID is a number from 0 to 255 and travels in each packet; HEX is 32 hexadecimal digits (AES-128) or 64 (AES-256). The first key of
-//! the file encrypts, any of them decrypts, so a key is changed without loss: add the new one behind the old one at both ends, then
-//! put it first at the encrypting end, then take the old one away. `openssl rand -hex 32` makes a key.
+//! ID is a number from 0 to 255 and travels in each packet; HEX is 32 hexadecimal digits (AES-128)
+//! or 64 (AES-256). The first key of the file encrypts, any of them decrypts. So a key is changed
+//! without loss: add the new one behind the old one at both ends, put it first at the encrypting
+//! end, then remove the old one. `openssl rand -hex 32` makes a key.
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +17,6 @@ pub const NONCE_BYTES: usize = 12;
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 
-/// A key, ready for use.
 #[expect(
     clippy::large_enum_variant,
     reason = "there are at most 256, made at the start, and a pointer less counts on the packet path"
@@ -33,14 +33,13 @@ pub struct Key {
 }
 
 impl fmt::Debug for Key {
-    /// Without the key itself.
+    /// Omits the key itself.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Key").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
 impl Key {
-    /// Its number.
     pub fn id(&self) -> u8 {
         self.id
     }
@@ -55,7 +54,7 @@ impl Key {
         tag.ok().map(Into::into)
     }
 
-    /// Checks the tag and decrypts `text` in place. None if key, tag, nonce or any byte is not what was sealed.
+    /// Checks the tag and decrypts `text` in place. None if key, tag, nonce or any byte differs.
     pub fn open(&self, nonce: &[u8; NONCE_BYTES], authenticated: &[u8], text: &mut [u8], tag: &[u8; TAG_BYTES]) -> Option<()> {
         let (nonce, text, tag) = (nonce.into(), InOutBuf::from(text), tag.into());
         match &self.cipher {
@@ -70,24 +69,18 @@ impl Key {
 #[derive(Debug)]
 pub struct Keys {
     keys: Vec<Key>,
-    /// Place in `keys` of each number.
+    /// Index in `keys` of each key number.
     by_id: Box<[Option<u8>; 256]>,
 }
 
 impl Keys {
-    /// Reads a key file.
-    ///
-    /// # Errors
-    /// If it cannot be read, or a line makes no sense, or there is no key.
+    /// Reads a key file; fails on a bad line or without any key.
     pub fn read(path: &Path) -> Result<Self, FileError> {
         warn_if_readable(path);
         lines::read(path, Self::parse)
     }
 
-    /// Parses the text of a key file.
-    ///
-    /// # Errors
-    /// The first line that makes no sense, or if there is no key.
+    /// Parses the text of a key file; fails on a bad line or without any key.
     pub fn parse(text: &str) -> Result<Self, LineError> {
         let mut keys: Vec<Key> = Vec::new();
         let mut by_id = Box::new([None; 256]);
@@ -115,7 +108,6 @@ impl Keys {
         &self.keys[0]
     }
 
-    /// The key with a number.
     #[inline]
     pub fn get(&self, id: u8) -> Option<&Key> {
         self.by_id[id as usize].map(|place| &self.keys[place as usize])
@@ -125,7 +117,7 @@ impl Keys {
 fn cipher(words: &mut Words<'_>) -> Result<Cipher, LineError> {
     const WANTED: &str = "a key is 32 hexadecimal digits (AES-128) or 64 (AES-256)";
     let digits = words.expect("the key in hexadecimal digits")?;
-    // The digits stay out of the message: it may end up in a log.
+    // The digits stay out of the message, which may end up in a log.
     let mut bytes = [0; 32];
     let nibbles = digits.chars().map(|c| c.to_digit(16)).collect::<Option<Vec<u32>>>();
     let Some(nibbles) = nibbles.filter(|n| n.len() == 32 || n.len() == 64) else { return Err(words.error(WANTED)) };
@@ -178,8 +170,8 @@ mod tests {
 
     #[test]
     fn it_is_aes_gcm() {
-        // Test case 3 without the additional data of test case 4 (AES-128), and test case 15 (AES-256), of the GCM specification by
-        // McGrew and Viega.
+        // GCM specification (McGrew and Viega): test case 3 without the additional data of test
+        // case 4 (AES-128), and test case 15 (AES-256).
         let text = concat!(
             "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525",
             "b16aedf5aa0de657ba637b391aafd255"

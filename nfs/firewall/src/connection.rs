@@ -1,8 +1,9 @@
-//! What the firewall remembers of a connection, and for how long.
+//! State of a connection, and its timeouts.
 //!
-//! A TCP connection begins with a SYN and lives by three timeouts: 30 seconds until it was answered, the configured one while it is
-//! open, and 10 seconds once both sides said FIN or one said RST. UDP lives 30 seconds until it was answered, then as configured; all
-//! else lives as configured. Sequence numbers are not followed.
+//! A TCP connection begins with a SYN and has three timeouts: 30 seconds until it is answered, the
+//! configured one while it is open, and 10 seconds after a FIN from both sides or an RST. UDP has
+//! 30 seconds until it is answered, then the configured timeout; all else has the configured one.
+//! Sequence numbers are ignored.
 
 use sluice_nf::header::protocol;
 use sluice_nf_parts::flow::FlowKey;
@@ -23,7 +24,7 @@ const ACK: u8 = 16;
 pub struct Connection {
     /// The rule that allowed it; None is the policy.
     pub rule: Option<u32>,
-    /// The rule file that it was last held against.
+    /// The rule file that it was last checked against.
     pub generation: u32,
     /// Port where its first packet entered.
     pub ingress: u16,
@@ -37,7 +38,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that begins with a packet of the key that [`FlowKey::canonical`] turned into the table's.
+    /// A connection whose first packet's key became the table's by [`FlowKey::canonical`].
     pub fn new(rule: Option<u32>, generation: u32, ingress: u16, first_is_reversed: bool, now_ns: u64) -> Self {
         Self { rule, generation, ingress, first_is_reversed, answered: false, reset: false, fins: [false; 2], last_ns: now_ns }
     }
@@ -47,7 +48,6 @@ impl Connection {
         if self.first_is_reversed { key.reversed() } else { *key }
     }
 
-    /// Notes a packet of it.
     #[inline]
     pub fn note(&mut self, is_reversed: bool, flags: u8, now_ns: u64) {
         let is_answer = is_reversed != self.first_is_reversed;
@@ -57,13 +57,13 @@ impl Connection {
         self.fins[usize::from(is_answer)] |= flags & FIN != 0;
     }
 
-    /// Whether the last word was said, so that a new connection may use the same ports.
+    /// Whether it is closed, so that a new connection may use the same ports.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.reset || self.fins == [true; 2]
     }
 
-    /// Whether it was idle for too long.
+    /// Whether its timeout has passed.
     #[inline]
     pub fn is_old(&self, number: u8, timeouts: &Timeouts, now_ns: u64) -> bool {
         let seconds = match number {
@@ -89,7 +89,8 @@ mod tests {
 
     const TIMEOUTS: Timeouts = Timeouts { tcp_s: 1000, udp_s: 100, other_s: 5 };
 
-    /// Seconds that a connection lives after these packets: whether each is an answer, and its flags.
+    /// Seconds that a connection lives after these packets: whether each is an answer, and its
+    /// flags.
     fn lives(number: u8, packets: &[(bool, u8)]) -> u64 {
         let mut connection = Connection::new(None, 0, 0, true, 0);
         for (is_answer, flags) in packets {

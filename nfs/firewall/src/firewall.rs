@@ -1,14 +1,18 @@
 //! The path of a packet through the firewall.
 //!
-//! Not IP → as `non-ip` says. A fragment after the first → as the first one of its datagram, if that is known, or by the rules, which
-//! see no ports then. With `stateful`: a packet of a known connection passes, and so does an ICMP error about one; a TCP packet that
-//! belongs to none and does not begin one is dropped. All else: by the rules, and what they allow becomes a connection.
+//! - Not IP: by `non-ip`.
+//! - A fragment after the first: as the first one of its datagram, if that is known; else by the
+//!   rules, which see no ports then.
+//! - With `stateful`: a packet of a known connection passes, and so does an ICMP error about one; a
+//!   TCP packet that neither belongs to one nor begins one is dropped.
+//! - All else: by the rules, and what they allow becomes a connection.
 //!
-//! Dropped whatever the rules say: TCP, UDP, SCTP and ICMP whose header is cut off, and the second 8 bytes of a TCP header alone in a
-//! fragment, which is how filters are fooled (RFC 1858). When the table of connections is full, what would need a place in it is
-//! dropped.
+//! Always dropped: TCP, UDP, SCTP and ICMP with an incomplete header, and the second 8 bytes of a
+//! TCP header alone in a fragment, which is how filters are fooled (RFC 1858). When the table of
+//! connections is full, packets that need a new entry are dropped.
 //!
-//! After a new rule file came, a connection's next packet is decided by the new rules as if it were its first one.
+//! With a new rule file, the new rules decide a connection's next packet as if it were its first
+//! one.
 
 use std::time::Duration;
 
@@ -24,7 +28,7 @@ use sluice_nf_parts::table::{AGE_TICK, Table};
 use crate::connection::{self, Connection};
 use crate::rules::{Action, Rules, Subject};
 
-/// What was decided about a packet, besides by a rule's own counter.
+/// Decision about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decision {
     ByRule(Action),
@@ -49,7 +53,6 @@ struct Counters {
     table_full: u64,
 }
 
-/// The handler.
 #[derive(Debug)]
 pub struct Firewall {
     rules: Rules,
@@ -62,7 +65,7 @@ pub struct Firewall {
 }
 
 impl Firewall {
-    /// A firewall with these rules, that remembers at most `limit` connections. `fresh` brings new rules.
+    /// `limit` is the most connections that it remembers; `fresh` brings new rules.
     pub fn new(rules: Rules, limit: usize, fresh: Option<Reload<Rules>>) -> Self {
         Self {
             rules,
@@ -164,7 +167,7 @@ impl Firewall {
     }
 }
 
-/// Holds a connection against a new rule file. Whether it may go on.
+/// Checks a connection against a new rule file. Returns whether it may go on.
 #[cold]
 fn renew(connection: &mut Connection, key: &FlowKey, subject: &Subject, rules: &Rules, generation: u32) -> bool {
     let first = Subject { key: connection.first_key(key), ingress: connection.ingress, ..*subject };

@@ -1,6 +1,7 @@
-//! A packet filter: rules from a file, the first match decides; with `stateful` in the file, connections are tracked.
+//! A packet filter: rules from a file, first match, optional connection tracking.
 //!
-//! The module `rules` describes the rule file, `firewall` the path of a packet, `connection` what is remembered of a connection.
+//! The module `rules` describes the rule file, `firewall` the path of a packet, `connection` the
+//! state of a connection.
 
 mod connection;
 mod firewall;

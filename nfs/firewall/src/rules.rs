@@ -1,24 +1,25 @@
-//! The rule file and the first match.
+//! The rule file, and the search for the first match.
 //!
 //! # Rule file
 //! A rule is a line:
 //!
 //! `allow|deny [PROTOCOL] [via PORT] [from PREFIX|any [port LIST]] [to PREFIX|any [port LIST]]`
 //!
-//! PROTOCOL is `any`, `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` or a number. PORT is the name of a port of the configuration, where the
-//! packet entered. LIST is port numbers and ranges with commas, such as `80,443,8000-8080`; it needs `tcp`, `udp` or `sctp`. The first
-//! rule that matches decides; what matches none is decided by the policy. The other lines are
+//! PROTOCOL is `any`, `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` or a number. PORT is the name of a
+//! port of the configuration, where the packet entered. LIST is port numbers and ranges with
+//! commas, such as `80,443,8000-8080`; it needs `tcp`, `udp` or `sctp`. The first rule that matches
+//! decides; without a match the policy does. The other lines are
 //!
 //! | line | meaning | without it |
 //! |---|---|---|
 //! | `default allow` or `default deny` | the policy | deny |
-//! | `non-ip allow` or `non-ip deny` | what happens to ARP and whatever else is not IP | allow |
-//! | `stateful` | packets of connections that a rule allowed pass in both directions | each packet by the rules |
-//! | `timeout tcp SECONDS`, `timeout udp SECONDS`, `timeout other SECONDS` | how long an idle connection is remembered | 3600, 180, 30 |
+//! | `non-ip allow` or `non-ip deny` | action for all that is not IP, such as ARP | allow |
+//! | `stateful` | allowed connections pass in both directions | each packet by the rules |
+//! | `timeout tcp\|udp\|other SECONDS` | when an idle connection is forgotten | 3600, 180, 30 |
 //!
 //! # Limits
-//! Rules are tried one after another: with thousands of them and without `stateful`, each packet pays for that. A later fragment has
-//! no ports, and no rule with ports matches it.
+//! Rules are tried one after another: without `stateful`, each packet pays for thousands of them. A
+//! later fragment has no ports, and no rule with ports matches it.
 
 use std::net::IpAddr;
 
@@ -28,21 +29,15 @@ use sluice_nf::header::protocol;
 use sluice_nf_parts::flow::FlowKey;
 use sluice_nf_parts::lines::{self, LineError, Words};
 
-/// What a rule decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The packet passes.
     Allow,
-    /// It is dropped.
     Deny,
 }
 
-/// Packets and bytes that a rule decided about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hits {
-    /// Packets.
     pub packets: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
@@ -53,25 +48,23 @@ pub struct Rule {
     pub line: usize,
     /// The line itself, without comment.
     pub text: String,
-    /// What it decides.
     pub action: Action,
     protocol: Option<u8>,
     via: Option<PortId>,
     src: End,
     dst: End,
-    /// What it decided about.
     pub hits: Hits,
 }
 
-/// What a rule asks of one end of a flow.
+/// Condition on one end of a flow.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct End {
     prefix: Option<Prefix>,
-    /// First and last of each range; no ranges match whatever there is.
+    /// First and last of each range; no ranges match everything.
     ports: Vec<(u16, u16)>,
 }
 
-/// A prefix, ready to be compared.
+/// A prefix in the form that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Prefix {
     is_ipv4: bool,
@@ -100,12 +93,11 @@ impl End {
     }
 }
 
-/// What the rules look at.
+/// The part of a packet that rules match.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject {
-    /// Addresses, protocol and ports.
     pub key: FlowKey,
-    /// Whether the key's ports are ports. Fragments after the first one have none, and neither have protocols without.
+    /// Whether the key has ports; later fragments and some protocols have none.
     pub has_ports: bool,
     /// Number of the port where it entered.
     pub ingress: u16,
@@ -126,36 +118,28 @@ impl Rule {
 /// A rule file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
-    /// The rules, in order.
     pub rules: Vec<Rule>,
-    /// What happens to what no rule matches.
+    /// Action without a matching rule.
     pub policy: Action,
-    /// What it decided about.
     pub policy_hits: Hits,
-    /// What happens to what is not IP.
+    /// Action for packets that are not IP.
     pub non_ip: Action,
-    /// Whether connections are tracked.
     pub stateful: bool,
-    /// How long idle connections are remembered.
     pub timeouts: Timeouts,
 }
 
-/// How long an idle connection is remembered, in seconds.
+/// Timeouts of idle connections, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// An established TCP connection.
+    /// For an established TCP connection.
     pub tcp_s: u64,
-    /// UDP that was answered.
+    /// For UDP that was answered.
     pub udp_s: u64,
-    /// Whatever else.
     pub other_s: u64,
 }
 
 impl Rules {
     /// Parses a rule file; `port` finds a port by its name.
-    ///
-    /// # Errors
-    /// The first line that makes no sense.
     pub fn parse(text: &str, port: &dyn Fn(&str) -> Option<PortId>) -> Result<Self, LineError> {
         let mut file = Self {
             rules: Vec::new(),
@@ -184,13 +168,13 @@ impl Rules {
         Ok(file)
     }
 
-    /// Place of the first rule that matches.
+    /// Index of the first rule that matches.
     #[inline]
     pub fn first_match(&self, subject: &Subject) -> Option<usize> {
         self.rules.iter().position(|rule| rule.matches(subject))
     }
 
-    /// What a rule, or the policy, decides.
+    /// Action of a rule, or of the policy.
     #[inline]
     pub fn action(&self, rule: Option<usize>) -> Action {
         rule.map_or(self.policy, |rule| self.rules[rule].action)
@@ -204,7 +188,7 @@ impl Rules {
         hits.bytes += bytes as u64;
     }
 
-    /// Takes over the counters of rules that an older file had too, word for word.
+    /// Takes over the counters of rules that an older file has word for word.
     pub fn inherit(&mut self, older: &Self) {
         for rule in &mut self.rules {
             rule.hits = older.rules.iter().find(|old| old.text == rule.text).map_or(Hits::default(), |old| old.hits);
@@ -291,7 +275,7 @@ fn end(words: &mut Words<'_>, number: Option<u8>) -> Result<End, LineError> {
     let mut end = End::default();
     if !words.skip("any") {
         let word = words.expect("a prefix or `any`")?;
-        // A bare address is a prefix of its whole length.
+        // A bare address is a prefix of full length.
         let net = word.parse::<IpNet>().or_else(|_| word.parse::<IpAddr>().map(IpNet::from));
         let net = net.map_err(|_| words.error(format!("`{word}` is not `any`, an address or a prefix such as 10.0.0.0/8")))?;
         if net.trunc() != net {

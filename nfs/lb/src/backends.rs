@@ -1,8 +1,9 @@
 //! The backends file.
 //!
-//! A line for each backend: `NAME ADDRESS[:PORT] [mac MAC] [weight N]`. An IPv6 address with a port stands in brackets. NAME decides
-//! which flows a backend gets, so that a backend that is replaced under its old name keeps its share. Without PORT the flow's port stays.
-//! `weight 0` drains: connections go on, and no new ones come. The default weight is 1.
+//! A line for each backend: `NAME ADDRESS[:PORT] [mac MAC] [weight N]`. An IPv6 address with a port
+//! is in brackets. NAME decides which flows a backend gets, so that a replacement with the same
+//! name keeps the share. Without PORT the flow's port stays. `weight 0` drains: connections go on,
+//! and no new ones come. The default weight is 1.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,22 +12,19 @@ use sluice_nf_parts::mac::Mac;
 
 use crate::maglev::MAX_BACKENDS;
 
-/// A backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
-    /// Its name, unique in the file.
+    /// Unique in the file.
     pub name: String,
-    /// Its address.
     pub address: IpAddr,
-    /// Its port, if it is not that of the virtual address.
+    /// None keeps the port of the virtual address.
     pub port: Option<u16>,
-    /// Its MAC address.
     pub mac: Option<Mac>,
-    /// Its share, against the others' shares.
+    /// Its weight, relative to the others.
     pub weight: u32,
 }
 
-/// What is asked of all backends.
+/// Requirements for all backends.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
     /// A MAC address, because packets are sent by it.
@@ -35,10 +33,7 @@ pub struct Needs {
     pub family_of: Option<IpAddr>,
 }
 
-/// Parses a backends file.
-///
-/// # Errors
-/// The first line that makes no sense or lacks what is needed, or if there is no backend.
+/// Parses a backends file; fails on a bad line, an unmet need, or without any backend.
 pub fn parse(text: &str, needs: Needs) -> Result<Vec<Backend>, LineError> {
     let mut backends: Vec<Backend> = Vec::new();
     for mut words in lines::lines(text) {

@@ -1,21 +1,24 @@
 //! The path of a packet through the load balancer.
 //!
 //! # To the virtual address
-//! A packet to the virtual address and port belongs to the backend that its connection has, or else to the one that Maglev hashing
-//! picks, and then its connection is remembered, so that it stays there when backends come and go. When the table is full, hashing alone
-//! decides, which is the same unless backends changed. By `mac` only the destination MAC address is written: the backends own the
-//! virtual address (on a loopback device) and answer by themselves. By `ip` the destination address and port are written, and answers
-//! come back through here.
+//! A packet to the virtual address and port goes to the backend of its connection, else to the one
+//! that Maglev hashing picks. The connection is then remembered, so that it stays there when
+//! backends come and go. When the table is full, hashing alone decides, which is the same unless
+//! backends changed. With `mac` only the destination MAC address is written: the backends own the
+//! virtual address (on a loopback device) and answer directly. With `ip` the destination address
+//! and port are written, and answers come back through here.
 //!
 //! # From the backends
-//! By `ip`, the answers of known connections get the virtual address and port back as their source.
+//! With `ip`, the answers of known connections get the virtual address and port back as their
+//! source.
 //!
-//! ICMP errors about a connection go the way of the connection, with the packet that they quote translated. Fragments go the way of
-//! their first one; one that comes before it is dropped and counted. All other packets pass unchanged.
+//! ICMP errors about a connection take the way of the connection, with the quoted packet
+//! translated. Fragments take the way of their first one; one that comes before it is dropped and
+//! counted. All other packets pass unchanged.
 //!
 //! # Limits
-//! A connection is forgotten when idle, and soon after a reset or a FIN from the client. One whose backend was taken out of the file is
-//! given to another one.
+//! A connection is forgotten when idle, and soon after a reset or a FIN from the client. A
+//! connection whose backend was removed from the file gets another one.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -45,16 +48,12 @@ pub enum Rewrite {
     Ip,
 }
 
-/// What is balanced, and how.
+/// The balanced service.
 #[derive(Debug, Clone, Copy)]
 pub struct Service {
-    /// The virtual address.
     pub address: IpAddr,
-    /// The virtual port.
     pub port: u16,
-    /// TCP or UDP, as a number.
     pub protocol: u8,
-    /// How packets get to a backend.
     pub rewrite: Rewrite,
     /// Seconds after which an idle connection is forgotten.
     pub idle_s: u64,
@@ -68,7 +67,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of these backends.
     pub fn new(backends: Vec<Backend>) -> Self {
         let shares: Vec<(&str, u32)> = backends.iter().map(|backend| (backend.name.as_str(), backend.weight)).collect();
         let maglev = Maglev::new(&shares);
@@ -83,7 +81,6 @@ struct Connection {
     last_ns: u64,
 }
 
-/// Why a packet is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refused {
     NoBackend,
@@ -99,7 +96,6 @@ impl From<NotThere> for Refused {
     }
 }
 
-/// What was done with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Done {
     ToBackend(u16),
@@ -114,7 +110,6 @@ struct Hits {
     connections: u64,
 }
 
-/// The handler.
 #[derive(Debug)]
 pub struct Balancer {
     service: Service,
@@ -131,7 +126,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// A balancer that remembers at most `limit` connections. `fresh` brings new backends.
+    /// `limit` is the most connections that it remembers; `fresh` brings new backends.
     pub fn new(service: Service, pool: Pool, limit: usize, fresh: Option<Reload<Pool>>) -> Self {
         Self {
             service,
@@ -147,7 +142,7 @@ impl Balancer {
         }
     }
 
-    /// Takes new backends. Connections stay with backends of the same name, and counters too.
+    /// Sets new backends. Connections and counters stay with backends of the same name.
     fn set_pool(&mut self, pool: Pool) {
         let place = |name: &str| pool.backends.iter().position(|backend| backend.name == name).map(|place| place as u16);
         let moved: Vec<Option<u16>> = self.pool.backends.iter().map(|backend| place(&backend.name)).collect();
@@ -200,7 +195,6 @@ impl Balancer {
         }
     }
 
-    /// The backend of a packet to the virtual address.
     fn backend_of(&mut self, packet: &[u8], headers: &Headers, key: &FlowKey, now_ns: u64) -> Result<u16, Refused> {
         let flags = match headers.l4 {
             Some(l4) if l4.protocol == protocol::TCP => packet.get(l4.offset as usize + 13).copied().unwrap_or_default(),
@@ -241,7 +235,7 @@ impl Balancer {
         true
     }
 
-    /// Sends an ICMP error about a connection the connection's way; passes on whatever else.
+    /// Sends an ICMP error about a connection the connection's way; passes on all others.
     fn balance_error(&mut self, packet: &mut [u8], headers: &Headers, to_us: bool) -> Result<Done, Refused> {
         let Some(quoted) = Quoted::find(packet, headers).filter(|q| q.key.protocol() == self.service.protocol) else {
             return Ok(Done::Nothing);

@@ -52,7 +52,7 @@ fn udp(src: ([u8; 4], u16), dst: ([u8; 4], u16), payload: usize) -> Vec<u8> {
     packet
 }
 
-/// Addresses and ports; and all checksums are right.
+/// Addresses and ports, after a check of all checksums.
 fn key(outcome: &Outcome) -> FlowKey {
     assert_eq!(outcome.verdict, Verdict::Next);
     let headers = parse(&outcome.bytes).unwrap();

@@ -1,41 +1,44 @@
-//! Maglev hashing: which backend a flow belongs to, agreed on without talking.
+//! Maglev hashing: independent balancers pick the same backend for a flow.
 //!
 //! # Problem
-//! Several load balancers, and the same one after a restart, must send a flow to the same backend; the backends must get equal shares
-//! (or shares by weight); and when a backend comes or goes, nearly all other flows must stay where they are.
+//! Several load balancers, and the same one after a restart, must send a flow to the same backend.
+//! Backends must get equal shares (or shares by weight). When a backend comes or goes, nearly all
+//! other flows must stay.
 //!
 //! # Approach
-//! Each backend has a permutation of the places of a table, made from its name alone. In turn, each backend takes the next free place
-//! of its permutation, until the table is full; a flow's hash picks a place. With weights, a backend skips turns so that it takes
-//! places in proportion. Source: Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016, section 3.4.
+//! Each backend has a permutation of the slots of a table, made from its name alone. In turn, each
+//! backend takes the next free slot of its permutation, until the table is full; a flow's hash
+//! picks a slot. With weights, a backend skips turns so that it takes slots in proportion. Source:
+//! Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016,
+//! section 3.4.
 //!
 //! # Limits
-//! The table's size is a prime of at least 100 places a backend, which keeps shares within about a percent of each other. Hashes are
-//! defined here (FNV-1a and the finalizer of SplitMix64), so that other versions and processors build the same table.
+//! The table's size is a prime of at least 100 slots a backend, which keeps shares within about a
+//! percent of each other. The hashes are fixed (FNV-1a and the finalizer of SplitMix64), so that
+//! other versions and processors build the same table.
 
 /// Table sizes: primes, as the permutations need.
 const SIZES: [usize; 3] = [65_537, 655_373, 6_553_621];
 
-/// Most backends: 100 places each in the largest table.
+/// Most backends: 100 slots each in the largest table.
 pub const MAX_BACKENDS: usize = u16::MAX as usize - 1;
 
 const NOBODY: u16 = u16::MAX;
 
-/// The table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Maglev {
     places: Vec<u16>,
 }
 
 impl Maglev {
-    /// The table of these backends: a name, which must be unique, and a weight; with weight 0 a backend gets nothing. At most
-    /// [`MAX_BACKENDS`].
+    /// The table of at most [`MAX_BACKENDS`] backends: unique names, and weights; weight 0 gets
+    /// nothing.
     pub fn new(backends: &[(&str, u32)]) -> Self {
         let size = SIZES.into_iter().find(|size| *size >= 100 * backends.len()).unwrap_or(SIZES[SIZES.len() - 1]);
         Self::with_size(backends, size)
     }
 
-    /// As [`Maglev::new`], with `size` places; a prime.
+    /// As [`Maglev::new`], with `size` slots; a prime.
     fn with_size(backends: &[(&str, u32)], size: usize) -> Self {
         assert!(backends.len() <= MAX_BACKENDS, "the backends file checks the number");
         let heaviest = backends.iter().map(|&(_, weight)| weight).max().unwrap_or_default();
@@ -52,7 +55,7 @@ impl Maglev {
                     continue;
                 }
                 taker.credit -= u64::from(heaviest);
-                // Ends: the permutation meets every place, and one is free.
+                // Ends: the permutation visits every slot, and one is free.
                 while places[taker.next] != NOBODY {
                     taker.advance(size);
                 }
@@ -67,7 +70,7 @@ impl Maglev {
         Self { places }
     }
 
-    /// Number of the backend that a flow with this hash belongs to; None if there is none with weight.
+    /// Index of the backend for a flow with this hash; None if no backend has weight.
     #[inline]
     pub fn pick(&self, hash: u64) -> Option<u16> {
         let place = (u128::from(hash) * self.places.len() as u128) >> 64;
@@ -75,10 +78,10 @@ impl Maglev {
     }
 }
 
-/// A backend that takes places.
+/// A backend while the table is filled.
 struct Taker {
     weight: u32,
-    /// What it has saved up; a place costs the weight of the heaviest.
+    /// Saved turns; a slot costs the weight of the heaviest backend.
     credit: u64,
     next: usize,
     skip: usize,
@@ -177,7 +180,7 @@ mod tests {
         fewer[42].1 = 0;
         let after = Maglev::new(&fewer);
         let moved = before.places.iter().zip(&after.places).filter(|(b, a)| **b != 42 && a != b).count();
-        // Figure 12 of the paper: a few percent of the other places change at this size.
+        // Figure 12 of the paper: a few percent of the other slots change at this size.
         assert!(moved * 100 < before.places.len() * 5, "{moved} of {} places moved", before.places.len());
         assert!(after.places.iter().all(|place| *place != 42));
     }

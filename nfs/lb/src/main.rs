@@ -1,7 +1,7 @@
-//! A layer-4 load balancer: spreads the flows to one virtual address and port over backends.
+//! A layer-4 load balancer: spreads flows to one virtual address and port over backends.
 //!
-//! The module `maglev` tells how a flow's backend is found, `balancer` the path of a packet, `backends` the backends file. It answers no
-//! ARP: the virtual address must be routed to where the network function stands in the line.
+//! The module `maglev` describes the choice of a flow's backend, `balancer` the path of a packet,
+//! `backends` the backends file. The NF answers no ARP: the virtual address must be routed to it.
 
 mod backends;
 mod balancer;
@@ -23,7 +23,7 @@ use balancer::{Balancer, Pool, Rewrite, Service};
 
 /// Spreads the flows to a virtual address over backends, with Maglev hashing and a connection table
 ///
-/// SIGHUP reads the backends file again; connections stay where they are.
+/// SIGHUP reads the backends file again; connections keep their backends.
 #[derive(Debug, Parser)]
 #[command(name = "sluice-nf-lb", version, after_help = HELP)]
 struct Args {

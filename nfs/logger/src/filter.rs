@@ -1,4 +1,4 @@
-//! Which packets are written: all that every given condition holds for.
+//! Filter of the packets that are written: all given conditions must hold.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -41,7 +41,6 @@ fn protocol(text: &str) -> Result<u8, String> {
 }
 
 impl Filter {
-    /// Whether every condition holds for a packet.
     pub fn holds(&self, packet: &[u8]) -> bool {
         if self.is_empty() {
             return true;

@@ -1,17 +1,18 @@
-//! A log: pcap records behind each other, in files that follow each other.
+//! A log: pcap records in numbered files.
 //!
 //! # Format
-//! pcap with nanoseconds, in this machine's byte order: 24 bytes of header (magic 0xa1b23c4d, version 2.4, the snap length, link
-//! type Ethernet), then for each packet its time in seconds and nanoseconds since 1970, the bytes that follow and the bytes that it
-//! had.
+//! pcap with nanoseconds, in this machine's byte order: 24 bytes of header (magic 0xa1b23c4d,
+//! version 2.4, the snap length, link type Ethernet). Then for each packet: its time in seconds and
+//! nanoseconds since 1970, the number of bytes that follow, and its original length.
 //!
 //! # When the disk fails
-//! A record that could not be written leaves a hole, and what follows a hole cannot be read. So the file is given up: when its last
-//! record has come back it is cut after the last whole record, or removed if it has none. A second later the next packet tries a
-//! new file. Packets of the time between are counted as lost.
+//! A record that could not be written leaves a hole, behind which nothing can be read. So the file
+//! is given up: when its last record has completed, it is cut after the last whole record, or
+//! removed if it has none. A second later the next packet tries a new file. Packets in between are
+//! counted as lost.
 //!
-//! Old files are removed, in a thread of their own, once the new one has its first record on the disk: a full disk costs no old
-//! logs.
+//! Old files are removed, in a separate thread, once the new one has its first record on the disk:
+//! so a full disk costs no old logs.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -22,63 +23,48 @@ use sluice_nf::storage::{At, File, Outcome, RequestError, Storage};
 
 use crate::series::Series;
 
-/// Bytes of a pcap file's header and of a record's.
+/// Bytes of a pcap file's header.
 pub const FILE_HEADER: usize = 24;
-/// Bytes before each packet.
+/// Bytes of a record's header.
 pub const RECORD_HEADER: usize = 16;
 
 const MAGIC: u32 = 0xa1b2_3c4d;
 const ETHERNET: u32 = 1;
-/// Nanoseconds between attempts after a failure.
 const PAUSE_NS: u64 = 1_000_000_000;
 
-/// Why there is no log.
+/// Error of starting a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The path names no file.
     #[error("`{0}` names no file; give something like /var/log/web.pcap")]
     Name(PathBuf),
-    /// The folder cannot be read.
     #[error("cannot look for old files beside {path}: {source}; is the folder there, and may this user read it?")]
-    Folder {
-        /// The path given.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file cannot be made.
+    Folder { path: PathBuf, source: std::io::Error },
     #[error("cannot make {path}: {source}; may this user write there?")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Open { path: PathBuf, source: std::io::Error },
 }
 
-/// How a log is kept.
+/// Limits of a log's files.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Most bytes of a packet that are written.
     pub snap: u32,
-    /// A file that would grow past so many bytes is the last one's; the next begins.
+    /// Most bytes of a file.
     pub bytes: u64,
-    /// A file older than this is followed by the next one with the next packet.
+    /// Age at which the next packet begins a new file.
     pub age_ns: u64,
-    /// How many files stay.
+    /// Number of files to keep.
     pub keep: usize,
 }
 
 /// Counts, shared with callbacks.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Packets that are in a file.
+    /// Packets in files.
     pub logged: Cell<u64>,
     /// Their bytes, with record headers.
     pub bytes: Cell<u64>,
     /// Packets that should be in a file and are not.
     pub lost: Cell<u64>,
-    /// Files begun.
     pub files: Cell<u64>,
     /// Files given up because of an error.
     pub failures: Cell<u64>,
@@ -88,20 +74,20 @@ fn add(cell: &Cell<u64>, n: u64) {
     cell.set(cell.get() + n);
 }
 
-/// A file of the log; alive as long as the log writes to it or a record is under way.
+/// A file of the log. It lives while the log writes to it or a record is in progress.
 struct Part {
     file: File,
-    /// The same file, for what storage does not do.
+    /// The same file, for calls that storage lacks.
     plain: std::fs::File,
     path: PathBuf,
     tally: Rc<Tally>,
-    /// Bytes from the start that are known to be written, whole records.
+    /// Bytes from the start that are known to be written: whole records.
     good: Cell<u64>,
     failed: Cell<bool>,
 }
 
 impl Part {
-    /// A record, or the file header with `packets` 0, has come back.
+    /// Handles the completion of a record, or of the file header (`packets` is 0).
     fn settle(&self, packets: u64, written: Result<u64, String>) {
         match written {
             Ok(bytes) if !self.failed.get() => {
@@ -141,27 +127,26 @@ impl Drop for Part {
 
 struct Current {
     part: Rc<Part>,
-    /// Bytes asked to be written.
+    /// Bytes submitted.
     bytes: u64,
     since_ns: u64,
     is_pruned: bool,
 }
 
-/// How records reach the disk.
+/// Path of records to the disk.
 pub enum Sink {
-    /// By the library's storage, while packets go on.
+    /// The library's asynchronous storage.
     Async(Storage),
-    /// By a system call a burst, which waits.
+    /// A system call for each burst, which blocks.
     Blocking(RefCell<Vec<u8>>),
 }
 
-/// A log.
 pub struct Log {
     sink: Sink,
     series: Series,
     limits: Limits,
     current: Option<Current>,
-    /// Packets that the blocking sink has in its hand.
+    /// Packets in the buffer of the blocking sink.
     in_hand: u64,
     next_number: u32,
     retry_ns: u64,
@@ -169,10 +154,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Begins a log with its first file, numbered after those that are there.
-    ///
-    /// # Errors
-    /// [`LogError`].
+    /// Begins a log with its first file, numbered after existing ones.
     pub fn new(path: &Path, limits: Limits, sink: Sink, now_ns: u64) -> Result<Self, LogError> {
         let series = Series::new(path).ok_or_else(|| LogError::Name(path.into()))?;
         let numbers = series.numbers().map_err(|source| LogError::Folder { path: path.into(), source })?;
@@ -182,12 +164,11 @@ impl Log {
         Ok(log)
     }
 
-    /// What became of packets so far.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// The storage, if it does not block.
+    /// The storage of an asynchronous sink.
     #[cfg(test)]
     pub fn storage(&self) -> Option<Storage> {
         match &self.sink {
@@ -196,7 +177,7 @@ impl Log {
         }
     }
 
-    /// Opens the next file. A few system calls; a rotation is rare.
+    /// Opens the next file: a few system calls, at rotations only.
     fn begin(&mut self, now_ns: u64) -> Result<(), LogError> {
         let path = self.series.path(self.next_number);
         let fail = |source| LogError::Open { path: path.clone(), source };
@@ -225,7 +206,7 @@ impl Log {
         self.put(&[&header, kept], 1);
     }
 
-    /// Makes sure that the current file can take `len` bytes, if there can be one.
+    /// Rotates if the current file cannot take `len` bytes more or is too old.
     fn rotate(&mut self, len: u64, now_ns: u64) {
         if let Some(current) = &self.current {
             if current.part.failed.get() {
@@ -259,7 +240,8 @@ impl Log {
                 let callback = move |outcome: Outcome<'_>| {
                     part.settle(packets, outcome.map(|bytes| bytes.len() as u64).map_err(|error| error.to_string()));
                 };
-                // Never full here, for this is no callback; too large only where a packet is larger than a buffer.
+                // Never full here, outside of callbacks; too large only if a packet is larger than
+                // a buffer.
                 if let Err(error @ (RequestError::Size { .. } | RequestError::Full)) =
                     storage.write_parts(&current.part.file, At::End, parts, callback)
                 {
@@ -273,7 +255,7 @@ impl Log {
         }
     }
 
-    /// The end of a burst: the blocking sink writes.
+    /// Ends a burst: the blocking sink writes.
     pub fn end_burst(&mut self) {
         let (Sink::Blocking(buffer), Some(current)) = (&self.sink, &self.current) else { return };
         let mut buffer = buffer.borrow_mut();
@@ -283,14 +265,14 @@ impl Log {
         let written = (&current.part.plain).write_all(&buffer);
         let bytes = buffer.len() as u64;
         let packets = std::mem::take(&mut self.in_hand);
-        // A file header at the front is no packet's.
+        // Bytes of the file header belong to no packet.
         let header = if current.part.good.get() == 0 { FILE_HEADER as u64 } else { 0 };
         current.part.settle(0, written.as_ref().map(|()| header).map_err(ToString::to_string));
         current.part.settle(packets, written.map(|()| bytes - header).map_err(|error| error.to_string()));
         buffer.clear();
     }
 
-    /// Removes old files, when the current one has a record on the disk. Called now and then.
+    /// Removes old files once the current one has a record on the disk. Called periodically.
     pub fn tick(&mut self) {
         let Some(current) = self.current.as_mut().filter(|current| !current.is_pruned && current.part.has_records()) else {
             return;
@@ -308,7 +290,7 @@ impl Log {
         }
     }
 
-    /// Removes old files before the end.
+    /// Removes old files before the log ends.
     pub fn finish(&mut self) {
         self.end_burst();
         if self.current.as_ref().is_some_and(|current| current.part.has_records())
@@ -319,7 +301,7 @@ impl Log {
     }
 }
 
-/// Version 2.4: two 16-bit words in the place of one of 32.
+/// Version 2.4: two 16-bit words in place of a 32-bit one.
 fn version() -> u32 {
     let ([a, b], [c, d]) = (2u16.to_ne_bytes(), 4u16.to_ne_bytes());
     u32::from_ne_bytes([a, b, c, d])

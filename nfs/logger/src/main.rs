@@ -1,12 +1,12 @@
 //! Writes packets to pcap files without waiting for the disk; every packet passes unchanged.
 //!
-//! Records are gathered in two buffers that alternate ([`sluice_nf::storage`]): while the kernel writes one, the other fills, and
-//! packets go on, those that are not logged too. If the disk is slower than the packets, both fill up, and the NF sleeps until one
-//! is free: nothing is left out. With `--blocking` each burst is written by a system call that waits, as a simple program would do
-//! it: for comparison, and for hosts that forbid io_uring.
+//! Records are gathered in two alternating buffers ([`sluice_nf::storage`]): while the kernel
+//! writes one, the other fills, and all packets go on. If the disk is too slow, both fill up, and
+//! the NF sleeps until one is free: no record is omitted. With `--blocking` each burst is written
+//! by a blocking system call, for comparison, and for hosts that forbid io_uring.
 //!
-//! The files and what happens when the disk fails are described in the module `log`, their names in `series`, and the conditions in
-//! `filter`.
+//! The module `log` describes the files and disk errors, `series` their names, `filter` the
+//! conditions.
 
 mod filter;
 mod log;
@@ -28,8 +28,9 @@ use log::{Limits, Log, Sink};
 
 /// Writes packets to pcap files without waiting for the disk
 ///
-/// The files are numbered: --write /var/log/web.pcap makes /var/log/web-000001.pcap, and so on; numbers go on over a restart. Any
-/// tool that reads pcap reads them, also while the last one grows. Packets pass unchanged, logged or not.
+/// The files are numbered: --write /var/log/web.pcap makes /var/log/web-000001.pcap, and so on;
+/// numbers go on over a restart. Any tool that reads pcap reads them, also while the last one
+/// grows. Packets pass unchanged, logged or not.
 #[derive(Debug, Parser)]
 #[command(name = "sluice-nf-logger", version, after_help = HELP)]
 struct Args {
@@ -39,13 +40,13 @@ struct Args {
     /// Most bytes written of each packet
     #[arg(long, value_name = "BYTES", default_value_t = 65_535, value_parser = clap::value_parser!(u32).range(1..=262_144))]
     snap: u32,
-    /// Begin the next file before one grows past so many MiB
+    /// Begin the next file before one grows past this many MiB
     #[arg(long, value_name = "MIB", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     rotate_mib: u64,
-    /// Begin the next file, with the next packet, when one is so many seconds old; 0: never
+    /// Begin the next file, with the next packet, when one is this many seconds old; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     rotate_seconds: u64,
-    /// How many files stay; the oldest are removed
+    /// Number of files to keep; the oldest are removed
     #[arg(long, value_name = "FILES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
     #[command(flatten)]
@@ -59,13 +60,15 @@ struct Args {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "How the disk is written")]
 struct DiskArgs {
-    /// KiB of each of the two buffers; more at a time costs less a packet
+    /// KiB of each of the two buffers; larger writes cost less a packet
     #[arg(long, value_name = "KIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(4..=65_536))]
     batch_kib: u32,
-    /// Longest time in milliseconds that a packet waits in a buffer while the disk is idle; 0: until the end of its burst
+    /// Longest time in milliseconds that a packet waits in a buffer while the disk is idle; 0:
+    /// until the end of its burst
     #[arg(long, value_name = "MS", default_value_t = 10)]
     flush_ms: u64,
-    /// Write each burst with a system call and wait for it: for comparison, or where io_uring is forbidden
+    /// Write each burst with a system call and wait for it: for comparison, or where io_uring is
+    /// forbidden
     #[arg(long)]
     blocking: bool,
 }
@@ -102,11 +105,10 @@ impl Args {
     }
 }
 
-/// The handler.
 struct Logger {
     log: Log,
     filter: Filter,
-    /// Nanoseconds from the monotonic clock to the time since 1970; the time may be set while we run.
+    /// Offset from the monotonic clock to the time since 1970, which may be set meanwhile.
     offset_ns: u64,
     packets: u64,
     matched: u64,
@@ -117,7 +119,6 @@ fn unix_ns() -> u64 {
 }
 
 impl Logger {
-    /// `now_ns` is the monotonic clock.
     fn new(args: &Args, context: &Context, now_ns: u64) -> Result<Self, Box<dyn std::error::Error>> {
         let log = Log::new(&args.write, args.limits(), args.sink(context)?, now_ns)?;
         let offset_ns = unix_ns().wrapping_sub(now_ns);

@@ -1,9 +1,8 @@
-//! Numbered files: `/var/log/web.pcap` stands for `/var/log/web-000001.pcap`, `/var/log/web-000002.pcap` and so on.
+//! Numbered files: `/var/log/web.pcap` stands for `/var/log/web-000001.pcap` and so on.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The names of one log's files.
 #[derive(Debug, Clone)]
 pub struct Series {
     folder: PathBuf,
@@ -20,15 +19,11 @@ impl Series {
         Some(Self { folder: folder.into(), stem, extension })
     }
 
-    /// Path of file `number`.
     pub fn path(&self, number: u32) -> PathBuf {
         self.folder.join(format!("{}-{number:06}.{}", self.stem, self.extension))
     }
 
-    /// Numbers of the files that are there, the lowest first.
-    ///
-    /// # Errors
-    /// If the folder cannot be read.
+    /// Numbers of the existing files, ascending.
     pub fn numbers(&self) -> io::Result<Vec<u32>> {
         let mut numbers = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
@@ -43,17 +38,14 @@ impl Series {
         Ok(numbers)
     }
 
-    /// Removes all files but the last `keep`.
-    ///
-    /// # Errors
-    /// The first that could not be removed; the others are tried.
+    /// Removes all files but the last `keep`. Returns the first error, and tries all files.
     pub fn prune(&self, keep: usize) -> io::Result<()> {
         let numbers = self.numbers()?;
         let old = &numbers[..numbers.len().saturating_sub(keep)];
         let mut result = Ok(());
         for number in old {
             match std::fs::remove_file(self.path(*number)) {
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => result = result.and(Err(error)),
                 _ => {}
             }

@@ -38,7 +38,7 @@ fn udp(port: u16, payload: usize) -> Vec<u8> {
 /// A record: time in nanoseconds, original length, bytes.
 type Record = (u64, u32, Vec<u8>);
 
-/// Reads a file by the description of the format, not by the code that writes it.
+/// Reads a file by the format's description, without the code that writes it.
 fn read(path: &Path) -> Vec<Record> {
     let bytes = std::fs::read(path).unwrap();
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -62,7 +62,7 @@ fn files(folder: &Path) -> Vec<std::path::PathBuf> {
 }
 
 impl Fixture {
-    /// Stops in order, as the library does, and says what is in the files.
+    /// Stops in order, as the library does, and returns what is in the files.
     fn stop(mut self) -> (Report, Vec<Vec<Record>>) {
         let report = stop(&mut self.nf, &self.context);
         (report, files(self.folder.path()).iter().map(|path| read(path)).collect())
@@ -145,7 +145,7 @@ fn files_rotate_by_age_and_numbers_go_on_after_a_restart() {
     assert_eq!(ports, [vec![1], vec![2, 3], vec![4]]);
 }
 
-/// Runs `test` in a process of its own, whose files may be limited.
+/// Runs `test` in a process of its own, whose file sizes can be limited.
 fn in_a_process(name: &str, test: impl FnOnce()) {
     if std::env::var_os("SLUICE_LIMITED").is_some() {
         return test();
@@ -156,7 +156,7 @@ fn in_a_process(name: &str, test: impl FnOnce()) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// From now on no file of this process grows past `bytes`. With the signal caught, the kernel says EFBIG.
+/// Limits the size of all files of this process. With the signal caught, the kernel returns EFBIG.
 fn limit_files(bytes: u64) {
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()).unwrap();
     let limit = rustix::process::Rlimit { current: Some(bytes), maximum: Some(bytes) };
@@ -166,7 +166,7 @@ fn limit_files(bytes: u64) {
 #[test]
 fn a_disk_that_fails_leaves_whole_records_and_is_tried_again() {
     in_a_process("tests::a_disk_that_fails_leaves_whole_records_and_is_tried_again", || {
-        // Packet memory is a file too, and larger: it is made before.
+        // Packet memory is a larger file, so it is created before.
         let both = ["", "--blocking"].map(|blocking| (blocking, logger(&format!("--keep 9 {blocking}"))));
         limit_files(1000);
         for (blocking, mut t) in both {
@@ -187,7 +187,8 @@ fn a_disk_that_fails_leaves_whole_records_and_is_tried_again() {
             let logged = if blocking.is_empty() { 10 } else { 1 };
             assert_eq!((get("logged"), get("lost"), get("failures"), get("files")), (logged, 15 - logged, 1, 2), "{blocking}");
             let firsts: Vec<Vec<u8>> = files.iter().map(|file| file.iter().map(|record| record.2[0]).collect()).collect();
-            // The blocking sink does not know how much of its burst was written, and so loses all of it.
+            // The blocking sink does not know how much of its burst was written, so it loses all of
+            // it.
             let expected = if blocking.is_empty() { vec![(0..9).collect(), vec![22]] } else { vec![vec![22]] };
             assert_eq!(firsts, expected, "{blocking}");
         }

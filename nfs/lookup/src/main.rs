@@ -1,10 +1,11 @@
-//! Looks the destination address of every IPv4 packet up in a table on disk, and passes, drops or marks it as its record says. The
-//! packet waits, in its frame, until its record has been read; other packets are taken meanwhile, and their reads go to the disk
-//! together.
+//! Looks up the destination address of every IPv4 packet in a table on disk.
 //!
-//! A lookup is one read of 512 bytes (module `table`). There is no cache but the kernel's; with `--direct` not even that. Packets
-//! leave in the order in which they came (module `waiting`). As many packets wait as `--pending` says, and up to a burst; then the
-//! NF sleeps until the disk has answered. What is not IPv4 passes.
+//! A record says whether packets pass, are dropped or get a DSCP. A packet waits in its frame until
+//! its record has been read; meanwhile other packets are taken, and their reads go to the disk
+//! together. A lookup is one read of 512 bytes (module `table`), cached by the kernel only, or with
+//! `--direct` not at all. Packets leave in the order of arrival (module `waiting`). When
+//! `--pending` packets wait (a burst may exceed that), the NF sleeps until the disk has answered.
+//! Packets that are not IPv4 pass.
 
 mod table;
 mod waiting;
@@ -35,19 +36,19 @@ struct Args {
     /// Table on disk
     #[arg(long, value_name = "FILE")]
     table: PathBuf,
-    /// Make the table from this text, and end
+    /// Make the table from this text, and exit
     #[arg(long, value_name = "TEXT")]
     build: Option<PathBuf>,
-    /// What becomes of packets to addresses that are not in the table
+    /// What happens to packets to addresses that are not in the table
     #[arg(long, value_enum, default_value_t = Otherwise::Pass)]
     missing: Otherwise,
-    /// What becomes of packets whose lookup failed
+    /// What happens to packets whose lookup failed
     #[arg(long, value_enum, default_value_t = Otherwise::Drop)]
     on_error: Otherwise,
     /// Most packets that wait for the disk; the NF's ring should be larger
     #[arg(long, value_name = "PACKETS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=8192))]
     pending: u32,
-    /// Read past the kernel's page cache: every lookup reads the disk
+    /// Bypass the kernel's page cache: every lookup reads the disk
     #[arg(long)]
     direct: bool,
     #[command(flatten)]
@@ -60,7 +61,7 @@ const HELP: &str = "Text of a table, a line each: `ADDRESS pass|drop|mark DSCP`;
     sluice-nf-lookup --build hosts.txt --table /var/lib/hosts.tbl      makes the table\n  \
     sluice-nf-lookup --table /var/lib/hosts.tbl --missing drop         uses it, in a configuration's `exec` and `args`";
 
-/// What becomes of a packet about which the table says nothing.
+/// Verdict for a packet without a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Otherwise {
     /// On to the next hop
@@ -69,7 +70,7 @@ enum Otherwise {
     Drop,
 }
 
-/// What was found out about a packet.
+/// Result of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     NotIpv4,
@@ -91,7 +92,6 @@ struct Counts {
 
 type Queue = Rc<RefCell<Waiting<OwnedPacket, Answer>>>;
 
-/// The NF's state.
 struct Lookup {
     storage: Storage,
     file: File,
@@ -101,13 +101,13 @@ struct Lookup {
     missing: Otherwise,
     on_error: Otherwise,
     counts: Counts,
-    /// The first error is told, the others are counted.
-    was_told: Rc<Cell<bool>>,
+    /// The first error is reported, the others are only counted.
+    is_reported: Rc<Cell<bool>>,
 }
 
 type AnyError = Box<dyn std::error::Error>;
 
-/// Opens a table and looks at its header, with plain reads: nothing waits yet.
+/// Opens a table and checks its header, with blocking reads.
 fn open(path: &Path, direct: bool) -> Result<(File, Layout), TableError> {
     use std::io::Read;
     let mut header = [0; BLOCK];
@@ -129,7 +129,8 @@ impl Lookup {
         let batch_operations = args.pending as usize / 2;
         let batch_bytes = (batch_operations * BLOCK).max(4096);
         let storage = Storage::new(context, &StorageOptions { batch_bytes, batch_operations, flush_interval: Duration::ZERO })?;
-        // Disks with larger sectors refuse small reads past the page cache: better now than with every packet.
+        // Disks with larger sectors refuse small direct reads: fail at the start, not at every
+        // packet.
         let tried: Rc<Cell<Option<IoError>>> = Rc::default();
         let result = tried.clone();
         storage.read_data(&file, BLOCK as u64, BLOCK, move |outcome| result.set(outcome.err()))?;
@@ -147,11 +148,11 @@ impl Lookup {
             missing: args.missing,
             on_error: args.on_error,
             counts: Counts::default(),
-            was_told: Rc::default(),
+            is_reported: Rc::default(),
         })
     }
 
-    /// Takes a packet, and asks for its record.
+    /// Takes a packet, and requests its record.
     fn take(&mut self, mut packet: OwnedPacket) {
         self.counts.packets += 1;
         let address = destination(&packet.packet());
@@ -160,25 +161,25 @@ impl Lookup {
             self.waiting.borrow_mut().settle(ticket, Answer::NotIpv4);
             return;
         };
-        let (waiting, was_told) = (self.waiting.clone(), self.was_told.clone());
+        let (waiting, is_reported) = (self.waiting.clone(), self.is_reported.clone());
         let callback = move |outcome: Outcome<'_>| {
             let answer = match outcome {
                 Ok(bucket) if bucket.len() == BLOCK => table::find(bucket, address).map_or(Answer::Missing, Answer::Record),
                 Ok(_) | Err(_) => Answer::Failed,
             };
-            if answer == Answer::Failed && !was_told.replace(true) {
+            if answer == Answer::Failed && !is_reported.replace(true) {
                 let why = outcome.map_or_else(|error| error.to_string(), |_| "it has become shorter".to_owned());
                 eprintln!("the table cannot be read: {why}; later failures are only counted");
             }
             waiting.borrow_mut().settle(ticket, answer);
         };
-        // No borrow is held here: with both buffers full, callbacks run within.
+        // No borrow is held here: with both buffers full, callbacks run inside the call.
         if self.storage.read_data(&self.file, self.layout.offset(address), BLOCK, callback).is_err() {
             self.waiting.borrow_mut().settle(ticket, Answer::Failed);
         }
     }
 
-    /// Moves the packets that are decided to `ready`, with their verdicts.
+    /// Moves decided packets to `ready`, with their verdicts.
     fn release(&mut self, ready: &mut Vec<OwnedPacket>) {
         if self.waiting.borrow().len() >= self.most_waiting {
             self.storage.flush();
@@ -210,7 +211,7 @@ fn destination(packet: &Packet<'_>) -> Option<Ipv4Addr> {
     }
 }
 
-/// Gives a packet its verdict, and counts: `passed`, `dropped` and `marked` are all packets together.
+/// Sets a packet's verdict, and counts: `passed`, `dropped` and `marked` add up to all packets.
 fn decide(packet: &mut Packet<'_>, answer: Answer, missing: Otherwise, on_error: Otherwise, counts: &mut Counts) {
     let otherwise = |otherwise| if otherwise == Otherwise::Drop { Action::Drop } else { Action::Pass };
     let action = match answer {
@@ -237,7 +238,7 @@ fn decide(packet: &mut Packet<'_>, answer: Answer, missing: Otherwise, on_error:
         Action::Mark(dscp) => {
             counts.marked += 1;
             if let Some(headers) = parse(packet.data()) {
-                // It was IPv4 when it was looked up, and still is: it cannot fail.
+                // Cannot fail: it was IPv4 at the lookup, and still is.
                 let _ = headers.set_dscp(packet.data_mut(), dscp);
             }
         }

@@ -1,4 +1,4 @@
-//! The table on disk: what to do with packets to an IPv4 address, found with one read.
+//! The table on disk: actions for IPv4 addresses, found with one read.
 //!
 //! # Format, version 1
 //! Blocks of 512 bytes. The first is the header; the others are buckets.
@@ -11,12 +11,13 @@
 //! | 16 | number of records, 64 bits, little-endian |
 //! | 24 | zeroes |
 //!
-//! A bucket is 64 records of 8 bytes: the address as it lies in a packet (4 bytes), the action (1 pass, 2 drop, 3 mark; 0 ends the
-//! bucket), the DSCP of a mark, two zeroes. With 2ᵏ buckets an address, read as a big-endian number, lies in bucket `(address ×
-//! 0x9e3779b1 mod 2³²) >> (32 − k)`; with one bucket, in that. The builder takes as many buckets as it needs for none to overflow.
+//! A bucket is 64 records of 8 bytes: the address as in a packet (4 bytes), the action (1 pass, 2
+//! drop, 3 mark; 0 ends the bucket), the DSCP of a mark, two zeroes. With 2ᵏ buckets an address,
+//! read as a big-endian number, is in bucket `(address × 0x9e3779b1 mod 2³²) >> (32 − k)`; one
+//! bucket has all. The builder takes as many buckets as it needs for none to overflow.
 //!
 //! # Text
-//! A line for each address: `10.0.0.1 pass`, `10.0.0.2 drop`, `10.0.0.3 mark 46`. `#` starts a comment.
+//! A line for each address: `10.0.0.1 pass`, `10.0.0.2 drop`, `10.0.0.3 mark 46`; comments: `#`.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,35 +31,27 @@ pub const BLOCK: usize = 512;
 const RECORD: usize = 8;
 const MAGIC: &[u8; 8] = b"sluiceLT";
 const VERSION: u32 = 1;
-/// Most buckets: 8 GiB of them.
+/// Most buckets, 2 to the power of this: 8 GiB.
 const MOST_BITS: u32 = 24;
 
-/// What a record says.
+/// Action of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// On to the next hop.
     Pass,
-    /// Drop it.
     Drop,
-    /// On, with this DSCP.
+    /// Pass with this DSCP.
     Mark(u8),
 }
 
-/// A file that is no table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// It cannot be read.
     #[error("cannot read it: {0}")]
     Read(#[from] io::Error),
-    /// It is something else.
     #[error("{0}; build it with --build TEXT --table FILE")]
     Format(&'static str),
 }
 
-/// Reads the text of a table.
-///
-/// # Errors
-/// The line that makes no sense, or names an address for the second time.
+/// Reads the text of a table; fails on a bad line or a repeated address.
 pub fn parse(text: &str) -> Result<Vec<(Ipv4Addr, Action)>, LineError> {
     let mut records = Vec::new();
     let mut seen = HashMap::new();
@@ -90,7 +83,7 @@ fn bucket_of(address: Ipv4Addr, bits: u32) -> usize {
     if bits == 0 { 0 } else { (address.to_bits().wrapping_mul(0x9e37_79b1) >> (32 - bits)) as usize }
 }
 
-/// The bytes of a table. None if so many addresses fall together that it would grow past 8 GiB.
+/// The bytes of a table. None if one bucket gets so full that the table would grow past 8 GiB.
 pub fn encode(records: &[(Ipv4Addr, Action)]) -> Option<Vec<u8>> {
     let fits = |bits: &u32| {
         let mut counts = vec![0; 1 << bits];
@@ -121,10 +114,7 @@ pub fn encode(records: &[(Ipv4Addr, Action)]) -> Option<Vec<u8>> {
     Some([header, bytes].concat())
 }
 
-/// Makes a table from a text; an old one is replaced as a whole. Says how many records it has.
-///
-/// # Errors
-/// If the text makes no sense or a file cannot be read or written.
+/// Makes a table from a text, replacing an old one atomically. Returns its number of records.
 pub fn build(text: &Path, table: &Path) -> Result<usize, FileError> {
     let records = lines::read(text, parse)?;
     let whole = |message: String| FileError::Whole { path: table.into(), message };
@@ -137,19 +127,15 @@ pub fn build(text: &Path, table: &Path) -> Result<usize, FileError> {
     Ok(records.len())
 }
 
-/// Where the records of a table lie.
+/// Layout of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     bits: u32,
-    /// Number of records.
     pub records: u64,
 }
 
 impl Layout {
-    /// From the header and the length of a file.
-    ///
-    /// # Errors
-    /// [`TableError::Format`] if that is no table, or a part of one.
+    /// From the header and the length of a file; fails if that is not a whole table.
     pub fn new(header: &[u8; BLOCK], bytes: u64) -> Result<Self, TableError> {
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         if &header[..8] != MAGIC {
@@ -165,13 +151,13 @@ impl Layout {
         Ok(Self { bits: buckets.trailing_zeros(), records: u64::from(word(16)) | u64::from(word(20)) << 32 })
     }
 
-    /// First byte of the bucket of an address; it is [`BLOCK`] bytes long.
+    /// Offset of the bucket of an address; it has [`BLOCK`] bytes.
     pub fn offset(&self, address: Ipv4Addr) -> u64 {
         (1 + bucket_of(address, self.bits) as u64) * BLOCK as u64
     }
 }
 
-/// What a bucket says about an address. None if it does not know it.
+/// The action for an address in its bucket, if there is one.
 pub fn find(bucket: &[u8], address: Ipv4Addr) -> Option<Action> {
     let records = bucket.chunks_exact(RECORD).take_while(|record| record[4] != 0);
     let record = records.into_iter().find(|record| record[..4] == address.octets())?;
@@ -179,7 +165,7 @@ pub fn find(bucket: &[u8], address: Ipv4Addr) -> Option<Action> {
         1 => Some(Action::Pass),
         2 => Some(Action::Drop),
         3 => Some(Action::Mark(record[5] & 63)),
-        // A later version's: it would have another number.
+        // Only a later version has more actions, and its version number differs.
         _ => None,
     }
 }
@@ -224,7 +210,8 @@ mod tests {
         let header = b"sluiceLT\x01\0\0\0\x01\0\0\0\x01\0\0\0\0\0\0\0";
         assert_eq!((&table[..24], table.len()), (&header[..], 1024));
         assert_eq!(table[512..528], [10, 0, 0, 1, 3, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        // 0x0a000001 × 0x9e3779b1 mod 2³² is 0x883779b1, and 0xc0a80001 × 0x9e3779b1 is 0x3a5f79b1: buckets 8 and 3 of 16.
+        // 0x0a000001 × 0x9e3779b1 mod 2³² is 0x883779b1, and 0xc0a80001 × 0x9e3779b1 is 0x3a5f79b1:
+        // buckets 8 and 3 of 16.
         let sixteen = Layout { bits: 4, records: 0 };
         assert_eq!(sixteen.offset([10, 0, 0, 1].into()), 9 * 512);
         assert_eq!(sixteen.offset([192, 168, 0, 1].into()), 4 * 512);

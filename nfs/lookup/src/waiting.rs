@@ -1,11 +1,11 @@
-//! Packets that wait for the disk, in the order in which they came.
+//! Packets that wait for the disk, in the order of arrival.
 //!
-//! Reads end in any order, but packets leave in the order in which they came, so that no flow is reordered: one that is decided
-//! waits for those before it.
+//! Reads end in any order, but packets leave in the order of arrival, so that no flow is reordered:
+//! a decided packet waits for those before it.
 
 use std::collections::VecDeque;
 
-/// Packets of type `P`, each with the `A` that was found out about it.
+/// Packets of type `P`, each with its result `A`, if known.
 #[derive(Debug)]
 pub struct Waiting<P, A> {
     packets: VecDeque<(P, Option<A>)>,
@@ -14,23 +14,21 @@ pub struct Waiting<P, A> {
 }
 
 impl<P, A> Waiting<P, A> {
-    /// None yet.
     pub fn new() -> Self {
         Self { packets: VecDeque::new(), first: 0 }
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Adds a packet, and gives its ticket.
+    /// Adds a packet, and returns its ticket.
     pub fn push(&mut self, packet: P) -> u64 {
         self.packets.push_back((packet, None));
         self.first + self.packets.len() as u64 - 1
     }
 
-    /// Notes what was found out about the packet with a ticket.
+    /// Sets the result of the packet with a ticket.
     pub fn settle(&mut self, ticket: u64, answer: A) {
         let place = ticket.checked_sub(self.first).and_then(|place| self.packets.get_mut(place as usize));
         if let Some((_, slot)) = place {

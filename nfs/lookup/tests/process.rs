@@ -67,7 +67,7 @@ fn packets_wait_for_their_records_and_keep_their_order() {
             }
             nf.reuse_frames();
         }
-        // Packets that wait when the stop comes go on all the same.
+        // Packets that wait at the stop still leave.
         nf.send(&[&udp([10, 0, 0, 2], 7)]);
         nf.control(Control::Stop, 1);
         nf.wake();
@@ -84,7 +84,7 @@ fn packets_wait_for_their_records_and_keep_their_order() {
 }
 
 #[test]
-fn unknown_addresses_and_failures_go_as_told() {
+fn unknown_addresses_and_failures_go_as_configured() {
     let manager = Manager::new();
     let table = build(manager.folder(), "10.0.0.1 pass\n");
     for (slot, (arguments, verdicts)) in
@@ -99,7 +99,7 @@ fn unknown_addresses_and_failures_go_as_told() {
         let mut nf = manager.welcome(slot as u32, Mode::default());
         nf.send(&[&udp([8, 8, 8, 8], 1)]);
         assert_eq!(nf.collect(1)[0].verdict, verdicts[0], "{arguments:?}");
-        // A table that somebody cuts off cannot be read any more.
+        // A truncated table cannot be read any more.
         std::fs::File::options().write(true).open(&table).unwrap().set_len(600).unwrap();
         nf.send(&[&udp([10, 0, 0, 1], 1)]);
         assert_eq!(nf.collect(1)[0].verdict, verdicts[1], "{arguments:?}");

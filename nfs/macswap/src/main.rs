@@ -1,7 +1,7 @@
-//! Swaps the destination and the source MAC address of every packet, so that it goes back where it came from. What every platform's
-//! speed is measured with: it reads and writes the first 12 bytes of a packet and nothing else.
+//! Swaps the MAC addresses of every packet, so that it returns to its sender.
 //!
-//! A packet shorter than an Ethernet header is dropped.
+//! The usual benchmark of platforms: it accesses only the first 12 bytes of a packet. A packet
+//! shorter than an Ethernet header is dropped.
 
 use std::process::ExitCode;
 

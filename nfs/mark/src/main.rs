@@ -1,10 +1,10 @@
-//! Marks every IP packet as expedited (DSCP 46); what is not IP passes as it is.
+//! Marks every IP packet as expedited (DSCP 46); all others pass unchanged.
 
 use sluice_nf::{Packet, header};
 
 fn mark(packet: &mut Packet<'_>) {
     if let Some(headers) = header::parse(packet.data()) {
-        // Also corrects the checksum. It fails where there is no IP header, and then there is nothing to mark.
+        // Also corrects the checksum. Fails only without an IP header: nothing to mark then.
         let _ = headers.set_dscp(packet.data_mut(), 46);
     }
 }

@@ -1,10 +1,12 @@
 //! Counts the packets and bytes of every flow, and when it was first and last seen.
 //!
-//! A flow is a 5-tuple in one direction. The fragments of a datagram, first ones too, count for a flow without ports, so that they are
-//! together. Packets that are not IP are counted as one. Bytes are those of the packet from its Ethernet header, without FCS.
+//! A flow is a 5-tuple in one direction. All fragments of a datagram, including the first, count
+//! for one flow without ports. Packets that are not IP count as one flow. Bytes are those from the
+//! Ethernet header, without FCS.
 //!
-//! The table is bounded. When it is nearly full, flows that were idle for a while are forgotten (their packets stay in the totals, as
-//! `forgotten`); what finds no place even so is counted as `untracked`. Every packet passes unchanged.
+//! The table is bounded. When it is nearly full, idle flows are forgotten (their packets stay in
+//! the totals, as `forgotten`); packets that still find no space are counted as `untracked`. Every
+//! packet passes unchanged.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,7 +63,6 @@ struct Flow {
     last_ns: u64,
 }
 
-/// The handler.
 #[derive(Debug)]
 struct Monitor {
     flows: Table<FlowKey, Flow>,

@@ -1,8 +1,9 @@
 //! Source address translation for IPv4: hosts of inside prefixes share a few outside addresses.
 //!
-//! The module `nat` tells what is translated and what is not, `mapping` how ports are given and how long a mapping lasts. The network
-//! function stands in the line of both directions and tells them apart by address. It answers no ARP: the outside addresses must be
-//! routed to the inside by their neighbour, or be addresses of the inside router too.
+//! The module `nat` describes what is translated, `mapping` how ports are assigned and how long a
+//! mapping lasts. The NF is in the line of both directions and tells them apart by address. It
+//! answers no ARP: the outside addresses must be routed to it by their neighbour, or be addresses
+//! of the inside router too.
 
 mod mapping;
 mod nat;
@@ -48,7 +49,7 @@ struct Args {
     report: ReportArgs,
 }
 
-/// Arguments that each make sense, but not together.
+/// Arguments that are invalid together.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum ArgsError {
     #[error("--outside {0} lies in --inside {1}; an outside address must be none of the inside's")]

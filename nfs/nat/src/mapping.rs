@@ -1,23 +1,26 @@
-//! Which outside address and port stand for which inside ones.
+//! Mappings between inside and outside addresses and ports.
 //!
 //! # Terms
-//! A *mapping* ties an inside address and port to an outside address and port, for one *pool*: TCP ports, UDP ports, or ICMP query
-//! identifiers, which are used like ports. It holds for whatever the inside host talks to ("endpoint-independent mapping and
-//! filtering", RFC 4787, REQ-1 and REQ-8), so that peer-to-peer software works; whom the outside may talk to is a firewall's matter.
+//! A *mapping* ties an inside address and port to an outside address and port, for one *pool*: TCP
+//! ports, UDP ports, or ICMP query identifiers, which are used like ports. It holds for all peers
+//! of the inside host ("endpoint-independent mapping and filtering", RFC 4787, REQ-1 and REQ-8), so
+//! that peer-to-peer software works; restricting the peers is a firewall's task.
 //!
 //! # Approach
-//! Inside to outside goes through a hash table, outside to inside through an array that the port indexes. An inside host always gets
-//! the same outside address ("paired", REQ-2). It keeps its own port if that is free and not below 1024; otherwise it gets a free one
-//! from a random place on (RFC 6056), found in a bitmap, so that even a nearly full pool costs well under a microsecond.
+//! Inside to outside uses a hash table, outside to inside an array indexed by the port. An inside
+//! host always gets the same outside address ("paired", REQ-2). It keeps its own port if that is
+//! free and not below 1024; otherwise it gets a free one from a random start on (RFC 6056), found
+//! in a bitmap, so that even a nearly full pool costs well under a microsecond.
 //!
 //! # Timeouts
-//! UDP and ICMP: idle time. TCP: the long timeout once the outside has answered, and 4 minutes (RFC 5382, REQ-5) before that, after a
-//! reset, and after both sides said FIN. Packets of both directions keep a mapping alive. What is too old goes at the next sweep, which
-//! comes by every two seconds.
+//! UDP and ICMP: idle time. TCP: the long timeout once the outside has answered; 4 minutes (RFC
+//! 5382, REQ-5) before that, after a reset, and after a FIN from both sides. Packets of both
+//! directions keep a mapping alive. Expired mappings go at the next sweep, which passes every two
+//! seconds.
 //!
 //! # Limits
-//! 64,512 mappings for a pool and outside address (65,536 ICMP identifiers), and as many in all as the table holds. Sequence numbers
-//! are not followed.
+//! 64,512 mappings for each pool and outside address (65,536 ICMP identifiers), and in all the
+//! limit of the table. Sequence numbers are ignored.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, RandomState};
 use std::net::Ipv4Addr;
@@ -31,55 +34,47 @@ const FIRST_PORT: usize = 1024;
 const TCP_TRANSITORY_NS: u64 = 240 * SECOND;
 const SECOND: u64 = 1_000_000_000;
 
-/// TCP flags.
 pub mod tcp_flags {
     /// No more data from this side.
     pub const FIN: u8 = 1;
     /// First packet of a connection.
     pub const SYN: u8 = 2;
-    /// The connection is over.
+    /// The connection is aborted.
     pub const RST: u8 = 4;
-    /// An acknowledgement is in it.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 16;
 }
 
-/// What a port number counts.
+/// The kind of a port number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pool {
-    /// TCP ports.
     Tcp = 0,
-    /// UDP ports.
     Udp = 1,
-    /// Identifiers of ICMP queries.
     Icmp = 2,
 }
 
-/// Seconds of idleness after which a mapping ends.
+/// Timeouts of idle mappings, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// An established TCP connection.
+    /// For an established TCP connection.
     pub tcp_s: u64,
-    /// UDP.
     pub udp_s: u64,
-    /// ICMP queries.
     pub icmp_s: u64,
 }
 
 /// The inside end of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Inside {
-    /// Address of the inside host.
     pub address: Ipv4Addr,
     /// Its port or ICMP identifier.
     pub port: u16,
-    /// Which of the two, and of which protocol.
     pub pool: Pool,
 }
 
-/// The outside end of a mapping, and what keeps it alive.
+/// The outside end of a mapping, and the state of its timeout.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
-    /// Place in [`Mappings::outside`].
+    /// Index in [`Mappings::outside`].
     address: u16,
     /// Outside port or ICMP identifier.
     pub port: u16,
@@ -94,29 +89,26 @@ pub struct Mapping {
 /// Why there is no mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// All ports of the pool are taken.
     Ports,
-    /// The table holds no more.
     Table,
 }
 
-/// All mappings.
 #[derive(Debug)]
 pub struct Mappings {
     table: Table<Inside, Mapping>,
     outside: Vec<Ipv4Addr>,
     /// Handle + 1 of each outside port, 0 if it is free; by address, pool and port.
     by_port: Vec<u32>,
-    /// A bit for each of `by_port` that is taken.
+    /// A bit for each entry of `by_port` that is taken.
     taken: Vec<u64>,
     timeouts: Timeouts,
-    /// None in a trace, which is to be the same each time.
+    /// None in a trace, which must be reproducible.
     random: Option<RandomState>,
     draws: u64,
 }
 
 impl Mappings {
-    /// No mappings yet, at most `limit` of them, onto these outside addresses (at least one, at most 256).
+    /// For at most `limit` mappings, onto these outside addresses (1 to 256).
     pub fn new(outside: Vec<Ipv4Addr>, limit: usize, timeouts: Timeouts) -> Self {
         let places = outside.len() * POOLS * PORTS;
         Self {
@@ -130,7 +122,7 @@ impl Mappings {
         }
     }
 
-    /// A number that nobody outside can tell.
+    /// A number that an outsider cannot guess.
     fn random(&self, of: impl Hash) -> u64 {
         match &self.random {
             Some(random) => random.hash_one(of),
@@ -138,27 +130,22 @@ impl Mappings {
         }
     }
 
-    /// Number of mappings.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether an address is one of the outside ones.
     #[inline]
     pub fn is_outside(&self, address: Ipv4Addr) -> bool {
         self.outside.contains(&address)
     }
 
-    /// Where a mapping stands for the outside: address and port.
+    /// The outside address and port of a mapping.
     #[inline]
     pub fn outside(&self, mapping: &Mapping) -> (Ipv4Addr, u16) {
         (self.outside[mapping.address as usize], mapping.port)
     }
 
-    /// The mapping of an inside end, for a packet going out now.
-    ///
-    /// # Errors
-    /// [`Full`] if there is none and none can be made.
+    /// The outside end for a packet that goes out now; makes a mapping if there is none.
     #[inline]
     pub fn outbound(&mut self, inside: Inside, now_ns: u64, flags: u8) -> Result<(Ipv4Addr, u16), Full> {
         let handle = match self.table.find(&inside) {
@@ -174,7 +161,7 @@ impl Mappings {
         Ok(self.outside(&mapping))
     }
 
-    /// The inside end of an outside one, for a packet coming in now.
+    /// The inside end for a packet that comes in now.
     #[inline]
     pub fn inbound(&mut self, pool: Pool, address: Ipv4Addr, port: u16, now_ns: u64, flags: u8) -> Option<(Ipv4Addr, u16)> {
         let handle = self.handle(pool, address, port)?;
@@ -186,13 +173,14 @@ impl Mappings {
         Some((inside.address, inside.port))
     }
 
-    /// As [`Mappings::inbound`], for an ICMP error about the mapping, which does not keep it alive.
+    /// As [`Mappings::inbound`], for an ICMP error, which does not keep the mapping alive.
     pub fn peek_inbound(&self, pool: Pool, address: Ipv4Addr, port: u16) -> Option<(Ipv4Addr, u16)> {
         let (inside, _) = self.table.entry(self.handle(pool, address, port)?)?;
         Some((inside.address, inside.port))
     }
 
-    /// As [`Mappings::outbound`], for an ICMP error about the mapping: it makes none and does not keep it alive.
+    /// As [`Mappings::outbound`], for an ICMP error, which neither makes a mapping nor keeps it
+    /// alive.
     pub fn peek_outbound(&self, inside: Inside) -> Option<(Ipv4Addr, u16)> {
         let (_, mapping) = self.table.entry(self.table.find(&inside)?)?;
         Some(self.outside(mapping))
@@ -219,7 +207,7 @@ impl Mappings {
         Ok(handle)
     }
 
-    /// The inside's own port if it is free, or some other one.
+    /// The inside's own port if it is free, or another one.
     fn free_port(&mut self, number: usize, inside: Inside) -> Option<u16> {
         let first = if inside.pool == Pool::Icmp { 0 } else { FIRST_PORT };
         let own = inside.port as usize;
@@ -235,7 +223,7 @@ impl Mappings {
         free.map(|(word, bits)| (first + word * 64 + bits.trailing_ones() as usize) as u16)
     }
 
-    /// Ends what is too old, in the share of the table that is due. Returns how many ended.
+    /// Ends expired mappings in the share of the table that is due. Returns how many ended.
     pub fn age(&mut self, now_ns: u64) -> u64 {
         let Self { table, by_port, taken, timeouts, .. } = self;
         let mut ended = 0;
@@ -251,7 +239,6 @@ impl Mappings {
         ended
     }
 
-    /// All mappings.
     pub fn iter(&self) -> impl Iterator<Item = (&Inside, &Mapping)> {
         self.table.iter()
     }
@@ -267,7 +254,7 @@ impl Mapping {
             (self.answered, self.reset, self.fin_out, self.fin_in) = (false, false, false, false);
         }
         self.fin_out |= flags & tcp_flags::FIN != 0;
-        // Data after a reset that the inside did not believe (RFC 5961) brings the connection back.
+        // Data after a reset that the inside ignored (RFC 5961) revives the connection.
         self.reset = flags & tcp_flags::RST != 0;
     }
 

@@ -1,22 +1,25 @@
 //! The translation of packets.
 //!
 //! # Direction
-//! By address alone: a packet from an inside prefix to somewhere else goes out and gets an outside source; a packet to an outside
-//! address comes in and gets an inside destination. Everything else (not IPv4, ARP, between inside hosts, link-local and broadcast
-//! destinations) passes unchanged and is counted.
-//!
-//! # What is translated
-//! TCP, UDP (without a checksum it stays without), ICMP queries (echo) by their identifier, and the ICMP errors about any of them with
-//! the packet that they quote (RFC 5508). Checksums are updated by difference, so one that was wrong stays wrong. Other protocols have
-//! nothing that tells flows apart; they are dropped and counted.
-//!
-//! # Fragments
-//! The first fragment has the ports; what was done with it is remembered by the datagram's addresses, protocol and number until all
-//! of it has passed, 30 seconds at most, and the others follow it. A later fragment that comes before the first one is dropped and
+//! By address alone: a packet from an inside prefix to another address goes out and gets an outside
+//! source; a packet to an outside address comes in and gets an inside destination. All others (not
+//! IPv4, ARP, between inside hosts, link-local and broadcast destinations) pass unchanged and are
 //! counted.
 //!
+//! # What is translated
+//! TCP, UDP (a missing checksum stays missing), ICMP queries (echo) by their identifier, and ICMP
+//! errors about any of them with the packet that they quote (RFC 5508). Checksums are updated by
+//! difference, so a wrong one stays wrong. Other protocols have nothing that tells flows apart;
+//! they are dropped and counted.
+//!
+//! # Fragments
+//! The first fragment has the ports. Its translation is remembered by the datagram's addresses,
+//! protocol and number until all of it has passed, 30 seconds at most, and the others follow it. A
+//! later fragment that comes before the first one is dropped and counted.
+//!
 //! # Limits
-//! No hairpinning: a packet from the inside to an outside address is dropped and counted. No protocol helpers (FTP, SIP).
+//! No hairpinning: a packet from the inside to an outside address is dropped and counted. No
+//! protocol helpers (FTP, SIP).
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -32,7 +35,6 @@ use sluice_nf_parts::table::AGE_TICK;
 
 use crate::mapping::{Full, Inside, Mappings, Pool};
 
-/// Why a packet is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refused {
     NoMapping,
@@ -77,7 +79,6 @@ enum Direction {
     Neither,
 }
 
-/// The handler.
 #[derive(Debug)]
 pub struct Nat {
     inside: Vec<Ipv4Net>,
@@ -92,7 +93,6 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// A translator of these inside prefixes.
     pub fn new(inside: Vec<Ipv4Net>, mappings: Mappings) -> Self {
         Self { inside, mappings, datagrams: Datagrams::new(), out: 0, back: 0, passed: 0, expired: 0, refused: [0; REFUSED.len()] }
     }
@@ -101,7 +101,6 @@ impl Nat {
         self.inside.iter().any(|prefix| prefix.contains(&address))
     }
 
-    /// Where a packet goes.
     fn direction(&self, src: Ipv4Addr, dst: Ipv4Addr) -> Result<Direction, Refused> {
         let from_inside = self.is_inside(src);
         if self.mappings.is_outside(dst) {
@@ -182,13 +181,12 @@ fn set_address(packet: &mut [u8], headers: &Headers, direction: Direction, addre
     if direction == Direction::Out { headers.set_src(packet, address.into()) } else { headers.set_dst(packet, address.into()) }
 }
 
-/// What tells a packet's flow from others of its addresses.
+/// The part of a packet that tells its flow from others between the same addresses.
 #[derive(Debug, Clone, Copy)]
 struct Session {
     pool: Pool,
     src: u16,
     dst: u16,
-    /// TCP flags.
     flags: u8,
 }
 

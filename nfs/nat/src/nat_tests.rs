@@ -52,7 +52,8 @@ fn unreachable(src: [u8; 4], dst: [u8; 4], about: &[u8], len: usize) -> Vec<u8> 
     packet
 }
 
-/// Addresses and ports (or the echo identifier twice), read by etherparse; and all checksums are right.
+/// Addresses and ports (or the echo identifier twice) by etherparse, after a check of all
+/// checksums.
 fn ends(packet: &[u8]) -> (([u8; 4], u16), ([u8; 4], u16)) {
     let headers = parse(packet).unwrap();
     assert!(headers.are_checksums_right(packet));
@@ -171,7 +172,7 @@ fn errors_about_nothing_known_are_dropped() {
     refused(&mut nf, &broken, "dropped_malformed");
 }
 
-/// Cuts a packet of IPv4 in two fragments, the first with `first` bytes of payload.
+/// Cuts an IPv4 packet into two fragments, the first with `first` bytes of payload.
 fn fragments(packet: &[u8], first: usize, id: u16) -> [Vec<u8>; 2] {
     let finish = |mut packet: Vec<u8>, word: u16| {
         let len = (packet.len() - 14) as u16;
@@ -186,7 +187,7 @@ fn fragments(packet: &[u8], first: usize, id: u16) -> [Vec<u8>; 2] {
     [finish(head, 0x2000), finish(tail, (first / 8) as u16)]
 }
 
-/// Puts two fragments together again.
+/// Joins two fragments again.
 fn whole([head, tail]: [&[u8]; 2]) -> Vec<u8> {
     let mut packet = [head, &tail[34..]].concat();
     let len = (packet.len() - 14) as u16;
@@ -304,7 +305,7 @@ proptest! {
     fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 1..120), kind in 0..3) {
         let mut nf = nf();
         nf.send(&udp((HOST, 1), (SERVER, 2), b""));
-        // Half of the time it looks like IPv4 of ours.
+        // In half of the cases it looks like our IPv4.
         if kind > 0 && bytes.len() > 34 {
             bytes[12..16].copy_from_slice(&[8, 0, 0x45, 0]);
             bytes[23] = [1, 6, 17, 1][bytes[23] as usize % 4];

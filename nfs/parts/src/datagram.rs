@@ -1,17 +1,19 @@
-//! What was decided about the first fragment of a datagram, for the others.
+//! Decisions about first fragments, which the other fragments of a datagram follow.
 //!
 //! # Problem
-//! Only the first fragment has the transport header. What a network function decides by it must hold for the fragments that follow.
+//! Only the first fragment has the transport header. A decision by it must hold for the fragments
+//! that follow.
 //!
 //! # Approach
-//! A decision is remembered under the datagram's addresses, protocol and number ([`Part::of`]) until all of the datagram has been seen,
-//! which its last fragment (offset, length, no more to come) and the bytes counted so far tell; so only datagrams on their way take
-//! room, however many there are a second. One whose fragments got lost is forgotten after [`LIFE_NS`].
+//! A decision is remembered under the datagram's addresses, protocol and number ([`Part::of`])
+//! until all of the datagram has been seen: the bytes counted reach the end of its last fragment
+//! (offset plus length, no more to come). So only datagrams in transit take space, at any rate. One
+//! with lost fragments is forgotten after [`LIFE_NS`].
 //!
 //! # Limits
-//! Decisions about the last [`LIMIT`] datagrams at most: a new one takes the place of the oldest, so whoever sends first fragments
-//! without end makes others lose datagrams whose fragments are that far apart, and stops none. Bytes are counted, not mapped: a
-//! fragment that comes twice can make a datagram be forgotten before its last one.
+//! At most [`LIMIT`] datagrams are remembered; a new one replaces the oldest. So a flood of first
+//! fragments makes others lose datagrams whose fragments are far apart, and stops none. Bytes are
+//! counted, not mapped: with a repeated fragment a datagram may be forgotten before its last one.
 
 use std::collections::VecDeque;
 
@@ -22,19 +24,20 @@ use crate::table::Table;
 
 /// Datagrams remembered at a time.
 pub const LIMIT: usize = 65_536;
-/// How long a datagram is remembered: as long as hosts wait for the missing fragments (RFC 791 says 15 seconds, Linux 30).
+/// How long a datagram is remembered: as long as hosts wait for missing fragments (RFC 791 says 15
+/// seconds, Linux 30).
 pub const LIFE_NS: u64 = 30_000_000_000;
 
 /// A fragment's place in its datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// What all fragments of the datagram have in common.
+    /// Key of all fragments of the datagram.
     pub datagram: FlowKey,
-    /// Where it starts in the datagram's payload, in bytes.
+    /// Its offset in the datagram's payload, in bytes.
     pub offset: u16,
     /// Bytes of payload.
     pub len: u16,
-    /// Whether it is not the last.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
@@ -58,7 +61,7 @@ impl Part {
 struct Seen<T> {
     decided: T,
     since_ns: u64,
-    /// Which of the datagrams remembered so far it is.
+    /// Serial number of the datagram.
     serial: u64,
     /// Bytes of payload seen so far, and of the whole datagram; 0 until its last fragment was seen.
     bytes: u32,
@@ -78,22 +81,22 @@ impl<T> Seen<T> {
     }
 }
 
-/// What is remembered of datagrams.
+/// Decisions by datagram.
 #[derive(Debug)]
 pub struct Datagrams<T> {
     table: Table<FlowKey, Seen<T>>,
-    /// Datagrams as they came, with their serial numbers; those that are forgotten stand here too until they are the oldest.
+    /// Datagrams in the order of arrival, with their serial numbers. Forgotten ones stay until they
+    /// are the oldest.
     order: VecDeque<(FlowKey, u64)>,
     serial: u64,
 }
 
 impl<T: Copy> Datagrams<T> {
-    /// Nothing is remembered yet.
     pub fn new() -> Self {
         Self { table: Table::with_limit(LIMIT), order: VecDeque::with_capacity(LIMIT), serial: 0 }
     }
 
-    /// Remembers what was decided about a datagram's first fragment.
+    /// Remembers the decision about a datagram's first fragment.
     pub fn remember(&mut self, first: &Part, decided: T, now_ns: u64) {
         if self.order.len() == LIMIT
             && let Some((oldest, serial)) = self.order.pop_front()
@@ -103,13 +106,14 @@ impl<T: Copy> Datagrams<T> {
         self.serial += 1;
         let mut seen = Seen { decided, since_ns: now_ns, serial: self.serial, bytes: 0, whole: 0 };
         seen.count(first);
-        // There is room: every datagram in the table stands in the order.
+        // There is space: every datagram in the table is in the order.
         if self.table.insert(first.datagram, seen).is_some() {
             self.order.push_back((first.datagram, self.serial));
         }
     }
 
-    /// What was decided about the datagram of a fragment that is not its first. Forgets the datagram if it is complete now.
+    /// The decision for a fragment that is not the first. Forgets the datagram if it is complete
+    /// now.
     pub fn follow(&mut self, part: &Part) -> Option<T> {
         let handle = self.table.find(&part.datagram)?;
         let (_, seen) = self.table.entry_mut(handle)?;
@@ -129,22 +133,20 @@ impl<T: Copy> Datagrams<T> {
         }
     }
 
-    /// Changes what was decided, or forgets where `change` gives None.
+    /// Changes decisions; forgets those for which `change` returns None.
     pub fn change(&mut self, change: impl Fn(T) -> Option<T>) {
         self.table.retain(|_, seen| change(seen.decided).inspect(|new| seen.decided = *new).is_some());
     }
 
-    /// Forgets what is old; call it at each [`crate::table::AGE_TICK`].
+    /// Forgets old decisions; call it at each [`crate::table::AGE_TICK`].
     pub fn age(&mut self, now_ns: u64) {
         self.table.age(|_, seen| now_ns.saturating_sub(seen.since_ns) >= LIFE_NS, |_, _, _| {});
     }
 
-    /// How many are remembered.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
@@ -211,13 +213,13 @@ mod tests {
     fn any_number_passes_and_the_oldest_is_forgotten_first() {
         let mut datagrams = Datagrams::new();
         let all = 3 * LIMIT as u32;
-        // Complete ones leave no trace, however many come within a moment.
+        // Complete ones leave no trace, however many come in a moment.
         for id in 0..all {
             datagrams.remember(&first(id), id, 0);
             assert_eq!(datagrams.follow(&part(id, 16, 8, false)), Some(id));
         }
         assert_eq!(datagrams.len(), 0);
-        // Of those whose other fragments never come, the latest are kept.
+        // Without their other fragments, the latest are kept.
         for id in 0..all {
             datagrams.remember(&first(id), id, 0);
         }
@@ -235,7 +237,7 @@ mod tests {
             datagrams.remember(&first(100 + id), 0, 0);
         }
         datagrams.remember(&first(7), 2, 0);
-        // The place of the first one in the order is taken, and the second one stays.
+        // The oldest place in the order is reused, and the second datagram stays.
         datagrams.remember(&first(8), 3, 0);
         assert_eq!((datagrams.follow(&middle(7)), datagrams.follow(&middle(8))), (Some(2), Some(3)));
     }

@@ -1,14 +1,14 @@
-//! What names a flow: the 5-tuple, for IPv4 and IPv6 alike.
+//! Key of a flow: the 5-tuple, for IPv4 and IPv6 alike.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use sluice_nf::header::{Flow, Headers, protocol};
 
-/// Bits of [`FlowKey::tail`] below the ports (or the datagram's number).
+/// Flags in `tail`, below the ports (or the datagram's number).
 const IPV4: u64 = 1 << 8;
 const DATAGRAM: u64 = 1 << 9;
 
-/// Addresses, protocol and ports of a flow; or, made by [`FlowKey::datagram`], what the fragments of a datagram have in common.
+/// Addresses, protocol and ports of a flow; or the key of a datagram ([`FlowKey::datagram`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
     src: u128,
@@ -18,7 +18,7 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// The key of a flow. Protocols without ports have zeros there. The addresses are of one family.
+    /// The key of a flow. Without ports they are 0. The addresses must be of one family.
     #[inline]
     pub fn new(src: IpAddr, dst: IpAddr, protocol: u8, src_port: u16, dst_port: u16) -> Self {
         let tail = u64::from(src_port) << 48 | u64::from(dst_port) << 32 | u64::from(protocol);
@@ -28,7 +28,7 @@ impl FlowKey {
         }
     }
 
-    /// The key of a packet's flow; the ports of a first fragment count. None if it is not IP.
+    /// The key of a packet's flow, with the ports of a first fragment. None if it is not IP.
     #[inline]
     pub fn of(packet: &[u8], headers: &Headers) -> Option<Self> {
         let ip = headers.ip?;
@@ -36,8 +36,8 @@ impl FlowKey {
         Some(Self::new(headers.src(packet)?, headers.dst(packet)?, ip.protocol, src_port, dst_port))
     }
 
-    /// As [`FlowKey::of`], with the identifier of an ICMP echo message for both ports, so that requests and replies of one ping are one
-    /// session.
+    /// As [`FlowKey::of`], with the identifier of an ICMP echo message as both ports, so that
+    /// requests and replies of one ping are one session.
     #[inline]
     pub fn of_session(packet: &[u8], headers: &Headers) -> Option<Self> {
         let key = Self::of(packet, headers)?;
@@ -45,26 +45,24 @@ impl FlowKey {
         Some(id.map_or(key, |id| Self { tail: key.tail | u64::from(id) << 48 | u64::from(id) << 32, ..key }))
     }
 
-    /// The key of all fragments of the datagram that a packet belongs to. None if it is no fragment.
+    /// The common key of the fragments of a packet's datagram. None if it is no fragment.
     #[inline]
     pub fn of_datagram(packet: &[u8], headers: &Headers) -> Option<Self> {
         let ip = headers.ip?;
         Some(Self::datagram(headers.src(packet)?, headers.dst(packet)?, ip.protocol, ip.fragment?.id))
     }
 
-    /// The key of all fragments of a datagram.
+    /// The common key of the fragments of a datagram.
     #[inline]
     pub fn datagram(src: IpAddr, dst: IpAddr, protocol: u8, id: u32) -> Self {
         let key = Self::new(src, dst, protocol, (id >> 16) as u16, id as u16);
         Self { tail: key.tail | DATAGRAM, ..key }
     }
 
-    /// Source address.
     pub fn src(&self) -> IpAddr {
         self.address(self.src)
     }
 
-    /// Destination address.
     pub fn dst(&self) -> IpAddr {
         self.address(self.dst)
     }
@@ -73,37 +71,33 @@ impl FlowKey {
         if self.is_ipv4() { Ipv4Addr::from_bits(bits as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
     }
 
-    /// Whether the addresses are IPv4.
     #[inline]
     pub fn is_ipv4(&self) -> bool {
         self.tail & IPV4 != 0
     }
 
-    /// Source address as a number; an IPv4 address takes the lower 32 bits.
+    /// Source address as a number; an IPv4 address is the lower 32 bits.
     #[inline]
     pub fn src_bits(&self) -> u128 {
         self.src
     }
 
-    /// Destination address as a number; an IPv4 address takes the lower 32 bits.
+    /// Destination address as a number; an IPv4 address is the lower 32 bits.
     #[inline]
     pub fn dst_bits(&self) -> u128 {
         self.dst
     }
 
-    /// Source port.
     #[inline]
     pub fn src_port(&self) -> u16 {
         (self.tail >> 48) as u16
     }
 
-    /// Destination port.
     #[inline]
     pub fn dst_port(&self) -> u16 {
         (self.tail >> 32) as u16
     }
 
-    /// Protocol number.
     #[inline]
     pub fn protocol(&self) -> u8 {
         self.tail as u8
@@ -117,7 +111,7 @@ impl FlowKey {
         Self { src: self.dst, dst: self.src, tail: self.tail & 0xffff_ffff | u64::from(ports.rotate_left(16)) << 32 }
     }
 
-    /// One key for both directions, and whether it is the other one's.
+    /// The common key of both directions, and whether it is the reversed one.
     #[inline]
     #[must_use]
     pub fn canonical(&self) -> (Self, bool) {
@@ -125,7 +119,7 @@ impl FlowKey {
         if other < *self { (other, true) } else { (*self, false) }
     }
 
-    /// The key as words, for a hash that must be the same everywhere.
+    /// The key as words, for a hash that is the same on all machines.
     #[inline]
     pub fn words(&self) -> [u64; 5] {
         [self.src as u64, (self.src >> 64) as u64, self.dst as u64, (self.dst >> 64) as u64, self.tail]
@@ -146,7 +140,7 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// Whether packets to an address never leave their link: broadcast, link-local unicast and multicast.
+/// Whether packets to an address never leave their link: broadcast, link-local, multicast.
 #[inline]
 pub fn stays_on_link(address: IpAddr) -> bool {
     match address {

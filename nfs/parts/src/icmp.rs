@@ -1,18 +1,19 @@
-//! ICMP errors, and the packet that they quote.
+//! ICMP errors and the packets that they quote.
 //!
 //! # Problem
-//! An ICMP error ("port unreachable", "packet too big", "time exceeded") belongs to the flow of the packet that it quotes: its IP
-//! header and at least 8 bytes behind it. A firewall lets it through for that flow's sake; an address translator must translate the
-//! quoted packet as well, or the receiver does not know what the error is about (RFC 5508, section 4).
+//! An ICMP error ("port unreachable", "packet too big", "time exceeded") belongs to the flow of the
+//! packet that it quotes: its IP header and at least 8 bytes behind it. A firewall admits it as
+//! part of that flow. An address translator must translate the quoted packet too, or the receiver
+//! cannot attribute the error (RFC 5508, section 4).
 //!
 //! # Approach
-//! [`Quoted::find`] looks into the error, and checks its checksum, because translating computes it anew and would make a wrong one
-//! look right. The setters change the quoted packet, with the checksums in it as far as they are quoted; [`Quoted::seal`] then sets
-//! the error's own.
+//! [`Quoted::find`] finds the quoted packet, and checks the error's checksum, because recomputing
+//! it would make a wrong one look right. The setters change the quoted packet, with its checksums
+//! as far as they are quoted; [`Quoted::seal`] then sets the error's own.
 //!
 //! # Limits
-//! Quoted IPv6 packets with extension headers, quoted fragments that are not the first, and errors that are fragments themselves are
-//! not looked into.
+//! Quoted IPv6 packets with extension headers, quoted fragments other than the first, and errors
+//! that are fragments themselves are ignored.
 
 use std::net::IpAddr;
 
@@ -27,7 +28,7 @@ const ICMP_BYTES: usize = 8;
 /// The packet that an ICMP error quotes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quoted {
-    /// Its flow, as [`FlowKey::of_session`] names it.
+    /// Its flow, by [`FlowKey::of_session`].
     pub key: FlowKey,
     ip: usize,
     l4: usize,
@@ -35,7 +36,8 @@ pub struct Quoted {
 }
 
 impl Quoted {
-    /// Finds the quoted packet. None if this is no ICMP error, its checksum is wrong, or the quoted packet makes no sense.
+    /// Finds the quoted packet. None if this is no ICMP error, its checksum is wrong, or the quote
+    /// is bad.
     pub fn find(packet: &[u8], headers: &Headers) -> Option<Self> {
         let (outer, icmp) = (headers.ip?, headers.l4?);
         if outer.fragment.is_some() || outer.truncated {
@@ -85,7 +87,7 @@ impl Quoted {
         Some(Self { key: FlowKey::new(src, dst, number, src_port, dst_port), ip, l4: ip + header_bytes, end })
     }
 
-    /// Sets the quoted packet's source address and source port (or echo identifier).
+    /// Sets the quoted packet's source address and port (or echo identifier).
     ///
     /// # Errors
     /// [`NotThere`] if the address is not of the quoted packet's version.
@@ -93,10 +95,7 @@ impl Quoted {
         self.set(packet, address, port, false)
     }
 
-    /// Sets the quoted packet's destination address and destination port (or echo identifier).
-    ///
-    /// # Errors
-    /// As [`Quoted::set_src`].
+    /// As [`Quoted::set_src`], for the destination.
     pub fn set_dst(&self, packet: &mut [u8], address: IpAddr, port: u16) -> Result<(), NotThere> {
         self.set(packet, address, port, true)
     }

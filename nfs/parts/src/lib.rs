@@ -1,13 +1,13 @@
-//! What several of the example network functions share, so that each of them is only its own idea.
+//! Parts that several of the example NFs share.
 //!
 //! - [`flow`]: a flow's key, and the key of a fragmented datagram;
-//! - [`datagram`]: what was decided about a first fragment, for the others;
-//! - [`table`]: a bounded hash table that allocates nothing after its start, with ageing by small sweeps;
+//! - [`datagram`]: decisions about first fragments, for the others;
+//! - [`table`]: a bounded hash table without allocation after its start, aged by small sweeps;
 //! - [`icmp`]: ICMP errors and the packet that they quote;
-//! - [`lines`]: rule, route, backend, pattern and key files: words on lines, errors with file and line;
+//! - [`lines`]: rule, route, backend, pattern and key files: words on lines, with line numbers;
 //! - [`mac`]: MAC addresses in files;
-//! - [`report`]: counters and tables on SIGUSR1, at an interval and at the end, as text or JSON, written by a thread of its own;
-//! - [`reload`]: reading a file again on SIGHUP, in a thread of its own.
+//! - [`report`]: counters and tables on SIGUSR1, at an interval and at the end, as text or JSON;
+//! - [`reload`]: reading a file again on SIGHUP, in a separate thread.
 
 pub mod datagram;
 pub mod flow;
@@ -18,8 +18,8 @@ pub mod reload;
 pub mod report;
 pub mod table;
 
-/// The arguments of an NF, without those that tell the library where its manager is. On an error, or with `--help`, it says so and
-/// ends the process, as clap does.
+/// The arguments of an NF, without the library's own. On an error or `--help` it prints and exits
+/// the process, as clap does.
 pub fn parse_args<A: clap::Parser>() -> A {
     A::parse_from(std::env::args_os().take(1).chain(sluice_nf::args()))
 }

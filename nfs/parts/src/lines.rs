@@ -1,55 +1,35 @@
 //! Files of words on lines: rules, routes, backends, patterns, keys.
 //!
-//! A `#` starts a comment, blank lines are skipped, words are parted by white space. Every error names the file and the line and says
-//! what was expected there.
+//! A `#` starts a comment, blank lines are skipped, words are separated by white space. Every error
+//! names the file and the line and says what was expected there.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// A file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// Cannot read a file.
     #[error("cannot read {path}: {source}; check the path and its permissions")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A line of the file makes no sense.
+    Read { path: PathBuf, source: std::io::Error },
+    /// A line is invalid.
     #[error("{path}:{error}")]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// The line and what is wrong with it.
-        error: LineError,
-    },
-    /// The file as a whole makes no sense.
+    Line { path: PathBuf, error: LineError },
+    /// The file as a whole is invalid.
     #[error("{path}: {message}")]
-    Whole {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-    },
+    Whole { path: PathBuf, message: String },
 }
 
-/// What is wrong, and in which line.
+/// An error in a line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{line}: {message}")]
 pub struct LineError {
-    /// Line number, from 1; 0 speaks of the whole text.
+    /// From 1; 0 stands for the whole text.
     pub line: usize,
     /// What is wrong and what was expected.
     pub message: String,
 }
 
-/// Reads a file and gives its text to `parse`.
-///
-/// # Errors
-/// If it cannot be read, or what `parse` finds.
+/// Reads a file and parses its text with `parse`.
 pub fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T, LineError>) -> Result<T, FileError> {
     let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
     parse(&text).map_err(|error| match error.line {
@@ -58,7 +38,7 @@ pub fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T, LineError>) ->
     })
 }
 
-/// The lines that say something, with comments and blanks taken off.
+/// The non-empty lines, without comments.
 pub fn lines(text: &str) -> impl Iterator<Item = Words<'_>> {
     text.lines().enumerate().filter_map(|(i, line)| {
         let words = Words { line: i + 1, rest: line.split('#').next().unwrap_or_default().trim() };
@@ -74,7 +54,7 @@ pub struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    /// A line that is not cleaned of comments, for files in which `#` may be meant.
+    /// A line with its comments, for files in which `#` may be data.
     pub fn raw(line: usize, text: &'a str) -> Self {
         Self { line, rest: text.trim() }
     }
@@ -84,12 +64,12 @@ impl<'a> Words<'a> {
         self.line
     }
 
-    /// What has not been taken yet.
+    /// The rest, which has not been taken.
     pub fn rest(&self) -> &'a str {
         self.rest
     }
 
-    /// The next word, which is not taken.
+    /// The next word, without taking it.
     pub fn peek(&self) -> Option<&'a str> {
         self.rest.split_whitespace().next()
     }
@@ -102,7 +82,7 @@ impl<'a> Words<'a> {
         Some(word)
     }
 
-    /// Takes the next word if it is this one.
+    /// Takes the next word if it is `word`.
     pub fn skip(&mut self, word: &str) -> bool {
         let same = self.peek() == Some(word);
         if same {
@@ -112,26 +92,17 @@ impl<'a> Words<'a> {
     }
 
     /// Takes the next word; `what` names it in the error.
-    ///
-    /// # Errors
-    /// If the line ends here.
     pub fn expect(&mut self, what: &str) -> Result<&'a str, LineError> {
         self.next().ok_or_else(|| self.error(format!("the line ends where {what} is expected")))
     }
 
     /// Takes and parses the next word; `what` names it in the error, best with an example.
-    ///
-    /// # Errors
-    /// If the line ends here or the word does not parse.
     pub fn parse<T: FromStr<Err: Display>>(&mut self, what: &str) -> Result<T, LineError> {
         let word = self.expect(what)?;
         word.parse().map_err(|e| self.error(format!("`{word}` is not {what} ({e})")))
     }
 
-    /// Checks that all words were taken.
-    ///
-    /// # Errors
-    /// If there is one left.
+    /// Fails if there is a word left.
     pub fn end(&self) -> Result<(), LineError> {
         self.peek().map_or(Ok(()), |word| Err(self.error(format!("`{word}` is one word too many; take it away"))))
     }

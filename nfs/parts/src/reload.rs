@@ -1,7 +1,8 @@
 //! Reading a file again on SIGHUP.
 //!
-//! The file is read and parsed in a thread of its own; the network function takes the result at its next tick, so that no packet waits
-//! for the file. A file with an error leaves everything as it is, and the error goes to standard error.
+//! A separate thread reads and parses the file; the NF takes the result at its next tick, so that
+//! no packet waits for the file. An invalid file changes nothing, and its error goes to standard
+//! error.
 
 use std::fmt::Display;
 use std::io;
@@ -10,7 +11,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::Signals;
 
-/// What was read again and not yet taken.
+/// Results that were read and not yet taken.
 #[derive(Debug)]
 pub struct Reload<T> {
     fresh: Receiver<T>,
@@ -18,9 +19,6 @@ pub struct Reload<T> {
 
 impl<T: Send + 'static> Reload<T> {
     /// Calls `load` at every SIGHUP from now on.
-    ///
-    /// # Errors
-    /// If the signal cannot be caught or the thread not started.
     pub fn on_hangup<E: Display>(load: impl Fn() -> Result<T, E> + Send + 'static) -> io::Result<Self> {
         let mut signals = Signals::new([SIGHUP])?;
         let (sender, fresh) = sync_channel(1);
@@ -40,7 +38,7 @@ impl<T: Send + 'static> Reload<T> {
         Ok(Self { fresh })
     }
 
-    /// What was read since the last call, if anything. Never waits.
+    /// The next result, if there is one. Never blocks.
     pub fn take(&self) -> Option<T> {
         self.fresh.try_recv().ok()
     }
@@ -62,7 +60,8 @@ mod tests {
         .unwrap();
         assert_eq!(reload.take(), None);
         signal_hook::low_level::raise(SIGHUP).unwrap();
-        // The second signal may merge with the first one until the thread has run: raise until something comes.
+        // The second signal may merge with the first one until the thread has run: raise it
+        // repeatedly.
         let got = loop {
             signal_hook::low_level::raise(SIGHUP).unwrap();
             match reload.take() {

@@ -1,11 +1,13 @@
-//! Counters and tables of a network function: on SIGUSR1, at an interval, and at the end.
+//! Reports of an NF's counters and tables: on SIGUSR1, at an interval, and at the end.
 //!
-//! The network function hands over a [`Report`] of plain values; a thread of its own formats it and writes it, so that no packet waits
-//! for a disk. If that thread is still busy with the last report, a new one is left out (the final one never is).
+//! The NF passes a [`Report`] of plain values to a separate thread, which formats and writes it, so
+//! that no packet waits for a disk. While that thread is busy, new reports are left out, except the
+//! last one.
 //!
-//! As text a report is one line of counters and a table for people; as JSON it is one line with one object, whose keys are `nf`,
-//! `time_s` (seconds since 1970), `counters` (an object of numbers) and a list of objects for each table. A file holds the latest
-//! report only, and is replaced as a whole; on standard output they follow each other.
+//! As text a report is one line of counters and a table for people; as JSON it is one line with one
+//! object, whose keys are `nf`, `time_s` (seconds since 1970), `counters` (an object of numbers)
+//! and a list of objects for each table. A file holds only the latest report, and is replaced as a
+//! whole; on standard output they follow each other.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -20,17 +22,17 @@ use serde_json::{Map, Value, json};
 use signal_hook::consts::SIGUSR1;
 use sluice_nf::{Burst, Handler};
 
-/// How often a network function looks whether a report is wanted.
+/// Time between two checks whether a report is wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Where reports go, and when.
+/// Destination and times of reports.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Reports (also written on SIGUSR1 and at the end)")]
 pub struct ReportArgs {
     /// File for the reports; it holds the latest one. Without it they go to standard output
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// Form of the reports
+    /// Format of the reports
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
     /// Seconds between reports; 0: none at an interval
@@ -38,7 +40,7 @@ pub struct ReportArgs {
     pub every: u64,
 }
 
-/// Form of a report.
+/// Format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Format {
     /// Counters and aligned tables
@@ -57,7 +59,7 @@ pub struct Report {
     tables: Vec<ReportTable>,
 }
 
-/// One table of a report. Columns whose cells are numbers stand to the right.
+/// One table of a report. Numbers are right-aligned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReportTable {
     name: &'static str,
@@ -66,19 +68,18 @@ pub struct ReportTable {
 }
 
 impl Report {
-    /// An empty report of the network function with this name, taken now.
+    /// An empty report of this NF, taken now.
     pub fn new(nf: &'static str) -> Self {
         Self { nf, time: SystemTime::now(), counters: Vec::new(), tables: Vec::new() }
     }
 
-    /// Adds a counter.
     #[must_use]
     pub fn counter(mut self, name: &'static str, value: u64) -> Self {
         self.counters.push((name, value));
         self
     }
 
-    /// Adds a table. Each row has as many cells as there are columns.
+    /// Adds a table. Each row has a cell for each column.
     #[must_use]
     pub fn table(mut self, name: &'static str, columns: &'static [&'static str], rows: Vec<Vec<Value>>) -> Self {
         debug_assert!(rows.iter().all(|row| row.len() == columns.len()));
@@ -86,18 +87,18 @@ impl Report {
         self
     }
 
-    /// Wall-clock time, in seconds since 1970 with microseconds, of a moment on the monotonic clock, if it is `now_ns` now.
+    /// Wall-clock time in seconds since 1970 (with microseconds) of a monotonic time, at `now_ns`.
     pub fn wall_clock_s(&self, at_ns: u64, now_ns: u64) -> f64 {
         let ago = Duration::from_nanos(now_ns.saturating_sub(at_ns));
         seconds(self.time.checked_sub(ago).unwrap_or(UNIX_EPOCH))
     }
 
-    /// A counter's value, if there is one of that name.
+    /// A counter's value, by its name.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.counters.iter().find(|(n, _)| *n == name).map(|(_, value)| *value)
     }
 
-    /// As one line of JSON.
+    /// The report as one line of JSON.
     pub fn to_json(&self) -> String {
         let mut object = Map::new();
         object.insert("nf".into(), self.nf.into());
@@ -116,7 +117,7 @@ impl Report {
         format!("{}\n", Value::from(object))
     }
 
-    /// As text for people.
+    /// The report as text for people.
     pub fn to_text(&self) -> String {
         let mut text = format!("{} at {:.3}:", self.nf, seconds(self.time));
         for (name, n) in &self.counters {
@@ -157,12 +158,12 @@ impl ReportTable {
     }
 }
 
-/// Seconds since 1970, to the microsecond, which is what a double holds.
+/// Seconds since 1970, to the microsecond, which a double can hold.
 fn seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as f64 / 1e6
 }
 
-/// Writes reports in a thread of its own.
+/// Writes reports in a separate thread.
 #[derive(Debug)]
 pub struct Reporter {
     asked: Arc<AtomicBool>,
@@ -173,13 +174,10 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Starts the thread and catches SIGUSR1.
-    ///
-    /// # Errors
-    /// If the file cannot be written, the signal not caught or the thread not started.
+    /// Starts the thread and catches SIGUSR1. Fails if the file cannot be written.
     pub fn start(args: &ReportArgs) -> io::Result<Self> {
         if let Some(path) = &args.report {
-            // Better now than at the end.
+            // Fail at the start, not at the end.
             replace(path, "").map_err(|e| io::Error::new(e.kind(), format!("cannot write reports to {}: {e}", path.display())))?;
         }
         let asked = Arc::new(AtomicBool::new(false));
@@ -192,18 +190,17 @@ impl Reporter {
         Ok(Self { asked, every_ns, next_ns: None, sender: Some(sender), writer: Some(writer) })
     }
 
-    /// Whether a report should be sent now.
     pub fn is_due(&mut self, now_ns: u64) -> bool {
         let next = *self.next_ns.get_or_insert(now_ns.saturating_add(self.every_ns));
         let in_turn = self.every_ns > 0 && now_ns >= next;
         if in_turn {
             self.next_ns = Some(now_ns.saturating_add(self.every_ns));
         }
-        // Relaxed: the flag carries nothing but itself.
+        // Relaxed: the flag publishes no other data.
         self.asked.swap(false, Ordering::Relaxed) || in_turn
     }
 
-    /// Hands over a report. Never waits: it is left out if the last one is still being written.
+    /// Sends a report. Never blocks: while the last one is being written, the report is left out.
     pub fn send(&self, report: Report) {
         if let Some(sender) = &self.sender {
             let _ = sender.try_send(report);
@@ -215,7 +212,7 @@ impl Reporter {
         self.sender.is_some()
     }
 
-    /// Hands over the last report and waits until it is written.
+    /// Sends the last report and waits until it is written.
     pub fn finish(&mut self, report: Report) {
         if let Some(sender) = self.sender.take() {
             let _ = sender.send(report);
@@ -226,13 +223,12 @@ impl Reporter {
     }
 }
 
-/// A handler that has something to report.
 pub trait Reports {
     /// Its counters and tables; `now_ns` is the time of the last burst or tick.
     fn report(&self, now_ns: u64) -> Report;
 }
 
-/// A handler whose reports are written: on SIGUSR1, at an interval, and when it stops for whatever reason.
+/// A handler with reports: on SIGUSR1, at an interval, and when it ends for any reason.
 #[derive(Debug)]
 pub struct Reported<H: Reports> {
     handler: H,
@@ -241,10 +237,7 @@ pub struct Reported<H: Reports> {
 }
 
 impl<H: Reports> Reported<H> {
-    /// Starts the reporter's thread.
-    ///
-    /// # Errors
-    /// As [`Reporter::start`].
+    /// Starts the reporter's thread, as [`Reporter::start`].
     pub fn new(handler: H, args: &ReportArgs) -> io::Result<Self> {
         Ok(Self { handler, reporter: Reporter::start(args)?, now_ns: 0 })
     }
@@ -277,7 +270,8 @@ impl<H: Handler + Reports> Handler for Reported<H> {
 }
 
 impl<H: Reports> Drop for Reported<H> {
-    /// The last report of one that was not stopped in order: its manager is gone, or it panicked.
+    /// Sends the last report of an NF that was not stopped in order: its manager died, or it
+    /// panicked.
     fn drop(&mut self) {
         if self.reporter.is_running() {
             self.reporter.finish(self.handler.report(self.now_ns));
@@ -301,8 +295,8 @@ fn write_all(reports: &Receiver<Report>, path: Option<&Path>, format: Format) {
     }
 }
 
-/// Replaces a file as a whole, so that a reader sees the old report or the new one. What is no regular file (a pipe, a terminal) is
-/// written to.
+/// Replaces a file atomically, so that a reader sees the old report or the new one. A pipe or a
+/// terminal is written to instead.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     if path.metadata().is_ok_and(|m| !m.is_file()) {
         return std::fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes());

@@ -1,32 +1,35 @@
 //! A bounded hash table for flows.
 //!
 //! # Problem
-//! A network function looks a flow up for every packet and must never stall: no allocation, no rehash of a whole table, no pause in
-//! which everything that is old is collected. And a sender that opens flows without end must meet a limit.
+//! An NF looks a flow up for every packet and must never stall: no allocation, no rehash of a whole
+//! table, no pause to collect everything that is old. And a sender that opens flows without end
+//! must meet a limit.
 //!
 //! # Approach
-//! Entries stand in a slab that is reserved at the start and never moves, so an entry's [`Handle`] stays good until it is removed. A
-//! second array of 8-byte slots, twice as many as there may be entries, maps hashes to entries by linear probing: 32 bits of hash and
-//! 32 bits of handle, so that probing touches the slots alone, and a hit costs two cache misses. Removing shifts the slots behind it
-//! back, so there are no tombstones and lookups do not get slower with age. Memory is touched only as entries come.
+//! Entries are in a slab that is reserved at the start and never moves, so an entry's [`Handle`] is
+//! valid until it is removed. A second array of 8-byte slots, twice as many as entries, maps hashes
+//! to entries by linear probing: 32 bits of hash and 32 bits of handle, so that probing touches the
+//! slots alone, and a hit costs two cache misses. Removal shifts later slots back, so there are no
+//! tombstones and lookups do not slow down with age. Memory is touched only as entries come.
 //!
-//! Ageing is by [`Table::age`]: a few entries at each tick, in turn, so that all are looked at every two seconds.
+//! [`Table::age`] ages a few entries at each tick, in turn: all of them every two seconds.
 //!
 //! # Limits
-//! At most 2³¹ entries. The hash is seeded at random: a sender cannot aim at one slot, and no two runs iterate alike. An NF that is traced
-//! ([`sluice_nf::is_traced`]) has the same seed each time, so that its misses can be compared.
+//! At most 2³¹ entries. The hash has a random seed: a sender cannot aim at one slot, and no two
+//! runs iterate alike. A traced NF ([`sluice_nf::is_traced`]) always has the same seed, so that its
+//! misses can be compared.
 
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use foldhash::fast::SeedableRandomState;
 
-/// Names an entry until it is removed; then the number may be used again.
+/// Number of an entry, which may be reused once the entry is removed.
 pub type Handle = u32;
 
 /// How often to call [`Table::age`].
 pub const AGE_TICK: Duration = Duration::from_millis(10);
-/// In how many calls [`Table::age`] looks at the whole table.
+/// Calls of [`Table::age`] that visit the whole table.
 pub const AGE_TICKS: usize = 200;
 
 const EMPTY: u64 = 0;
@@ -46,7 +49,7 @@ pub struct Table<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Table<K, V> {
-    /// A table of at most `limit` entries (1 to 2³¹; values outside are brought to the nearest).
+    /// A table of at most `limit` entries (clamped to 1 to 2³¹).
     pub fn with_limit(limit: usize) -> Self {
         let limit = limit.clamp(1, 1 << 31);
         let slots = (limit * 2).next_power_of_two().max(16);
@@ -61,22 +64,18 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         }
     }
 
-    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Most entries that it holds.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Whether the limit is reached.
     pub fn is_full(&self) -> bool {
         self.len() == self.limit
     }
@@ -86,7 +85,6 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         (self.state.hash_one(key) >> 32) as u32
     }
 
-    /// The handle of a key.
     #[inline]
     pub fn find(&self, key: &K) -> Option<Handle> {
         let tag = self.tag(key);
@@ -107,26 +105,23 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         }
     }
 
-    /// The value of a key.
     #[inline]
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         let handle = self.find(key)?;
         self.entries[handle as usize].as_mut().map(|(_, value)| value)
     }
 
-    /// The entry with a handle.
     #[inline]
     pub fn entry_mut(&mut self, handle: Handle) -> Option<(&K, &mut V)> {
         self.entries.get_mut(handle as usize)?.as_mut().map(|(key, value)| (&*key, value))
     }
 
-    /// The entry with a handle, to read.
     #[inline]
     pub fn entry(&self, handle: Handle) -> Option<(&K, &V)> {
         self.entries.get(handle as usize)?.as_ref().map(|(key, value)| (key, value))
     }
 
-    /// Adds an entry, or replaces the value of one that is there. None if the table is full.
+    /// Adds an entry, or replaces the value of an existing one. None if the table is full.
     #[inline]
     pub fn insert(&mut self, key: K, value: V) -> Option<Handle> {
         if let Some(handle) = self.find(&key) {
@@ -153,7 +148,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         Some(handle)
     }
 
-    /// Removes the entry with a handle and gives it back.
+    /// Removes the entry with a handle and returns it.
     pub fn remove(&mut self, handle: Handle) -> Option<(K, V)> {
         let (key, value) = self.entries.get_mut(handle as usize)?.take()?;
         self.free.push(handle);
@@ -165,7 +160,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         Some((key, value))
     }
 
-    /// Empties slot `gap` and moves back what was pushed past it.
+    /// Empties slot `gap` and moves back the slots that were pushed past it.
     fn close_gap(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {
@@ -175,7 +170,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
                 break;
             }
             let home = (slot >> 32) as usize & self.mask;
-            // It may move if its home is not between the gap and where it stands.
+            // It may move if its home is not between the gap and its slot.
             if at.wrapping_sub(home) & self.mask >= at.wrapping_sub(gap) & self.mask {
                 self.slots[gap] = slot;
                 gap = at;
@@ -189,8 +184,8 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         self.sweep(self.limit.div_ceil(AGE_TICKS), is_old, removed);
     }
 
-    /// Looks at the next `count` places of the slab, in turn, and removes the entries for which `is_old` says so. `removed` is told of
-    /// each.
+    /// Removes the entries of the next `count` places of the slab for which `is_old` holds, and
+    /// calls `removed` for each.
     pub fn sweep(&mut self, count: usize, mut is_old: impl FnMut(&K, &V) -> bool, mut removed: impl FnMut(Handle, K, V)) {
         for _ in 0..count.min(self.entries.len()) {
             if self.hand >= self.entries.len() {
@@ -206,7 +201,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         }
     }
 
-    /// Removes all entries that `keep` does not want. Looks at the whole table: not for the packet path.
+    /// Removes all entries that `keep` refuses. Scans the whole table: not for the packet path.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
         for handle in 0..self.entries.len() {
             if self.entries[handle].as_mut().is_some_and(|(key, value)| !keep(key, value)) {

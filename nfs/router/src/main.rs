@@ -1,13 +1,13 @@
-//! Routes IPv4 and IPv6 by the longest matching prefix of the destination: new MAC addresses, one off the TTL (hop limit), out of a
-//! port by name or on along the chain.
+//! Routes IPv4 and IPv6 by the longest matching prefix of the destination.
 //!
-//! As RFC 1812 (section 5.2) asks, packets with a wrong IPv4 header checksum are dropped, and so are those whose TTL is used up and
-//! those without a route; each with a counter of its own. What is not routed passes unchanged, so that neighbours still find each
-//! other through a router that stands in the line: packets that are not IP (ARP among them), and those to link-local and broadcast
-//! addresses (IPv6's neighbour discovery among them).
+//! A route sets MAC addresses, lowers the TTL (hop limit), and sends the packet out of a port by
+//! name or on along the chain. As RFC 1812 (section 5.2) asks, packets with a wrong IPv4 header
+//! checksum, with an expired TTL, or without a route are dropped, each with a counter. Packets that
+//! are not IP (such as ARP) or go to link-local and broadcast addresses (such as IPv6's neighbour
+//! discovery) pass unchanged, so that neighbours still find each other through the router.
 //!
-//! Limits: no ICMP errors are sent, packets are not fragmented, and IPv4 options and IPv6 routing headers are carried, not acted upon.
-//! The route file is described in the module `routes`; SIGHUP reads it again.
+//! Limits: no ICMP errors, no fragmentation, and IPv4 options and IPv6 routing headers are carried,
+//! not processed. The module `routes` describes the route file; SIGHUP reads it again.
 
 mod routes;
 
@@ -45,7 +45,6 @@ fn read(path: &Path, context: &Context) -> Result<Routes, FileError> {
     lines::read(path, |text| Routes::parse(text, &|name| context.port(name)))
 }
 
-/// What became of packets, besides the routes' own counters.
 #[derive(Debug, Default)]
 struct Counters {
     forwarded: u64,
@@ -56,7 +55,6 @@ struct Counters {
     not_routed: u64,
 }
 
-/// The handler.
 #[derive(Debug)]
 struct Router {
     routes: Routes,

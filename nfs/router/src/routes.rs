@@ -1,9 +1,10 @@
-//! The route file and the table made from it.
+//! The route file and its table.
 //!
 //! # Route file
-//! A line for each prefix: `PREFIX drop`, or `PREFIX` and at least one of `mac MAC` (the next hop's address, the new destination),
-//! `from MAC` (the new source) and `port NAME` (out of this port instead of the chain's egress). A later line for the same prefix is an
-//! error. `0.0.0.0/0` and `::/0` are the default routes.
+//! A line for each prefix: `PREFIX drop`, or `PREFIX` and at least one of `mac MAC` (the next hop's
+//! address, the new destination), `from MAC` (the new source) and `port NAME` (out of this port
+//! instead of the chain's egress). A second line for a prefix is an error. `0.0.0.0/0` and `::/0`
+//! are the default routes.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,18 +15,16 @@ use sluice_nf::PortId;
 use sluice_nf_parts::lines::{self, LineError, Words};
 use sluice_nf_parts::mac::Mac;
 
-/// What happens to packets of a route.
+/// Action for packets of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// They are dropped.
     Drop,
-    /// They go on.
     Forward {
         /// New destination MAC address.
         mac: Option<Mac>,
         /// New source MAC address.
         from: Option<Mac>,
-        /// Out of this port.
+        /// Port to send out of; None is along the chain.
         port: Option<PortId>,
     },
 }
@@ -35,13 +34,9 @@ pub enum Action {
 pub struct Route {
     /// Its line, from 1.
     pub line: usize,
-    /// Its prefix.
     pub prefix: IpNet,
-    /// What happens.
     pub action: Action,
-    /// Packets that took it.
     pub packets: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 
@@ -55,9 +50,6 @@ pub struct Routes {
 
 impl Routes {
     /// Parses a route file; `port` finds a port by its name.
-    ///
-    /// # Errors
-    /// The first line that makes no sense.
     pub fn parse(text: &str, port: &dyn Fn(&str) -> Option<PortId>) -> Result<Self, LineError> {
         let mut table = Self::default();
         for mut words in lines::lines(text) {
@@ -76,19 +68,16 @@ impl Routes {
         Ok(table)
     }
 
-    /// Number of the route of an IPv4 address.
     #[inline]
     pub fn find_v4(&self, address: Ipv4Addr) -> Option<u32> {
         self.v4.get_lpm(&Ipv4Net::from(address)).map(|(_, number)| *number)
     }
 
-    /// Number of the route of an IPv6 address.
     #[inline]
     pub fn find_v6(&self, address: Ipv6Addr) -> Option<u32> {
         self.v6.get_lpm(&Ipv6Net::from(address)).map(|(_, number)| *number)
     }
 
-    /// Number of the route of an address.
     #[inline]
     pub fn find(&self, address: IpAddr) -> Option<u32> {
         match address {
@@ -97,7 +86,6 @@ impl Routes {
         }
     }
 
-    /// A route, by its number.
     #[inline]
     pub fn get_mut(&mut self, number: u32) -> &mut Route {
         &mut self.routes[number as usize]
@@ -108,7 +96,7 @@ impl Routes {
         self.routes.iter()
     }
 
-    /// Takes over the counters of prefixes that an older table had too.
+    /// Takes over the counters of prefixes that are in an older table too.
     pub fn inherit(&mut self, older: &Self) {
         let counters: HashMap<IpNet, (u64, u64)> = older.iter().map(|r| (r.prefix, (r.packets, r.bytes))).collect();
         for route in &mut self.routes {

@@ -1,9 +1,9 @@
-//! Searches the payload of every packet for many patterns in one pass: counts the packets that hold each, and drops those whose pattern
-//! says so.
+//! Searches the payload of every packet for many patterns in one pass.
 //!
-//! What is searched is what lies behind the last header that is understood (TCP, UDP, ICMP, IP, or Ethernet), without padding. A
-//! pattern that is cut in two by a packet's end is not found: streams are not put together. The pattern file is described in the
-//! module `patterns`; SIGHUP reads it again.
+//! It counts the packets that contain each pattern, and drops packets by the pattern's action. The
+//! payload is what follows the last known header (TCP, UDP, ICMP, IP, or Ethernet), without
+//! padding. A pattern across two packets is not found: streams are not reassembled. The module
+//! `patterns` describes the pattern file; SIGHUP reads it again.
 
 mod patterns;
 
@@ -43,7 +43,6 @@ fn read(path: &Path) -> Result<Searcher, lines::FileError> {
     })
 }
 
-/// The handler.
 #[derive(Debug)]
 struct Search {
     searcher: Searcher,

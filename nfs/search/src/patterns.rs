@@ -1,29 +1,29 @@
 //! The pattern file, and the automaton that finds all patterns in one pass.
 //!
 //! # Pattern file
-//! A line for each pattern: `ACTION [nocase] text TEXT` or `ACTION [nocase] hex BYTES`, where ACTION is `alert` or `drop`, TEXT is
-//! the rest of the line without blanks at its ends, and BYTES are hexadecimal, with blanks as you like. Lines that begin with `#` are
-//! comments; elsewhere a `#` is a part of the pattern.
+//! A line for each pattern: `ACTION [nocase] text TEXT` or `ACTION [nocase] hex BYTES`. ACTION is
+//! `alert` or `drop`, TEXT is the rest of the line without blanks at its ends, and BYTES are
+//! hexadecimal, with optional blanks. Lines that begin with `#` are comments; elsewhere a `#` is
+//! part of the pattern.
 //!
 //! # Approach
-//! One Aho-Corasick automaton for all patterns. If a pattern ignores case, the automaton does so for all, and what it finds for the
-//! others is compared once more, byte for byte. A pattern counts once a packet, however often it is in there.
+//! One Aho-Corasick automaton for all patterns. If a pattern ignores case, the automaton ignores it
+//! for all, and its matches of the others are compared again, byte for byte. A pattern counts at
+//! most once a packet.
 //!
 //! # Limits
-//! At most [`MAX_MATCHES`] matches are looked at in a packet: text that is nothing but matches costs a bounded time.
+//! At most [`MAX_MATCHES`] matches are handled in a packet, so that a text of nothing but matches
+//! has a bounded cost.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use sluice_nf_parts::lines::{LineError, Words};
 
-/// Most matches that are looked at in one packet.
 pub const MAX_MATCHES: usize = 1024;
 
-/// What happens to a packet that holds a pattern.
+/// Action for a packet that contains a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It is counted.
     Alert,
-    /// It is counted and dropped.
     Drop,
 }
 
@@ -32,18 +32,13 @@ pub enum Action {
 pub struct Pattern {
     /// Its line, from 1.
     pub line: usize,
-    /// What happens to the packet.
     pub action: Action,
-    /// Whether `a` finds `A`.
+    /// Whether `a` matches `A`.
     pub nocase: bool,
-    /// What is searched.
     pub bytes: Vec<u8>,
 }
 
-/// Reads a pattern file.
-///
-/// # Errors
-/// The first line that makes no sense, or if there is no pattern.
+/// Parses a pattern file; fails on a bad line or without any pattern.
 pub fn parse(text: &str) -> Result<Vec<Pattern>, LineError> {
     let mut patterns = Vec::new();
     for (i, line) in text.lines().enumerate() {
@@ -92,27 +87,24 @@ fn hex(text: &str) -> Result<Vec<u8>, String> {
 pub struct Searcher {
     automaton: AhoCorasick,
     patterns: Vec<Pattern>,
-    /// Packets that held the pattern.
+    /// Packets that contained the pattern.
     hits: Vec<u64>,
-    /// Number of the last packet that held the pattern.
+    /// Number of the last packet that contained the pattern.
     last: Vec<u64>,
     packet: u64,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Found {
     /// Different patterns in the packet.
     pub patterns: u32,
-    /// Whether one of them says drop.
+    /// Whether one of them drops it.
     pub drop: bool,
 }
 
 impl Searcher {
-    /// Builds the automaton.
-    ///
-    /// # Errors
-    /// If the patterns are too many or too long for an automaton.
+    /// Builds the automaton; fails if the patterns are too many or too long.
     pub fn new(patterns: Vec<Pattern>) -> Result<Self, aho_corasick::BuildError> {
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::Standard)
@@ -122,7 +114,6 @@ impl Searcher {
         Ok(Self { automaton, hits: zeros.clone(), last: zeros, patterns, packet: 0 })
     }
 
-    /// Searches one packet's payload.
     pub fn search(&mut self, payload: &[u8]) -> Found {
         self.packet += 1;
         let mut found = Found::default();
@@ -140,12 +131,12 @@ impl Searcher {
         found
     }
 
-    /// Each pattern and the number of packets that held it.
+    /// Each pattern and the number of packets that contained it.
     pub fn hits(&self) -> impl Iterator<Item = (&Pattern, u64)> {
         self.patterns.iter().zip(self.hits.iter().copied())
     }
 
-    /// Takes over the counters of patterns that an older searcher had too.
+    /// Takes over the counters of patterns that are in an older searcher too.
     pub fn inherit(&mut self, older: &Self) {
         for (pattern, hits) in self.patterns.iter().zip(&mut self.hits) {
             let same = |p: &Pattern| (p.action, p.nocase, &p.bytes) == (pattern.action, pattern.nocase, &pattern.bytes);

@@ -1,8 +1,8 @@
-//! Passes the packets of one connection, from its SYN on, and drops those of any other until its state is cleaned: what an NF of a pool
-//! `per = "flow"` takes for granted. In a pool that keeps its word nothing is dropped, so the drops of this NF are the word broken.
+//! Passes the packets of one connection until its state is cleaned, and drops all others.
 //!
-//! A connection is both directions of a 5-tuple. TCP packets of a connection whose SYN it has not seen are dropped too: another instance
-//! has seen it. What has no 5-tuple passes.
+//! This checks what an NF of a pool with `per = "flow"` assumes: in a correct pool it drops
+//! nothing. A connection is both directions of a 5-tuple. TCP packets of a connection whose SYN it
+//! has not seen are dropped too: another instance has seen it. Packets without a 5-tuple pass.
 
 use std::process::ExitCode;
 

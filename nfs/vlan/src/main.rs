@@ -1,9 +1,9 @@
 //! Puts an 802.1Q tag on every packet, or takes the outermost one off.
 //!
-//! `tag` adds a tag in front of whatever tags are there, with any TPID (0x88a8 for a service tag). `untag` takes the outermost tag off:
-//! any, or only that of one VLAN. Packets that `untag` finds without such a tag pass or are dropped (`--others`). A packet without room
-//! for a tag, or too short to have a place for it, is dropped. A packet that `untag` makes shorter than 60 bytes stays so: padding is
-//! the port's business.
+//! `tag` adds a tag in front of any existing ones, with any TPID (0x88a8 for a service tag).
+//! `untag` removes the outermost tag: any, or only that of one VLAN. Packets without such a tag
+//! pass or are dropped (`--others`). A packet without space for a tag, or too short for one, is
+//! dropped. A packet that `untag` makes shorter than 60 bytes stays so: padding is the port's task.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use sluice_nf::{Burst, Handler, Packet};
 use sluice_nf_parts::parse_args;
 use sluice_nf_parts::report::{Report, ReportArgs, Reported, Reports};
 
-/// Where a tag's TPID stands.
+/// Place of a tag's TPID.
 const TPID: std::ops::Range<usize> = 12..14;
 const TPIDS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 
@@ -63,7 +63,6 @@ fn tpid(text: &str) -> Result<u16, String> {
     u16::from_str_radix(digits, 16).ok().filter(|t| TPIDS.contains(t)).ok_or_else(|| "a TPID is 0x8100, 0x88a8 or 0x9100".into())
 }
 
-/// The handler.
 #[derive(Debug)]
 struct Vlan {
     what: What,

@@ -1,4 +1,4 @@
-//! Decisions that are made once and hold for a while: where things run.
+//! Placement decisions, which hold for a while.
 
 pub mod load;
 pub mod packing;

@@ -1,47 +1,51 @@
-//! Which NFs share which core.
+//! Packing of NFs on cores.
 //!
 //! # Problem
-//! A core that NFs share costs less than a core each, as long as they fit: each of them has a load, and above all of a core queues
-//! grow. As few cores as carry everything, with a margin; neighbours that do not evict each other from the
-//! core's caches, where there is a choice; and no more NFs moved than that takes, because a move costs what the caches held.
+//! NFs that share a core cost less than a core each, while their loads fit; beyond that queues
+//! grow. Wanted are as few cores as carry everything with a margin, neighbours that do not evict
+//! each other from the core's caches, and few moves, because a move loses the cache's contents.
 //!
 //! # Terms and units
-//! *Load*: what an NF needs, in cores ([`super::load`]). *Capacity*: how much of a core may be planned, 1 − margin. *Sensitive*: an NF whose
-//! cost grows when its data leave the caches. A *conflict* is a pair of sensitive NFs on one core. *Move*: an NF that is not where it was.
+//! *Load*: what an NF needs, in cores ([`super::load`]). *Capacity*: how much of a core may be
+//! planned, 1 − margin. *Sensitive*: an NF whose cost grows when its data leave the caches.
+//! *Conflict*: a pair of sensitive NFs on one core. *Move*: an NF that is not where it was.
 //!
 //! # Approach
-//! Bin packing, with three aims of which the former goes before the latter: fewest cores, fewest conflicts, fewest moves.
-//! 1. The least number of cores is the larger of two lower bounds: the sum of loads over the capacity, and the NFs of more than half a
-//!    capacity, of which no two fit together. From there up, numbers are tried: first where everybody is, then best-fit decreasing,
-//!    then a search of bounded length that places the largest first and never tries two equal cores.
-//! 2. What was found is laid over the cores so that most load stays where it is.
+//! Bin packing for, in this order, fewest cores, fewest conflicts, fewest moves.
+//! 1. The least number of cores is the largest of three lower bounds: the sum of loads over the
+//!    capacity, the NFs of more than half a capacity, and the cores with pinned NFs. From there up,
+//!    each number is tried: the present places, then best-fit decreasing, then a search of bounded
+//!    length that places the largest first and never tries two equal cores.
+//! 2. A packing that the search found is laid over the cores so that most load stays where it is.
 //! 3. Single moves and swaps that lower conflicts, then moves, are made while there are any.
 //!
 //! # Limits
-//! The number of cores is proved least if [`Packing::is_least`] says so; the search ends without a proof after [`STEPS`] steps. Conflicts
-//! and moves are a local optimum. An NF that needs more than a core's capacity cannot be packed: it needs more instances.
+//! The number of cores is proved least if [`Packing::is_least`]; the search ends without a proof
+//! after [`STEPS`] steps. Conflicts and moves are a local optimum. An NF that needs more than a
+//! core's capacity cannot be packed: it needs more instances.
 //!
-//! Source: UNiS (Anthony and Bai), its future work; best-fit decreasing: D. S. Johnson, "Near-optimal bin packing algorithms", 1973.
+//! Source: UNiS (Anthony and Bai), its future work; best-fit decreasing: D. S. Johnson,
+//! "Near-optimal bin packing algorithms", 1973.
 
 /// Steps of the search for one number of cores.
 pub const STEPS: u32 = 200_000;
-/// Loads closer than this are the same, in cores.
+/// Loads closer than this are equal, in cores.
 const EPSILON: f64 = 1e-9;
 
 /// An NF to be placed.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Item {
-    /// What it needs, in cores.
+    /// Its load, in cores.
     pub load: f64,
     /// Whether its cost grows when its data leave the caches.
     pub sensitive: bool,
-    /// The core where it is, by its place in the list of cores.
+    /// Its present core, as an index into the list of cores.
     pub at: Option<usize>,
-    /// It has to stay where it is.
+    /// It must stay where it is.
     pub pinned: bool,
 }
 
-/// What is packed into.
+/// The cores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cores {
     /// How many there are.
@@ -50,66 +54,63 @@ pub struct Cores {
     pub capacity: f64,
 }
 
-/// Where everybody runs.
+/// A place for each item.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Packing {
     /// The core of each item.
     pub at: Vec<usize>,
-    /// Cores that have an item.
+    /// Number of cores with an item.
     pub cores: usize,
     /// Pairs of sensitive items that share a core.
     pub conflicts: usize,
-    /// Items that are not where they were, of those that were somewhere.
+    /// Items that changed their core.
     pub moves: usize,
-    /// Proved: no packing has fewer cores.
+    /// It is proved that no packing has fewer cores.
     pub is_least: bool,
 }
 
 /// Why there is no packing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PackingError {
-    /// A load is negative or no number.
+    /// A load is negative or not finite.
     #[error("the load of item {item} is {load}: a load is cores, 0 or more; measure it again")]
     Load {
-        /// Its place in the list.
+        /// Index of the item.
         item: usize,
         /// Its load.
         load: f64,
     },
-    /// One item alone is too much for a core.
+    /// One item is too much for a core.
     #[error("item {item} needs {load:.2} cores and a core may be planned up to {capacity:.2}: give its service more instances")]
     TooBig {
-        /// Its place in the list.
+        /// Index of the item.
         item: usize,
         /// Its load.
         load: f64,
-        /// What a core may carry.
+        /// Capacity of a core.
         capacity: f64,
     },
-    /// An item has to stay on a core that there is not.
+    /// An item is pinned to a core that is not in the list.
     #[error("item {item} has to stay on a core that is not in the list of cores: add the core, or let the item move")]
     Pinned {
-        /// Its place in the list.
+        /// Index of the item.
         item: usize,
     },
-    /// All of them are too much.
+    /// All items are too much for all cores.
     #[error(
         "{load:.2} cores are needed, and {cores} cores of which {capacity:.2} may be planned do not hold them: add cores, or lower the margin"
     )]
     TooMuch {
         /// Sum of all loads.
         load: f64,
-        /// How many cores there are.
+        /// Number of cores.
         cores: usize,
-        /// What each may carry.
+        /// Capacity of a core.
         capacity: f64,
     },
 }
 
 /// Packs items on as few cores as possible.
-///
-/// # Errors
-/// [`PackingError`].
 pub fn pack(items: &[Item], cores: Cores) -> Result<Packing, PackingError> {
     check(items, cores)?;
     let problem = Problem::new(items, cores);
@@ -128,7 +129,7 @@ pub fn pack(items: &[Item], cores: Cores) -> Result<Packing, PackingError> {
     Err(PackingError::TooMuch { load: items.iter().map(|i| i.load).sum(), cores: cores.count, capacity: cores.capacity })
 }
 
-/// What can be said of items where they are: None if a core is over its capacity or an item is nowhere.
+/// The packing as it is; None if a core is over its capacity or an item has no core.
 pub fn as_it_is(items: &[Item], cores: Cores) -> Option<Packing> {
     let problem = Problem::new(items, cores);
     let at: Vec<usize> = items.iter().map(|item| item.at.filter(|at| *at < cores.count)).collect::<Option<_>>()?;
@@ -174,7 +175,7 @@ impl<'a> Problem<'a> {
         load <= self.cores.capacity + EPSILON
     }
 
-    /// No packing has fewer cores.
+    /// Least number of cores that any packing needs.
     fn lower_bound(&self) -> usize {
         if self.items.is_empty() {
             return 0;
@@ -188,7 +189,6 @@ impl<'a> Problem<'a> {
         by_sum.max(large).max(pinned.len())
     }
 
-    /// Load by core of the items that cannot move.
     fn pinned(&self) -> Vec<f64> {
         let mut loads = vec![0.0; self.cores.count];
         for item in self.items.iter().filter(|i| i.pinned) {
@@ -203,7 +203,7 @@ impl<'a> Problem<'a> {
         loads
     }
 
-    /// The cores to use, if there are to be `count`: those with pinned items, then those with most load now.
+    /// The `count` cores to use: those with pinned items, then those with the highest present load.
     fn chosen(&self, count: usize) -> Vec<usize> {
         let mut now = vec![0.0; self.cores.count];
         let mut is_pinned = vec![false; self.cores.count];
@@ -219,7 +219,6 @@ impl<'a> Problem<'a> {
         cores
     }
 
-    /// Everybody on `count` cores.
     fn fit(&self, count: usize) -> Found {
         let cores = self.chosen(count);
         let pinned = self.pinned();
@@ -248,7 +247,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Best-fit decreasing: where it is if it fits, else where least room is left.
+    /// Best-fit decreasing: an item stays if it fits, else goes where the least capacity is left.
     fn best_fit(&self, cores: &[usize], mut loads: Vec<f64>) -> Option<Vec<usize>> {
         let mut at: Vec<usize> = self.items.iter().map(|i| i.at.unwrap_or(0)).collect();
         for i in &self.order {
@@ -263,12 +262,12 @@ impl<'a> Problem<'a> {
         Some(at)
     }
 
-    /// Places the items from `from` on, in order; false if that cannot be, or the steps are used up.
+    /// Places the items from `from` on, in order. False if they do not fit or no steps are left.
     fn search(&self, from: usize, cores: &[usize], loads: &mut [f64], at: &mut [usize], steps: &mut u32) -> bool {
         let Some(i) = self.order.get(from) else { return true };
         let item = &self.items[*i];
         for (place, core) in cores.iter().copied().enumerate() {
-            // Two equally full cores are the same to what comes.
+            // Equally full cores are equivalent.
             let is_known = cores[..place].iter().any(|other| (loads[*other] - loads[core]).abs() < EPSILON);
             if is_known || !self.fits(loads[core] + item.load) {
                 continue;
@@ -287,7 +286,7 @@ impl<'a> Problem<'a> {
         false
     }
 
-    /// Lays groups over the cores so that most load stays where it is. Groups with a pinned item stay.
+    /// Lays groups over the cores so that most load stays in place. Groups with a pinned item stay.
     fn stay(&self, cores: &[usize], at: &mut [usize]) {
         let has_pinned = |core: usize| self.items.iter().any(|item| item.pinned && item.at == Some(core));
         let mut gains: Vec<(f64, usize, usize)> = Vec::new();
@@ -320,7 +319,7 @@ impl<'a> Problem<'a> {
         (sensitive.iter().map(|n| n * n.saturating_sub(1) / 2).sum(), moves)
     }
 
-    /// Makes single moves and swaps between the cores in use while they help.
+    /// Makes single moves and swaps between the used cores while they lower the score.
     fn improve(&self, at: &mut [usize]) {
         let mut used: Vec<usize> = at.to_vec();
         used.sort_unstable();
@@ -338,7 +337,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// A move or swap that lowers the score.
+    /// Finds a move or swap that lowers the score.
     fn step(&self, at: &mut [usize], used: &[usize], loads: &[f64], score: (usize, usize)) -> Option<(usize, To)> {
         for (place, a) in self.order.iter().copied().enumerate() {
             let (from, load) = (at[a], self.items[a].load);
@@ -378,7 +377,6 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Where an item goes.
 enum To {
     Core(usize),
     Item(usize),
@@ -410,7 +408,7 @@ mod tests {
 
     #[test]
     fn as_few_cores_as_the_loads_need() {
-        // 0.5 + 0.4, 0.6 + 0.3, 0.45 + 0.45: three cores of 0.9, full.
+        // 0.5 + 0.4, 0.6 + 0.3, 0.45 + 0.45: three full cores of 0.9.
         let items: Vec<Item> = [0.5, 0.6, 0.45, 0.3, 0.45, 0.4].map(load).to_vec();
         let packing = pack(&items, cores(8)).unwrap();
         assert_valid(&items, cores(8), &packing);
@@ -433,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_core_more_is_proved_to_be_needed() {
-        // Two and two fit, in one way.
+        // Only two and two fit.
         let items: Vec<Item> = [0.45, 0.46, 0.44, 0.43].map(load).to_vec();
         let packing = pack(&items, cores(4)).unwrap();
         assert_eq!((packing.cores, packing.is_least), (2, true));
@@ -448,11 +446,11 @@ mod tests {
         let items = [at(0.3, 2), at(0.3, 2), at(0.25, 2)];
         let packing = pack(&items, cores(4)).unwrap();
         assert_eq!((packing.at, packing.moves), (vec![2, 2, 2], 0));
-        // Load fell: the smaller group comes to the larger one.
+        // Loads fell: the smaller group joins the larger one.
         let items = [at(0.3, 1), at(0.3, 1), at(0.2, 3)];
         let packing = pack(&items, cores(4)).unwrap();
         assert_eq!((packing.at, packing.moves), (vec![1, 1, 1], 1));
-        // Load rose: one leaves, and only one.
+        // Loads rose: exactly one leaves.
         let items = [at(0.5, 1), at(0.3, 1), at(0.3, 1)];
         let packing = pack(&items, cores(4)).unwrap();
         assert_valid(&items, cores(4), &packing);
@@ -466,7 +464,7 @@ mod tests {
         let packing = pack(&items, cores(2)).unwrap();
         assert_valid(&items, cores(2), &packing);
         assert_eq!((packing.cores, packing.conflicts, packing.moves), (2, 0, 2));
-        // Together they need one core, and one it is.
+        // Together they need one core only.
         let packing = pack(&[sensitive(0.4, 0), sensitive(0.4, 1)], cores(2)).unwrap();
         assert_eq!((packing.cores, packing.conflicts), (1, 1));
     }

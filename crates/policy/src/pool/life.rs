@@ -1,34 +1,35 @@
-//! When a connection is over.
+//! Life of a connection: when it is over.
 //!
 //! # Problem
-//! An NF of a pool belongs to a connection until that ends. Who looks at packets on their way sees most of what the two ends say, but
-//! not all, not in order, and perhaps only one direction.
+//! An NF of a pool belongs to a connection until that ends. An observer of the packets sees most of
+//! what the two ends send, but not all, not in order, and perhaps only one direction.
 //!
 //! # Terms and units
-//! *Direction*: 0 or 1, by whatever tells the two apart. Flags are those of a TCP header; other protocols have none. Times are
-//! milliseconds.
+//! *Direction*: 0 or 1, as the caller tells the two apart. Flags are those of a TCP header; other
+//! protocols have none. Times are milliseconds.
 //!
 //! # Approach
-//! A connection has *ended* when both directions have said FIN, or one RST: late packets may follow. One whose first packet says FIN had ended
-//! before it was known: somebody who was not answered says it again, and is answered by a packet or two. A new connection between the
-//! same ends (a SYN without ACK) ends the old one at once. One that says nothing is *silent*, after a time that depends on what is known
-//! of it: TCP is established when both directions have carried something without SYN; before, and when one direction has said FIN, it
-//! is half-open. So a SYN that nobody answers, a scan, and a stray packet of a connection long gone hold an NF for a short time only.
+//! A connection has *ended* after a FIN in both directions, or one RST; late packets may follow. If
+//! its first packet has a FIN, it had ended before: an unanswered end repeats its FIN, and a packet
+//! or two answer it. A SYN without ACK after the end begins a new connection between the same ends.
+//! A connection without packets is *silent* after a timeout. TCP is established, with a longer one,
+//! when both directions have carried something without SYN, and none a FIN; before and after, it is
+//! half-open. So an unanswered SYN, a scan, and a stray packet hold an NF for a short time only.
 //!
 //! # Limits
-//! Sequence numbers are not looked at: whoever can put a packet between the two ends can end their connection here. A TCP connection
-//! of which only one direction passes stays half-open.
+//! Sequence numbers are ignored: anything that can insert a packet between the two ends can end
+//! their connection here. A TCP connection with only one visible direction stays half-open.
 
 use crate::tcp;
 
-/// After how long of silence a connection is over, in milliseconds.
+/// Silence after which a connection is over, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Of an established TCP connection.
+    /// For an established TCP connection.
     pub tcp_ms: u64,
-    /// Of a TCP connection that is not, or not any more.
+    /// For a half-open TCP connection.
     pub half_open_ms: u64,
-    /// Of everything else.
+    /// For all other protocols.
     pub other_ms: u64,
 }
 
@@ -39,7 +40,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// The longer of each: what a connection has that several services serve.
+    /// The longer of each, for a connection that several services serve.
     pub fn or_longer(self, other: Self) -> Self {
         Self {
             tcp_ms: self.tcp_ms.max(other.tcp_ms),
@@ -49,20 +50,20 @@ impl Timeouts {
     }
 }
 
-/// What a packet means for its connection.
+/// Effect of a packet on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It goes on.
+    /// The connection goes on.
     GoesOn,
     /// This packet has ended it.
     Ends,
-    /// It has ended before, and this is a late packet.
+    /// The connection has ended before; this is a late packet.
     Late,
-    /// It is another one between the same ends.
+    /// A new connection begins between the same ends.
     BeginsAnew,
 }
 
-/// What is known of one connection.
+/// State of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Life {
     bits: u8,
@@ -76,12 +77,12 @@ const SEEN: u8 = 64;
 const BOTH: u8 = 3;
 
 impl Life {
-    /// A connection of which nothing was seen yet.
+    /// A connection without packets so far.
     pub fn new(tcp: bool) -> Self {
         Self { bits: if tcp { TCP } else { 0 } }
     }
 
-    /// A packet in a direction, with these TCP flags.
+    /// Takes a packet in a direction, with these TCP flags.
     #[inline]
     pub fn packet(&mut self, direction: u8, flags: u8) -> Event {
         if self.bits & TCP == 0 {
@@ -107,17 +108,17 @@ impl Life {
         Event::GoesOn
     }
 
-    /// Whether it has ended.
+    /// Whether the connection has ended.
     pub fn has_ended(&self) -> bool {
         self.bits & ENDED != 0
     }
 
-    /// Whether both directions of a TCP connection have carried something, and none has said FIN.
+    /// Whether both directions of a TCP connection have carried something, and none a FIN.
     pub fn is_established(&self) -> bool {
         self.bits & TCP != 0 && (self.bits / CARRIED) & BOTH == BOTH && (self.bits / FINISHED) & BOTH == 0
     }
 
-    /// After how many milliseconds of silence it is over.
+    /// Silence after which it is over, in milliseconds.
     pub fn timeout_ms(&self, timeouts: &Timeouts) -> u64 {
         if self.bits & TCP == 0 {
             timeouts.other_ms

@@ -1,16 +1,16 @@
-//! A pool of NFs of one service, of which each has one flow at a time.
+//! A pool of NFs of one service, each of which has one flow at a time.
 //!
 //! # Problem
-//! A flow gets an NF of its own out of the idle ones, keeps it to its end, and gives it back. Nobody else's packet may reach an NF
-//! between the first packet of a flow and the moment at which its state was cleaned. It is decided at the first packet of each flow,
-//! among some hundred nanoseconds of other work.
+//! A flow gets an idle NF of its own, keeps it to its end, and gives it back. Between the first
+//! packet of a flow and the reset of the NF's state no packet of another flow may reach it. The
+//! choice is made at the first packet of each flow, among some hundred nanoseconds of other work.
 //!
 //! # Terms and units
-//! *Member*: an NF of the pool, known here by its *slot*, a small number. Times are nanoseconds of any clock that never goes back.
+//! *Member*: an NF of the pool, known by a small number, its *slot*. Times: monotonic nanoseconds.
 //!
 //! | state | the member | becomes | when |
 //! |---|---|---|---|
-//! | absent | has no process, or is not of this pool | idle | its process was let in |
+//! | absent | has no process, or is not of this pool | idle | its process was admitted |
 //! | idle | waits for a flow | assigned | a flow came |
 //! | | | absent | it was dismissed, or died |
 //! | assigned | has a flow | lingering | the flow has ended |
@@ -20,29 +20,29 @@
 //! | | | absent | it died |
 //! | draining | gets no more packets; some are still inside | resetting | the last has left |
 //! | | | absent | it died |
-//! | resetting | is made as new | idle | it is |
+//! | resetting | gets a fresh state | idle | that is done |
 //! | | | absent | its process was replaced, or died |
 //!
 //! # Approach
-//! Idle members form a queue, first in, first out, in a list that runs through the slots: a member is taken from anywhere in it in
-//! constant time. Nothing is allocated but by [`Pool::new`] and
-//! [`Pool::extend`]. [`life`] says when a flow ends, [`sizing`] how many members there should be.
+//! Idle members form a first-in, first-out queue, a list through the slots: a member is taken from
+//! anywhere in it in constant time. Only [`Pool::new`] and [`Pool::extend`] allocate. [`life`]
+//! decides when a flow ends, [`sizing`] how many members there should be.
 //!
 //! # Limits
-//! Not thread-safe: who has several threads gives each a pool of its own.
+//! Not thread-safe: with several threads, each has a pool of its own.
 //!
-//! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization", CoNEXT 2016, sections 3 and 4.
+//! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow
+//! Customization", CoNEXT 2016, sections 3 and 4.
 
 pub mod life;
 pub mod sizing;
 
-/// No slot.
 const NONE: u32 = u32::MAX;
 
-/// Where a member stands; see the table of this module.
+/// State of a member; see the table of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum State {
-    /// Not there.
+    /// No member.
     #[default]
     Absent,
     /// Waits for a flow.
@@ -53,7 +53,7 @@ pub enum State {
     Lingering,
     /// Gets no more packets.
     Draining,
-    /// Is made as new.
+    /// It is cleaned for its next flow.
     Resetting,
 }
 
@@ -80,15 +80,14 @@ struct Slot {
     /// Neighbours in the queue of idle members.
     before: u32,
     behind: u32,
-    /// When it was assigned.
+    /// Time of the last assignment.
     since_ns: u64,
 }
 
-/// The pool. See the module.
+/// A pool. See the module.
 #[derive(Debug)]
 pub struct Pool {
     slots: Vec<Slot>,
-    /// First and last of the queue.
     head: u32,
     tail: u32,
     counts: [u32; State::ALL.len()],
@@ -102,7 +101,7 @@ impl Pool {
         pool
     }
 
-    /// Makes room for up to `most` members, where there was room for fewer.
+    /// Extends the pool to at least `most` slots.
     pub fn extend(&mut self, most: usize) {
         let more = most.saturating_sub(self.slots.len());
         let absent = Slot { state: State::Absent, before: NONE, behind: NONE, since_ns: 0 };
@@ -110,45 +109,45 @@ impl Pool {
         self.counts[State::Absent as usize] += more as u32;
     }
 
-    /// How many members are in a state.
+    /// Number of members in a state.
     #[inline]
     pub fn count(&self, state: State) -> u32 {
         self.counts[state as usize]
     }
 
-    /// How many members there are.
+    /// Number of members.
     pub fn size(&self) -> u32 {
         self.slots.len() as u32 - self.count(State::Absent)
     }
 
-    /// Where a member stands.
+    /// State of a slot.
     pub fn state(&self, slot: u32) -> State {
         self.slots.get(slot as usize).map_or(State::Absent, |s| s.state)
     }
 
-    /// When it was assigned last.
+    /// Time of its last assignment.
     pub fn since_ns(&self, slot: u32) -> u64 {
         self.slots.get(slot as usize).map_or(0, |s| s.since_ns)
     }
 
-    /// A slot that has no member: the lowest.
+    /// The lowest slot without a member.
     pub fn vacant(&self) -> Option<u32> {
         self.slots.iter().position(|s| s.state == State::Absent).map(|slot| slot as u32)
     }
 
-    /// A member came: absent → idle, last of the queue. False if the slot has one, or is not there.
+    /// Adds a member: absent → idle, last of the queue. False without such a vacant slot.
     pub fn join(&mut self, slot: u32) -> bool {
         self.state(slot) == State::Absent && self.step(slot, State::Idle)
     }
 
-    /// A member is gone, wherever it stood. Says where that was.
+    /// Removes a member in any state, and returns that state.
     pub fn leave(&mut self, slot: u32) -> State {
         let was = self.state(slot);
         self.step(slot, State::Absent);
         was
     }
 
-    /// An idle member for a flow that comes now: `preferred` if it is idle, else the one that was idle longest. None if none is.
+    /// Assigns an idle member to a flow: `preferred` if idle, else the one that was idle longest.
     #[inline]
     pub fn take(&mut self, preferred: Option<u32>, now_ns: u64) -> Option<u32> {
         let slot = preferred.filter(|slot| self.state(*slot) == State::Idle).unwrap_or(self.head);
@@ -174,18 +173,18 @@ impl Pool {
         self.step(slot, State::Resetting)
     }
 
-    /// A member is as new: resetting → idle, last of the queue.
+    /// A member is clean: resetting → idle, last of the queue.
     pub fn ready(&mut self, slot: u32) -> bool {
         self.state(slot) == State::Resetting && self.step(slot, State::Idle)
     }
 
-    /// Lets a member go that nobody needs: the idle one that was idle shortest, so that the others are known to be warm no less.
+    /// Removes the member that was idle for the shortest time, and returns its slot.
     pub fn dismiss(&mut self) -> Option<u32> {
         let slot = self.tail;
         self.step(slot, State::Absent).then_some(slot)
     }
 
-    /// Takes a step that the table has. False if it has none: nothing changes.
+    /// Makes a transition of the table. Returns false, without a change, if it has none.
     #[inline]
     fn step(&mut self, slot: u32, next: State) -> bool {
         let Some(was) = self.slots.get(slot as usize).map(|s| s.state) else { return false };
@@ -308,7 +307,7 @@ mod tests {
     }
 
     proptest! {
-        // Against states and a queue that are kept in the plainest way.
+        // Against a plain implementation of the states and the queue.
         #[test]
         fn behaves_as_states_and_a_queue(acts in prop::collection::vec(act(), 1..300)) {
             const MOST: usize = 8;
@@ -363,7 +362,6 @@ mod tests {
                 }
                 prop_assert_eq!(pool.size() as usize, states.iter().filter(|s| **s != State::Absent).count());
             }
-            // What is left in the queue comes out in its order.
             while let Some(next) = queue.pop_front() {
                 prop_assert_eq!(pool.take(None, 0), Some(next));
             }

@@ -1,43 +1,45 @@
-//! How many members a pool should have.
+//! Target size of a pool.
 //!
 //! # Problem
-//! Too few, and new flows wait; too many, and their memory lies idle. Flows come at a rate that changes, and a member is taken from the
-//! first packet of its flow until it was cleaned, which is longer than the flow.
+//! With too few members new flows wait; with too many, memory lies idle. Flows come at a varying
+//! rate, and hold a member from their first packet until it is clean, longer than the flow.
 //!
 //! # Terms and units
-//! *Lifetime*: from assigned to idle again, in nanoseconds. *Unmet*: flows that found no idle member. *Look*: what was counted since
-//! the last one, about each tenth of a second.
+//! *Lifetime*: from assigned to idle again, in nanoseconds. *Unmet*: flows that found no idle
+//! member. *Look*: the counts since the last one, about each tenth of a second.
 //!
 //! # Approach
-//! Little's law: so many members are in use on average as flows come in a lifetime. As the number in use varies about its mean
-//! like its square root where flows come independently, twice that is added, and a margin. Rate and lifetime are averaged,
-//! quickly where they rise and slowly where they fall. A flow that was unmet is worth more than any average: then there are to be a
-//! quarter more than there are, at once. A pool grows by at most its own size in a look (and by [`Sizing::FIRST`] if it is small), and
-//! shrinks by an eighth, after what is wanted has been well below what there is for [`Sizing::PATIENCE_NS`].
+//! Little's law: the mean number in use is rate × lifetime. Where flows come independently, the
+//! number varies about its mean like its square root, so the target is the mean plus two of these,
+//! and at least the mean × [`Sizing::MARGIN`]. Rate and lifetime are averaged, quickly where they
+//! rise and slowly where they fall. An unmet flow outweighs the averages: then the target is at
+//! least a quarter more than there are, at once. In a look, a pool grows by at most its own size
+//! (by [`Sizing::FIRST`] if it is small) and shrinks by an eighth, once the target has been well
+//! below the size for [`Sizing::PATIENCE_NS`].
 //!
 //! # Limits
-//! Flows that are in use for longer than anybody has watched have no lifetime yet: until one ends, those in use count.
+//! Flows longer than the observation have no lifetime yet: until one ends, those in use count.
 //!
 //! Source: J. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961.
 
-/// What was counted of a pool, since its start or at the moment.
+/// Counts of a pool, since its start or now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Flows that were given a member, since the start.
     pub met: u64,
-    /// Flows (or, where flows are not told apart, packets) that found none, since the start.
+    /// Flows (or packets, where flows are unknown) that found none, since the start.
     pub unmet: u64,
     /// Members that became idle again, since the start.
     pub ended: u64,
-    /// The sum of their lifetimes, in nanoseconds.
+    /// Sum of their lifetimes, in nanoseconds.
     pub lifetimes_ns: u64,
-    /// Members at the moment, those that are being started too.
+    /// Members now, including those being started.
     pub members: u32,
-    /// Of these, the ones that are not idle.
+    /// Members now that are not idle.
     pub in_use: u32,
 }
 
-/// The policy, with what it remembers of one pool.
+/// Sizing policy of one pool, with its state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sizing {
     min: u32,
@@ -46,18 +48,18 @@ pub struct Sizing {
     last_ns: Option<u64>,
     rate: f64,
     lifetime_ns: f64,
-    /// Since when fewer would do.
+    /// Since when fewer members would be enough.
     low_since_ns: Option<u64>,
 }
 
 impl Sizing {
-    /// How much more than the average there is to be.
+    /// Least target, as a multiple of the mean.
     pub const MARGIN: f64 = 1.25;
     /// Least step of growth, in members.
     pub const FIRST: u32 = 4;
-    /// How long fewer must do before there are fewer, in nanoseconds.
+    /// Time for which fewer members must be enough before the pool shrinks, in nanoseconds.
     pub const PATIENCE_NS: u64 = 3_000_000_000;
-    /// Weight of a look that is above the average, and of one below.
+    /// Weights of a look above the average and of one below.
     const WEIGHTS: (f64, f64) = (0.5, 0.05);
 
     /// For a pool of `min` to `max` members.
@@ -66,7 +68,7 @@ impl Sizing {
         Self { min, max, last: Counts::default(), last_ns: None, rate: 0.0, lifetime_ns: 0.0, low_since_ns: None }
     }
 
-    /// From now on there are `min` to `max` members. What is known of the flows stays.
+    /// Sets the bounds to `min` and `max` members. The averages stay.
     pub fn bound(&mut self, min: u32, max: u32) {
         (self.min, self.max) = (min, max.max(min));
     }
@@ -76,7 +78,7 @@ impl Sizing {
         unmet > self.last.unmet
     }
 
-    /// How many members there should be now.
+    /// Takes a look, and returns the target.
     pub fn look(&mut self, now_ns: u64, counts: Counts) -> u32 {
         let members = counts.members;
         let unmet = counts.unmet.saturating_sub(self.last.unmet);
@@ -101,7 +103,7 @@ impl Sizing {
             self.low_since_ns = None;
             return wanted.min(members.saturating_add(members.max(Self::FIRST)));
         }
-        // A pool that is a quarter too large is not too large.
+        // A pool that is up to a quarter too large stays.
         if members <= self.max && wanted > members - members / 4 && members > self.min {
             self.low_since_ns = None;
             return members;
@@ -113,8 +115,9 @@ impl Sizing {
         wanted.max(members - (members / 8).max(1))
     }
 
-    /// How many members there should be at once, because flows have found none since the last look, if they have: as many more as flows, up to
-    /// a quarter (or [`Sizing::FIRST`], if it is small). `unmet` is since the start, as in [`Counts`]. Nothing is learned of the rate.
+    /// The target between two looks, for flows that found no member since the last one: as many
+    /// more as these flows, up to a quarter (or [`Sizing::FIRST`], if the pool is small). `unmet`
+    /// is as in [`Counts`]. The averages do not change.
     pub fn demand(&mut self, unmet: u64, members: u32) -> u32 {
         let lacking = unmet.saturating_sub(self.last.unmet).min(u64::from((members / 4).max(Self::FIRST))) as u32;
         self.last.unmet = unmet;
@@ -136,7 +139,8 @@ mod tests {
 
     const LOOK_NS: u64 = 100_000_000;
 
-    /// Flows at a rate (a second) that last so long, in milliseconds, for some looks: the members at the end and the most there were.
+    /// Runs looks over flows with a rate (a second) and a life (in milliseconds). Returns the
+    /// members at the end and the most there were.
     fn settle(sizing: &mut Sizing, counts: &mut Counts, now: &mut u64, (rate, life_ms): (u64, u64), looks: u32) -> (u32, u32) {
         let mut most = 0;
         for _ in 0..looks {

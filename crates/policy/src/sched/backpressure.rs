@@ -1,14 +1,15 @@
-//! Which chains are refused at their entry, and which NFs yield: backpressure along whole chains.
+//! Backpressure along chains: which chains are refused at entry, which NFs yield.
 //!
 //! # Problem
-//! A packet that dies in front of a slow NF wastes the work of every NF before it, and the CPU that this work took is missing where
-//! it would have helped. So a chain that passes a bottleneck is refused where it enters, before any work, and the NFs before the
-//! bottleneck make room for it.
+//! A packet that is dropped in front of a slow NF wastes the work of every NF before it, and the
+//! CPU time of that work is missing where it would have helped. So a chain that passes a bottleneck
+//! is refused at its entry, before any work, and the NFs before the bottleneck make room for it.
 //!
 //! # Terms and units
-//! *Queue*: packets that wait for an NF, out of *ring*, the most that can. *Watermarks*: percent of the ring. *Queueing time*:
-//! how long a packet that arrives now waits, in nanoseconds ([`queueing_ns`]). *Bottleneck*: an NF in state [`State::Throttle`].
-//! *Throttled*: a chain that passes a bottleneck. *Held*: an NF that is told to yield. NFs and chains are numbered from 0.
+//! *Queue*: packets that wait for an NF, out of *ring*, the most that can. *Watermarks*: percent of
+//! the ring. *Queueing time*: how long a packet that arrives now waits, in nanoseconds
+//! ([`queueing_ns`]). *Bottleneck*: an NF in state [`State::Throttle`]. *Throttled*: a chain that
+//! passes a bottleneck. *Held*: an NF that must yield. NFs and chains are numbered from 0.
 //!
 //! # Approach
 //! Two steps. [`Watch`] finds bottlenecks, one small state machine for each NF:
@@ -19,35 +20,36 @@
 //! | clear, watch | throttle | queue ≥ high watermark and queueing time > threshold |
 //! | watch, throttle | clear | queue < low watermark |
 //!
-//! Between the watermarks nothing changes. A queue that is long and moves fast (a burst) is watched and not throttled.
+//! Between the watermarks nothing changes. A long queue that moves fast (a burst) is only watched.
 //!
-//! [`Pressure`] knows the chains and says what follows. A chain is throttled while any NF that it visits is a bottleneck, wherever
-//! that NF is. An NF is held if it is no bottleneck itself, and in every chain that visits it, its last visit lies before the last
-//! visit of a bottleneck: all that it could do now is to add to queues that are too long. With one chain that is not so, it runs.
+//! [`Pressure`] knows the chains and derives the consequences. A chain is throttled while any NF
+//! that it visits is a bottleneck. An NF is held if it is no bottleneck itself and if, in every
+//! chain that visits it, its last visit lies before the last visit of a bottleneck: running, it
+//! could only lengthen queues that are too long.
 //!
-//! Where an NF becomes or ceases to be a bottleneck, only its own chains are gone through; if nothing changes, nothing is done.
+//! When an NF becomes or ceases to be a bottleneck, only its own chains are reviewed.
 //!
 //! # Limits
-//! A throttle says nothing about packets that are inside: they go on. Held NFs get no further, so rings between a held NF and its
-//! bottleneck drain first; the caller must not hold an NF that has to stop. A bottleneck is never held, even before another one:
-//! its own ring towards that one suspends it.
+//! A throttle does not stop packets that are inside. Held NFs get no further, so rings between a
+//! held NF and its bottleneck drain first; the caller must not hold an NF that has to stop. A
+//! bottleneck is never held, even before another one: its own ring towards that one suspends it.
 //!
-//! Source: NFVnice, section 3.3 (states, watermarks, chains and not NFs are throttled) and section 4.3.
+//! Source: NFVnice, sections 3.3 (states, watermarks; chains are throttled, not NFs) and 4.3.
 
 /// Limits of one NF's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Queue from which on the NF is watched, in packets.
+    /// Queue length at which the NF becomes watched, in packets.
     pub high: u32,
-    /// Queue below which all is well again, in packets.
+    /// Queue length below which the NF is clear again, in packets.
     pub low: u32,
     /// Queueing time above which a watched NF is a bottleneck, in nanoseconds.
     pub queueing_ns: u64,
 }
 
 impl Limits {
-    /// Of a ring of `ring` packets, from watermarks in percent of it. The high watermark is at least one packet, and the low one not
-    /// above it.
+    /// Limits for a ring of `ring` packets, from watermarks in percent of it. The high watermark is
+    /// at least one packet; the low one is not above it.
     pub fn new(ring: u32, high_percent: u32, low_percent: u32, queueing_ns: u64) -> Self {
         let packets = |percent: u32| u32::try_from((u64::from(ring) * u64::from(percent)).div_ceil(100)).unwrap_or(u32::MAX);
         let high = packets(high_percent.min(100)).max(1);
@@ -55,16 +57,16 @@ impl Limits {
     }
 }
 
-/// How long a packet that arrives now waits, in nanoseconds: what the packets before it take (if the service time is known, in
-/// nanoseconds a packet), and at least as long as the oldest of them has waited already.
+/// How long a packet that arrives now waits, in nanoseconds: the service of the packets before it
+/// (if the service time is known, in nanoseconds a packet), and at least the age of the oldest.
 pub fn queueing_ns(queue: u32, service_ns: Option<u64>, oldest_ns: u64) -> u64 {
     service_ns.map_or(0, |s| s.saturating_mul(u64::from(queue))).max(oldest_ns)
 }
 
-/// What is known of an NF's queue.
+/// State of an NF's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum State {
-    /// All is well.
+    /// The queue is short.
     #[default]
     Clear,
     /// The queue is or was long, and moves.
@@ -85,7 +87,8 @@ impl Watch {
         self.state
     }
 
-    /// Looks at the queue (in packets) and the queueing time (in nanoseconds). True: the NF became or ceased to be a bottleneck.
+    /// Takes queue (packets) and queueing time (ns). True if the NF begins or ceases to be a
+    /// bottleneck.
     #[inline]
     pub fn step(&mut self, limits: &Limits, queue: u32, queueing_ns: u64) -> bool {
         let before = self.state;
@@ -101,7 +104,6 @@ impl Watch {
     }
 }
 
-/// An NF in a chain.
 #[derive(Debug, Clone, Copy)]
 struct Visit {
     nf: u32,
@@ -115,7 +117,7 @@ struct Chain {
     visits: Box<[Visit]>,
     /// Place of the last visit of a bottleneck; 0 if there is none.
     bottleneck: u32,
-    /// Whether it is in the list of changes.
+    /// Whether it is in `changed_chains`.
     listed: bool,
 }
 
@@ -136,7 +138,7 @@ impl Nf {
     }
 }
 
-/// Chains, bottlenecks, and what follows from both.
+/// All chains and bottlenecks, and which chains are throttled and which NFs are held.
 #[derive(Debug, Clone)]
 pub struct Pressure {
     chains: Vec<Chain>,
@@ -146,8 +148,9 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// For `nfs` NFs and these chains, each a list of NF numbers in the order of the visits, without bottlenecks. An NF may be in
-    /// many chains and several times in one; numbers from `nfs` on are left out.
+    /// For NFs 0 to `nfs` − 1, without bottlenecks. A chain lists NF numbers in the order of
+    /// visits. An NF may be in many chains and several times in one; numbers from `nfs` on are
+    /// ignored.
     pub fn new<C: AsRef<[usize]>>(nfs: usize, chains: &[C]) -> Self {
         let mut all = vec![Nf::default(); nfs];
         let chain = |(number, hops): (usize, &C)| {
@@ -168,7 +171,7 @@ impl Pressure {
         Self { chains, nfs: all, changed_chains: Vec::new(), changed_nfs: Vec::new() }
     }
 
-    /// Says that an NF is a bottleneck or is none any more. False: that was known. Panics if there is no such NF.
+    /// Sets whether an NF is a bottleneck; false if it was already so. Panics without such an NF.
     #[inline]
     pub fn set(&mut self, nf: usize, bottleneck: bool) -> bool {
         if self.nfs[nf].bottleneck == bottleneck {
@@ -176,7 +179,7 @@ impl Pressure {
         }
         self.nfs[nf].bottleneck = bottleneck;
         self.settle(nf);
-        // Out and in again: the chains of an NF are not touched while they are gone through.
+        // Taken out for the loop, because `review` borrows all of `self`.
         let chains = std::mem::take(&mut self.nfs[nf].chains);
         chains.iter().for_each(|chain| self.review(*chain as usize));
         self.nfs[nf].chains = chains;
@@ -201,7 +204,7 @@ impl Pressure {
         self.nfs[nf].bottleneck
     }
 
-    /// Chains whose throttle may have changed since [`Pressure::forget_changes`], each once. One that changed twice is as it was.
+    /// Chains whose throttle changed (even back) since [`Pressure::forget_changes`], each once.
     pub fn changed_chains(&self) -> &[usize] {
         &self.changed_chains
     }
@@ -211,13 +214,13 @@ impl Pressure {
         &self.changed_nfs
     }
 
-    /// Empties both lists of changes, once they have been acted on.
+    /// Empties both lists of changes.
     pub fn forget_changes(&mut self) {
         self.changed_chains.drain(..).for_each(|chain| self.chains[chain].listed = false);
         self.changed_nfs.drain(..).for_each(|nf| self.nfs[nf].listed = false);
     }
 
-    /// Finds a chain's last bottleneck anew, and what that means for the NFs before it.
+    /// Finds a chain's last bottleneck again, and updates the NFs before it.
     fn review(&mut self, number: usize) {
         let chain = &mut self.chains[number];
         let old = chain.bottleneck;
@@ -243,7 +246,6 @@ impl Pressure {
         }
     }
 
-    /// Brings an NF's `held` up to date.
     fn settle(&mut self, number: usize) {
         let nf = &mut self.nfs[number];
         let held = nf.must_hold();
@@ -318,7 +320,7 @@ mod tests {
         // The paper's figure: chains A = 0→1→3, B = 0→2→4→3 (hot: 4), C = 2→4, D = 0→1.
         let mut p = Pressure::new(5, &[vec![0, 1, 3], vec![0, 2, 4, 3], vec![2, 4], vec![0, 1]]);
         assert!(p.set(4, true));
-        // 2 has no other chains; 0 and 1 have; 3 is behind.
+        // 2 has no other chains; 0 and 1 have; 3 comes after the bottleneck.
         assert_eq!(now(&p), (vec![1, 2], vec![2]));
         assert_eq!((p.changed_chains(), p.changed_nfs()), (&[1, 2][..], &[2][..]));
         assert!(!p.set(4, true));
@@ -334,7 +336,7 @@ mod tests {
         p.set(1, true);
         assert_eq!(now(&p), (vec![0], vec![0]));
         p.set(3, true);
-        // 1 is a bottleneck and never held, 2 lies between the two.
+        // 1 is a bottleneck and never held; 2 lies between the two.
         assert_eq!(now(&p), (vec![0], vec![0, 2]));
         p.set(1, false);
         assert_eq!(now(&p), (vec![0], vec![0, 1, 2]));
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(now(&p), (vec![1], vec![]));
     }
 
-    /// What the rules say, word for word, without anything remembered.
+    /// The rules of the module's documentation, without any state.
     fn by_the_rules(bottleneck: &[bool], chains: &[Vec<usize>]) -> (Vec<usize>, Vec<usize>) {
         let throttled = |c: &Vec<usize>| c.iter().any(|nf| bottleneck[*nf]);
         let before = |nf: usize, c: &Vec<usize>| {
@@ -422,7 +424,6 @@ mod tests {
                 bottleneck[nf] = to;
                 let is = now(&p);
                 assert_eq!(is, by_the_rules(&bottleneck, &chains), "{chains:?} {bottleneck:?}");
-                // Whatever changed is listed.
                 let differs = |a: &[usize], b: &[usize], x: usize| a.contains(&x) != b.contains(&x);
                 assert!((0..chains.len()).all(|c| !differs(&is.0, &seen.0, c) || p.changed_chains().contains(&c)));
                 assert!((0..nfs).all(|n| !differs(&is.1, &seen.1, n) || p.changed_nfs().contains(&n)));

@@ -1,41 +1,46 @@
-//! How long a packet takes in an NF: a moving median, of what the NF says or of what is seen from outside.
+//! Cost of a packet in an NF: a moving median, reported by the NF or seen from outside.
 //!
 //! # Problem
-//! The cost of a packet decides how much CPU an NF needs. It varies: an interrupt or a preemption in the middle of a sampled burst
-//! makes one sample a hundred times too long, and a mean would carry that for the whole window. And an NF that says nothing, or that
-//! nobody believes, has to be told from what can be seen of it: packets that it takes from its ring, and CPU time that it uses. If it
-//! polls, that CPU time is full of looks at an empty ring.
+//! The cost of a packet decides how much CPU an NF needs. It varies: an interrupt or a preemption
+//! in the middle of a sampled burst makes one sample a hundred times too long, and a mean would
+//! carry that for the whole window. The cost of an NF that reports nothing, or is not trusted, is
+//! derived from outside: from the packets that it takes from its ring and the CPU time that it
+//! uses. If it polls, that CPU time includes polls of an empty ring.
 //!
 //! # Terms and units
-//! *Sample*: service time of one packet in nanoseconds, the time of a burst by its packets. *Window*: how long a sample counts, in
-//! nanoseconds. *Waiting*: packets that are on an NF's ring. A *stretch* is a time in which the ring was never empty.
+//! *Sample*: service time of one packet in nanoseconds, the time of a burst divided by its packets.
+//! *Window*: how long a sample counts, in nanoseconds. *Waiting*: packets on an NF's ring.
+//! *Stretch*: a time in which the ring was never empty.
 //!
 //! # Approach
-//! The samples of the window are kept in order of time and in order of size. The median of an even number is the mean of the two in
-//! the middle. A window without samples gives the last median there was: an NF that got no packets, or no CPU, costs what it did.
+//! The samples of the window are kept in order of time and in order of size. The median of an even
+//! number is the mean of the two in the middle. A window without samples gives the last median: an
+//! NF that got no packets or no CPU keeps its cost.
 //!
-//! [`Outside`] makes samples of CPU time over packets taken. Of an NF that polls, only stretches count, and they are told by the ring
-//! alone: if an NF has taken fewer packets since the last look than were waiting then, its ring has not been empty in between. So a
-//! stretch is a row of looks that each prove the next part of it, however few of them also read the CPU clock.
+//! [`Outside`] makes samples of CPU time over packets taken. For an NF that polls, only stretches
+//! count, and the ring alone shows them: if an NF has taken fewer packets since the last look than
+//! were waiting then, its ring has not been empty in between. So a stretch is a row of looks which
+//! each prove its next part, however few of them also read the CPU clock.
 //!
 //! # Limits
-//! At most [`MOST`] samples are kept; the oldest makes room. With one sample a millisecond, a window of 100 ms holds 100. Adding is
-//! linear in the samples, some tens of nanoseconds. Nothing is allocated after [`MovingMedian::new`].
+//! The newest [`MOST`] samples are kept; with one a millisecond, a window of 100 ms holds 100.
+//! Adding is linear in the samples, some tens of nanoseconds. Only [`MovingMedian::new`] allocates.
 //!
-//! What is seen from outside has in it what taking and returning a burst costs; for what a packet costs its core that is right, and
-//! for what the handler alone costs it is some tens of nanoseconds a burst too much. The burst in hand when a stretch begins and ends
-//! makes an error of one in [`STRETCH`] packets over 32 at most, either way, and none on average. A polling NF whose ring runs empty
-//! between any two looks tells nothing: look more often, or when its slice ends.
+//! A cost seen from outside includes taking and returning a burst. That is right for what a packet
+//! costs its core; for the handler alone it is some tens of nanoseconds a burst too much. The
+//! bursts in hand at the beginning and the end of a stretch make an error of at most one in
+//! [`STRETCH`] packets over 32, either way, and none on average. A polling NF whose ring runs empty
+//! between any two looks gives no samples: look more often, or when its slice ends.
 //!
-//! Source: NFVnice, section 3.2 and 4.2: samples once a millisecond, the median over a moving window of 100 ms. UNiS (Anthony and Bai):
-//! costs told by the progress of rings.
+//! Source: NFVnice, section 3.2 and 4.2: samples once a millisecond, the median over a moving
+//! window of 100 ms. UNiS (Anthony and Bai): costs from the progress of rings.
 
 use std::collections::VecDeque;
 
 /// Most samples that are kept.
 pub const MOST: usize = 256;
 
-/// Fewest packets of a sample that is made from outside: bursts in hand at its ends are a small part of it.
+/// Fewest packets of a sample from outside, so that bursts in hand at its ends hardly count.
 pub const STRETCH: u64 = 512;
 
 /// The moving median of one NF's service time.
@@ -50,13 +55,13 @@ pub struct MovingMedian {
 }
 
 impl MovingMedian {
-    /// Without samples; `window_ns` is how long a sample counts, 100 ms in the paper.
+    /// Without samples. `window_ns` is how long a sample counts; 100 ms in the paper.
     pub fn new(window_ns: u64) -> Self {
         Self { window_ns, in_time: VecDeque::with_capacity(MOST), in_size: Vec::with_capacity(MOST), last: None }
     }
 
-    /// Adds a sample: a service time of `value` nanoseconds a packet, taken at `now_ns`. Time does not go back; a sample that claims
-    /// to be older than the one before counts as old as that one.
+    /// Adds a sample: a service time of `value` nanoseconds a packet, taken at `now_ns`. A time
+    /// before that of the last sample counts as that sample's time.
     pub fn add(&mut self, now_ns: u64, value: u64) {
         let now_ns = self.in_time.back().map_or(now_ns, |(latest, _)| now_ns.max(*latest));
         self.expire(now_ns);
@@ -69,7 +74,7 @@ impl MovingMedian {
         self.last = self.middle();
     }
 
-    /// The median of the samples that are at most one window old, else the last median there was; None before the first sample.
+    /// Median of samples at most one window old, else the last one. None before the first sample.
     pub fn median(&mut self, now_ns: u64) -> Option<u64> {
         if self.expire(now_ns) {
             self.last = self.middle().or(self.last);
@@ -77,24 +82,24 @@ impl MovingMedian {
         self.last
     }
 
-    /// Samples that counted when last asked.
+    /// Number of samples at the last [`median`](Self::median) or [`add`](Self::add).
     pub fn len(&self) -> usize {
         self.in_time.len()
     }
 
-    /// Whether no sample counted when last asked.
+    /// Whether [`len`](Self::len) is 0.
     pub fn is_empty(&self) -> bool {
         self.in_time.is_empty()
     }
 
-    /// Forgets everything: another process has taken the NF's place.
+    /// Forgets everything, for another process in the NF's place.
     pub fn forget(&mut self) {
         self.in_time.clear();
         self.in_size.clear();
         self.last = None;
     }
 
-    /// Drops the samples that are older than a window; says whether there were any.
+    /// Drops the samples that are older than a window. Returns whether there were any.
     fn expire(&mut self, now_ns: u64) -> bool {
         let before = self.in_time.len();
         while self.in_time.front().is_some_and(|(then, _)| now_ns.saturating_sub(*then) > self.window_ns) {
@@ -120,42 +125,41 @@ impl MovingMedian {
 /// What an NF does while its ring is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// It sleeps: all CPU time is spent on packets.
+    /// It sleeps, and uses CPU time for packets only.
     Sleeps,
-    /// It looks again and again: only stretches count.
+    /// It polls the ring, and only stretches count.
     Polls,
 }
 
-/// Where a stretch began.
 #[derive(Debug, Clone, Copy)]
 struct Start {
     taken: u64,
     cpu_ns: u64,
 }
 
-/// What a packet costs an NF, seen from outside: CPU time used over packets taken from its ring, without the time in which an NF that
-/// polls had none.
+/// Cost of a packet seen from outside: CPU time used over packets taken from the ring. For an NF
+/// that polls, the time at an empty ring is left out.
 ///
-/// Call [`ring`](Self::ring) as often as the ring is looked at, and [`cpu`](Self::cpu) right after some of these looks (reading another
-/// process's CPU clock is a system call): when the NF's slice begins and when it ends, or once a millisecond.
+/// Call [`ring`](Self::ring) at each look at the ring, and [`cpu`](Self::cpu) right after some of
+/// them (it costs a system call): when the NF's slice begins and ends, or once a millisecond.
 #[derive(Debug, Clone)]
 pub struct Outside {
     idle: Idle,
-    /// Picoseconds a packet.
+    /// In picoseconds a packet.
     cost: MovingMedian,
-    /// Packets taken, and those left waiting, at the last look.
+    /// Packets taken and packets waiting, at the last look.
     seen: Option<(u64, u64)>,
     start: Option<Start>,
 }
 
 impl Outside {
-    /// Nothing seen yet; `window_ns` is how long a sample counts.
+    /// Without looks; `window_ns` is how long a sample counts.
     pub fn new(window_ns: u64, idle: Idle) -> Self {
         Self { idle, cost: MovingMedian::new(window_ns), seen: None, start: None }
     }
 
-    /// The ring at a look: packets ever taken from it, and packets waiting on it. A count that goes back, as that of a new process or of
-    /// one that writes nonsense, ends the stretch.
+    /// Takes a look at the ring: packets ever taken from it, and packets waiting on it. A count
+    /// that goes back (a new process, or one that writes nonsense) ends the stretch.
     pub fn ring(&mut self, taken: u64, waiting: u64) {
         let goes_on = self.seen.is_some_and(|(before, waited)| {
             let progress = taken.checked_sub(before);
@@ -167,8 +171,8 @@ impl Outside {
         self.seen = Some((taken, waiting));
     }
 
-    /// The CPU time, in nanoseconds, that the NF has ever used, read at `now_ns` right after a look at the ring. Gives nanoseconds a
-    /// packet if that completes a sample.
+    /// Takes the total CPU time of the NF, in nanoseconds, read at `now_ns` right after a look at
+    /// the ring. Returns nanoseconds a packet if that completes a sample.
     pub fn cpu(&mut self, now_ns: u64, cpu_ns: u64) -> Option<f64> {
         let (taken, _) = self.seen?;
         let here = Start { taken, cpu_ns };
@@ -187,12 +191,12 @@ impl Outside {
         Some(picoseconds as f64 / 1000.0)
     }
 
-    /// Nanoseconds a packet: the median of the window, else the last there was; None before the first sample.
+    /// Nanoseconds a packet: the window's median, else the last one. None before the first sample.
     pub fn ns_per_packet(&mut self, now_ns: u64) -> Option<f64> {
         self.cost.median(now_ns).map(|picoseconds| picoseconds as f64 / 1000.0)
     }
 
-    /// Forgets everything: another process has taken the NF's place.
+    /// Forgets everything, for another process in the NF's place.
     pub fn forget(&mut self) {
         self.cost.forget();
         (self.seen, self.start) = (None, None);
@@ -219,7 +223,7 @@ mod tests {
             Self { outside: Outside::new(100 * MS, idle), now_ns: 0, cpu_ns: 0, taken: 0, posted: 0 }
         }
 
-        /// It is given packets and has the core for `ns`.
+        /// Adds packets to its ring, and runs it for `ns`.
         fn run(&mut self, given: u64, ns: u64) -> &mut Self {
             self.posted += given;
             self.taken += (ns / 200).min(self.posted - self.taken);
@@ -227,7 +231,7 @@ mod tests {
             self
         }
 
-        /// The core is another's for a while.
+        /// Adds packets to its ring, while another NF has the core for `ns`.
         fn park(&mut self, given: u64, ns: u64) -> &mut Self {
             self.posted += given;
             self.now_ns += ns;
@@ -248,14 +252,14 @@ mod tests {
     fn time_at_an_empty_ring_is_not_a_packets() {
         let mut nf = Polling::new(Idle::Polls);
         assert_eq!(nf.park(2000, 0).look(), None);
-        // 1,000 of 2,000 packets in 200 µs, and then the rest and 800 µs at an empty ring.
+        // 1,000 of 2,000 packets in 200 µs; then the rest, and 800 µs at an empty ring.
         assert_eq!(nf.run(0, 200_000).look(), Some(200.0));
         assert_eq!(nf.run(0, 1_000_000).look(), None);
-        // It has its ring filled while it polls: when it began to work nobody knows.
+        // Packets arrive while it polls: when it began to work is unknown.
         assert_eq!(nf.run(2000, 100_000).look(), None);
         assert_eq!(nf.run(0, 200_000).look(), Some(200.0));
         assert_eq!(nf.outside.ns_per_packet(nf.now_ns), Some(200.0));
-        // The same of one that sleeps while its ring is empty, and so uses no time there.
+        // The same for an NF that sleeps while its ring is empty, and uses no time there.
         let mut nf = Polling::new(Idle::Sleeps);
         nf.look();
         assert_eq!(nf.run(1000, 200_000).park(0, MS).look(), Some(200.0));
@@ -263,7 +267,7 @@ mod tests {
 
     #[test]
     fn looks_at_the_ring_alone_prove_a_long_stretch() {
-        // 100 packets are always waiting, and 5,000 are taken between two readings of the CPU clock.
+        // 100 packets are always waiting; 5,000 are taken between two readings of the CPU clock.
         let stretch = |looks: u64| {
             let mut nf = Polling::new(Idle::Polls);
             nf.park(100, 0).look();
@@ -280,7 +284,7 @@ mod tests {
     fn slices_add_up_until_they_are_enough() {
         let mut nf = Polling::new(Idle::Polls);
         nf.park(2000, 0).look();
-        // Slices of 300 packets with pauses: CPU time stands still in between.
+        // Slices of 300 packets with pauses, in which CPU time stands still.
         assert_eq!(nf.run(300, 60_000).look(), None);
         assert_eq!(nf.park(0, 5 * MS).look(), None);
         assert_eq!(nf.run(300, 60_000).look(), Some(200.0));

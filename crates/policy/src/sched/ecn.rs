@@ -1,47 +1,51 @@
-//! Whether a packet is marked, so that its sender slows down before packets are refused.
+//! ECN marks on packets, so that senders slow down before packets are refused.
 //!
 //! # Problem
-//! A sender that understands explicit congestion notification slows down when packets arrive with the mark "congestion
-//! experienced". Marks must follow congestion that lasts, and not each burst that makes a queue long for an instant.
+//! A sender that supports explicit congestion notification slows down when packets carry the mark
+//! "congestion experienced". Marks must follow lasting congestion, and not each burst in a queue.
 //!
 //! # Terms and units
-//! *Queue*: packets in a ring. *Average*: an exponentially weighted moving average of the queue, seen at each arrival of a burst.
-//! *Weight*: how much one observation counts, 2^−k. *Threshold*: the average from which packets are marked, in packets.
+//! *Queue*: packets in a ring. *Average*: an exponentially weighted moving average of the queue,
+//! seen at each arrival of a burst. *Weight*: how much one observation counts, 2^−k. *Threshold*:
+//! the average from which packets are marked, in packets.
 //!
 //! # Approach
-//! average += (queue − average) · 2^−k. Packets are marked while the average is at or above the threshold. A queue that stood empty
-//! is not observed by any arrival, so the average decays as if as many packets had found it empty as could have been served.
+//! average += (queue − average) · 2^−k. Packets are marked while the average is at or above the
+//! threshold. No arrival observes a queue that stands empty, so the average decays as if as many
+//! packets had found it empty as could have been served.
 //!
 //! # Limits
-//! Marks are all or nothing, without RED's probability: senders behind a chain see the same mark at the same time. Which packets
-//! may be marked at all (ECT) is the caller's to know.
+//! Marks are all or nothing, without RED's probability: senders behind a chain see the same mark at
+//! the same time. The caller knows which packets may be marked at all (ECT).
 //!
-//! Source: RFC 3168, section 5; S. Floyd, V. Jacobson, "Random Early Detection Gateways for Congestion Avoidance", IEEE/ACM
-//! Transactions on Networking 1(4), 1993, section 4 (average and idle time); NFVnice, section 3.4.
+//! Source: RFC 3168, section 5; S. Floyd, V. Jacobson, "Random Early Detection Gateways for
+//! Congestion Avoidance", IEEE/ACM Trans. Networking 1(4), 1993, section 4 (average, idle time);
+//! NFVnice, 3.4.
 
 /// k of the usual weight: RED's 0.002 is about 2^−9.
 pub const USUAL_SHIFT: u32 = 9;
 
-/// Bits behind the point of an average.
+/// Fractional bits of an average.
 const POINT: u32 = 20;
 
 /// Average queue of one ring, and whether its packets are marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Marker {
     shift: u32,
-    /// Packets, with [`POINT`] bits behind the point.
+    /// In packets, with [`POINT`] fractional bits.
     threshold: u64,
     average: u64,
 }
 
 impl Marker {
-    /// For a ring of `ring` packets: marks from an average of `percent` of it, with weight 2^−`shift` (at most 2^−16).
+    /// For a ring of `ring` packets: marks from an average of `percent` of it, with k = `shift` ≤
+    /// 16.
     pub fn new(ring: u32, percent: u32, shift: u32) -> Self {
         let threshold = (u64::from(ring) << POINT).saturating_mul(u64::from(percent)) / 100;
         Self { shift: shift.min(16), threshold: threshold.max(1), average: 0 }
     }
 
-    /// Observes the queue that an arriving burst meets, and says whether the burst is marked.
+    /// Observes the queue that an arriving burst meets; returns whether to mark the burst.
     #[inline]
     pub fn should_mark(&mut self, queue: u32) -> bool {
         let queue = u64::from(queue) << POINT;
@@ -54,7 +58,7 @@ impl Marker {
         self.average >= self.threshold
     }
 
-    /// Says that the queue stood empty for as long as `packets` packets take. Call it before the arrival that ends the pause.
+    /// Records, before the next arrival, a queue empty for as long as `packets` packets take.
     pub fn idle(&mut self, packets: u64) {
         let kept = 1.0 - 1.0 / f64::from(1u32 << self.shift);
         let kept = kept.powi(i32::try_from(packets).unwrap_or(i32::MAX));
@@ -106,7 +110,7 @@ mod tests {
         assert!((m.average() - 134.7).abs() < 0.1, "{}", m.average());
         m.idle(0);
         assert!((m.average() - 134.7).abs() < 0.1);
-        // As if so many packets had found it empty.
+        // Equal to ten observations of an empty queue.
         let mut other = m;
         m.idle(5);
         (0..5).for_each(|_| _ = other.should_mark(0));
@@ -117,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_extremes_are_harmless() {
-        // An average of an empty queue comes to nothing, and nothing is never marked.
+        // The average of an empty queue reaches 0, and an average of 0 is never marked.
         let mut m = Marker::new(64, 0, 16);
         assert!((0..10).all(|_| !m.should_mark(0)));
         let mut m = Marker::new(u32::MAX, 100, 0);

@@ -1,19 +1,21 @@
-//! Fair CPU and early shedding, and turns of NFs that do not cooperate, as pure functions and small state machines.
+//! Fair CPU, early shedding, and time slices for NFs that do not cooperate.
+//!
+//! Pure functions and small state machines:
 //!
 //! | module | question | asked |
 //! |---|---|---|
-//! | [`cost`] | how long does a packet take in this NF, by its own word or seen from outside | each millisecond a sample, each 10 ms a median |
+//! | [`cost`] | how long does a packet take in this NF | sample each 1 ms, median each 10 ms |
 //! | [`weight`] | which share of its core does an NF get | each 10 ms |
-//! | [`reserve`] | what part of its core does it keep, because it was promised | each 10 ms |
-//! | [`backpressure`] | which chains are refused at their entry, and which NFs yield | each millisecond or faster |
-//! | [`priority`] | what a weight and a position do to share and order | when a flow is assigned |
+//! | [`reserve`] | which part of its core does it keep, because of an SLO | each 10 ms |
+//! | [`backpressure`] | which chains are refused at entry, which NFs yield | each 1 ms or faster |
+//! | [`priority`] | what weight and position do to share and order | when a flow is assigned |
 //! | [`wakeup`] | which NF of a core runs next | each time that a core is free |
-//! | [`threshold`] | is an NF that sleeps started for the packets that wait | each burst that comes to it, and by its timer |
-//! | [`workflow`] | which NF has the core, of those that do not cooperate | at each look at their rings |
+//! | [`threshold`] | is a sleeping NF started for waiting packets | each burst, and by its timer |
+//! | [`workflow`] | which NF that does not cooperate has the core | at each look at the rings |
 //! | [`ecn`] | is a packet marked, so that its sender slows down | each burst |
 //!
-//! Sources: S. Kulkarni et al., "NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains", SIGCOMM 2017, section 3;
-//! M. Anthony and Y. Bai, "UNiS" for [`workflow`]; W. Zhang et al., "Flurries" for [`threshold`].
+//! Sources: S. Kulkarni et al., "NFVnice: Dynamic Backpressure and Scheduling for NFV Service
+//! Chains", SIGCOMM 2017, section 3; M. Anthony and Y. Bai, "UNiS"; W. Zhang et al., "Flurries".
 
 pub mod backpressure;
 pub mod cost;

@@ -1,27 +1,27 @@
-//! Parts of a core that are promised to some of its NFs, whatever load the others have.
+//! Parts of a core that are reserved for some of its NFs, whatever load the others have.
 //!
 //! # Problem
-//! Shares by load ([`super::weight`]) follow whoever has most packets: a tenant that sends ten times its rate gets most of the core, and the
-//! others less than they were promised.
+//! Shares by load ([`super::weight`]) follow the NF with the most packets: a tenant that sends ten
+//! times its rate gets most of the core, and the others get less than their SLO says.
 //!
 //! # Terms and units
-//! *Part*: what is promised, 0 to 1 of the core. NFs of one *group* have one part together (the NFs of a chain that were given one place).
-//! NFs without a part get what is left, and the floor at least.
+//! *Part*: what an NF has reserved, 0 to 1 of the core. A *group* of NFs has one part together
+//! (those of a chain that share one place). NFs without a part get the rest, at least the floor.
 //!
 //! # Approach
-//! Who has a larger share by load than its part keeps it; who has less is lifted to its part, and the others go down in proportion, until nobody
-//! is below. Within a group shares stay in the proportion of the load. A part that is not used is not lost: shares divide time among those
-//! that want it.
+//! An NF whose share by load is larger than its part keeps it. One with less is lifted to its part,
+//! and the others go down in proportion, until none is below. Within a group shares follow the
+//! load. An unused part is not lost: shares divide time among the NFs that want it.
 //!
 //! # Limits
-//! Parts of more than the core are scaled down to it. As with all shares, nothing is said about when an NF runs.
+//! Parts of more than the core are scaled down to it. Shares do not say when an NF runs.
 
-/// What an NF is promised of its core.
+/// Reserved part of a core.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part {
-    /// Those of one group have it together.
+    /// NFs of one group share the part.
     pub group: u32,
-    /// 0 to 1.
+    /// Fraction of the core, 0 to 1.
     pub part: f64,
 }
 
@@ -32,8 +32,8 @@ struct Item {
     is_lifted: bool,
 }
 
-/// Lifts shares of the NFs of one core, which sum to 1, so that each group has its part. `parts` is in the order of `shares`; `floor` is the
-/// least share of an NF without a part.
+/// Lifts shares of the NFs of one core, which sum to 1, so that each group has its part. `parts` is
+/// in the order of `shares`; `floor` is the least share of an NF without a part.
 pub fn keep(shares: &mut [f64], parts: &[Option<Part>], floor: f64) {
     let mut items: Vec<Item> = Vec::new();
     let mut groups: Vec<(u32, usize)> = Vec::new();
@@ -62,7 +62,7 @@ pub fn keep(shares: &mut [f64], parts: &[Option<Part>], floor: f64) {
     }
 }
 
-/// Lifts each to its least. Who is lifted stays so: that leaves less for the others, never more.
+/// Lifts each to its least. A lifted item stays lifted: others only get less by that.
 fn lift(items: &mut [Item]) {
     loop {
         let lifted: f64 = items.iter().filter(|item| item.is_lifted).map(|item| item.least).sum();
@@ -105,7 +105,7 @@ mod tests {
         let quarter = |group| part(group, 0.25);
         // By load a rogue would have 0.79 of the core.
         close(&of(&[0.07, 0.07, 0.07, 0.79], &[quarter(1), quarter(2), quarter(3), quarter(4)]), &[0.25; 4]);
-        // Who needs more than its part keeps what the others have not been promised.
+        // An NF that needs more than its part keeps what is not reserved for others.
         close(&of(&[0.1, 0.2, 0.7], &[part(1, 0.2), part(2, 0.2), None]), &[0.2, 0.2, 0.6]);
         close(&of(&[0.9, 0.1], &[part(1, 0.5), None]), &[0.9, 0.1]);
     }
@@ -129,7 +129,6 @@ mod tests {
             let sum: f64 = loads.iter().map(|(load, ..)| load).sum();
             prop_assume!(sum > 0.0);
             let shares: Vec<f64> = loads.iter().map(|(load, ..)| load / sum).collect();
-            // The first of a group says its part.
             let of_group = |group| loads.iter().find(|(_, _, g)| *g == group).map_or(0.0, |(_, part, _)| *part);
             let parts: Vec<Option<Part>> = loads.iter().map(|(_, _, g)| (*g > 0).then(|| Part { group: *g, part: of_group(*g) })).collect();
             let got = of(&shares, &parts);

@@ -1,20 +1,23 @@
-//! At how many packets, or after how long, an NF that sleeps is started.
+//! Wake policy: at how many packets, or after how long, a sleeping NF is started.
 //!
 //! # Problem
-//! An NF that has one flow and little to do for each packet spends more on being started than on work: a switch costs as much as some
-//! dozens of packets. Started for every packet, thousands of NFs share their core in slices of a packet; started by a clock alone, a
-//! short flow waits at each step of its handshake. Which of the two hurts depends on the flow.
+//! An NF that has one flow and little to do for each packet spends more on wake-ups than on work: a
+//! switch costs as much as some dozens of packets. Started for every packet, thousands of NFs share
+//! their core in slices of a packet. Started by a clock alone, a short flow waits at each step of
+//! its handshake. Which of the two hurts depends on the flow.
 //!
 //! # Terms and units
-//! *Waiting*: packets in the queue of an NF that sleeps. *Threshold*: packets at which it is started. *Timer*: how long packets
-//! wait below the threshold at most, in nanoseconds. *Early*: the first packets of a flow, of which each starts the NF. *Urgent*: a packet that
-//! starts it whatever the threshold says, such as the end of a connection.
+//! *Waiting*: packets in the queue of an NF that sleeps. *Threshold*: packets at which it is
+//! started. *Timer*: the longest that packets wait below the threshold, in nanoseconds. *Early*:
+//! the first packets of a flow, each of which starts the NF. *Urgent*: a packet that starts it
+//! regardless of the threshold, such as the end of a connection.
 //!
 //! # Approach
-//! The first [`Rules::early`] packets of a flow start the NF at once: a flow that short is about latency. Beyond, the threshold finds
-//! what the flow gives by itself: it begins at [`Rules::least`]; each time that it is met, it grows by one (additive increase), and each time
-//! that the timer comes first, it is halved (multiplicative decrease). So a fast flow is worked off in larger and larger pieces, none of
-//! which waits longer than the timer, and a flow that has slowed down soon starts its NF for each packet again.
+//! The first [`Rules::early`] packets of a flow start the NF at once: for such a short flow latency
+//! counts. Then the threshold adapts to the flow: it begins at [`Rules::least`], grows by one each
+//! time that it is met (additive increase), and is halved each time that the timer expires first
+//! (multiplicative decrease). So a fast flow is processed in growing pieces, none of which waits
+//! longer than the timer, and a slowed flow soon starts its NF for each packet again.
 //!
 //! | name | early | threshold | timer |
 //! |---|---|---|---|
@@ -24,45 +27,46 @@
 //! | `naive-1ms` | 0 | 32, always | 1 ms |
 //!
 //! # Limits
-//! What counts is one queue. An NF that is shared by flows has one threshold for all of them, and is early only once. Who counts in several
-//! threads has a threshold in each. A flow of which every second packet waits for the timer (its threshold goes to and fro between 1 and 2)
-//! is what increase and decrease make of a trickle; bounds `least = most = 1` switch that off.
+//! The threshold is for one queue. An NF that is shared by flows has one threshold for all of them,
+//! and is early only once. A caller that counts in several threads has a threshold in each. For a
+//! trickle, of which every second packet waits for the timer, the threshold alternates between 1
+//! and 2; bounds `least = most = 1` switch that off.
 //!
-//! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization", CoNEXT 2016, section 4 (adaptive
-//! wakeup), and its tables 1 and 2 for the names.
+//! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow
+//! Customization", CoNEXT 2016, section 4 (adaptive wakeup), and its tables 1 and 2 for the names.
 
-/// When an NF is started.
+/// Parameters of a wake policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Packets at the beginning of a flow of which each starts the NF.
+    /// Packets at the beginning of a flow, each of which starts the NF.
     pub early: u32,
-    /// Least threshold, where it begins, in packets; 1 or more.
+    /// Least threshold, and the first one, in packets; 1 or more.
     pub least: u32,
-    /// Largest threshold, in packets; the same as `least` if it is not to change.
+    /// Largest threshold, in packets; equal to `least` for a fixed one.
     pub most: u32,
-    /// How long packets wait at most, in nanoseconds.
+    /// Longest wait of packets, in nanoseconds.
     pub timer_ns: u64,
 }
 
-/// Packets of a flow of which each starts its NF: T_start of the paper.
+/// Early packets of a flow: T_start of the paper.
 pub const EARLY: u32 = 36;
 /// Threshold of the naive policies, in packets: a burst.
 pub const NAIVE: u32 = 32;
-/// How long packets wait at most, in nanoseconds.
+/// Default timer, in nanoseconds.
 pub const TIMER_NS: u64 = 1_000_000;
-/// Largest threshold of an adaptive one that nobody has bounded, in packets.
+/// Default bound of an adaptive threshold, in packets.
 pub const MOST: u32 = 256;
 
 impl Rules {
-    /// Increase and decrease, with the paper's numbers.
+    /// Additive increase and multiplicative decrease, with the paper's numbers.
     pub const ADAPTIVE: Self = Self { early: EARLY, least: 1, most: MOST, timer_ns: TIMER_NS };
     /// A burst, or 100 µs.
     pub const NAIVE_100_US: Self = Self { early: 0, least: NAIVE, most: NAIVE, timer_ns: 100_000 };
     /// A burst, or a millisecond.
     pub const NAIVE_1_MS: Self = Self { early: 0, least: NAIVE, most: NAIVE, timer_ns: TIMER_NS };
 
-    /// The same for an NF whose queue holds so many packets: no threshold is more than half of them, so that a sender that waits for room
-    /// never waits for the timer.
+    /// The same for an NF whose queue holds `queue` packets: no threshold is more than half of
+    /// them, so that a sender that waits for space never waits for the timer.
     pub fn within(self, queue: u32) -> Self {
         let half = (queue / 2).max(1);
         let most = self.most.clamp(1, half);
@@ -75,20 +79,20 @@ impl Rules {
 pub enum Cause {
     /// Its flow has only begun.
     Early,
-    /// As many packets wait as the threshold says.
+    /// The threshold was met.
     Threshold,
-    /// The timer came first.
+    /// The timer expired.
     Timer,
-    /// A packet that does not wait.
+    /// An urgent packet arrived.
     Urgent,
 }
 
 impl Cause {
-    /// All of them.
+    /// All causes.
     pub const ALL: [Self; 4] = [Self::Early, Self::Threshold, Self::Timer, Self::Urgent];
 }
 
-/// What is known of one NF's flow. See the module.
+/// Threshold of one NF's flow. See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Threshold {
     packets: u32,
@@ -107,20 +111,20 @@ impl Threshold {
         self.packets
     }
 
-    /// Whether each packet starts the NF still.
+    /// Whether each packet still starts the NF.
     #[inline]
     pub fn is_early(&self, rules: &Rules) -> bool {
         self.seen < rules.early
     }
 
-    /// `n` packets came to an NF that runs, or will without further ado: they count for its flow alone.
+    /// Counts `n` packets for the flow of an NF that runs, or runs without a wake-up.
     #[inline]
     pub fn pass(&mut self, n: u32) {
         self.seen = self.seen.saturating_add(n);
     }
 
-    /// `n` packets came to an NF that sleeps, and with them so many wait; one of them is `urgent`. Says why it is to be started, or None: then
-    /// they wait, no longer than the timer.
+    /// Takes `n` packets for an NF that sleeps, with `waiting` in all; `urgent` if one of them is.
+    /// Returns why the NF is to be started, or None if they wait, no longer than the timer.
     #[inline]
     pub fn come(&mut self, rules: &Rules, n: u32, waiting: u32, urgent: bool) -> Option<Cause> {
         let early = self.is_early(rules);
@@ -137,7 +141,7 @@ impl Threshold {
         }
     }
 
-    /// The timer came first.
+    /// Takes the expiry of the timer.
     #[inline]
     pub fn expire(&mut self, rules: &Rules) -> Cause {
         self.packets = (self.packets / 2).max(rules.least).max(1);
@@ -283,7 +287,7 @@ mod tests {
             }
         }
 
-        /// Whatever the numbers, a threshold is one that a packet can meet.
+        /// Whatever the numbers, a queue of that size can meet the threshold.
         #[test]
         fn no_rules_keep_an_nf_asleep_for_ever(early in any::<u32>(), least in any::<u32>(), most in any::<u32>(), queue in 1..100_000u32) {
             let rules = Rules { early, least, most, timer_ns: 0 }.within(queue);

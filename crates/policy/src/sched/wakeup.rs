@@ -1,50 +1,54 @@
 //! Which NF of a core runs next.
 //!
 //! # Problem
-//! NFs that share a core take turns, and each switch costs as much as some dozens of packets. A turn should have enough to do, its
-//! results should find room, and over time each NF should get its share, and no packet should wait for ever.
+//! NFs that share a core take turns, and each switch costs as much as some dozens of packets. A
+//! turn should have enough to do, and its results should find space. Over time each NF should get
+//! its share, and no packet should wait for ever.
 //!
 //! # Terms and units
-//! *Waiting*: packets in an NF's queue. *Age*: how long it has waited for the core with packets, in nanoseconds. *Room*: packets that
-//! the NF can pass on before something downstream is full. *Held*: told to yield ([`backpressure`](super::backpressure)). *Depth*:
-//! how far down its chains the NF is, its largest hop number. *Round*: a time of the core that is divided among the NFs with packets;
-//! an NF's *part* of it follows its share. *Budget*: CPU time that an NF may still use before others go first, in nanoseconds; it goes
-//! below 0 when a turn takes longer.
+//! *Waiting*: packets in an NF's queue. *Age*: how long it has waited for the core with packets, in
+//! nanoseconds. *Room*: packets that the NF can pass on before something downstream is full.
+//! *Held*: must yield ([`backpressure`](super::backpressure)). *Depth*: how far down its chains the
+//! NF is, its largest hop number. *Round*: a time of the core that is divided among the NFs with
+//! packets; an NF's *part* of it follows its share. *Budget*: CPU time that an NF may still use
+//! before others go first, in nanoseconds; it goes below 0 when a turn takes longer.
 //!
 //! # Approach
-//! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all that waits, if that is less).
-//! Of those that can:
+//! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all
+//! that waits, if that is less). Of those that can:
 //! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
-//! 2. else one that is *pressing*: it has so many packets that what those above it add would soon find no place. The furthest down goes
-//!    first ([`pressing`](super::priority::pressing), an option);
-//! 3. else one with a [level](super::priority) above 0 that has budget left, the highest level first;
-//! 4. else the next one in the *circle*: further down the chains than who gives the core away, nearest first, and behind the last the
-//!    first; those of one depth by their numbers.
+//! 2. else one that is *pressing*: what those above it add would soon find no space; the furthest
+//!    down goes first ([`pressing`](super::priority::pressing), an option);
+//! 3. else one with a [level](super::priority) above 0 and budget left, the highest level first;
+//! 4. else the next one in the *circle*: the nearest further down the chains than the NF which
+//!    gives the core away, and after the last one the first; NFs of one depth go by their numbers.
 //!
-//! So the packets that were just worked on go on, what came meanwhile joins them, and all that is inside passes through a chain as one
-//! wave, which pays for as few switches as can be. The furthest down with a quarter of a ring first (what is almost through leaves first)
-//! was the rule before: it cut the wave in pieces of that size, and ten NFs of 60 ns made 14,000 switches a second instead of 4,000.
+//! So packets that were just worked on go on, those that arrived meanwhile join them, and
+//! everything inside passes through a chain as one wave, which pays for as few switches as
+//! possible. Taking the furthest down with a quarter of a ring first cuts the wave in pieces of
+//! that size: ten NFs of 60 ns then make 14,000 switches a second instead of 4,000.
 //!
-//! Shares are kept by a deficit round robin over time instead of bytes: each NF that is chosen gets its part of a round on top of its budget,
-//! never more than one part in all, and the core is given away when the budget is used up and another can run. One whose budget is not
-//! above 0 even then is passed over until it is; if that is so of all, as many parts are given as it takes until one has budget. A turn
-//! that took too long is paid for by waiting, up to [`DEBT_NS`].
+//! Shares are kept by a deficit round robin over time instead of bytes. Each NF that is chosen gets
+//! its part of a round on top of its budget, never more than one part in all, and gives the core
+//! away when the budget is used up and another NF can run. An NF whose budget is not above 0 even
+//! then is passed over until it is. If that is so for all, as many parts are given as it takes
+//! until one has budget. A turn that took too long is paid for by waiting, up to [`DEBT_NS`].
 //!
-//! A round is the longer the more NFs share it ([`round_ns`]): a switch costs some microseconds with the caches that it leaves cold, and
-//! in a round of a fixed length ten NFs would spend a tenth of the core on switches. Who has few packets waits the longer for it, but
-//! no longer than [`LONGEST_ROUND_NS`].
+//! A round is longer when more NFs share it ([`round_ns`], at most [`LONGEST_ROUND_NS`]). A switch
+//! costs some microseconds with the caches that it leaves cold: in a round of a fixed length ten
+//! NFs would spend a tenth of the core on switches. An NF with few packets waits longer for it.
 //!
-//! The rule is the same code wherever a choice is made ([`choose`]): in an NF that goes to sleep, in the manager when a core has
-//! nobody who runs, and in the simulator. What differs is where the numbers are kept ([`Core`]).
+//! The same code makes every choice ([`choose`]): in an NF that goes to sleep, in the manager when
+//! no NF of a core runs, and in the simulator. Only the storage of the numbers differs ([`Core`]).
 //!
 //! # Limits
-//! The bound must be well above what a full ring takes to serve, and above a turn of everybody: under overload everything is late
-//! else, and the choice becomes first come, first served. One choice is linear in the NFs that are named.
+//! The bound must be well above the time to serve a full ring, and above a turn of every NF: else,
+//! under overload, the choice becomes first come, first served. It is linear in the candidates.
 //!
-//! Source: NFVnice, sections 3.1 and 3.3 (who is woken, and what it depends on); M. Shreedhar, G. Varghese, "Efficient Fair Queuing
-//! using Deficit Round Robin", SIGCOMM 1995, for the budgets.
+//! Source: NFVnice, sections 3.1 and 3.3 (which NF is woken, and why); M. Shreedhar, G. Varghese,
+//! "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995, for the budgets.
 
-/// What is known of an NF at the time of a choice.
+/// An NF of the core at the time of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Candidate {
     /// Packets in its queue.
@@ -53,13 +57,13 @@ pub struct Candidate {
     pub age_ns: u64,
     /// Packets that it can pass on before something downstream is full.
     pub room: u32,
-    /// Told to yield.
+    /// Whether it must yield.
     pub held: bool,
     /// Its largest hop number.
     pub depth: u32,
-    /// It goes first while it has budget: 0 is ordinary.
+    /// An NF with a level above 0 goes first while it has budget; 0 is ordinary.
     pub level: u32,
-    /// So many packets make it go before those above it; 0 if none do.
+    /// Packets with which it goes before those above it; 0 if it never does.
     pub pressing: u32,
 }
 
@@ -75,10 +79,10 @@ impl Candidate {
     }
 }
 
-/// How choices are made.
+/// Parameters of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// An NF that has waited longer goes first, in nanoseconds.
+    /// Longest wait; an NF that has waited longer goes first, in nanoseconds.
     pub bound_ns: u64,
     /// Packets of a burst: the room that a turn needs.
     pub burst: u32,
@@ -94,24 +98,24 @@ impl Default for Rules {
 pub const ROUND_NS: u64 = 1_000_000;
 /// Longest round, in nanoseconds.
 pub const LONGEST_ROUND_NS: u64 = 10_000_000;
-/// What a round gives an NF with an average share, where its length is between the two.
+/// Part of an NF with an average share, where the round is between the two, in nanoseconds.
 const TURN_NS: u64 = 300_000;
-/// Largest debt of an NF that had the core longer than its budget, in nanoseconds: who could not give the core away in time, by an
-/// accident of the host, does not pay for it for ever.
+/// Largest debt of an NF that had the core longer than its budget, in nanoseconds. An NF that could
+/// not give the core away in time, by an accident of the host, does not pay for it for ever.
 pub const DEBT_NS: i64 = 16_000_000;
-/// Least part of a round, in nanoseconds: an NF that is given nothing is slow, never stuck.
+/// Least part of a round, in nanoseconds: an NF without a share is slow, never stuck.
 const LEAST_PART_NS: i64 = 1_000;
 
-/// Time of the core that a round divides among so many NFs with packets, in nanoseconds.
+/// Time of the core that a round divides among `nfs` NFs with packets, in nanoseconds.
 #[inline]
 pub fn round_ns(nfs: u32) -> u64 {
     (u64::from(nfs) * TURN_NS).clamp(ROUND_NS, LONGEST_ROUND_NS)
 }
 
-/// A time whose parts tell shares, in nanoseconds.
+/// Round length for summing up shares as whole numbers, in nanoseconds.
 const WHOLE_NS: u64 = 1_000_000_000;
 
-/// What a round of `round_ns` gives an NF with that share (0 to 1) of the core, in nanoseconds.
+/// Part that a round of `round_ns` gives an NF with this share (0 to 1), in nanoseconds.
 #[inline]
 pub fn part_ns(round_ns: u64, share: f64) -> i64 {
     ((round_ns as f64 * share) as i64).max(LEAST_PART_NS)
@@ -123,41 +127,42 @@ pub fn paid(budget_ns: i64, used_ns: u64) -> i64 {
     budget_ns.saturating_sub_unsigned(used_ns).max(-DEBT_NS)
 }
 
-/// A budget after so many rounds of `part_ns`: what was saved is no more than one part.
+/// A budget after `rounds` rounds of `part_ns`, at most one part.
 #[inline]
 pub fn refilled(budget_ns: i64, part_ns: i64, rounds: i64) -> i64 {
     budget_ns.saturating_add(part_ns.saturating_mul(rounds)).min(part_ns)
 }
 
-/// The NFs of a core, by numbers of its own, and where their budgets are kept.
+/// The NFs of a core, numbered by the implementer, and their budgets.
 pub trait Core {
-    /// Calls `each` with those that may run. Who cannot run may be left out, and of very many some, if they are named another time.
+    /// Calls `each` with the NFs that may run. Those that cannot may be left out; of very many NFs
+    /// some may be left out, if a later choice names them.
     fn candidates(&self, each: impl FnMut(u32, Candidate));
 
-    /// As [`candidates`](Self::candidates), those alone that may go before others: with a level, or that may be pressing.
+    /// As [`candidates`](Self::candidates), but only NFs with a level or that may be pressing.
     fn favoured(&self, each: impl FnMut(u32, Candidate));
 
-    /// Depth and number of who gives the core away; None if nobody does.
+    /// Depth and number of the NF that gives the core away, if there is one.
     fn leaving(&self) -> Option<(u32, u32)>;
 
-    /// Whether who gives the core away still has packets: it takes part in the round then.
+    /// Whether the NF that gives the core away still has packets, and so takes part in the round.
     fn leaves_packets(&self) -> bool;
 
     /// What an NF has left of its budget, in nanoseconds.
     fn budget_ns(&self, nf: u32) -> i64;
 
-    /// What a round of `round_ns` gives an NF, in nanoseconds, as [`part_ns`].
+    /// Part that a round of `round_ns` gives an NF, in nanoseconds, as [`part_ns`].
     fn part_ns(&self, nf: u32, round_ns: u64) -> i64;
 
-    /// Gives an NF its part of so many rounds of `round_ns`, as [`refilled`].
+    /// Gives an NF its part of `rounds` rounds of `round_ns`, as [`refilled`].
     fn grant(&mut self, nf: u32, rounds: i64, round_ns: u64);
 }
 
-/// The NF of the core that runs next, which gets its part; None if none can.
+/// Chooses the NF that runs next, and gives it its part; None if none can run.
 #[inline]
 pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
-    // Those that can run divide the round among themselves: of a chain through which everything passes as one wave they are few at a
-    // time, and their shares alone would cut the wave.
+    // Those that can run divide the round among themselves. Where everything passes a chain as one
+    // wave, they are few at a time, and their shares alone would cut the wave.
     let (mut takers, mut parts, mut late) = (0, 0, None);
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
@@ -194,7 +199,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
         }
         from = Some(place);
     }
-    // All are in debt: as many parts as the first one needs. Budget + rounds · part ≥ 1.
+    // All are in debt: give as many parts as the first one needs. Budget + rounds · part ≥ 1.
     let mut first: Option<(i64, u32)> = None;
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
@@ -207,7 +212,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     let (rounds, nf) = first?;
     let mut from = core.leaving();
     for _ in 0..takers {
-        // The numbers may change under the choice: then nobody can run any more.
+        // The numbers may change meanwhile; then no NF can run any more.
         let Some(place) = next(core, rules, from) else { break };
         core.grant(place.1, rounds, round_ns);
         from = Some(place);
@@ -215,21 +220,20 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     Some(nf)
 }
 
-/// As many parts of a round as an NF needs to have budget, one at least.
+/// Number of parts of a round that an NF needs to have budget, at least one.
 #[inline]
 fn rounds_to_budget(core: &impl Core, nf: u32, round_ns: u64) -> i64 {
     let part = core.part_ns(nf, round_ns).max(1);
     (1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part
 }
 
-/// Whether it is pressing, how much, whether it comes further on in the circle, and its depth and number.
+/// Whether it is pressing; depth or level; whether further on in the circle; depth and number.
 type Rank = (bool, u32, bool, std::cmp::Reverse<(u32, u32)>);
 
-/// Who goes before all others, and whether it is pressing; None if it is for the circle to say.
+/// The NF that goes before the circle, and whether it is pressing; None if the circle decides.
 #[inline]
 fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
     let from = core.leaving();
-    // Pressing or not, then how much; of equals the next one in the circle.
     let mut first: Option<(Rank, u32)> = None;
     core.favoured(|nf, candidate| {
         if !candidate.can_run(rules.burst) {
@@ -249,7 +253,7 @@ fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
     first.map(|((is_pressing, ..), nf)| (nf, is_pressing))
 }
 
-/// Whether an NF of a core has to give it away before its budget is used up, because another goes before it. `level` is its own.
+/// Whether an NF with this level must give the core away early, because another goes before it.
 #[inline]
 pub fn is_preceded(core: &impl Core, level: u32, rules: &Rules) -> bool {
     let Some((depth, _)) = core.leaving() else { return false };
@@ -261,7 +265,7 @@ pub fn is_preceded(core: &impl Core, level: u32, rules: &Rules) -> bool {
     found
 }
 
-/// The next one in the circle after `from` that can run: its depth and number.
+/// Depth and number of the next NF in the circle after `from` that can run.
 #[inline]
 fn next(core: &impl Core, rules: &Rules, from: Option<(u32, u32)>) -> Option<(u32, u32)> {
     let mut first: Option<(u32, u32)> = None;
@@ -276,14 +280,14 @@ fn next(core: &impl Core, rules: &Rules, from: Option<(u32, u32)>) -> Option<(u3
     further.or(first)
 }
 
-/// A core whose numbers are all in one place: for simulators and tests.
+/// A core with all numbers in one place, for simulators and tests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     /// By NF.
     pub candidates: Vec<Candidate>,
-    /// By NF, 0 to 1. Who is missing has none.
+    /// By NF, 0 to 1. A missing entry is no share.
     pub shares: Vec<f64>,
-    /// Who gives the core away: no candidate, and those after it are named first.
+    /// The NF that gives the core away. It is no candidate, and those after it are named first.
     pub leaving: Option<usize>,
     budgets_ns: Vec<i64>,
 }
@@ -299,12 +303,12 @@ impl Table {
         }
     }
 
-    /// Takes the CPU time that an NF has used off its budget. Panics if there is no such NF.
+    /// Subtracts used CPU time from an NF's budget. Panics if there is no such NF.
     pub fn charge(&mut self, nf: usize, used_ns: u64) {
         self.budgets_ns[nf] = paid(self.budgets_ns[nf], used_ns);
     }
 
-    /// Whether an NF that has the core is to give it away: its budget is used up, and another can run. Panics if there is no such NF.
+    /// Whether an NF must leave: no budget is left, and another can run. Panics without such an NF.
     pub fn must_leave(&self, nf: usize, rules: &Rules) -> bool {
         let others = || self.candidates.iter().enumerate().filter(|(other, _)| *other != nf);
         self.budgets_ns[nf] <= 0 && others().any(|(_, candidate)| candidate.can_run(rules.burst))
@@ -358,7 +362,6 @@ mod tests {
         Candidate { waiting, depth, age_ns: 1000, room: 1000, ..Candidate::default() }
     }
 
-    /// A core with equal shares and no budgets.
     fn core(candidates: &[Candidate]) -> Table {
         let mut core = Table::new(candidates.len());
         core.candidates = candidates.to_vec();
@@ -378,13 +381,11 @@ mod tests {
         };
         let all = [waiting(500, 1), waiting(4, 2), waiting(32, 3)];
         assert_eq!([0, 1, 2].map(|leaving| next_to(leaving, &all)), [Some(1), Some(2), Some(0)]);
-        // The next one has nothing.
         assert_eq!(next_to(0, &[waiting(500, 1), waiting(0, 2), waiting(1, 3)]), Some(2));
         assert_eq!(next_to(1, &[waiting(500, 1), waiting(40, 2), waiting(0, 3)]), Some(0));
-        // Of one depth, by their numbers; and numbers say nothing of depths.
+        // Of one depth, by their numbers; between depths numbers do not matter.
         assert_eq!(next_to(1, &[waiting(1, 1), waiting(1, 1), waiting(1, 1), waiting(1, 2)]), Some(2));
         assert_eq!(next_to(2, &[waiting(1, 1), waiting(1, 3), waiting(1, 2)]), Some(1));
-        // Nobody leaves: the first.
         assert_eq!(pick(&[waiting(500, 2), waiting(500, 1)]), Some(1));
         assert_eq!(pick(&[waiting(0, 1), waiting(0, 2)]), None);
         assert_eq!(pick(&[]), None);
@@ -396,9 +397,9 @@ mod tests {
         let full = Candidate { room: 31, ..waiting(100, 2) };
         assert_eq!(pick(&[waiting(1, 1), full, held]), Some(0));
         assert_eq!(pick(&[full, held]), None);
-        // Room for all that waits is room enough.
+        // Room for all that waits is enough.
         assert_eq!(pick(&[waiting(1, 2), Candidate { room: 4, ..waiting(4, 1) }]), Some(1));
-        // A late one that cannot run does not either.
+        // A late one that cannot run is not chosen.
         assert_eq!(pick(&[Candidate { age_ns: 9_000_000, ..held }, waiting(1, 1)]), Some(1));
     }
 
@@ -423,7 +424,7 @@ mod tests {
         core.candidates[2].waiting = 0;
         core.leaving = Some(0);
         assert_eq!(choose(&mut core, &RULES), None);
-        // With budget it may stay; without, only if nobody else can run.
+        // With budget it may stay; without, only if no other can run.
         core.charge(0, 1_000_000);
         assert!(!core.must_leave(0, &RULES));
         core.candidates[2].waiting = 1;
@@ -441,7 +442,7 @@ mod tests {
         core.leaving = Some(1);
         assert_eq!(choose(&mut core, &RULES), Some(0));
         assert_eq!(core.budget_ns(0), 300_000, "who leaves has packets, and a part of its own");
-        // If it had none the round would be the other's alone.
+        // Without packets at the NF that leaves, the whole round is for NF 0.
         core.candidates[1].waiting = 0;
         assert_eq!(choose(&mut core, &RULES), Some(0));
         assert_eq!(core.budget_ns(0), 1_000_000);
@@ -485,7 +486,7 @@ mod tests {
             [1, 3, 4, 10, 33, 34, 5000].map(round_ns),
             [1_000_000, 1_000_000, 1_200_000, 3_000_000, 9_900_000, 10_000_000, 10_000_000]
         );
-        // Ten that can run: 3 ms, of which each has a tenth; nine tenths of the core are nobody's at the moment where two can.
+        // Ten can run: 3 ms, a tenth each. Two alone share the whole round, with shares of 0.2.
         let mut core = Table::new(11);
         core.candidates = vec![waiting(50, 1); 11];
         core.candidates[3] = waiting(0, 1);
@@ -523,7 +524,7 @@ mod tests {
 
     #[test]
     fn levels_take_no_time_from_others() {
-        // All with packets all the time, equal shares, one with a level: it is served sooner, and gets what the others get.
+        // All have packets and equal shares. The one with a level only runs sooner, not longer.
         let mut core = core(&[waiting(100, 1), Candidate { level: 4, ..waiting(100, 1) }, waiting(100, 1)]);
         let mut used = [0u64; 3];
         for _ in 0..10_000 {
@@ -555,7 +556,7 @@ mod tests {
         assert_eq!(choose(&mut core, &RULES), Some(1));
         core.candidates[1].waiting = 63;
         assert_eq!(choose(&mut core, &RULES), Some(3), "then who has a level");
-        // Late ones and those on hold are as ever.
+        // Late NFs still go first, and held ones do not run.
         core.candidates[2] = Candidate { held: true, ..at(500, 2) };
         assert_eq!(choose(&mut core, &RULES), Some(3));
         core.candidates[1].age_ns = 2_000_000;
@@ -578,7 +579,7 @@ mod tests {
 
     #[test]
     fn over_time_each_gets_its_share() {
-        // Costs 120, 270 and 550 with weights to match, turns of 60 µs whoever runs, all with packets all the time.
+        // Costs 120, 270 and 550 with shares to match, turns of 60 µs, and packets all the time.
         let mut core = core(&[waiting(100, 1), waiting(100, 2), waiting(100, 3)]);
         core.shares = vec![120.0 / 940.0, 270.0 / 940.0, 550.0 / 940.0];
         let mut used = [0u64; 3];

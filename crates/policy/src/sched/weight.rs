@@ -1,34 +1,37 @@
-//! Which share of its core an NF gets: rate-cost proportional fairness.
+//! Share of an NF of its core: rate-cost proportional fairness.
 //!
 //! # Problem
-//! A scheduler that gives equal time to NFs with unequal work gives some of them more than they need and starves the others. Two
-//! flows of the same rate should leave at the same rate, whatever their packets cost, and of two NFs of the same cost the one with
-//! twice the packets should send twice as many.
+//! A scheduler that gives equal time to NFs with unequal work starves some of them. Two flows of
+//! the same rate should leave at the same rate, whatever their packets cost; of two NFs of the same
+//! cost, the one with twice the packets should send twice as many.
 //!
 //! # Terms and units
-//! *Arrival rate*: packets a second that want the NF, those that were refused at an entry included: a throttled NF has not become
-//! less wanted. *Service time*: nanoseconds a packet. *Load*: arrival rate × service time, in cores: 0.5 keeps half a core busy, 3
-//! wants three; what waking costs is not in it, as it is in the load that cores are planned by ([`crate::plan::load`]). *Share*: part of the core, 0 to 1; the shares of a core sum to 1. *Floor*: the smallest share.
+//! *Arrival rate*: packets a second that want the NF, including those refused at an entry: a
+//! throttled NF is wanted as before. *Service time*: nanoseconds a packet. *Load*: arrival rate ×
+//! service time, in cores: 0.5 keeps half a core busy, 3 wants three. It excludes the cost of
+//! waking, which the load that cores are planned by includes ([`crate::plan::load`]). *Share*: part
+//! of the core, 0 to 1; the shares of a core sum to 1. *Floor*: the smallest share.
 //!
 //! # Approach
-//! share(i) = priority(i) · load(i) / Σ priority · load over the NFs of the core. Who would get less than the floor gets the floor,
-//! and the rest is shared among the others in the same proportion, until nobody is below. An NF without a known service time has no
-//! load: it gets the floor, on which it runs, is sampled, and becomes known. Where nobody has load, shares go by priority.
+//! share(i) = priority(i) · load(i) / Σ priority · load over the NFs of the core. An NF that would
+//! get less than the floor gets the floor, and the others share the rest in the same proportion,
+//! until none is below. An NF without a known service time has no load: it gets the floor, on which
+//! it runs, is sampled, and becomes known. Without any load, shares go by priority.
 //!
-//! Rates are smoothed ([`ArrivalRate`]): samples of 1 ms are noisy, decisions come each 10 ms. A share is written only if it
-//! differs enough from the one written before ([`Margin`]): a write costs a system call, and the kernel takes some milliseconds
-//! to follow.
+//! Rates are smoothed ([`ArrivalRate`]): samples of 1 ms are noisy, decisions come each 10 ms. A
+//! share is written only if it differs enough from the one before ([`Margin`]): a write costs a
+//! system call, and the kernel takes some milliseconds to follow.
 //!
 //! # Limits
-//! A weight says nothing about when an NF runs, only about sums over 100 ms and more. Time is quadratic in the NFs of a core at
-//! worst (each round lifts one more NF to the floor) and linear as a rule.
+//! A weight does not say when an NF runs; it holds for sums over 100 ms and more. Time is quadratic
+//! in the NFs of a core at worst (each round lifts one more NF to the floor), and usually linear.
 //!
-//! Source: NFVnice, section 3.2: load(i) = λ(i) · s(i), shares(i) = Priority(i) · load(i) / TotalLoad(m).
+//! Source: NFVnice, 3.2: load(i) = λ(i) · s(i), shares(i) = Priority(i) · load(i) / TotalLoad(m).
 
-/// What an NF asks of its core.
+/// Demand of an NF for its core.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
-    /// Packets a second that want the NF, those refused at an entry included.
+    /// Packets a second that want the NF, including those refused at an entry.
     pub arrival_pps: f64,
     /// Nanoseconds a packet; None until it is known.
     pub service_ns: Option<f64>,
@@ -37,7 +40,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Arrival rate × service time, in cores. Rates and times that are no numbers count as 0.
+    /// Arrival rate × service time, in cores. NaN, infinite and negative values count as 0.
     pub fn load(&self) -> f64 {
         positive(self.arrival_pps * self.service_ns.unwrap_or(0.0) / 1e9)
     }
@@ -47,13 +50,13 @@ impl Demand {
     }
 }
 
-/// The value, or 0 if it is negative, infinite or no number.
+/// The value, or 0 if it is negative, infinite or NaN.
 fn positive(value: f64) -> f64 {
     if value.is_finite() && value > 0.0 { value } else { 0.0 }
 }
 
-/// Shares of the NFs of one core, in `out` in the order of `demands`; they sum to 1. `floor` is the smallest share that an NF may
-/// get; a floor that is too high for so many NFs gives all of them the same.
+/// Shares of the NFs of one core, in `out` in the order of `demands`; they sum to 1. `floor` is the
+/// smallest share; a floor above 1/n gives all n NFs the same.
 pub fn shares(demands: &[Demand], floor: f64, out: &mut Vec<f64>) {
     out.clear();
     if demands.is_empty() {
@@ -74,18 +77,18 @@ pub fn shares(demands: &[Demand], floor: f64, out: &mut Vec<f64>) {
 /// Turns weights into shares of at least `floor` (at most 1/n) that sum to 1.
 fn raise(weights: &mut [f64], floor: f64) {
     let n = weights.len() as f64;
-    // The rates of NFs that get no packets fade for ever: brought to 1, even the smallest numbers have a sum that can be divided by.
+    // Rates without packets fade for ever. Scaled to 1, even the smallest have a usable sum.
     let largest = weights.iter().copied().fold(0.0, f64::max);
     if largest > 0.0 && !(1e-100..1e100).contains(&largest) {
         weights.iter_mut().for_each(|w| *w /= largest);
     }
-    // Who is at the floor stays there: raising others leaves less for the rest, never more. A round without a newcomer ends it.
+    // An NF at the floor stays there: raising others leaves less for the rest, never more.
     let mut at_floor = 0;
     let mut bar = 0.0;
     let scale = loop {
         let above: f64 = weights.iter().filter(|w| **w > bar).sum();
         if above <= 0.0 {
-            // All at the floor, which is 1/n but for rounding.
+            // All are at the floor, which is 1/n but for rounding.
             weights.fill(1.0 / n);
             return;
         }
@@ -95,7 +98,6 @@ fn raise(weights: &mut [f64], floor: f64) {
             break scale;
         }
         at_floor = below;
-        // Weights at or under the bar come to the floor or less.
         bar = weights.iter().copied().filter(|w| *w <= bar || *w * scale <= floor).fold(bar, f64::max);
     };
     weights.iter_mut().for_each(|w| *w = if *w <= bar { floor } else { *w * scale });
@@ -103,8 +105,8 @@ fn raise(weights: &mut [f64], floor: f64) {
 
 /// A smoothed packet rate, from a counter that is read about once a millisecond.
 ///
-/// The weight of a reading is its time over itself plus the time constant, so readings at uneven times are smoothed alike: after one
-/// time constant of 1 ms readings with τ = 10 ms, 61 % of a step is in the rate, after three 94 %.
+/// A reading over a time t weighs t / (t + τ), so uneven readings are smoothed alike: with τ = 10
+/// ms and readings of 1 ms, 61 % of a step is in the rate after one τ, 94 % after three.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ArrivalRate {
     tau_ns: f64,
@@ -118,8 +120,8 @@ impl ArrivalRate {
         Self { tau_ns: tau_ns as f64, last: None, pps: None }
     }
 
-    /// Takes a reading of the counter: `total` packets have ever wanted the NF, by `now_ns`. A counter that fell started anew. The
-    /// first reading starts the count, and a reading at the time of the one before is left for the next.
+    /// Takes a reading at `now_ns`: `total` packets have ever wanted the NF. A counter that fell
+    /// has restarted from 0. The first reading starts the count; one at the same time is ignored.
     pub fn add(&mut self, now_ns: u64, total: u64) {
         let Some((then, before)) = self.last else {
             self.last = Some((now_ns, total));
@@ -129,7 +131,7 @@ impl ArrivalRate {
         self.last = Some((now_ns, total));
         let packets = total.checked_sub(before).unwrap_or(total);
         let (dt, seen) = (dt as f64, packets as f64 * 1e9 / dt as f64);
-        // The first rate is not smoothed: there is nothing that it could differ from.
+        // The first rate is not smoothed.
         self.pps = Some(self.pps.map_or(seen, |pps| pps + (seen - pps) * dt / (dt + self.tau_ns)));
     }
 
@@ -139,10 +141,10 @@ impl ArrivalRate {
     }
 }
 
-/// Whether a new share is worth a write.
+/// Least difference for which a new share is written.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Margin {
-    /// Least difference, in percent of the share that was written.
+    /// In percent of the share that was written.
     pub percent: f64,
 }
 
@@ -153,17 +155,18 @@ impl Margin {
     }
 }
 
-/// Weight of a whole core in cgroup v1's `cpu.shares`; v2's default scale leads to the same numbers inside the kernel.
+/// Weight of a whole core in cgroup v1's `cpu.shares`, and of v2's default scale in the kernel.
 const V1_CORE: f64 = 102_400.0;
 /// Weight of a whole core in cgroup v2's `cpu.weight`, its largest value.
 const V2_CORE: f64 = 10_000.0;
 
-/// A share as cgroup v1's `cpu.shares` (2 to 262,144); one that is no number, or negative, as 0. 1 % is 1,024, one new cgroup's default.
+/// A share as cgroup v1's `cpu.shares` (2 to 262,144): 1 % is 1,024, a new cgroup's default.
+/// NaN and negative shares count as 0.
 pub fn cgroup_v1(share: f64) -> u64 {
     (share.max(0.0) * V1_CORE).round().clamp(2.0, 262_144.0) as u64
 }
 
-/// A share as cgroup v2's `cpu.weight` (1 to 10,000). 1 % is 100, the default; a step is 1 % of that.
+/// A share as cgroup v2's `cpu.weight` (1 to 10,000): 1 % is 100, the default, in steps of 0.01 %.
 pub fn cgroup_v2(share: f64) -> u64 {
     (share.max(0.0) * V2_CORE).round().clamp(1.0, 10_000.0) as u64
 }
@@ -191,9 +194,9 @@ mod tests {
 
     #[test]
     fn equal_rates_get_time_by_cost_and_equal_costs_by_rate() {
-        // Twice the cost at the same rate, twice the time: both leave at the same rate.
+        // Twice the cost at the same rate takes twice the time: both leave at the same rate.
         close(&of(&[demand(1e6, 200.0), demand(1e6, 400.0)], 0.01), &[1.0 / 3.0, 2.0 / 3.0]);
-        // Twice the rate at the same cost, twice the time, and so twice the output.
+        // Twice the rate at the same cost takes twice the time, and gives twice the output.
         close(&of(&[demand(2e6, 200.0), demand(1e6, 200.0)], 0.01), &[2.0 / 3.0, 1.0 / 3.0]);
         // The paper's chain of 120, 270 and 550 cycles: 940 in all.
         close(
@@ -222,8 +225,8 @@ mod tests {
     fn the_starving_and_the_unknown_keep_a_floor() {
         let unknown = Demand { service_ns: None, ..demand(1e6, 0.0) };
         close(&of(&[demand(1e6, 300.0), unknown, demand(0.0, 100.0), demand(1e6, 100.0)], 0.01), &[0.735, 0.01, 0.01, 0.245]);
-        // Raising one pushes the next under the floor: 1 : 10 : 989 at a floor of 1 %. The second has exactly 1 % of 1,000, and less
-        // once the first has been lifted.
+        // Raising one pushes the next under the floor: of 1 : 10 : 989 at 1 %, the second has
+        // exactly 1 % of 1,000, and less once the first has been lifted.
         close(&of(&[demand(1.0, 1.0), demand(10.0, 1.0), demand(989.0, 1.0)], 0.01), &[0.01, 0.01, 0.98]);
         // 11 : 100 : 889 at 10 %: the second would get 100/989 · 0.9 = 9.1 %.
         close(&of(&[demand(11.0, 1.0), demand(100.0, 1.0), demand(889.0, 1.0)], 0.1), &[0.1, 0.1, 0.8]);
@@ -263,7 +266,7 @@ mod tests {
             rate.add(0, 0);
             rate.add(MS, 1000 * (1 + 2 * i as u64));
         }
-        // Nothing comes any more. The rates grow smaller for seconds, down to the smallest numbers there are, and vanish.
+        // No more packets: for seconds the rates fall to the smallest numbers, and vanish.
         for t in 2..20_000 {
             let demands = [0, 1].map(|i: usize| {
                 rates[i].add(t * MS, 1000 * (1 + 2 * i as u64));
@@ -275,7 +278,7 @@ mod tests {
             }
         }
         close(&of(&[demand(rates[0].pps(), 500.0), demand(rates[1].pps(), 500.0)], 0.01), &[0.5, 0.5]);
-        // And the greatest there are.
+        // The largest numbers.
         let great = Demand { arrival_pps: 1e308, service_ns: Some(1.0), priority: 1e9 };
         close(&of(&[great, great], 0.01), &[0.5, 0.5]);
     }

@@ -1,68 +1,70 @@
 //! Workflow order: NFs that do not cooperate take turns on a core in the order of their chains.
 //!
 //! # Problem
-//! An NF that polls never gives its core away. The kernel's scheduler knows nothing of rings: it lets an NF poll an empty one for
-//! milliseconds, while the ring before it overflows. So somebody outside must say who runs, look at the rings, and change over when
-//! that pays.
+//! An NF that polls never gives its core away. The kernel's scheduler does not know rings: it lets
+//! an NF poll an empty one for milliseconds, while the ring before it overflows. So a controller
+//! outside must choose the NF that runs, look at the rings, and switch when that pays.
 //!
 //! # Terms and units
-//! *Work*: packets that an NF was given and has not returned. *Unread*: those of them that still lie in its ring. *Room*: packets
-//! that it can still put on its output. *Turn*: the time from the switch to an NF to the switch away from it; a *slice* is the longest
-//! turn while others wait. *Cost*: nanoseconds a packet. *Depth*: how far down its chains an NF stands; ties go by number. All times are
-//! nanoseconds.
+//! *Work*: packets that an NF was given and has not returned. *Unread*: those still in its ring.
+//! *Room*: packets that it can still put on its output. *Turn*: from the switch to an NF to the
+//! switch away from it. *Slice*: the longest turn while others wait. *Cost*: nanoseconds a packet.
+//! *Depth*: how far down its chains an NF is; ties go by number. All times are nanoseconds.
 //!
 //! # Approach
-//! The NFs of a core form a circle in the order of depth: behind an NF comes the one that its packets go to next, so the batch that it
-//! has just worked off is still in the caches. A turn ends when
+//! The NFs of a core form a circle in the order of depth: after an NF comes the one that its
+//! packets go to next, so its last batch is still in the caches. A turn ends when
 //! - its slice is over,
-//! - the input is almost empty (fewer unread packets than [`Settings::near`]) and what the NF has in hand had time to be returned,
+//! - the input is almost empty (below [`Settings::near`]), after time to return packets in hand,
 //! - the output is almost full, or
 //! - the NF is held by backpressure.
 //!
-//! Then comes the next in the circle that has room and at least `near` packets, or any that has waited for
-//! [`Settings::longest_wait_ns`]. If there is none, the next with any work, but no sooner than a slice of the least length after the last
-//! switch (two switches, if who has the core has nothing to do): single packets do not make everybody do nothing but switch. If nobody
-//! has work the NF keeps the core, for who polls may as well be the last one; after [`Settings::park_after_ns`] it is parked.
+//! Then comes the next in the circle that has room and at least `near` packets, or any that has
+//! waited for [`Settings::longest_wait_ns`]. If there is none, the next with any work, but no
+//! sooner than a slice of the least length after the last switch (two switches, if the NF on the
+//! core has nothing to do): so single packets do not turn all CPU time into switches. If no NF has
+//! work, the NF keeps the core; after [`Settings::park_after_ns`] it is parked.
 //!
-//! Some have work that nobody sees: a foreign program has timers and connections of its own ([`Reading::background`]). Such an NF has
-//! the core while nobody has packets and is never parked for that, and while others have packets it has a turn of the least length
-//! every [`BACKGROUND_NS`]. A turn that was given for packets ends when they are done, as those of others do, and counts as one for the
-//! rest only if it was as long as that. Slices are no longer than [`Settings::longest_wait_ns`]: what it does besides packets makes these
-//! look dear.
-//! It is not waited for: with nothing but that to do, whoever asks may sleep.
+//! A foreign program also has work that is not visible: timers and connections of its own
+//! ([`Reading::background`]). Such an NF has the core while no NF has packets, and is not parked
+//! for that; while others have packets it has a turn of the least length every [`BACKGROUND_NS`]. A
+//! turn given for packets ends with them, and counts as a background turn only if it was as long as
+//! one. Slices are no longer than [`Settings::longest_wait_ns`], because background work makes
+//! packets look expensive. The caller may sleep while there is only background work.
 //!
-//! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C: cost of a burst × bursts in a ring
-//! / C), and at least [`Settings::least_switches`] times what a switch takes. Costs are told anew at each turn, so slices follow the
-//! load.
+//! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C:
+//! cost of a burst × bursts in a ring / C), and at least [`Settings::least_switches`] times a
+//! switch. Costs are read at each turn, so slices follow the load.
 //!
 //! # Limits
-//! An NF with work waits at most for the slices of all others and one `longest_wait_ns`. The waits of those that do not run are looked
-//! at every [`LOOK_NS`], so they are known no finer. Looking is linear in the NFs of a core.
+//! An NF with work waits at most for the slices of all others and one `longest_wait_ns`. The waits
+//! of NFs that do not run are measured every [`LOOK_NS`], in time linear in the NFs of the core.
 //!
-//! Source: Anthony and Bai, "UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function Scheduler" (workflow-aware
-//! order, preemption by rings, slices by estimated cost); the order of the circle, the bounds on slices and the longest wait are ours.
+//! Source: Anthony and Bai, "UNiS: A User-space Non-intrusive Workflow-aware Virtual Network
+//! Function Scheduler" (workflow-aware order, preemption by rings, slices by estimated cost); the
+//! order of the circle, the bounds on slices and the longest wait are ours.
 
-/// Time between two looks at those that do not run, in nanoseconds.
+/// Time between two looks at the NFs that do not run, in nanoseconds.
 pub const LOOK_NS: u64 = 20_000;
-/// Time between two turns of an NF that may have work which nobody sees, in nanoseconds.
+/// Time between two turns of an NF for background work, in nanoseconds.
 pub const BACKGROUND_NS: u64 = 10_000_000;
-/// The same while who has the core has nothing to do.
+/// [`LOOK_NS`] while the NF on the core has nothing to do.
 const IDLE_LOOK_NS: u64 = 1_000;
 
-/// How turns are made.
+/// Parameters of the policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Packets below which an input is almost empty, and places below which an output is almost full.
+    /// Packets below which an input is almost empty; slots below which an output is almost full.
     pub near: u32,
-    /// What a ring full of packets is divided by to make a slice; at least 1.
+    /// Divisor of the cost of a ring full of packets that makes a slice; at least 1.
     pub divisor: f64,
-    /// What a switch takes, from the decision until the other one runs, as measured on the host.
+    /// Time from the decision to switch until the other NF runs, as measured on the host.
     pub switch_ns: u64,
-    /// Switches that a slice must be worth.
+    /// Least length of a slice, in switches.
     pub least_switches: u32,
-    /// Time after which an NF with fewer packets than `near` has its turn all the same.
+    /// Time after which an NF with fewer packets than `near` gets a turn.
     pub longest_wait_ns: u64,
-    /// Time after which an NF that has nothing to do is parked, though nobody else has either.
+    /// Time without work after which an NF is parked, though no other has work either.
     pub park_after_ns: u64,
 }
 
@@ -78,8 +80,8 @@ impl Settings {
         self.switch_ns * u64::from(self.least_switches)
     }
 
-    /// The slice of an NF whose packets cost `cost_ns` each (0: unknown) and whose ring has `ring` places. `weight` makes it longer or
-    /// shorter than that of others, where 1 is usual; never longer than a ring full of packets takes.
+    /// The slice of an NF whose packets cost `cost_ns` each (0: unknown) and whose ring has `ring`
+    /// slots. `weight` scales it; 1 is usual. It is never longer than a ring full of packets takes.
     pub fn slice_ns(&self, cost_ns: f64, ring: u32, weight: f64) -> u64 {
         let least = self.least_slice_ns();
         if cost_ns <= 0.0 {
@@ -87,49 +89,49 @@ impl Settings {
         }
         let full = cost_ns * f64::from(ring);
         let slice = (full / self.divisor.max(1.0) * weight).min(full);
-        // A ring that is worked off in less than that is told by its own emptiness.
+        // A ring that is processed in less time ends the turn by being empty.
         (slice as u64).max(least)
     }
 }
 
-/// An NF as this policy knows it.
+/// An NF in the circle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Member {
     /// Number of the NF.
     pub nf: u16,
-    /// How far down its chains it stands.
+    /// How far down its chains it is.
     pub depth: u32,
-    /// Places of its ring.
+    /// Slots of its ring.
     pub ring: u32,
 }
 
 impl Member {
-    /// Packets below which its input is almost empty, and places below which its output is almost full: of a small ring, half of it.
+    /// [`Settings::near`], but at most half of the ring.
     fn near(&self, settings: &Settings) -> u32 {
         settings.near.min(self.ring / 2).max(1)
     }
 }
 
-/// What is seen of an NF at one moment.
+/// State of an NF at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
     /// Packets that it was given and has not returned.
     pub work: u32,
     /// Those of them that it has not taken from its ring.
     pub unread: u32,
-    /// Packets that its output takes.
+    /// Packets that its output can take.
     pub room: u32,
-    /// It must not run: whatever it did would wait further on, or it is gone.
+    /// It must not run: its output would wait further on, or it is gone.
     pub held: bool,
-    /// It may have something to do besides packets, now and then.
+    /// It may have background work.
     pub background: bool,
 }
 
-/// Who knows the rings of a core's NFs.
+/// Access to the rings of a core's NFs.
 pub trait Rings {
-    /// What is seen of an NF now.
+    /// Reads the state of an NF.
     fn read(&self, nf: u16) -> Reading;
-    /// What a packet costs it, in nanoseconds; 0 if unknown.
+    /// Cost of its packets, in nanoseconds; 0 if unknown.
     fn cost_ns(&self, nf: u16) -> f64;
     /// Weight of its slices; 1 is usual.
     fn weight(&self, nf: u16) -> f64;
@@ -147,12 +149,12 @@ pub enum Why {
     Full = 2,
     /// It was held.
     Held = 3,
-    /// Nobody had work for a while.
+    /// No NF had work for a while.
     Idle = 4,
 }
 
 impl Why {
-    /// All of them, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Slice, Self::Empty, Self::Full, Self::Held, Self::Idle];
 
     /// Its name.
@@ -167,23 +169,23 @@ impl Why {
     }
 }
 
-/// What to do.
+/// What the caller must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
     /// Nothing.
     Stay,
-    /// Nobody had the core: this one gets it.
+    /// Give the core, which no NF has, to this NF.
     Run(u16),
-    /// From one to the other.
+    /// Switch from one NF to another.
     Switch {
-        /// Who has it.
+        /// The NF that has the core.
         from: u16,
-        /// Who gets it.
+        /// The NF that gets it.
         to: u16,
         /// Why the turn ended.
         why: Why,
     },
-    /// Who has the core is parked.
+    /// Park the NF that has the core.
     Park(u16, Why),
 }
 
@@ -192,20 +194,19 @@ struct Entry {
     member: Member,
     /// Since when it has work and no turn.
     waits_ns: Option<u64>,
-    /// Since when it has had no turn for what nobody sees.
+    /// Since when it has had no background turn.
     background_ns: Option<u64>,
 }
 
-/// The turn that goes on.
 #[derive(Debug, Clone, Copy)]
 struct Turn {
     began_ns: u64,
     ends_ns: u64,
-    /// It was given for what nobody sees, and not for packets alone.
+    /// It was given for background work, not for packets alone.
     is_background: bool,
-    /// Since when the NF had had no turn for that.
+    /// Since when the NF had had no background turn.
     background_ns: Option<u64>,
-    /// When the input was almost empty: until when what is in hand may still be returned.
+    /// Once the input is almost empty: until when packets in hand may still be returned.
     finishing_ns: Option<u64>,
     /// Since when it has had nothing to do.
     idle_ns: Option<u64>,
@@ -215,29 +216,28 @@ struct Turn {
 #[derive(Debug, Clone)]
 pub struct Workflow {
     settings: Settings,
-    /// In the order of their turns.
     circle: Vec<Entry>,
-    /// Who has the core, by place in the circle.
+    /// Place in the circle of the NF that has the core.
     current: Option<usize>,
     turn: Turn,
     looked_ns: u64,
-    /// The longest that an NF has waited with work since last asked.
+    /// The longest wait of an NF with work since [`Workflow::take_longest_wait_ns`].
     longest_ns: u64,
 }
 
 impl Workflow {
-    /// Of nobody.
+    /// An empty circle.
     pub fn new(settings: Settings) -> Self {
         let turn = Turn { began_ns: 0, ends_ns: 0, is_background: false, background_ns: None, finishing_ns: None, idle_ns: None };
         Self { settings, circle: Vec::new(), current: None, turn, looked_ns: 0, longest_ns: 0 }
     }
 
-    /// How turns are made.
+    /// Parameters of the policy.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Takes in an NF, which does not run.
+    /// Adds an NF, which does not run.
     pub fn add(&mut self, member: Member) {
         self.remove(member.nf);
         let current = self.running();
@@ -245,14 +245,14 @@ impl Workflow {
         self.sort(current);
     }
 
-    /// Forgets an NF. If it had the core, nobody has it.
+    /// Removes an NF. If it had the core, no NF has it.
     pub fn remove(&mut self, nf: u16) {
         let current = self.running().filter(|running| *running != nf);
         self.circle.retain(|entry| entry.member.nf != nf);
         self.sort(current);
     }
 
-    /// Says anew how far down their chains the NFs stand.
+    /// Sets the depths of the NFs again.
     pub fn reorder(&mut self, depth: impl Fn(u16) -> u32) {
         let current = self.running();
         self.circle.iter_mut().for_each(|entry| entry.member.depth = depth(entry.member.nf));
@@ -264,33 +264,33 @@ impl Workflow {
         self.current = current.and_then(|nf| self.circle.iter().position(|entry| entry.member.nf == nf));
     }
 
-    /// The NFs in the order of their turns.
+    /// The NFs in the order of turns.
     pub fn order(&self) -> impl Iterator<Item = u16> {
         self.circle.iter().map(|entry| entry.member.nf)
     }
 
-    /// Who has the core.
+    /// The NF that has the core.
     pub fn running(&self) -> Option<u16> {
         self.current.map(|at| self.circle[at].member.nf)
     }
 
-    /// Whether nobody has work, as far as was seen last: then nothing happens by itself.
+    /// Whether no NF had work at the last look, so that only new packets change anything.
     pub fn is_idle(&self) -> bool {
         (self.current.is_none() || self.turn.idle_ns.is_some()) && self.circle.iter().all(|entry| entry.waits_ns.is_none())
     }
 
-    /// When the turn that goes on ends at the latest, if others wait.
+    /// When the current turn ends at the latest; None if no NF waits.
     pub fn deadline_ns(&self) -> Option<u64> {
         let waits = || self.circle.iter().any(|entry| entry.waits_ns.is_some());
         (self.current.is_some() && waits()).then_some(self.turn.ends_ns)
     }
 
-    /// The longest that an NF with work has waited for its turn since this was asked last.
+    /// The longest wait of an NF with work since the last call.
     pub fn take_longest_wait_ns(&mut self) -> u64 {
         std::mem::take(&mut self.longest_ns)
     }
 
-    /// Decides. Whoever asks does what is answered.
+    /// Decides what the caller must do.
     #[inline]
     pub fn step(&mut self, now_ns: u64, rings: &impl Rings) -> Move {
         let Some(at) = self.current else { return self.begin(now_ns, rings) };
@@ -327,7 +327,7 @@ impl Workflow {
             self.turn.finishing_ns = None;
             return None;
         }
-        // Almost empty: what it has in hand would lie there until its next turn, and takes less than a switch.
+        // Almost empty: packets in hand would wait for the next turn, and take less than a switch.
         let until = *self.turn.finishing_ns.get_or_insert_with(|| {
             let burst = 2.0 * rings.cost_ns(self.circle[at].member.nf) * f64::from(near);
             let patience = (burst as u64).clamp(2_000, self.settings.switch_ns.max(2_000));
@@ -336,12 +336,11 @@ impl Workflow {
         (now_ns >= until).then_some(Why::Empty)
     }
 
-    /// When the turn that goes on is as long as one for what nobody sees.
+    /// When the current turn is as long as a background turn.
     fn background_until_ns(&self) -> u64 {
         self.turn.began_ns + self.settings.switch_ns + self.settings.least_slice_ns()
     }
 
-    /// Nobody has the core.
     fn begin(&mut self, now_ns: u64, rings: &impl Rings) -> Move {
         self.look(now_ns, rings);
         let able = |this: &Self, at: &usize, wants: fn(&Reading) -> bool| {
@@ -358,7 +357,7 @@ impl Workflow {
         }
     }
 
-    /// The turn of `at` is over: who comes next?
+    /// Ends the turn of `at`, and finds the next one.
     fn change(&mut self, at: usize, reading: Reading, why: Why, now_ns: u64, rings: &impl Rings) -> Move {
         if self.turn.idle_ns.is_none() || now_ns.saturating_sub(self.looked_ns) >= IDLE_LOOK_NS {
             self.look(now_ns, rings);
@@ -368,14 +367,14 @@ impl Workflow {
             if reading.work > 0 {
                 self.circle[at].waits_ns = Some(now_ns);
             }
-            // One that was too short for it was no turn for what nobody sees.
+            // A turn that was too short for background work was no background turn.
             let since_ns = self.turn.background_ns.filter(|_| now_ns < self.background_until_ns()).unwrap_or(now_ns);
             self.circle[at].background_ns = reading.background.then_some(since_ns);
             self.give(next, now_ns, rings);
             return Move::Switch { from, to: self.circle[next].member.nf, why };
         }
         match why {
-            // Nobody else can run.
+            // No other NF can run.
             Why::Slice => {
                 self.turn.ends_ns = now_ns + self.slice_ns(at, rings);
                 Move::Stay
@@ -401,10 +400,9 @@ impl Workflow {
         }
     }
 
-    /// Who comes after `at`.
     fn next(&self, at: usize, now_ns: u64, rings: &impl Rings) -> Option<usize> {
         let longest_wait_ns = self.settings.longest_wait_ns;
-        // Who has nothing to do loses nothing by a switch; whoever makes it does.
+        // An NF without work loses nothing by a switch; the one that switches does.
         let pause_ns = if self.turn.idle_ns.is_some() { 2 * self.settings.switch_ns } else { self.settings.least_slice_ns() };
         let rested = now_ns.saturating_sub(self.turn.began_ns) >= pause_ns;
         let mut small = None;
@@ -433,7 +431,7 @@ impl Workflow {
         small
     }
 
-    /// Notes who waits, and since when.
+    /// Notes which NFs wait, and since when.
     fn look(&mut self, now_ns: u64, rings: &impl Rings) {
         self.looked_ns = now_ns;
         for (at, entry) in self.circle.iter_mut().enumerate() {
@@ -445,7 +443,7 @@ impl Workflow {
             if reading.work == 0 {
                 entry.waits_ns = None;
             } else if reading.held || reading.room < entry.member.near(&self.settings) {
-                // It does not wait for the core. Its wait begins when it could run.
+                // It does not wait for the core: its wait begins when it could run.
                 entry.waits_ns = Some(now_ns);
             } else {
                 let since_ns = *entry.waits_ns.get_or_insert(now_ns);
@@ -467,16 +465,16 @@ impl Workflow {
 
     fn slice_ns(&self, at: usize, rings: &impl Rings) -> u64 {
         let member = &self.circle[at].member;
-        // Of the largest: a slice is never longer than a ring of packets takes.
+        // Relative to the largest weight: a slice is never longer than a ring of packets takes.
         let largest = self.circle.iter().map(|entry| rings.weight(entry.member.nf)).fold(f64::MIN_POSITIVE, f64::max);
         let slice_ns = self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, rings.weight(member.nf) / largest);
-        // What it does that nobody sees counts as cost too, and no empty input ends its turn: longer slices would cost more, and so on.
+        // Background work counts as cost, and no empty input ends its turn: slices would grow on.
         let longest_ns = self.settings.longest_wait_ns.max(self.settings.least_slice_ns());
         if rings.read(member.nf).background { slice_ns.min(longest_ns) } else { slice_ns }
     }
 }
 
-/// Whether an NF that has had no turn since then for what nobody sees is to have one.
+/// Whether an NF without a background turn since `background_ns` is due for one.
 fn is_due(background_ns: Option<u64>, now_ns: u64) -> bool {
     background_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= BACKGROUND_NS)
 }

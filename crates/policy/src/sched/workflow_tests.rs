@@ -4,15 +4,13 @@ use super::*;
 struct Core {
     cost_ns: Vec<f64>,
     ring: u32,
-    /// Packets with each NF.
     work: Vec<u32>,
-    /// Places on each output; usually as many as one wants.
+    /// Slots on each output; usually unlimited.
     room: Vec<u32>,
     held: Vec<bool>,
     weight: Vec<f64>,
-    /// NFs that may have something to do which nobody sees.
     background: Vec<usize>,
-    /// Nanoseconds that who has the core has worked on its next packet.
+    /// Nanoseconds that the NF on the core has worked on its next packet.
     spent_ns: f64,
     /// When the next run begins.
     at_ns: u64,
@@ -51,7 +49,6 @@ impl Core {
 
     fn workflow(&self, settings: Settings) -> Workflow {
         let mut workflow = Workflow::new(settings);
-        // Not in their order.
         for nf in (0..self.cost_ns.len() as u16).rev() {
             workflow.add(Member { nf, depth: nf.into(), ring: self.ring });
         }
@@ -63,7 +60,6 @@ impl Core {
         self.work.iter().sum()
     }
 
-    /// `nf` has the core for so long.
     fn work_for(&mut self, nf: u16, ns: f64) {
         let nf = usize::from(nf);
         self.spent_ns += ns;
@@ -80,8 +76,8 @@ impl Core {
         }
     }
 
-    /// Runs a workflow for so long, with `arrive` packets let in each step as far as there is room, and tells each move.
-    fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut told: impl FnMut(u64, Move)) {
+    /// Runs a workflow for `ns`, with up to `arrive` packets each step, and reports each move.
+    fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut report: impl FnMut(u64, Move)) {
         const STEP_NS: u64 = 500;
         let mut from_ns = self.at_ns;
         let until_ns = self.at_ns + ns;
@@ -93,7 +89,7 @@ impl Core {
                 self.spent_ns = 0.0;
             }
             if done != Move::Stay {
-                told(now_ns, done);
+                report(now_ns, done);
             }
             if let Some(nf) = workflow.running()
                 && now_ns >= from_ns
@@ -118,7 +114,7 @@ fn a_slice_is_a_ring_of_packets_and_worth_its_switches() {
 
 #[test]
 fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
-    // The first one is such, and only the second one has packets.
+    // The first one has background work; only the second one has packets.
     let mut core = Core::new(&[0.0, 50.0], 2048);
     core.background = vec![0];
     let mut workflow = core.workflow(Settings::default());
@@ -143,13 +139,13 @@ fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
         workflow.take_longest_wait_ns() <= settings.least_slice_ns() + settings.switch_ns,
         "one short turn is all that it takes"
     );
-    // Without packets it has the core, is not parked, and whoever asks may sleep.
+    // Without packets it has the core, is not parked, and the caller may sleep.
     core.work[1] = 0;
-    let mut told = Vec::new();
-    core.run(&mut workflow, 50_000_000, |_| 0, |_, done| told.push(done));
-    assert_eq!((workflow.running(), workflow.is_idle(), workflow.deadline_ns()), (Some(0), true, None), "{told:?}");
-    assert!(told.len() <= 2 && !told.iter().any(|done| matches!(done, Move::Park(0, _))), "{told:?}");
-    // With packets its slice is bounded, however dear these seem.
+    let mut moves = Vec::new();
+    core.run(&mut workflow, 50_000_000, |_| 0, |_, done| moves.push(done));
+    assert_eq!((workflow.running(), workflow.is_idle(), workflow.deadline_ns()), (Some(0), true, None), "{moves:?}");
+    assert!(moves.len() <= 2 && !moves.iter().any(|done| matches!(done, Move::Park(0, _))), "{moves:?}");
+    // With packets its slice is bounded, however expensive these seem.
     let mut core = Core::new(&[2_000_000.0, 50.0], 2048);
     core.background = vec![0];
     let mut workflow = core.workflow(Settings::default());
@@ -167,9 +163,9 @@ fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
         },
     );
     let settings = Settings::default();
-    // Another slice follows where nobody else has had work by then.
+    // Another slice follows if no other NF has had work by then.
     assert!((1..=2 * settings.longest_wait_ns + settings.switch_ns + LOOK_NS).contains(&longest_ns), "{longest_ns}");
-    // Two such have it in turn.
+    // Two such NFs take turns.
     let mut core = Core::new(&[0.0, 0.0], 2048);
     core.background = vec![0, 1];
     let mut workflow = core.workflow(Settings::default());
@@ -190,7 +186,7 @@ fn a_turn_for_packets_ends_with_them_whatever_else_there_is_to_do() {
     assert_eq!(workflow.step(30_000, &core), Move::Stay);
     core.work[0] = 0;
     assert_eq!(workflow.step(40_000, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
-    // Such turns are too short for the rest: one of full length comes each 10 ms all the same.
+    // Such turns are too short for background work: a turn of full length still comes each 10 ms.
     let (mut began_ns, mut lengths) = (0, Vec::new());
     for now_ns in (50_000..50_000_000).step_by(10_000) {
         core.work[0] = if workflow.running() == Some(0) { 0 } else { 32 };
@@ -240,7 +236,7 @@ fn an_almost_empty_input_ends_a_turn_when_what_is_in_hand_is_back() {
     assert_eq!(workflow.step(20_000, &core), Move::Stay);
     core.work[0] = 0;
     assert_eq!(workflow.step(21_000, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
-    // It does not return what it has: then it is left with it.
+    // It does not return what it has: its turn ends all the same.
     core.work = vec![100, 20];
     assert_eq!(workflow.step(40_000, &core), Move::Stay);
     assert_eq!(workflow.step(46_399, &core), Move::Stay);
@@ -258,7 +254,7 @@ fn a_full_output_and_a_hold_end_a_turn_and_keep_from_one() {
     assert_eq!(workflow.step(1_000, &core), Move::Switch { from: 0, to: 1, why: Why::Full });
     core.held[1] = true;
     assert_eq!(workflow.step(2_000, &core), Move::Switch { from: 1, to: 2, why: Why::Held });
-    // Nobody else can run: it goes on after its slice; and it is parked when it is held itself.
+    // No other NF can run: it goes on after its slice, and is parked when it is held itself.
     assert_eq!(workflow.step(10_000_000, &core), Move::Stay);
     assert_eq!(workflow.running(), Some(2));
     core.held[2] = true;
@@ -290,7 +286,7 @@ fn few_packets_wait_for_company_but_not_for_ever() {
     let mut workflow = core.workflow(settings);
     core.work = vec![2048, 3, 0];
     assert_eq!(workflow.step(0, &core), Move::Run(0));
-    // A third with enough comes before the second with little.
+    // A third with enough packets comes before the second with few.
     core.work[2] = 32;
     assert_eq!(workflow.step(300_000, &core), Move::Switch { from: 0, to: 2, why: Why::Slice });
     assert_eq!(workflow.step(520_000, &core), Move::Switch { from: 2, to: 0, why: Why::Slice });
@@ -345,7 +341,6 @@ fn with_nothing_to_do_the_last_one_keeps_the_core_for_a_while() {
     assert_eq!(workflow.step(149_999, &core), Move::Stay);
     assert_eq!(workflow.step(150_000, &core), Move::Park(1, Why::Idle));
     assert_eq!(workflow.running(), None);
-    // It comes back for its next packet.
     core.work[1] = 1;
     assert_eq!(workflow.step(160_000, &core), Move::Run(1));
 }
@@ -358,7 +353,7 @@ fn who_leaves_leaves_the_others_where_they_are() {
     assert_eq!(workflow.step(0, &core), Move::Run(1));
     workflow.remove(0);
     assert_eq!(workflow.running(), Some(1));
-    // Another chain: the third comes first now.
+    // With other chains the third comes first.
     workflow.reorder(|nf| 10 - u32::from(nf));
     assert_eq!((workflow.running(), workflow.order().collect::<Vec<_>>()), (Some(1), vec![2, 1]));
     workflow.remove(1);

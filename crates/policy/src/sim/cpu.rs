@@ -1,4 +1,4 @@
-//! One core: runs the processes on it between two rounds of the manager.
+//! One core: runs its processes between two rounds of the manager.
 
 use super::outcome::Outcome;
 use super::packets::Batch;
@@ -10,12 +10,11 @@ use crate::sched::wakeup::{self, Core, Rules, Table};
 /// How often a service time is sampled, in nanoseconds.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
 
-/// What cores and the manager share.
+/// State that cores and the manager share.
 pub(super) struct World {
     pub machine: Machine,
     pub processes: Vec<Process>,
     pub paths: Vec<Path>,
-    /// By NF.
     pub costs: Vec<Costs>,
     pub count: Outcome,
     pub handover: bool,
@@ -46,7 +45,6 @@ impl World {
     }
 }
 
-/// The burst that a process works on.
 struct Work {
     local: usize,
     ns: u64,
@@ -57,20 +55,19 @@ struct Work {
 /// A core and its operating system.
 pub(super) struct Cpu {
     number: usize,
-    /// Time up to which the core was simulated; the end of the burst that is under way.
+    /// Time up to which the core was simulated: the end of the burst in progress.
     now_ns: u64,
     pub os: RunQueue,
-    /// Numbers of its processes.
     pub processes: Vec<usize>,
-    /// What the policy chooses from.
+    /// Input of the wake-up policy.
     pub table: Table,
-    /// When which process becomes able to run.
+    /// Pending wakes: time and process.
     wakes: Vec<(u64, usize)>,
-    /// Whose burst it ran last; None after idling.
+    /// Process of its last burst; None after idling.
     last: Option<usize>,
     work: Work,
     is_working: bool,
-    /// Cycles · 1000 that did not make a whole nanosecond.
+    /// Remainder of cycles to nanoseconds, in cycles · 1000.
     rest: u64,
 }
 
@@ -92,7 +89,6 @@ impl Cpu {
         }
     }
 
-    /// Whether a process runs, can run or is being woken.
     pub(super) fn is_busy(&self) -> bool {
         self.os.is_busy() || !self.wakes.is_empty()
     }
@@ -102,7 +98,7 @@ impl Cpu {
         self.wakes.push((at_ns, local));
     }
 
-    /// Who should run next, by the policy, when `leaving` gives the core away.
+    /// The process that the policy runs next when `leaving` gives the core away.
     pub(super) fn choose(&mut self, leaving: Option<usize>, world: &World, now_ns: u64) -> Option<usize> {
         self.look(world, now_ns);
         self.table.leaving = leaving;
@@ -115,7 +111,7 @@ impl Cpu {
         }
     }
 
-    /// Runs up to a time. A burst that is under way then ends later.
+    /// Runs up to a time. The last burst may end later.
     pub(super) fn run(&mut self, until_ns: u64, world: &mut World) {
         while self.now_ns < until_ns {
             self.finish(world);
@@ -130,7 +126,6 @@ impl Cpu {
         }
     }
 
-    /// Nothing to do until somebody wakes.
     fn idle(&mut self, until_ns: u64, world: &mut World) {
         let next = self.wakes.iter().map(|(at, _)| *at).min().unwrap_or(until_ns).clamp(self.now_ns, until_ns);
         world.count.cores[self.number].idle_ns += next - self.now_ns;
@@ -138,7 +133,7 @@ impl Cpu {
         self.last = None;
     }
 
-    /// In the ideal: the next process with packets, burst by burst in turn.
+    /// In the ideal: the next process with packets, round robin by bursts.
     fn next_in_turn(&self, world: &World) -> Option<usize> {
         let n = self.processes.len();
         let turn = (1..=n).map(|i| (self.work.local + i) % n);
@@ -148,7 +143,7 @@ impl Cpu {
         })
     }
 
-    /// Whom the operating system runs now. A switch passes time.
+    /// The process that the operating system runs now. A switch takes time.
     fn scheduled(&mut self, world: &mut World) -> Option<usize> {
         while let Some(i) = (0..self.wakes.len()).filter(|i| self.wakes[*i].0 <= self.now_ns).min_by_key(|i| self.wakes[*i].0) {
             let (_, local) = self.wakes.remove(i);
@@ -177,17 +172,16 @@ impl Cpu {
         Some(local)
     }
 
-    /// A process can run from now on.
     fn ready(&mut self, local: usize, world: &mut World) {
         let process = &mut world.processes[self.processes[local]];
-        // It may have been woken by its neighbour meanwhile.
+        // Its neighbour may have woken it meanwhile.
         if std::mem::take(&mut process.asleep) || self.os.current() != Some(local) {
             process.ready_ns = self.now_ns;
         }
         self.os.wake(local);
     }
 
-    /// The process that has the core takes a burst, or goes to sleep.
+    /// Runs a burst of the process that has the core, or puts it to sleep.
     fn step(&mut self, local: usize, world: &mut World) {
         let number = self.processes[local];
         let process = &mut world.processes[number];
@@ -200,7 +194,7 @@ impl Cpu {
         self.start(local, number, world);
     }
 
-    /// Whether the process that has the core has used up its budget, and another can run: asked after each burst.
+    /// Whether the running process has no budget left and another can run; called after each burst.
     fn is_over_budget(&mut self, local: usize, world: &World) -> bool {
         if !world.handover || self.table.budget_ns(local as u32) > 0 {
             return false;
@@ -209,7 +203,7 @@ impl Cpu {
         self.table.must_leave(local, &world.rules)
     }
 
-    /// The process goes to sleep, and starts the next one if it may choose.
+    /// Puts the process to sleep, and starts the next one with hand-over.
     fn leave(&mut self, local: usize, world: &mut World) {
         let next = if world.handover { self.choose(Some(local), world, self.now_ns) } else { None };
         let process = &mut world.processes[self.processes[local]];
@@ -232,7 +226,7 @@ impl Cpu {
             left -= batch.count;
             let flows = world.paths[batch.chain as usize].flows;
             for (place, nf) in process.parts.iter().enumerate() {
-                // One pass through rings and checks, however many handlers.
+                // One pass through rings and checks for all handlers.
                 let pass = if place == 0 { world.machine.hop_cycles * u64::from(batch.count) } else { 0 };
                 let used = world.costs[*nf].cycles(&batch, flows, self.now_ns) + pass;
                 world.count.nfs[*nf].cycles += used;
@@ -249,7 +243,7 @@ impl Cpu {
         world.count.cores[self.number].busy_ns += self.work.ns;
     }
 
-    /// The burst under way has ended: its packets leave, and its time is charged.
+    /// Ends the burst in progress: its packets leave, and its time is charged.
     fn finish(&mut self, world: &mut World) {
         if !std::mem::take(&mut self.is_working) {
             return;

@@ -1,4 +1,4 @@
-//! The manager: rounds of passing on, letting in, deciding and waking.
+//! The manager: each round forwards, admits, decides and wakes.
 
 use super::cpu::{Cpu, World};
 use super::outcome::Outcome;
@@ -17,17 +17,15 @@ pub(super) struct Manager {
     world: World,
     cpus: Vec<Cpu>,
     pressure: Pressure,
-    /// By process.
     limits: Vec<Limits>,
     priorities: Vec<f64>,
-    /// Rounds so far.
     rounds: usize,
     now_ns: u64,
     load_due_ns: u64,
     weights_due_ns: u64,
     warmup_ns: u64,
     measure_ns: u64,
-    /// Packets of each chain that are to be let in or refused in this round.
+    /// Packets of each chain that arrived in this round.
     due: Vec<u64>,
     demands: Vec<Demand>,
     shares: Vec<f64>,
@@ -92,7 +90,6 @@ impl Manager {
         }
     }
 
-    /// Passes on what the NFs have returned.
     fn forward(&mut self) {
         let World { processes, paths, count, .. } = &mut self.world;
         for number in 0..processes.len() {
@@ -112,14 +109,14 @@ impl Manager {
                     count.nfs[processes[*next].parts[0]].wasted += u64::from(lost);
                 }
             }
-            // Without backpressure nobody asks for credit; what came back is as good as taken.
+            // Credit is not used without backpressure.
             if !self.platform.backpressure {
                 processes[number].credit = processes[number].rx.capacity();
             }
         }
     }
 
-    /// Lets in what came since the last round, burst by burst in turn, as much as there is room for.
+    /// Admits packets that arrived since the last round, burst by burst in turn, as room permits.
     fn admit(&mut self) {
         let World { processes, paths, count, .. } = &mut self.world;
         for (chain, path) in paths.iter().enumerate() {
@@ -160,11 +157,11 @@ impl Manager {
         }
     }
 
-    /// Finds bottlenecks, and tells the NFs before them to yield.
+    /// Finds bottlenecks, and holds the NFs before them.
     fn watch(&mut self) {
         for ((number, process), limits) in self.world.processes.iter_mut().enumerate().zip(&self.limits) {
             let queue = process.rx.len();
-            // Most queues are short; only those that matter are looked at closely.
+            // Only long queues need a closer look.
             let waits = match queue >= limits.high {
                 true => queueing_ns(queue, process.service_ns, process.age_ns(self.now_ns)),
                 false => 0,
@@ -181,7 +178,7 @@ impl Manager {
         self.pressure.forget_changes();
     }
 
-    /// Reads arrivals each millisecond, and decides about weights when it is time.
+    /// Reads arrivals each millisecond, and decides about weights when that is due.
     fn tune(&mut self) {
         if !self.platform.weights || self.now_ns < self.load_due_ns {
             return;
@@ -216,7 +213,7 @@ impl Manager {
         }
     }
 
-    /// Wakes who has packets, or where NFs start each other the first of a core that stands still. Says how long that took.
+    /// Wakes each NF with packets, or with hand-over one NF of each idle core. Returns the time.
     fn wake(&mut self) -> u64 {
         let mut spent = 0;
         for cpu in &mut self.cpus {
@@ -230,7 +227,7 @@ impl Manager {
                 }
                 continue;
             }
-            // Who runs gives the core away itself.
+            // A running NF gives the core away itself.
             if cpu.os.current().is_none()
                 && !cpu.is_busy()
                 && let Some(next) = cpu.choose(None, &self.world, self.now_ns)
@@ -243,7 +240,7 @@ impl Manager {
     }
 }
 
-/// Wakes a process from afar, and says how long that takes the manager.
+/// Wakes a process from the manager. Returns the time that takes the manager.
 fn wake_one(world: &mut World, class: Class, cpu: &mut Cpu, local: usize, now_ns: u64) -> u64 {
     world.count.wakes += 1;
     let m = &world.machine;

@@ -1,11 +1,11 @@
-//! What came out of a simulation, counted after the warm-up.
+//! Outcome of a simulation, counted after the warm-up.
 
-/// One chain.
+/// Counts of one chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChainOutcome {
-    /// Packets that wanted in.
+    /// Packets that arrived.
     pub offered: u64,
-    /// Packets that came through.
+    /// Packets that left the chain.
     pub delivered: u64,
     /// Packets dropped before any NF worked on them.
     pub entry_drops: u64,
@@ -17,14 +17,14 @@ pub struct ChainOutcome {
     pub inside_after: u64,
 }
 
-/// One NF. In the ideal, where NFs share processes, runs and waits are those of the first of the process.
+/// Counts of one NF. In the ideal, runs and waits are those of the first NF of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NfOutcome {
-    /// Packets that it worked on.
+    /// Packets that it processed.
     pub packets: u64,
-    /// Packets that were dropped in front of it, after another NF had worked on them.
+    /// Packets dropped in front of it, after another NF had worked on them.
     pub wasted: u64,
-    /// Cycles that it worked.
+    /// Cycles of its work.
     pub cycles: u64,
     /// Switches away from it because it slept.
     pub voluntary: u64,
@@ -38,21 +38,21 @@ pub struct NfOutcome {
     pub waited_ns: u64,
 }
 
-/// One core.
+/// Counts of one core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CoreOutcome {
     /// Time in which NFs worked, in nanoseconds.
     pub busy_ns: u64,
     /// Time of switches, in nanoseconds.
     pub switch_ns: u64,
-    /// Time without anything to do, in nanoseconds.
+    /// Idle time, in nanoseconds.
     pub idle_ns: u64,
 }
 
-/// Everything that was counted.
+/// All counts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outcome {
-    /// Time that was counted, in nanoseconds. It is measured in rounds of the manager, and a little more than what was asked for.
+    /// Time that was counted, in nanoseconds: whole rounds, so a little more than requested.
     pub elapsed_ns: u64,
     /// Cycles in a microsecond.
     pub mhz: u64,
@@ -68,7 +68,7 @@ pub struct Outcome {
     pub weight_writes: u64,
     /// NFs that became bottlenecks.
     pub throttles: u64,
-    /// Last shares of the NFs, as the policy decided them (0 to 1 of each core).
+    /// Last shares of the NFs by the policy (0 to 1 of each core).
     pub shares: Vec<f64>,
 }
 
@@ -78,22 +78,22 @@ impl Outcome {
         if self.elapsed_ns == 0 { 0.0 } else { count as f64 * 1e9 / self.elapsed_ns as f64 }
     }
 
-    /// Packets a second that came through a chain. Panics if there is no such chain.
+    /// Packets a second that left a chain. Panics if there is no such chain.
     pub fn delivered_pps(&self, chain: usize) -> f64 {
         self.per_second(self.chains[chain].delivered)
     }
 
-    /// Packets a second that came through all chains.
+    /// Packets a second that left all chains.
     pub fn total_pps(&self) -> f64 {
         self.per_second(self.chains.iter().map(|c| c.delivered).sum())
     }
 
-    /// Packets a second that were dropped after an NF worked on them.
+    /// Packets a second dropped after an NF worked on them.
     pub fn wasted_pps(&self) -> f64 {
         self.per_second(self.chains.iter().map(|c| c.wasted).sum())
     }
 
-    /// Part of its core that an NF had, 0 to 1. Panics if there is no such NF.
+    /// Part of its core that an NF used, 0 to 1. Panics if there is no such NF.
     pub fn cpu_share(&self, nf: usize) -> f64 {
         self.per_second(self.nfs[nf].cycles) / (self.mhz.max(1) as f64 * 1e6)
     }
@@ -103,14 +103,14 @@ impl Outcome {
         self.per_second(self.nfs.iter().map(|nf| nf.voluntary + nf.involuntary).sum())
     }
 
-    /// Jain's index of what the chains deliver: 1 if all the same, 1/n if one has everything; 1 without packets.
+    /// Jain's index of the chains' output: 1 if equal (or no packets), 1/n if one has everything.
     pub fn jain(&self) -> f64 {
         let sum: f64 = self.chains.iter().map(|c| c.delivered as f64).sum();
         let squares: f64 = self.chains.iter().map(|c| (c.delivered as f64) * (c.delivered as f64)).sum();
         if squares == 0.0 { 1.0 } else { sum * sum / squares / self.chains.len() as f64 }
     }
 
-    /// What was counted since `earlier`, a former state of the same run.
+    /// Counts since `earlier`, a former state of the same run.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let mut out = self.clone();
         out.elapsed_ns -= earlier.elapsed_ns;

@@ -5,19 +5,17 @@ use std::collections::VecDeque;
 /// Consecutive packets of one chain at one hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Batch {
-    /// Number of the chain.
     pub chain: u32,
     /// Place in the chain, from 0.
     pub hop: u32,
-    /// Number of the first packet among those that the chain was offered.
+    /// Sequence number of the first packet in its chain.
     pub first: u64,
     pub count: u32,
-    /// When it came into the ring.
+    /// Time of arrival in the ring.
     pub since_ns: u64,
 }
 
 impl Batch {
-    /// The first `count` packets (or all).
     fn split(&mut self, count: u32) -> Self {
         let head = Self { count: count.min(self.count), ..*self };
         self.first += u64::from(head.count);
@@ -26,7 +24,6 @@ impl Batch {
     }
 }
 
-/// A bounded queue of packets.
 #[derive(Debug, Clone)]
 pub(super) struct Ring {
     batches: VecDeque<Batch>,
@@ -44,7 +41,6 @@ impl Ring {
         self.len
     }
 
-    /// Most packets that it holds.
     #[inline]
     pub(super) fn capacity(&self) -> u32 {
         self.capacity
@@ -55,13 +51,12 @@ impl Ring {
         self.capacity - self.len
     }
 
-    /// When the oldest packet came; None if there is none.
     #[inline]
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.batches.front().map(|b| b.since_ns)
     }
 
-    /// Puts as many packets of the batch at the end as there is room for, and says how many did not fit.
+    /// Appends as much of the batch as there is room for. Returns how many packets did not fit.
     pub(super) fn push(&mut self, mut batch: Batch) -> u32 {
         let fits = batch.split(self.room());
         if fits.count == 0 {

@@ -1,4 +1,4 @@
-//! NFs as processes, and the chains over them.
+//! Processes of NFs, and paths of chains over them.
 
 use super::packets::{Batch, Ring};
 use super::scenario::{Cost, Nf, Scenario};
@@ -12,18 +12,17 @@ const COST_WINDOW_NS: u64 = 100_000_000;
 /// Time constant of arrival rates, in nanoseconds.
 const RATE_TAU_NS: u64 = 10_000_000;
 
-/// A process: one NF, or in the ideal the NFs of a chain that follow each other on a core.
+/// A process: one NF, or in the ideal consecutive NFs of a chain on a core.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
     pub core: usize,
-    /// Its NFs, in the order in which a packet meets them.
+    /// Its NFs, in the order of a packet's visits.
     pub parts: Vec<usize>,
     pub rx: Ring,
     pub tx: Ring,
-    /// Packets that may still be let in.
+    /// Packets that may still be admitted.
     pub credit: u32,
     pub asleep: bool,
-    /// Told to yield because of a bottleneck.
     pub held: bool,
     pub depth: u32,
     pub watch: Watch,
@@ -62,7 +61,7 @@ impl Process {
         }
     }
 
-    /// What the policy of wakeups knows of it.
+    /// The process, as the wake-up policy sees it.
     pub(super) fn candidate(&self, now_ns: u64) -> Candidate {
         Candidate {
             waiting: self.rx.len(),
@@ -74,16 +73,14 @@ impl Process {
         }
     }
 
-    /// Age of its oldest packet.
     pub(super) fn age_ns(&self, now_ns: u64) -> u64 {
         self.rx.oldest_ns().map_or(0, |since| now_ns.saturating_sub(since))
     }
 }
 
-/// A chain over processes.
 #[derive(Debug, Clone)]
 pub(super) struct Path {
-    /// Number of the process at each hop, and whether it is its last visit.
+    /// Number of the process at each hop, and whether that is its last visit.
     pub hops: Vec<(usize, bool)>,
     /// The processes, each once.
     pub distinct: Vec<usize>,
@@ -91,11 +88,10 @@ pub(super) struct Path {
     pub flows: u32,
 }
 
-/// The processes and paths of a scenario.
 pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
     let mut processes = Vec::new();
     let mut add = |core: usize, parts: Vec<usize>| {
-        // NFs that share a process share the smallest of their rings.
+        // NFs in one process have the smallest of their rings.
         let rings = parts.iter().map(|nf| scenario.nfs[*nf].ring.unwrap_or(scenario.platform.ring));
         let ring = rings.min().unwrap_or(scenario.platform.ring);
         processes.push(Process::new(core, parts, ring));
@@ -129,7 +125,6 @@ pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
     (processes, paths)
 }
 
-/// What the packets of an NF cost.
 #[derive(Debug, Clone)]
 pub(super) struct Costs {
     cost: Cost,
@@ -146,7 +141,7 @@ impl Costs {
         Self { cost: nf.cost.clone(), factors: nf.factors.clone(), state }
     }
 
-    /// Cycles of a batch whose chain has so many flows.
+    /// Cycles of a batch whose chain has `flows` flows.
     pub(super) fn cycles(&mut self, batch: &Batch, flows: u32, now_ns: u64) -> u64 {
         let count = u64::from(batch.count);
         let sum: u64 = match &self.cost {
@@ -188,7 +183,7 @@ mod tests {
         assert_eq!(costs(Cost::Fixed(7)).cycles(&batch(0, 32), 1, 0), 224);
         let mut list = costs(Cost::List(vec![1, 10, 100]));
         assert_eq!([list.cycles(&batch(0, 2), 1, 0), list.cycles(&batch(2, 2), 1, 0)], [11, 101]);
-        // Packets 13 to 16 are of flows 3, 4, 0 and 1 out of five; odd ones cost 8.
+        // Packets 13 to 16 are of flows 3, 4, 0 and 1 out of five; odd flows cost 8.
         assert_eq!(costs(Cost::ByFlow(vec![1, 8])).cycles(&batch(13, 4), 5, 0), 8 + 1 + 1 + 8);
         let mut random = costs(Cost::Random(vec![100, 300]));
         let sum = random.cycles(&batch(0, 10_000), 1, 0);

@@ -1,9 +1,9 @@
 //! The operating system's scheduler of one core.
 //!
-//! The fair classes follow EEVDF: each process has a virtual run time, which grows with the time it ran by its weight, and asks
-//! for a slice at a time; the virtual time by which that slice should be served is its deadline. Who has had no more than the
-//! average is eligible; of those, the one with the earliest deadline runs until its slice is used up or it sleeps. A sleeper
-//! keeps what it was ahead or behind, up to a slice.
+//! The fair classes follow EEVDF. A process has a virtual run time, its run time divided by its
+//! weight, and requests one slice at a time; its deadline is the virtual time by which that should
+//! be served. It is eligible with no more than the average; of these, the one with the earliest
+//! deadline runs until its slice is used up or it sleeps. A sleeper keeps its lag, up to a slice.
 
 use std::collections::VecDeque;
 
@@ -16,13 +16,12 @@ const FAIR_SLICE_NS: u64 = 3_000_000;
 struct Task {
     awake: bool,
     weight: f64,
-    /// Virtual run time.
     vtime: f64,
     /// Virtual time by which the present slice should be served.
     deadline: f64,
     /// Virtual time that it was owed when it went to sleep.
     lag: f64,
-    /// Nanoseconds of the slice that were used.
+    /// Nanoseconds used of the slice.
     used_ns: u64,
 }
 
@@ -32,14 +31,12 @@ pub(super) struct RunQueue {
     class: Class,
     slice_ns: u64,
     tasks: Vec<Task>,
-    /// Processes that wait for the core, for the queued class.
     queue: VecDeque<usize>,
     current: Option<usize>,
     preempt: bool,
 }
 
 impl RunQueue {
-    /// Of `tasks` processes, all asleep.
     pub(super) fn new(class: Class, tasks: usize) -> Self {
         let slice_ns = match class {
             Class::Other | Class::Batch => FAIR_SLICE_NS,
@@ -58,26 +55,25 @@ impl RunQueue {
         self.current
     }
 
-    /// Whether anybody is awake.
     pub(super) fn is_busy(&self) -> bool {
         self.current.is_some() || self.tasks.iter().any(|t| t.awake)
     }
 
-    /// Gives a process a new weight; 1 is average.
+    /// Sets a process's weight; 1 is average.
     pub(super) fn set_weight(&mut self, task: usize, weight: f64) {
         let t = &mut self.tasks[task];
         t.weight = weight;
         t.deadline = t.vtime + self.slice_ns as f64 / weight;
     }
 
-    /// Average virtual time of those awake, by weight; None if nobody is.
+    /// Average virtual time of the processes that are awake, by weight.
     fn average(&self) -> Option<f64> {
         let awake = self.tasks.iter().filter(|t| t.awake);
         let (sum, weight) = awake.fold((0.0, 0.0), |(s, w), t| (s + t.vtime * t.weight, w + t.weight));
         (weight > 0.0).then(|| sum / weight)
     }
 
-    /// Makes a process able to run. It preempts if its class does that.
+    /// Makes a process able to run. It preempts if its class does.
     pub(super) fn wake(&mut self, task: usize) {
         if self.tasks[task].awake {
             return;
@@ -90,7 +86,7 @@ impl RunQueue {
         let slice = self.slice_ns as f64;
         let average = self.average();
         let t = &mut self.tasks[task];
-        // On an idle core nobody is owed anything.
+        // On an idle core no lag remains.
         t.vtime = average.map_or(t.vtime, |a| a - t.lag);
         t.deadline = t.vtime + slice / t.weight;
         t.awake = true;
@@ -99,7 +95,6 @@ impl RunQueue {
         }
     }
 
-    /// The current process sleeps.
     pub(super) fn sleep(&mut self) {
         let Some(current) = self.current.take() else { return };
         self.preempt = false;
@@ -112,7 +107,6 @@ impl RunQueue {
         t.used_ns = 0;
     }
 
-    /// The current process has run for so long.
     #[inline]
     pub(super) fn account(&mut self, ns: u64) {
         if let Some(current) = self.current {
@@ -122,7 +116,7 @@ impl RunQueue {
         }
     }
 
-    /// Who has the core next, after a burst of the current process or when there is none.
+    /// Picks the process to run, after a burst of the current one or when there is none.
     pub(super) fn pick(&mut self) -> Option<usize> {
         if let Some(current) = self.current {
             let is_used_up = self.tasks[current].used_ns >= self.slice_ns;
@@ -147,7 +141,7 @@ impl RunQueue {
     /// The eligible process with the earliest deadline.
     fn fairest(&self) -> Option<usize> {
         let average = self.average()?;
-        // Sums of large numbers round: who is a nanosecond above the average is still eligible.
+        // Sums of large numbers round: a nanosecond above the average is still eligible.
         let eligible = self.tasks.iter().enumerate().filter(|(_, t)| t.awake && t.vtime <= average + 1.0);
         let best = eligible.min_by(|(_, a), (_, b)| a.deadline.total_cmp(&b.deadline));
         best.map(|(i, _)| i)
@@ -158,7 +152,7 @@ impl RunQueue {
 mod tests {
     use super::*;
 
-    /// Time that each of three hungry processes gets in a simulated 3 s of 10 µs bursts.
+    /// Time of each of three busy processes in a simulated 3 s of 10 µs bursts.
     fn times(class: Class, weights: [f64; 3]) -> [f64; 3] {
         let mut q = RunQueue::new(class, 3);
         for (i, weight) in weights.into_iter().enumerate() {
@@ -189,7 +183,7 @@ mod tests {
     fn only_other_is_preempted_by_who_wakes() {
         for (class, preempted) in [(Class::Other, true), (Class::Batch, false), (Class::Rr(3), false)] {
             let mut q = RunQueue::new(class, 2);
-            // 0 uses up a slice, 1 has run for little when it sleeps, and 0 goes on: 1 is owed time.
+            // 0 uses up a slice; 1 runs for a little, sleeps, and is owed time while 0 goes on.
             q.wake(0);
             q.wake(1);
             q.pick();

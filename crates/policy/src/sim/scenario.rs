@@ -1,28 +1,28 @@
-//! What is simulated: machine, NFs, chains, policies.
+//! Input of a simulation: machine, NFs, chains, policies.
 
 /// Packets that an NF takes at once.
 pub(super) const BURST: u32 = 32;
 
-/// A machine: its cores, and what the operating system costs. The defaults were measured on a two-core virtual machine.
+/// A machine and its operating system's costs, by default of a two-core virtual machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Cores for NFs. The manager has cores of its own.
     pub cores: usize,
     /// Cycles in a microsecond.
     pub mhz: u64,
-    /// Switch from one process to another on a core, in nanoseconds, with what the process does before its first packet and after its last.
+    /// A switch of processes, with the work before the first and after the last packet, in ns.
     pub switch_ns: u64,
-    /// What waking a process on another core costs the manager, in nanoseconds.
+    /// Manager time to wake a process on another core, in nanoseconds.
     pub wake_cost_ns: u64,
-    /// The same where the sleeper does not preempt and the core is busy.
+    /// The same where the sleeper does not preempt and the core is busy, in nanoseconds.
     pub wake_quiet_cost_ns: u64,
-    /// From the wake until the process can run, on an idle core, without the switch, in nanoseconds.
+    /// From the wake to being able to run, on an idle core, without the switch, in nanoseconds.
     pub wake_idle_ns: u64,
     /// The same on a busy core.
     pub wake_busy_ns: u64,
-    /// One round of the manager that wakes nobody, in nanoseconds.
+    /// A round of the manager without wakes, in nanoseconds.
     pub round_ns: u64,
-    /// What a packet costs in an NF beside its handler (rings, checks, cache lines from another core), in cycles.
+    /// Cost of a packet outside of the handler (rings, checks, remote cache lines), in cycles.
     pub hop_cycles: u64,
 }
 
@@ -45,11 +45,11 @@ impl Default for Machine {
 /// How the operating system schedules NFs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// SCHED_OTHER: weighted fair, slices of 3 ms; who wakes may preempt.
+    /// SCHED_OTHER: weighted fair, slices of 3 ms; a waking process may preempt.
     Other,
-    /// SCHED_BATCH: the same; who wakes waits.
+    /// SCHED_BATCH: the same without preemption.
     Batch,
-    /// SCHED_RR with slices of so many milliseconds; weights do not count.
+    /// SCHED_RR with slices of this many milliseconds; weights do not count.
     Rr(u32),
 }
 
@@ -68,26 +68,26 @@ impl std::fmt::Display for Class {
     }
 }
 
-/// Which policies are on.
+/// Set of policies that are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
     /// None: an NF is woken when packets arrive, and the operating system decides the rest.
     Default,
     /// CPU weights.
     Weights,
-    /// Chains are refused at their entry.
+    /// Refusal of chains at their entry.
     Backpressure,
-    /// Both, and NFs that hand the core to each other.
+    /// Both, and hand-over between NFs.
     Sluice,
-    /// The NFs of a core in one process: no switches, no wakes. The class does not matter.
+    /// All NFs of a core in one process: no switches, no wakes. The class does not matter.
     Ideal,
 }
 
 impl Variant {
-    /// All, in the order of tables.
+    /// All variants, in the order of tables.
     pub const ALL: [Self; 5] = [Self::Default, Self::Weights, Self::Backpressure, Self::Sluice, Self::Ideal];
 
-    /// The usual settings of this variant.
+    /// Usual settings of this variant.
     pub fn platform(self) -> Platform {
         Platform {
             fused: self == Self::Ideal,
@@ -111,28 +111,28 @@ impl std::fmt::Display for Variant {
     }
 }
 
-/// The platform's settings.
+/// Settings of the platform.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Platform {
-    /// NFs of a chain that follow each other on a core run in one process.
+    /// Whether consecutive NFs of a chain on a core run in one process.
     pub fused: bool,
-    /// An NF that goes to sleep starts the next one on its core; else the manager wakes each one that has packets.
+    /// Whether a sleeping NF starts the next one; else the manager wakes each that has packets.
     pub handover: bool,
     /// Rate-cost proportional CPU shares.
     pub weights: bool,
-    /// Chains are refused at their entry; else full rings inside drop.
+    /// Refusal of chains at their entry; else full rings inside drop.
     pub backpressure: bool,
-    /// Packets of a ring, where an NF does not say otherwise ([`Nf::ring`]).
+    /// Slots of a ring, unless [`Nf::ring`] is set.
     pub ring: u32,
     /// Percent of a ring from which on a queue is watched.
     pub high_watermark: u32,
-    /// Percent of a ring below which all is well again.
+    /// Percent of a ring below which a queue is clear.
     pub low_watermark: u32,
     /// Queueing time above which a watched NF throttles its chains, in nanoseconds.
     pub queueing_ns: u64,
     /// Time between two decisions about weights, in nanoseconds.
     pub weight_every_ns: u64,
-    /// Least difference of a share that is worth a write, in percent.
+    /// Least difference of a share that is written, in percent.
     pub weight_margin_percent: f64,
     /// Smallest share, 0 to 1.
     pub min_share: f64,
@@ -156,14 +156,14 @@ impl Default for Platform {
     }
 }
 
-/// What a packet costs in an NF's handler, in cycles.
+/// Cost of a packet in an NF's handler, in cycles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cost {
-    /// Each the same.
+    /// The same for each packet.
     Fixed(u64),
-    /// In turn.
+    /// These in turn.
     List(Vec<u64>),
-    /// One of these, each as likely, by the scenario's seed.
+    /// One of these at random, by the scenario's seed.
     Random(Vec<u64>),
     /// By the number of the packet's flow in its chain.
     ByFlow(Vec<u64>),
@@ -172,20 +172,20 @@ pub enum Cost {
 /// An NF.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Nf {
-    /// Its core, from 0.
+    /// Index of its core.
     pub core: usize,
-    /// What a packet costs.
+    /// Cost of a packet.
     pub cost: Cost,
-    /// Its priority; 1 as a rule.
+    /// Its priority; usually 1.
     pub priority: f64,
-    /// The cost is multiplied by the last factor whose time (in nanoseconds from the start) has come; in the order of time.
+    /// Times in nanoseconds, ascending, and the factor of the cost from then on.
     pub factors: Vec<(u64, u64)>,
-    /// Packets of its rings; [`Platform::ring`] without.
+    /// Slots of its rings; [`Platform::ring`] if None.
     pub ring: Option<u32>,
 }
 
 impl Nf {
-    /// An NF of ordinary priority whose packets all cost the same.
+    /// An NF of priority 1 with a fixed cost.
     pub fn fixed(core: usize, cycles: u64) -> Self {
         Self { core, cost: Cost::Fixed(cycles), priority: 1.0, factors: Vec::new(), ring: None }
     }
@@ -196,13 +196,13 @@ impl Nf {
 pub struct Chain {
     /// Numbers of the NFs that packets visit, in order.
     pub nfs: Vec<usize>,
-    /// Packets a second that want in.
+    /// Packets a second that arrive.
     pub rate_pps: u64,
-    /// Flows that the packets belong to in turn.
+    /// Number of flows, to which packets belong in turn.
     pub flows: u32,
 }
 
-/// All that a run depends on.
+/// All inputs of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     /// The machine.
@@ -224,7 +224,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// These NFs and chains under a variant and a class, for one second after a fifth of one.
+    /// These NFs and chains under a variant and a class, for one second after 0.2 s of warm-up.
     pub fn new(nfs: Vec<Nf>, chains: Vec<Chain>, variant: Variant, class: Class) -> Self {
         let cores = nfs.iter().map(|nf| nf.core + 1).max().unwrap_or(1);
         Self {
@@ -239,10 +239,7 @@ impl Scenario {
         }
     }
 
-    /// Whether the scenario can be run.
-    ///
-    /// # Errors
-    /// The first thing that is wrong.
+    /// Checks whether the scenario can be run; returns the first error.
     pub fn check(&self) -> Result<(), ScenarioError> {
         if self.machine.mhz == 0 || self.machine.round_ns == 0 {
             return Err(ScenarioError::Machine);
@@ -278,7 +275,7 @@ impl Scenario {
 /// Why a scenario cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScenarioError {
-    /// Without cycles or rounds nothing moves.
+    /// The clock or the length of a round is 0.
     #[error("the machine has 0 MHz or rounds of 0 ns; give it both")]
     Machine,
     /// An NF is on a core that the machine lacks.
@@ -297,13 +294,13 @@ pub enum ScenarioError {
         /// The NF's number.
         nf: usize,
     },
-    /// A chain without NFs.
+    /// A chain has no NFs.
     #[error("chain {chain} visits no NF; name at least one, or leave the chain out")]
     EmptyChain {
         /// The chain's number.
         chain: usize,
     },
-    /// A chain visits an NF that there is not.
+    /// A chain visits an NF that does not exist.
     #[error("chain {chain} visits NF {nf}, but NFs are numbered from 0 to below {nfs}")]
     NoSuchNf {
         /// The chain's number.
@@ -313,13 +310,13 @@ pub enum ScenarioError {
         /// Number of NFs.
         nfs: usize,
     },
-    /// A ring that holds no burst.
+    /// A ring holds less than a burst.
     #[error("rings hold {ring} packets, less than a burst of 32; make them larger")]
     Ring {
         /// Packets of a ring.
         ring: u32,
     },
-    /// Watermarks out of order.
+    /// The watermarks are out of order.
     #[error("watermarks of {low} and {high} percent are out of order; the low one is at most the high one, which is at most 100")]
     Watermarks {
         /// The low one, in percent.

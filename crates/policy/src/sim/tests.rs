@@ -1,12 +1,11 @@
 use super::experiments::RATE_PPS;
 use super::*;
 
-/// The scenario for a shorter time.
 fn short(scenario: Scenario) -> Scenario {
     Scenario { warmup_ns: 100_000_000, measure_ns: 200_000_000, ..scenario }
 }
 
-/// Scenarios of several shapes, under every variant and class, for a fifth of a second.
+/// Runs scenarios of several shapes under every variant and class, for a fifth of a second.
 fn each(mut look: impl FnMut(&Scenario, &Outcome, Variant, Class)) {
     for (variant, class) in experiments::columns() {
         let chain = |nfs: &[usize], rate_pps| Chain { nfs: nfs.to_vec(), rate_pps, flows: 3 };
@@ -18,7 +17,7 @@ fn each(mut look: impl FnMut(&Scenario, &Outcome, Variant, Class)) {
             experiments::chain_order([2, 0, 1], variant, class),
             experiments::fairness(6, variant, class),
             experiments::sched_baseline(false, false, variant, class),
-            // Two chains that share an NF, an NF twice in a chain, and one that has little to do.
+            // Two chains that share an NF, one with an NF twice, and one with little traffic.
             Scenario::new(
                 mixed,
                 vec![chain(&[0, 1, 3], 6_000_000), chain(&[0, 2, 3], 6_000_000), chain(&[1, 0, 1], 50_000)],
@@ -52,7 +51,7 @@ fn no_time_is_lost_or_made() {
     each(|_, o, variant, class| {
         for core in &o.cores {
             let all = core.busy_ns + core.switch_ns + core.idle_ns;
-            // A burst or a switch may reach over both ends: 32 packets of 4,525 cycles are 63 µs.
+            // A burst or a switch may cross both ends: 32 packets of 4,525 cycles are 63 µs.
             assert!(all.abs_diff(o.elapsed_ns) < 70_000, "{variant}/{class}: {core:?} of {}", o.elapsed_ns);
         }
         let (by_nfs, by_cores): (u64, u64) = (o.nfs.iter().map(|nf| nf.switch_ns).sum(), o.cores.iter().map(|c| c.switch_ns).sum());
@@ -65,7 +64,7 @@ fn no_time_is_lost_or_made() {
 
 #[test]
 fn an_overloaded_core_does_not_idle() {
-    // All but the wake of a core that stands still, 20 µs, and the round until it is seen.
+    // Except for the wake of an idle core, 20 µs, and the round until it is seen.
     for (variant, class) in experiments::columns() {
         for scenario in [experiments::chain(variant, class), experiments::fairness(6, variant, class)] {
             let o = run(&short(scenario));
@@ -121,7 +120,7 @@ fn weights_give_time_by_load() {
 
 #[test]
 fn a_fair_kernel_follows_the_weights_of_hungry_nfs() {
-    // Rings are refilled faster than they are emptied, so that nobody sleeps: 10 Mpps of 400 to 1,600 cycles.
+    // Rings refill faster than they drain, so that no NF sleeps: 10 Mpps of 400 to 1,600 cycles.
     let costs = [400, 800, 1600];
     let chains = (0..3).map(|nf| Chain { nfs: vec![nf], rate_pps: 10_000_000, flows: 1 }).collect();
     let o = run(&Scenario::new(costs.map(|c| Nf::fixed(0, c)).to_vec(), chains, Variant::Weights, Class::Batch));
@@ -146,7 +145,7 @@ fn priority_doubles_what_an_nf_gets() {
 
 #[test]
 fn a_bottleneck_on_another_core_costs_only_its_own_chains() {
-    // NF 0 feeds a slow NF and a quick one, each on a core of its own. The second chain sends what it did without the first.
+    // NF 0 feeds a slow and a quick NF, on a core each. The second chain's rate is unaffected.
     let nfs = vec![Nf::fixed(0, 270), Nf::fixed(1, 4500), Nf::fixed(2, 120)];
     let chain = |nfs: &[usize], rate_pps| Chain { nfs: nfs.to_vec(), rate_pps, flows: 1 };
     let chains = vec![chain(&[0, 1], 6_000_000), chain(&[0, 2], 4_000_000)];
@@ -168,7 +167,7 @@ fn a_change_of_cost_moves_the_shares_once() {
     };
     let before = between(200, 300);
     assert!((before.shares[0] * 3.0 - 1.0).abs() < 0.05, "{:?}", before.shares);
-    // 3 · 250 + 25 and twice 275: within a window of 100 ms and a decision, and then never again.
+    // 3 · 250 + 25 and twice 275: reached in a window of 100 ms and a decision, and then stable.
     let after = between(450, 1300);
     let want = 775.0 / 1325.0;
     assert!((after.shares[0] / want - 1.0).abs() < 0.05, "{:?}", after.shares);
@@ -176,7 +175,6 @@ fn a_change_of_cost_moves_the_shares_once() {
     assert_eq!((between(0, 200).weight_writes > 0, after.weight_writes), (true, 0));
 }
 
-/// What the platform is for, as far as the model goes.
 #[test]
 fn sluice_does_not_depend_on_class_or_order_and_is_fair() {
     let pps = |scenario: Scenario| run(&short(scenario)).total_pps();

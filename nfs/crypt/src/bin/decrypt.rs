@@ -1,5 +1,6 @@
-//! Decrypts what `sluice-nf-encrypt` encrypted, with whatever key of the key file each packet names. Packets that were changed on the
-//! way, and those that are not encrypted, are dropped and counted.
+//! Decrypts packets of `sluice-nf-encrypt`, with the key that each packet names.
+//!
+//! Packets that were changed on the way, and those that are not encrypted, are dropped and counted.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,6 +1,7 @@
-//! Encrypts everything behind a packet's Ethernet header and VLAN tags; `sluice-nf-decrypt` at the other end gives it back byte for
-//! byte. The packet grows by 34 bytes: leave room for them in the MTU of the link between the two. The format is described in the
-//! crate's module `format`, the key file in `keys`.
+//! Encrypts all of a packet behind its Ethernet header and VLAN tags, for `sluice-nf-decrypt`.
+//!
+//! The packet grows by 34 bytes: leave room for them in the MTU of the link between the two. The
+//! module `format` describes the format, `keys` the key file.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
