@@ -31,7 +31,7 @@
 //! | directory | removing it if it is empty |
 //! | cgroup | killing the processes in and below it, removing it |
 //! | network namespace | killing its processes, removing its name |
-//! | folder of a container | removing it and the runtime's files; its processes ended with the manager |
+//! | folder of a container | removing it with the runtime's files; its processes are gone |
 //! | changed setting | writing the former value |
 //! | journal of the [guard], a file beside | undoing its entries before anything is killed |
 //!

@@ -15,7 +15,7 @@
 //!
 //! # Approach
 //! ```text
-//! base ─┬─ sluice-PID ─┬─ core-1 ─┬─ nf-ids.0     one process and its threads; weight by the policy
+//! base ─┬─ sluice-PID ─┬─ core-1 ─┬─ nf-ids.0     one process with its threads; weighted
 //!       │              │          └─ nf-nat.0
 //!       │              └─ core-2 ─── nf-lb.0
 //!       └─ everything else on the host

@@ -12,10 +12,10 @@
 //!
 //! # Approach
 //! ```text
-//! version 2   home ─── sluice-PID-nfs ─┬─ nf-ids.0-7     born in it; or its folder of version 2 weights
+//! version 2   home ─── sluice-PID-nfs ─┬─ nf-ids.0-7     born in it; or its weight's folder
 //!                                      └─ nf-nat.0-9
 //! v1 pids     home ─── sluice-PID-nfs ─── nf-ids.0-7     pids.max
-//! v1 memory   home ─── sluice-PID-nfs ─── nf-ids.0-7     memory.limit_in_bytes; if memory is bounded
+//! v1 memory   home ─── sluice-PID-nfs ─── nf-ids.0-7     memory.limit_in_bytes; if bounded
 //! v1 cpu      home ─── sluice-PID ─ core-1 ─ nf-ids.0-7  cpu.shares; if weighted by version 1
 //! v1 cpuset   home ─── sluice-PID-nfs ─── cores-1        cpuset.cpus; of all NFs of these cores
 //! ```

@@ -1,8 +1,9 @@
-//! The cooperative doorbell: the process looks at a word between two bursts, and waits on it while it is closed.
+//! The cooperative doorbell: the process reads a word between two bursts, and waits on it while it
+//! is closed.
 //!
-//! The cheapest way, and the only one that never stops a process in the middle of a packet. One store parks, one store and one
-//! system call run. It takes effect at the end of a burst, and only if the process really looks: who must not rely on that takes
-//! another.
+//! The cheapest mechanism, and the only one that never stops a process in the middle of a packet.
+//! Parking is one store; running is one store and one system call. It takes effect at the end of a
+//! burst, and only if the process really reads the word: where that is not certain, use another.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::slots::Slots;
 use super::undo::Undo;
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 
-/// Controls by gates that processes look at.
+/// A controller by gates that processes read.
 pub struct Doorbell {
     guard: Arc<Guard>,
     slots: Slots<Held>,
@@ -68,7 +69,7 @@ impl Controller for Doorbell {
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
-        // One that waits on a futex dies at once.
+        // A process that waits on a futex dies at once.
         self.slots.of(slot)?.target.check_runs()
     }
 

@@ -13,7 +13,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Puts one into the first free slot.
+    /// Puts a value into the first free slot.
     pub(super) fn put(&mut self, value: T) -> Slot {
         let index = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
             self.0.push(None);
@@ -37,7 +37,6 @@ impl<T> Slots<T> {
         self.0.get_mut(slot.index()).and_then(Option::take).ok_or(Failed::NoSuchSlot(slot))
     }
 
-    /// All targets.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.0.iter_mut().flatten()
     }
