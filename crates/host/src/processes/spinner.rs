@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | 0 | its gate | the maker |
 //! | 8 | threads that spin | the spinner |
-//! | 64 × (1 + n) | thread n: last time, number of writes, begin and end of last gap | the spinner |
+//! | 64 × (1 + n) | thread n: last time, count of writes, begin and end of last gap | the spinner |
 
 use std::ffi::OsString;
 use std::io;
