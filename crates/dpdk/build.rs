@@ -25,8 +25,7 @@ fn main() {
     for path in &dpdk.link_paths {
         println!("cargo::rustc-link-search=native={}", path.display());
     }
-    // Only what the shim calls. EAL loads drivers as plugins; linking them all would slow every
-    // start.
+    // Only what the shim calls. EAL loads drivers as plugins; linking all would slow every start.
     for lib in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
         println!("cargo::rustc-link-lib={lib}");
     }

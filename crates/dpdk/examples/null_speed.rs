@@ -1,5 +1,4 @@
-//! Cost of a packet through a null device, receive and transmit: driver, shim and Rust interface
-//! only.
+//! Cost of a packet through a null device, both ways: driver, shim and Rust interface only.
 //!
 //! `cargo run --release -p sluice-dpdk --features dpdk --example null_speed`. Prints median,
 //! minimum and maximum of eleven runs, in CPU time of the thread, which reduces the effect of a

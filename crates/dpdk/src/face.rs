@@ -30,8 +30,7 @@ struct EalInner {
 
 impl Drop for EalInner {
     fn drop(&mut self) {
-        // SAFETY: EAL was started, and nothing made from it is left, because each such value holds
-        // an Arc of this.
+        // SAFETY: EAL was started, and all that was made from it held an Arc of this and is gone.
         unsafe { ffi::sluice_eal_cleanup() };
     }
 }
@@ -86,8 +85,7 @@ pub(crate) fn plugin_folder() -> std::path::PathBuf {
     folder.to_string_lossy().into_owned().into()
 }
 
-/// Removes EAL's folder for shared memory, which is unused here, so that even a kill leaves no
-/// file.
+/// Removes EAL's folder for shared memory, unused here, so that even a kill leaves no file.
 fn remove_runtime_dir() {
     // SAFETY: EAL returns a NUL-ended string in static memory, empty if it failed before.
     let folder = unsafe { CStr::from_ptr(ffi::sluice_runtime_dir()) }.to_string_lossy().into_owned();
@@ -137,8 +135,7 @@ impl Drop for PoolInner {
             // its frames, and the Mutex prevents others from making or opening one meanwhile.
             unsafe { ffi::sluice_pool_free(self.raw.as_ptr()) };
         } else {
-            // A device sends frames of all pools, and may have some of this one: pool and memory
-            // stay.
+            // A device sends frames of all pools, maybe of this one: pool and memory stay.
             std::mem::forget(self.arena.clone());
         }
     }
@@ -159,8 +156,7 @@ impl Pool {
     /// device can send frames of any of them.
     ///
     /// # Errors
-    /// [`DpdkError::Pool`] if DPDK lacks the memory for the mbufs, or this arena has a pool
-    /// already.
+    /// [`DpdkError::Pool`] if DPDK lacks memory for the mbufs, or this arena has a pool already.
     pub fn beside(eal: &Eal, arena: &Arena, shift: u32) -> Result<Self, DpdkError> {
         const PAGE: usize = 4096;
         let geometry = arena.geometry();
@@ -217,8 +213,7 @@ impl Pool {
 }
 
 impl Eal {
-    /// Gives the calling thread caches of free mbufs until the value is dropped on the same thread,
-    /// as its type ensures.
+    /// Gives the calling thread caches of free mbufs until the value is dropped on it.
     ///
     /// A thread without them works, but takes each frame for a device from the common list.
     ///
@@ -446,8 +441,7 @@ impl Queue {
         self.drops
     }
 
-    /// Receives up to `out.len()` packets, at most a burst; returns their number. The caller owns
-    /// the frames.
+    /// Receives up to `out.len()` packets, at most a burst; returns their number and their frames.
     #[inline]
     pub fn rx_burst(&mut self, out: &mut [Packet]) -> usize {
         let n = out.len().min(ffi::BURST) as u16;

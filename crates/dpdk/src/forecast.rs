@@ -1,7 +1,6 @@
 //! Checks without starting DPDK whether a device could be opened.
 //!
-//! Limits: what only the driver knows (its arguments, a NIC's state) shows when the device is
-//! opened.
+//! Limits: what only the driver knows (its arguments, a NIC's state) shows at opening.
 
 use std::path::Path;
 
@@ -13,8 +12,7 @@ use crate::options::{device_name, is_pci_address};
 /// Marks a driver's name in a plugin: `PMD_INFO_STRING= {"name" : "net_null", …`.
 const NAME_MARK: &[u8] = b"PMD_INFO_STRING= {\"name\" : \"";
 
-/// Finds what would prevent opening a device: no such driver, interface, file or NIC, or no
-/// permission.
+/// Finds obstacles to opening a device: no such driver, interface, file or NIC, or no permission.
 ///
 /// # Errors
 /// [`DpdkError::Device`], which says what to do; [`DpdkError::NotBuilt`].

@@ -19,8 +19,7 @@
 //! are unchanged. PCI devices need an IOMMU (`vfio-pci`) or a driver of their own kind (mlx5),
 //! since all addresses are virtual. Devices that refuse external memory (net_af_xdp) do not work.
 //!
-//! Without the feature `dpdk` everything here exists, and [`Eal::init`] returns
-//! [`DpdkError::NotBuilt`].
+//! Without the feature `dpdk` all exists, but [`Eal::init`] returns [`DpdkError::NotBuilt`].
 //!
 //! # Rules for unsafe code
 //! The C functions trust their caller for pointers, port and queue numbers, and for one thread at a

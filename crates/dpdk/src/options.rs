@@ -5,8 +5,7 @@
 pub struct EalOptions {
     /// Whether mbufs and device rings use hugepages. The arena has its own setting.
     pub hugepages: bool,
-    /// PCI addresses of the NICs that may be used; no other is touched. Empty: the PCI bus is not
-    /// scanned.
+    /// PCI addresses of the NICs to use; no other is touched. Empty: no scan of the PCI bus.
     pub pci: Vec<String>,
     /// Frames of the pool; without hugepages they determine the size of DPDK's memory.
     pub frames: u32,
@@ -72,8 +71,7 @@ impl EalOptions {
     }
 }
 
-/// Whether a word is a PCI address such as `0000:3b:00.0` or `3b:00.0`, possibly with device
-/// arguments.
+/// Whether a word is a PCI address, `0000:3b:00.0` or `3b:00.0`, possibly with device arguments.
 pub(crate) fn is_pci_address(word: &str) -> bool {
     let address = device_name(word);
     let hex = |part: &str, len: usize| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());

@@ -1,5 +1,4 @@
-//! Real packets through real DPDK devices, one process per scenario, because EAL starts once in a
-//! process.
+//! Real packets through real DPDK devices, a process for each scenario, as EAL starts only once.
 //!
 //! Each test starts this binary again with [`CHILD`] set, and checks its exit. A scenario that the
 //! host does not allow (not root, no hugepages, no /dev/net/tun) is skipped, with the reason.
@@ -396,8 +395,7 @@ fn captures_come_out_as_they_went_in() {
 
 // ---- net_tap ------------------------------------------------------------------------------
 
-/// Reverses a UDP packet: MACs, addresses and ports change places, so that its checksums stay
-/// right.
+/// Reverses a UDP packet: MACs, addresses and ports are swapped, so its checksums stay right.
 fn echo(bytes: &mut [u8]) {
     for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
         for i in 0..len {
@@ -458,8 +456,7 @@ fn tap_device_speaks_with_the_kernel() {
 
 // ---- net_af_packet ------------------------------------------------------------------------
 
-/// A separate network namespace at the far end of a veth pair: a thread in it answers over plain
-/// UDP.
+/// A separate network namespace at the far end of a veth pair, with a thread that answers UDP.
 fn far_end(ready: &std::sync::mpsc::Sender<i32>, go: &std::sync::mpsc::Receiver<()>, interface: &str, host: u8) -> UdpSocket {
     new_network_namespace();
     ready.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();

@@ -106,7 +106,6 @@ pub struct Hop {
     from: usize,
     to: usize,
     wires: Vec<Wire>,
-    /// The queue before the program.
     backlog: Backlog,
     by_design: bool,
     stay_ns: u64,
@@ -487,8 +486,7 @@ impl Hop {
             let out = usize::from(!path.hops.get(hop).is_some_and(|hop| hop.reverse));
             let visit = self.visits.iter().position(|v| v.chain.number == path.chain.number && v.out == out);
             let Some(visit) = visit else {
-                // The chain no longer passes the program: the packets could not be matched when
-                // they come out.
+                // The chain no longer passes the program: its output could not be matched.
                 plane.drop_at(path, hop, &self.pending[first..first + n], DropReason::NfGone);
                 self.handle.counters[plane.index].returned.add(n as u64);
                 self.from += n;
@@ -560,8 +558,7 @@ impl Feeder for Hop {
         }
         let mut work = 0;
         for wire in 0..self.wires.len() {
-            // As many as go in at the other side in a round; otherwise a program with small rings
-            // would find them full.
+            // As many as go in at the other side in a round, or small rings would fill up.
             for _ in 0..2 {
                 let n = self.take(plane, registry, wire);
                 work += n;

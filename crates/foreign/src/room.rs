@@ -44,7 +44,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Ethernet header and VLAN tag, which an MTU does not count.
 const TAGGED: usize = 18;
 
-/// Plan of a room.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Name of the NF, for messages.
@@ -54,9 +53,7 @@ pub struct Plan {
     pub may_exist: bool,
     /// How packets get to the program and back.
     pub via: Via,
-    /// Names of its interfaces.
     pub interfaces: Vec<String>,
-    /// Their MTU.
     pub mtu: u32,
     /// Number of packets that wait behind each.
     pub slots: u32,
@@ -106,10 +103,8 @@ fn advice(error: &io::Error) -> &'static str {
 /// The ends of a room's wires, for the packet thread that feeds the program.
 #[derive(Debug)]
 pub struct Wires {
-    /// One for each side. Empty if memory is shared: [`wire::device`](super::wire::device) opens
-    /// them later.
+    /// One for each side; none if memory is shared ([`wire::device`](super::wire::device)).
     pub ends: Vec<End>,
-    /// The queue before the program.
     pub backlog: Backlog,
 }
 
@@ -236,11 +231,7 @@ impl Room {
 
     /// Announces the program's addresses to its neighbours.
     ///
-    /// These are the addresses of all interfaces in its namespace, or only its own ones in an
-    /// existing namespace.
-    ///
-    /// # Errors
-    /// The system's.
+    /// These are all addresses in its namespace, or those of its own interfaces in an existing one.
     pub fn announce(&self) -> io::Result<()> {
         let is_its_own = |name: &str| self.made.is_some() || self.laid.iter().any(|laid| laid == name);
         self.ns.visit(|| announce::addresses(is_its_own))
@@ -362,7 +353,6 @@ impl Room {
     }
 }
 
-/// The name of the wire of a program's interface.
 fn wire_name(number: usize) -> String {
     format!("wire{number}")
 }
@@ -398,8 +388,7 @@ impl Who {
         Self { cgroup: Some(folder.into()), ..Self::default() }
     }
 
-    /// These of its processes as a target, which stays in the cgroup that identifies and weights
-    /// them.
+    /// These of its processes as a target, which stays in their cgroup and so keeps its weight.
     ///
     /// # Errors
     /// As [`Target::of_pids`].

@@ -25,7 +25,6 @@ pub const TAIL: usize = 32;
 /// Maximum number of watched packets.
 const MOST: usize = 8;
 
-/// The end of a packet.
 pub type Tail = [u8; TAIL];
 
 /// The end of a packet. None if it is too short, or only padding.

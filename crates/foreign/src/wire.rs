@@ -83,8 +83,7 @@ impl End {
         }
     }
 
-    /// Sends copies of the first packets, as far as there is room; returns their number. The caller
-    /// keeps the frames.
+    /// Sends copies of the first packets, as far as there is room; returns their number.
     #[inline]
     pub fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         match self {

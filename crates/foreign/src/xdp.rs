@@ -94,14 +94,12 @@ impl Ring {
     }
 
     fn index(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: according to the kernel an aligned index lies here, before the entries, which lie
-        // in the mapping.
+        // SAFETY: the kernel placed an aligned index here, before the entries, in the mapping.
         unsafe { AtomicU32::from_ptr(self.map.at.as_ptr().add(at).cast()) }
     }
 
     fn entry<T>(&self, number: u32) -> *mut T {
-        // SAFETY: the place lies in the mapping, which has as many entries of this type as the ring
-        // has slots.
+        // SAFETY: within the mapping, which has as many entries of this type as the ring has slots.
         unsafe { self.map.at.as_ptr().add(self.entries).cast::<T>().add((number & (self.slots - 1)) as usize) }
     }
 
@@ -143,7 +141,6 @@ impl Ring {
     }
 }
 
-/// Counters of a socket.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct XdpCounters {
     /// Packets that found no chunk or slot.
@@ -171,11 +168,10 @@ pub struct XdpQueue {
 }
 
 impl XdpQueue {
-    /// Opens a socket on an interface of the calling thread's namespace, for packets of up to
-    /// `largest` bytes.
+    /// Opens a socket on an interface of the calling thread's namespace.
     ///
-    /// `slots` packets may wait in each direction. `room` is the largest packet that fits in a
-    /// frame.
+    /// For packets of at most `largest` bytes, of which `slots` may wait in each direction. `room`
+    /// is the largest packet that fits in a frame.
     ///
     /// # Errors
     /// What was tried, and the kernel's error.
@@ -233,7 +229,6 @@ impl XdpQueue {
         Ok(Self { _redirect: redirect, fill, rx, tx, completion, fd, area, chunk, free, room, counters })
     }
 
-    /// Whether a packet waits.
     #[inline]
     pub fn has_packet(&self) -> bool {
         self.rx.waiting() > 0
@@ -263,8 +258,8 @@ impl XdpQueue {
                 self.counters.oversize += 1;
                 continue;
             }
-            // SAFETY: the bytes lie in the area, and the kernel does not write them until the chunk
-            // is published again.
+            // SAFETY: within the area; the kernel writes it only after the chunk is published
+            // again.
             let bytes = unsafe { std::slice::from_raw_parts(self.area.at.as_ptr().add(from), len) };
             let packet = Packet::fresh(fresh[n], len as u16);
             frames.arena().write(packet.frame, packet.offset, bytes);
@@ -279,8 +274,7 @@ impl XdpQueue {
         n
     }
 
-    /// Sends copies of the first packets, as far as there are chunks; returns their number. The
-    /// caller keeps the frames.
+    /// Sends copies of the first packets, as far as there are chunks; returns their number.
     pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
         if self.free.len() < packets.len() {
             self.collect();
@@ -295,8 +289,7 @@ impl XdpQueue {
                 continue;
             }
             let Some(at) = self.free.pop() else { break };
-            // SAFETY: the chunk lies in the area and is ours: it was not filled, and is not being
-            // sent.
+            // SAFETY: the chunk lies in the area and is ours: neither filled nor being sent.
             let bytes = unsafe { std::slice::from_raw_parts_mut(self.area.at.as_ptr().add(at as usize), len) };
             frames.arena().read(packet.frame, packet.offset, bytes);
             self.tx.put(libc::xdp_desc { addr: at, len: len as u32, options: 0 });
@@ -327,8 +320,7 @@ impl XdpQueue {
         let done = self.completion.waiting();
         for _ in 0..done {
             let at: u64 = self.completion.take();
-            // The kernel returns what it was given; any other value would be a chunk that is not
-            // ours.
+            // The kernel returns what it was given; any other chunk would not be ours.
             if (at as usize) < self.area.bytes && self.free.len() < self.free.capacity() {
                 self.free.push(at / self.chunk as u64 * self.chunk as u64);
             }

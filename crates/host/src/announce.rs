@@ -1,5 +1,4 @@
-//! Announces the IP addresses of a network namespace: gratuitous ARP and unsolicited neighbour
-//! advertisements.
+//! Announces a network namespace's IP addresses by gratuitous ARP and neighbour advertisements.
 //!
 //! # Problem
 //! A neighbour keeps the MAC address of an IP address for minutes, and a switch keeps the port of a
@@ -34,9 +33,6 @@ const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
 /// Announces the addresses of the interfaces of the calling thread's namespace that are up and
 /// accepted by `is_meant`.
-///
-/// # Errors
-/// The system's.
 pub fn addresses(is_meant: impl Fn(&str) -> bool) -> io::Result<()> {
     let mut links: BTreeMap<String, (LinkAddr, [u8; 6])> = BTreeMap::new();
     let mut addresses: Vec<(String, IpAddr)> = Vec::new();

@@ -48,8 +48,7 @@ use super::cgroup;
 /// Least and greatest priority of class rr.
 const PRIORITIES: (u8, u8) = (1, 99);
 
-/// Maximum number of passes over a process's threads; usually two suffice. A process that keeps
-/// making threads fails.
+/// Maximum number of passes over a process's threads. Usually two suffice.
 const PASSES: usize = 16;
 
 /// Why a class or the slice could not be set.
@@ -296,8 +295,7 @@ fn refused(root: &Path, pid: i32, class: Class, error: Errno) -> ClassError {
     }
 }
 
-/// The kernel's slice of a thread: real for class rr, zero for other real-time classes, something
-/// else for fair ones.
+/// The kernel's slice of a thread: zero for other real-time classes, undefined for fair ones.
 fn interval(tid: i32) -> Result<Duration, Errno> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is live and of the type that the call writes.
@@ -309,8 +307,7 @@ fn interval(tid: i32) -> Result<Duration, Errno> {
 
 /// Tries class rr in a new thread, and returns the slice that this gets.
 ///
-/// Call it before NFs of class rr run on the caller's cores: the thread has priority 1, and waits
-/// for higher ones.
+/// Call it before NFs of class rr run on the caller's cores: the thread has the lowest priority.
 ///
 /// # Errors
 /// [`ClassError::NotPermitted`], [`ClassError::NoBudget`], [`ClassError::System`].
@@ -376,8 +373,7 @@ impl RrSlice {
     }
 }
 
-/// The slice while it is set. Drop restores the host's own; [`restore`](Self::restore) also reports
-/// errors.
+/// The slice while set. Drop restores the old one; [`restore`](Self::restore) reports errors.
 #[derive(Debug)]
 pub struct Slice {
     setting: RrSlice,

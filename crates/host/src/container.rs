@@ -88,7 +88,6 @@ pub struct Template {
     pub source: Source,
     /// The OCI runtime, an absolute path.
     pub runtime: PathBuf,
-    /// Whether the root directory is writable.
     pub writable: bool,
     /// Arguments, after those of a bundle.
     pub args: Vec<String>,
@@ -313,8 +312,7 @@ impl Template {
         if !mounts.iter().any(|mount| mount["destination"] == "/run") {
             mounts.push(memory("/run", "64k"));
         }
-        // Connecting to a socket needs write permission, so no "ro"; the file itself stays the
-        // host's.
+        // Connecting to a socket needs write permission, so no "ro"; the file stays the host's.
         mounts.push(json!({
             "destination": SOCKET, "type": "bind", "source": socket, "options": ["bind", "nosuid", "nodev", "noexec"],
         }));
@@ -407,8 +405,7 @@ fn seccomp(bundle: &Value) -> Value {
     filter
 }
 
-/// The rest of a rule that allows a call, without what `rules` deny. All `rules` are of one
-/// argument.
+/// A rule that allows a call, without what `rules` deny. All `rules` are of one argument.
 fn what_is_left(name: &str, allowing: &Value, rules: &[(u8, u32, u32)]) -> Vec<Value> {
     let Some((argument, ..)) = rules.first() else { return Vec::new() };
     let (same, mut others): (Vec<&Value>, Vec<&Value>) =

@@ -33,7 +33,6 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// The locked file.
     pub fn file(&self) -> &File {
         &self.0
     }
@@ -49,8 +48,8 @@ impl Drop for Lock {
 /// Replaces a file, or makes it.
 ///
 /// # Errors
-/// The system's. The file is then unchanged; if only the folder's sync failed, it may be so after a
-/// crash.
+/// The system's; the file is unchanged then, or may be after a crash if only its folder's sync
+/// failed.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_string_lossy();
     let new = path.with_file_name(format!("{name}.new-{}", std::process::id()));

@@ -151,8 +151,7 @@ const fn exactly(name: &'static str, number: c_long, argument: u8, value: u32) -
     Rule { name, number, argument, mask: u32::MAX, value }
 }
 
-/// Denied to all: namespaces by clone, injected terminal input, and reserving a core's sibling
-/// threads.
+/// Denied to all: namespaces by clone, terminal input, and reserving a core's sibling threads.
 pub(super) const RULES: &[Rule] = &[
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNS),
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWCGROUP),
@@ -218,7 +217,7 @@ pub(super) const X32_OWN: [(c_long, c_long); 6] = [
     (540, libc::SYS_process_vm_writev),
 ];
 
-/// Whether this kernel has the x32 ABI. Most have not, which halves filter and installation time.
+/// Whether this kernel has the x32 ABI. Most have not: half the filter then.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn has_x32() -> bool {
     // SAFETY: getpid has no arguments and no effect.
@@ -253,8 +252,7 @@ fn of_nf(storage: bool, zygote: bool) -> Vec<sock_filter> {
     compile(calls, rules, has_x32())
 }
 
-/// The architecture as a filter sees it: of the machine, with the bits for 64 bit and little
-/// endian.
+/// The architecture as a filter sees it, with the bits for 64 bit and little endian.
 const ARCHITECTURE: u32 = 0xc000_0000 | if cfg!(target_arch = "x86_64") { libc::EM_X86_64 as u32 } else { libc::EM_AARCH64 as u32 };
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -344,8 +342,7 @@ fn halved(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
 }
 
 impl Rule {
-    /// Denies, or continues behind. The kernel reads only the lower 32 bits of each of these
-    /// arguments.
+    /// Denies, or continues. The kernel reads only the lower 32 bits of each of these arguments.
     fn compiled(&self) -> [sock_filter; 4] {
         let argument = std::mem::offset_of!(libc::seccomp_data, args) + 8 * usize::from(self.argument);
         let and = sock_filter { code: (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16, jt: 0, jf: 0, k: self.mask };
@@ -427,8 +424,7 @@ mod tests {
     fn what_has_another_number_for_x32_is_denied_by_that_too() {
         let program = compile(&[DENIED, NEWER, DENIED_TO_NFS], &[RULES, RULES_OF_NFS], true);
         let x32 = |number: c_long| (number | X32_BIT) as u32;
-        // ptrace, kexec_load, move_pages, process_vm_readv, process_vm_writev; and one with its
-        // usual number.
+        // ptrace, kexec_load, move_pages, process_vm_readv, process_vm_writev; then a usual number.
         for number in [521, 528, 533, 539, 540, libc::SYS_mount] {
             assert_eq!(run(&program, x32(number), [0; 6]), DENY, "{number}");
         }

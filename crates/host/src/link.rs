@@ -95,8 +95,7 @@ pub fn plain(name: &str) -> io::Result<()> {
         let mut value: [u32; 2] = [command, 0];
         let mut request = request_of(name);
         request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
-        // SAFETY: the request is live, and points to a live command with its value, which is what
-        // this ioctl reads.
+        // SAFETY: the request is live, and points to a live command with its value.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } < 0 {
             match io::Error::last_os_error() {
                 // A feature that an interface lacks is off.

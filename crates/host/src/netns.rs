@@ -11,8 +11,7 @@
 //! other thread of the manager is ever in the wrong namespace.
 //!
 //! # Limits
-//! Needs root (CAP_SYS_ADMIN). Only processes that share the manager's mounts, like `ip netns`, see
-//! a name.
+//! Needs root (CAP_SYS_ADMIN). Only processes with the manager's mounts (`ip netns`) see a name.
 
 // The safe wrappers of setns, unshare and mount do not say which thread they affect.
 #![allow(unsafe_code)]
@@ -51,7 +50,6 @@ impl Netns {
         apart(fresh)
     }
 
-    /// Opens a namespace by its file.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { fd: File::open(path)?.into() })
     }
@@ -114,8 +112,7 @@ impl Netns {
     pub fn kill_members(&self, proc: &Proc) -> io::Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
-            // Repeated until it is empty: a process that is just being made is found in the next
-            // round.
+            // Until it is empty: a process that is being made is found in the next round.
             let members = self.members(proc)?;
             if members.is_empty() {
                 return Ok(());
@@ -123,8 +120,7 @@ impl Netns {
             for pid in members {
                 let Some(identity) = proc.identity(pid) else { continue };
                 let Ok(Some(pidfd)) = identity.open(proc) else { continue };
-                // In this order: a member with this pid after the pidfd was opened is the process
-                // that it names.
+                // In this order: a member with this pid after opening is the pidfd's process.
                 if self.members(proc)?.contains(&pid) {
                     process::send_signal(pidfd.as_fd(), Signal::KILL)?;
                     let left = end.saturating_duration_since(Instant::now()).as_millis() as u64;

@@ -59,8 +59,7 @@ fn takes_more(file: &impl AsFd) -> bool {
     ready
 }
 
-/// An error and its causes in one line, separated by colons, without causes that the line already
-/// contains.
+/// An error and its causes in one line, with colons between, without repeated causes.
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     for cause in std::iter::successors(error.source(), |cause| cause.source()) {
@@ -125,8 +124,7 @@ impl<K: Eq + Hash> Notices<K> {
         Some(line())
     }
 
-    /// Lines that report suppressed ones after [`EVERY`]. Forgets keys that were quiet for that
-    /// long.
+    /// Lines that report suppressed ones after [`EVERY`]. Forgets keys that were quiet.
     #[must_use]
     pub fn flush(&mut self, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();

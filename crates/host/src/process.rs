@@ -224,8 +224,7 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `fd` and `len` are live, and `len` is the size of `fd`, so the kernel writes at most
-    // `fd`.
+    // SAFETY: `fd` and `len` are live, and `len` is the size of `fd`.
     let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len) };
     if rc != 0 || fd < 0 {
         return Err(last_errno());
@@ -240,8 +239,7 @@ fn last_errno() -> Errno {
 
 /// The CPU clock of a process: user and system time of all its threads.
 ///
-/// It names the process by pid: read it only while the process is not collected, and drop it with
-/// its NF.
+/// It names the process by pid: read it only before the process is collected.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuClock(libc::clockid_t);
 
@@ -339,8 +337,7 @@ pub struct Stat {
 impl Stat {
     /// Parses the text of the file; None if it is malformed.
     pub fn parse(text: &str) -> Option<Self> {
-        // The second field is the program's name in parentheses, and may itself hold spaces and
-        // parentheses.
+        // The second field is the program's name in parentheses, which may hold both, and spaces.
         let (_, rest) = text.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         // Field n of proc(5) is fields[n - 3].
@@ -481,12 +478,10 @@ impl Proc {
 
     /// Memory that this process shares with no other, in bytes: the cost of one more such process.
     ///
-    /// Takes the kernel tens of microseconds and the process's memory lock: read it once in
-    /// seconds.
+    /// Takes tens of microseconds and the process's memory lock: read it once in seconds.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::PermissionDenied`]
-    /// if it is another user's.
+    /// [`io::ErrorKind::NotFound`] or [`io::ErrorKind::PermissionDenied`] (another user's process).
     pub fn private_bytes(&self, pid: Pid) -> io::Result<u64> {
         let path = self.file(pid, "smaps_rollup");
         let text = fs::read_to_string(&path)?;

@@ -1,5 +1,4 @@
-//! The runtime directory, and its record of what the manager has started, made and changed on the
-//! host.
+//! The runtime directory, and its record of the manager's processes, files and changes.
 //!
 //! # Problem
 //! A killed manager leaves things behind: sockets, cgroups, settings, perhaps processes. The next
@@ -110,7 +109,6 @@ pub enum Thing {
     Container,
 }
 
-/// A line of the record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
@@ -210,7 +208,6 @@ pub struct CleanedUp {
 }
 
 impl CleanedUp {
-    /// Whether there was nothing to undo.
     pub fn is_nothing(&self) -> bool {
         self.killed.is_empty()
             && self.removed.is_empty()
@@ -386,8 +383,7 @@ impl Record {
 
     /// Notes a setting that is about to be changed, and the text that restores it.
     ///
-    /// The setting is a file below /proc or /sys. Of several changes of one setting the first
-    /// counts.
+    /// It is a file below /proc or /sys. Of several changes the first counts.
     ///
     /// # Errors
     /// As [`Record::started`]; then do not change it.
@@ -705,16 +701,14 @@ fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
         for pid in members().into_iter().filter(|pid| pid.as_raw_nonzero().get() != own) {
             let Some(identity) = proc.identity(pid) else { continue };
             let Ok(Some(pidfd)) = identity.open(proc) else { continue };
-            // In this order: a member with this pid after the pidfd was opened is the process that
-            // it names.
+            // In this order: a member with this pid after opening is the pidfd's process.
             if members().contains(&pid) {
                 process::send_signal(pidfd.as_fd(), rustix::process::Signal::KILL)?;
                 process::wait_readable(pidfd.as_fd(), Some(end.saturating_duration_since(Instant::now()).as_millis() as u64))?;
             }
         }
         match remove_folders(path) {
-            // The kernel does not signal when it has released the last member: retry a little
-            // later.
+            // The kernel does not signal when it has released the last member: retry soon.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -1155,8 +1149,7 @@ mod tests {
         }
         if let Some(cgroup) = &cgroup {
             record.made(Thing::Cgroup, cgroup).unwrap();
-            // A child of an NF in a cgroup that it has made itself: in the cgroup, but not in the
-            // record.
+            // A child of an NF in a cgroup of its own: in the cgroup, but not in the record.
             let child = sleeper();
             let below = cgroup.join("below");
             fs::create_dir(&below).unwrap();

@@ -1,5 +1,4 @@
-//! The only program that the kernel runs for AF_XDP: it hands every packet of an interface to a
-//! socket.
+//! The kernel's only program for AF_XDP: it hands every packet of an interface to a socket.
 //!
 //! # Approach
 //! An AF_XDP socket gets packets only from a program on the interface. This one has five
@@ -91,8 +90,7 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Redirects the first queue of an interface of the calling thread's namespace to a bound
-    /// socket.
+    /// Redirects an interface's first queue, in the calling thread's namespace, to a bound socket.
     ///
     /// # Errors
     /// What was tried, and the kernel's error.

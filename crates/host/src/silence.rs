@@ -57,7 +57,6 @@ impl Look {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Silence {
     last: Option<Look>,
-    /// Time that it ran.
     pub ran: Duration,
     /// Time that it neither ran nor was runnable.
     pub blocked: Duration,
@@ -98,8 +97,7 @@ pub fn used_by(proc: &Proc, processes: &[Pid]) -> Duration {
 
 /// Whether a process and its descendants have had too little CPU time to be measured by a clock.
 ///
-/// That is so if one of them is runnable or waits for a disk, and all together have used less than
-/// half of the time `given`.
+/// One of them must be runnable or wait for a disk, and all have used less than half of `given`.
 pub fn is_starved(proc: &Proc, process: Pid, given: Duration) -> bool {
     let all = std::iter::once(process).chain(proc.descendants(process));
     let stats: Vec<Stat> = all.filter_map(|pid| proc.stat(pid).ok()).collect();

@@ -17,22 +17,19 @@
 //! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a
 //!    terminal reaches only the manager, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
-//! 4. sets its cores, the descriptor limit that the manager had before it raised its own, and its
-//!    own [limits](Limits);
+//! 4. sets its cores, the manager's original limit of descriptors, and its own [limits](Limits);
 //! 5. sets its groups, group and user by raw system calls, because glibc's wrappers would change
 //!    the manager's threads. Unless it stays root, it drops every capability that it or a program
 //!    that it executes could have;
 //! 6. always sets `no_new_privs`: a set-user-id program that an NF executes gains nothing;
 //! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and
 //!    ends if the manager has died already;
-//! 8. resets signals: all are blocked from before the clone, so no handler of the manager runs in
-//!    the child;
+//! 8. resets signals: they are blocked from before the clone, so no handler of the manager runs;
 //! 9. installs the [filter] of system calls, if asked;
 //! 10. executes the program: by its path, or, where its user may not enter a folder on the way, by
 //!     a descriptor that was opened before 5.
 //!
-//! If a step fails, the child reports step and error through the shared memory, and [`spawn`]
-//! returns them.
+//! If a step fails, [`spawn`] returns step and error, from the shared memory.
 //!
 //! # Apart
 //! With [`SpawnSpec::apart`] the child is the first process of a new process namespace, with its
@@ -87,12 +84,9 @@ pub enum Stdio {
     /// To the manager's own. The process can shut them down for the manager too.
     #[default]
     Inherit,
-    /// Nowhere.
     Null,
-    /// Appended to this file (absolute path), created with mode 0640 if missing; opened as the
-    /// manager.
+    /// Appended to this file (absolute path), made with mode 0640 if missing, as the manager.
     Log(PathBuf),
-    /// Into this pipe.
     Pipe(Arc<OwnedFd>),
 }
 
@@ -115,8 +109,7 @@ pub struct SpawnSpec {
     /// The [filter] of system calls that it starts with.
     pub filter: Filter,
     pub limits: Limits,
-    /// Keeper of its process namespace; the manager's own namespace if None. Needs root; not with
-    /// `apart`.
+    /// Keeper of its process namespace; the manager's own if None. Needs root; not with `apart`.
     pub keeper: Option<Arc<Keeper>>,
     /// Cgroup of version 2 that it is born in; the manager's own if None.
     pub born_in: Option<PathBuf>,
@@ -246,7 +239,6 @@ pub enum Step {
     Log,
     /// Placing the standard streams.
     Streams,
-    /// Setting the cores.
     Core,
     /// Setting its limits.
     Limit,
@@ -255,11 +247,9 @@ pub enum Step {
     NoNewPrivileges,
     /// Asking for a signal when the manager dies.
     DeathSignal,
-    /// Resetting signals.
     Signals,
     Filter,
     Exec,
-    /// Dropping capabilities.
     Capabilities = 17,
     /// Entering the process namespace of NFs.
     Kept = 18,
@@ -308,7 +298,6 @@ pub enum SpawnError {
     Step {
         name: String,
         step: Step,
-        /// The step in words.
         what: String,
         error: Errno,
         /// What to do, if more is known than the error says.
@@ -421,8 +410,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     });
     let born_in = born_in.transpose()?;
 
-    // A child that is apart sees the manager's end through this: the manager's pid means nothing
-    // there.
+    // A child that is apart sees the manager's end by this: the manager's pid means nothing there.
     let manager = if spec.apart { process::pidfd_open(rustix::process::getpid()) } else { Err(Errno::SRCH) };
 
     let plan = Plan {
@@ -472,8 +460,7 @@ fn is_already(user: &User) -> bool {
     !uid.is_root() && uid.as_raw() == user.uid && gid.as_raw() == user.gid
 }
 
-/// A limit of the child, but not above the manager's own: root without CAP_SYS_RESOURCE may not
-/// raise that.
+/// A limit of the child, at most the manager's: root may lack CAP_SYS_RESOURCE to raise it.
 fn at_most(resource: Resource, most: u64) -> libc::rlimit {
     let most = rustix::process::getrlimit(resource).maximum.map_or(most, |own| own.min(most));
     libc::rlimit { rlim_cur: most, rlim_max: most }
@@ -483,8 +470,7 @@ fn at_most(resource: Resource, most: u64) -> libc::rlimit {
 fn core_mask(cores: &BTreeSet<usize>) -> Vec<c_long> {
     let bits = c_long::BITS as usize;
     let mut mask = Vec::new();
-    // The kernel ignores cores beyond those it was built for; a longer mask only costs the child
-    // time.
+    // The kernel ignores cores that it does not support; a longer mask only costs time.
     for core in cores.iter().map(|core| (*core).min(1 << 16)) {
         mask.resize(mask.len().max(core / bits + 1), 0);
         mask[core / bits] |= 1 << (core % bits);
@@ -582,8 +568,7 @@ impl Stack {
 /// The kernel's signal set of 64 bits; libc's refuses to name the signals that libc itself uses.
 type SignalSet = u64;
 
-/// Clones and lets the child work through the plan; returns it with the failed step (or 0) and
-/// errno.
+/// Clones and runs the child through the plan; returns it with the failed step (or 0) and errno.
 fn clone_and_exec(
     mut plan: Plan,
     keeper: Option<&Keeper>,
@@ -655,8 +640,7 @@ fn clone_and_exec(
     Ok((Spawned { pid, pidfd }, step, errno))
 }
 
-/// Sets the process namespace of the calling thread's future children, by a pidfd or a namespace
-/// file.
+/// Sets the process namespace of the calling thread's future children, by pidfd or file.
 fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes no memory.
     if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWPID) } != 0 {
@@ -665,8 +649,7 @@ fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// As `libc::clone` of [`child`], into a cgroup of version 2. Returns the child's pid, or -1 and
-/// sets `errno`.
+/// As `libc::clone` of [`child`], into a cgroup of version 2. Returns the pid, or -1 with `errno`.
 ///
 /// # Safety
 /// As for `libc::clone`: `top` is the upper end of a stack of [`STACK_BYTES`], unused by others
@@ -892,8 +875,7 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
                 libc::syscall(libc::SYS_close, file);
             }
         }
-        // Opened while this process may still enter every folder on the way. An error shows at
-        // `execve`.
+        // Opened while every folder on the way is accessible. `execve` reports an error.
         let path_only = c_long::from(libc::O_PATH | libc::O_CLOEXEC);
         let program = libc::syscall(libc::SYS_openat, c_long::from(libc::AT_FDCWD), plan.exec, path_only, UNUSED);
         if plan.unprivileged {
@@ -916,8 +898,7 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         if plan.unprivileged {
             let (ambient, clear) = (c_long::from(libc::PR_CAP_AMBIENT), c_long::from(libc::PR_CAP_AMBIENT_CLEAR_ALL));
             must!(Step::Capabilities, SYS_prctl, ambient, clear, UNUSED, UNUSED, UNUSED);
-            // The kernel's structs of version 3: header (version, pid), and twice effective,
-            // permitted, inheritable.
+            // Version 3: header (version, pid), and twice effective, permitted, inheritable.
             let (header, none) = ([0x2008_0522u32, 0], [0u32; 6]);
             must!(Step::Capabilities, SYS_capset, header.as_ptr(), none.as_ptr());
         }
@@ -944,8 +925,7 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             return (Step::Signals, *libc::__errno_location());
         }
         if !plan.filter.is_null() {
-            // SPEC_ALLOW: a filter that denies a few calls is no reason to slow down the NF's
-            // speculation.
+            // SPEC_ALLOW: a filter of a few calls is no reason to slow down speculation.
             let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_long;
             must!(Step::Filter, SYS_seccomp, c_long::from(libc::SECCOMP_SET_MODE_FILTER), flags, plan.filter);
         }

@@ -234,8 +234,7 @@ fn the_user_and_its_groups_are_taken_or_refused() {
 /// Tries each denied call with arguments that no kernel accepts, and some things that must work.
 fn try_what_is_denied() {
     let errno_of = |number: c_long| {
-        // SAFETY: -1 is no valid pointer, length, descriptor or flag: the kernel refuses the call
-        // in any case.
+        // SAFETY: -1 is no valid pointer, length, descriptor or flag: the kernel refuses the call.
         let result = unsafe { libc::syscall(number, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long) };
         if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 }
     };

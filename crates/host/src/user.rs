@@ -106,9 +106,6 @@ impl User {
     ///
     /// An unknown number is a user with the group of that number and no other groups. May query the
     /// network (LDAP): call it before packets flow.
-    ///
-    /// # Errors
-    /// [`UserError`].
     pub fn look_up(name_or_number: &str) -> Result<Self, UserError> {
         let unknown = || UserError::Unknown(name_or_number.into());
         let name = CString::new(name_or_number).map_err(|_| unknown())?;
@@ -130,8 +127,7 @@ impl User {
             let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
             let mut found: *mut libc::passwd = null_mut();
             let (space, len) = (buffer.as_mut_ptr(), buffer.len());
-            // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with a zero
-            // byte.
+            // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with zero.
             let error = unsafe {
                 match key {
                     Key::Name(name) => libc::getpwnam_r(name.as_ptr(), &raw mut entry, space, len, &raw mut found),
@@ -143,8 +139,8 @@ impl User {
                 // Results of databases, besides 0, for a missing entry; see getpwnam(3).
                 0 | libc::ENOENT | libc::ESRCH if found.is_null() => return Ok(None),
                 0 => {
-                    // SAFETY: a filled entry's name points into `buffer`, which lives on, and ends
-                    // with a zero byte.
+                    // SAFETY: a filled entry's name points into the live `buffer` and ends with a
+                    // zero byte.
                     let name = unsafe { CStr::from_ptr(entry.pw_name) };
                     return Ok(Some(Self { uid: entry.pw_uid, gid: entry.pw_gid, groups: groups_of(name, entry.pw_gid) }));
                 }

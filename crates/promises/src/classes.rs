@@ -284,13 +284,11 @@ impl Classes {
         self.gives_ways().then_some(Room { limits, classes: shape.classes.saturating_sub(others.groups) })
     }
 
-    /// Ways of the shared class, if it exists.
     pub fn shared_ways(&self) -> Option<u32> {
         self.classes.get(SHARED).copied()
     }
 
-    /// Puts a process into a class; in a shared one, counts it separately under `watch` if
-    /// possible.
+    /// Puts a process into a class; in a shared one, counts it separately under `watch`.
     ///
     /// A refused count is retried after [`try_again`](Self::try_again).
     ///

@@ -1,5 +1,4 @@
-//! The placement kept over a restart of the daemon: a JSON file that exists while something is
-//! placed.
+//! The placement kept over a restart of the daemon: a JSON file, present while NFs are placed.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -19,9 +18,6 @@ pub enum KeptError {
 }
 
 /// Reads the placement; None if nothing is placed.
-///
-/// # Errors
-/// [`KeptError`].
 pub fn read(path: &Path) -> Result<Option<Assignment>, KeptError> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| KeptError::Broken { path: path.into(), source }),

@@ -18,12 +18,10 @@
 //!   own services for each SLO, on its cores, and its chain through them. This is checked and
 //!   applied like any change of the configuration, and undone the same way. New instances are ready
 //!   before packets are sent to them.
-//! - A [bucket](sluice_dataplane::bucket) admits the promised rate and no more, where a packet's
-//!   chain is chosen.
+//! - A [bucket](sluice_dataplane::bucket) admits only the promised rate, where a chain is chosen.
 //! - [`classes`] gives instances their ways of the cache.
 //! - Weights keep each place its part of its core ([`sluice_policy::sched::reserve`]).
-//! - [`sight`] takes windows of about a second from the counters, and [`sluice_slo::watch`]
-//!   evaluates them.
+//! - [`sight`] takes windows of about a second from the counters; [`sluice_slo::watch`] evaluates.
 //! - [`steer`] feeds those of SLOs on demand to [`sluice_slo::on_demand`] and turns its decisions
 //!   into classes, limits and instances.
 //!

@@ -57,12 +57,7 @@ pub enum OverlayError {
     NoService { slo: String, service: String },
     /// The service cannot be duplicated.
     #[error("the SLO \"{slo}\" needs instances of its own of service \"{service}\", which {why}")]
-    Template {
-        slo: String,
-        service: String,
-        /// The reason.
-        why: &'static str,
-    },
+    Template { slo: String, service: String, why: &'static str },
     /// The placement counts more cores than there are.
     #[error(
         "the placement is for a server with {cores} cores for NFs, and `cores` in [promises] names {places}; make them the same"
@@ -178,7 +173,6 @@ enum Company {
     Places,
     /// Packet threads of the manager.
     Manager(usize),
-    /// Another service.
     Service(usize, String),
     /// Other NFs of the same instance.
     Chain(usize),

@@ -74,8 +74,7 @@ impl Windows {
         *self = Self { began_ns: now_ns, chains: BTreeMap::new() };
     }
 
-    /// Ends the window of a chain: rates, and the 95th percentile of latency in microseconds if
-    /// enough packets were timed.
+    /// Ends a chain's window: rates, and the 95th percentile of latency in µs if enough were timed.
     ///
     /// None for a chain that was missing at the window's begin.
     pub fn end(&mut self, now_ns: u64, chain: &str, counts: Counts, latency: Histogram) -> Option<(Rates, Option<f64>)> {
@@ -97,7 +96,6 @@ impl Windows {
         Some((rates, p95.map(|ns| ns as f64 / 1e3)))
     }
 
-    /// Begins the next window.
     pub fn next(&mut self, now_ns: u64, chains: &[&str]) {
         self.began_ns = now_ns;
         self.chains.retain(|name, _| chains.contains(&name.as_str()));
@@ -124,7 +122,6 @@ pub struct OnDemand {
 pub struct InstanceUse {
     pub number: u32,
     pub class: String,
-    /// Ways of the class.
     pub ways: u32,
     /// Bytes in the cache, if counted.
     pub occupancy_bytes: Option<u64>,
@@ -132,14 +129,12 @@ pub struct InstanceUse {
     pub misses_per_s: Option<f64>,
 }
 
-/// Windows in a row to wait for an instance's count: it needs two readings, and one may have no
-/// value.
+/// Windows in a row to wait for an instance's count, which needs two readings with a value.
 const UNCOUNTED_WINDOWS: u32 = 2;
 
 /// Uncounted instances, with their windows in a row.
 ///
-/// Another program may hold an instance's counter, or its NF may never have existed: the others
-/// must not wait for ever.
+/// Such a counter may be held elsewhere, or its NF may never have existed: waiting must end.
 #[derive(Debug, Default)]
 pub struct Uncounted {
     windows: BTreeMap<(String, u32), u32>,

@@ -1,5 +1,4 @@
-//! Steers SLOs on demand: feeds each window to [`Sharing`], and turns its decisions into classes,
-//! limits and instances.
+//! Steers SLOs on demand: turns the decisions of [`Sharing`] into classes, limits and instances.
 //!
 //! # Approach
 //! Packets are timed by chain, so all instances of an SLO have its latency, and equal parts of its
@@ -48,7 +47,6 @@ pub struct Told {
     /// Time on the monotonic clock.
     pub at_ns: u64,
     pub slo: String,
-    /// The decision in words.
     pub what: String,
 }
 
@@ -57,7 +55,6 @@ pub struct Told {
 pub struct Lacking {
     /// Number of instances that the SLO should have.
     pub instances: u32,
-    /// Why there is none here.
     pub why: String,
 }
 
@@ -180,8 +177,7 @@ impl Steering {
         std::mem::take(&mut self.unsaid)
     }
 
-    /// Takes over the real classes after a change or its refusal. Forgets own classes that do not
-    /// exist.
+    /// Takes over the real classes after a change or its refusal; forgets own ones without a class.
     pub fn made(&mut self, classes: &BTreeMap<String, u32>) {
         self.own.retain(|name, _| classes.contains_key(name));
         self.own.iter_mut().for_each(|(name, ways)| *ways = classes[name]);

@@ -52,8 +52,7 @@ use sluice_host::processes::{Controller, Failed, Mechanism, Refused, Slot, Targe
 
 /// Window of a cost, in nanoseconds.
 const WINDOW_NS: u64 = 100_000_000;
-/// Budget of an NF that would yield, in a slice that ends otherwise: longer than any slice, in
-/// nanoseconds.
+/// Budget in a slice that ends otherwise, in nanoseconds: longer than any slice.
 const BUDGET_NS: u64 = 2_000_000_000;
 
 /// Counters of a schedule, written by its thread and readable by all.
@@ -65,14 +64,12 @@ pub struct Counters {
     pub controller_ns: AtomicU64,
     /// The longest wait of an NF with work for its slice, in nanoseconds.
     pub longest_wait_ns: AtomicU64,
-    /// At each begin or end of a slice: the longest wait since the one before, in nanoseconds, if
-    /// any NF waited.
+    /// At each begin or end of a slice: the longest wait since the one before, in ns, if any.
     pub waits_ns: AtomicHistogram,
     /// Failures of the controller, other than an ended process.
     pub failures: AtomicU64,
 }
 
-/// An NF of a schedule.
 struct Governed {
     rings: NfRings,
     slot: Slot,

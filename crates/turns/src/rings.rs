@@ -19,7 +19,6 @@ pub struct NfRings {
     handle: Arc<NfHandle>,
     rx: Vec<Gauge>,
     tx: Gauge,
-    /// State of a foreign program.
     foreign: Option<Program>,
     /// Possible next NFs on a path.
     next: Vec<Arc<NfHandle>>,
@@ -70,14 +69,12 @@ impl NfRings {
         let room = |next: &Arc<NfHandle>| {
             let (posted, returned) = next.posted_returned();
             let room = u64::from(next.limit).saturating_sub(posted.saturating_sub(returned));
-            // One that is gone takes nothing, and its packets never return to be counted. Half of a
-            // small ring is enough room.
+            // One that is gone takes and returns nothing. Half of a small ring is enough.
             if !next.alive.load(Ordering::Relaxed) || 2 * room >= u64::from(next.limit) { u64::MAX } else { room }
         };
         u32::try_from(self.next.iter().map(room).min().unwrap_or(u64::MAX)).unwrap_or(u32::MAX)
     }
 
-    /// Its present state.
     #[inline]
     pub fn read(&self) -> Reading {
         let handle = &self.handle;
@@ -102,8 +99,7 @@ impl NfRings {
             // It has not started yet.
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
-        // The NF's own ring goes to the manager, which empties it at once if it can forward the
-        // packets.
+        // The NF's ring goes to the manager, which empties it at once if it can forward.
         let room = self.tx.room().min(self.behind());
         Reading { work, unread: self.unread().min(work), room, held, background: false }
     }
@@ -125,8 +121,7 @@ pub struct Program {
     is_tap: bool,
     /// It drops packets by design.
     eats: bool,
-    /// At the begin of its last slice: packets that had gone in, packets that had come out, and the
-    /// time.
+    /// Packets in, packets out, and the time at the begin of its last slice.
     began: (u64, u64, u64),
     /// Packets that have gone in and no longer count as work.
     past: u64,

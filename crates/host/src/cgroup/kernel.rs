@@ -16,7 +16,6 @@ pub(super) trait Kernel: std::fmt::Debug + Send + Sync {
     fn remove(&self, folder: &Path) -> io::Result<()>;
     /// The cgroups in a cgroup.
     fn folders(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
-    /// The text of a file.
     fn read(&self, file: &Path) -> io::Result<String>;
     /// Writes an existing file, in one piece.
     fn write(&self, file: &Path, text: &str) -> io::Result<()>;
@@ -30,7 +29,6 @@ pub(super) trait Knob: std::fmt::Debug + Send + Sync {
     fn set(&self, text: &str) -> io::Result<()>;
 }
 
-/// The kernel of this host.
 #[derive(Debug)]
 pub(super) struct Linux;
 

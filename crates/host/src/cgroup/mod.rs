@@ -109,8 +109,7 @@ pub fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
 
 /// A unique path component for any name.
 ///
-/// Bytes other than letters, digits, `-`, `_` and `.` (not leading) become `%` and two hexadecimal
-/// digits.
+/// Bytes other than letters, digits, `-`, `_` and `.` (not leading) become `%` and two hex digits.
 pub(super) fn component(name: &str) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(name.len());
@@ -169,8 +168,7 @@ impl Hierarchy {
         }
         let up = || home.ancestors().take_while(|folder| folder.starts_with(&top));
         let has_cpu = |file: PathBuf| kernel.read(&file).is_ok_and(|text| text.split_whitespace().any(|word| word == "cpu"));
-        // Only the root cgroup may both have processes and pass controllers on; only it has no
-        // cgroup.type.
+        // Only the root may have processes and pass controllers on, and only it has no cgroup.type.
         let may_enable = |folder: &Path| {
             let is_root = kernel.read(&folder.join("cgroup.type")).is_err();
             let is_empty = || kernel.read(&folder.join(PROCS)).is_ok_and(|text| text.trim().is_empty());
@@ -209,8 +207,7 @@ impl Hierarchy {
 
     /// A host setting that [`create`](Self::create) changes, and the text that undoes that.
     ///
-    /// Note it before with [`Record::changed`](crate::record::Record::changed). Most hosts need
-    /// none.
+    /// Note it before with [`Record::changed`](crate::record::Record::changed). Usually None.
     pub fn setting(&self) -> Option<(PathBuf, String)> {
         let text: Vec<String> = self.enable.iter().map(|name| format!("-{name}")).collect();
         (!text.is_empty()).then(|| (self.base.join(SUBTREE), text.join(" ")))
@@ -281,8 +278,7 @@ impl Hierarchy {
                 self.remove(&folder)?;
             }
             let text = self.kernel.read(&procs).unwrap_or_default();
-            // A process outside of our pid namespace is shown as 0, which would mean this process
-            // when written.
+            // Processes outside of our pid namespace show as 0; writing 0 would move this one.
             let pids: Vec<i32> = text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 0).collect();
             for pid in &pids {
                 match self.kernel.write(&home, &pid.to_string()) {
@@ -293,8 +289,7 @@ impl Hierarchy {
                 }
             }
             if pids.is_empty() {
-                // The kernel does not signal when it has released the last process: retry a little
-                // later.
+                // The kernel does not signal when it has released the last process: retry soon.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -321,8 +316,7 @@ impl Herd {
     }
 }
 
-/// The manager's folder. Drop removes it and its contents if possible; [`remove`](Self::remove)
-/// also reports errors.
+/// The manager's folder. Drop removes it if possible; [`remove`](Self::remove) reports errors.
 #[derive(Debug)]
 pub struct Group {
     hierarchy: Hierarchy,
@@ -349,8 +343,7 @@ impl Group {
         self.path_of_core(core).join(format!("nf-{}", component(nf)))
     }
 
-    /// The folder of a core's NFs. [`add_nf`](Self::add_nf) makes it with the first NF; the group's
-    /// removal removes it.
+    /// The folder of a core's NFs; [`add_nf`](Self::add_nf) makes it, the group removes it.
     pub fn path_of_core(&self, core: usize) -> PathBuf {
         self.path.join(format!("core-{core}"))
     }
@@ -488,8 +481,7 @@ impl NfGroup {
         })
     }
 
-    /// Sets the weight for a share between 0 and 1 of the group's time on a core; returns the
-    /// weight.
+    /// Sets the weight for a share, 0 to 1, of the group's time on a core; returns it.
     ///
     /// One system call.
     ///

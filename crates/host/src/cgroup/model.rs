@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex};
 use super::kernel::{Kernel, Knob, Linux};
 use super::{PROCS, SUBTREE, Version};
 
-/// A modelled host.
 #[derive(Debug)]
 pub(super) struct Model {
     pub root: tempfile::TempDir,
@@ -25,9 +24,7 @@ pub(super) struct Model {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Cgroup of each process.
     members: BTreeMap<i32, PathBuf>,
-    /// Real-time processes.
     real_time: Vec<i32>,
     /// Processes of another pid namespace.
     foreign: Vec<i32>,
@@ -218,7 +215,6 @@ impl Kernel for Model {
     }
 }
 
-/// An open weight file.
 #[derive(Debug)]
 struct Setting {
     version: Version,

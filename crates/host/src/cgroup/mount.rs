@@ -19,12 +19,10 @@ struct Mount {
     version: Version,
     /// The visible part of the hierarchy, from its top.
     root: PathBuf,
-    /// The mount point.
     point: PathBuf,
 }
 
-/// The version, the cgroup of a process ("self" or a pid), and the topmost mounted folder. None
-/// without a cpu controller.
+/// The version, the cgroup of a process ("self" or a pid), and the topmost mounted folder, if any.
 pub(super) fn find(kernel: &dyn Kernel, root: &Path, process: &str) -> Result<Option<(Version, PathBuf, PathBuf)>, CgroupError> {
     let proc = root.join("proc");
     let system = |doing, path: &Path, source| CgroupError::System { doing, path: path.into(), source };
@@ -78,8 +76,7 @@ pub(crate) fn folder_of(root: &Path, version: Version, controller: &str, process
     Ok(Some(point.join(inside).components().collect()))
 }
 
-/// This process's cgroup in the hierarchy of version 2, with any controllers. None without version
-/// 2.
+/// This process's cgroup in the hierarchy of version 2, with any controllers, if there is one.
 pub fn unified_home(root: &Path) -> Option<PathBuf> {
     folder_of(root, Version::V2, "", "self").ok().flatten()
 }

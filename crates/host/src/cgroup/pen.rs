@@ -54,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of passes over a pen's processes.
 const PASSES: usize = 16;
 
-/// A lack that a host may have.
+/// Messages of [`Pens::lacks`].
 pub const FORKED: &str = "what an NF has forked is not ended with it";
 const CORE: &str = "only its filter keeps an NF on its core";
 const NUMBER: &str = "`pids` holds for all processes of a user together";
@@ -65,7 +65,6 @@ const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
 /// The files that count OOM kills, of version 2 and of version 1.
 const EVENTS: [&str; 2] = ["memory.events", "memory.oom_control"];
 
-/// Bounds of a pen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Maximum number of processes and threads.
@@ -95,7 +94,6 @@ pub struct Pens {
 
 #[derive(Debug)]
 enum Unified {
-    /// A folder of our own.
     Own(PathBuf),
     /// The group that weights NFs.
     Weighed(Arc<Group>),
@@ -117,16 +115,14 @@ pub struct Pen {
 }
 
 impl Pens {
-    /// The folders that [`create`](Self::create) makes below the file-system root `root`; note them
-    /// before.
+    /// The folders that [`create`](Self::create) makes below the root `root`; note them before.
     pub fn paths(root: &Path, name: &str) -> Vec<PathBuf> {
         let place = |version, controller| folder_of(root, version, controller, "self").ok().flatten();
         let of_v1 = ["pids", "memory", "cpuset"].map(|controller| place(Version::V1, controller));
         [place(Version::V2, "")].into_iter().chain(of_v1).flatten().map(|home| home.join(component(name))).collect()
     }
 
-    /// What pens below the file-system root `root` will probably lack, as [`Self::lacks`]. Changes
-    /// nothing.
+    /// What pens below the root `root` will probably lack, as [`Self::lacks`]. Changes nothing.
     pub fn forecast(root: &Path) -> Vec<&'static str> {
         let is_there = |version, controller| folder_of(root, version, controller, "self").is_ok_and(|folder| folder.is_some());
         let lacks = [
@@ -210,7 +206,6 @@ impl Pens {
         lacks
     }
 
-    /// Whether the memory of each NF can be bounded.
     pub fn bounds_memory(&self) -> bool {
         self.memory.is_some() || self.passes("memory")
     }
@@ -320,14 +315,12 @@ impl Pen {
         self.unified.as_deref()
     }
 
-    /// `cgroup.procs` that the NF's process joins before it executes its program, without version
-    /// 2.
+    /// Without version 2: `cgroup.procs` that the NF's process joins before it executes.
     pub fn joined_first(&self) -> Option<PathBuf> {
         self.pids.as_ref().filter(|_| self.unified.is_none()).map(|folder| folder.join(PROCS))
     }
 
-    /// Takes the cgroup of the NF's weight, if it is here. Its processes are moved there with the
-    /// rest.
+    /// Takes the cgroup of the NF's weight, if it is here. Gathering moves its processes.
     pub fn take_weighed(&mut self) -> Option<NfGroup> {
         self.weighed.take()
     }
@@ -350,7 +343,6 @@ impl Pen {
         Gatherer { kernel: self.kernel.clone(), first: Some(first), late }
     }
 
-    /// Whether it has no process left.
     pub fn is_empty(&self) -> bool {
         self.folders().all(|folder| below(&*self.kernel, folder, true).is_empty())
     }
@@ -369,8 +361,7 @@ impl Pen {
             let _ = self.kernel.write(&folder.join("pids.max"), "0");
             for pid in below(&*self.kernel, folder, true).into_iter().filter_map(Pid::from_raw) {
                 let Ok(pidfd) = process::pidfd_open(pid) else { continue };
-                // In this order: a member with this pid after the pidfd was opened is the process
-                // that it names.
+                // In this order: a member with this pid after opening is the pidfd's process.
                 if below(&*self.kernel, folder, true).contains(&pid.as_raw_nonzero().get()) {
                     let _ = process::send_signal(pidfd.as_fd(), Signal::KILL);
                 }
@@ -431,8 +422,7 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// Moves a living process that another process has forked into the cgroup that it should have
-    /// been born in.
+    /// Moves a living process that was forked elsewhere into the cgroup of its birth.
     pub fn take_in(&self, pid: Pid, pidfd: std::os::fd::BorrowedFd<'_>) {
         let Some(first) = &self.first else { return };
         if process::wait_readable(pidfd, Some(0)) == Ok(false) {
@@ -441,14 +431,12 @@ impl Gatherer {
         }
     }
 
-    /// Moves all processes of the pen until no new one is found; false if they fork faster than
-    /// that.
+    /// Moves all processes of the pen; false if they fork faster than that.
     ///
     /// If false, call it again after a while.
     ///
     /// # Errors
-    /// The first process that could not be moved, and why; the others were. An ended one is no
-    /// error.
+    /// The first process that could not be moved, and why. An ended one is no error.
     pub fn gather(&self) -> io::Result<bool> {
         self.pass_through(PASSES)
     }
@@ -487,7 +475,6 @@ impl Gatherer {
         Ok(false)
     }
 
-    /// Whether it is of the same pen.
     pub fn is_of_same(&self, other: &Self) -> bool {
         self.first == other.first
     }

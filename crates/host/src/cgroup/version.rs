@@ -36,8 +36,7 @@ impl Version {
         }
     }
 
-    /// The weight for a share between 0 and 1, clamped to the kernel's range. 1 % is the default
-    /// weight.
+    /// The weight for a share, 0 to 1, within the kernel's range. 1 % is the default weight.
     pub fn weight(self, share: f64) -> u64 {
         match self {
             Self::V1 => weight::cgroup_v1(share),

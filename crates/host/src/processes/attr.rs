@@ -9,8 +9,7 @@ use rustix::io::Errno;
 /// Flag: new threads and children start with the default class. Clearing it needs a capability.
 const RESET_ON_FORK: u64 = 1;
 
-/// The result of sched_getattr(2): the first version of the structure, which all later kernels
-/// accept.
+/// The result of sched_getattr(2), in the structure's first version; later kernels accept it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[repr(C)]
 pub struct Attr {

@@ -1,5 +1,4 @@
-//! Chooses this host's mechanism: tries each candidate on two processes of ours, and takes the
-//! fastest.
+//! Chooses this host's mechanism: tries each on two processes of ours, and takes the fastest.
 //!
 //! What a host allows depends on more than can be read (user, capabilities, limits, cgroup version,
 //! delegation, container), so it is tried. Every result comes with its reason, in one sentence.
@@ -17,8 +16,7 @@ use super::{Mechanism, Settings, make};
 /// With more, a mechanism would often stop and start NFs late, however fast its other switches are.
 const MISSED: f64 = 0.1;
 
-/// Order of preference without a measurement, for example with one core: by the cost of a switch on
-/// other hosts.
+/// Order of preference without a measurement (one core): by the cost of a switch elsewhere.
 const BY_REPUTE: [Mechanism; 6] =
     [Mechanism::Doorbell, Mechanism::Gate, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer, Mechanism::Realtime];
 
@@ -41,8 +39,7 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Median time from the decision until the new process runs, in nanoseconds. None if it works
-    /// too badly.
+    /// Median time until the new process runs, in nanoseconds. None if it works too badly.
     pub fn latency_ns(&self) -> Option<f64> {
         match &self.outcome {
             Outcome::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => figures.latency_ns(),
@@ -61,8 +58,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The candidate with the lowest latency; if none could be measured, the preferred one that
-    /// works.
+    /// The candidate with the lowest latency, or else the preferred unmeasured one.
     pub fn of(tried: Vec<Tried>) -> Self {
         let measured = tried.iter().filter_map(|t| Some((t.mechanism, t.latency_ns()?)));
         let best = measured.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(mechanism, _)| mechanism);

@@ -41,8 +41,7 @@ pub trait Controller: Send {
         self.run(to).and(parked)
     }
 
-    /// Sets a target's share of the core, 0 to 1, while it and others run; false if the mechanism
-    /// has no weights.
+    /// Sets a target's share of the core, 0 to 1, among running ones; false without weights.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
@@ -51,8 +50,7 @@ pub trait Controller: Send {
         Ok(false)
     }
 
-    /// Finds new threads of the targets; [`park`](Controller::park) and [`run`](Controller::run)
-    /// ignore them before.
+    /// Finds new threads of the targets, which park and run ignore before.
     ///
     /// It reads folders: too slow to run between two slices.
     ///
@@ -64,8 +62,7 @@ pub trait Controller: Send {
 
     /// Ensures that a parked target can be killed; it may run a little.
     ///
-    /// SIGKILL has no effect on one frozen by version 1, and little on one that waits for a core
-    /// below a real-time spinner.
+    /// SIGKILL has no effect on one frozen by version 1, and little below a real-time spinner.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
@@ -80,8 +77,7 @@ pub trait Controller: Send {
     /// What could not be restored. An ended target is no error.
     fn remove(&mut self, slot: Slot) -> Result<(), Failed>;
 
-    /// Releases all targets, and removes what was made for them. Returns what could not be
-    /// restored.
+    /// Releases all targets, removes what was made for them, and returns failures.
     fn teardown(&mut self) -> Vec<Failed>;
 }
 
@@ -92,8 +88,7 @@ pub struct Settings {
     pub root: PathBuf,
     /// Unique name of the folder made for cgroups, one for each controller.
     pub folder: String,
-    /// Parent of that folder in version 2. If None, this process's own cgroup, and no other if that
-    /// refuses.
+    /// Parent of that folder in version 2. If None, only this process's own cgroup.
     pub freeze_parent: Option<PathBuf>,
     /// The same in the freezer hierarchy of version 1.
     pub freezer_parent: Option<PathBuf>,

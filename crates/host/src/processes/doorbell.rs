@@ -1,5 +1,4 @@
-//! The cooperative doorbell: the process reads a word between two bursts, and waits on it while it
-//! is closed.
+//! The cooperative doorbell: a word that the process reads between bursts, and may wait on.
 //!
 //! The cheapest mechanism, and the only one that never stops a process in the middle of a packet.
 //! Parking is one store; running is one store and one system call. It takes effect at the end of a
@@ -27,10 +26,7 @@ struct Held {
 }
 
 impl Doorbell {
-    /// Without targets.
-    ///
-    /// # Errors
-    /// None: every host has shared memory.
+    /// Without targets. Never fails: every host has shared memory.
     pub fn new(_settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), slots: Slots::default() })
     }

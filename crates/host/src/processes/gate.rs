@@ -41,10 +41,7 @@ struct Held {
 }
 
 impl Gate {
-    /// Without targets.
-    ///
-    /// # Errors
-    /// None: every host has signals.
+    /// Without targets. Never fails: every host has signals.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
     }

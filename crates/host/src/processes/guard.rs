@@ -217,8 +217,7 @@ struct Said {
 pub struct Note(Vec<u64>);
 
 impl Guard {
-    /// Starts a guard from a program that calls [`super::helper::take_over`]: `/proc/self/exe` is
-    /// the caller's.
+    /// Starts a guard; `program` calls [`super::helper::take_over`], as `/proc/self/exe` may.
     ///
     /// # Errors
     /// [`Refused::NoGuard`], [`Refused::System`].
@@ -255,9 +254,6 @@ impl Guard {
     }
 
     /// Writes the removed file of [`Self::start_with`] again.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn write_journal_anew(&self) -> io::Result<()> {
         self.said().journal.as_mut().map_or(Ok(()), Journal::write_anew)
     }
@@ -381,8 +377,7 @@ fn cut(undo: &Undo) -> Vec<Undo> {
     match undo {
         Undo::Classes { process, threads, others } if threads.len() > THREADS => {
             let all: Vec<(i32, Attr)> = threads.iter().map(|(tid, attr)| (*tid, *attr)).collect();
-            // Undone in this order: the first part gives all others the class of newcomers, the
-            // next ones correct theirs.
+            // Undone in this order: the first part sets all others, the next ones correct theirs.
             let part = |(i, part): (usize, &[(i32, Attr)])| Undo::Classes {
                 process: *process,
                 threads: part.iter().copied().collect(),
@@ -454,8 +449,7 @@ pub(super) fn keep() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Leaves the caller's session, cores and class, and ignores its signals. Skips what is not
-/// permitted.
+/// Leaves the caller's session, cores and class, and ignores its signals, where permitted.
 fn step_aside() {
     for signal in
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP, libc::SIGUSR1, libc::SIGUSR2]

@@ -15,8 +15,7 @@ use super::{guard, measure, spinner};
 /// First argument of a keeper: the first process of the NFs' process namespace.
 pub const KEEPER: &str = "__sluice-keeper";
 
-/// Does nothing until it is killed. Orphans of the namespace become its children; the kernel
-/// collects them.
+/// Does nothing until it is killed. It gets the namespace's orphans; the kernel collects them.
 fn keep() -> ! {
     for signal in [libc::SIGCHLD, libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
         // SAFETY: ignoring a signal runs no code of ours.
@@ -29,8 +28,7 @@ fn keep() -> ! {
     }
 }
 
-/// Runs this process as a helper, if it was started as one, and returns its exit code. Call it
-/// first in `main`.
+/// Runs this process as a helper, if it is one, and returns its exit code. Call it first in `main`.
 pub fn take_over() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next()?;

@@ -30,8 +30,7 @@ use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realti
 use crate::affinity::{self, Saved};
 use crate::process::Proc;
 
-/// First argument of the measuring helper; then a mechanism, a core, and the numbers of switches
-/// and slices.
+/// First argument of the measuring helper, before mechanism, core, switches and slices.
 pub(super) const ARGUMENT: &str = "__sluice-measure";
 /// Settling time before a switch, in nanoseconds.
 const SETTLE_NS: u64 = 60_000;
@@ -88,8 +87,7 @@ impl Figures {
         self.new_runs_ns.len() + self.missed
     }
 
-    /// The scheduler's switch latency: the median time until the new one runs, in nanoseconds; None
-    /// without.
+    /// The median time until the new one runs, in nanoseconds: the scheduler's switch latency.
     pub fn latency_ns(&self) -> Option<f64> {
         Self::quantile(&self.new_runs_ns, 0.5)
     }
@@ -173,8 +171,7 @@ struct Answer {
     warnings: Vec<String>,
 }
 
-/// Main function of the measuring helper: arguments are a mechanism, a core, and numbers of
-/// switches and slices.
+/// Main function of the measuring helper. Arguments: mechanism, core, switches, slices.
 #[allow(clippy::print_stdout, reason = "the answer to whoever started it")]
 pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut text = || arguments.next().and_then(|text| text.into_string().ok()).unwrap_or_default();

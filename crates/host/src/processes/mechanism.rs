@@ -38,8 +38,7 @@ impl Mechanism {
         }
     }
 
-    /// Why a process that it has parked does not end by SIGKILL until it runs again; None if it
-    /// does.
+    /// Why a process parked by it does not end by SIGKILL before it runs; None if it does.
     pub const fn outlives_a_kill(self) -> Option<&'static str> {
         match self {
             Self::Realtime => Some(

@@ -22,12 +22,10 @@
 //! | [`gate`] | a signal handler that waits on a shared word | our library, right to signal |
 //!
 //! - [`auto`] tries what this host allows, measures it, and chooses.
-//! - Adding a target opens all that park, run and switch need: they open, allocate and format
-//!   nothing.
+//! - Adding a target opens all it needs: park, run and switch open, allocate and format nothing.
 //! - A change is reported to the [`guard`], a separate process, before it is made. The guard undoes
 //!   it when this process dies.
-//! - [`Target`] and [`Controller::add`] refuse what cannot be controlled before anything is
-//!   changed: [`Refused`].
+//! - [`Target`] and [`Controller::add`] refuse unsuitable processes before any change: [`Refused`].
 //!
 //! # Limits
 //! With priorities, a parked process still runs when no process above it wants the core, and on any

@@ -22,8 +22,7 @@
 //! - With CONFIG_RT_GROUP_SCHED, a cgroup of version 1 needs a budget for real-time processes:
 //!   [`Refused::NotPermitted`] names it.
 //! - A parked process below a spinner cannot even die: [`before_kill`](Controller::before_kill).
-//! - The switching thread must be above the threads that it switches, or on another core:
-//!   [`raise_self`].
+//! - The switching thread must be above those that it switches, or on another core: [`raise_self`].
 //!
 //! # Limits
 //! Parked processes run while no process above them wants their core, in slices of 100 ms.
@@ -139,8 +138,7 @@ impl Realtime {
         })
     }
 
-    /// Gives all threads of a process the class, after noting their former attributes with the
-    /// guard.
+    /// Gives all threads of a process the class, after noting the former one with the guard.
     fn take_process(&self, member: &Member, threads: Threads) -> (Process, Result<(), Refused>) {
         let pair = (self.settings.low, self.settings.high);
         let (identity, without_heirs) = (member.identity, self.without_heirs);
@@ -415,8 +413,7 @@ pub struct Raised {
 
 /// Raises the calling thread above all that it controls, and moves it to `core` if given.
 ///
-/// No mechanism needs this, but a controller that waits for a core that its NFs have waits for
-/// ever.
+/// Optional, but a controller that waits for a core of its NFs waits for ever.
 ///
 /// # Errors
 /// [`Refused::NotPermitted`], [`Refused::System`].

@@ -33,10 +33,7 @@ struct Held {
 }
 
 impl Signal {
-    /// Without targets.
-    ///
-    /// # Errors
-    /// None: every kernel since 5.1 has the call, and this program does not start on older ones.
+    /// Without targets. Never fails: every supported kernel (from 5.1 on) has the call.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
     }

@@ -2,7 +2,6 @@
 
 use super::{Failed, Slot};
 
-/// Targets by slot.
 #[derive(Debug)]
 pub(super) struct Slots<T>(Vec<Option<T>>);
 
@@ -41,7 +40,6 @@ impl<T> Slots<T> {
         self.0.iter_mut().flatten()
     }
 
-    /// All slots in use.
     pub(super) fn used(&self) -> Vec<Slot> {
         let used = |(i, value): (usize, &Option<T>)| value.as_ref().map(|_| Slot(i as u32));
         self.0.iter().enumerate().filter_map(used).collect()

@@ -32,7 +32,6 @@ use crate::process::Proc;
 pub(super) const ARGUMENT: &str = "__sluice-spinner";
 /// Size of the memory in bytes.
 const BYTES: usize = 8192;
-/// Maximum number of threads.
 const THREADS: usize = BYTES / 64 - 1;
 /// Offset of the number of threads.
 const SPINNING: usize = 8;
@@ -42,7 +41,6 @@ const GAP: u64 = 3000;
 /// Maximum time for a spinner to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The words of a thread.
 #[derive(Clone, Copy)]
 enum Word {
     Beat = 0,
@@ -146,17 +144,10 @@ impl Spinner {
     }
 
     /// The target for controllers.
-    ///
-    /// # Errors
-    /// [`Refused`].
     pub fn target(&self, proc: &Proc, name: &str) -> Result<Target, Refused> {
         Ok(Target::of_pid(proc, name, self.pid())?.with_gates(self.gates()?))
     }
 
-    /// Kills it and waits for its end.
-    ///
-    /// # Errors
-    /// Those of waiting.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)

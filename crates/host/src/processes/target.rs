@@ -1,5 +1,4 @@
-//! The processes of an NF, controlled as one; held safely against pid reuse, and checked before any
-//! change.
+//! The processes of an NF as a unit of control, safe against pid reuse and checked beforehand.
 
 use std::fs;
 use std::io;
@@ -26,10 +25,8 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 /// Maximum number of passes over the processes of a cgroup.
 const PASSES: usize = 16;
 
-/// One process.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// Its identity, for later checks.
     pub identity: Identity,
     pub pid: Pid,
     pidfd: Arc<OwnedFd>,
@@ -130,8 +127,7 @@ impl Target {
         Ok(Self { name: name.into(), members, gates: None, cgroup: None })
     }
 
-    /// All processes in and below a cgroup. It must hold no others; one of version 2 is frozen in
-    /// place.
+    /// All processes in and below a cgroup without others; one of version 2 is frozen in place.
     ///
     /// # Errors
     /// As [`of_pids`](Self::of_pids).
@@ -165,7 +161,6 @@ impl Target {
         Self { gates: Some(gates), ..self }
     }
 
-    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -220,8 +215,7 @@ impl Target {
 
 /// Cheaply detects a changed number of a target's threads.
 ///
-/// The folder of a process's threads has a link for each; reading the link count takes a third of a
-/// microsecond.
+/// The folder of its threads has a link for each; reading the count takes a third of a µs.
 #[derive(Debug)]
 pub struct ThreadWatch(Vec<(OwnedFd, u64)>);
 
@@ -311,8 +305,7 @@ fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
         Err(error) if ended(&error) => Ok(None),
         Err(source) => Err(Refused::System { doing: "read", what: format!("/proc/{pid}/{file}"), source }),
     };
-    // The identity first: what is read later belongs to it, or to another process that opening
-    // detects.
+    // The identity first: what is read later belongs to it, or opening detects a reuse.
     let Some(identity) = proc.identity(number) else { return Ok(None) };
     let (Some(stat), Some(status)) = (read("stat")?, read("status")?) else { return Ok(None) };
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);

@@ -353,8 +353,7 @@ fn what_is_told_of_many_threads_is_cut_into_messages() {
     while seen.len() < 1000 {
         match undo(told(&socket)) {
             Undo::Classes { threads, others, .. } => {
-                // Only the first may name the class of newcomers, because that is also given to the
-                // threads of the others.
+                // Only the first may name the newcomers' class: it also sets the others' threads.
                 assert_eq!(others.is_some(), seen.is_empty());
                 seen.extend(threads.into_keys());
             }

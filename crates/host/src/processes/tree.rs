@@ -27,7 +27,6 @@ pub(super) struct Words {
     pub(super) version: Version,
     /// Name of the hierarchy's controller, in version 1.
     pub(super) controller: &'static str,
-    /// Name of the state file.
     pub(super) file: &'static str,
     pub(super) stop: &'static str,
     pub(super) go: &'static str,
@@ -41,7 +40,6 @@ pub(super) struct Tree {
     root: PathBuf,
     host: Host,
     guard: Arc<Guard>,
-    /// The controller's folder.
     folder: PathBuf,
     own: Option<Note>,
     slots: Slots<Held>,

@@ -31,7 +31,6 @@ const PASSES: usize = 16;
 #[derive(Debug, Clone)]
 pub struct Host {
     pub(super) proc: Proc,
-    /// Makes a cgroup.
     pub(super) make: fn(&Path) -> io::Result<()>,
     /// Removes an empty cgroup.
     pub(super) remove: fn(&Path) -> io::Result<()>,
@@ -62,10 +61,8 @@ pub enum Undo {
         folder: PathBuf,
         /// The state file below it.
         file: String,
-        /// The text to write.
         text: String,
-        /// Whether it was made for them: then its processes go back to their cgroups, and it is
-        /// removed.
+        /// Whether it was made for them: then they go back, and it is removed.
         made: bool,
         /// Their former cgroup, also for newer processes.
         home: PathBuf,
@@ -76,7 +73,6 @@ pub enum Undo {
     Remove { folder: PathBuf },
     /// Open a gate, in memory that is passed along.
     Open {
-        /// The gate's offset.
         at: usize,
         /// Length of the memory, in bytes.
         bytes: usize,
