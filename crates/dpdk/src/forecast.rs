@@ -60,7 +60,7 @@ fn missing_driver(folder: &Path, devargs: &str) -> Option<String> {
     };
     match plugins.iter().find(holds) {
         Some(_) => None,
-        None => Some(format!("no driver is called as {device} begins; DPDK's drivers lie in {}", folder.display())),
+        None => Some(format!("no driver has a name that {device} begins with; DPDK's drivers lie in {}", folder.display())),
     }
 }
 

@@ -77,7 +77,7 @@ pub enum ClassError {
     )]
     Unsettled { pid: i32 },
     /// The slice is out of range.
-    #[error("a slice of {ms} ms cannot be; choose one from 1 to {} ms", i32::MAX)]
+    #[error("a slice of {ms} ms is out of range; choose one from 1 to {} ms", i32::MAX)]
     Slice { ms: u32 },
     /// This user may not change the slice, or the container mounts it read-only.
     #[error(

@@ -275,7 +275,7 @@ fn no_slice_is_set_that_cannot_be() {
     let (root, setting) = tree("100\n");
     for ms in [0, 1 << 31] {
         let text = setting.set(ms).unwrap_err().to_string();
-        assert_eq!(text, format!("a slice of {ms} ms cannot be; choose one from 1 to 2147483647 ms"));
+        assert_eq!(text, format!("a slice of {ms} ms is out of range; choose one from 1 to 2147483647 ms"));
     }
     assert_eq!(setting.read_ms().unwrap(), 100);
     for text in ["", "many", "-3"] {

@@ -787,8 +787,7 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
     // sizes.
     unsafe {
         if plan.apart {
-            // Done here, while the manager's descriptor is still open to check that it lives;
-            // `apart` changes no user later.
+            // Set while the manager's descriptor is open to check that it lives.
             must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
             let mut manager = libc::pollfd { fd: plan.manager, events: libc::POLLIN, revents: 0 };
             let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

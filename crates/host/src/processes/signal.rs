@@ -79,8 +79,7 @@ impl Controller for Signal {
         // Signal 0 only checks the permission.
         for member in target.members() {
             if let Err(Errno::PERM) = rustix::process::test_kill_process(member.pid) {
-                let what =
-                    format!("the kernel lets this user not signal process {}; the capability CAP_KILL is lacking", member.raw());
+                let what = format!("the kernel does not let this user signal process {}; CAP_KILL is lacking", member.raw());
                 return Err(Refused::NotPermitted { mechanism: Mechanism::Signal, what });
             }
         }
