@@ -63,12 +63,10 @@ pub struct Plan {
     pub setup: Vec<String>,
     /// Commands after its program has ended.
     pub teardown: Vec<String>,
-    /// Environment of the commands and the program.
     pub env: Vec<(OsString, OsString)>,
     pub core: usize,
 }
 
-/// Why a foreign program could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignError {
     #[error(
@@ -117,7 +115,6 @@ pub struct Room {
     made: Option<PathBuf>,
     /// Namespace of the wires' far ends, and a control socket there. Dropping it removes them.
     wires: Option<(Netns, OwnedFd)>,
-    /// The made interfaces.
     laid: Vec<String>,
     cgroup: Option<NfGroup>,
 }

@@ -25,7 +25,6 @@ use sluice_shm::BURST;
 /// The manager's end of a wire.
 #[derive(Debug)]
 pub enum End {
-    /// A packet socket on an interface.
     Socket(Box<InterfaceQueue>),
     /// An AF_XDP socket on an interface.
     Xdp(Box<XdpQueue>),

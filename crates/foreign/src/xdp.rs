@@ -149,7 +149,6 @@ pub struct XdpCounters {
     pub oversize: u64,
 }
 
-/// An AF_XDP socket on an interface.
 #[derive(Debug)]
 pub struct XdpQueue {
     // Dropped in this order: nothing is sent to a socket that is gone, and the area goes last.
@@ -315,7 +314,6 @@ impl XdpQueue {
         }
     }
 
-    /// Takes back sent chunks.
     fn collect(&mut self) {
         let done = self.completion.waiting();
         for _ in 0..done {

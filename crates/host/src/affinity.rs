@@ -9,7 +9,6 @@ use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Why a thread could not be pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum AffinityError {
     /// The core does not exist, or this process may not use it.

@@ -76,7 +76,6 @@ pub enum ClassError {
         "process {pid} makes threads faster than they can be given a class; start it with fewer, or choose [sched] class = \"other\""
     )]
     Unsettled { pid: i32 },
-    /// The slice is out of range.
     #[error("a slice of {ms} ms is out of range; choose one from 1 to {} ms", i32::MAX)]
     Slice { ms: u32 },
     /// This user may not change the slice, or the container mounts it read-only.
@@ -95,7 +94,6 @@ fn system(doing: &'static str, what: impl std::fmt::Display) -> impl FnOnce(io::
 /// A scheduling class that the manager sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The kernel's default.
     Other,
     /// Fair, but does not preempt on wake-up.
     Batch,
@@ -331,7 +329,6 @@ impl RrSlice {
         Self { root: root.into(), path: root.join("proc/sys/kernel/sched_rr_timeslice_ms") }
     }
 
-    /// Its file, for the record.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -108,7 +108,6 @@ pub struct Life {
     pub cgroup: Option<PathBuf>,
 }
 
-/// Why a container could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerError {
     /// The bundle has become invalid since the configuration was checked.

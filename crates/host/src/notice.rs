@@ -75,7 +75,6 @@ pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
 pub const EVERY: Duration = Duration::from_secs(10);
 /// Maximum number of lines of a key in [`EVERY`].
 pub const BURST: u32 = 5;
-/// Maximum number of keys.
 pub const MOST: usize = 4096;
 
 #[derive(Debug)]
@@ -83,7 +82,6 @@ struct Kind {
     since: Instant,
     logged: u32,
     left_out: u64,
-    /// The last suppressed line.
     last: String,
 }
 

@@ -33,12 +33,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
-/// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// It returned this status; 0 is success.
     Code(i32),
-    /// This signal killed it.
     Signal(i32),
 }
 
@@ -359,7 +357,6 @@ impl Stat {
 
     /// Whether the process has ended or is exiting: its exit status is final.
     pub fn is_ending(&self) -> bool {
-        /// The kernel's `PF_EXITING`.
         const EXITING: u64 = 0x4;
         self.has_ended() || self.flags & EXITING != 0
     }

@@ -191,7 +191,6 @@ impl Left {
     }
 }
 
-/// Result of a clean-up.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CleanedUp {
     /// Pid of the manager that had left things, if any.

@@ -90,7 +90,6 @@ pub enum Stdio {
     Pipe(Arc<OwnedFd>),
 }
 
-/// What to start.
 #[derive(Debug, Clone)]
 pub struct SpawnSpec {
     /// Name of the NF, for messages.
@@ -290,7 +289,6 @@ pub enum SpawnError {
         /// The program, an argument or a variable.
         what: String,
     },
-    /// The kernel made no process.
     #[error("NF {name}: cannot make a process: {error}; look at the limits of processes and memory (ulimit -u, pids.max)")]
     Clone { name: String, error: Errno },
     /// A step between the new process and its program failed.

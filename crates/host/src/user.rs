@@ -10,7 +10,6 @@ use std::ptr::null_mut;
 
 use rustix::io::Errno;
 
-/// A user that an NF runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub uid: u32,
@@ -76,7 +75,6 @@ fn has_group(gid: u32) -> bool {
     !found.is_null() || error == libc::ERANGE
 }
 
-/// Why a user could not be found.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
     /// Neither a name in the user database nor a number.

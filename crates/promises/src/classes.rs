@@ -34,7 +34,6 @@ pub enum ClassesError {
         /// Present here.
         here: u32,
     },
-    /// The cache control refuses.
     #[error(transparent)]
     Cache(#[from] CacheError),
 }
@@ -58,7 +57,6 @@ pub fn wanted(assignment: &Assignment) -> BTreeMap<String, u32> {
     assignment.server.instances.iter().map(|instance| (class_of(instance).0, ways(instance))).collect()
 }
 
-/// Cache available to all classes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Present ways, and those of other groups.
@@ -87,7 +85,6 @@ pub enum PutError {
     Watch(CacheError),
 }
 
-/// The class of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Inside {
     class: String,
@@ -99,7 +96,6 @@ struct Inside {
 enum Count {
     /// It is, or need not be.
     Done,
-    /// The control refused.
     Refused,
     /// It is to be tried.
     Due,
@@ -112,7 +108,6 @@ enum Done {
     Released(String, u32),
 }
 
-/// Cache classes of this server.
 pub struct Classes {
     control: Box<dyn CacheControl + Send>,
     /// Why there is no control.

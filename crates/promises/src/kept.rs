@@ -7,7 +7,6 @@ use sluice_slo::assignment::Assignment;
 
 use sluice_host::file;
 
-/// Why a placement cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
     #[error("cannot {what} {path}: {source}; name another file with promises.placement", path = path.display())]

@@ -24,7 +24,6 @@ use sluice_slo::slo::Promise;
 use sluice_api::config::{Config, Mode, Service, hop};
 use sluice_config::diff;
 
-/// A configuration that keeps an assignment.
 #[derive(Debug, Clone)]
 pub struct Overlaid {
     pub config: Config,
@@ -36,7 +35,6 @@ pub struct Overlaid {
     pub notes: Vec<String>,
 }
 
-/// Why a configuration cannot keep an assignment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
     /// No chain selects the packets.
@@ -171,7 +169,6 @@ enum Company {
     Wakeup,
     /// The core is several places.
     Places,
-    /// Packet threads of the manager.
     Manager(usize),
     Service(usize, String),
     /// Other NFs of the same instance.

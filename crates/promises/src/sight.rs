@@ -36,10 +36,8 @@ impl Counts {
     }
 }
 
-/// Packets per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Rates {
-    /// Arrived packets.
     pub offered_pps: f64,
     /// Those above the promised rate.
     pub policed_pps: f64,
@@ -69,7 +67,6 @@ impl Windows {
         self.began_ns
     }
 
-    /// Starts over.
     pub fn restart(&mut self, now_ns: u64) {
         *self = Self { began_ns: now_ns, chains: BTreeMap::new() };
     }

@@ -33,7 +33,6 @@ const TOLD: usize = 32;
 /// Why no decision is made.
 #[derive(Debug, thiserror::Error)]
 pub enum SteerError {
-    /// There is nothing to share.
     #[error("SLOs on demand are not steered: {0}")]
     Placement(#[from] PlacementError),
     /// The observation is impossible.

@@ -196,7 +196,6 @@ impl CoreSchedule {
         }
     }
 
-    /// Whether it has no NF left.
     pub fn is_empty(&self) -> bool {
         self.nfs.iter().all(Option::is_none)
     }

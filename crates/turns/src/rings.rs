@@ -130,7 +130,6 @@ pub struct Program {
 }
 
 impl Program {
-    /// One without work.
     pub fn new(counters: Arc<foreign::Counters>, is_tap: bool, eats: bool) -> Self {
         let entered = counters.entered.get();
         Self { began: (entered, counters.returned.get(), 0), past: entered, quiet_ns: 0, counters, is_tap, eats }

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why weights cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The kernel or the container has no cpu controller.

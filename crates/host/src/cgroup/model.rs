@@ -85,7 +85,6 @@ impl Model {
         self.state.lock().unwrap().members[&pid].strip_prefix(&self.top).unwrap().into()
     }
 
-    /// All cgroups with their pids.
     pub fn tree(&self) -> Vec<(String, Vec<i32>)> {
         let mut found = Vec::new();
         let mut next = vec![self.top.clone()];

@@ -83,7 +83,6 @@ impl Attr {
         self.policy == libc::SCHED_OTHER as u32 && self.nice == 0 && self.flags == 0
     }
 
-    /// Whether it is the round-robin class with this priority.
     pub(crate) fn is_round_robin(&self, priority: u8) -> bool {
         self.policy == libc::SCHED_RR as u32 && self.priority == u32::from(priority)
     }

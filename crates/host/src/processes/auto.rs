@@ -20,18 +20,15 @@ const MISSED: f64 = 0.1;
 const BY_REPUTE: [Mechanism; 6] =
     [Mechanism::Doorbell, Mechanism::Gate, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer, Mechanism::Realtime];
 
-/// Result of trying a mechanism.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// It works, with these figures.
     Works(Figures),
     /// It works, but could not be measured: why.
     Unmeasured(String),
-    /// It does not work: why.
     Refused(String),
 }
 
-/// A mechanism that was tried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tried {
     pub mechanism: Mechanism,

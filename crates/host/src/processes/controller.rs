@@ -81,7 +81,6 @@ pub trait Controller: Send {
     fn teardown(&mut self) -> Vec<Failed>;
 }
 
-/// Settings of a controller.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Root of the file system, with `proc` and the mounts. Tests inject another.

@@ -65,12 +65,10 @@ const LONGEST: usize = 32 * 1024;
 /// Attempts of the guard to undo what cannot be undone yet, and milliseconds between.
 const TRIES: (u32, u64) = (50, 100);
 
-/// Messages to the guard.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Message {
     /// A change that may have to be undone.
     Note(u64, Undo),
-    /// A change that was undone.
     Forget(u64),
     /// The journal of all messages, and the boot id.
     Journal(PathBuf, String),
@@ -116,7 +114,6 @@ impl Journal {
         self.file.write_all(&line)
     }
 
-    /// Writes a message before it is sent.
     fn write(&mut self, message: &Message) -> io::Result<()> {
         match message {
             Message::Note(key, undo) => drop(self.left.insert(*key, undo.clone())),
@@ -199,7 +196,6 @@ fn undo_all(noted: &mut BTreeMap<u64, (Undo, Option<OwnedFd>)>) -> Option<Failed
 pub struct Guard {
     said: Mutex<Said>,
     child: Option<Child>,
-    /// The guard's pid.
     pid: i32,
 }
 
@@ -309,7 +305,6 @@ impl Guard {
         Ok(())
     }
 
-    /// Unmarks them.
     pub(super) fn give(&self, target: &Target) {
         let mut said = self.said();
         target.members().iter().for_each(|member| {

@@ -43,10 +43,8 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// Required part of right slices.
 const RIGHT: f64 = 0.9;
 
-/// Amount of measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
-    /// Number of timed switches.
     pub switches: usize,
     /// Slices of each length; 0 skips them.
     pub slices: usize,
@@ -215,7 +213,6 @@ struct Bench<'a> {
     slots: [Slot; 2],
 }
 
-/// Spins until a time of the counter.
 #[inline(always)]
 fn spin_until(time: u64) {
     while ticks() < time {

@@ -15,7 +15,6 @@ pub enum Mechanism {
     Realtime,
     /// The freezer of cgroups of version 2.
     Freeze,
-    /// SIGSTOP and SIGCONT.
     Signal,
     /// The freezer of cgroups of version 1.
     Freezer,
@@ -92,19 +91,16 @@ impl Slot {
 /// Why a target cannot be controlled, or a mechanism not used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// There is no process to control.
     #[error("{name} has no process that runs, so there is nothing to control; start it first")]
     NoProcess { name: String },
     /// The first process of the host or container.
     #[error("process 1 is not to be scheduled: the whole host or container depends on it; name another process")]
     Init,
-    /// A thread of the kernel.
     #[error("process {pid} ({comm}) is a thread of the kernel, which user space cannot schedule; name another process")]
     KernelThread { pid: i32, comm: String },
     /// This process, its guard, or an ancestor.
     #[error("process {pid} is this scheduler or one that it depends on, and cannot be stopped by it; name another process")]
     Ourselves { pid: i32 },
-    /// Another user's process.
     #[error(
         "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the \
          capability {capability}, or as that user"
@@ -117,7 +113,6 @@ pub enum Refused {
         /// The missing capability.
         capability: &'static str,
     },
-    /// The pid is that of a thread.
     #[error("{pid} is a thread of process {process}, not a process; name process {process}")]
     Thread {
         pid: i32,
@@ -142,7 +137,6 @@ pub enum Refused {
         /// What was tried, the error, and what is missing.
         what: String,
     },
-    /// The host lacks the mechanism.
     #[error("{mechanism} is not possible on this host: {what}")]
     NotHere {
         mechanism: Mechanism,
@@ -152,7 +146,6 @@ pub enum Refused {
     /// The guard is gone, so no change may be made that it would have to undo.
     #[error("the guard process, which would undo it if sluiced died, does not answer ({0}); restart sluiced")]
     NoGuard(Errno),
-    /// Another operation was refused.
     #[error("cannot {doing} {what}: {source}")]
     System { doing: &'static str, what: String, source: std::io::Error },
 }
@@ -165,7 +158,6 @@ pub enum Failed {
     /// All its processes have ended: remove it.
     #[error("it has ended")]
     Ended,
-    /// No target has this slot.
     #[error("no target has slot {}", .0.index())]
     NoSuchSlot(Slot),
     #[error("cannot {doing} process {pid}: {source}")]

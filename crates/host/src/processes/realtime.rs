@@ -68,7 +68,6 @@ struct Held {
     priority: u8,
 }
 
-/// One process of a target.
 struct Process {
     identity: Identity,
     threads: Threads,
@@ -166,7 +165,6 @@ impl Realtime {
     }
 }
 
-/// Why threads could not be taken.
 enum Taking {
     Refused(Refused),
     Errno(Errno),
