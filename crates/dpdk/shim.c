@@ -2,8 +2,9 @@
  * - The mbuf of frame first + i has buf_addr = base + i * stride for good, so i = (buf_addr - base)
  *   / stride. The division is exact, hence a multiplication by the inverse of stride's odd part
  *   modulo 2^64 after a shift by the rest.
- * - A frame's number shifted is its arena's number, which finds the pool. One thread makes and frees
- *   pools; a packet thread gets frames of a pool only after it was made and before it is freed.
+ * - A frame's number shifted is its arena's number, which finds the pool. One thread makes and
+ *   frees pools; a packet thread gets a pool's frames only after it was made and before it is
+ *   freed.
  * - A free mbuf (in the mempool or in one of the manager's stacks) has refcnt 1, nb_segs 1, next
  *   NULL, as DPDK requires. Receive passes on only such ones, and transmit sets all other fields
  *   that a driver reads. */
@@ -254,8 +255,8 @@ uint32_t sluice_pool_take(struct sluice_pool *pool, uint32_t *frames, uint32_t n
 	struct rte_mbuf *mbufs[SLUICE_CACHE];
 	uint32_t got = 0;
 	uint32_t want = n < SLUICE_CACHE ? n : SLUICE_CACHE;
-	/* DPDK gives all or nothing, so ask for less and less. Bypass the thread's cache first: drivers
-	 * depend on it. */
+	/* DPDK gives all or nothing, so ask for less and less. Bypass the thread's cache first:
+	 * drivers depend on it. */
 	while (got < n && want > 0) {
 		if (want > n - got)
 			want = n - got;
@@ -351,8 +352,8 @@ int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sl
 	error = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
 	if (error < 0)
 		return error;
-	/* Arenas are not DPDK's own memory: map all of them for a device behind an IOMMU, since it sends
-	 * from any. Drivers without DMA refuse, rightly. */
+	/* Arenas are not DPDK's own memory: map all of them for a device behind an IOMMU, since it
+	 * sends from any. Drivers without DMA refuse, rightly. */
 	for (unsigned int i = 0; i < MOST_POOLS; i++) {
 		if (pools[i] == NULL)
 			continue;
@@ -492,7 +493,7 @@ uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, const struct sluice_pack
 	}
 	uint16_t sent = k > 0 ? rte_eth_tx_burst(port, queue, mbufs, k) : 0;
 	if (unlikely(k < n && sent == k)) {
-		/* The packet that broke the burst counts as taken; a valid frame returns to the pool. */
+		/* The packet that broke the burst counts as taken; its frame, if valid, is freed. */
 		drops->tx_invalid++;
 		struct sluice_pool *pool = pool_of(packets[k].frame);
 		if (pool != NULL)

@@ -42,7 +42,7 @@ struct sluice_setup {
 	uint16_t descriptors; /* out: the device's number (receive) */
 	uint16_t mtu;         /* 0: the device's default */
 	uint16_t rss;         /* spread flows over the receive queues */
-	uint16_t stage;       /* out: the failed step; 0 configure, 1 receive queue, 2 transmit queue, 3 start */
+	uint16_t stage;       /* out: the failed step: 0 configure, 1 rx queue, 2 tx queue, 3 start */
 };
 
 struct sluice_stats {
