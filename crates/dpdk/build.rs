@@ -1,4 +1,4 @@
-//! Compiles the shim against the libdpdk that pkg-config finds, and links it. Without the feature `dpdk`: nothing.
+//! Compiles and links the shim against pkg-config's libdpdk, if the feature `dpdk` is on.
 
 #[cfg(feature = "dpdk")]
 fn main() {
@@ -7,31 +7,31 @@ fn main() {
     let dpdk = pkg_config::Config::new().atleast_version("22.11").cargo_metadata(false).probe("libdpdk").unwrap_or_else(|error| {
         panic!("the feature `dpdk` needs DPDK 22.11 or later with its headers (Debian: apt install libdpdk-dev): {error}")
     });
-    // DPDK's headers need the flags that pkg-config leaves out of `include_paths`: -include rte_config.h, -march.
+    // DPDK's headers need the flags that `include_paths` lacks: -include rte_config.h, -march.
     let flags = pkg_config_flags();
     cc::Build::new()
         .file("shim.c")
         .flags(&flags)
         .includes(&dpdk.include_paths)
-        // Hotplug's DMA mapping is still marked experimental; its name and meaning have not changed since 2018.
+        // Hotplug's DMA mapping is still marked experimental; it has not changed since 2018.
         .define("ALLOW_EXPERIMENTAL_API", None)
         .opt_level(3)
         .flag_if_supported("-std=gnu11")
         .warnings(true)
         .extra_warnings(true)
-        // Unused parameters are all over DPDK's own headers.
+        // DPDK's own headers have many unused parameters.
         .flag_if_supported("-Wno-unused-parameter")
         .compile("sluice_dpdk_shim");
     for path in &dpdk.link_paths {
         println!("cargo::rustc-link-search=native={}", path.display());
     }
-    // Only what the shim calls. Drivers are plugins that EAL loads by itself; linking them all would cost every start.
+    // Only what the shim calls. EAL loads drivers as plugins; linking all would slow every start.
     for lib in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
         println!("cargo::rustc-link-lib={lib}");
     }
 }
 
-/// What `pkg-config --cflags` says, but for the include paths.
+/// The flags of `pkg-config --cflags`, without include paths.
 #[cfg(feature = "dpdk")]
 fn pkg_config_flags() -> Vec<String> {
     println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");

@@ -1,10 +1,13 @@
 /* See shim.h. The invariants that the pool relies on:
- * - mbuf of frame first + i has buf_addr = base + i * stride for good, so i = (buf_addr - base) / stride. The division is exact, hence a
- *   multiplication by the inverse of stride's odd part modulo 2^64 after a shift by the rest.
- * - Pools are found by the number of their arena, which a frame's number says by a shift. They are made and freed by one thread; a
- *   packet thread is told of the frames of a pool after it was made, and of none after it was freed.
- * - A free mbuf (in the mempool or in one of the manager's stacks) has refcnt 1, nb_segs 1, next NULL, as DPDK itself wants it.
- *   Receive passes on only such ones, and transmit sets all other fields that a driver reads. */
+ * - The mbuf of frame first + i has buf_addr = base + i * stride for good, so i = (buf_addr - base)
+ *   / stride. The division is exact, hence a multiplication by the inverse of stride's odd part
+ *   modulo 2^64 after a shift by the rest.
+ * - A frame's number shifted is its arena's number, which finds the pool. One thread makes and
+ *   frees pools; a packet thread gets a pool's frames only after it was made and before it is
+ *   freed.
+ * - A free mbuf (in the mempool or in one of the manager's stacks) has refcnt 1, nb_segs 1, next
+ *   NULL, as DPDK requires. Receive passes on only such ones, and transmit sets all other fields
+ *   that a driver reads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -46,7 +49,7 @@ struct sluice_pool {
 static struct sluice_pool *pools[MOST_POOLS];
 static uint32_t pool_shift;
 
-/* The pool of a frame; NULL if there is none. */
+/* The pool of a frame, or NULL. */
 static inline struct sluice_pool *pool_of(uint32_t frame)
 {
 	uint32_t number = frame >> pool_shift;
@@ -54,7 +57,7 @@ static inline struct sluice_pool *pool_of(uint32_t frame)
 	return pool != NULL && frame - pool->first < pool->frames ? pool : NULL;
 }
 
-/* ---- log ------------------------------------------------------------------------------------------------------------------- */
+/* ---- log -------------------------------------------------------------------------------- */
 
 static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[2048];
@@ -69,7 +72,7 @@ static ssize_t log_write(void *cookie, const char *text, size_t len)
 	int level = rte_log_cur_msg_loglevel();
 	if (level > 0 && level <= (int)RTE_LOG_ERR) {
 		pthread_mutex_lock(&log_lock);
-		/* The first lines say what went wrong; later ones are consequences. */
+		/* The first lines have the cause; later ones are consequences. */
 		size_t room = sizeof log_text - log_len, n = len < room ? len : room;
 		memcpy(log_text + log_len, text, n);
 		log_len += n;
@@ -88,13 +91,13 @@ size_t sluice_log_take(char *out, size_t len)
 	return n;
 }
 
-/* ---- EAL and threads ------------------------------------------------------------------------------------------------------- */
+/* ---- EAL and threads -------------------------------------------------------------------- */
 
 int sluice_eal_init(int argc, char **argv, int verbose)
 {
 	static const cookie_io_functions_t functions = {.write = log_write};
 	log_verbose = verbose;
-	/* Else DPDK writes to stderr and to syslog. */
+	/* Otherwise DPDK writes to stderr and syslog. */
 	FILE *stream = fopencookie(NULL, "w", functions);
 	if (stream == NULL)
 		return -ENOMEM;
@@ -140,7 +143,7 @@ void sluice_thread_leave(void)
 	rte_thread_unregister();
 }
 
-/* ---- pool ------------------------------------------------------------------------------------------------------------------ */
+/* ---- pool ------------------------------------------------------------------------------- */
 
 static inline uint32_t frame_of(const struct sluice_pool *pool, const struct rte_mbuf *m)
 {
@@ -159,7 +162,7 @@ static void note_mbuf(struct rte_mempool *mp, void *opaque, void *object, unsign
 		pool->of[frame - pool->first] = object;
 }
 
-/* Tells the devices that are there of an arena's memory, or that it is going. Drivers without DMA refuse, rightly. */
+/* Maps or unmaps an arena's memory for all devices. Drivers without DMA refuse, rightly. */
 static void map_for_devices(const struct sluice_pool *pool, int on)
 {
 	uint16_t port;
@@ -200,7 +203,7 @@ int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size
 	pool->mapped = mapped;
 	pool->shift = (uint32_t)__builtin_ctz(stride);
 	uint64_t odd = stride >> pool->shift, inverse = odd;
-	/* Newton: each step doubles the number of right bits; an odd number is its own inverse modulo 8. */
+	/* Newton: each step doubles the correct bits; an odd number is its own inverse modulo 8. */
 	for (int i = 0; i < 5; i++)
 		inverse *= 2 - odd * inverse;
 	pool->inverse = inverse;
@@ -210,7 +213,7 @@ int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size
 		free(pool);
 		return -error;
 	}
-	/* Last in, first out between threads, too: a queue would make all frames circulate. */
+	/* Last in, first out also between threads: a queue would circulate all frames. */
 	rte_mbuf_set_user_mempool_ops("lf_stack");
 	pool->mp = rte_pktmbuf_pool_create_extbuf(name, frames, SLUICE_CACHE, 0, (uint16_t)stride, SOCKET_ID_ANY, &memory, 1);
 	if (pool->mp == NULL) {
@@ -252,7 +255,8 @@ uint32_t sluice_pool_take(struct sluice_pool *pool, uint32_t *frames, uint32_t n
 	struct rte_mbuf *mbufs[SLUICE_CACHE];
 	uint32_t got = 0;
 	uint32_t want = n < SLUICE_CACHE ? n : SLUICE_CACHE;
-	/* DPDK gives all or nothing, so ask for less and less. Past the thread's cache first: drivers live on that. */
+	/* DPDK gives all or nothing, so ask for less and less. Bypass the thread's cache first:
+	 * drivers depend on it. */
 	while (got < n && want > 0) {
 		if (want > n - got)
 			want = n - got;
@@ -292,12 +296,12 @@ const char *sluice_pool_ops(const struct sluice_pool *pool)
 	return rte_mempool_get_ops(pool->mp->ops_index)->name;
 }
 
-/* ---- devices --------------------------------------------------------------------------------------------------------------- */
+/* ---- devices ---------------------------------------------------------------------------- */
 
 int sluice_device_probe(const char *devargs, const char *name, struct sluice_limits *out)
 {
 	uint16_t port;
-	/* A PCI device that was allowed at start is there already. */
+	/* A PCI device allowed at start exists already. */
 	if (rte_eth_dev_get_port_by_name(name, &port) < 0) {
 		rte_log_set_level_pattern("pmd.net.af_packet", RTE_LOG_ERR);
 		int error = rte_dev_probe(devargs);
@@ -324,7 +328,7 @@ int sluice_device_probe(const char *devargs, const char *name, struct sluice_lim
 
 int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sluice_setup *setup)
 {
-	/* This key makes Toeplitz give both directions of a flow the same hash (Woo and Park, 2012). */
+	/* With this key Toeplitz hashes both directions of a flow alike (Woo and Park, 2012). */
 	uint8_t key[64];
 	for (size_t i = 0; i < sizeof key; i += 2) {
 		key[i] = 0x6d;
@@ -334,7 +338,7 @@ int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sl
 	int error = rte_eth_dev_info_get(port, &info);
 	if (error < 0)
 		return error;
-	/* All offloads off: packets come and go as they are on the wire. */
+	/* All offloads off: packets are as on the wire. */
 	struct rte_eth_conf conf = {.rxmode = {.mtu = setup->mtu}};
 	if (setup->rss && setup->rx_queues > 1) {
 		conf.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
@@ -348,8 +352,8 @@ int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sl
 	error = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
 	if (error < 0)
 		return error;
-	/* Arenas are not DPDK's own memory: tell a device behind an IOMMU of all of them, for it sends from any. Drivers without DMA refuse,
-	 * rightly. */
+	/* Arenas are not DPDK's own memory: map all of them for a device behind an IOMMU, since it
+	 * sends from any. Drivers without DMA refuse, rightly. */
 	for (unsigned int i = 0; i < MOST_POOLS; i++) {
 		if (pools[i] == NULL)
 			continue;
@@ -376,7 +380,8 @@ int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sl
 	error = rte_eth_dev_start(port);
 	if (error < 0)
 		return error;
-	/* It complains, once a packet, of VLAN tags that it cannot put back in external memory; sluice_rx_burst() does that. */
+	/* Silences a message per packet: it cannot put VLAN tags back in external memory, but
+	 * sluice_rx_burst() does. */
 	rte_log_set_level_pattern("pmd.net.af_packet", RTE_LOG_CRIT);
 	return 0;
 }
@@ -421,9 +426,9 @@ int sluice_device_link(uint16_t port, uint32_t *mbps)
 	return link.link_status == RTE_ETH_LINK_UP;
 }
 
-/* ---- bursts ---------------------------------------------------------------------------------------------------------------- */
+/* ---- bursts ----------------------------------------------------------------------------- */
 
-/* Puts a VLAN tag back in front of the EtherType: the kernel's packet sockets deliver it beside the packet. */
+/* Puts a VLAN tag back before the EtherType: packet sockets deliver it beside the packet. */
 static inline int put_tag_back(struct rte_mbuf *m)
 {
 	if (m->data_off < 4 || m->data_len < 2 * RTE_ETHER_ADDR_LEN)
@@ -488,7 +493,7 @@ uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, const struct sluice_pack
 	}
 	uint16_t sent = k > 0 ? rte_eth_tx_burst(port, queue, mbufs, k) : 0;
 	if (unlikely(k < n && sent == k)) {
-		/* The one that broke the burst counts as taken, and its frame, if there is one, comes back. */
+		/* The packet that broke the burst counts as taken; its frame, if valid, is freed. */
 		drops->tx_invalid++;
 		struct sluice_pool *pool = pool_of(packets[k].frame);
 		if (pool != NULL)

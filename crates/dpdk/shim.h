@@ -1,8 +1,8 @@
-/* The C side of crates/dpdk: DPDK's inline functions, a burst at a time, and nothing of Sluice's logic.
+/* The C side of crates/dpdk: DPDK's inline functions, a burst at a time, without Sluice's logic.
  *
- * Terms: frame, a slot of the arena, by number; mbuf, DPDK's header of a buffer, in DPDK's own memory, one per frame for good.
- * All functions that can fail return 0 or more, or a negative errno. src/ffi.rs declares the same; the sizes are asserted on
- * both sides. */
+ * Terms: frame, a slot of the arena, by number; mbuf, DPDK's header of a buffer, in DPDK's own
+ * memory, one per frame for good. Functions that can fail return 0 or more, or a negative errno.
+ * src/ffi.rs declares the same; the sizes are asserted on both sides. */
 #ifndef SLUICE_DPDK_SHIM_H
 #define SLUICE_DPDK_SHIM_H
 
@@ -19,7 +19,7 @@ struct sluice_packet {
 	uint16_t len;
 };
 
-/* Packets that the shim did not pass on, by reason. One of these per queue. */
+/* Packets that the shim dropped, by reason; one per queue. */
 struct sluice_drops {
 	uint64_t rx_too_long; /* did not fit in one frame */
 	uint64_t rx_foreign;  /* in a buffer that is not of the pool */
@@ -39,10 +39,10 @@ struct sluice_limits {
 struct sluice_setup {
 	uint16_t rx_queues;
 	uint16_t tx_queues;
-	uint16_t descriptors; /* out: what the device made of it (receive) */
-	uint16_t mtu;         /* 0: the device's own */
+	uint16_t descriptors; /* out: the device's number (receive) */
+	uint16_t mtu;         /* 0: the device's default */
 	uint16_t rss;         /* spread flows over the receive queues */
-	uint16_t stage;       /* out: what failed; 0 configure, 1 receive queue, 2 transmit queue, 3 start */
+	uint16_t stage;       /* out: the failed step: 0 configure, 1 rx queue, 2 tx queue, 3 start */
 };
 
 struct sluice_stats {
@@ -52,22 +52,22 @@ struct sluice_stats {
 
 struct sluice_pool;
 
-/* EAL. The log lines of level error and above are kept until sluice_log_take(). */
+/* EAL. Log lines of level error and above are kept until sluice_log_take(). */
 int sluice_eal_init(int argc, char **argv, int verbose);
 int sluice_eal_cleanup(void);
 size_t sluice_log_take(char *out, size_t len);
 const char *sluice_version(void);
 const char *sluice_runtime_dir(void);
-/* Where EAL looks for drivers; empty if they are linked in. */
+/* Folder of EAL's drivers; empty if they are linked in. */
 const char *sluice_plugin_dir(void);
 
-/* Threads: a registered one has a cache of free mbufs of its own. */
+/* Threads: each registered one has its own cache of free mbufs. */
 int sluice_thread_enter(void);
 void sluice_thread_leave(void);
 
-/* Pools: one for each arena, which has a mbuf per frame. The frames of an arena are first..first + frames, and first >> shift says which
- * arena it is: all pools have the same shift, and no two the same number. A pool outlives every device that was opened with it, and
- * every device that still has one of its frames. */
+/* Pools: one for each arena, with an mbuf per frame. The frames of an arena are first..first +
+ * frames, and first >> shift is its number: all pools have the same shift, and no two the same
+ * number. A pool outlives every device that was opened with it or still has one of its frames. */
 int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size_t page, uint32_t first, uint32_t frames, uint32_t stride,
 		       uint32_t shift);
 void sluice_pool_free(struct sluice_pool *pool);

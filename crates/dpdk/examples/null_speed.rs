@@ -1,7 +1,8 @@
-//! What one packet costs through a null device, receive and transmit: driver, shim and face, and nothing that touches the packet.
+//! Cost of a packet through a null device, both ways: driver, shim and Rust interface only.
 //!
-//! `cargo run --release -p sluice-dpdk --features dpdk --example null_speed`. Prints the median, least and most of eleven runs, in
-//! CPU time of the thread, so that a busy host spoils them less; needs no root and no hugepages.
+//! `cargo run --release -p sluice-dpdk --features dpdk --example null_speed`. Prints median,
+//! minimum and maximum of eleven runs, in CPU time of the thread, which reduces the effect of a
+//! busy host. Needs no root and no hugepages.
 
 use rustix::time::{ClockId, clock_gettime};
 use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Packet, Pool};

@@ -1,4 +1,4 @@
-//! The face without DPDK: nothing of it can be made, so nothing of it can be called.
+//! The interface without DPDK: nothing can be made, so nothing can be called.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use crate::{DeviceOptions, DpdkError, Drops, EalOptions, Link, Packet, Stats};
 pub struct Eal(Infallible);
 
 impl Eal {
-    /// Says that there is no DPDK.
+    /// Reports that there is no DPDK.
     ///
     /// # Errors
     /// [`DpdkError::NotBuilt`], always.
@@ -20,15 +20,12 @@ impl Eal {
         Err(DpdkError::NotBuilt)
     }
 
-    /// Gives the calling thread a cache of free mbufs.
-    ///
-    /// # Errors
-    /// None: there is none to call it on.
+    /// Gives the calling thread a cache of free mbufs. Cannot be called: there is no [`Eal`].
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         match self.0 {}
     }
 
-    /// Says that there is no DPDK.
+    /// Reports that there is no DPDK.
     pub fn version() -> String {
         "none (built without DPDK)".into()
     }
@@ -39,18 +36,12 @@ impl Eal {
 pub struct Pool(Infallible);
 
 impl Pool {
-    /// Makes the pool.
-    ///
-    /// # Errors
-    /// None: there is no [`Eal`] to call it with.
+    /// Makes the pool. Cannot be called: there is no [`Eal`].
     pub fn over(eal: &Eal, _arena: &Arena) -> Result<Self, DpdkError> {
         match eal.0 {}
     }
 
-    /// Makes the pool of one of several arenas.
-    ///
-    /// # Errors
-    /// None: there is no [`Eal`] to call it with.
+    /// Makes the pool of one of several arenas. Cannot be called: there is no [`Eal`].
     pub fn beside(eal: &Eal, _arena: &Arena, _shift: u32) -> Result<Self, DpdkError> {
         match eal.0 {}
     }
@@ -80,10 +71,7 @@ impl Pool {
         match self.0 {}
     }
 
-    /// Gives the calling thread a cache of free mbufs.
-    ///
-    /// # Errors
-    /// None: there is no pool to call it on.
+    /// Gives the calling thread a cache of free mbufs. Cannot be called: there is no pool.
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         match self.0 {}
     }
@@ -98,10 +86,7 @@ pub struct PoolThread(#[allow(dead_code)] Infallible, #[allow(dead_code)] Phanto
 pub struct Device(Infallible);
 
 impl Device {
-    /// Opens and starts a device.
-    ///
-    /// # Errors
-    /// None: there is no [`Pool`] to call it with.
+    /// Opens and starts a device. Cannot be called: there is no [`Pool`].
     pub fn open(pool: &Pool, _devargs: &str, _options: &DeviceOptions) -> Result<(Self, Vec<Queue>), DpdkError> {
         match pool.0 {}
     }
@@ -152,7 +137,7 @@ impl Queue {
         match self.0 {}
     }
 
-    /// Packets that this queue did not pass on.
+    /// Packets that this queue dropped.
     pub fn drops(&self) -> Drops {
         match self.0 {}
     }

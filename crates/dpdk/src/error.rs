@@ -1,20 +1,20 @@
-//! Why DPDK or a device did not start, and what to do about it.
+//! Why DPDK or a device did not start, and what to do.
 //!
-//! Drivers answer most failures with the bare number -1, and say why in a log line. An error here therefore has three parts: what was
-//! tried, what this host looks like (is there such an interface? which driver has the NIC? may this process open raw sockets?), and
-//! DPDK's own words.
+//! Drivers return -1 for most failures and log the reason. So an error here has three parts: what
+//! was tried, the state of the host (the interface, the NIC's driver, permission for raw sockets),
+//! and DPDK's log.
 
 use std::path::Path;
 
 use crate::options::{device_argument, device_name, is_pci_address};
 
-/// Why DPDK or a device did not start. Each says what to do.
+/// Why DPDK or a device did not start. Each message says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DpdkError {
     /// This build has no DPDK.
     #[error("this program was built without DPDK; build it with `--features dpdk` (Debian: apt install libdpdk-dev)")]
     NotBuilt,
-    /// EAL can be started once in the life of a process.
+    /// EAL can only be started once in a process.
     #[error("DPDK was started before in this process, and cannot be started again; restart the program")]
     StartedBefore,
     /// EAL did not start.
@@ -22,7 +22,7 @@ pub enum DpdkError {
     Start {
         /// What to do.
         hint: String,
-        /// DPDK's own words; may be empty.
+        /// DPDK's log; may be empty.
         log: String,
     },
     /// The pool over the arena could not be made.
@@ -30,15 +30,15 @@ pub enum DpdkError {
     Pool {
         /// Frames that it should have.
         frames: u32,
-        /// The error number's words.
+        /// Text of the error number.
         reason: String,
-        /// DPDK's own words; may be empty.
+        /// DPDK's log; may be empty.
         log: String,
     },
     /// A thread could not be registered.
     #[error("cannot register a thread with DPDK: {reason}; a process can have 127 of them")]
     Thread {
-        /// The error number's words.
+        /// Text of the error number.
         reason: String,
     },
     /// A device is open already.
@@ -47,16 +47,16 @@ pub enum DpdkError {
         /// Name of the device.
         device: String,
     },
-    /// A device has fewer queues than the port wants.
+    /// A device has fewer queues than requested.
     #[error("DPDK device {device} ({driver}) has {have} queues, and {wanted} are wanted; {hint}")]
     Queues {
         /// Name of the device.
         device: String,
         /// Its driver.
         driver: String,
-        /// Queues that the port wants.
+        /// Requested queues.
         wanted: u16,
-        /// Queues that the device has.
+        /// Queues of the device.
         have: u16,
         /// What to do.
         hint: String,
@@ -70,24 +70,23 @@ pub enum DpdkError {
         doing: &'static str,
         /// What is wrong, and what to do.
         hint: String,
-        /// DPDK's own words; may be empty.
+        /// DPDK's log; may be empty.
         log: String,
     },
 }
 
-/// DPDK's words behind an error of ours.
+/// DPDK's log as the end of a message.
 fn said(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!(" (DPDK: {log})") }
 }
 
-/// Words of an error number that a DPDK function returned; -1 is what drivers return when they mean nothing by it.
+/// Text of a DPDK error number; -1 is a driver's unspecific answer.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub(crate) fn words(code: i32) -> String {
     if code == -1 { "the driver refused".into() } else { std::io::Error::from_raw_os_error(-code).to_string() }
 }
 
-/// What is likely wrong with a device that did not open, from what the host looks like below `root` (`/`), and whether it has a
-/// network interface of some name.
+/// The likely fault of a device that did not open, by the state of the host below `root` (`/`).
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, devargs: &str, code: i32) -> String {
     if is_pci_address(devargs) {
@@ -97,7 +96,7 @@ pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, dev
         .unwrap_or_else(|| format!("{}; check the driver's name and its arguments", words(code)))
 }
 
-/// What keeps a device from being opened, as far as the host tells without asking DPDK.
+/// What prevents opening a device, as far as the host shows without DPDK.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub(crate) fn known_obstacle(root: &Path, has_interface: impl Fn(&str) -> bool, devargs: &str) -> Option<String> {
     let name = device_name(devargs);
@@ -127,7 +126,7 @@ pub(crate) fn known_obstacle(root: &Path, has_interface: impl Fn(&str) -> bool, 
     None
 }
 
-/// The same for a NIC.
+/// The likely fault of a NIC that did not open.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 fn pci_hint(root: &Path, address: &str, code: i32) -> String {
     if let Some(obstacle) = pci_obstacle(root, address) {
@@ -143,7 +142,7 @@ fn pci_hint(root: &Path, address: &str, code: i32) -> String {
     }
 }
 
-/// What keeps a NIC from being opened, as far as the host tells.
+/// What prevents opening a NIC, as far as the host shows.
 fn pci_obstacle(root: &Path, address: &str) -> Option<String> {
     let full = full_address(address);
     if !root.join("sys/bus/pci/devices").join(&full).exists() {
@@ -179,7 +178,7 @@ fn has_network_capabilities(root: &Path) -> bool {
         .is_none_or(|caps| caps & NET_ADMIN_AND_RAW == NET_ADMIN_AND_RAW)
 }
 
-/// What is likely wrong when EAL does not start.
+/// The likely fault if EAL does not start.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub(crate) fn start_hint(hugepages: bool, code: i32) -> String {
     if hugepages {

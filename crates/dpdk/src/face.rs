@@ -1,4 +1,4 @@
-//! The safe face of the shim.
+//! The safe interface of the shim.
 
 use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
@@ -15,31 +15,31 @@ use crate::options::{device_argument, device_name};
 use crate::{DeviceOptions, DpdkError, Drops, EalOptions, Link, Packet, Stats};
 use crate::{ffi, interface};
 
-/// EAL can be started once, and a second try after a failure is refused by DPDK itself.
+/// EAL can be started once; DPDK itself refuses a second try after a failure.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// DPDK's environment. Clones refer to the same; the last one, with all pools and devices, ends it.
+/// DPDK's environment. Clones share it; it ends with the last clone, pool and device.
 #[derive(Debug, Clone)]
 pub struct Eal(Arc<EalInner>);
 
 #[derive(Debug)]
 struct EalInner {
-    /// Numbers of the ports that a [`Device`] has.
+    /// Port numbers of open [`Device`]s.
     open: Mutex<Vec<u16>>,
 }
 
 impl Drop for EalInner {
     fn drop(&mut self) {
-        // SAFETY: EAL was started, and nothing made from it is left, for each such thing holds an Arc of this.
+        // SAFETY: EAL was started, and all that was made from it held an Arc of this and is gone.
         unsafe { ffi::sluice_eal_cleanup() };
     }
 }
 
 impl Eal {
-    /// Starts DPDK, once in the life of a process. The affinity of the calling thread stays as it is.
+    /// Starts DPDK, once in a process. The calling thread keeps its affinity.
     ///
     /// # Errors
-    /// [`DpdkError::StartedBefore`]; [`DpdkError::Start`] with what DPDK says.
+    /// [`DpdkError::StartedBefore`]; [`DpdkError::Start`] with DPDK's log.
     pub fn init(options: &EalOptions) -> Result<Self, DpdkError> {
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(DpdkError::StartedBefore);
@@ -50,7 +50,7 @@ impl Eal {
         let arguments: Vec<CString> =
             options.arguments(&cpus).into_iter().map(|a| CString::new(a).expect("no PCI address has a NUL")).collect();
         let verbose = i32::from(options.verbose);
-        // EAL makes the thread that starts it an lcore of its own and pins it, so it gets a thread to keep.
+        // EAL makes its starting thread an lcore and pins it, so it gets a separate thread.
         let code = std::thread::Builder::new()
             .name("dpdk-init".into())
             .spawn(move || {
@@ -58,7 +58,8 @@ impl Eal {
                 let mut argv: Vec<*mut c_char> = arguments.into_iter().map(CString::into_raw).collect();
                 argv.push(std::ptr::null_mut());
                 let argv = argv.leak();
-                // SAFETY: argv has one NUL-ended string per argument and a null pointer behind them, for ever; this happens once.
+                // SAFETY: argv has one NUL-ended string per argument and a null pointer behind
+                // them, for ever; this happens once.
                 unsafe { ffi::sluice_eal_init(argv.len() as i32 - 1, argv.as_mut_ptr(), verbose) }
             })
             .and_then(|thread| thread.join().map_err(|_| std::io::Error::other("the thread that starts DPDK failed")))
@@ -77,19 +78,19 @@ impl Eal {
     }
 }
 
-/// The folder in which EAL looks for drivers.
+/// The folder of EAL's drivers.
 pub(crate) fn plugin_folder() -> std::path::PathBuf {
     // SAFETY: the shim returns a NUL-ended string in static memory.
     let folder = unsafe { CStr::from_ptr(ffi::sluice_plugin_dir()) };
     folder.to_string_lossy().into_owned().into()
 }
 
-/// Removes the folder that EAL makes for sharing memory and never uses when nothing is shared, so that even a kill leaves no file.
+/// Removes EAL's folder for shared memory, unused here, so that even a kill leaves no file.
 fn remove_runtime_dir() {
-    // SAFETY: EAL returns a NUL-ended string in static memory, empty if it did not get so far.
+    // SAFETY: EAL returns a NUL-ended string in static memory, empty if it failed before.
     let folder = unsafe { CStr::from_ptr(ffi::sluice_runtime_dir()) }.to_string_lossy().into_owned();
     let folder = Path::new(&folder);
-    // Only empty folders go; the common one above stays where other DPDK programs run.
+    // Only empty folders go; the parent stays while other DPDK programs run.
     if std::fs::remove_dir(folder).is_ok() {
         let _ = folder.parent().map(std::fs::remove_dir);
     }
@@ -108,19 +109,20 @@ fn log() -> String {
         .join("; ")
 }
 
-/// The memory pool over an arena: one mbuf per frame. Clones refer to the same.
+/// The memory pool over an arena: one mbuf per frame. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Pool(Arc<PoolInner>);
 
 #[derive(Debug)]
 struct PoolInner {
     raw: NonNull<ffi::RawPool>,
-    // Order matters: the memory below the pool goes after it, and EAL last.
+    // Order matters: the pool's memory is dropped after it, and EAL last.
     arena: Arena,
     eal: Eal,
 }
 
-// SAFETY: DPDK's mempool may be used by any number of threads at once; the rest of the shim's pool is written once, before it is shared.
+// SAFETY: DPDK's mempool may be used by any number of threads at once; the rest of the shim's pool
+// is written once, before it is shared.
 unsafe impl Send for PoolInner {}
 // SAFETY: as above.
 unsafe impl Sync for PoolInner {}
@@ -129,18 +131,18 @@ impl Drop for PoolInner {
     fn drop(&mut self) {
         let open = self.eal.0.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.is_empty() {
-            // SAFETY: raw came from sluice_pool_create(), no device is left that could have one of its frames, and the Mutex keeps others
-            // from making or opening one meanwhile.
+            // SAFETY: raw came from sluice_pool_create(), no device is left that could have one of
+            // its frames, and the Mutex prevents others from making or opening one meanwhile.
             unsafe { ffi::sluice_pool_free(self.raw.as_ptr()) };
         } else {
-            // A device sends frames of all pools, and may have some of this one: it stays, with its memory.
+            // A device sends frames of all pools, maybe of this one: pool and memory stay.
             std::mem::forget(self.arena.clone());
         }
     }
 }
 
 impl Pool {
-    /// Makes the pool over all frames of an arena that is the only one. From then on all free frames are in it.
+    /// Makes the pool over all frames of the only arena. From then on it holds all free frames.
     ///
     /// # Errors
     /// [`DpdkError::Pool`] if DPDK lacks the memory for the mbufs, or a pool exists already.
@@ -148,11 +150,13 @@ impl Pool {
         Self::beside(eal, arena, 31)
     }
 
-    /// Makes the pool over all frames of one of several arenas: the number of a frame shifted by `shift` bits says which arena it is of, for
-    /// all of them. Frames of any of them can be sent by every device.
+    /// Makes the pool over all frames of one of several arenas.
+    ///
+    /// A frame's number shifted by `shift` bits is its arena's number, for all of them. Every
+    /// device can send frames of any of them.
     ///
     /// # Errors
-    /// [`DpdkError::Pool`] if DPDK lacks the memory for the mbufs, or there is a pool of this arena already.
+    /// [`DpdkError::Pool`] if DPDK lacks memory for the mbufs, or this arena has a pool already.
     pub fn beside(eal: &Eal, arena: &Arena, shift: u32) -> Result<Self, DpdkError> {
         const PAGE: usize = 4096;
         let geometry = arena.geometry();
@@ -162,8 +166,9 @@ impl Pool {
         let mut raw = std::ptr::null_mut();
         let Geometry { first, frames, stride } = geometry;
         let open = eal.0.open.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: base..base + len is mapped for as long as the arena lives, which this pool holds; mappings are made of whole pages. Pools
-        // are made and dropped by one thread at a time, which the Mutex sees to.
+        // SAFETY: base..base + len is mapped for as long as the arena lives, which this pool holds;
+        // mappings consist of whole pages. The Mutex ensures that one thread at a time makes or
+        // drops pools.
         let code = unsafe { ffi::sluice_pool_create(&mut raw, base.cast(), mapped, page, first, frames, stride, shift) };
         drop(open);
         match NonNull::new(raw) {
@@ -177,19 +182,19 @@ impl Pool {
         &self.0.arena
     }
 
-    /// Takes up to `frames.len()` free frames and says how many.
+    /// Takes up to `frames.len()` free frames; returns their number.
     pub fn take(&self, frames: &mut [u32]) -> usize {
-        // SAFETY: the shim writes at most that many frames.
+        // SAFETY: the shim writes at most this number of frames.
         unsafe { ffi::sluice_pool_take(self.0.raw.as_ptr(), frames.as_mut_ptr(), frames.len() as u32) as usize }
     }
 
-    /// Gives frames back that the caller took or received. A number that names no frame is passed over.
+    /// Returns frames that the caller took or received. Ignores invalid numbers.
     pub fn put(&self, frames: &[u32]) {
-        // SAFETY: the shim reads that many frames, and checks each.
+        // SAFETY: the shim reads this number of frames, and checks each.
         unsafe { ffi::sluice_pool_put(self.0.raw.as_ptr(), frames.as_ptr(), frames.len() as u32) };
     }
 
-    /// Free frames, those in the caches of registered threads included. Counts; not for the packet path.
+    /// Number of free frames, including the caches of registered threads. Slow: it counts.
     pub fn available(&self) -> u32 {
         // SAFETY: raw is a pool.
         unsafe { ffi::sluice_pool_available(self.0.raw.as_ptr()) }
@@ -201,21 +206,19 @@ impl Pool {
         unsafe { CStr::from_ptr(ffi::sluice_pool_ops(self.0.raw.as_ptr())) }.to_string_lossy().into_owned()
     }
 
-    /// As [`Eal::enter_thread`].
-    ///
-    /// # Errors
-    /// The same.
+    /// As [`Eal::enter_thread`], with the same errors.
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         self.0.eal.enter_thread()
     }
 }
 
 impl Eal {
-    /// Gives the calling thread caches of free mbufs of its own, until the value is dropped (on the same thread, which the type sees
-    /// to). A thread without works, but takes each frame that a device wants from the common list.
+    /// Gives the calling thread caches of free mbufs until the value is dropped on it.
+    ///
+    /// A thread without them works, but takes each frame for a device from the common list.
     ///
     /// # Errors
-    /// [`DpdkError::Thread`] if the thread has them already, or too many have.
+    /// [`DpdkError::Thread`] if the thread has them already, or too many threads have.
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         match ffi::sluice_thread_enter() {
             0 => Ok(PoolThread { _eal: self.clone(), here: PhantomData }),
@@ -228,18 +231,18 @@ impl Eal {
 #[derive(Debug)]
 pub struct PoolThread {
     _eal: Eal,
-    /// Neither sent nor shared: the caches are this thread's.
+    /// Not Send and not Sync: the caches are this thread's.
     here: PhantomData<*const ()>,
 }
 
 impl Drop for PoolThread {
     fn drop(&mut self) {
-        // This thread entered, and nobody else can leave for it.
+        // This thread entered, and no other can leave for it.
         ffi::sluice_thread_leave();
     }
 }
 
-/// An open device. Clones refer to the same; the last one, with all queues, closes it.
+/// An open device. Clones share it; the last clone or queue closes it.
 #[derive(Debug, Clone)]
 pub struct Device(Arc<DeviceInner>);
 
@@ -250,7 +253,7 @@ struct DeviceInner {
     driver: String,
     descriptors: u16,
     rss: bool,
-    /// Whether promiscuous mode must be ended: it was on by us.
+    /// Whether promiscuous mode must be ended: it was enabled here.
     promiscuous: bool,
     pool: Pool,
 }
@@ -270,7 +273,7 @@ impl Drop for DeviceInner {
 }
 
 impl Eal {
-    /// Notes that a port is taken; false if it was.
+    /// Marks a port as taken; false if it was.
     fn take(&self, port: u16) -> bool {
         let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
         let free = !open.contains(&port);
@@ -286,11 +289,13 @@ impl Eal {
 }
 
 impl Device {
-    /// Opens and starts a device: a virtual one by its devargs (`net_af_packet0,iface=veth0`), a NIC by its PCI address. It may be
-    /// called while packets flow through others. Returns the device and its queues.
+    /// Opens and starts a device: a virtual one by its devargs (`net_af_packet0,iface=veth0`), a
+    /// NIC by its PCI address.
     ///
-    /// With more than one queue, a device that can spreads flows over them, both directions of a flow to the same one. It is
-    /// put in promiscuous mode where it has one, and taken out of it at the end.
+    /// Returns the device and its queues. May be called while packets flow through others.
+    ///
+    /// With more than one queue, a capable device spreads flows over them, both directions of a
+    /// flow to the same one. It is in promiscuous mode while it is open, if it has one.
     ///
     /// # Errors
     /// [`DpdkError::Device`], [`DpdkError::Queues`] or [`DpdkError::Busy`], which say what to do.
@@ -301,14 +306,14 @@ impl Device {
             hint: device_hint(Path::new("/"), |name| interface::flags(name).is_some(), devargs, code),
             log: log(),
         };
-        log(); // What others left is not about this device.
+        log(); // Discards messages about other devices.
         let name = device_name(devargs).to_owned();
         let (Ok(c_devargs), Ok(c_name)) = (CString::new(devargs), CString::new(name.as_str())) else {
             return Err(fail("open", -libc::EINVAL));
         };
         let mut limits =
             ffi::Limits { port: 0, max_rx_queues: 0, max_tx_queues: 0, min_mtu: 0, max_mtu: 0, can_rss: 0, driver: [0; 64] };
-        // An interface that is in promiscuous mode by somebody else stays in it.
+        // An interface that is promiscuous already stays so.
         let flags = device_argument(devargs, "iface").and_then(interface::flags).unwrap_or(0);
         let was_promiscuous = flags & interface::PROMISCUOUS != 0;
         // SAFETY: both strings end in NUL; limits is written only.
@@ -321,7 +326,7 @@ impl Device {
             return Err(DpdkError::Busy { device: name });
         }
         let driver = CStr::from_bytes_until_nul(&limits.driver).map(|d| d.to_string_lossy().into_owned()).unwrap_or_default();
-        // From here on a failure closes the device by dropping it.
+        // From here on an error closes the device by dropping it.
         let mut inner = DeviceInner {
             port,
             name,
@@ -367,9 +372,9 @@ impl Device {
             return Err(error);
         }
         inner.descriptors = setup.descriptors;
-        // SAFETY: port is open. A device without the mode says so, and needs none.
+        // SAFETY: port is open. A device without the mode returns an error, and needs none.
         inner.promiscuous = unsafe { ffi::sluice_device_promiscuous(port, 1) } == 0 && !was_promiscuous;
-        log(); // Complaints of a device that started are of no consequence.
+        log(); // Messages of a device that started do not matter.
         let device = Self(Arc::new(inner));
         let queues = (0..options.queues).map(|index| Queue { device: device.clone(), index, drops: Drops::default() }).collect();
         Ok((device, queues))
@@ -398,7 +403,7 @@ impl Device {
     /// The device's counters. May make system calls.
     pub fn stats(&self) -> Stats {
         let mut stats = Stats::default();
-        // SAFETY: port is open; stats is written only. A device without counters leaves zeros.
+        // SAFETY: port is open; stats is only written. A device without counters leaves zeros.
         unsafe { ffi::sluice_device_stats(self.0.port, &mut stats) };
         stats
     }
@@ -406,13 +411,13 @@ impl Device {
     /// State of the link. May make system calls.
     pub fn link(&self) -> Link {
         let mut mbps = 0;
-        // SAFETY: port is open; mbps is written only.
+        // SAFETY: port is open; mbps is only written.
         let up = unsafe { ffi::sluice_device_link(self.0.port, &mut mbps) } > 0;
         Link { up, mbps }
     }
 }
 
-/// One queue of a device, for receiving and sending; for one thread at a time.
+/// A queue of a device, for receiving and sending by one thread at a time.
 #[derive(Debug)]
 pub struct Queue {
     device: Device,
@@ -431,26 +436,30 @@ impl Queue {
         self.index
     }
 
-    /// Packets that this queue did not pass on.
+    /// Packets that this queue dropped.
     pub fn drops(&self) -> Drops {
         self.drops
     }
 
-    /// Receives up to `out.len()` packets, at most a burst, and says how many. Their frames are the caller's.
+    /// Receives up to `out.len()` packets, at most a burst; returns their number and their frames.
     #[inline]
     pub fn rx_burst(&mut self, out: &mut [Packet]) -> usize {
         let n = out.len().min(ffi::BURST) as u16;
         let device = &self.device.0;
-        // SAFETY: the device is open and has this queue, which only this value calls; the shim writes at most n packets.
+        // SAFETY: the device is open and has this queue, which only this value calls; the shim
+        // writes at most n packets.
         let got = unsafe {
             ffi::sluice_rx_burst(device.pool.0.raw.as_ptr(), device.port, self.index, out.as_mut_ptr(), n, &mut self.drops)
         };
         usize::from(got)
     }
 
-    /// Sends the first packets that the device takes, and says how many. Frames of those are the device's, which gives them back to
-    /// the pool when they were sent; the caller keeps the others. The caller must have the frames: one that is sent twice, or sent and
-    /// given back, goes to two places at once. A packet that does not lie in its frame counts as taken, and is dropped.
+    /// Sends the first packets that the device takes; returns their number.
+    ///
+    /// The device owns the frames of those, and returns them to the pool after sending; the caller
+    /// keeps the others. The caller must own the frames: one that is sent twice, or sent and
+    /// returned, goes to two places at once. A packet outside of its frame counts as taken, and is
+    /// dropped.
     #[inline]
     pub fn tx_burst(&mut self, packets: &[Packet]) -> usize {
         let device = &self.device.0;

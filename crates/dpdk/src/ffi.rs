@@ -1,4 +1,4 @@
-//! What shim.h declares, and nothing else. The layouts are asserted here and in shim.c.
+//! The declarations of shim.h. The layouts are asserted here and in shim.c.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -28,7 +28,7 @@ pub struct Setup {
     pub stage: u16,
 }
 
-/// The shim's pool; never looked into.
+/// The shim's opaque pool.
 #[repr(C)]
 pub struct RawPool {
     _private: [u8; 0],
@@ -41,8 +41,8 @@ const _: () = {
     assert!(size_of::<Limits>() == 76 && size_of::<Setup>() == 12);
 };
 
-// SAFETY: these are the functions of shim.h, with the types of this module, whose sizes are checked above and there. Those that are
-// `safe` take no pointer that they follow.
+// SAFETY: these are the functions of shim.h, with the types of this module, whose sizes are checked
+// above and there. Those marked `safe` follow no pointer.
 unsafe extern "C" {
     pub fn sluice_eal_init(argc: c_int, argv: *mut *mut c_char, verbose: c_int) -> c_int;
     pub fn sluice_eal_cleanup() -> c_int;

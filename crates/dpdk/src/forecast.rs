@@ -1,6 +1,6 @@
-//! Whether a device could be opened, said without starting DPDK.
+//! Checks without starting DPDK whether a device could be opened.
 //!
-//! Limits: what only the driver knows (its arguments, a NIC's state) shows when the device is opened.
+//! Limits: what only the driver knows (its arguments, a NIC's state) shows at opening.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::options::{device_name, is_pci_address};
 /// Marks a driver's name in a plugin: `PMD_INFO_STRING= {"name" : "net_null", …`.
 const NAME_MARK: &[u8] = b"PMD_INFO_STRING= {\"name\" : \"";
 
-/// Looks for what would keep a device from being opened: no such driver, interface, file or NIC, or no permission.
+/// Finds obstacles to opening a device: no such driver, interface, file or NIC, or no permission.
 ///
 /// # Errors
 /// [`DpdkError::Device`], which says what to do; [`DpdkError::NotBuilt`].
@@ -33,8 +33,9 @@ pub fn look_at(devargs: &str) -> Result<(), DpdkError> {
     }
 }
 
-/// What to do if no plugin has the driver of a virtual device. None as well where there are no plugins to ask: DPDK's libraries may hold
-/// the drivers themselves.
+/// The hint if no plugin has the driver of a virtual device.
+///
+/// None as well without plugins: DPDK's libraries may contain the drivers.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 fn missing_driver(folder: &Path, devargs: &str) -> Option<String> {
     if is_pci_address(devargs) {
@@ -46,7 +47,8 @@ fn missing_driver(folder: &Path, devargs: &str) -> Option<String> {
     if plugins.is_empty() {
         return None;
     }
-    // DPDK takes the driver whose name the device's begins with. Most plugins are called as their driver; only else are they read.
+    // DPDK takes the driver whose name is a prefix of the device's. Most plugins are named like
+    // their driver; only others are read.
     let called = |file: &&std::path::PathBuf| Some(file.file_stem()?.to_str()?.strip_prefix("librte_")?.to_owned());
     let is_its = |driver: &str| driver.starts_with("net_") && device.starts_with(driver);
     if plugins.iter().filter_map(called).any(|driver| is_its(&driver)) {
@@ -58,11 +60,11 @@ fn missing_driver(folder: &Path, devargs: &str) -> Option<String> {
     };
     match plugins.iter().find(holds) {
         Some(_) => None,
-        None => Some(format!("no driver is called as {device} begins; DPDK's drivers lie in {}", folder.display())),
+        None => Some(format!("no driver has a name that {device} begins with; DPDK's drivers lie in {}", folder.display())),
     }
 }
 
-/// Names of the drivers in a plugin.
+/// Names of a plugin's drivers.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 fn names(plugin: &[u8]) -> impl Iterator<Item = &str> {
     let marks = (0..plugin.len()).filter(|at| plugin[*at] == NAME_MARK[0] && plugin[*at..].starts_with(NAME_MARK));

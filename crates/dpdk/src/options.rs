@@ -1,26 +1,27 @@
-//! What EAL and a device are started with, and the words that DPDK wants it in.
+//! Start options of EAL and of a device, and DPDK's form of them.
 
-/// What EAL is started with.
+/// Start options of EAL.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EalOptions {
-    /// Whether mbufs and device rings stand on hugepages. The arena has its own choice. Without: ordinary pages.
+    /// Whether mbufs and device rings use hugepages. The arena has its own setting.
     pub hugepages: bool,
-    /// PCI addresses of the NICs that may be taken; no other is touched. None: the PCI bus is not looked at.
+    /// PCI addresses of the NICs to use; no other is touched. Empty: no scan of the PCI bus.
     pub pci: Vec<String>,
-    /// Frames that the pool will have; DPDK's memory is sized by it when there are no hugepages.
+    /// Frames of the pool; without hugepages they determine the size of DPDK's memory.
     pub frames: u32,
     /// Whether DPDK's own messages go to stderr.
     pub verbose: bool,
 }
 
-/// What a device is started with.
+/// Start options of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// Receive and transmit queues, each.
     pub queues: u16,
-    /// Descriptors of each queue; rounded to what the device can.
+    /// Descriptors of each queue; rounded to what the device supports.
     pub descriptors: u16,
-    /// Largest payload of an Ethernet packet in bytes, at most what the device can. None: the device's own choice (1500).
+    /// Largest payload of an Ethernet packet in bytes, clamped to the device's range. None: the
+    /// device's default (1500).
     pub mtu: Option<u16>,
 }
 
@@ -30,17 +31,20 @@ impl Default for DeviceOptions {
     }
 }
 
-/// MiB of DPDK's memory when it has no hugepages: rings of devices, and 320 bytes a frame for its mbuf and its place in the pool. It is
-/// address space until it is used.
+/// Size of DPDK's memory without hugepages, in MiB: device rings, and 320 bytes a frame for its
+/// mbuf and its entry in the pool.
+///
+/// It is only address space until it is used.
 fn memory_mib(frames: u32) -> u32 {
     256 + (u64::from(frames) * 320).div_ceil(1 << 20) as u32
 }
 
 impl EalOptions {
-    /// EAL's command line. `cpus` are those that this process may run on.
+    /// EAL's command line. `cpus` are those that this process may use.
     ///
-    /// `--in-memory`, or `--no-shconf` where there are no hugepages, keeps DPDK from sharing its memory with other DPDK processes. EAL pins the thread that starts it to its
-    /// lcore's CPUs and its control threads to what is left; with all CPUs given to the one lcore, all of them may run anywhere.
+    /// `--in-memory`, or `--no-shconf` without hugepages, prevents sharing memory with other DPDK
+    /// processes. EAL pins its starting thread to its lcore's CPUs and its control threads to the
+    /// rest; with all CPUs given to the one lcore, all of them may run anywhere.
     #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
     pub(crate) fn arguments(&self, cpus: &[usize]) -> Vec<String> {
         let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
@@ -67,7 +71,7 @@ impl EalOptions {
     }
 }
 
-/// Whether a word is a PCI address such as `0000:3b:00.0` or `3b:00.0`, perhaps with device arguments behind it.
+/// Whether a word is a PCI address, `0000:3b:00.0` or `3b:00.0`, possibly with device arguments.
 pub(crate) fn is_pci_address(word: &str) -> bool {
     let address = device_name(word);
     let hex = |part: &str, len: usize| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());
@@ -92,7 +96,7 @@ pub(crate) fn device_argument<'a>(devargs: &'a str, key: &str) -> Option<&'a str
     devargs.split(',').skip(1).filter_map(|part| part.split_once('=')).find(|(k, _)| *k == key).map(|(_, value)| value)
 }
 
-/// Whether two devargs name the same device, or devices over the same kernel interface, so that only one can be open.
+/// Whether two devargs name the same device or kernel interface, so that only one can be open.
 pub fn is_same_device(a: &str, b: &str) -> bool {
     let full = |word: &str| match device_name(word) {
         short if is_pci_address(short) && short.matches(':').count() == 1 => format!("0000:{short}"),

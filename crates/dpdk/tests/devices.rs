@@ -1,7 +1,7 @@
-//! Real packets through real DPDK devices, one process per scenario, because EAL starts once in the life of a process.
+//! Real packets through real DPDK devices, a process for each scenario, as EAL starts only once.
 //!
-//! Each test starts this binary again with [`CHILD`] set, and checks how it ended. A scenario that the host does not allow (not root, no
-//! hugepages, no /dev/net/tun) is skipped, and says why.
+//! Each test starts this binary again with [`CHILD`] set, and checks its exit. A scenario that the
+//! host does not allow (not root, no hugepages, no /dev/net/tun) is skipped, with the reason.
 #![cfg(feature = "dpdk")]
 
 use std::net::UdpSocket;
@@ -17,10 +17,10 @@ use sluice_shm::arena::{Arena, Geometry, HEADROOM};
 
 const CHILD: &str = "SLUICE_DPDK_TEST_CHILD";
 const FRAMES: u32 = 4096;
-/// A scenario that gets nowhere ends here; none comes near.
+/// Maximum duration of a scenario; all are far below.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs a scenario in a process of its own, which prints its output here.
+/// Runs a scenario in a separate process, with its output shown here.
 fn alone(test: &str, scenario: fn()) {
     if std::env::var_os(CHILD).is_some() {
         return scenario();
@@ -35,7 +35,7 @@ fn alone(test: &str, scenario: fn()) {
     assert!(output.status.success(), "{test}: {}", output.status);
 }
 
-/// The same with hugepages for it. They are reserved and given back here, by one test at a time.
+/// The same with hugepages, reserved and released here by one test at a time.
 fn alone_on_hugepages(test: &str, scenario: fn()) {
     static ONE: Mutex<()> = Mutex::new(());
     if std::env::var_os(CHILD).is_some() {
@@ -87,7 +87,7 @@ impl Rig {
         bytes
     }
 
-    /// A packet of these bytes behind the headroom of a fresh frame.
+    /// A packet of these bytes after the headroom of a free frame.
     fn packet(&self, bytes: &[u8]) -> Packet {
         let mut frame = [0];
         assert_eq!(self.pool.take(&mut frame), 1);
@@ -96,7 +96,7 @@ impl Rig {
     }
 }
 
-/// Moves what comes in at one queue out at another, and gives back what that does not take.
+/// Moves packets from one queue to another, and frees those that this does not take.
 fn pump(pool: &Pool, from: &mut Queue, to: &mut Queue) -> usize {
     let mut burst = [Packet::default(); 32];
     let n = from.rx_burst(&mut burst);
@@ -111,7 +111,7 @@ fn run(line: &str) {
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What a command of iproute2 prints, or nothing if it failed.
+/// Output of an iproute2 command, or nothing if it failed.
 fn ask(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output = Command::new(words[0]).args(&words[1..]).output().unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -123,12 +123,12 @@ fn is_promiscuous(interface: &str) -> bool {
 }
 
 fn new_network_namespace() {
-    // Only this thread, and those that it starts from now on, are in it; it goes with them.
+    // Only this thread and its future threads are in it; it ends with them.
     #[allow(deprecated)]
     rustix::thread::unshare(UnshareFlags::NEWNET).unwrap();
 }
 
-// ---- net_null ----------------------------------------------------------------------------------------------------------------
+// ---- net_null -----------------------------------------------------------------------------
 
 #[test]
 fn null_device_sends_what_it_receives() {
@@ -158,8 +158,8 @@ fn null_device_sends_what_it_receives() {
         assert!(device.link().mbps > 0);
         assert_eq!(rig.pool.available(), FRAMES);
 
-        // Any frame can be sent, not only received ones, from any offset; one that does not lie in its frame is dropped, counted, and kept
-        // from the device.
+        // Any frame can be sent, not only received ones, from any offset. A packet outside of its
+        // frame is dropped, counted, and not given to the device.
         let odd = Packet { offset: 3, len: 777, ..rig.packet(&[1; 60]) };
         let wild = [
             odd,
@@ -199,7 +199,7 @@ fn every_frame_is_given_once_and_comes_back() {
         rig.pool.put(&all[..1000]);
         rig.pool.put(&[u32::MAX]);
         assert_eq!(rig.pool.available(), 1000);
-        // Those in the cache of a thread come back when it ends.
+        // Frames in a thread's cache return when it ends.
         let (_device, mut queue) = rig.open("net_null0,size=60");
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -300,7 +300,7 @@ fn hugepages_carry_packets_too() {
     });
 }
 
-/// Hugepages reserved for a test; given back at its end.
+/// Hugepages reserved for a test, and released at its end.
 struct Hugepages(u64);
 
 impl Hugepages {
@@ -324,7 +324,7 @@ impl Drop for Hugepages {
     }
 }
 
-// ---- net_pcap ----------------------------------------------------------------------------------------------------------------
+// ---- net_pcap -----------------------------------------------------------------------------
 
 fn pcap(packets: &[Vec<u8>]) -> Vec<u8> {
     let mut file = Vec::new();
@@ -351,7 +351,8 @@ fn packets_of(file: &[u8]) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Sends packets of many sizes from file to file; one that does not fit in a frame is dropped and counted. Returns how many came through.
+/// Sends packets of many sizes from file to file; drops and counts one that does not fit in a
+/// frame. Returns how many came through.
 fn pcap_round_trip(rig: &Rig) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from.pcap"), folder.path().join("to.pcap"));
@@ -364,7 +365,8 @@ fn pcap_round_trip(rig: &Rig) -> usize {
     std::fs::write(&from, pcap(&written)).unwrap();
     let (device, mut queue) = rig.open(&format!("net_pcap0,rx_pcap={},tx_pcap={}", from.display(), to.display()));
     let mut burst = [Packet::default(); 32];
-    // Empty bursts do not mean the end: one may consist of dropped packets. The driver has nothing more after this number of them.
+    // Empty bursts do not mean the end, since all packets of one may be dropped. After this number
+    // of them the driver has no more.
     let mut through = 0;
     while through < packets.len() {
         let n = queue.rx_burst(&mut burst);
@@ -391,9 +393,9 @@ fn captures_come_out_as_they_went_in() {
     });
 }
 
-// ---- net_tap -----------------------------------------------------------------------------------------------------------------
+// ---- net_tap ------------------------------------------------------------------------------
 
-/// Turns a UDP packet round: MACs, addresses and ports change places, so that its checksums stay right.
+/// Reverses a UDP packet: MACs, addresses and ports are swapped, so its checksums stay right.
 fn echo(bytes: &mut [u8]) {
     for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
         for i in 0..len {
@@ -428,7 +430,7 @@ fn tap_device_speaks_with_the_kernel() {
             let n = queue.rx_burst(&mut burst);
             for packet in &burst[..n] {
                 let mut bytes = rig.bytes(packet);
-                // Others, such as router solicitations, are not for us.
+                // Other packets, such as router solicitations, are ignored.
                 let is_udp = bytes.len() >= 46 && bytes[12..14] == [8, 0] && bytes[23] == 17;
                 if is_udp {
                     echo(&mut bytes);
@@ -452,14 +454,14 @@ fn tap_device_speaks_with_the_kernel() {
     });
 }
 
-// ---- net_af_packet -----------------------------------------------------------------------------------------------------------
+// ---- net_af_packet ------------------------------------------------------------------------
 
-/// A network namespace of its own at the far end of a veth pair: a thread in it answers what it is asked, over plain UDP.
+/// A separate network namespace at the far end of a veth pair, with a thread that answers UDP.
 fn far_end(ready: &std::sync::mpsc::Sender<i32>, go: &std::sync::mpsc::Receiver<()>, interface: &str, host: u8) -> UdpSocket {
     new_network_namespace();
     ready.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
     go.recv().unwrap();
-    // The kernel leaves checksums of a veth's packets to hardware that is not there.
+    // The kernel leaves checksums of a veth's packets to missing hardware.
     run(&format!("ethtool -K {interface} tx off"));
     run(&format!("ip addr add 10.1.0.{host}/24 dev {interface}"));
     run(&format!("ip link set {interface} up"));
@@ -488,7 +490,7 @@ fn veth_scenario(huge: bool) {
             ends.push(scope.spawn(move || {
                 let socket = far_end(&ready, &wait, interface, host);
                 if host == 2 {
-                    // Answers until the other end has all it wants.
+                    // Answers until the other end is done.
                     let mut buffer = [0; 2000];
                     while !done.load(Ordering::Relaxed) {
                         if let Ok((n, from)) = socket.recv_from(&mut buffer) {
@@ -568,7 +570,7 @@ fn two_queues_of_a_veth_share_its_flows() {
         assert!(refused.contains("add `qpairs=2`"), "{refused}");
         let (_a, mut queues) = Device::open(&rig.pool, "net_af_packet0,iface=a0,qpairs=2", &two).unwrap();
         let (_b, mut far) = rig.open("net_af_packet1,iface=a1");
-        // UDP over IPv4, 64 flows; the sender takes what its ring holds.
+        // UDP over IPv4, 64 flows; the sender takes as much as its ring holds.
         let mut sent = 0;
         let (start, mut got) = (Instant::now(), [0usize; 2]);
         let mut burst = [Packet::default(); 32];

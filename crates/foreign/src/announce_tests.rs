@@ -1,4 +1,4 @@
-//! What a foreign program's interface announces reaches a packet thread's socket at the other end of its wire.
+//! A foreign program's announcements reach a packet thread's socket at the other end of its wire.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,47 +1,47 @@
-//! What waits before a program that reads packets from its interfaces by itself.
+//! The queue before a program that reads packets from its interfaces itself.
 //!
 //! # Problem
-//! A program that reads a packet socket (a software switch, a sniffer, most appliances) has a queue of its own: the socket's buffer.
-//! What that has no room for, the kernel drops, and nobody is told. The wire itself takes everything at once, so it says nothing.
+//! A program that reads a packet socket (a software switch, a sniffer, most appliances) has its own
+//! queue: the socket's buffer. When that is full, the kernel silently drops packets. The wire
+//! itself takes everything at once, so it shows nothing.
 //!
 //! # Approach
-//! The kernel tells how many bytes wait in each packet socket of a network namespace (`/proc/net/packet`). The file stays open, which
-//! keeps it that of its namespace, and is read before each burst, as long as there is any such socket. A socket that is half full by
-//! the default size of the host holds the burst back: then the hop's ring fills up, and all the rest is as with any slow NF.
+//! The kernel reports the bytes that wait in each packet socket of a network namespace
+//! (`/proc/net/packet`). The file stays open, which ties it to its namespace, and is read before
+//! each burst, as long as there is any such socket. A socket that is half full by the host's
+//! default size holds the burst back: then the hop's ring fills up, as with any slow NF.
 //!
 //! # Limits
-//! A read costs some microseconds a burst. Sockets with a shared ring (libpcap) show nothing here, and do not ask for it: a sniffer is
-//! not to hold packets up. TCP keeps its own queues in bounds. Other queues of a program (UDP, a kernel's qdisc) are not looked at.
+//! A read costs some microseconds a burst. Sockets with a shared ring (libpcap) show nothing here,
+//! which is right: a sniffer must not hold packets up. TCP bounds its own queues. Other queues of a
+//! program (UDP, a kernel's qdisc) are not checked.
 
 use std::fs::File;
 use std::io;
 
 use rustix::io::pread;
 
-/// Bytes of the file that are looked at: some fifty sockets.
+/// Bytes of the file that are read: some fifty sockets.
 const SEEN: usize = 4096;
-/// Nanoseconds between two looks whether there is a packet socket, while there is none.
+/// Interval of checks for a packet socket while there is none, in nanoseconds.
 const IDLE_NS: u64 = 10_000_000;
-/// Half of a socket's buffer, where the host does not say how large that is.
+/// Half of a socket's buffer, if the host's size is unknown.
 const USUAL_HALF: u64 = 212_992 / 2;
 
-/// Looks at the packet sockets of a namespace.
+/// Reads the packet sockets of a namespace.
 #[derive(Debug)]
 pub struct Backlog {
     file: File,
-    /// Numbers of the program's interfaces, in the order of its sides.
+    /// Indices of the program's interfaces, in the order of its sides.
     interfaces: Vec<u32>,
-    /// Bytes from which a socket is as full as it may be.
+    /// Bytes from which a socket counts as full.
     high: u64,
-    /// When to look next, while there is no socket.
+    /// Time of the next check while there is no socket.
     look_at_ns: u64,
 }
 
 impl Backlog {
-    /// Of the calling thread's namespace and these interfaces in it.
-    ///
-    /// # Errors
-    /// The system's.
+    /// For these interfaces of the calling thread's namespace.
     pub fn here(interfaces: Vec<u32>) -> io::Result<Self> {
         let file = File::open("/proc/thread-self/net/packet")?;
         let whole =
@@ -49,7 +49,7 @@ impl Backlog {
         Ok(Self { file, interfaces, high: whole.map_or(USUAL_HALF, |bytes| bytes / 2), look_at_ns: 0 })
     }
 
-    /// Whether a socket on a side is so full that no more may be sent there now.
+    /// Whether a socket on a side is too full to send there now.
     pub fn is_full(&mut self, side: usize, now_ns: u64) -> bool {
         if now_ns < self.look_at_ns {
             return false;
@@ -65,7 +65,7 @@ impl Backlog {
     }
 }
 
-/// The sockets in the kernel's list: interface (0: any) and bytes that wait.
+/// The sockets in the kernel's list: interface (0: any) and waiting bytes.
 fn sockets(text: &[u8]) -> impl Iterator<Item = (u32, u64)> + '_ {
     // sk RefCnt Type Proto Iface R Rmem User Inode
     text.split(|byte| *byte == b'\n').skip(1).filter_map(|line| {

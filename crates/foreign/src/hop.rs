@@ -1,4 +1,4 @@
-//! A foreign program as a packet thread sees it: its ring on one side, its wires on the other.
+//! A packet thread's view of a foreign program: its ring on one side, its wires on the other.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -22,43 +22,43 @@ use sluice_dataplane::plane::Plane;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::trace::{Mark, TraceWhat};
 
-/// Flows that a hop remembers.
+/// Number of flows that a hop remembers.
 const FLOWS: usize = 1 << 16;
-/// A flow without packets for so long is forgotten, in milliseconds.
+/// Idle time after which a flow is forgotten, in milliseconds.
 const FLOW_MS: u64 = 30_000;
-/// In place of the ingress port, in the keys of packets that go in, and of those that come out of each side.
+/// Replaces the ingress port in the keys of packets that go in, and that come out of each side.
 const GOES_IN: u16 = u16::MAX - 2;
 const COMES_OUT: [u16; 2] = [u16::MAX, u16::MAX - 1];
 
-/// Where a packet that came out goes on.
+/// Where a packet that came out continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Lead {
-    /// Nobody has looked yet.
+    /// Not looked up yet.
     #[default]
     Unknown,
     /// It belongs to no chain.
     Stray,
-    /// As was decided.
+    /// The path, or the reason to drop it.
     Decided(Decision),
 }
 
-/// How a chain passes the program.
+/// A chain's pass through the program.
 #[derive(Debug)]
 struct Visit {
     chain: Arc<Chain>,
-    /// Side where its packets come out.
+    /// Side at which its packets come out.
     out: usize,
-    /// Port where its packets entered last, or may.
+    /// Ingress port of its packets: the last seen one, or a possible one.
     ingress: u16,
     ledger: Ledger,
 }
 
-/// An end of a wire, and packets that came from it and have not gone on.
+/// An end of a wire, and packets from it that have not continued.
 struct Wire {
     queue: End,
     packets: [Packet; BURST],
     leads: [Lead; BURST],
-    /// Of those that are known as marked ones that went in.
+    /// Marks of recognised packets that went in.
     marks: [Mark; BURST],
     from: usize,
     to: usize,
@@ -72,32 +72,32 @@ impl Wire {
     }
 }
 
-/// Feeds a foreign program, and passes on what comes out of it.
+/// Feeds a foreign program, and forwards its output.
 pub struct Hop {
     handle: Arc<NfHandle>,
     counters: Arc<Counters>,
     rings: Vec<Consumer>,
-    /// Ring that is read next.
+    /// Next ring to read.
     turn: usize,
     /// Packets taken from a ring and not yet gone in: `from..to`.
     pending: [Descriptor; BURST],
     from: usize,
     to: usize,
     wires: Vec<Wire>,
-    /// What waits before the program.
     backlog: Backlog,
     by_design: bool,
     stay_ns: u64,
     visits: Vec<Visit>,
     flows: FlowTable,
-    /// Marked packets that are inside.
+    /// Marked packets inside.
     watch: Watch,
-    /// Tables that `visits` and the paths of waiting packets were made under.
+    /// Table generation of `visits` and the leads of waiting packets.
     generation: u32,
 }
 
 impl Hop {
-    /// For the NF of a handle. One wire makes it a tap. `stay_ns`: how long a packet may be inside before it counts as gone.
+    /// For the NF of a handle. One wire makes it a tap. `stay_ns`: maximum time inside before a
+    /// packet counts as lost.
     pub fn new(
         handle: Arc<NfHandle>,
         threads: usize,
@@ -130,13 +130,13 @@ impl Hop {
         self.wires.len() == 1
     }
 
-    /// Tells how many packets are inside.
+    /// Publishes the number of packets inside.
     fn tell_inside(&self) {
         let inside = self.visits.iter().map(|visit| visit.ledger.inside()).sum();
         self.counters.inside.store(inside, Ordering::Relaxed);
     }
 
-    /// Looks which chains pass the program.
+    /// Finds the chains that pass the program.
     #[cold]
     fn learn(&mut self, plane: &mut Plane) {
         let tables = plane.tables.clone();
@@ -156,18 +156,18 @@ impl Hop {
                 self.visits.push(Visit { chain: chain.clone(), out, ingress, ledger });
             }
         }
-        // Of chains that are gone.
+        // Chains that are gone.
         for mut visit in before {
             let gone = visit.ledger.close();
             write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
         }
-        // What waits is led anew.
+        // Waiting packets are looked up again.
         for wire in &mut self.wires {
             wire.leads[wire.from..wire.to].fill(Lead::Unknown);
         }
     }
 
-    /// Takes what comes out at a side, and leads it on as far as there is room.
+    /// Takes packets that come out at a side, and forwards as many as there is room for.
     fn take(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize) -> usize {
         let is_held_up = plane.is_blocked() && plane.may_block(&self.handle, 0);
         if self.handle.is_held_up.load(Ordering::Relaxed) != is_held_up {
@@ -186,7 +186,7 @@ impl Hop {
             (wire.from, wire.to) = (0, n);
             wire.leads[..n].fill(Lead::Unknown);
             if tap {
-                // A tap has nothing to say.
+                // A tap's output is ignored.
                 self.counters.strays.add(n as u64);
                 plane.frames.free_packets(&wire.packets[..n]);
                 wire.from = n;
@@ -211,7 +211,7 @@ impl Hop {
             let number = if let Lead::Decided(Decision::Path(number)) = lead { Some(number) } else { None };
             let path = number.and_then(|number| registry.get(number));
             if number.is_some() && !relead && path.is_none_or(Path::has_ended) {
-                // It has ended since it was found.
+                // The path has ended since it was found.
                 self.wires[side].leads[first..].fill(Lead::Unknown);
                 relead = true;
                 continue;
@@ -248,7 +248,7 @@ impl Hop {
         self.wires[side].from - before
     }
 
-    /// Looks which of the packets that just came out at a side are marked ones that went in.
+    /// Recognises marked packets among those that just came out at a side.
     #[inline]
     fn recognise(&mut self, plane: &Plane, side: usize) {
         let wire = &mut self.wires[side];
@@ -264,7 +264,7 @@ impl Hop {
         }
     }
 
-    /// What packets that are to go in will be known by, and their marks.
+    /// The tails and marks of packets that are about to go in.
     #[cold]
     fn looks(&self, plane: &Plane, packets: &[Packet]) -> [(Option<Tail>, Mark); BURST] {
         let mut looks = [(None, Mark::default()); BURST];
@@ -276,7 +276,7 @@ impl Hop {
         looks
     }
 
-    /// Watches the marked ones of packets that went in.
+    /// Watches the marked packets among those that went in.
     #[cold]
     fn keep_in_sight(&mut self, plane: &Plane, looks: &[(Option<Tail>, Mark)], out: usize) {
         let nf = self.handle.number;
@@ -295,7 +295,7 @@ impl Hop {
         }
     }
 
-    /// Where in a path the program stands, for packets that come out at a side.
+    /// The program's position in a path, for packets that come out at a side.
     fn position(&self, plane: &Plane, path: &Path, side: usize) -> Option<usize> {
         let mine = |nf: u16| {
             nf == self.handle.number
@@ -304,7 +304,7 @@ impl Hop {
         path.hops.iter().position(|hop| usize::from(!hop.reverse) == side && mine(hop.nf))
     }
 
-    /// Counts packets that came out and went on.
+    /// Counts packets that came out and continued.
     fn settle(&mut self, plane: &Plane, path: &Path, side: usize, n: usize) {
         let settled = match self.visits.iter_mut().find(|v| v.chain.number == path.chain.number && v.out == side) {
             Some(visit) => visit.ledger.leave(n as u64),
@@ -352,8 +352,8 @@ impl Hop {
         Lead::Decided(decision)
     }
 
-    /// Which of several chains a packet that came out at a side belongs to: the one that its flow was seen in as it went in, else the
-    /// one that the first rule names which matches it, wherever it came in.
+    /// The chain of a packet that came out at a side, of several: the one that its flow went in by,
+    /// else that of the first matching rule, for any ingress port.
     #[cold]
     fn choose(&mut self, plane: &Plane, packet: Packet, side: usize, now_ms: u64) -> Option<usize> {
         let key = key_of(plane, packet, GOES_IN);
@@ -362,7 +362,7 @@ impl Hop {
         if let Some(at) = self.flows.lookup(&key, hash, now_ms).and_then(|seen| of(seen.decision.number()?)) {
             return Some(at);
         }
-        // The first rule, over the ports where packets of these chains come in.
+        // The first rule, over the ingress ports of these chains.
         let mut ports: Vec<u16> = self.visits.iter().filter(|v| v.out == side).map(|v| v.ingress).collect();
         ports.dedup();
         let rule = |port: &u16| plane.tables.rules.first_rule(&key_of(plane, packet, *port));
@@ -373,7 +373,7 @@ impl Hop {
         first.min().map(|(_, at)| at)
     }
 
-    /// Drops packets that have no way to go.
+    /// Drops packets without a path.
     #[cold]
     fn refuse(&mut self, plane: &mut Plane, lead: Lead, side: usize, from: usize, to: usize) {
         let n = (to - from) as u64;
@@ -389,7 +389,7 @@ impl Hop {
     /// Takes packets from the rings and sends them in.
     fn feed(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
         let mut work = 0;
-        // As many as an NF's tx ring is drained of in a round.
+        // As many as are taken from an NF's tx ring in a round.
         for _ in 0..2 {
             if self.from == self.to {
                 self.next_burst();
@@ -408,12 +408,12 @@ impl Hop {
 
     fn next_burst(&mut self) {
         for _ in 0..self.rings.len() {
-            // Nobody else has these rings, so their cursors are right.
+            // These rings have no other user, so their cursors are right.
             let n = self.rings[self.turn].dequeue(&mut self.pending).unwrap_or(0);
             self.turn = (self.turn + 1) % self.rings.len();
             if n > 0 {
                 (self.from, self.to) = (0, n);
-                // One thread writes this word.
+                // Only this thread writes this word.
                 let taken = self.handle.core_page.taken(self.handle.slot);
                 taken.store(taken.load(Ordering::Relaxed).wrapping_add(n as u32), Ordering::Relaxed);
                 return;
@@ -421,7 +421,7 @@ impl Hop {
         }
     }
 
-    /// Shows packets to a tap, and passes them on.
+    /// Copies packets to a tap, and forwards them.
     fn show(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
         let (from, to) = (self.from, self.to);
         let mut packets = [Packet::default(); BURST];
@@ -456,7 +456,7 @@ impl Hop {
                 n += 1;
             }
             let (Some(path), hop) = (registry.get(of_first.path), of_first.hop as usize) else {
-                // Cannot be: the number came from the private table.
+                // Impossible: the number came from the private table.
                 packets[..n].iter().for_each(|packet| plane.discard(packet.frame));
                 self.from += n;
                 continue;
@@ -464,7 +464,7 @@ impl Hop {
             let out = usize::from(!path.hops.get(hop).is_some_and(|hop| hop.reverse));
             let visit = self.visits.iter().position(|v| v.chain.number == path.chain.number && v.out == out);
             let Some(visit) = visit else {
-                // The chain has stopped passing the program since they came on the ring: nobody would know them when they come out.
+                // The chain no longer passes the program: its output could not be matched.
                 plane.drop_at(path, hop, &self.pending[first..first + n], DropReason::NfGone);
                 self.handle.counters[plane.index].returned.add(n as u64);
                 self.from += n;
@@ -503,12 +503,12 @@ impl Hop {
         self.from - before
     }
 
-    /// Remembers by which chain flows went in, where more than one comes out with it.
+    /// Remembers the chain of flows that go in, where several come out at one side.
     fn remember(&mut self, plane: &Plane, path: &Path, out: usize, packets: &[Packet]) {
         if self.visits.iter().filter(|v| v.out == out).count() < 2 {
             return;
         }
-        // Of these flows the chain is kept in place of a path.
+        // For these flows the chain takes the place of a path.
         let known = Known { decision: Packed::path(path.chain.number.into()), generation: 0, note: 0 };
         for packet in packets {
             let key = key_of(plane, *packet, GOES_IN);
@@ -536,7 +536,7 @@ impl Feeder for Hop {
         }
         let mut work = 0;
         for wire in 0..self.wires.len() {
-            // As many as go in at the other side in a round, or a program with small rings would find them full.
+            // As many as go in at the other side in a round, or small rings would fill up.
             for _ in 0..2 {
                 let n = self.take(plane, registry, wire);
                 work += n;
@@ -594,8 +594,8 @@ impl Feeder for Hop {
     }
 }
 
-/// Gives packets of a path away with their frames. They are nobody's before they go: the device may
-/// have another thread use them at once.
+/// Sends packets of a path with their frames. Ownership ends before that: the device may reuse them
+/// in another thread at once.
 fn hand_out(plane: &mut Plane, path: &Path, end: &mut End, packets: &[Packet]) -> usize {
     let _moving = path.moving();
     let Plane { table, frames, now_ns, .. } = plane;
@@ -608,13 +608,13 @@ fn write_off(plane: &Plane, counters: &Counters, chain: &Chain, n: u64, by_desig
         counters.not_back.add(n);
         if !by_design {
             plane.count_lost(chain, why, n);
-            // Their frames were given back when they went in.
+            // Their frames were freed when they went in.
             chain.counters[plane.index].back.add(n);
         }
     }
 }
 
-/// The flow of a packet. A copy of its header is looked at.
+/// The flow key of a packet, from a copy of its header.
 fn key_of(plane: &Plane, packet: Packet, ingress: u16) -> FlowKey {
     let mut header = [0; LONG];
     let len = (packet.len as usize).min(LONG);

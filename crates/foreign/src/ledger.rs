@@ -1,50 +1,50 @@
-//! How many packets are inside a program, as far as can be told from outside.
+//! Estimates the number of packets inside a program.
 //!
 //! # Problem
-//! A program that knows nothing of Sluice takes packets at one interface and sends packets at another. It may change, hold, multiply
-//! and eat them, so what comes out cannot be matched with what went in, packet by packet.
+//! A foreign program takes packets at one interface and sends packets at another. It may change,
+//! hold, multiply and drop them, so its output cannot be matched with its input packet by packet.
 //!
 //! # Approach
-//! Packets are counted, not matched. What goes in is put to a bucket of its moment. What comes out settles the oldest one that is in;
-//! if there is none, the program made it itself. A bucket that is older than the time that a packet may stay is written off: what is
-//! left in it has not come back.
+//! Packets are counted, not matched. Incoming packets are added to a bucket of their moment. An
+//! outgoing packet settles the oldest one inside; if there is none, the program made it. A bucket
+//! older than the maximum stay is written off: its rest has not come back.
 //!
 //! # Limits
-//! A program that makes as many packets as it eats looks like one that does neither. Times are as coarse as a bucket, a sixteenth of
-//! the longest stay.
+//! A program that makes as many packets as it drops looks like one that does neither. Times are as
+//! coarse as a bucket, a sixteenth of the maximum stay.
 
-/// Moments that are told apart.
+/// Number of buckets, one for each moment.
 const BUCKETS: usize = 16;
 
 /// The account of one way through a program.
 #[derive(Debug, Clone)]
 pub struct Ledger {
-    /// Packets that went in and did not come out, by moment.
+    /// Unsettled packets, by moment.
     buckets: [u64; BUCKETS],
-    /// Nanoseconds of a moment.
+    /// Duration of a moment in nanoseconds.
     width_ns: u64,
-    /// Number of the moment that packets go to.
+    /// Number of the present moment.
     moment: u64,
     inside: u64,
 }
 
 impl Ledger {
-    /// An account where a packet may stay inside for so long, in nanoseconds.
+    /// An account with a maximum stay in nanoseconds.
     pub fn new(stay_ns: u64) -> Self {
         Self { buckets: [0; BUCKETS], width_ns: (stay_ns / BUCKETS as u64).max(1), moment: 0, inside: 0 }
     }
 
-    /// Packets that went in and are not settled.
+    /// Packets that are not settled.
     pub fn inside(&self) -> u64 {
         self.inside
     }
 
-    /// Moves on to a time, in nanoseconds, and says how many packets are written off by that.
+    /// Advances to a time in nanoseconds; returns the number of packets written off.
     pub fn advance(&mut self, now_ns: u64) -> u64 {
         let moment = now_ns / self.width_ns;
         let mut gone = 0;
         if moment > self.moment {
-            // More moments than there are buckets empty all of them.
+            // A jump of more moments than buckets empties all.
             for at in self.moment + 1..=moment.min(self.moment + BUCKETS as u64) {
                 gone += std::mem::take(&mut self.buckets[(at % BUCKETS as u64) as usize]);
             }
@@ -54,13 +54,13 @@ impl Ledger {
         gone
     }
 
-    /// Packets go in, in the present moment.
+    /// Adds packets that go in, in the present moment.
     pub fn enter(&mut self, n: u64) {
         self.buckets[(self.moment % BUCKETS as u64) as usize] += n;
         self.inside += n;
     }
 
-    /// Packets come out. Says how many of them settle one that went in; the others were made by the program.
+    /// Settles packets that come out; returns how many had gone in. The program made the others.
     pub fn leave(&mut self, n: u64) -> u64 {
         let mut left = n.min(self.inside);
         let settled = left;
@@ -77,7 +77,7 @@ impl Ledger {
         settled
     }
 
-    /// Writes off all that is inside, and says how many there were.
+    /// Writes off all packets inside; returns their number.
     pub fn close(&mut self) -> u64 {
         self.buckets = [0; BUCKETS];
         std::mem::take(&mut self.inside)
@@ -116,7 +116,7 @@ mod tests {
     }
 
     proptest! {
-        /// Steps: what goes in, what comes out, and how much later.
+        /// Steps: packets in, packets out, and the time between.
         #[test]
         fn every_packet_is_settled_or_written_off_once(steps in proptest::collection::vec((0u64..50, 0u64..50, 0u64..4000), 1..200)) {
             let mut ledger = Ledger::new(1600);

@@ -1,17 +1,19 @@
-//! The room of a foreign program: its network namespace, the wires, its cgroup, and the commands that furnish it.
+//! The room of a foreign program: its network namespace, wires and cgroup, and its setup commands.
 //!
 //! # Approach
-//! The far ends of the wires lie in a namespace without a name that nobody else has. So they take no names on the host, nothing else
-//! answers on them (a host's own stack would answer ARP for its addresses), and they and with them the program's interfaces end with
-//! the manager, however that ends. What outlives a manager that was killed is the program's namespace, if it has a name, its cgroup,
-//! and what runs there: all of it is in the [record](sluice_host::record).
+//! The far ends of the wires lie in a private namespace without a name. So they take no names on
+//! the host, no other stack answers on them (the host's would answer ARP for its addresses), and
+//! they end with the manager in any case, as do the program's interfaces. A killed manager leaves
+//! the program's namespace, if it has a name, its cgroup, and its processes: all of this is in the
+//! [record](sluice_host::record).
 //!
-//! Commands run through `/bin/sh -c`, in the namespace and the cgroup, one after another. What they leave running belongs to the
-//! program, and ends with it.
+//! Commands run through `/bin/sh -c`, in the namespace and the cgroup, one after another. Processes
+//! that they leave belong to the program, and end with it.
 //!
 //! # Limits
-//! Building a room takes milliseconds and as long as its commands, so it is for a thread of its own. A namespace that was there before
-//! is used and left: of what runs in it, only what is in the cgroup is known to be the program's.
+//! Building a room takes milliseconds plus its commands, so it needs a thread of its own. An
+//! existing namespace is used and left: of its processes, only those in the cgroup are known to be
+//! the program's.
 
 use std::ffi::OsString;
 use std::io;
@@ -36,96 +38,53 @@ use sluice_host::spawn::{self, Limits, SpawnSpec};
 use sluice_ports::af_packet::InterfaceQueue;
 use sluice_ports::af_packet::socket::SocketOptions;
 
-/// How long one command may take.
+/// Maximum time for one command.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Ethernet header and a VLAN tag: what an MTU does not count.
+/// Ethernet header and VLAN tag, which an MTU does not count.
 const TAGGED: usize = 18;
 
-/// What is to be built.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Name of the NF, for messages.
     pub name: String,
-    /// Name of its namespace.
     pub netns: String,
-    /// Whether a namespace of that name that is there already is the one that is meant.
+    /// Whether an existing namespace of that name is used.
     pub may_exist: bool,
-    /// How packets get there and back.
+    /// How packets get to the program and back.
     pub via: Via,
-    /// Names of its interfaces.
     pub interfaces: Vec<String>,
-    /// Their MTU.
     pub mtu: u32,
-    /// Packets that wait behind each.
+    /// Number of packets that wait behind each.
     pub slots: u32,
-    /// Largest packet that fits in a frame.
+    /// Largest packet that fits in a frame, in bytes.
     pub room: usize,
-    /// Commands before its program.
+    /// Commands before its program starts.
     pub setup: Vec<String>,
     /// Commands after its program has ended.
     pub teardown: Vec<String>,
-    /// Environment of the commands and the program.
     pub env: Vec<(OsString, OsString)>,
-    /// Its core.
     pub core: usize,
 }
 
-/// Why a program that knows nothing of Sluice could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignError {
-    /// The namespace's name is taken.
     #[error(
         "{nf}: there is a network namespace {netns} already; if no other sluiced uses it, remove it (`ip netns del {netns}`), or write \
          netns = \"{netns}\" to use it as it is"
     )]
-    NamespaceTaken {
-        /// The NF.
-        nf: String,
-        /// The namespace.
-        netns: String,
-    },
-    /// An interface's name is taken.
+    NamespaceTaken { nf: String, netns: String },
     #[error(
         "{nf}: network namespace {netns} has an interface {interface} already; remove it (`ip -n {netns} link del {interface}`), or name \
          others in `interfaces`"
     )]
-    InterfaceTaken {
-        /// The NF.
-        nf: String,
-        /// The namespace.
-        netns: String,
-        /// The interface.
-        interface: String,
-    },
-    /// A system call failed.
+    InterfaceTaken { nf: String, netns: String, interface: String },
     #[error("{nf}: cannot {doing}: {source}{}", advice(source))]
-    System {
-        /// The NF.
-        nf: String,
-        /// What was tried.
-        doing: String,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// Memory could not be shared.
+    System { nf: String, doing: String, source: io::Error },
     #[error("{nf}: {what}")]
-    Device {
-        /// The NF.
-        nf: String,
-        /// What is wrong, and what to do.
-        what: String,
-    },
-    /// A command failed.
+    Device { nf: String, what: String },
     #[error("{nf}: the command `{command}` {how}; run it by hand in the namespace (`ip netns exec NAME COMMAND`) to see why")]
-    Command {
-        /// The NF.
-        nf: String,
-        /// The command.
-        command: String,
-        /// How it ended.
-        how: String,
-    },
+    Command { nf: String, command: String, how: String },
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -142,31 +101,28 @@ fn advice(error: &io::Error) -> &'static str {
 /// The ends of a room's wires, for the packet thread that feeds the program.
 #[derive(Debug)]
 pub struct Wires {
-    /// One for each side. None yet where memory is shared: [`wire::device`](super::wire::device) opens them.
+    /// One for each side; none if memory is shared ([`wire::device`](super::wire::device)).
     pub ends: Vec<End>,
-    /// What waits before the program.
     pub backlog: Backlog,
 }
 
-/// A room, built. It is not torn down when this is dropped: see [`Room::clear`].
+/// A finished room. Drop does not remove it: see [`Room::clear`].
 #[derive(Debug)]
 pub struct Room {
     plan: Plan,
     ns: Arc<Netns>,
     /// The file of the namespace, if it was made here.
     made: Option<PathBuf>,
-    /// Where the far ends of the wires are, and what asks about interfaces there. They end with it.
+    /// Namespace of the wires' far ends, and a control socket there. Dropping it removes them.
     wires: Option<(Netns, OwnedFd)>,
-    /// Interfaces that were made.
     laid: Vec<String>,
     cgroup: Option<NfGroup>,
 }
 
 impl Room {
-    /// Builds a room, up to and with its setup commands. What fails leaves nothing behind. `group` is the daemon's cgroup, if it has one.
+    /// Builds a room and runs its setup commands; a failure leaves nothing behind.
     ///
-    /// # Errors
-    /// [`ForeignError`].
+    /// `group` is the daemon's cgroup, if it has one.
     pub fn build(plan: Plan, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
         let failed = |doing: &str| {
             let (nf, doing) = (plan.name.clone(), doing.to_string());
@@ -200,7 +156,7 @@ impl Room {
             None => {}
         }
         if self.made.is_some() {
-            // A namespace of its own: without its loopback, many programs do not work.
+            // Many programs need the loopback of their namespace.
             let _ = self.ns.visit(|| link::up("lo"));
         }
         let mut ends = Vec::new();
@@ -217,7 +173,7 @@ impl Room {
         Ok(Wires { ends, backlog })
     }
 
-    /// Lays the wires, and opens their far ends.
+    /// Makes the wires, and opens their far ends.
     fn lay(&mut self, wires: &Netns) -> Result<Vec<End>, ForeignError> {
         let plan = self.plan.clone();
         let mut queues = Vec::with_capacity(plan.interfaces.len());
@@ -263,29 +219,26 @@ impl Room {
         move |source| ForeignError::System { nf, doing, source }
     }
 
-    /// An interface of the program that was removed. Its wire went with it.
+    /// The first interface of the program that was removed, with its wire.
     pub fn missing(&self) -> Option<&str> {
         let (_, control) = self.wires.as_ref()?;
         let is_gone = |number: &usize| link::index_by(control, &wire_name(*number)).is_err();
         (0..self.laid.len()).find(is_gone).map(|number| &*self.laid[number])
     }
 
-    /// Says to the neighbours of the program where its addresses are: those of all interfaces in its namespace, or where the namespace
-    /// was there before, of its own.
+    /// Announces the program's addresses to its neighbours.
     ///
-    /// # Errors
-    /// The system's.
+    /// These are all addresses in its namespace, or those of its own interfaces in an existing one.
     pub fn announce(&self) -> io::Result<()> {
         let is_its_own = |name: &str| self.made.is_some() || self.laid.iter().any(|laid| laid == name);
         self.ns.visit(|| announce::addresses(is_its_own))
     }
 
-    /// The name of its namespace.
     pub fn netns(&self) -> &str {
         &self.plan.netns
     }
 
-    /// What a program of this room is started with.
+    /// The settings to start a program in this room.
     pub fn spec(&self, exec: &Path, args: &[String]) -> SpawnSpec {
         SpawnSpec {
             args: args.iter().map(Into::into).collect(),
@@ -298,7 +251,7 @@ impl Room {
         }
     }
 
-    /// Runs commands in the room, one after another, up to the first that fails.
+    /// Runs commands in the room, one after another, up to the first failure.
     ///
     /// # Errors
     /// [`ForeignError::Command`], [`ForeignError::System`].
@@ -321,40 +274,39 @@ impl Room {
         Ok(())
     }
 
-    /// The processes of the program, with all that its commands and it have started.
+    /// The program's processes, including all that it and its commands have started.
     pub fn members(&self) -> Vec<Pid> {
         self.who().members()
     }
 
-    /// What finds the processes of the program, for another thread.
+    /// Finds the program's processes, for another thread.
     pub fn who(&self) -> Who {
         let ns = self.made.is_some().then(|| self.ns.clone());
         Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().to_path_buf()), ns, only: None }
     }
 
-    /// Its cgroup, if it has one.
     pub fn cgroup(&self) -> Option<&NfGroup> {
         self.cgroup.as_ref()
     }
 
-    /// Ends what is left of the program, runs the commands that come after it, and removes what was made.
+    /// Ends what is left of the program, runs its teardown commands, and removes what was made.
     pub fn clear(mut self) {
         let name = self.plan.name.clone();
-        let told = |what: &str, error: &dyn std::fmt::Display| warn!("{name}: {what}: {error}");
+        let report = |what: &str, error: &dyn std::fmt::Display| warn!("{name}: {what}: {error}");
         let end = |this: &Self| {
             if let Err(error) = this.kill() {
-                told("what it has started does not end", &error);
+                report("what it has started does not end", &error);
             }
         };
         end(&self);
         if let Err(error) = self.run(&self.plan.teardown) {
             warn!("{error}");
         }
-        // What the commands have left behind.
+        // Processes that the commands have left.
         end(&self);
         drop(self.wires.take());
         if self.made.is_none() {
-            // The wires go with their namespace a moment later; the names shall be free at once.
+            // The wires disappear shortly after their namespace; the names must be free at once.
             let remove = || {
                 self.laid.iter().for_each(|interface| drop(link::remove(interface)));
                 Ok::<(), io::Error>(())
@@ -364,12 +316,12 @@ impl Room {
         if let Some(cgroup) = self.cgroup.take()
             && let Err(error) = cgroup.remove()
         {
-            told("its cgroup is left", &error);
+            report("its cgroup is left", &error);
         }
         if let Some(path) = self.made.take()
             && let Err(error) = netns::unname(&path)
         {
-            told("its network namespace is left", &error);
+            report("its network namespace is left", &error);
         }
     }
 
@@ -378,7 +330,7 @@ impl Room {
         if self.made.is_some() {
             self.ns.kill_members(&proc)?;
         }
-        // Each found anew, until there is none: one that was being made is found in the next round.
+        // Repeated until there is none: a process that was being made is found in the next round.
         loop {
             let members = self.members();
             if members.is_empty() {
@@ -398,13 +350,14 @@ impl Room {
     }
 }
 
-/// The name of the far end of a program's interface.
 fn wire_name(number: usize) -> String {
     format!("wire{number}")
 }
 
-/// The MAC address of an interface of a program: of the names, so that it is the same after each start and its neighbours keep
-/// their entries, and of the host, so that no other one has it.
+/// The MAC address of a program's interface.
+///
+/// It is derived from the names, so that it is the same after each start and neighbours keep their
+/// entries, and from the host, so that no other host has it.
 fn address_of(nf: &str, interface: &str) -> [u8; 6] {
     static HOST: LazyLock<String> = LazyLock::new(|| {
         let known = |file| std::fs::read_to_string(file).ok().map(|text| text.trim().to_string()).filter(|text| !text.is_empty());
@@ -413,7 +366,7 @@ fn address_of(nf: &str, interface: &str) -> [u8; 6] {
     link::address_of(&format!("{} {nf} {interface}", *HOST))
 }
 
-/// Finds the processes of a program: who is in its cgroup or in one that it has made below, or where there is none, in its namespace.
+/// Finds the processes of a program: those in or below its cgroup, or else in its namespace.
 #[derive(Debug, Clone, Default)]
 pub struct Who {
     cgroup: Option<PathBuf>,
@@ -422,18 +375,17 @@ pub struct Who {
 }
 
 impl Who {
-    /// A process that somebody else has started, with those that it starts.
+    /// A process started elsewhere, with its descendants.
     pub fn only(identity: Identity) -> Self {
         Self { only: Some(identity), ..Self::default() }
     }
 
-    /// Whoever is in a cgroup, or below it, that nobody else is in.
+    /// All processes in or below a cgroup, which must hold no others.
     pub fn in_cgroup(folder: &Path) -> Self {
         Self { cgroup: Some(folder.into()), ..Self::default() }
     }
 
-    /// These of its processes, to be stopped and run as one. Nothing that is done so takes them out of the cgroup that they are found
-    /// by, and that their weight is from.
+    /// These of its processes as a target, which stays in their cgroup and so keeps its weight.
     ///
     /// # Errors
     /// As [`Target::of_pids`].
@@ -445,7 +397,6 @@ impl Who {
         })
     }
 
-    /// The processes.
     pub fn members(&self) -> Vec<Pid> {
         let proc = Proc::default();
         if let Some(only) = &self.only {
@@ -455,10 +406,10 @@ impl Who {
         match (&self.cgroup, &self.ns) {
             (Some(folder), _) => {
                 let mut pids = Vec::new();
-                // Of what cannot be read nothing is known; what was read before counts.
+                // An unreadable cgroup counts as far as it was read.
                 let _ = processes_below(folder, &mut pids);
                 let pids = pids.into_iter().filter_map(Pid::from_raw);
-                // One that has ended and was not collected runs no more.
+                // Skips ended, uncollected ones.
                 pids.filter(|pid| proc.identity(*pid).is_some()).collect()
             }
             (None, Some(ns)) => ns.members(&proc).unwrap_or_default(),
@@ -511,7 +462,7 @@ mod tests {
         builder.write(&mut bytes, b"through the bridge").unwrap();
         let until = std::time::Instant::now() + Duration::from_secs(20);
         let mut out = [Packet::default(); 8];
-        // The bridge begins to forward when it has seen its ports come up.
+        // The bridge forwards after it has seen its ports come up.
         loop {
             let mut frame = [0];
             frames.alloc(&mut frame);
@@ -559,7 +510,7 @@ mod tests {
         let said = Room::build(failing.clone(), None).unwrap_err().to_string();
         assert!(said.contains("failing.0: the command `exit 3` failed") && said.contains('3'), "{said}");
         assert!(!file.exists());
-        // A namespace that somebody else has made is used when it is meant, and left.
+        // A foreign namespace is used if that is wanted, and left.
         let theirs = Netns::named(&failing.netns).unwrap();
         let said = Room::build(failing.clone(), None).unwrap_err().to_string();
         assert!(said.contains("already") && said.contains("ip netns del"), "{said}");

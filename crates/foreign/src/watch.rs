@@ -1,32 +1,33 @@
-//! Packets that are to be known again when they come out of a program: the sampled and traced ones.
+//! Recognises sampled and traced packets when they come out of a program.
 //!
 //! # Problem
-//! What comes out of a program is a new packet in a new frame. To time a packet over its whole chain, or to follow it, one must know
-//! which of those it is.
+//! A program's output is a new packet in a new frame. To time or trace a packet over its whole
+//! chain, it must be recognised.
 //!
 //! # Approach
-//! A marked packet is known by its last [`TAIL`] bytes, which bridges, switches, routers and firewalls leave as they are, with tags, hop
-//! limits and addresses before them. If a second packet that ends so goes in before the first came out, nobody can say which is which,
-//! and the first is given up. A few are watched at a time; while there is none, nothing is compared.
+//! A marked packet is recognised by its last [`TAIL`] bytes, which bridges, switches, routers and
+//! firewalls keep, since tags, hop limits and addresses come before them. If a second packet with
+//! the same end goes in before the first came out, the two cannot be distinguished, and the first
+//! is given up. A few are watched at a time; while there is none, nothing is compared.
 //!
 //! # Limits
-//! A program that changes the end of packets (a proxy, encryption, a NAT on short ones) is where latency and traces end. A packet that
-//! went in before a marked one and ends as that does is taken for it.
+//! Latency and traces stop at a program that changes the end of packets (a proxy, encryption, a NAT
+//! on short ones). A packet that went in before a marked one and has the same end is mistaken for
+//! it.
 
 use sluice_shm::arena::Arena;
 
 use sluice_dataplane::frame::Packet;
 use sluice_dataplane::trace::Mark;
 
-/// Bytes that a packet is known by.
+/// Length of a tail in bytes.
 pub const TAIL: usize = 32;
-/// Packets that are watched at a time.
+/// Maximum number of watched packets.
 const MOST: usize = 8;
 
-/// The end of a packet.
 pub type Tail = [u8; TAIL];
 
-/// The end of a packet. None if it is too short, or says nothing: padding.
+/// The end of a packet. None if it is too short, or only padding.
 pub fn tail_of(arena: &Arena, packet: Packet) -> Option<Tail> {
     let offset = packet.len.checked_sub(TAIL as u16)?;
     let tail: Tail = arena.read_array(packet.frame, packet.offset.checked_add(offset)?)?;
@@ -37,31 +38,29 @@ pub fn tail_of(arena: &Arena, packet: Packet) -> Option<Tail> {
 struct Watched {
     tail: Tail,
     mark: Mark,
-    /// Side where it is to come out.
+    /// Side at which it will come out.
     out: usize,
     since_ns: u64,
 }
 
-/// The packets that are watched.
 #[derive(Debug, Default)]
 pub struct Watch {
     watched: Vec<Watched>,
 }
 
 impl Watch {
-    /// Whether there is none.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.watched.is_empty()
     }
 
-    /// A packet goes in. If one is watched that ends as it does, that is given up, and its mark given back.
+    /// A packet goes in: gives up a watched one with the same end, and returns its mark.
     pub fn went_in(&mut self, tail: &Tail, out: usize) -> Option<Mark> {
         let at = self.watched.iter().position(|w| w.out == out && w.tail == *tail)?;
         Some(self.watched.swap_remove(at).mark)
     }
 
-    /// Watches one that went in. False if there are too many.
+    /// Watches a packet that went in. False if there are too many.
     pub fn begin(&mut self, tail: Tail, mark: Mark, out: usize, now_ns: u64) -> bool {
         let has_room = self.watched.len() < MOST;
         if has_room {
@@ -70,12 +69,12 @@ impl Watch {
         has_room
     }
 
-    /// A packet comes out at a side. The mark of the one that it is, if it is watched.
+    /// The mark of a packet that comes out at a side, if it is watched.
     pub fn came_out(&mut self, tail: &Tail, side: usize) -> Option<Mark> {
         self.went_in(tail, side)
     }
 
-    /// The mark of one that went in before a time, and is given up.
+    /// Gives up a packet that went in before a time, and returns its mark.
     pub fn give_up(&mut self, before_ns: u64) -> Option<Mark> {
         let at = self.watched.iter().position(|w| w.since_ns < before_ns)?;
         Some(self.watched.swap_remove(at).mark)

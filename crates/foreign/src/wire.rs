@@ -1,15 +1,15 @@
-//! The manager's end of what leads to a foreign program: an interface whose other end the program has, or memory that is shared with it.
+//! The manager's end of the way to a foreign program: an interface pair, or shared memory.
 //!
-//! # Memory shared by devices of DPDK
-//! With `memif` and `vhost-user` the manager opens a device of DPDK for each side (net_memif as server, net_vhost), which listens on a
-//! socket in the runtime folder. The program connects, and sends memory of its own along: rings and buffers lie there, and packets are
-//! copied between them and frames. No hugepages are needed, neither here nor there. The program gets packets when it has connected at
-//! all sides.
+//! # Memory shared by DPDK devices
+//! With `memif` and `vhost-user` the manager opens a DPDK device for each side (net_memif as
+//! server, net_vhost), which listens on a socket in the runtime folder. The program connects and
+//! passes its own memory, with rings and buffers; packets are copied between these and frames.
+//! Neither side needs hugepages. The program gets packets once it is connected at all sides.
 //!
 //! # Limits
-//! DPDK's drivers believe what stands in the shared rings (net_memif more than net_vhost), so such a program is trusted with the manager.
-//! Nobody sees how much waits in its rings besides that they are full, and a program that finds them full drops (dpdk-testpmd does), which
-//! counts as not come back.
+//! DPDK's drivers trust the shared rings (net_memif more than net_vhost), so the manager depends on
+//! such a program. The fill of its rings is invisible, except that they are full. A program that
+//! finds them full drops (dpdk-testpmd does), which counts as not come back.
 
 use std::path::Path;
 
@@ -25,16 +25,15 @@ use sluice_shm::BURST;
 /// The manager's end of a wire.
 #[derive(Debug)]
 pub enum End {
-    /// A packet socket on an interface.
     Socket(Box<InterfaceQueue>),
-    /// A socket of the express data path on one.
+    /// An AF_XDP socket on an interface.
     Xdp(Box<XdpQueue>),
     /// A device that shares memory with the program.
     Device(DpdkQueue),
 }
 
 impl End {
-    /// Whether a packet may be there to be received.
+    /// Whether there may be a packet to receive.
     #[inline]
     pub fn has_packet(&self) -> bool {
         match self {
@@ -44,7 +43,7 @@ impl End {
         }
     }
 
-    /// How packets that come are noticed.
+    /// How arrivals are noticed.
     pub fn arrivals(&self) -> Arrivals<'_> {
         match self {
             Self::Socket(queue) => queue.arrivals(),
@@ -63,13 +62,13 @@ impl End {
         }
     }
 
-    /// Whether it takes the frames of what it sends: see [`End::hand_out`].
+    /// Whether it takes the frames that it sends: see [`End::hand_out`].
     #[inline]
     pub fn takes_frames(&self) -> bool {
         matches!(self, Self::Device(_))
     }
 
-    /// Sends the first packets that there is room for, whose frames go with them, and says how many.
+    /// Sends the first packets with their frames, as far as there is room; returns their number.
     #[inline]
     pub fn hand_out(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         match self {
@@ -83,7 +82,7 @@ impl End {
         }
     }
 
-    /// Sends copies of the first packets that there is room for, and says how many; the frames stay with the caller.
+    /// Sends copies of the first packets, as far as there is room; returns their number.
     #[inline]
     pub fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         match self {
@@ -98,7 +97,7 @@ impl End {
         }
     }
 
-    /// Called a few times a second.
+    /// Periodic work. Called a few times a second.
     pub fn housekeeping(&mut self, now_ns: u64) {
         match self {
             Self::Socket(queue) => queue.housekeeping(now_ns),
@@ -107,7 +106,7 @@ impl End {
         }
     }
 
-    /// Packets that came while there was no room for them.
+    /// Packets that arrived and found no room.
     pub fn overruns(&self) -> u64 {
         match self {
             Self::Socket(queue) => queue.counters().overruns,
@@ -116,7 +115,7 @@ impl End {
         }
     }
 
-    /// Whether the program is there: of shared memory, whether it has connected. May make system calls.
+    /// Whether the program is connected, if memory is shared. May make system calls.
     pub fn is_connected(&self) -> bool {
         match self {
             Self::Socket(_) | Self::Xdp(_) => true,
@@ -125,7 +124,7 @@ impl End {
     }
 }
 
-/// Copies of packets in fresh frames, as many as there are frames for.
+/// Copies packets to new frames, as far as there are any.
 fn copies(packets: &[Packet], frames: &mut FrameCache) -> ([Packet; BURST], usize) {
     let (mut fresh, mut copies) = ([0; BURST], [Packet::default(); BURST]);
     let had = frames.alloc(&mut fresh[..packets.len().min(BURST)]);
@@ -141,10 +140,10 @@ fn copies(packets: &[Packet], frames: &mut FrameCache) -> ([Packet; BURST], usiz
     (copies, had)
 }
 
-/// Opens a device that listens on a socket. `of` makes its name unlike that of any other device.
+/// Opens a device that listens on a socket. `of` makes its name unique.
 ///
 /// # Errors
-/// What is wrong, and what to do.
+/// The fault and its remedy.
 pub fn device(via: Via, socket: &Path, of: (u16, usize), frames: &FramePool) -> Result<DpdkQueue, String> {
     let (nf, side) = of;
     let path = socket.display();

@@ -1,19 +1,20 @@
-//! A socket of the kernel's express data path (AF_XDP) on one interface, in copy mode.
+//! An AF_XDP socket (the kernel's express data path) on one interface, in copy mode.
 //!
 //! # Terms
-//! The *area* is memory that the socket and the kernel share; it is divided in *chunks*, half of them for packets that come in and half
-//! for packets that go out. Four rings hold numbers of bytes in it: *fill* (empty chunks for the kernel), *rx* (packets), *tx* (packets to
-//! be sent), *completion* (chunks that were sent).
+//! The *area* is memory shared by the socket and the kernel, divided into *chunks*: one half for
+//! incoming, one half for outgoing packets. Four rings hold byte offsets in it: *fill* (empty
+//! chunks for the kernel), *rx* (packets), *tx* (packets to be sent), *completion* (sent chunks).
 //!
 //! # Approach
-//! The area is the socket's own and not the arena: a veth pair has no hardware that could write to frames, so the kernel copies anyway, and
-//! frames would have to be pinned. So a packet is copied twice in each direction. Receiving asks nothing of the kernel; sending is one
-//! call for a burst.
+//! The area is separate from the arena: a veth pair has no hardware that could write to frames, so
+//! the kernel copies anyway, and frames would have to be pinned. So a packet is copied twice in
+//! each direction. Receiving needs no system call; sending is one for a burst.
 //!
 //! # Limits
-//! One queue. Packets with their Ethernet header up to [`LARGEST`] bytes. What a sender leaves to hardware (checksums, segments, a VLAN
-//! tag beside the packet) is not seen here: the pair's offloads must be off, as [`link::plain`] has them; a tag that the kernel itself puts
-//! on is lost. docs/src/measured-foreign.md compares it with packet sockets.
+//! One queue. Packets of at most [`LARGEST`] bytes with their Ethernet header. What a sender leaves
+//! to hardware (checksums, segments, a VLAN tag beside the packet) is invisible here: the pair's
+//! offloads must be off, as by [`link::plain`]; a tag that the kernel itself adds is lost.
+//! docs/src/measured-foreign.md compares it with packet sockets.
 
 // Sockets, their options and mapped rings have no safe wrapper.
 #![allow(unsafe_code)]
@@ -29,34 +30,34 @@ use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_host::link;
 use sluice_host::redirect::Redirect;
 
-/// What the kernel keeps free at the start of a chunk that it fills.
+/// Bytes that the kernel keeps free at the start of a chunk that it fills.
 const KEPT: usize = 256;
-/// Bytes of a chunk, of which the kernel knows these two.
+/// Chunk sizes in bytes; the kernel accepts only these.
 const CHUNKS: [usize; 2] = [2048, 4096];
-/// Bytes of the largest packet.
+/// Size of the largest packet in bytes.
 pub const LARGEST: usize = CHUNKS[1] - KEPT;
 
 const _: () = assert!(LARGEST == sluice_api::config::AF_XDP_LARGEST, "what the configuration is checked against");
 
-/// Mapped memory of this process alone, shared with the kernel.
+/// Mapped memory, shared only with the kernel.
 #[derive(Debug)]
 struct Map {
     at: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: memory that one owner has, whichever thread that is on.
+// SAFETY: memory with one owner, on any thread.
 unsafe impl Send for Map {}
 
 impl Map {
-    /// Maps memory of a socket from this place on, or fresh memory.
+    /// Maps memory of a socket from an offset on, or new memory.
     fn new(bytes: usize, socket: Option<(&OwnedFd, libc::off_t)>) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let (fd, from, kind) = match socket {
             Some((fd, from)) => (fd.as_raw_fd(), from, libc::MAP_SHARED),
             None => (-1, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS),
         };
-        // SAFETY: a fresh mapping at a place that the kernel chooses.
+        // SAFETY: a new mapping at a place that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, kind | libc::MAP_POPULATE, fd, from) };
         match NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED) {
             Some(at) => Ok(Self { at, bytes }),
@@ -72,7 +73,7 @@ impl Drop for Map {
     }
 }
 
-/// A ring that is shared with the kernel, and our place in it.
+/// A ring shared with the kernel, and our position in it.
 #[derive(Debug)]
 struct Ring {
     map: Map,
@@ -80,7 +81,7 @@ struct Ring {
     consumer: usize,
     entries: usize,
     slots: u32,
-    /// The index that is ours: entries put, or taken.
+    /// Our index: number of entries put, or taken.
     own: u32,
 }
 
@@ -93,16 +94,16 @@ impl Ring {
     }
 
     fn index(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: the kernel said that an aligned index lies here, before the entries, which lie in the mapping.
+        // SAFETY: the kernel placed an aligned index here, before the entries, in the mapping.
         unsafe { AtomicU32::from_ptr(self.map.at.as_ptr().add(at).cast()) }
     }
 
     fn entry<T>(&self, number: u32) -> *mut T {
-        // SAFETY: the place lies in the mapping, which has as many entries of this type as the ring has slots.
+        // SAFETY: within the mapping, which has as many entries of this type as the ring has slots.
         unsafe { self.map.at.as_ptr().add(self.entries).cast::<T>().add((number & (self.slots - 1)) as usize) }
     }
 
-    /// Puts an entry, which is seen when it is published. The caller knows that there is room.
+    /// Puts an entry, visible once published. The caller ensures that there is room.
     fn put<T>(&mut self, value: T) {
         // SAFETY: the entry is ours until it is published.
         unsafe { self.entry::<T>(self.own).write(value) };
@@ -114,15 +115,15 @@ impl Ring {
         self.index(self.producer).store(self.own, Ordering::Release);
     }
 
-    /// Entries that wait to be taken.
+    /// Number of entries to take.
     fn waiting(&self) -> u32 {
         // Acquire: what they name was written before.
         self.index(self.producer).load(Ordering::Acquire).wrapping_sub(self.own).min(self.slots)
     }
 
-    /// Takes an entry. The caller knows that one waits.
+    /// Takes an entry. The caller ensures that there is one.
     fn take<T: Copy>(&mut self) -> T {
-        // SAFETY: the kernel has published it, and writes it no more until it is given back.
+        // SAFETY: the kernel has published it, and does not write it until it is given back.
         let value = unsafe { self.entry::<T>(self.own).read() };
         self.own = self.own.wrapping_add(1);
         value
@@ -133,23 +134,21 @@ impl Ring {
         self.index(self.consumer).store(self.own, Ordering::Release);
     }
 
-    /// Entries that were put and not taken by the kernel.
+    /// Number of entries that the kernel has not taken.
     fn unsent(&self) -> u32 {
-        // Relaxed: only how far it is.
+        // Relaxed: only the count is needed.
         self.own.wrapping_sub(self.index(self.consumer).load(Ordering::Relaxed))
     }
 }
 
-/// What a socket has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct XdpCounters {
-    /// Packets that came while there was no chunk or no place for them.
+    /// Packets that found no chunk or slot.
     pub overruns: u64,
-    /// Packets that do not fit in a frame, or in a chunk.
+    /// Packets that do not fit in a frame or a chunk.
     pub oversize: u64,
 }
 
-/// An AF_XDP socket on an interface.
 #[derive(Debug)]
 pub struct XdpQueue {
     // Dropped in this order: nothing is sent to a socket that is gone, and the area goes last.
@@ -161,18 +160,20 @@ pub struct XdpQueue {
     fd: OwnedFd,
     area: Map,
     chunk: usize,
-    /// Chunks for packets that go out, by where they begin.
+    /// Offsets of the free chunks for outgoing packets.
     free: Vec<u64>,
     room: usize,
     counters: XdpCounters,
 }
 
 impl XdpQueue {
-    /// Opens a socket on an interface of the calling thread's namespace, for packets of up to `largest` bytes. `slots`: how many may wait,
-    /// in each direction. `room` is the largest packet that fits in a frame.
+    /// Opens a socket on an interface of the calling thread's namespace.
+    ///
+    /// For packets of at most `largest` bytes, of which `slots` may wait in each direction. `room`
+    /// is the largest packet that fits in a frame.
     ///
     /// # Errors
-    /// What was tried, and the kernel's answer.
+    /// What was tried, and the kernel's error.
     pub fn open(interface: &str, slots: u32, largest: usize, room: usize) -> Result<Self, (&'static str, io::Error)> {
         let index = link::index(interface).map_err(|error| ("find", error))?;
         let chunk = CHUNKS.into_iter().find(|chunk| largest + KEPT <= *chunk);
@@ -227,7 +228,6 @@ impl XdpQueue {
         Ok(Self { _redirect: redirect, fill, rx, tx, completion, fd, area, chunk, free, room, counters })
     }
 
-    /// Whether a packet waits.
     #[inline]
     pub fn has_packet(&self) -> bool {
         self.rx.waiting() > 0
@@ -238,12 +238,11 @@ impl XdpQueue {
         self.fd.as_fd()
     }
 
-    /// What it has counted.
     pub fn counters(&self) -> XdpCounters {
         self.counters
     }
 
-    /// Receives packets in fresh frames, and says how many.
+    /// Receives packets in new frames; returns their number.
     pub fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache) -> usize {
         let mut fresh = [0; BURST];
         let wanted = out.len().min(BURST).min(self.rx.waiting() as usize);
@@ -252,13 +251,14 @@ impl XdpQueue {
         for _ in 0..had {
             let received: libc::xdp_desc = self.rx.take();
             let (from, len) = (received.addr as usize, received.len as usize);
-            // The chunk goes back, wherever in it the packet lay.
+            // The chunk goes back, wherever the packet lay in it.
             self.fill.put(received.addr / self.chunk as u64 * self.chunk as u64);
             if len > self.room || from.saturating_add(len) > self.area.bytes {
                 self.counters.oversize += 1;
                 continue;
             }
-            // SAFETY: the bytes lie in the area, and the kernel writes them no more until the chunk is published again.
+            // SAFETY: within the area; the kernel writes it only after the chunk is published
+            // again.
             let bytes = unsafe { std::slice::from_raw_parts(self.area.at.as_ptr().add(from), len) };
             let packet = Packet::fresh(fresh[n], len as u16);
             frames.arena().write(packet.frame, packet.offset, bytes);
@@ -273,7 +273,7 @@ impl XdpQueue {
         n
     }
 
-    /// Sends copies of the first packets that there are chunks for, and says how many; the frames stay with the caller.
+    /// Sends copies of the first packets, as far as there are chunks; returns their number.
     pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
         if self.free.len() < packets.len() {
             self.collect();
@@ -282,13 +282,13 @@ impl XdpQueue {
         for packet in packets {
             let len = usize::from(packet.len);
             if len > self.chunk {
-                // Nothing that waiting could mend.
+                // Waiting would not help.
                 self.counters.oversize += 1;
                 n += 1;
                 continue;
             }
             let Some(at) = self.free.pop() else { break };
-            // SAFETY: the chunk lies in the area and is ours: it was neither filled nor is it being sent.
+            // SAFETY: the chunk lies in the area and is ours: neither filled nor being sent.
             let bytes = unsafe { std::slice::from_raw_parts_mut(self.area.at.as_ptr().add(at as usize), len) };
             frames.arena().read(packet.frame, packet.offset, bytes);
             self.tx.put(libc::xdp_desc { addr: at, len: len as u32, options: 0 });
@@ -299,9 +299,9 @@ impl XdpQueue {
         n
     }
 
-    /// Has the kernel send what was put. What it does not take now, it takes with the next burst.
+    /// Makes the kernel send; it takes the rest with the next burst.
     fn kick(&mut self) {
-        // Each call sends a burst of the kernel's, which is no larger than ours.
+        // Each call sends a kernel burst, which is not larger than ours.
         for _ in 0..4 {
             if self.tx.unsent() == 0 {
                 return;
@@ -314,12 +314,11 @@ impl XdpQueue {
         }
     }
 
-    /// Takes back chunks that were sent.
     fn collect(&mut self) {
         let done = self.completion.waiting();
         for _ in 0..done {
             let at: u64 = self.completion.take();
-            // What it is told the kernel gives back; anything else would be a chunk that is not ours.
+            // The kernel returns what it was given; any other chunk would not be ours.
             if (at as usize) < self.area.bytes && self.free.len() < self.free.capacity() {
                 self.free.push(at / self.chunk as u64 * self.chunk as u64);
             }
@@ -327,7 +326,7 @@ impl XdpQueue {
         self.completion.give_back();
     }
 
-    /// Called a few times a second: sends what was left, and asks the kernel what it dropped.
+    /// Sends the rest and reads the kernel's drop counters. Called a few times a second.
     pub fn housekeeping(&mut self) {
         self.kick();
         // SAFETY: all zeros is a value of this plain structure.
@@ -395,7 +394,7 @@ mod tests {
             .unwrap();
         let mut cache = cache(512);
         let all = cache.held();
-        // Rings of 64 go round many times.
+        // Rings of 64 wrap many times.
         for round in 0..100u32 {
             let mut fresh = [0; BURST];
             assert_eq!(cache.alloc(&mut fresh), BURST);

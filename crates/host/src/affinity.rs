@@ -1,33 +1,24 @@
-//! Which cores a thread may run on.
+//! The cores that a thread may run on.
 //!
-//! Terms: *core* is the kernel's processor number. *Allowed* are the cores that this process was given (cpuset, `taskset`);
-//! *online* are those that the host has switched on.
-//!
-//! Limits: the kernel's interface as used here knows 1,024 cores. Pinning is per thread; threads and processes that a pinned thread
-//! makes start with its cores.
+//! Terms: *core* is the kernel's processor number. *Allowed* cores are those given to this process
+//! (cpuset, `taskset`); *online* cores are enabled on the host. Limits: this interface covers 1,024
+//! cores. Pinning is per thread; new threads and processes inherit the cores.
 
 use std::io;
 use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Why a thread could not be pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum AffinityError {
-    /// The core is not there, or this process may not use it.
+    /// The core does not exist, or this process may not use it.
     #[error("core {core} is not among the cores that this process may use ({}); choose one of those", list(.allowed))]
-    NoSuchCore {
-        /// What was asked for.
-        core: usize,
-        /// What there is.
-        allowed: Vec<usize>,
-    },
-    /// The kernel refused.
+    NoSuchCore { core: usize, allowed: Vec<usize> },
     #[error("cannot read or set the cores of a thread: {0}")]
     System(#[from] rustix::io::Errno),
 }
 
-/// The cores of a thread at some time, to be given back to it.
+/// A thread's cores at some time, to be restored.
 #[derive(Debug, Clone)]
 pub struct Saved(CpuSet);
 
@@ -45,16 +36,16 @@ impl Saved {
         (0..CpuSet::MAX_CPU).filter(|core| self.0.is_set(*core)).collect()
     }
 
-    /// Gives the calling thread these cores.
+    /// Restores these cores for the calling thread.
     ///
     /// # Errors
-    /// [`AffinityError::System`], for example when all of them have been switched off since.
+    /// [`AffinityError::System`], for example when all of them are offline by now.
     pub fn restore(&self) -> Result<(), AffinityError> {
         Ok(sched_setaffinity(None, &self.0)?)
     }
 }
 
-/// Cores that the calling thread may run on, ascending. Ask before pinning: a pinned thread sees one.
+/// The calling thread's cores, ascending. Call it before pinning: a pinned thread sees one.
 ///
 /// # Errors
 /// [`AffinityError::System`].
@@ -62,7 +53,7 @@ pub fn allowed() -> Result<Vec<usize>, AffinityError> {
     Ok(Saved::of_this_thread()?.cores())
 }
 
-/// Lets the calling thread run on `core` only, and says where it could run before.
+/// Pins the calling thread to `core`; returns its former cores.
 ///
 /// # Errors
 /// [`AffinityError::NoSuchCore`], [`AffinityError::System`].
@@ -81,16 +72,16 @@ pub fn pin(core: usize) -> Result<Saved, AffinityError> {
     }
 }
 
-/// Cores that the host has switched on, ascending. `sys` is the root of sysfs, `/sys`.
+/// The host's online cores, ascending. `sys` is the root of sysfs, `/sys`.
 ///
 /// # Errors
-/// What reading says; [`io::ErrorKind::InvalidData`] if the kernel's list cannot be read.
+/// The system's; [`io::ErrorKind::InvalidData`] if the kernel's list is malformed.
 pub fn online(sys: &Path) -> io::Result<Vec<usize>> {
     let text = std::fs::read_to_string(sys.join("devices/system/cpu/online"))?;
     parse_list(text.trim()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not a list of cores: {text:?}")))
 }
 
-/// Reads a list such as `0-3,8`, the form of the kernel's own files. None if it is not one.
+/// Parses a list such as `0-3,8`, the form of the kernel's files. None if it is malformed.
 pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for part in text.split(',').filter(|p| !p.is_empty()) {
@@ -106,7 +97,7 @@ pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
-/// Writes cores in the form of the kernel's own files, such as `0-3,8`.
+/// Formats cores as the kernel's files do, such as `0-3,8`.
 pub fn list(cores: &[usize]) -> String {
     let runs = cores.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),

@@ -1,16 +1,20 @@
-//! Announces the IP addresses of a network namespace to its neighbours: gratuitous ARP and unsolicited neighbour advertisements.
+//! Announces a network namespace's IP addresses by gratuitous ARP and neighbour advertisements.
 //!
 //! # Problem
-//! A neighbour keeps the MAC address of an IP address for minutes, and a switch keeps the port of a MAC address. Both entries are wrong
-//! when the interface was made anew elsewhere or with another MAC address, and packets are lost until the entries expire.
+//! A neighbour keeps the MAC address of an IP address for minutes, and a switch keeps the port of a
+//! MAC address. When the interface is made again elsewhere or with another MAC address, both
+//! entries are wrong, and packets are lost until they expire.
 //!
 //! # Approach
-//! One packet for each address of each interface that is up, sent from that interface, as the kernel does when an address moves.
+//! One packet for each address of each interface that is up, sent from that interface, as the
+//! kernel does when an address moves.
 //!
 //! # Limits
-//! A neighbour that ignores gratuitous ARP keeps its entry. A program with a network stack of its own announces its addresses by itself.
+//! A neighbour that ignores gratuitous ARP keeps its entry. A program with its own network stack
+//! announces its addresses itself.
 //!
-//! Source: RFC 5227 section 2.3 (ARP announcements), RFC 4861 section 7.2.6 (unsolicited neighbour advertisements).
+//! Source: RFC 5227 section 2.3 (ARP announcements), RFC 4861 section 7.2.6 (unsolicited neighbour
+//! advertisements).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,14 +27,12 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrStorage, sendto, socket};
 
-/// Where all hosts listen, and its MAC address.
+/// The all-nodes address and its MAC address.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
-/// Announces the addresses of those interfaces in the calling thread's namespace that are up and that `is_meant` says yes to.
-///
-/// # Errors
-/// The system's.
+/// Announces the addresses of the interfaces of the calling thread's namespace that are up and
+/// accepted by `is_meant`.
 pub fn addresses(is_meant: impl Fn(&str) -> bool) -> io::Result<()> {
     let mut links: BTreeMap<String, (LinkAddr, [u8; 6])> = BTreeMap::new();
     let mut addresses: Vec<(String, IpAddr)> = Vec::new();
@@ -65,7 +67,7 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
 }
 
-/// Whether the kernel forwards what comes in at an interface: a host forgets a router that says that it is none.
+/// Whether the kernel forwards packets from an interface: hosts drop a router that does not say so.
 fn is_router(interface: &str) -> bool {
     std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/forwarding")).is_ok_and(|text| text.trim() == "1")
 }
@@ -84,7 +86,7 @@ fn arp(mac: [u8; 6], ip: Ipv4Addr) -> Vec<u8> {
 
 /// An unsolicited neighbour advertisement, which overrides existing entries.
 fn advertisement(mac: [u8; 6], ip: Ipv6Addr, router: bool) -> Vec<u8> {
-    // The address, and the option (2) of eight bytes (1) that has the MAC address.
+    // The address, and the option (2) of eight bytes (1) with the MAC address.
     let body = [&ip.octets()[..], &[2, 1], &mac].concat();
     let header = NeighborAdvertisementHeader { router, solicited: false, r#override: true };
     let mut bytes = Vec::new();

@@ -1,26 +1,31 @@
 //! Scheduling classes of processes, and the time slice of the round-robin class.
 //!
 //! # Problem
-//! How processes that share a core take turns is the kernel's decision, made by their class. Experiments and some workloads want another
-//! one than the default for NFs, for every thread of them, and the host as it was when the manager stops.
+//! The kernel schedules processes that share a core by their class. Experiments and some workloads
+//! need another class than the default for all threads of NFs, and an unchanged host after the
+//! manager stops.
 //!
 //! # Terms
-//! The *class* is the kernel's scheduling policy: *other* (the default, fair), *batch* (fair, and never preempts when it wakes), *rr*
-//! (real-time: runs before all fair ones, and those of one priority, 1 to 99, take turns). The *slice* is the time after which the
-//! next process of class rr and the same priority runs: one setting for the whole host, in milliseconds.
+//! The *class* is the kernel's scheduling policy: *other* (the default, fair), *batch* (fair, never
+//! preempts on wake-up), *rr* (real-time: runs before all fair ones; round robin within a priority,
+//! 1 to 99). The *slice* is the time after which the next process of class rr and the same priority
+//! runs: one setting for the whole host, in milliseconds.
 //!
 //! # Approach
-//! - A class belongs to a thread, so [`set`] goes through the threads of a process until it meets no new one of another class: a
-//!   thread that is made meanwhile starts with the class of its maker.
-//! - What was before is kept ([`Former`], [`Slice::former`]) and given back at the end. The slice outlives the manager, so note it
-//!   with [`Record::changed`](crate::record::Record::changed) before [`RrSlice::set`].
-//! - The kernel rounds the slice up to its ticks (1 ms is 4 ms with 250 ticks a second) and still shows what was written. Only a
-//!   thread of class rr can be asked for what it really gets: [`Slice::effective`].
+//! - A class belongs to a thread, so [`set`] goes through the threads of a process until all have
+//!   the class: a new thread inherits the class of the thread that makes it.
+//! - The former state is kept ([`Former`], [`Slice::former`]) and restored at the end. The slice
+//!   outlives the manager, so note it with [`Record::changed`](crate::record::Record::changed)
+//!   before [`RrSlice::set`].
+//! - The kernel rounds the slice up to its ticks (1 ms is 4 ms with 250 ticks a second) but still
+//!   shows the written value. Only a thread of class rr can read its real slice:
+//!   [`Slice::effective`].
 //!
 //! # Limits
-//! Processes are named by pid: call this only for one that is held by a pidfd and was not collected. Classes that the manager gives to
-//! nobody (deadline, fifo, idle) are not named, but given back. A child that a process starts while [`set`] runs may keep the class
-//! from before. Two managers on one host that set different slices get the later one.
+//! Processes are named by pid: call this only for an uncollected one that is held by a pidfd.
+//! Classes that the manager never sets (deadline, fifo, idle) are restored, but not named. A child
+//! that a process starts while [`set`] runs may keep the former class. If two managers on one host
+//! set different slices, the later one applies.
 //!
 //! # Source
 //! sched(7); `sched_rr_timeslice_ms` in the kernel's `sysctl/kernel.rst` and `kernel/sched/rt.c`.
@@ -43,96 +48,56 @@ use super::cgroup;
 /// Least and greatest priority of class rr.
 const PRIORITIES: (u8, u8) = (1, 99);
 
-/// Times that the threads of a process are gone through. Twice is the rule; a process that makes threads all the time is not waited
-/// for.
+/// Maximum number of passes over a process's threads. Usually two suffice.
 const PASSES: usize = 16;
 
 /// Why a class or the slice could not be set.
 #[derive(Debug, thiserror::Error)]
 pub enum ClassError {
-    /// The process has ended, or never was.
     #[error("no process has pid {pid}, so it has no scheduling class; start it first")]
-    NoProcess {
-        /// The pid.
-        pid: i32,
-    },
-    /// The kernel has no such priority.
+    NoProcess { pid: i32 },
     #[error("class rr has no priority {priority}; choose one from {} to {}", PRIORITIES.0, PRIORITIES.1)]
-    Priority {
-        /// What was asked for.
-        priority: u8,
-    },
-    /// This user may not.
+    Priority { priority: u8 },
+    /// This user may not set the class.
     #[error(
         "not permitted to give process {pid} the class {class}; run sluiced as root or with the capability CAP_SYS_NICE, or choose \
          another [sched] class"
     )]
-    NotPermitted {
-        /// The process.
-        pid: i32,
-        /// The class.
-        class: Class,
-    },
-    /// The process's cgroup has no time for real-time classes.
+    NotPermitted { pid: i32, class: Class },
+    /// The process's cgroup has no real-time budget.
     #[error(
         "process {pid} cannot have class rr: its cgroup {cgroup} has no real-time budget (CONFIG_RT_GROUP_SCHED); choose another \
          [sched] class or weights = false, or write microseconds to cpu.rt_runtime_us there and in those above it (version 1 only), \
          and see that kernel.sched_rt_runtime_us is not 0"
     )]
-    NoBudget {
-        /// The process.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: PathBuf,
-    },
+    NoBudget { pid: i32, cgroup: PathBuf },
     /// The process makes threads faster than their class can be set.
     #[error(
         "process {pid} makes threads faster than they can be given a class; start it with fewer, or choose [sched] class = \"other\""
     )]
-    Unsettled {
-        /// The process.
-        pid: i32,
-    },
-    /// No slice is that long.
-    #[error("a slice of {ms} ms cannot be; choose one from 1 to {} ms", i32::MAX)]
-    Slice {
-        /// What was asked for.
-        ms: u32,
-    },
-    /// This user may not change the slice, or the container sees it read-only.
+    Unsettled { pid: i32 },
+    #[error("a slice of {ms} ms is out of range; choose one from 1 to {} ms", i32::MAX)]
+    Slice { ms: u32 },
+    /// This user may not change the slice, or the container mounts it read-only.
     #[error(
         "not permitted to write {path} ({source}); run sluiced as root and with a writable /proc/sys, or leave out [sched] rr_slice_ms"
     )]
-    SliceNotPermitted {
-        /// The setting's file.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// Another system call failed.
+    SliceNotPermitted { path: PathBuf, source: io::Error },
     #[error("cannot {doing} {what}: {source}; choose [sched] class = \"other\" and no rr_slice_ms to do without")]
-    System {
-        /// What was tried.
-        doing: &'static str,
-        /// With what.
-        what: String,
-        /// The system's answer.
-        source: io::Error,
-    },
+    System { doing: &'static str, what: String, source: io::Error },
 }
 
 fn system(doing: &'static str, what: impl std::fmt::Display) -> impl FnOnce(io::Error) -> ClassError {
     move |source| ClassError::System { doing, what: what.to_string(), source }
 }
 
-/// A scheduling class that the manager gives.
+/// A scheduling class that the manager sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The kernel's default.
     Other,
-    /// Fair, but does not preempt when it wakes.
+    /// Fair, but does not preempt on wake-up.
     Batch,
-    /// Real-time, in turns, with a priority from 1 to 99.
+    /// Real-time round robin, with a priority from 1 to 99.
     Rr(u8),
 }
 
@@ -146,7 +111,7 @@ impl std::fmt::Display for Class {
     }
 }
 
-/// Policy and priority as the kernel has them.
+/// The kernel's policy and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Policy {
     number: i32,
@@ -183,14 +148,14 @@ impl Policy {
         }
     }
 
-    /// A class, for a thread that had this one.
+    /// The policy of a class, for a thread that had this one.
     fn changed_to(self, class: Class) -> Self {
         let (number, priority) = match class {
             Class::Other => (libc::SCHED_OTHER, 0),
             Class::Batch => (libc::SCHED_BATCH, 0),
             Class::Rr(priority) => (libc::SCHED_RR, priority.into()),
         };
-        // Taking the flag away would need a capability.
+        // Clearing the flag needs a capability.
         Self { number: number | self.number & libc::SCHED_RESET_ON_FORK, priority }
     }
 }
@@ -199,7 +164,7 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
-/// The numbers of a process's threads. `root` is the file-system root.
+/// Thread ids of a process. `root` is the file-system root.
 fn threads(root: &Path, pid: i32) -> Result<Vec<i32>, ClassError> {
     let folder = root.join(format!("proc/{pid}/task"));
     let entries = fs::read_dir(&folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -212,8 +177,9 @@ fn threads(root: &Path, pid: i32) -> Result<Vec<i32>, ClassError> {
     if tids.is_empty() { Err(ClassError::NoProcess { pid }) } else { Ok(tids) }
 }
 
-/// The classes of a process's threads, by their numbers; none for a class that the manager gives to nobody. `root` is the file-system
-/// root, `/`, whose `proc` names the threads.
+/// The classes of a process's threads by thread id; None for a class that the manager never sets.
+///
+/// `root` is the file-system root, `/`, whose `proc` names the threads.
 ///
 /// # Errors
 /// [`ClassError::NoProcess`], [`ClassError::System`].
@@ -223,7 +189,7 @@ pub fn of(root: &Path, pid: Pid) -> Result<Vec<(i32, Option<Class>)>, ClassError
     for tid in threads(root, pid)? {
         match Policy::of(tid) {
             Ok(policy) => classes.push((tid, policy.class())),
-            // It has ended meanwhile.
+            // The thread has ended meanwhile.
             Err(Errno::SRCH) => {}
             Err(error) => return Err(system("read the scheduling class of thread", tid)(error.into())),
         }
@@ -231,7 +197,7 @@ pub fn of(root: &Path, pid: Pid) -> Result<Vec<(i32, Option<Class>)>, ClassError
     if classes.is_empty() { Err(ClassError::NoProcess { pid }) } else { Ok(classes) }
 }
 
-/// What a process's threads had before [`set`].
+/// The policies of a process's threads before [`set`].
 #[derive(Debug, Clone)]
 pub struct Former {
     root: PathBuf,
@@ -240,8 +206,9 @@ pub struct Former {
 }
 
 impl Former {
-    /// Gives the threads back what they had, and those that have come since what the first of them had. That the process has ended is
-    /// no error.
+    /// Restores the threads' policies; new threads get that of the main thread.
+    ///
+    /// No error if the process has ended.
     ///
     /// # Errors
     /// [`ClassError::NotPermitted`], [`ClassError::System`].
@@ -262,10 +229,12 @@ impl Former {
     }
 }
 
-/// Gives all threads of a process a class. `root` is the file-system root, `/`, whose `proc` names the threads.
+/// Sets the class of all threads of a process.
+///
+/// `root` is the file-system root, `/`, whose `proc` names the threads.
 ///
 /// # Errors
-/// [`ClassError`]; then the threads have what they had.
+/// [`ClassError`]; then the threads have their former policies.
 pub fn set(root: &Path, pid: Pid, class: Class) -> Result<Former, ClassError> {
     let pid = pid.as_raw_nonzero().get();
     if let Class::Rr(priority) = class
@@ -276,7 +245,7 @@ pub fn set(root: &Path, pid: Pid, class: Class) -> Result<Former, ClassError> {
     let mut former = Former { root: root.into(), pid, threads: BTreeMap::new() };
     let done = set_all(&mut former, class);
     if done.is_err() {
-        // The first error is the one to tell.
+        // Only the first error is reported.
         let _ = former.restore();
     }
     done.map(|()| former)
@@ -299,7 +268,7 @@ fn set_all(former: &mut Former, class: Class) -> Result<(), ClassError> {
                 Ok(())
             });
             match result {
-                // It has ended meanwhile.
+                // The thread has ended meanwhile.
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => return Err(refused(&former.root, former.pid, class, error)),
             }
@@ -311,12 +280,12 @@ fn set_all(former: &mut Former, class: Class) -> Result<(), ClassError> {
     Err(ClassError::Unsettled { pid: former.pid })
 }
 
-/// Makes the error of a class that the kernel does not give.
+/// The error for a class that the kernel refuses.
 fn refused(root: &Path, pid: i32, class: Class, error: Errno) -> ClassError {
     if error != Errno::PERM {
         return system("set the scheduling class of process", pid)(error.into());
     }
-    // The kernel says EPERM in both cases.
+    // The kernel returns EPERM in both cases.
     let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
     match cgroup::without_real_time(root, pid, may) {
         Some(cgroup) if matches!(class, Class::Rr(_)) => ClassError::NoBudget { pid, cgroup },
@@ -324,7 +293,7 @@ fn refused(root: &Path, pid: i32, class: Class, error: Errno) -> ClassError {
     }
 }
 
-/// The slice that a thread of class rr gets, as the kernel tells: zero for other real-time classes, something else for fair ones.
+/// The kernel's slice of a thread: zero for other real-time classes, undefined for fair ones.
 fn interval(tid: i32) -> Result<Duration, Errno> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is live and of the type that the call writes.
@@ -334,9 +303,9 @@ fn interval(tid: i32) -> Result<Duration, Errno> {
     Ok(Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0)))
 }
 
-/// Whether the kernel gives class rr here, and with which slice: a thread is made, given the class, and asked.
+/// Tries class rr in a new thread, and returns the slice that this gets.
 ///
-/// Call it before NFs of class rr run on the caller's cores: the thread has priority 1, and waits for those of higher ones.
+/// Call it before NFs of class rr run on the caller's cores: the thread has the lowest priority.
 ///
 /// # Errors
 /// [`ClassError::NotPermitted`], [`ClassError::NoBudget`], [`ClassError::System`].
@@ -360,12 +329,11 @@ impl RrSlice {
         Self { root: root.into(), path: root.join("proc/sys/kernel/sched_rr_timeslice_ms") }
     }
 
-    /// Its file, for the record.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is set, in milliseconds. The kernel uses it rounded up to its ticks.
+    /// The setting in milliseconds. The kernel rounds it up to its ticks.
     ///
     /// # Errors
     /// [`ClassError::System`].
@@ -382,7 +350,7 @@ impl RrSlice {
     /// # Errors
     /// [`ClassError::Slice`], [`ClassError::SliceNotPermitted`], [`ClassError::System`].
     pub fn set(&self, ms: u32) -> Result<Slice, ClassError> {
-        // The kernel would take 0 for "the default".
+        // The kernel takes 0 for "the default".
         if ms == 0 || i32::try_from(ms).is_err() {
             return Err(ClassError::Slice { ms });
         }
@@ -393,7 +361,7 @@ impl RrSlice {
 
     fn write(&self, ms: u32) -> Result<(), ClassError> {
         let file = OpenOptions::new().write(true).truncate(true).open(&self.path);
-        // In one piece: the kernel would take the first digit for all.
+        // In a single write: the kernel would take the first digit for the whole number.
         let written = file.and_then(|mut file| file.write_all(ms.to_string().as_bytes()));
         written.map_err(|source| match source.raw_os_error() {
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => ClassError::SliceNotPermitted { path: self.path.clone(), source },
@@ -402,7 +370,7 @@ impl RrSlice {
     }
 }
 
-/// The slice while it is set. Dropping it gives the host's own back; [`restore`](Self::restore) says whether that worked.
+/// The slice while set. Drop restores the old one; [`restore`](Self::restore) reports errors.
 #[derive(Debug)]
 pub struct Slice {
     setting: RrSlice,
@@ -416,20 +384,20 @@ impl Slice {
         &self.setting.path
     }
 
-    /// What was set before, in milliseconds.
+    /// The former setting, in milliseconds.
     pub fn former(&self) -> u32 {
         self.former
     }
 
-    /// The slice that the kernel really gives now: see [`try_rr`].
+    /// The slice that the kernel really uses now: see [`try_rr`].
     ///
     /// # Errors
-    /// Those of [`try_rr`]: then the slice is set all the same.
+    /// Those of [`try_rr`]; the slice stays set.
     pub fn effective(&self) -> Result<Duration, ClassError> {
         try_rr(&self.setting.root)
     }
 
-    /// Gives the host's own slice back.
+    /// Restores the host's own slice.
     ///
     /// # Errors
     /// [`ClassError::SliceNotPermitted`], [`ClassError::System`].

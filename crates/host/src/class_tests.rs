@@ -13,7 +13,7 @@ fn slash() -> &'static Path {
     Path::new("/")
 }
 
-/// A process, ended with the test.
+/// A process that ends with the test.
 struct Running(Child);
 
 impl Running {
@@ -24,7 +24,7 @@ impl Running {
 
     fn start(command: &mut Command) -> Self {
         let running = Self(command.spawn().unwrap());
-        // Whoever runs the tests may have given them another class, which goes to children.
+        // The tests may inherit another class.
         set(slash(), running.pid(), Class::Other).unwrap();
         running
     }
@@ -49,7 +49,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether this process may give class rr; else the reason is printed.
+/// Whether this process may give class rr; otherwise prints the reason.
 fn may_rr() -> bool {
     let sleeper = Running::sleep();
     match set(slash(), sleeper.pid(), Class::Rr(1)) {
@@ -82,7 +82,7 @@ fn a_process_is_given_each_class_and_its_own_back() {
 
 #[test]
 fn a_class_that_nobody_is_given_and_the_flag_for_children_survive() {
-    // Leaving the idle class takes the same capability.
+    // Leaving the idle class needs the same capability.
     if !may_rr() {
         return;
     }
@@ -98,7 +98,8 @@ fn a_class_that_nobody_is_given_and_the_flag_for_children_survive() {
     assert_eq!(Policy::of(pid), Ok(idle));
 }
 
-/// No test of its own: the process with threads of [`all_threads_are_given_a_class_and_new_ones_have_it`].
+/// Not a test itself: the process with threads of
+/// [`all_threads_are_given_a_class_and_new_ones_have_it`].
 #[test]
 fn process_with_threads() {
     if std::env::var_os(THREADS).is_none() {
@@ -126,7 +127,7 @@ fn all_threads_are_given_a_class_and_new_ones_have_it() {
     lines.next().unwrap();
     let count = process.classes().len();
     assert!(count >= 4, "{count}");
-    // One of them differs, and gets its own back.
+    // One of them differs, and gets its own class back.
     let pid = process.pid().as_raw_nonzero().get();
     let other = threads(slash(), pid).unwrap().into_iter().find(|tid| *tid != pid).unwrap();
     let (class, differs) = if may_rr() { (Class::Rr(3), libc::SCHED_IDLE) } else { (Class::Batch, libc::SCHED_BATCH) };
@@ -164,7 +165,7 @@ fn what_cannot_be_says_what_to_do() {
 #[test]
 fn without_the_capability_rr_is_refused_and_nothing_has_changed() {
     let sleeper = Running::sleep();
-    // Capabilities belong to a thread: this one gives its own away.
+    // Capabilities belong to a thread: this one drops its own.
     let refused = std::thread::spawn({
         let pid = sleeper.pid();
         move || {
@@ -274,7 +275,7 @@ fn no_slice_is_set_that_cannot_be() {
     let (root, setting) = tree("100\n");
     for ms in [0, 1 << 31] {
         let text = setting.set(ms).unwrap_err().to_string();
-        assert_eq!(text, format!("a slice of {ms} ms cannot be; choose one from 1 to 2147483647 ms"));
+        assert_eq!(text, format!("a slice of {ms} ms is out of range; choose one from 1 to 2147483647 ms"));
     }
     assert_eq!(setting.read_ms().unwrap(), 100);
     for text in ["", "many", "-3"] {

@@ -1,36 +1,42 @@
 //! Starts an NF in an OCI container.
 //!
 //! # Problem
-//! An NF may come with all that it needs, as a bundle or a root directory, and may not be trusted with anything of the host. The
-//! host's OCI runtime (crun, runc) can start it so; but a container is made to outlive who started it, is found again by a number that
-//! may be somebody else's by then, and its `config.json` may ask for any part of the host.
+//! An NF may come with all that it needs, as a bundle or a root directory, and may not be trusted
+//! with anything of the host. The host's OCI runtime (crun, runc) can start it so. But a container
+//! outlives its starter, is found again by a number that may be reused by then, and its
+//! `config.json` may ask for any part of the host.
 //!
 //! # Approach
-//! - The manager writes a `config.json` of its own for each start, in a folder of its own: [`Template::config`]. From a root directory
-//!   it makes the whole of it. From a bundle it takes what the program needs (arguments, environment, user, limits, mounts of memory),
-//!   and refuses, before anything starts, what would reach the host ([`examine`]): bound folders, hooks, devices, namespaces of others.
-//! - Whatever the bundle says, the container has process, mount, network, IPC, host-name and cgroup namespaces of its own, no
-//!   capabilities, no new privileges, a root directory that it may not write to (unless the configuration allows it), and a filter of
-//!   system calls: that of [NFs](super::filter), with what a bundle denies besides. Of the host it
-//!   is given the NF socket, at [`SOCKET`], and nothing else.
-//! - The runtime is started as any program of an NF is, with [`SpawnSpec::apart`]: as the first process of a process namespace. It stays
-//!   as the container's parent (`run` in the foreground). So all of a container ends when its runtime is killed, and the runtime is
-//!   killed with the manager, by the kernel: nothing of it outlives the manager, not for a moment.
-//! - When the NF says hello, the kernel tells its process by a pidfd (the NF socket): from then on it is scheduled, weighed, watched
-//!   and stopped like any other, and the runtime is the *wrapper* that ends with it.
-//! - The runtime finds one cgroup, which the manager has made for it, in place of those of the host. In the cgroups that weigh and freeze
-//!   NFs the manager places the NF's process itself. So a host with cgroups of version 1, 2 or both is the same to the runtime (crun
-//!   refuses a mixture), and it switches nothing on outside of its own cgroup (runc would).
-//! - What a life leaves is that folder and that cgroup: [`Life::clear`] removes both, and the [record](super::record) knows them from
-//!   before they are made.
+//! - The manager writes a `config.json` of its own for each start, in a folder of its own:
+//!   [`Template::config`]. From a root directory it makes the whole file. From a bundle it takes
+//!   what the program needs (arguments, environment, user, limits, memory mounts). It refuses
+//!   beforehand what would reach the host ([`examine`]): bind mounts, hooks, devices, foreign
+//!   namespaces.
+//! - The container always has its own process, mount, network, IPC, host-name and cgroup
+//!   namespaces, no capabilities, no new privileges, a read-only root directory (unless configured
+//!   otherwise), and a filter of system calls: that of [NFs](super::filter) plus the bundle's
+//!   denials. Of the host it is given only the NF socket, at [`SOCKET`].
+//! - The runtime is started like any NF's program, with [`SpawnSpec::apart`]: as the first process
+//!   of a process namespace. It stays the container's parent (`run` in the foreground). So a whole
+//!   container ends when its runtime is killed, and the kernel kills the runtime with the manager.
+//! - When the NF says hello, the kernel names its process by a pidfd (the NF socket). From then on
+//!   the NF is scheduled, weighted, watched and stopped like any other, and the runtime is the
+//!   *wrapper* that ends with it.
+//! - The runtime sees one cgroup, made for it by the manager, instead of the host's. The manager
+//!   itself places the NF's process in the cgroups that weight and freeze NFs. So hosts with
+//!   cgroups of version 1, 2 or both look the same to the runtime (crun refuses a mixture), and it
+//!   enables nothing outside of its own cgroup (runc would).
+//! - A life leaves that folder and that cgroup: [`Life::clear`] removes both, and the
+//!   [record](super::record) lists them before they are made.
 //!
 //! # Limits
-//! - The runtime's own view is that of its process namespace: `crun list` and `crun exec` from the host know no process of it. Enter with
-//!   `nsenter --all --target PID`, PID being what `sluice nf list` says.
-//! - Mount points that a root directory lacks (`/proc`, `/dev`, `/run`) are made in it, before the runtime starts: two runtimes that start in the
-//!   same root would otherwise make them at once, and one of them fail.
-//! - Limits of a bundle (`linux.resources`) are refused: the NF's cgroup is the manager's. A second user namespace is passed on.
-//! - Root only: there are no rootless containers here.
+//! - The runtime sees only its process namespace: `crun list` and `crun exec` on the host do not
+//!   find its processes. Enter with `nsenter --all --target PID`, with the PID of `sluice nf list`.
+//! - Mount points missing in a root directory (`/proc`, `/dev`, `/run`) are made before the runtime
+//!   starts: of two runtimes that make them at once, one would fail.
+//! - Limits of a bundle (`linux.resources`) are refused: the NF's cgroup is the manager's. A second
+//!   user namespace is passed on.
+//! - Root only: no rootless containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -46,25 +52,25 @@ use super::filter;
 use super::spawn::{Limits, SpawnSpec};
 use super::user::User;
 
-/// Where a container finds the NF socket.
+/// Path of the NF socket in a container.
 pub const SOCKET: &str = "/run/sluice/nf.sock";
 
 /// Folder below the runtime directory that holds a folder for each container.
 pub const FOLDER: &str = "containers";
 
-/// The cgroup in the manager's for a container, in which its runtime places it.
+/// Child of a container's cgroup, in which the runtime places the container.
 const INNER: &str = "container";
 
-/// Namespaces of its own that every container has.
+/// Namespaces that every container has for itself.
 const NAMESPACES: [&str; 6] = ["pid", "mount", "network", "ipc", "uts", "cgroup"];
 
-/// What a program that names none gets as its PATH.
+/// Default PATH of a program.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Files that a runtime keeps of a container lie no deeper than this.
+/// Maximum depth of a runtime's files of a container.
 const DEPTH: usize = 4;
 
-/// Largest `config.json`, in bytes.
+/// Maximum size of `config.json`, in bytes.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// What a container is made of.
@@ -73,71 +79,48 @@ pub enum Source {
     /// A folder with a `config.json`.
     Bundle(PathBuf),
     /// A root directory and the path of the program in it.
-    Root {
-        /// The directory.
-        root: PathBuf,
-        /// The program.
-        exec: PathBuf,
-    },
+    Root { root: PathBuf, exec: PathBuf },
 }
 
-/// What all containers of a service have in common.
+/// The common settings of a service's containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    /// What they are made of.
     pub source: Source,
     /// The OCI runtime, an absolute path.
     pub runtime: PathBuf,
-    /// Whether they may write to their root directory.
     pub writable: bool,
-    /// Arguments, behind those of a bundle.
+    /// Arguments, after those of a bundle.
     pub args: Vec<String>,
-    /// Variables, over those of a bundle.
+    /// Variables; they override those of a bundle.
     pub env: Vec<(String, String)>,
-    /// User, in place of that of a bundle; root without either.
+    /// User; overrides that of a bundle. Root if neither is given.
     pub user: Option<User>,
-    /// Most processes and threads, those of the runtime among them.
+    /// Maximum number of processes and threads, including the runtime's.
     pub pids: u32,
 }
 
 /// What one start of a container makes, and its end removes.
 #[derive(Debug)]
 pub struct Life {
-    /// Its folder: the `config.json` and what the runtime keeps.
+    /// Its folder: `config.json` and the runtime's files.
     pub folder: PathBuf,
-    /// The cgroup of its runtime, where there are cgroups of version 2.
+    /// The cgroup of its runtime, on hosts with cgroups of version 2.
     pub cgroup: Option<PathBuf>,
 }
 
-/// Why a container could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerError {
-    /// Its bundle is not what it was when the configuration was checked.
+    /// The bundle has become invalid since the configuration was checked.
     #[error("container of {nf}: {what}")]
-    Bundle {
-        /// The NF.
-        nf: String,
-        /// What is wrong, and what to do.
-        what: String,
-    },
-    /// A system call failed.
+    Bundle { nf: String, what: String },
     #[error("container of {nf}: cannot {doing} {path}: {source}")]
-    System {
-        /// The NF.
-        nf: String,
-        /// What was tried.
-        doing: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
+    System { nf: String, doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// Reads the `config.json` of a bundle.
 ///
 /// # Errors
-/// A sentence that says what is wrong; what to do.
+/// A sentence that names the fault and its remedy.
 pub fn read_bundle(bundle: &Path) -> Result<Value, String> {
     let path = bundle.join("config.json");
     let shown = path.display();
@@ -153,10 +136,10 @@ pub fn read_bundle(bundle: &Path) -> Result<Value, String> {
     serde_json::from_str(&text).map_err(|error| format!("{shown} is no JSON: {error}; mend it, or write it anew with `crun spec`"))
 }
 
-/// Looks for what a bundle may not ask for, and for what it must say.
+/// Checks a bundle for forbidden and missing parts.
 ///
 /// # Errors
-/// A sentence that says what is wrong; what to do.
+/// A sentence that names the fault and its remedy.
 pub fn examine(config: &Value) -> Result<(), String> {
     let is_given = |value: &Value| match value {
         Value::Null => false,
@@ -216,27 +199,28 @@ fn is_bind(mount: &Value) -> bool {
     kind(mount) == "bind" || options.iter().any(|option| matches!(option.as_str(), Some("bind" | "rbind")))
 }
 
-/// Mounts that every bundle has and that show the host: an NF needs none of them.
+/// Mounts of every bundle that show the host: an NF needs none of them.
 fn is_dropped(mount: &Value) -> bool {
     matches!(kind(mount), "sysfs" | "cgroup" | "cgroup2")
 }
 
-/// The program of a bundle, as it is called in the container.
+/// The program of a bundle, as a path in the container.
 pub fn program_of(config: &Value) -> Option<&Path> {
     let args = list(&config["process"]["args"]);
     args.first().filter(|_| args.iter().all(Value::is_string)).and_then(Value::as_str).filter(|arg| !arg.is_empty()).map(Path::new)
 }
 
-/// The root directory of a bundle.
 pub fn root_of(config: &Value, bundle: &Path) -> PathBuf {
     bundle.join(config["root"]["path"].as_str().unwrap_or_default())
 }
 
-/// Where a path of a container lies on the host: links are followed as the container has them. None if it is not there.
+/// The host's path of a path in a container, with links resolved as in the container.
+///
+/// None if it does not exist.
 pub fn resolve_in(root: &Path, path: &Path) -> Option<PathBuf> {
     let mut ahead: Vec<OsString> = path.components().rev().map(|part| part.as_os_str().into()).collect();
     let mut inside = PathBuf::new();
-    // As many links as the kernel follows.
+    // At most 40 links, as in the kernel.
     let mut links = 0;
     while let Some(part) = ahead.pop() {
         match Path::new(&part).components().next() {
@@ -260,8 +244,9 @@ pub fn resolve_in(root: &Path, path: &Path) -> Option<PathBuf> {
     found.exists().then_some(found)
 }
 
-/// The program that loads this one (PT_INTERP of a 64-bit ELF file of this machine's byte order). None if it is linked statically, or
-/// is something else.
+/// The loader of a program: PT_INTERP of a 64-bit little-endian ELF file.
+///
+/// None if it is linked statically, or is another kind of file.
 pub fn loader_of(program: &[u8]) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStringExt;
     const INTERPRETER: u32 = 3;
@@ -289,7 +274,7 @@ impl Template {
     /// The `config.json` of an NF's container.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with the bundle; what to do.
+    /// A sentence that names the bundle's fault and its remedy.
     pub fn config(&self, nf: &str, socket: &Path) -> Result<Value, String> {
         let mut config = match &self.source {
             Source::Bundle(bundle) => {
@@ -326,7 +311,7 @@ impl Template {
         if !mounts.iter().any(|mount| mount["destination"] == "/run") {
             mounts.push(memory("/run", "64k"));
         }
-        // Connecting to a socket asks for the right to write to it; the file itself stays the host's.
+        // Connecting to a socket needs write permission, so no "ro"; the file stays the host's.
         mounts.push(json!({
             "destination": SOCKET, "type": "bind", "source": socket, "options": ["bind", "nosuid", "nodev", "noexec"],
         }));
@@ -352,14 +337,14 @@ impl Template {
     }
 }
 
-/// What `madvise` may be asked, as far as Linux knows it.
+/// The values of `madvise` that Linux knows.
 const ADVICE: std::ops::RangeInclusive<u32> = 0..=25;
 
-/// The filter of system calls of a container: that of NFs, and what its bundle denies besides.
+/// A container's filter of system calls: that of NFs, plus the denials of its bundle.
 ///
-/// Where the bundle allows all but some calls, the rules of NFs are added. Where it denies all but
-/// some, what NFs may not do is taken out of those. A rule that would have to be both, and cannot
-/// be written as one of libseccomp's, is left out: the call is denied then.
+/// If the bundle denies only some calls, the rules of NFs are added. If it allows only some, the
+/// calls that NFs may not make are taken out of those. A combined rule that libseccomp cannot
+/// express is left out, which denies the call.
 fn seccomp(bundle: &Value) -> Value {
     let denies = |action: &Value| {
         let action = action.as_str().unwrap_or_default();
@@ -368,12 +353,12 @@ fn seccomp(bundle: &Value) -> Value {
     let is_open = !denies(&bundle["defaultAction"]);
     let never: BTreeSet<&str> = filter::denied_names().chain(["clone3"]).collect();
     let mut by_argument: BTreeMap<&str, Vec<(u8, u32, u32)>> = BTreeMap::new();
-    // Words can be put into the mouth of a terminal alone, and it has none of the host's.
+    // Input can only be injected into a terminal, and a container has none of the host's.
     for (name, argument, mask, value) in filter::denied_arguments().filter(|(name, ..)| is_open || *name != "ioctl") {
         by_argument.entry(name).or_default().push((argument, mask, value));
     }
     let mut calls = Vec::new();
-    // By the bundle, whatever their arguments. Two rules for one call contradict each other.
+    // Calls that the bundle denies for all arguments. Two rules for one call would conflict.
     let mut denied: BTreeSet<&str> = BTreeSet::new();
     for rule in list(&bundle["syscalls"]) {
         if denies(&rule["action"]) {
@@ -396,7 +381,7 @@ fn seccomp(bundle: &Value) -> Value {
         }
     }
     if !denied.contains("clone3") {
-        // C libraries then take `clone`, which the filter can look into.
+        // C libraries then use `clone`, which the filter can inspect.
         calls.push(json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }));
     }
     if is_open {
@@ -409,7 +394,7 @@ fn seccomp(bundle: &Value) -> Value {
             }));
         }
     }
-    // What is neither copied here (other architectures, a listener on the host) is not had.
+    // Other keys (architectures, a listener on the host) are not copied.
     let mut filter = json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": calls });
     for key in ["defaultAction", "defaultErrnoRet", "flags"] {
         if !bundle[key].is_null() {
@@ -419,14 +404,14 @@ fn seccomp(bundle: &Value) -> Value {
     filter
 }
 
-/// What is left of a rule that allows a call without what `rules` deny, all of one argument.
+/// A rule that allows a call, without what `rules` deny. All `rules` are of one argument.
 fn what_is_left(name: &str, allowing: &Value, rules: &[(u8, u32, u32)]) -> Vec<Value> {
     let Some((argument, ..)) = rules.first() else { return Vec::new() };
     let (same, mut others): (Vec<&Value>, Vec<&Value>) =
         list(&allowing["args"]).iter().partition(|condition| condition["index"] == json!(argument));
     let allow = |conditions: &[&Value]| json!({ "names": [name], "action": allowing["action"], "args": conditions });
     if rules.iter().all(|(_, mask, value)| mask == value) {
-        // None of these bits, nor of those that the bundle names itself.
+        // None of these bits, and none of those that the bundle names itself.
         let is_of_bits =
             |condition: &&&Value| condition["op"] == "SCMP_CMP_MASKED_EQ" && condition["valueTwo"].as_u64().unwrap_or(0) == 0;
         if !same.iter().all(|condition| is_of_bits(&condition)) {
@@ -450,7 +435,7 @@ fn what_is_left(name: &str, allowing: &Value, rules: &[(u8, u32, u32)]) -> Vec<V
     values.map(of_value).collect()
 }
 
-/// Files of `/proc` that tell of the host, and such that would change it.
+/// Files of `/proc` that expose the host.
 const MASKED: [&str; 9] = [
     "/proc/acpi",
     "/proc/asound",
@@ -464,12 +449,12 @@ const MASKED: [&str; 9] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Whether a runtime is crun, which can be told to leave cgroups alone.
+/// Whether a runtime is crun, which has an option to leave cgroups alone.
 pub fn is_crun(runtime: &Path) -> bool {
     runtime.file_name().is_some_and(|name| name == "crun")
 }
 
-/// What a bundle of a bare root directory would say.
+/// The configuration of a bare root directory, as a bundle would have it.
 fn plain(root: &Path, exec: &Path) -> Value {
     json!({
         "ociVersion": "1.0.0",
@@ -501,7 +486,7 @@ fn set_variable(env: &mut Value, variable: &str, value: &str) {
 }
 
 impl Life {
-    /// Where a start of an NF's container has its things. `number` is no other start's.
+    /// The paths of one start of an NF's container. `number` is unique to the start.
     pub fn new(nf: &str, number: u64, runtime_dir: &Path, home: Option<&Path>) -> Self {
         Self {
             folder: runtime_dir.join(FOLDER).join(format!("{nf}-{number}")),
@@ -509,15 +494,15 @@ impl Life {
         }
     }
 
-    /// The cgroups that are made of it, the inner one last.
+    /// The cgroups to be made, the inner one last.
     pub fn cgroups(&self) -> Vec<PathBuf> {
         self.cgroup.iter().flat_map(|cgroup| [cgroup.clone(), cgroup.join(INNER)]).collect()
     }
 
-    /// Makes what the start needs, and says how the runtime is started. Note before what it makes.
+    /// Makes what the start needs, and returns how to start the runtime. Record it before.
     ///
     /// # Errors
-    /// [`ContainerError`]; what was made is to be cleared all the same.
+    /// [`ContainerError`]; call [`Self::clear`] even then.
     pub fn prepare(&self, nf: &str, template: &Template, socket: &Path) -> Result<SpawnSpec, ContainerError> {
         let config = template.config(nf, socket).map_err(|what| ContainerError::Bundle { nf: nf.into(), what })?;
         let system = |doing, path: &Path| {
@@ -526,7 +511,7 @@ impl Life {
         };
         if let Some(cgroup) = &self.cgroup {
             fs::create_dir(cgroup).map_err(system("make the cgroup", cgroup))?;
-            // Not there where this hierarchy does not bound it; version 1 may.
+            // Missing where this hierarchy does not limit pids; one of version 1 may.
             let limit = OpenOptions::new().write(true).open(cgroup.join("pids.max"));
             let _ = limit.and_then(|mut to| to.write_all(template.pids.to_string().as_bytes()));
         }
@@ -549,13 +534,13 @@ impl Life {
             env: path.into_iter().collect(),
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.join("cgroup.procs")),
             apart: true,
-            // And so what is in the container, unless its bundle says something else.
+            // Inherited by the container, unless its bundle sets another value.
             limits: Limits { goes_first: true, ..Limits::default() },
             ..SpawnSpec::new(nf, &template.runtime)
         })
     }
 
-    /// Removes what is left of a container whose runtime has ended, and says what is gone.
+    /// Removes what is left after the runtime's end; returns the removed paths and the errors.
     pub fn clear(self) -> (Vec<PathBuf>, Vec<io::Error>) {
         let (mut gone, mut failed) = (Vec::new(), Vec::new());
         let mut is_gone = |path: PathBuf, removed: io::Result<()>| match removed {
@@ -572,7 +557,7 @@ impl Life {
     }
 }
 
-/// Makes those mount points that are missing right below the root directory. Where that cannot be, the runtime says why.
+/// Makes missing mount points directly below the root. Ignores errors: the runtime reports them.
 fn make_mount_points(config: &Value) {
     let Some(root) = config["root"]["path"].as_str().map(Path::new) else { return };
     for mount in list(&config["mounts"]) {
@@ -583,10 +568,10 @@ fn make_mount_points(config: &Value) {
     }
 }
 
-/// Removes the folder of a container: what is in it is the manager's and its runtime's, lies not deep, and links are not followed.
+/// Removes the folder of a container, to a limited depth and without following links.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::InvalidInput`] for a folder that is none of a container's.
+/// The system's; [`io::ErrorKind::InvalidInput`] for a folder that is no container's.
 pub fn remove_folder(folder: &Path) -> io::Result<()> {
     if folder.parent().and_then(Path::file_name) != Some(FOLDER.as_ref()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no folder of a container"));
@@ -628,7 +613,7 @@ mod tests {
         template(Source::Root { root: "/srv/nf".into(), exec: "/bin/nf".into() })
     }
 
-    /// A bundle as `crun spec` writes it, with what else is given.
+    /// A bundle as written by `crun spec`, with a change.
     fn bundle(change: impl FnOnce(&mut Value)) -> Value {
         let mut config = json!({
             "ociVersion": "1.0.0",
@@ -659,7 +644,7 @@ mod tests {
         list(value).iter().filter_map(Value::as_str).collect()
     }
 
-    /// What every container has, whatever it is made of.
+    /// Asserts what every container has.
     fn assert_fenced(config: &Value) {
         for set in ["bounding", "effective", "inheritable", "permitted", "ambient"] {
             assert_eq!(config["process"]["capabilities"][set], json!([]), "{set}");
@@ -710,14 +695,14 @@ mod tests {
         assert_eq!(config["process"]["user"], json!({ "uid": 1, "gid": 2 }));
         assert_eq!(config["process"]["cwd"], "/data");
         assert_eq!(config["process"]["rlimits"][0]["hard"], 1024);
-        // A filter of its own stays, as far as it denies more.
+        // A bundle's own filter stays, as far as it denies more.
         let own = bundle(|config| config["linux"]["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
         fs::write(folder.path().join("config.json"), own.to_string()).unwrap();
         let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
         assert_eq!(verdict(&config["linux"]["seccomp"], "read", &[]), "SCMP_ACT_ERRNO");
     }
 
-    /// What a filter says of a call: the first rule that fits.
+    /// A filter's answer to a call: that of the first matching rule.
     fn verdict(filter: &Value, name: &str, args: &[u64]) -> String {
         let fits = |condition: &Value| {
             let number = |key: &str| condition[key].as_u64().unwrap_or(0);
@@ -752,7 +737,7 @@ mod tests {
         ]);
         let allow = json!({ "names": names, "action": "SCMP_ACT_ALLOW" });
         let deny = json!({ "names": ["mkdir", "kcmp"], "action": "SCMP_ACT_ERRNO" });
-        // As Docker has it: threads, and no namespaces.
+        // Docker's rule: threads, but no namespaces.
         let threads = json!({ "index": 0, "value": 0x7e02_0000_u32, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ" });
         let docker = json!({ "names": ["clone", "madvise"], "action": "SCMP_ACT_ALLOW", "args": [threads] });
         let open = json!({ "defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "/run/host", "syscalls": [allow, deny] });
@@ -872,7 +857,7 @@ mod tests {
         for bytes in [&b""[..], b"#!/bin/sh", b"\x7fELF\x02\x01", &[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 255, 255]] {
             assert_eq!(loader_of(bytes), None);
         }
-        // A table of headers that leads out of the file.
+        // A header table beyond the end of the file.
         let mut wild = vec![0u8; 64];
         wild[..6].copy_from_slice(b"\x7fELF\x02\x01");
         wild[32..40].fill(0xff);

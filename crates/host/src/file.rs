@@ -1,5 +1,4 @@
-//! Files that are replaced as a whole: who reads one finds the old or the new, and so does who starts after a crash. And locks on
-//! files and folders.
+//! Atomic replacement of files, also across crashes; and locks on files and folders.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,31 +8,31 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The lock of a file or folder (`flock`), held until this is dropped.
 ///
-/// It is then unlocked, not only closed: a process that is just being started has a copy of the open file until its program runs, and
-/// would hold the lock till then. If this process is killed, the kernel gives the lock back.
+/// Drop unlocks it, and does not only close it: a process that is just being started has a copy of
+/// the open file until its program runs, and would hold the lock until then. If this process is
+/// killed, the kernel releases the lock.
 #[derive(Debug)]
 pub struct Lock(File);
 
 impl Lock {
-    /// Waits for it.
+    /// Waits for the lock.
     ///
     /// # Errors
-    /// The system's answer: file systems of other hosts may have no locks.
+    /// The system's: remote file systems may have no locks.
     pub fn wait(file: File) -> io::Result<Self> {
         rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
         Ok(Self(file))
     }
 
-    /// Takes it if nobody has it.
+    /// Takes the lock if it is free.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if somebody has; otherwise as [`Self::wait`].
+    /// [`io::ErrorKind::WouldBlock`] if it is held; otherwise as [`Self::wait`].
     pub fn take(file: File) -> io::Result<Self> {
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Self(file))
     }
 
-    /// What is locked.
     pub fn file(&self) -> &File {
         &self.0
     }
@@ -49,7 +48,8 @@ impl Drop for Lock {
 /// Replaces a file, or makes it.
 ///
 /// # Errors
-/// The system's answer. The file is as it was then, or, if its folder could not be written out, may be after a crash.
+/// The system's; the file is unchanged then, or may be after a crash if only its folder's sync
+/// failed.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_string_lossy();
     let new = path.with_file_name(format!("{name}.new-{}", std::process::id()));

@@ -1,23 +1,24 @@
 //! The filter of system calls that an NF starts with.
 //!
 //! It denies, with "operation not permitted", what no packet handler needs and what attacks on a
-//! host are made of: looking into other processes, mounting, namespaces, loading kernel code, BPF,
-//! performance events, keys, clocks and reboot; and what would reach others by what all NFs of a
-//! tenant share: holes in packet memory (`fallocate`, `madvise(MADV_REMOVE)`), other cores and
-//! classes than its own (`sched_setaffinity` and its kin), children that are the manager's
-//! (`CLONE_PARENT`), and io_uring, which does most of that past any filter. It is a list of denials
-//! and not a sandbox: an NF is any program, and a list of permissions would break most.
+//! host use: inspecting other processes, mounts, namespaces, loading kernel code, BPF, performance
+//! events, keys, clocks and reboot. It also denies what would reach others through a tenant's
+//! shared resources: holes in packet memory (`fallocate`, `madvise(MADV_REMOVE)`), changes of cores
+//! and classes (`sched_setaffinity` and its kin), children of the manager (`CLONE_PARENT`), and
+//! io_uring, which bypasses any filter. It is a list of denials and not a sandbox: an NF is any
+//! program, and a list of permissions would break most.
 //!
-//! Every NF has it, whatever its user, unless the configuration says `filter = false`. Only a service that says `storage = true` has
-//! io_uring, which the library's storage stands on: with it, it may make holes in the packet memory of its own tenant, which the manager
-//! survives ([`sluice_shm::hole`]). A foreign program, which has no such memory and whose cores and threads are its own affair, has the
-//! first part alone.
+//! Every NF has it, whatever its user, unless `filter = false` is configured. Only a service with
+//! `storage = true` has io_uring, for the library's storage. It can then make holes in its own
+//! tenant's packet memory, which the manager survives ([`sluice_shm::hole`]). A foreign program has
+//! no such memory and chooses its own cores and threads: it has only the first part.
 //!
 //! # Limits
-//! `clone3` cannot be looked into and is answered with "no such call", at which C libraries take `clone`. Opening `/proc/PID/mem` cannot be
-//! told from opening any file: what keeps NFs out of each other's memory there is that services have users of their own.
+//! `clone3` cannot be inspected and is answered with "no such call"; C libraries then use `clone`.
+//! Opening `/proc/PID/mem` looks like opening any file: only separate users of services keep NFs
+//! out of each other's memory there.
 
-// Asking whether a system call is there has no safe wrapper.
+// Testing whether a system call exists has no safe wrapper.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -33,19 +34,19 @@ macro_rules! calls {
     };
 }
 
-/// What a process may not do.
+/// Which system calls are denied to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// It may do whatever its user may.
+    /// Nothing is denied.
     None,
-    /// As an NF.
+    /// The filter of NFs.
     Nf {
         /// Whether it has io_uring.
         storage: bool,
-        /// Whether it may be a zygote: instances that it forks are its parent's children.
+        /// Whether it may be a zygote: forked instances are children of its parent.
         zygote: bool,
     },
-    /// As a program that knows nothing of Sluice.
+    /// The filter of programs that do not know Sluice.
     Foreign,
 }
 
@@ -108,11 +109,10 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_ioperm;
 };
 
-/// The same, of kernels that are newer than libc's list: `open_tree_attr`, of 6.15.
+/// Denied calls that are newer than libc's list: `open_tree_attr`, of 6.15.
 pub(super) const NEWER: &[(&str, c_long)] = &[("SYS_open_tree_attr", 467)];
 
-/// What is denied to NFs besides: the core and the class that the manager has given, and pages of
-/// others and where they lie.
+/// Also denied to NFs: changes of core and class, and moves of shared pages.
 pub(super) const DENIED_TO_NFS: &[(&str, c_long)] = calls! {
     SYS_sched_setaffinity;
     SYS_sched_setscheduler;
@@ -133,7 +133,7 @@ pub(super) const IO_URING: &[(&str, c_long)] = calls! {
     SYS_io_uring_register;
 };
 
-/// A system call that is denied by what one of its arguments says: where it, masked, is this value.
+/// Denies a system call if one argument, masked, has this value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rule {
     pub name: &'static str,
@@ -151,8 +151,7 @@ const fn exactly(name: &'static str, number: c_long, argument: u8, value: u32) -
     Rule { name, number, argument, mask: u32::MAX, value }
 }
 
-/// Denied to all: namespaces by clone, putting words into a terminal's mouth, and keeping others
-/// off a core's other threads.
+/// Denied to all: namespaces by clone, terminal input, and reserving a core's sibling threads.
 pub(super) const RULES: &[Rule] = &[
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNS),
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWCGROUP),
@@ -172,7 +171,7 @@ pub const PR_SCHED_CORE: u32 = 62;
 /// Denied to all but zygotes: children of the manager that it does not know.
 pub(super) const RULES_OF_OTHERS: &[Rule] = &[bit("clone", libc::SYS_clone, 0, libc::CLONE_PARENT)];
 
-/// Denied to NFs besides: holes in shared memory, and what takes pages from those who share them.
+/// Also denied to NFs: holes in shared memory, and taking shared pages away from others.
 pub(super) const RULES_OF_NFS: &[Rule] = &[
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_PUNCH_HOLE),
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_COLLAPSE_RANGE),
@@ -192,18 +191,20 @@ pub(super) fn denied() -> impl Iterator<Item = c_long> {
     DENIED.iter().chain(NEWER).chain(DENIED_TO_NFS).chain(IO_URING).map(|(_, number)| *number)
 }
 
-/// Names of the system calls that the filter of NFs denies whatever their arguments, for those who write a filter of their own.
+/// Names of the calls that the filter of NFs always denies, for filters written elsewhere.
 pub(crate) fn denied_names() -> impl Iterator<Item = &'static str> {
     DENIED.iter().chain(NEWER).chain(DENIED_TO_NFS).chain(IO_URING).map(|(name, _)| name.trim_start_matches("SYS_"))
 }
 
-/// System calls that it denies for what an argument says: name, number of the argument, mask and value.
+/// Calls that it denies by an argument: name, argument number, mask and value.
 pub(crate) fn denied_arguments() -> impl Iterator<Item = (&'static str, u8, u32, u32)> {
     RULES.iter().chain(RULES_OF_NFS).map(|rule| (rule.name, rule.argument, rule.mask, rule.value))
 }
 
-/// x86-64 has every system call a second time, with this bit in its number, for the x32 ABI; the architecture that a filter sees is
-/// the same. A few have a number of their own there: those that are denied, and what they are else.
+/// Bit in the numbers of x86-64's second set of system calls, for the x32 ABI.
+///
+/// A filter sees the same architecture for both. `X32_OWN` lists denied calls with a separate x32
+/// number, and their native number.
 #[cfg(target_arch = "x86_64")]
 pub(super) const X32_BIT: c_long = 0x4000_0000;
 #[cfg(target_arch = "x86_64")]
@@ -216,7 +217,7 @@ pub(super) const X32_OWN: [(c_long, c_long); 6] = [
     (540, libc::SYS_process_vm_writev),
 ];
 
-/// Whether this kernel has the x32 ABI. Most have not, and then a filter of half the length installs in half the time.
+/// Whether this kernel has the x32 ABI. Most have not: half the filter then.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn has_x32() -> bool {
     // SAFETY: getpid has no arguments and no effect.
@@ -251,7 +252,7 @@ fn of_nf(storage: bool, zygote: bool) -> Vec<sock_filter> {
     compile(calls, rules, has_x32())
 }
 
-/// The architecture, as the kernel tells it to a filter: of the machine, with the bits for 64 bit and little endian.
+/// The architecture as a filter sees it, with the bits for 64 bit and little endian.
 const ARCHITECTURE: u32 = 0xc000_0000 | if cfg!(target_arch = "x86_64") { libc::EM_X86_64 as u32 } else { libc::EM_AARCH64 as u32 };
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -269,16 +270,19 @@ const fn answer(k: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k }
 }
 
-/// What becomes of a system call.
+/// A filter's answer to a system call.
 enum Answer {
     Always(u32),
-    /// Denied if one of these says so.
+    /// Denied if one of these rules matches.
     ByArgument(Vec<Rule>),
 }
 
-/// Compiles a filter. The kernel goes through it once for each system call when it is installed, so numbers are found by halving: a chain of
-/// comparisons, as a compiler of filters makes it, takes several times as long to install, for each NF that starts. A call through another
-/// architecture's interface (32 bit) kills the process: the filter cannot read it.
+/// Compiles a filter.
+///
+/// At installation the kernel runs it once for each system call. So numbers are found by binary
+/// search: the usual chain of comparisons takes several times as long to install, for each start of
+/// an NF. A call through another architecture's interface (32 bit) kills the process, because the
+/// filter cannot read it.
 fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]], has_x32: bool) -> Vec<sock_filter> {
     let numbers = calls.iter().flat_map(|calls| calls.iter()).map(|(_, number)| *number);
     let mut all: BTreeMap<c_long, Answer> = numbers.map(|number| (number, Answer::Always(DENY))).collect();
@@ -315,7 +319,7 @@ fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]], has_x32: bool) -> Vec
     program
 }
 
-/// Finds the number among these, and does what belongs to it; allows any other.
+/// Binary search for the number: runs its code, or allows any other number.
 fn halved(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
     match leaves {
         [] => vec![answer(ALLOW)],
@@ -327,7 +331,7 @@ fn halved(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
         _ => {
             let (low, high) = leaves.split_at(leaves.len() / 2);
             let below = halved(low);
-            // A conditional jump reaches 255 instructions, the other any number.
+            // A conditional jump reaches 255 instructions, an unconditional one any number.
             let over = sock_filter { code: (libc::BPF_JMP | libc::BPF_JA) as u16, jt: 0, jf: 0, k: below.len() as u32 };
             let mut found = vec![jump(libc::BPF_JGE, high[0].0, 0, 1), over];
             found.extend(below);
@@ -338,7 +342,7 @@ fn halved(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
 }
 
 impl Rule {
-    /// Denies, or goes on behind. The kernel reads 32 bits of each of these arguments: the lower ones.
+    /// Denies, or continues. The kernel reads only the lower 32 bits of each of these arguments.
     fn compiled(&self) -> [sock_filter; 4] {
         let argument = std::mem::offset_of!(libc::seccomp_data, args) + 8 * usize::from(self.argument);
         let and = sock_filter { code: (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16, jt: 0, jf: 0, k: self.mask };
@@ -350,7 +354,7 @@ impl Rule {
 mod tests {
     use super::*;
 
-    /// What a filter says to a system call: the kernel's way through it.
+    /// A filter's answer to a system call, by interpretation.
     fn run(program: &[sock_filter], nr: u32, args: [u32; 6]) -> u32 {
         let (mut at, mut value) = (0usize, 0u32);
         loop {
@@ -395,7 +399,7 @@ mod tests {
             args[usize::from(rule.argument)] = 0;
             assert_eq!(run(&program, rule.number as u32, args), ALLOW, "{rule:?}");
         }
-        // Found in few steps, whatever the number.
+        // Few steps for any number.
         let without = compile(&[], &[], false);
         assert_eq!(run(&without, libc::SYS_ptrace as u32, [0; 6]), ALLOW);
     }
@@ -420,12 +424,11 @@ mod tests {
     fn what_has_another_number_for_x32_is_denied_by_that_too() {
         let program = compile(&[DENIED, NEWER, DENIED_TO_NFS], &[RULES, RULES_OF_NFS], true);
         let x32 = |number: c_long| (number | X32_BIT) as u32;
-        // ptrace, kexec_load, move_pages, process_vm_readv, process_vm_writev; and one with the
-        // number that it has anyway.
+        // ptrace, kexec_load, move_pages, process_vm_readv, process_vm_writev; then a usual number.
         for number in [521, 528, 533, 539, 540, libc::SYS_mount] {
             assert_eq!(run(&program, x32(number), [0; 6]), DENY, "{number}");
         }
-        // ioctl, by what it asks.
+        // ioctl, by its request.
         assert_eq!(run(&program, x32(514), [0, libc::TIOCSTI as u32, 0, 0, 0, 0]), DENY);
         assert_eq!(run(&program, x32(514), [0, libc::FIONREAD as u32, 0, 0, 0, 0]), ALLOW);
         let foreign = compile(&[DENIED], &[RULES], true);

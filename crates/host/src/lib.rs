@@ -1,9 +1,9 @@
-//! What the daemon does on the host, and how it is undone.
+//! The daemon's operations on the host, and how they are undone.
 //!
-//! Each module is a thin, safe wrapper of one mechanism of the kernel, with errors that say what an operator can do. Nothing here
-//! knows of packets, chains or the configuration.
+//! Each module is a thin, safe wrapper of one kernel mechanism; its errors say what an operator can
+//! do. This crate does not know packets, chains or the configuration.
 
-// What panics when nobody reads it: the log does not.
+// Prints would panic on a closed stream; the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]

@@ -1,13 +1,13 @@
 //! Pairs of virtual interfaces (veth), made by rtnetlink, and the switches of an interface.
 //!
-//! What enters one end of a pair comes out of the other, which may lie in another network namespace. An interface begins without
-//! offloads here ([`plain`]): a checksum or a segmentation that is left to hardware would never be done, for there is none. It begins
-//! without IPv6 too, for the kernel would send by itself (router solicitations, multicast reports), and whoever sits at the other end
-//! would take that for traffic.
+//! What enters one end of a pair leaves the other, which may lie in another network namespace.
+//! [`plain`] switches offloads off: a checksum or segmentation left to hardware would never be
+//! done, since there is none. It switches IPv6 off too: the kernel would send by itself (router
+//! solicitations, multicast reports), which the program at the other end would take for traffic.
 //!
 //! Source: the kernel's `rtnetlink(7)`, `veth(4)`, `include/uapi/linux/ethtool.h`.
 
-// Netlink messages and the requests of ioctl have no safe wrapper.
+// Netlink messages and ioctl requests have no safe wrapper.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,13 +18,13 @@ use std::path::Path;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
-/// Most letters of an interface's name.
+/// Maximum length of an interface's name.
 pub const MAX_NAME: usize = 15;
 
-/// In an attribute that describes a pair: the other end.
+/// The other end, in an attribute that describes a pair.
 const VETH_INFO_PEER: u16 = 1;
 
-/// `ETHTOOL_S…`: a command that sets a switch.
+/// `ETHTOOL_S…` commands, each of which sets a switch.
 const SWITCHES: [u32; 6] = [
     0x17, // ETHTOOL_STXCSUM
     0x19, // ETHTOOL_SSG
@@ -34,10 +34,9 @@ const SWITCHES: [u32; 6] = [
     0x15, // ETHTOOL_SRXCSUM
 ];
 
-/// The loopback interface, which each network namespace has.
 pub const LOOPBACK: &str = "lo";
 
-/// Whether a text can be the name of an interface that is no loopback.
+/// Whether a text is a valid interface name, other than loopback.
 pub fn is_name(name: &str) -> bool {
     let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
     (1..=MAX_NAME).contains(&name.len())
@@ -51,15 +50,13 @@ pub fn is_name(name: &str) -> bool {
 /// Makes a pair: `near` in the calling thread's namespace, `far` in another. Neither is up.
 ///
 /// # Errors
-/// The kernel's: a name is taken ([`io::ErrorKind::AlreadyExists`]), no permission, no such kind of interface.
+/// The kernel's: a name is taken ([`io::ErrorKind::AlreadyExists`]), no permission, unsupported
+/// kind.
 pub fn make_pair(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32) -> io::Result<()> {
     make_pair_with(near, far, far_ns, mtu, None)
 }
 
-/// The same, with this MAC address at the far end; without, the kernel draws one.
-///
-/// # Errors
-/// As [`make_pair`].
+/// As [`make_pair`], with this MAC address at the far end; the kernel chooses one if None.
 pub fn make_pair_with(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32, address: Option<[u8; 6]>) -> io::Result<()> {
     let mut message = Message::new(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL);
     message.link();
@@ -80,7 +77,7 @@ pub fn make_pair_with(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32, a
     message.send()
 }
 
-/// Removes an interface of the calling thread's namespace; of a pair, both ends go.
+/// Removes an interface of the calling thread's namespace, and the other end of a pair.
 ///
 /// # Errors
 /// The kernel's: there is none ([`io::ErrorKind::NotFound`] or "no such device").
@@ -91,20 +88,17 @@ pub fn remove(name: &str) -> io::Result<()> {
     message.send()
 }
 
-/// Switches offloads and IPv6 of an interface of the calling thread's namespace off.
-///
-/// # Errors
-/// The kernel's: there is no such interface, or no permission.
+/// Switches off offloads and IPv6 of an interface of the calling thread's namespace.
 pub fn plain(name: &str) -> io::Result<()> {
     let socket = control()?;
     for command in SWITCHES {
         let mut value: [u32; 2] = [command, 0];
         let mut request = request_of(name);
         request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
-        // SAFETY: the request is live, and points to a live command with its value, which is what this ioctl reads.
+        // SAFETY: the request is live, and points to a live command with its value.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } < 0 {
             match io::Error::last_os_error() {
-                // What an interface does not have is off.
+                // A feature that an interface lacks is off.
                 error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 error => return Err(error),
             }
@@ -115,10 +109,7 @@ pub fn plain(name: &str) -> io::Result<()> {
     if file.exists() { std::fs::write(file, "1") } else { Ok(()) }
 }
 
-/// Brings an interface of the calling thread's namespace up.
-///
-/// # Errors
-/// The kernel's: there is no such interface, or no permission.
+/// Brings up an interface of the calling thread's namespace.
 pub fn up(name: &str) -> io::Result<()> {
     let socket = control()?;
     let mut request = request_of(name);
@@ -136,32 +127,23 @@ pub fn up(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The number of an interface of the calling thread's namespace.
-///
-/// # Errors
-/// The kernel's: there is no such interface.
+/// The index of an interface of the calling thread's namespace.
 pub fn index(name: &str) -> io::Result<u32> {
     index_by(&control()?, name)
 }
 
-/// The number of an interface of the namespace that `socket` is of.
-///
-/// # Errors
-/// The kernel's: there is no such interface.
+/// The index of an interface of the namespace of `socket`.
 pub fn index_by(socket: &OwnedFd, name: &str) -> io::Result<u32> {
     let mut request = request_of(name);
-    // SAFETY: the request is live; the kernel fills in the number.
+    // SAFETY: the request is live; the kernel fills in the index.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX as _, &raw mut request) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the number is what the call before has written.
+    // SAFETY: the index is what the call before has written.
     Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
 }
 
-/// Whether an interface of the namespace that `socket` is of is up, and has something at its other end.
-///
-/// # Errors
-/// The kernel's: there is no such interface.
+/// Whether an interface of the namespace of `socket` is up and its other end is connected.
 pub fn has_link_by(socket: &OwnedFd, name: &str) -> io::Result<bool> {
     let mut request = request_of(name);
     // SAFETY: the request is live; the kernel fills in the flags.
@@ -173,10 +155,7 @@ pub fn has_link_by(socket: &OwnedFd, name: &str) -> io::Result<bool> {
     Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }) & wanted == wanted)
 }
 
-/// The number of the interface that a packet socket is bound to: the kernel takes it away when the interface goes.
-///
-/// # Errors
-/// The kernel's.
+/// The index of the interface that a packet socket is bound to; None once the interface is gone.
 pub fn bound_by(socket: &OwnedFd) -> io::Result<Option<u32>> {
     // SAFETY: all zeros is a value of this plain structure.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
@@ -188,10 +167,8 @@ pub fn bound_by(socket: &OwnedFd) -> io::Result<Option<u32>> {
     Ok(u32::try_from(address.sll_ifindex).ok().filter(|index| *index > 0))
 }
 
-/// A socket that becomes readable when an interface of the calling thread's namespace comes, goes or changes: see [`hush`].
-///
-/// # Errors
-/// The kernel's.
+/// A socket that becomes readable when an interface of the calling thread's namespace appears,
+/// disappears or changes. Read it with [`hush`].
 pub fn bell() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // No protocol: NETLINK_ROUTE.
@@ -200,38 +177,32 @@ pub fn bell() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Reads all that has made a [`bell`] readable. What it says is not looked at.
+/// Reads and discards all pending messages of such a socket.
 pub fn hush(bell: &OwnedFd) {
     let mut message = [0u8; 4096];
     loop {
         match rustix::net::recv(bell, &mut message[..], RecvFlags::TRUNC) {
-            // Too much came: there may be more.
+            // NOBUFS: messages were lost, and there may be more.
             Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
     }
 }
 
-/// Bytes of the largest packet that an interface of the calling thread's namespace takes, without its Ethernet header.
-///
-/// # Errors
-/// The kernel's: there is no such interface.
+/// The MTU of an interface of the calling thread's namespace, without the Ethernet header.
 pub fn mtu(name: &str) -> io::Result<u32> {
     mtu_by(&control()?, name)
 }
 
-/// A MAC address of a text, always the same: locally administered, of one station.
+/// A MAC address derived from a text: locally administered, unicast.
 pub fn address_of(text: &str) -> [u8; 6] {
-    // FNV-1a: any fixed hash will do. Its upper bits are folded in, which are the better mixed ones.
+    // FNV-1a: any fixed hash will do. Its better mixed upper bits are folded in.
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let [a, b, c, d, e, f, g, h] = hash.to_be_bytes();
     [(a & 0xfc) | 2, b, c, d, e ^ g, f ^ h]
 }
 
-/// Bytes of the largest packet that an interface takes, without its Ethernet header. Asked of the namespace that `socket` is of.
-///
-/// # Errors
-/// The kernel's: there is no such interface.
+/// The MTU of an interface of the namespace of `socket`, without the Ethernet header.
 pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<u32> {
     let mut request = request_of(name);
     // SAFETY: the request is live; the kernel fills in the number.
@@ -242,10 +213,7 @@ pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<u32> {
     Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
 }
 
-/// A socket to ask about interfaces of the calling thread's namespace with.
-///
-/// # Errors
-/// The kernel's.
+/// A socket for requests about interfaces of the calling thread's namespace.
 pub fn control() -> io::Result<OwnedFd> {
     // SAFETY: a plain system call; the descriptor is ours.
     unsafe {
@@ -263,7 +231,7 @@ fn request_of(name: &str) -> libc::ifreq {
     request
 }
 
-/// A netlink message in the making.
+/// A netlink message under construction.
 struct Message {
     bytes: Vec<u8>,
 }
@@ -319,7 +287,7 @@ impl Message {
         rustix::io::write(&socket, &self.bytes)?;
         let mut answer = [0; 4096];
         let n = rustix::io::read(&socket, &mut answer)?;
-        // The kind of the answer, and, behind the header, the error: negative, or 0 for done.
+        // The type of the answer, and, behind the header, the error: negative, or 0 for success.
         let kind = answer.get(4..6).filter(|_| n >= 20).map(|b| u16::from_ne_bytes([b[0], b[1]]));
         let error = i32::from_ne_bytes([answer[16], answer[17], answer[18], answer[19]]);
         match (kind, error) {
@@ -382,7 +350,7 @@ mod tests {
             let mut fds = [rustix::event::PollFd::new(bell, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap() > 0
         };
-        // The kernel says a moment later that the other end is down.
+        // The kernel reports a moment later that the other end is down.
         while has_link_by(&control, "a").unwrap() {
             assert!(rings(&bell));
             hush(&bell);
@@ -401,7 +369,6 @@ mod tests {
         assert!(has_link_by(&control, "a").is_err());
     }
 
-    /// The MAC address of the interface `b` of the calling thread's namespace.
     fn address_at() -> io::Result<[u8; 6]> {
         let mut request = request_of("b");
         // SAFETY: the request is live; the kernel fills in the address.

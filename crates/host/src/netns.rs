@@ -1,18 +1,19 @@
-//! Network namespaces: made, entered, given a name, and removed with who is in them.
+//! Network namespaces: made, entered, named, and removed with their processes.
 //!
 //! # Approach
-//! A namespace lives as long as a descriptor of it is open, a process runs in it, or its file is mounted somewhere; by custom below
-//! `/run/netns`, where `ip netns` finds it by name. One that the manager makes for itself has a descriptor and no name, and so ends
-//! with the manager, however that ends, and takes its interfaces with it. One that has a name outlives a manager that was killed: it is
-//! noted in the [record](crate::record).
+//! A namespace lives as long as a descriptor of it is open, a process runs in it, or its file is
+//! mounted somewhere; by custom below `/run/netns`, where `ip netns` finds it by name. The
+//! manager's own namespaces have a descriptor and no name: they end with the manager in any case,
+//! with their interfaces. A named one outlives a killed manager, so it is noted in the
+//! [record](crate::record).
 //!
-//! A thread enters a namespace for good or comes back; here each visit has a thread of its own, which ends with it ([`Netns::visit`]),
-//! so that no thread of the manager is ever in the wrong one.
+//! Each visit of a namespace has a thread of its own, which ends with it ([`Netns::visit`]). So no
+//! other thread of the manager is ever in the wrong namespace.
 //!
 //! # Limits
-//! Needs root (CAP_SYS_ADMIN). A name is seen by processes that share the manager's mounts, which is where `ip netns` looks.
+//! Needs root (CAP_SYS_ADMIN). Only processes with the manager's mounts (`ip netns`) see a name.
 
-// setns, unshare and mounts have no safe wrapper that says which thread they act on.
+// The safe wrappers of setns, unshare and mount do not say which thread they affect.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -29,39 +30,34 @@ use rustix::process::{Pid, Signal};
 
 use super::process::{self, Proc};
 
-/// Where namespaces with names are.
+/// Folder of named namespaces.
 pub(crate) const NAMED: &str = "/run/netns";
 
-/// Time that processes which were killed have to go away.
+/// Maximum time for killed processes to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A network namespace.
 #[derive(Debug)]
 pub struct Netns {
     fd: OwnedFd,
 }
 
 impl Netns {
-    /// A fresh one without a name, which ends with the last descriptor of it.
+    /// Makes a namespace without a name, which ends with its last descriptor.
     ///
     /// # Errors
-    /// The kernel's answer: not permitted without root, or no more namespaces.
+    /// The kernel's: not permitted without root, or too many namespaces.
     pub fn private() -> io::Result<Self> {
         apart(fresh)
     }
 
-    /// The one of this file.
-    ///
-    /// # Errors
-    /// The system's, if there is none.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { fd: File::open(path)?.into() })
     }
 
-    /// A fresh one with a name. Note its path in the record before.
+    /// Makes a named namespace. Note its path in the record before.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] if the name is taken; the kernel's answer.
+    /// [`io::ErrorKind::AlreadyExists`] if the name is taken; the kernel's.
     pub fn named(name: &str) -> io::Result<Self> {
         let path = path_of(name);
         fs::create_dir_all(NAMED)?;
@@ -69,7 +65,7 @@ impl Netns {
         let made = apart(|| {
             let ns = fresh()?;
             let (from, to) = (c"/proc/thread-self/ns/net", text(&path)?);
-            // SAFETY: both strings end in zero; the others are not looked at for a bind mount.
+            // SAFETY: both strings end in zero; a bind mount ignores the other pointers.
             let result = unsafe { libc::mount(from.as_ptr(), to.as_ptr(), null(), libc::MS_BIND, null()) };
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(ns) }
         });
@@ -79,18 +75,18 @@ impl Netns {
         made
     }
 
-    /// Its descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Does something in it, on a thread of its own.
+    /// Runs `job` in it, on a thread of its own.
     ///
     /// # Errors
-    /// What `job` says, or that the namespace cannot be entered.
+    /// Those of `job`, or that the namespace cannot be entered.
     pub fn visit<T: Send, E: From<io::Error> + Send>(&self, job: impl FnOnce() -> Result<T, E> + Send) -> Result<T, E> {
         apart(|| {
-            // SAFETY: a plain system call on a descriptor that is open; it changes the calling thread alone, which ends after this.
+            // SAFETY: a plain system call on an open descriptor; it only changes the calling
+            // thread, which ends after this.
             if unsafe { libc::setns(self.fd.as_raw_fd(), libc::CLONE_NEWNET) } < 0 {
                 return Err(io::Error::last_os_error().into());
             }
@@ -98,10 +94,7 @@ impl Netns {
         })
     }
 
-    /// The processes in it, by what `proc` says.
-    ///
-    /// # Errors
-    /// The system's, if the namespace itself cannot be read.
+    /// The processes in it, according to `proc`.
     pub fn members(&self, proc: &Proc) -> io::Result<Vec<Pid>> {
         let own = File::from(self.fd.try_clone()?).metadata()?;
         let is_in = |pid: &Pid| {
@@ -112,14 +105,14 @@ impl Netns {
         Ok(pids.filter_map(Pid::from_raw).filter(is_in).collect())
     }
 
-    /// Kills the processes in it, and waits for their end. Those that are children of this process are still to be collected.
+    /// Kills the processes in it, and waits for their end. The caller collects its own children.
     ///
     /// # Errors
     /// The system's; [`io::ErrorKind::TimedOut`] if one does not end.
     pub fn kill_members(&self, proc: &Proc) -> io::Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
-            // Until there is none: one that was just being made is found in the next round.
+            // Until it is empty: a process that is being made is found in the next round.
             let members = self.members(proc)?;
             if members.is_empty() {
                 return Ok(());
@@ -127,7 +120,7 @@ impl Netns {
             for pid in members {
                 let Some(identity) = proc.identity(pid) else { continue };
                 let Ok(Some(pidfd)) = identity.open(proc) else { continue };
-                // In this order: whoever is in it after the pidfd was opened is whom the pidfd names.
+                // In this order: a member with this pid after opening is the pidfd's process.
                 if self.members(proc)?.contains(&pid) {
                     process::send_signal(pidfd.as_fd(), Signal::KILL)?;
                     let left = end.saturating_duration_since(Instant::now()).as_millis() as u64;
@@ -140,23 +133,21 @@ impl Netns {
     }
 }
 
-/// The file of the namespace of this name.
+/// The file of a named namespace.
 pub fn path_of(name: &str) -> PathBuf {
     Path::new(NAMED).join(name)
 }
 
-/// Takes the name of a namespace away. It ends when the last process in it has ended and the last descriptor is closed. False if there
-/// was no such name.
+/// Removes the name of a namespace; false if there was none.
 ///
-/// # Errors
-/// The system's.
+/// The namespace ends with its last process and its last descriptor.
 pub fn unname(path: &Path) -> io::Result<bool> {
     let file = text(path)?;
     // SAFETY: a string that ends in zero.
     if unsafe { libc::umount2(file.as_ptr(), libc::MNT_DETACH) } < 0 {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
-            // A file that nothing is mounted on: made by one who was killed before the mount.
+            // The file has no mount: its maker was killed before the mount.
             Some(libc::EINVAL) => {}
             Some(libc::ENOENT) => return Ok(false),
             _ => return Err(error),
@@ -169,7 +160,7 @@ pub fn unname(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Runs something on a thread of its own, and waits for its end.
+/// Runs `job` on a thread of its own, and waits for its end.
 fn apart<T: Send, E: From<io::Error> + Send>(job: impl FnOnce() -> Result<T, E> + Send) -> Result<T, E> {
     std::thread::scope(|scope| match std::thread::Builder::new().name("sluice-netns".into()).spawn_scoped(scope, job) {
         Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
@@ -177,9 +168,9 @@ fn apart<T: Send, E: From<io::Error> + Send>(job: impl FnOnce() -> Result<T, E> 
     })
 }
 
-/// Makes a fresh namespace and leaves the calling thread in it.
+/// Makes a new namespace and leaves the calling thread in it.
 fn fresh() -> io::Result<Netns> {
-    // SAFETY: a plain system call that changes the calling thread alone.
+    // SAFETY: a plain system call that only changes the calling thread.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -195,7 +186,7 @@ mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
-    /// Namespaces are for root; without, there is nothing to test.
+    /// Only root can make namespaces; otherwise the test is skipped.
     fn is_root() -> bool {
         rustix::process::geteuid().is_root()
     }
@@ -210,7 +201,7 @@ mod tests {
         assert_eq!(Netns::named(&name).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         let proc = Proc::default();
         assert_eq!(ns.members(&proc).unwrap(), []);
-        // It has nothing but its loopback; and whoever visits it does not take this thread along.
+        // It has only its loopback, and a visit does not move this thread.
         let interfaces = || fs::read_to_string("/proc/thread-self/net/dev");
         let there = ns.visit(interfaces).unwrap();
         assert_eq!(there.lines().count(), 3, "{there}");

@@ -1,20 +1,19 @@
-//! What goes to stderr, and how often.
+//! Output to stderr, and its rate limit.
 //!
 //! Events are `tracing`'s; the daemon writes each with [`write()`]. [`Notices`] is for events whose
-//! number other processes decide.
+//! number other processes control.
 //!
 //! # Problem
-//! Whoever can reach the NF socket can open and close connections in a loop, and an NF can end again
+//! Any client of the NF socket can open and close connections in a loop, and an NF can end again
 //! and again. A line for each fills the disk and hides what matters.
 //!
 //! # Approach
-//! Each kind of line has a key. Of a key [`BURST`] lines are logged at once in [`EVERY`]. Lines
-//! beyond are left out and counted: the next line that is logged, or [`Notices::flush`], says how
-//! many.
+//! Each kind of line has a key. For each key [`BURST`] lines are logged in [`EVERY`]. Further lines
+//! are counted: the next logged line, or [`Notices::flush`], reports their number.
 //!
 //! # Limits
-//! What was left out is not said in words. At most [`MOST`] keys are remembered; beyond that, those
-//! that have nothing to say are forgotten first, and if there are none a line is left out.
+//! The text of suppressed lines is lost. At most [`MOST`] keys are kept; beyond that, keys without
+//! suppressed lines are forgotten first, and if there are none a line is suppressed.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -26,16 +25,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Longest wait for a reader of stderr.
+/// Maximum wait for a reader of stderr.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Most bytes that a pipe takes without a wait once it is said to be writable (`PIPE_BUF`).
+/// Bytes that a writable pipe accepts without blocking (`PIPE_BUF`).
 const PIECE: usize = 4096;
 
-/// Writes lines to stderr. A log that nobody reads any more, or that takes nothing for now, is no
-/// reason to end or to wait for long: the lines are lost.
+/// Writes lines to stderr. They are lost if stderr is closed, or stays full for a short wait.
 ///
-/// `std::eprintln` panics where stderr is closed, full or broken, and whoever shares the open file
-/// can make it so. In the daemon clippy refuses it.
+/// `std::eprintln` panics where stderr is closed, full or broken, and every holder of the open file
+/// can cause that. In the daemon clippy refuses it.
 pub fn write(lines: &str) {
     let mut stderr = std::io::stderr().lock();
     for piece in lines.as_bytes().chunks(PIECE) {
@@ -45,7 +43,7 @@ pub fn write(lines: &str) {
     }
 }
 
-/// Whether a write will not block. It is waited for, unless the last wait was in vain.
+/// Whether a write will not block. Waits for that, unless the last wait was in vain.
 fn takes_more(file: &impl AsFd) -> bool {
     static IS_STUCK: AtomicBool = AtomicBool::new(false);
     // Relaxed: it is set and read under the lock of stderr.
@@ -61,7 +59,7 @@ fn takes_more(file: &impl AsFd) -> bool {
     ready
 }
 
-/// An error and its causes in one line, with colons between. A cause that the line says already is not said again.
+/// An error and its causes in one line, with colons between, without repeated causes.
 pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     for cause in std::iter::successors(error.source(), |cause| cause.source()) {
@@ -73,11 +71,10 @@ pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
     line
 }
 
-/// Time in which at most [`BURST`] lines of a key are logged.
+/// Period in which at most [`BURST`] lines of a key are logged.
 pub const EVERY: Duration = Duration::from_secs(10);
-/// Most lines of a key in [`EVERY`].
+/// Maximum number of lines of a key in [`EVERY`].
 pub const BURST: u32 = 5;
-/// Most keys that are remembered.
 pub const MOST: usize = 4096;
 
 #[derive(Debug)]
@@ -85,11 +82,10 @@ struct Kind {
     since: Instant,
     logged: u32,
     left_out: u64,
-    /// The line that was left out last.
     last: String,
 }
 
-/// Lines by key, and how many of each were logged.
+/// Lines by key, and the number logged of each.
 #[derive(Debug)]
 pub struct Notices<K> {
     kinds: HashMap<K, Kind>,
@@ -97,12 +93,12 @@ pub struct Notices<K> {
 }
 
 impl<K: Eq + Hash> Notices<K> {
-    /// Lines go to `log`, which makes events of them: their level and target are its own.
+    /// Lines go to `log`, which sets the level and target of its events.
     pub fn new(log: fn(&str)) -> Self {
         Self { kinds: HashMap::new(), log }
     }
 
-    /// The line to log now, if one is.
+    /// The line to log now, if any.
     #[must_use]
     pub fn line(&mut self, key: K, now: Instant, line: impl FnOnce() -> String) -> Option<String> {
         if let Some(kind) = self.kinds.get_mut(&key) {
@@ -126,7 +122,7 @@ impl<K: Eq + Hash> Notices<K> {
         Some(line())
     }
 
-    /// Lines about what was left out and has waited for [`EVERY`]. Keys that have been quiet for so long are forgotten.
+    /// Lines that report suppressed ones after [`EVERY`]. Forgets keys that were quiet.
     #[must_use]
     pub fn flush(&mut self, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
@@ -145,21 +141,21 @@ impl<K: Eq + Hash> Notices<K> {
         lines
     }
 
-    /// Logs a line, if there is room for it.
+    /// Logs a line, unless it is suppressed.
     pub fn print(&mut self, key: K, line: impl FnOnce() -> String) {
         self.line(key, Instant::now(), line).iter().for_each(|line| (self.log)(line));
     }
 
-    /// Logs what was left out and has waited long enough.
+    /// Logs reports of suppressed lines that are due.
     pub fn print_rest(&mut self, now: Instant) {
         self.flush(now).iter().for_each(|line| (self.log)(line));
     }
 }
 
-/// Most characters of what another process has said that stand in a line.
+/// Maximum number of characters quoted from another process.
 const QUOTED: usize = 200;
 
-/// Adds a text of another process to a line: control characters, ends of lines too, are escaped.
+/// Adds a text of another process to a line, with control characters (also newlines) escaped.
 pub fn add_escaped(text: &str, line: &mut String) {
     for c in text.chars() {
         match c {
@@ -170,7 +166,7 @@ pub fn add_escaped(text: &str, line: &mut String) {
     }
 }
 
-/// The beginning of a text of another process, as a part of a line.
+/// The beginning of a text of another process, as part of a line.
 #[must_use]
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::new();
@@ -223,7 +219,7 @@ mod tests {
             _ => format!("closed {ms}"),
         });
         assert_eq!(printed, expected);
-        // Another key has its own room.
+        // Another key has its own limit.
         assert_eq!(notices.line("ended", at(25_000), || "ended".into()).as_deref(), Some("ended"));
         assert!(notices.flush(at(29_999)).is_empty());
         assert_eq!(notices.flush(at(30_000)), ["closed 24990 (494 more such lines left out)"]);

@@ -1,20 +1,24 @@
-//! Processes: naming one without mistaking it, signalling it, collecting it, and what it costs.
+//! Processes: unambiguous names, signals, collection, and resource figures.
 //!
 //! # Problem
-//! A pid is reused as soon as its process was collected. A manager that signals by pid can kill a stranger.
+//! A pid is reused as soon as its process was collected. A manager that signals by pid can kill an
+//! unrelated process.
 //!
 //! # Approach
-//! - A child or a peer is held by a *pidfd*: it names one process for ever, is readable once that has ended (so it goes into the
-//!   supervisor's poll set), and signals through it reach that process or nobody.
-//! - A process that must be found again after the manager's own death is remembered as an [`Identity`]: pid and start time, in
-//!   clock ticks since boot. [`Identity::open`] opens the pidfd first and compares the start time after, so no reuse can slip in
-//!   between.
-//! - Figures come from `/proc`, whose place is an argument ([`Proc`]); CPU time comes from the process's clock, at one system call
-//!   a reading and to the nanosecond, where `/proc/PID/stat` has ticks of 10 ms.
+//! - A child or a peer is held by a *pidfd*: it names one process for ever, becomes readable once
+//!   that has ended (so the supervisor can poll it), and signals through it reach only that
+//!   process.
+//! - A process that must be found again after the manager's own death is recorded as an
+//!   [`Identity`]: pid and start time, in clock ticks since boot. [`Identity::open`] opens the
+//!   pidfd first and then compares the start time, so it detects every reuse of the pid.
+//! - Figures come from `/proc`, whose location is an argument ([`Proc`]). CPU time comes from the
+//!   process's clock, with nanosecond resolution and one system call a reading; `/proc/PID/stat`
+//!   has ticks of 10 ms.
 //!
 //! # Limits
-//! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does
-//! not happen outside of a namespace with a handful of pids. Start times count from boot: compare the id of the boot too.
+//! Two processes with one pid within one clock tick (10 ms) have the same identity. The kernel
+//! assigns pids cyclically, so this needs a namespace with a handful of pids. Start times count
+//! from boot: compare the boot id too.
 
 // The kernel's process clocks and SO_PEERPIDFD have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -29,12 +33,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
-/// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// It returned this status; 0 is success.
     Code(i32),
-    /// This signal killed it.
     Signal(i32),
 }
 
@@ -50,7 +52,7 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// The name of a signal, such as `SIGSEGV`. None of a real-time one, which has none.
+/// The name of a signal, such as `SIGSEGV`; None for real-time signals.
 pub fn signal_name(signal: i32) -> Option<&'static str> {
     let name = match signal {
         libc::SIGHUP => "SIGHUP",
@@ -89,7 +91,7 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
     Some(name)
 }
 
-/// Opens a pidfd. The process that has `pid` now may not be the one that was meant: see [`Identity::open`].
+/// Opens a pidfd. `pid` may have been reused: see [`Identity::open`].
 ///
 /// # Errors
 /// [`Errno::SRCH`] if there is no such process.
@@ -97,10 +99,10 @@ pub fn pidfd_open(pid: Pid) -> Result<OwnedFd, Errno> {
     rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)
 }
 
-/// Signals a process. That it has ended already is no error.
+/// Signals a process; no error if it has ended already.
 ///
 /// # Errors
-/// [`Errno::PERM`] if it belongs to someone else.
+/// [`Errno::PERM`] if it belongs to another user.
 pub fn send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
     match rustix::process::pidfd_send_signal(pidfd, signal) {
         Err(Errno::SRCH) => Ok(()),
@@ -108,11 +110,12 @@ pub fn send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
     }
 }
 
-/// Kills the process group that a process leads: it and the processes that it started, even if it has ended itself. That nobody is
-/// left is no error. Before Linux 6.9 only the process itself is killed.
+/// Kills the process group that a process leads, even if the leader has ended.
+///
+/// An empty group is no error. Before Linux 6.9 only the process itself is killed.
 ///
 /// # Errors
-/// [`Errno::PERM`] if it belongs to someone else.
+/// [`Errno::PERM`] if it belongs to another user.
 pub fn kill_group(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
     // In libc's headers since 2024.
     const PIDFD_SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
@@ -126,7 +129,7 @@ pub fn kill_group(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Collects a child that has ended, so that it is no zombie. None while it runs. Never blocks.
+/// Collects a child that has ended. None while it runs. Never blocks.
 ///
 /// # Errors
 /// [`Errno::CHILD`] if it is no child of this process, or was collected before.
@@ -134,14 +137,14 @@ pub fn reap(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     collect(pidfd, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
 }
 
-/// Whether a process is a child of this one that was not collected yet. Collects nothing.
+/// Whether a process is an uncollected child of this one. Collects nothing.
 pub fn is_child(pidfd: BorrowedFd<'_>) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    // A nonblocking pidfd says AGAIN of a child that still runs.
+    // For a running child a nonblocking pidfd answers AGAIN.
     !matches!(rustix::process::waitid(WaitId::PidFd(pidfd), options), Err(error) if error != Errno::AGAIN && error != Errno::INTR)
 }
 
-/// Whether a child of this process has ended and was not collected. Collects nothing.
+/// Whether this process has an uncollected child that has ended. Collects nothing.
 pub fn has_ended_child() -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     matches!(rustix::process::waitid(WaitId::All, options), Ok(Some(_)))
@@ -150,16 +153,13 @@ pub fn has_ended_child() -> bool {
 /// Collects the children of a process group that have ended. Never blocks.
 pub fn reap_group(leader: Pid) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-    // One that is no child, or has gone, ends the loop.
+    // An error (no child left) ends the loop.
     while let Ok(Some(_)) = rustix::process::waitid(WaitId::Pgid(Some(leader)), options) {}
 }
 
 /// Waits for a child to end, and collects it.
-///
-/// # Errors
-/// As [`reap`].
 pub fn wait(pidfd: BorrowedFd<'_>) -> Result<Exit, Errno> {
-    // A pidfd that was opened nonblocking makes waitid answer EAGAIN instead of waiting, so wait for it to become readable first.
+    // A nonblocking pidfd makes waitid return EAGAIN instead of waiting: poll it first.
     wait_readable(pidfd, None)?;
     collect(pidfd, WaitIdOptions::EXITED)?.ok_or(Errno::CHILD)
 }
@@ -168,7 +168,7 @@ fn collect(pidfd: BorrowedFd<'_>, options: WaitIdOptions) -> Result<Option<Exit>
     let status = loop {
         match rustix::process::waitid(WaitId::PidFd(pidfd), options) {
             Err(Errno::INTR) => {}
-            // What a nonblocking pidfd says of a process that still runs.
+            // The answer of a nonblocking pidfd while the process runs.
             Err(Errno::AGAIN) => return Ok(None),
             other => break other?,
         }
@@ -178,10 +178,9 @@ fn collect(pidfd: BorrowedFd<'_>, options: WaitIdOptions) -> Result<Option<Exit>
     Ok(killed.or(status.exit_status().map(Exit::Code)))
 }
 
-/// Waits until the process has ended, child or not, at most `timeout_ms` milliseconds (for ever without), and says whether it has.
+/// Waits until a process, child or not, has ended; returns whether it has.
 ///
-/// # Errors
-/// What poll says.
+/// Waits at most `timeout_ms` milliseconds, or for ever if None.
 pub fn wait_readable(pidfd: BorrowedFd<'_>, timeout_ms: Option<u64>) -> Result<bool, Errno> {
     let end = timeout_ms.map(|ms| std::time::Instant::now() + std::time::Duration::from_millis(ms));
     loop {
@@ -194,25 +193,27 @@ pub fn wait_readable(pidfd: BorrowedFd<'_>, timeout_ms: Option<u64>) -> Result<b
     }
 }
 
-/// Pid, user and group of the process at the other end of a Unix socket, as they were when it connected. No pid if this pid
-/// namespace does not know the process.
+/// Pid, user and group of a Unix socket's peer, as they were when it connected.
+///
+/// No pid if this pid namespace does not know the process.
 ///
 /// # Errors
-/// What the kernel says of something that is no Unix socket.
+/// Those of the kernel if it is no Unix socket.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32, u32), Errno> {
-    // Not rustix's, whose pid cannot be 0.
+    // Not rustix's type: its pid cannot be 0.
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let (fd, place) = (socket.as_raw_fd(), (&raw mut credentials).cast());
-    // SAFETY: `credentials` and `len` are live, and `len` is the size of `credentials`, so the kernel writes nothing else.
+    // SAFETY: `credentials` and `len` are live, and `len` is the size of `credentials`, so the
+    // kernel writes nothing else.
     if unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut len) } != 0 {
         return Err(last_errno());
     }
-    // Before any peer is there, the kernel answers with pid 0 and user -1.
+    // Before a peer connects, the kernel answers with pid 0 and user -1.
     Ok((Some(credentials.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw), credentials.uid, credentials.gid))
 }
 
-/// The process at the other end of a Unix socket, as it was when it connected: no reuse of its pid can mislead.
+/// The peer process of a Unix socket as of its connection, safe against reuse of its pid.
 ///
 /// # Errors
 /// [`Errno::NOPROTOOPT`] before Linux 6.5; [`Errno::SRCH`] if that process has ended.
@@ -221,12 +222,12 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `fd` and `len` are live, and `len` is the size of `fd`, so the kernel writes at most `fd`.
+    // SAFETY: `fd` and `len` are live, and `len` is the size of `fd`.
     let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len) };
     if rc != 0 || fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us, and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -234,14 +235,14 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
-/// The clock of a process: CPU time of all its threads, user and system.
+/// The CPU clock of a process: user and system time of all its threads.
 ///
-/// It names the process by pid, so read it only while the process was not collected yet, and forget it with its NF.
+/// It names the process by pid: read it only before the process is collected.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuClock(libc::clockid_t);
 
 impl CpuClock {
-    /// The clock of a process.
+    /// Opens the clock of a process.
     ///
     /// # Errors
     /// [`Errno::SRCH`] if there is no such process.
@@ -271,19 +272,18 @@ impl CpuClock {
 /// The soft limit of open descriptors before [`raise_nofile`].
 static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Descriptors that an NF costs the manager, at most: pidfd, socket, region, the doorbell's page,
-/// the pipe of its output, and one in hand.
+/// Maximum number of the manager's descriptors for an NF: pidfd, socket, region, the doorbell's
+/// page, the pipe of its output, and one temporary.
 pub const NOFILE_OF_NF: u64 = 6;
 
-/// Lets this process open `wanted` descriptors, or as many as its hard limit allows if that is more or may not be raised. Says how many.
+/// Raises the descriptor limit to `wanted`, and returns the new limit.
 ///
-/// # Errors
-/// What the kernel says.
+/// The result is the hard limit if that is higher, or may not be raised.
 pub fn raise_nofile(wanted: u64) -> Result<u64, Errno> {
     let before = rustix::process::getrlimit(Resource::Nofile);
     let _ = NOFILE_BEFORE.set(before);
     let all = before.maximum.map(|hard| hard.max(wanted));
-    // Only who may administer the host may raise a hard limit.
+    // Only a process that may administer the host may raise a hard limit.
     if rustix::process::setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all }).is_ok() {
         return Ok(all.unwrap_or(u64::MAX));
     }
@@ -291,19 +291,20 @@ pub fn raise_nofile(wanted: u64) -> Result<u64, Errno> {
     Ok(before.maximum.unwrap_or(u64::MAX))
 }
 
-/// The limits that this process had before [`raise_nofile`], if that was called: what an NF should start with, since programs that
-/// use select() break above 1,024.
+/// The limits of this process before [`raise_nofile`], if that was called.
+///
+/// An NF starts with these, since programs that use select() break above 1,024.
 pub(crate) fn nofile_before() -> Option<Rlimit> {
     NOFILE_BEFORE.get().copied()
 }
 
-/// Generations that are looked through for the ancestors of a process. More than the processes of an NF make in earnest.
+/// Maximum number of generations of ancestors. Real NFs have fewer.
 const GENERATIONS: usize = 64;
 
-/// How often they are looked at for two looks that say the same.
+/// Maximum number of repeated readings until two are the same.
 const LOOKS: usize = 4;
 
-/// The process file system.
+/// The process file system, `/proc` unless it is elsewhere.
 #[derive(Debug, Clone)]
 pub struct Proc {
     root: PathBuf,
@@ -315,12 +316,11 @@ impl Default for Proc {
     }
 }
 
-/// What is read of `/proc/PID/stat`.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// `R`, `S`, `D`, `Z` (ended, not collected), …
     pub state: char,
-    /// Parent.
     pub ppid: i32,
     /// The kernel's flags of the main thread (`PF_EXITING` and others).
     pub flags: u64,
@@ -333,9 +333,9 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// From the text of the file. None if it is not one.
+    /// Parses the text of the file; None if it is malformed.
     pub fn parse(text: &str) -> Option<Self> {
-        // The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
+        // The second field is the program's name in parentheses, which may hold both, and spaces.
         let (_, rest) = text.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         // Field n of proc(5) is fields[n - 3].
@@ -350,27 +350,24 @@ impl Stat {
         })
     }
 
-    /// Whether the process has ended (and was, or was not, collected).
+    /// Whether the process has ended, collected or not.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether the process has ended, or is about to: how is decided, and nothing changes it any
-    /// more.
+    /// Whether the process has ended or is exiting: its exit status is final.
     pub fn is_ending(&self) -> bool {
-        /// The kernel's `PF_EXITING`.
         const EXITING: u64 = 0x4;
         self.has_ended() || self.flags & EXITING != 0
     }
 }
 
 impl Proc {
-    /// One whose root is elsewhere.
+    /// A process file system at another root.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// A path below the root.
     pub fn path(&self, below: &str) -> PathBuf {
         self.root.join(below)
     }
@@ -379,7 +376,7 @@ impl Proc {
         self.root.join(pid.as_raw_nonzero().to_string()).join(name)
     }
 
-    /// Parent, CPU time, start time.
+    /// Reads `/proc/PID/stat`.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such process.
@@ -393,16 +390,18 @@ impl Proc {
         Stat::parse(&text).ok_or_else(|| malformed(&path))
     }
 
-    /// The parent of a process, the parent's parent, and so on, 64 at most. Of one moment, though each is read by itself: the
-    /// list is read until it is the same twice, and who loses its parent does not get it back.
+    /// The parent of a process, the parent's parent, and so on, 64 at most.
+    ///
+    /// The list is consistent although each process is read separately: it is read until it is the
+    /// same twice, and a process that loses its parent never gets it back.
     ///
     /// # Errors
-    /// As [`Self::stat`]; [`io::ErrorKind::Interrupted`] if it changes with each look.
+    /// As [`Self::stat`]; [`io::ErrorKind::Interrupted`] if it changes with each reading.
     pub fn ancestors(&self, pid: Pid) -> io::Result<Vec<Pid>> {
         let look = || -> io::Result<Vec<Pid>> {
             let mut found = Vec::new();
             let mut at = pid;
-            // None above the first process of the host, and for one that this process namespace does not know.
+            // Pid 0: above the host's first process, or a parent outside of this process namespace.
             while let (true, Some(parent)) = (found.len() < GENERATIONS, Pid::from_raw(self.stat(at)?.ppid)) {
                 found.push(parent);
                 at = parent;
@@ -420,8 +419,9 @@ impl Proc {
         Err(io::ErrorKind::Interrupted.into())
     }
 
-    /// The processes that a process has started and that live, with theirs, as far as the parents between them live too. Who is made or
-    /// orphaned meanwhile may be left out.
+    /// Living descendants of a process, as far as the parents between them live.
+    ///
+    /// May miss a process that is created or orphaned during the call.
     pub fn descendants(&self, pid: Pid) -> Vec<Pid> {
         let mut found = Vec::new();
         let mut parents = vec![pid];
@@ -430,7 +430,7 @@ impl Proc {
                 let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
                 let children = text.split_ascii_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?));
                 for child in children.filter(|child| self.stat(*child).is_ok_and(|stat| !stat.has_ended())) {
-                    // A number that was given anew while this went on is no reason to go round in circles.
+                    // A reused pid must not cause an endless loop.
                     if !found.contains(&child) && child != pid {
                         found.push(child);
                         parents.push(child);
@@ -457,15 +457,14 @@ impl Proc {
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// The number of a process in the namespace that it is in, if that is one below this process's
-    /// own.
+    /// The pid of a process in its own namespace, if that is below this process's own.
     pub fn number_inside(&self, pid: Pid) -> Option<i32> {
         let text = fs::read_to_string(self.file(pid, "status")).ok()?;
         let numbers = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
         numbers.split_ascii_whitespace().skip(1).last()?.parse().ok()
     }
 
-    /// Processes and threads of a user. Reads all of `/proc`.
+    /// Number of a user's processes and threads. Reads all of `/proc`.
     pub fn threads_of(&self, uid: u32) -> u64 {
         use std::os::unix::fs::MetadataExt;
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
@@ -474,11 +473,12 @@ impl Proc {
         of_user.map(|entry| fs::read_dir(entry.path().join("task")).map_or(0, |tasks| tasks.count() as u64)).sum()
     }
 
-    /// Memory that this process shares with nobody, in bytes: what it costs the host to run one more. Takes the kernel tens of
-    /// microseconds and the process's memory lock, so once in seconds is right.
+    /// Memory that this process shares with no other, in bytes: the cost of one more such process.
+    ///
+    /// Takes tens of microseconds and the process's memory lock: read it once in seconds.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::PermissionDenied`] if it is someone else's.
+    /// [`io::ErrorKind::NotFound`] or [`io::ErrorKind::PermissionDenied`] (another user's process).
     pub fn private_bytes(&self, pid: Pid) -> io::Result<u64> {
         let path = self.file(pid, "smaps_rollup");
         let text = fs::read_to_string(&path)?;
@@ -491,15 +491,12 @@ impl Proc {
         Ok(kib.ok_or_else(|| malformed(&path))? * 1024)
     }
 
-    /// A name of this boot: start times of two boots must not be compared.
-    ///
-    /// # Errors
-    /// What reading says.
+    /// The id of this boot: start times of two boots are not comparable.
     pub(crate) fn boot_id(&self) -> io::Result<String> {
         Ok(fs::read_to_string(self.root.join("sys/kernel/random/boot_id"))?.trim().to_owned())
     }
 
-    /// What names a process for as long as the host is up. None if it has ended.
+    /// The identity of a process, unique while the host is up. None if it has ended.
     pub fn identity(&self, pid: Pid) -> Option<Identity> {
         let stat = self.stat(pid).ok().filter(|stat| !stat.has_ended())?;
         Some(Identity { pid: pid.as_raw_nonzero().get(), start: stat.start })
@@ -513,33 +510,35 @@ fn malformed(path: &Path) -> io::Error {
 /// A process, by pid and start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Identity {
-    /// Process number.
     pub pid: i32,
     /// Its start, in clock ticks since boot.
     pub start: u64,
 }
 
 impl Identity {
-    /// Opens the process if it still runs. None if it has ended, even if another has its pid now.
+    /// Opens the process if it still runs. None if it has ended, even if its pid was reused.
     ///
     /// # Errors
-    /// What the kernel says, other than that there is no such process.
+    /// Those of the kernel, other than that there is no such process.
     pub fn open(&self, proc: &Proc) -> Result<Option<OwnedFd>, Errno> {
         let Some(pid) = Pid::from_raw(self.pid) else { return Ok(None) };
         let pidfd = match pidfd_open(pid) {
             Ok(pidfd) => pidfd,
-            // EINVAL is what the kernel says of a thread's number.
+            // EINVAL is the answer for a thread's number.
             Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // In this order: whoever has the pid after the pidfd was opened is whom the pidfd names, or the pidfd names a dead process.
+        // In this order: after the pidfd was opened, the process with this pid is the one that the
+        // pidfd names, or the pidfd names a dead process.
         Ok((proc.identity(pid) == Some(*self)).then_some(pidfd))
     }
 
-    /// Kills the process if it still runs, waits at most `timeout_ms` milliseconds for its end, and says whether it was there.
+    /// Kills the process if it still runs; returns whether it did.
+    ///
+    /// Waits at most `timeout_ms` milliseconds for its end.
     ///
     /// # Errors
-    /// [`Errno::PERM`] if it is someone else's, [`Errno::TIMEDOUT`] if it did not end.
+    /// [`Errno::PERM`] if it is another user's, [`Errno::TIMEDOUT`] if it did not end.
     pub fn kill(&self, proc: &Proc, timeout_ms: u64) -> Result<bool, Errno> {
         let Some(pidfd) = self.open(proc)? else { return Ok(false) };
         send_signal(pidfd.as_fd(), Signal::KILL)?;
@@ -569,7 +568,7 @@ mod tests {
         assert_eq!(wait_readable(pidfd.as_fd(), None), Ok(true));
         assert_eq!(reap(pidfd.as_fd()), Ok(Some(Exit::Signal(9))));
         assert_eq!(reap(pidfd.as_fd()), Err(Errno::CHILD));
-        // Long gone, and still no error and no stranger.
+        // The process is long gone: no error, and no other process is hit.
         send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
     }
 
@@ -577,7 +576,7 @@ mod tests {
     #[expect(clippy::zombie_processes, reason = "collected by its pidfd")]
     fn a_group_is_killed_with_its_leader_or_without() {
         use std::os::unix::process::CommandExt;
-        // A leader that tells its child's pid, and lives on, ends, or leads nobody.
+        // A leader that prints its child's pid, and lives on, ends, or leads no group.
         for (script, group) in [("sleep 1000 & echo $!; wait", 0), ("sleep 1000 & echo $!", 0), ("echo $$; exec sleep 1000", -1)] {
             let mut command = Command::new("/bin/sh");
             command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -603,7 +602,7 @@ mod tests {
             } else {
                 send_signal(member.as_fd(), Signal::KILL).unwrap();
             }
-            // Nobody is left, and that is no error.
+            // An empty group is no error.
             kill_group(pidfd.as_fd()).unwrap();
         }
     }
@@ -644,7 +643,8 @@ mod tests {
             x = std::hint::black_box(x.wrapping_mul(3));
         }
         let stat = Proc::default().stat(getpid()).unwrap();
-        // Ticks are cut, not rounded: the clock is at most a few ticks ahead, never behind by more than one for each field.
+        // Ticks are truncated, not rounded: the clock is at most a few ticks ahead, and never
+        // behind by more than one for each field.
         assert!((stat.utime + stat.stime) * 10_000_000 <= clock.read_ns().unwrap() + 20_000_000);
 
         let (mut child, pid) = sleeper();
@@ -701,7 +701,7 @@ mod tests {
         assert_eq!(raise_nofile(1).unwrap(), hard.unwrap_or(u64::MAX), "never less than there was");
         assert_eq!(rustix::process::getrlimit(Resource::Nofile).current, hard);
         assert!(nofile_before().is_some());
-        // More than the hard limit is for those who may.
+        // Above the hard limit needs privilege.
         let more = hard.unwrap_or(u64::MAX).saturating_add(1);
         let got = raise_nofile(more).unwrap();
         assert!(got == more || got == hard.unwrap_or(u64::MAX));

@@ -1,39 +1,42 @@
-//! The runtime directory, and the record in it of what the manager has started, made and changed on the host.
+//! The runtime directory, and its record of the manager's processes, files and changes.
 //!
 //! # Problem
-//! A manager that is killed leaves things behind: sockets, cgroups, settings, perhaps processes. The next one must find and undo just
-//! that, and nothing that belongs to somebody else by now. And two managers must never share a directory.
+//! A killed manager leaves things behind: sockets, cgroups, settings, perhaps processes. The next
+//! one must find and undo just these, and nothing that belongs to another program by now. Two
+//! managers must never share a directory.
 //!
 //! # Approach
-//! - The directory holds a *lock* that lives as long as the manager's process (`flock`; it names the holder's pid for the message to
-//!   the second), and the *record*: a journal of JSON lines, one for each thing started, made or changed, and one when that is over.
-//!   An entry costs one short write, however long the record is; when it has grown to several times what it says, it is written anew
-//!   and renamed into place.
-//! - Things are noted *before* they are made and forgotten *after* they are gone, so that a kill at any moment leaves at most an
-//!   entry for something that is not there. A process can only be noted after; until then, and as a rule, the kernel kills it with
-//!   the manager (see [`super::spawn`]): the record is for those that have escaped that.
+//! - The directory holds a *lock* that lives as long as the manager's process (`flock`; it contains
+//!   the holder's pid for error messages), and the *record*: a journal of JSON lines, one for each
+//!   thing started, made or changed, and one when that is over. An entry costs one short write. A
+//!   journal that is several times longer than its state is rewritten and renamed into place.
+//! - Things are noted *before* they are made and forgotten *after* they are gone: a kill leaves at
+//!   most an entry for something that is not there. A process can only be noted after its start.
+//!   The kernel normally kills it with the manager (see [`super::spawn`]); the record is for
+//!   processes that escape that.
 //! - A process is recorded with its start time and the boot's id, and opened before it is compared
 //!   ([`Identity::open`](crate::process::Identity::open)), so a reused pid is never killed.
-//! - Undoing never recurses, but in the folder of a container, and there not deep: a file is unlinked if it is one, a socket if it is
-//!   one, a directory or cgroup only if it is empty (of a cgroup: after the processes in it and below it were killed, and empty cgroups
-//!   below it removed). What cannot be undone stays in the record for the next time.
-//! - The record is an order to kill and to delete, so it is believed only in a directory that
-//!   nobody else can write to, or replace by means of a folder above it.
+//! - Undoing recurses only in the folder of a container, and not deeply there. It removes a file or
+//!   socket only if it is of that type, and a directory or cgroup only if it is empty. In a cgroup
+//!   it first kills all processes, also below it, and removes empty child cgroups. What cannot be
+//!   undone stays in the record.
+//! - The record is an order to kill and to delete. So it is accepted only in a directory that no
+//!   other user can write to, or replace through a parent folder.
 //!
 //! | entry | undone by |
 //! |---|---|
 //! | process of an NF | killing it and its process group |
 //! | socket, file | unlinking it |
 //! | directory | removing it if it is empty |
-//! | cgroup | killing who is in it or below it, removing it |
-//! | network namespace | killing who is in it, taking its name away |
-//! | folder of a container | removing it with what the runtime keeps there; its processes have ended with the manager |
-//! | changed setting | writing the value from before |
-//! | what the [guard] was told, in a file beside | doing it, before anything is killed |
+//! | cgroup | killing the processes in and below it, removing it |
+//! | network namespace | killing its processes, removing its name |
+//! | folder of a container | removing it with the runtime's files; its processes are gone |
+//! | changed setting | writing the former value |
+//! | journal of the [guard], a file beside | undoing its entries before anything is killed |
 //!
 //! # Limits
-//! Nothing is flushed to the disk: the record survives the manager, not the host; after a reboot only its files and sockets are
-//! undone. NFs that attach by themselves are not recorded: whoever started them stops them.
+//! Nothing is flushed to disk: the record survives the manager, not the host. After a reboot only
+//! its files and sockets are undone. NFs that attach by themselves are not recorded.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -53,50 +56,33 @@ use crate::netns::{self, Netns};
 use crate::process::{self, Identity, Proc};
 use crate::processes::guard;
 
-/// File of the lock.
 const LOCK: &str = "lock";
 
-/// File of the record.
 const RECORD: &str = "record";
 
-/// File of what the guard is told: see [`guard`].
+/// File name of the guard's journal: see [`guard`].
 pub const UNDO: &str = "undo";
 
-/// Time that killed processes and emptied cgroups have to go away.
+/// Maximum time for killed processes and emptied cgroups to disappear.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The record is written anew when it has more lines than this and four times what is left to say.
+/// The record is rewritten when it has more lines than this and four times its entries.
 const COMPACT_LINES: usize = 1024;
 
 /// Why there is no record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// Another manager runs here.
     #[error("another sluiced{} runs in {dir}; stop it, or give this one another runtime_dir", pid.map(|p| format!(" (pid {p})")).unwrap_or_default())]
-    Busy {
-        /// The directory.
-        dir: PathBuf,
-        /// The other manager.
-        pid: Option<i32>,
-    },
-    /// Others could write the record.
+    Busy { dir: PathBuf, pid: Option<i32> },
+    /// Other users could write the record.
     #[error("{dir} {what}: whoever writes there could have this manager kill and delete; choose a runtime_dir of its own")]
     Untrusted {
         /// The directory, or a file in it.
         dir: PathBuf,
-        /// What is wrong with it.
         what: String,
     },
-    /// A system call failed.
     #[error("cannot {doing} {path}: {source}{}", advice(source))]
-    System {
-        /// What was tried.
-        doing: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
+    System { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -107,51 +93,64 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// Something on the file system that the manager makes and must remove.
+/// Kind of a file-system object that the manager makes and must remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Thing {
-    /// A Unix socket.
     Socket,
-    /// An ordinary file (or a symbolic link).
+    /// An ordinary file or a symbolic link.
     File,
-    /// A directory.
     Directory,
     /// A control group, version 1 or 2.
     Cgroup,
-    /// A network namespace with a name.
+    /// A named network namespace.
     Netns,
-    /// The folder of a container, with what its runtime keeps there.
+    /// The folder of a container, with its runtime's files.
     Container,
 }
 
-/// A line of the record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// Who writes the record.
-    Manager { process: Identity, boot: String, made_dir: bool },
-    /// A process of an NF was started.
-    Started { nf: String, process: Identity },
-    /// And has ended and was collected.
-    Ended { pid: i32 },
+    /// The manager that writes the record.
+    Manager {
+        process: Identity,
+        boot: String,
+        made_dir: bool,
+    },
+    Started {
+        nf: String,
+        process: Identity,
+    },
+    /// The process has ended and was collected.
+    Ended {
+        pid: i32,
+    },
     /// A thing is about to be made.
-    Made { thing: Thing, path: PathBuf },
-    /// And was removed.
-    Removed { path: PathBuf },
+    Made {
+        thing: Thing,
+        path: PathBuf,
+    },
+    Removed {
+        path: PathBuf,
+    },
     /// A setting is about to be changed.
-    Changed { path: PathBuf, was: String },
-    /// And has its value from before.
-    Restored { path: PathBuf },
+    Changed {
+        path: PathBuf,
+        was: String,
+    },
+    Restored {
+        path: PathBuf,
+    },
 }
 
-/// What a record says is there.
+/// Everything that a record lists and that is not yet undone.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Left {
-    /// Process, boot, and whether the directory was made by a manager.
+    /// Process, boot id, and whether a manager made the directory.
     manager: Option<(Identity, String, bool)>,
     processes: BTreeMap<i32, (String, Identity)>,
-    /// By path, so that in reverse order what is inside goes first.
+    /// By path: in reverse order, contents come before their folder.
     things: BTreeMap<PathBuf, Thing>,
     settings: BTreeMap<PathBuf, String>,
 }
@@ -170,7 +169,7 @@ impl Left {
         }
     }
 
-    /// The lines that say the same.
+    /// The shortest journal of this state.
     fn lines(&self) -> Vec<Line> {
         let manager = self.manager.iter().cloned();
         let manager = manager.map(|(process, boot, made_dir)| Line::Manager { process, boot, made_dir });
@@ -184,7 +183,7 @@ impl Left {
         self.processes.len() + self.things.len() + self.settings.len()
     }
 
-    /// Reads a journal. A last line that was cut short, by a kill or a full disk, is as if it had not been begun.
+    /// Reads a journal. Ignores a last line that was truncated by a kill or a full disk.
     fn parse(text: &str) -> Self {
         let mut left = Self::default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).for_each(|line| left.apply(line));
@@ -192,25 +191,22 @@ impl Left {
     }
 }
 
-/// What was undone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CleanedUp {
-    /// The manager that had left it, if there was one.
+    /// Pid of the manager that had left things, if any.
     pub manager: Option<i32>,
-    /// NFs whose processes were killed, with their pids.
+    /// Killed NFs, with their pids.
     pub killed: Vec<(String, i32)>,
-    /// Files, sockets, directories and cgroups that were removed.
     pub removed: Vec<PathBuf>,
-    /// Settings that have their value from before again.
+    /// Settings that have their former value again.
     pub restored: Vec<PathBuf>,
-    /// Changes on processes that were given back: stopped, frozen or real-time ones.
+    /// Number of undone changes on processes: stopped, frozen or real-time ones.
     pub released: usize,
     /// What could not be undone, and why. It stays in the record.
     pub failed: Vec<String>,
 }
 
 impl CleanedUp {
-    /// Whether there was nothing to undo.
     pub fn is_nothing(&self) -> bool {
         self.killed.is_empty()
             && self.removed.is_empty()
@@ -246,9 +242,10 @@ impl std::fmt::Display for CleanedUp {
     }
 }
 
-/// The runtime directory, held by this manager, and its record.
+/// The runtime directory, locked by this manager, and its record.
 ///
-/// Dropping it (a panic) gives the lock back and leaves the record to the next manager; [`Record::finish`] is the orderly end.
+/// Dropping it (a panic) releases the lock and leaves the record to the next manager;
+/// [`Record::finish`] is the orderly end.
 #[derive(Debug)]
 pub struct Record {
     dir: PathBuf,
@@ -256,13 +253,15 @@ pub struct Record {
     left: Left,
     journal: File,
     lines: usize,
-    // Last: what comes before is over when the lock is given back.
+    // Last field: the others are dropped before the lock is released.
     lock: Lock,
 }
 
 impl Record {
-    /// Makes the directory (mode 0755) if it is not there, takes its lock, undoes what the record of an earlier manager says, and
-    /// begins a new one. Waits up to some seconds for processes that it kills.
+    /// Opens the directory: makes it (mode 0755) if missing, locks it, undoes an earlier manager's
+    /// record, and begins a new record.
+    ///
+    /// Waits up to some seconds for processes that it kills.
     ///
     /// # Errors
     /// [`RecordError`]. What could not be undone is no error: see [`CleanedUp::failed`].
@@ -283,7 +282,7 @@ impl Record {
                 left.things.retain(|_, thing| !matches!(thing, Thing::Cgroup | Thing::Netns));
             }
         }
-        // Before they are killed: who is frozen cannot end.
+        // Before processes are killed: a frozen one cannot end.
         let journal = dir.join(UNDO);
         if let Ok(metadata) = fs::symlink_metadata(&journal) {
             trust(&journal, &metadata)?;
@@ -300,13 +299,14 @@ impl Record {
         Ok((Self { dir, proc, left, journal, lines, lock }, report))
     }
 
-    /// Makes the directory with lock and record anew if somebody has removed it, or one of them. Returns whether that was so: then
-    /// sockets and other files in it may be gone, too. What a manager has left there that came in between and was killed is kept in the
-    /// record, and undone with the rest.
+    /// Makes directory, lock and record again if any was removed. Returns whether that was so.
+    ///
+    /// In that case sockets and other files in it may be gone, too. Entries of a manager that was
+    /// killed there in between are adopted.
     ///
     /// # Errors
-    /// [`RecordError::Busy`] if another manager runs there by now; otherwise as [`Record::open`]. Then nothing has changed but that
-    /// there may be a directory.
+    /// [`RecordError::Busy`] if another manager runs there by now; otherwise as [`Record::open`].
+    /// On an error nothing changes, except that the directory may have been made.
     pub fn keep(&mut self) -> Result<bool, RecordError> {
         if self.has_dir() {
             if self.dir.join(RECORD).exists() {
@@ -334,15 +334,14 @@ impl Record {
         there.is_ok_and(|there| ours.is_ok_and(|ours| is_same(&there, &ours)))
     }
 
-    /// The directory, as an absolute path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Notes the process of an NF, right after it was started. One that has ended already is not noted.
+    /// Notes the process of an NF, right after its start. Ignores one that has ended already.
     ///
     /// # Errors
-    /// [`RecordError::System`]: the disk is full, for example.
+    /// [`RecordError::System`], for example if the disk is full.
     pub fn started(&mut self, nf: &str, pid: Pid) -> Result<(), RecordError> {
         match self.proc.identity(pid) {
             Some(process) => self.note(Line::Started { nf: nf.into(), process }),
@@ -350,7 +349,7 @@ impl Record {
         }
     }
 
-    /// Notes that a process has ended. To be called when it was collected, not before.
+    /// Notes that a process has ended. Call it after the process was collected.
     ///
     /// # Errors
     /// As [`Record::started`].
@@ -381,8 +380,9 @@ impl Record {
         if self.left.things.contains_key(path) { self.note(Line::Removed { path: path.into() }) } else { Ok(()) }
     }
 
-    /// Notes a setting (a file below /proc or /sys) that is about to be changed, and the text that is to be written to undo that.
-    /// Of several changes of one setting the first counts.
+    /// Notes a setting that is about to be changed, and the text that restores it.
+    ///
+    /// It is a file below /proc or /sys. Of several changes the first counts.
     ///
     /// # Errors
     /// As [`Record::started`]; then do not change it.
@@ -393,7 +393,7 @@ impl Record {
         self.note(Line::Changed { path: path.into(), was: was.into() })
     }
 
-    /// Notes that a setting has its value from before.
+    /// Notes that a setting has its former value again.
     ///
     /// # Errors
     /// As [`Record::started`].
@@ -401,10 +401,10 @@ impl Record {
         if self.left.settings.contains_key(path) { self.note(Line::Restored { path: path.into() }) } else { Ok(()) }
     }
 
-    /// The orderly end: undoes what is still recorded, and removes the record, the lock, and the directory if a manager made it and
-    /// it is empty. The report says what was left until now; a manager that has stopped in order has left nothing.
+    /// The orderly end: undoes what is still recorded, and removes the record and the lock.
     ///
-    /// If something could not be undone, the record stays for the next manager.
+    /// Removes the directory too, if a manager made it and it is empty. The report is empty after
+    /// an orderly stop. If something could not be undone, the record stays for the next manager.
     ///
     /// # Errors
     /// [`RecordError::System`].
@@ -412,7 +412,7 @@ impl Record {
         let mut report = CleanedUp::default();
         let has_dir = self.has_dir();
         if !has_dir {
-            // What is there now is another manager's.
+            // The present directory is another manager's.
             let dir = &self.dir;
             self.left.things.retain(|path, _| !path.starts_with(dir));
         }
@@ -460,15 +460,16 @@ fn system(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordE
     move |source| RecordError::System { doing, path: path.into(), source }
 }
 
-/// One line, in one piece, for one write. The end of line comes first: should a full disk cut a line short, the next one does not
-/// continue it.
+/// Encodes one line for a single write.
+///
+/// The newline comes first: if a full disk truncates a line, the next line does not continue it.
 fn encode(line: &Line) -> io::Result<Vec<u8>> {
     let mut bytes = vec![b'\n'];
     serde_json::to_writer(&mut bytes, line)?;
     Ok(bytes)
 }
 
-/// Writes a whole record beside the old one, puts it in its place, and opens it for more lines.
+/// Writes a whole record beside the old one, renames it into place, and opens it for appending.
 fn write_anew(dir: &Path, left: &Left) -> Result<(File, usize), RecordError> {
     let (path, next) = (dir.join(RECORD), dir.join("record.new"));
     let lines = left.lines();
@@ -483,7 +484,7 @@ fn write_anew(dir: &Path, left: &Left) -> Result<(File, usize), RecordError> {
     Ok((file, lines.len()))
 }
 
-/// Makes a directory that only this user can write to, or replace, unless it is there. Returns whether it was made.
+/// Makes a directory that only this user can write to, or replace. Returns whether it was missing.
 fn make_dir(dir: &Path) -> Result<bool, RecordError> {
     trust_way_to(dir)?;
     let made = match DirBuilder::new().mode(0o755).create(dir) {
@@ -499,19 +500,19 @@ fn make_dir(dir: &Path) -> Result<bool, RecordError> {
     Ok(made)
 }
 
-/// Whether this process is the manager of a directory, by what the lock in it says.
+/// Whether the lock in a directory names this process.
 pub fn is_ours(dir: &Path) -> bool {
     let holder = fs::read_to_string(dir.join(LOCK));
     holder.is_ok_and(|text| text.trim().parse() == Ok(std::process::id()))
 }
 
-/// Reads the record in a directory; an empty one if there is none.
+/// Reads the record in a directory; empty if there is none.
 fn read_record(dir: &Path) -> Result<Left, RecordError> {
     let path = dir.join(RECORD);
     match fs::symlink_metadata(&path) {
         Ok(metadata) => {
             trust(&path, &metadata)?;
-            // Text that is no UTF-8 is a damaged line, not a reason to leave the others.
+            // Invalid UTF-8 damages one line, not the others.
             Ok(Left::parse(&String::from_utf8_lossy(&fs::read(&path).map_err(system("read", &path))?)))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::default()),
@@ -519,12 +520,11 @@ fn read_record(dir: &Path) -> Result<Left, RecordError> {
     }
 }
 
-/// Whether both are of the same file.
 fn is_same(one: &fs::Metadata, other: &fs::Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Refuses what somebody else could have written.
+/// Refuses a path that another user could have written.
 fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), RecordError> {
     let own = rustix::process::geteuid().as_raw();
     let untrusted = |what: String| Err(RecordError::Untrusted { dir: path.into(), what });
@@ -537,15 +537,15 @@ fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), RecordError> {
     Ok(())
 }
 
-/// Refuses a directory that somebody else could replace: by a folder above it that is theirs, or
-/// open to them and not sticky, or by a link that is theirs.
+/// Refuses a directory that another user could replace: through a folder above it that is theirs,
+/// or writable to them and not sticky, or through a link that is theirs.
 fn trust_way_to(dir: &Path) -> Result<(), RecordError> {
     let own = rustix::process::geteuid().as_raw();
     let above = dir.parent().unwrap_or(dir);
-    // As it is written, with links, and as it is.
+    // The path as written, with links, and as resolved.
     let real = fs::canonicalize(above).unwrap_or_default();
     for folder in above.ancestors().chain(real.ancestors()) {
-        // What is not there is said when the directory cannot be made.
+        // A missing folder is reported when the directory cannot be made.
         let Ok(metadata) = fs::symlink_metadata(folder) else { continue };
         let untrusted = |what: String| Err(RecordError::Untrusted { dir: dir.into(), what });
         let shown = folder.display();
@@ -567,7 +567,8 @@ fn take_lock(dir: &Path) -> Result<Lock, RecordError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&path).map_err(system("open", &path))?;
-        // Who can open it can hold the lock of a manager that is gone. One of an earlier version may be open to all.
+        // A process that can open the file could hold the lock after the manager is gone. An
+        // earlier version may have left it open to all.
         file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(system("close to others", &path))?;
         let lock = match file.try_clone().and_then(Lock::take) {
             Ok(lock) => lock,
@@ -578,7 +579,8 @@ fn take_lock(dir: &Path) -> Result<Lock, RecordError> {
             }
             Err(error) => return Err(system("lock", &path)(error)),
         };
-        // A manager that ended just now may have removed the file between our open and our lock; then a third may have made a new one.
+        // A manager that ended just now may have removed the file between our open and our lock;
+        // then a third may have made a new one.
         let ours = file.metadata().map_err(system("read", &path))?;
         let there = fs::symlink_metadata(&path);
         if there.is_ok_and(|there| is_same(&there, &ours)) {
@@ -588,8 +590,8 @@ fn take_lock(dir: &Path) -> Result<Lock, RecordError> {
     }
 }
 
-/// Undoes what is left: processes first, since they use the rest, and settings last: a cgroup's controller cannot be switched off while
-/// a cgroup inside has it. What cannot be undone stays in `left`.
+/// Undoes all that is left: processes first, since they use the rest, and settings last, since a
+/// cgroup controller cannot be disabled while a child cgroup has it. What fails stays in `left`.
 fn undo(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
     kill_all(left, proc, report);
     let things = std::mem::take(&mut left.things);
@@ -607,7 +609,7 @@ fn undo(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
     for (path, was) in settings.into_iter().rev() {
         match OpenOptions::new().write(true).truncate(true).open(&path).and_then(|mut file| file.write_all(was.as_bytes())) {
             Ok(()) => report.restored.push(path),
-            // What the setting was of has gone.
+            // The object of the setting is gone.
             Err(error) if is_gone(&error) => {}
             Err(error) => {
                 report.failed.push(format!("writing {was:?} to {}: {error}", path.display()));
@@ -621,7 +623,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound) || error.raw_os_error() == Some(libc::ENODEV)
 }
 
-/// Kills all at once, and then waits for them.
+/// Kills all processes, then waits for them.
 fn kill_all(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
     let mut dying = Vec::new();
     let own = std::process::id() as i32;
@@ -643,7 +645,7 @@ fn kill_all(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
     for (pid, nf, process, pidfd) in dying {
         let rest = end.saturating_duration_since(Instant::now()).as_millis() as u64;
         if process::wait_readable(pidfd.as_fd(), Some(rest)) == Ok(true) {
-            // If it is this process's child (at the end), nobody else will collect it; if not, there is nothing to collect.
+            // A child of this process (at the end) must be collected here.
             let _ = process::reap(pidfd.as_fd());
             report.killed.push((nf, pid));
         } else {
@@ -653,7 +655,7 @@ fn kill_all(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
     }
 }
 
-/// Removes a thing, and says whether it was there.
+/// Removes a thing; returns whether it was there.
 fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -683,12 +685,12 @@ fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
     }
 }
 
-/// Kills who is in a cgroup of ours or in one that was made below it, and removes them. The kernel says "busy" until the last process has
-/// gone.
+/// Kills the processes in and below a cgroup of ours, and removes it. Until the last process is
+/// gone the kernel answers EBUSY.
 fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
     let members = || -> Vec<Pid> {
         let mut pids = Vec::new();
-        // What cannot be read is not empty, and is not removed.
+        // An unreadable cgroup is not empty, and is not removed.
         let _ = processes_below(path, &mut pids);
         pids.into_iter().filter_map(Pid::from_raw).collect()
     };
@@ -698,14 +700,14 @@ fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
         for pid in members().into_iter().filter(|pid| pid.as_raw_nonzero().get() != own) {
             let Some(identity) = proc.identity(pid) else { continue };
             let Ok(Some(pidfd)) = identity.open(proc) else { continue };
-            // In this order: whoever is in the cgroup after the pidfd was opened is whom the pidfd names.
+            // In this order: a member with this pid after opening is the pidfd's process.
             if members().contains(&pid) {
                 process::send_signal(pidfd.as_fd(), rustix::process::Signal::KILL)?;
                 process::wait_readable(pidfd.as_fd(), Some(end.saturating_duration_since(Instant::now()).as_millis() as u64))?;
             }
         }
         match remove_folders(path) {
-            // Nothing tells when the kernel has let go of the last member, so ask again a little later.
+            // The kernel does not signal when it has released the last member: retry soon.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -714,7 +716,7 @@ fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
     }
 }
 
-/// Removes an empty cgroup, and empty ones below it before.
+/// Removes an empty cgroup after the empty cgroups below it.
 fn remove_folders(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -760,7 +762,7 @@ mod tests {
         Proc::default().boot_id().unwrap()
     }
 
-    /// A record as a manager would have left it.
+    /// Writes a record as a manager would have left it.
     fn leave(dir: &Path, boot: &str, lines: &[Line]) {
         let manager = Line::Manager { process: Identity { pid: 4_000_000, start: 1 }, boot: boot.into(), made_dir: false };
         let text = std::iter::once(&manager).chain(lines).map(|line| encode(line).unwrap()).collect::<Vec<_>>().concat();
@@ -797,7 +799,7 @@ mod tests {
         mode(0o777);
         assert!(refused(&dir).contains("inner, which may be written by others (mode 777)"), "{}", refused(&dir));
         assert!(!dir.exists(), "nothing was made");
-        // By a link, too.
+        // Through a link, too.
         std::os::unix::fs::symlink(&inner, parent.path().join("link")).unwrap();
         assert!(refused(&parent.path().join("link/run")).contains("inner, which may be"));
         // As /tmp is.
@@ -855,7 +857,7 @@ mod tests {
         second.made(Thing::File, &parent.path().join("log")).unwrap();
         let refused = first.keep().unwrap_err();
         assert!(matches!(refused, RecordError::Busy { .. }), "{refused}");
-        // It is killed: what it leaves is undone by the first.
+        // It is killed; the first manager undoes its entries.
         let files = || fs::read_dir(&dir).unwrap().count();
         assert_eq!(files(), 2, "lock and record");
         drop(second);
@@ -957,7 +959,7 @@ mod tests {
         let text = report.to_string();
         assert!(text.starts_with(&format!("left by the manager with pid {}: killed ids.0 (pid", std::process::id())), "{text}");
         drop(record);
-        // All of that is done, and is not done again; that the directory was made is not forgotten.
+        // Nothing is undone twice, and it is still known that a manager made the directory.
         let (record, report) = open(&dir);
         assert!(report.is_nothing(), "{report}");
         record.finish().unwrap();
@@ -1014,7 +1016,7 @@ mod tests {
         assert!(runs(&mut stranger) && cgroup.exists());
         assert_eq!(fs::read_to_string(&setting).unwrap(), "this boot's");
 
-        // And the very same process is killed.
+        // A process that matches exactly is killed.
         leave(dir.path(), &own_boot(), &lines[..1]);
         assert_eq!(open(dir.path()).1.killed.len(), 1);
     }
@@ -1119,7 +1121,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
     }
 
-    /// A cgroup of this test's own, of whatever version the host has; None where that is not allowed.
+    /// Makes a cgroup of this test, of the host's version; None where that is not allowed.
     fn make_cgroup(name: &str) -> Option<PathBuf> {
         let name = format!("sluice-{name}-{}", std::process::id());
         let made = |root: &str| {
@@ -1130,7 +1132,7 @@ mod tests {
         roots.iter().filter(|root| Path::new(root).join("cgroup.procs").exists()).find_map(|root| made(root))
     }
 
-    /// No test of its own: the manager that [`a_manager_killed_at_work_is_cleaned_up_after`] kills.
+    /// Not a test itself: the manager that [`a_manager_killed_at_work_is_cleaned_up_after`] kills.
     #[test]
     fn manager_to_be_killed() {
         let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
@@ -1139,18 +1141,18 @@ mod tests {
         record.made(Thing::Socket, &socket).unwrap();
         let _listener = UnixListener::bind(&socket).unwrap();
         let cgroup = std::env::var_os(CGROUP).map(PathBuf::from);
-        // Children that do not die with this process, as some that change their user by themselves: the hard case.
+        // Children that survive this process, like those that change their user: the hard case.
         let mut children: Vec<Child> = (0..3).map(|_| sleeper()).collect();
         for (i, child) in children.iter().enumerate() {
             record.started(&format!("ids.{i}"), Pid::from_child(child)).unwrap();
         }
         if let Some(cgroup) = &cgroup {
             record.made(Thing::Cgroup, cgroup).unwrap();
-            // In the cgroup and not in the record: a child of an NF, in a cgroup that it has made itself.
+            // A child of an NF in a cgroup of its own: in the cgroup, but not in the record.
             let child = sleeper();
             let below = cgroup.join("below");
             fs::create_dir(&below).unwrap();
-            // Whoever runs the tests may have given them a real-time class, which goes to children and not into cgroups.
+            // The tests may inherit a real-time class, whose processes cannot enter these cgroups.
             class::set(Path::new("/"), Pid::from_child(&child), Class::Other).unwrap();
             fs::write(below.join("cgroup.procs"), child.id().to_string()).unwrap();
             children.push(child);

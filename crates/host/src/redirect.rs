@@ -1,12 +1,13 @@
-//! The one program that the kernel runs for AF_XDP: it hands every packet of an interface to a socket.
+//! The kernel's only program for AF_XDP: it hands every packet of an interface to a socket.
 //!
 //! # Approach
-//! A socket of the express data path gets packets only by a program on the interface that sends them to it. This one is five
-//! instructions long, so it is written here as such: look the socket up in a map with one place, and let packets pass that find none. It
-//! is attached by a link, in the generic mode that every interface has, so it goes with the descriptor, however this process ends.
+//! An AF_XDP socket gets packets only from a program on the interface. This one has five
+//! instructions, so it is written here directly: look the socket up in a map with one entry, and
+//! pass packets if there is none. It is attached by a link, in the generic mode that every
+//! interface has, so it goes with the descriptor, however this process ends.
 //!
 //! # Limits
-//! Needs CAP_BPF and CAP_NET_ADMIN, or root. Links for it are there since Linux 5.9.
+//! Needs CAP_BPF and CAP_NET_ADMIN, or root, and Linux 5.9 for such links.
 
 // The call has no safe wrapper.
 #![allow(unsafe_code)]
@@ -23,10 +24,10 @@ const LINK_CREATE: libc::c_int = 28;
 const MAP_OF_SOCKETS: u32 = 17;
 const PROGRAM_OF_XDP: u32 = 6;
 const ATTACHED_TO_XDP: u32 = 37;
-/// On the way that every interface has.
+/// The generic mode, which every interface has.
 const GENERIC: u32 = 1 << 1;
 
-/// What the program answers for a packet without a socket: let it pass.
+/// The program's answer for a packet without a socket: pass.
 const PASS: i32 = 2;
 /// `bpf_redirect_map`.
 const REDIRECT_MAP: i32 = 51;
@@ -67,10 +68,10 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Makes a call whose structure is of a size that the kernel knows.
+/// Makes a call whose structure has a size that the kernel knows.
 fn call<T>(command: libc::c_int, structure: &T) -> io::Result<libc::c_long> {
-    // SAFETY: the structure is live and its size is passed; what it points to outlives the call, as its makers below see to. The kernel
-    // takes what a shorter structure lacks for zero.
+    // SAFETY: the structure is live and its size is passed; what it points to outlives the call, as
+    // its makers below ensure. The kernel takes what a shorter structure lacks for zero.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(structure), size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
@@ -81,7 +82,7 @@ fn make<T>(command: libc::c_int, structure: &T) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 
-/// Packets of an interface go to a socket as long as this lives.
+/// Sends packets of an interface to a socket as long as it lives.
 #[derive(Debug)]
 pub struct Redirect {
     _link: OwnedFd,
@@ -89,10 +90,10 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Sends what the first queue of an interface of the calling thread's namespace receives to a bound socket.
+    /// Redirects an interface's first queue, in the calling thread's namespace, to a bound socket.
     ///
     /// # Errors
-    /// What was tried, and the kernel's answer.
+    /// What was tried, and the kernel's error.
     pub fn to(socket: BorrowedFd<'_>, interface: u32) -> Result<Self, (&'static str, io::Error)> {
         let map = MapCreate { kind: MAP_OF_SOCKETS, key_size: 4, value_size: 4, max_entries: 1 };
         let map = make(MAP_CREATE, &map).map_err(|error| ("make a map of sockets for", error))?;
@@ -108,7 +109,7 @@ impl Redirect {
             // r1 = the map, by its descriptor
             Instruction(0x18, 0x11, 0, map.as_raw_fd()),
             Instruction(0, 0, 0, 0),
-            // r2 = its one place; r3 = the answer for none
+            // r2 = its only entry; r3 = the answer if that is empty
             Instruction(0xb7, 2, 0, 0),
             Instruction(0xb7, 3, 0, PASS),
             Instruction(0x85, 0, 0, REDIRECT_MAP),

@@ -1,18 +1,20 @@
 //! Why a thread does not answer.
 //!
 //! # Problem
-//! A thread that has not answered for ten seconds may be stuck, which is a defect, or may not have had its core, which is the host's
-//! doing: other programs run there, and it answers as soon as it is let on. A clock on the wall cannot tell these apart.
+//! A thread that has not answered for ten seconds may be stuck, which is a defect. Or other
+//! programs keep its core busy, and it will answer when it gets the core. Wall-clock time cannot
+//! distinguish these.
 //!
 //! # Approach
-//! Whoever waits looks at the thread from time to time: how much CPU time it has used, how long it has stood in the queue of its core, and
-//! whether it is runnable. Each interval between two looks is counted as *ran* (its CPU time), as *blocked* (it neither ran nor was
-//! runnable: it waits for a lock, a disk, a device), or else as *queued*. What it ran and what it was blocked is held against it; what it was
-//! queued is not.
+//! The waiting side samples the thread: its CPU time, its time in the queue of its core, and
+//! whether it is runnable. Each interval between two samples counts as *ran* (its CPU time), as
+//! *blocked* (neither ran nor runnable: it waits for a lock, a disk, a device), or else as
+//! *queued*. Only ran and blocked time count against the thread.
 //!
 //! # Limits
-//! The kernel adds to the time in the queue when it ends, so a look in between tells only by the thread's state that it is queued. A host that
-//! is stopped as a whole stops the looks too. Without `/proc/PID/schedstat` CPU time is read in clock ticks of 10 ms.
+//! The kernel adds queue time when it ends, so a sample before that shows only by the thread's
+//! state that it is queued. When the whole host is stopped, so are the samples. Without
+//! `/proc/PID/schedstat` CPU time is read in clock ticks of 10 ms.
 
 use std::time::Duration;
 
@@ -22,22 +24,22 @@ use super::process::{Proc, Stat};
 
 /// Nanoseconds of a clock tick of `/proc/PID/stat`.
 const TICK_NS: u64 = 10_000_000;
-/// Processes that are looked at where there may be any number.
+/// Maximum number of sampled processes.
 const MOST: usize = 64;
 
-/// A look at a thread.
+/// A sample of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
-    /// CPU time that it has used, in nanoseconds.
+    /// Its CPU time in nanoseconds.
     pub ran_ns: u64,
-    /// Time that it has stood in the queue of its core, in nanoseconds.
+    /// Its time in the queue of its core, in nanoseconds.
     pub queued_ns: u64,
-    /// Whether it runs or stands in the queue now.
+    /// Whether it runs or is queued now.
     pub is_runnable: bool,
 }
 
 impl Look {
-    /// At a thread of this process. None if there is none of this number.
+    /// A sample of a thread of this process. None if there is no such thread.
     pub fn at_own(proc: &Proc, thread: Pid) -> Option<Self> {
         let folder = proc.path(&format!("self/task/{}", thread.as_raw_nonzero()));
         let stat = Stat::parse(&std::fs::read_to_string(folder.join("stat")).ok()?)?;
@@ -51,20 +53,19 @@ impl Look {
     }
 }
 
-/// What a thread has done while it was waited for.
+/// A thread's activity during a wait.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Silence {
     last: Option<Look>,
-    /// How long it ran.
     pub ran: Duration,
-    /// How long it neither ran nor could.
+    /// Time that it neither ran nor was runnable.
     pub blocked: Duration,
-    /// How long it stood in the queue of its core.
+    /// Time that it was queued.
     pub queued: Duration,
 }
 
 impl Silence {
-    /// Notes what was seen so long after the look before. `None`: the thread cannot be seen.
+    /// Notes a sample, `after` the one before. None: the thread cannot be sampled.
     pub fn note(&mut self, look: Option<Look>, after: Duration) {
         let Some(look) = look else {
             self.blocked += after;
@@ -82,20 +83,21 @@ impl Silence {
     }
 }
 
-/// Whether a process waits for its core: it is runnable now, or waits for a disk.
+/// Whether a process is runnable or waits for a disk.
 pub fn waits(proc: &Proc, process: Pid) -> bool {
     proc.stat(process).is_ok_and(|stat| matches!(stat.state, 'R' | 'D'))
 }
 
-/// CPU time that processes have used, estimated by 64 of them if there are more.
+/// CPU time of processes, estimated from 64 of them if there are more.
 pub fn used_by(proc: &Proc, processes: &[Pid]) -> Duration {
     let step = processes.len().div_ceil(MOST).max(1);
     let used: u64 = processes.iter().step_by(step).filter_map(|pid| proc.stat(*pid).ok()).map(|stat| stat.utime + stat.stime).sum();
     Duration::from_nanos(used * step as u64 * TICK_NS)
 }
 
-/// Whether a process and those that it has started have had too little of the cores to be judged by a clock: one of them is runnable or
-/// waits for a disk, and all together have used less than half of the time that they were given.
+/// Whether a process and its descendants have had too little CPU time to be measured by a clock.
+///
+/// One of them must be runnable or wait for a disk, and all have used less than half of `given`.
 pub fn is_starved(proc: &Proc, process: Pid, given: Duration) -> bool {
     let all = std::iter::once(process).chain(proc.descendants(process));
     let stats: Vec<Stat> = all.filter_map(|pid| proc.stat(pid).ok()).collect();
@@ -123,10 +125,10 @@ mod tests {
 
     #[test]
     fn a_thread_in_the_queue_has_done_nothing_wrong() {
-        // The kernel says how long it has stood there when that is over.
+        // The kernel reports the queue time when it is over.
         let queued = noted((0..200).map(|_| (7, 3, true)));
         assert_eq!((queued.ran, queued.blocked, queued.queued), (Duration::ZERO, Duration::ZERO, 199 * AFTER));
-        // It had the core for a moment now and then, and slept when it was looked at.
+        // It had the core for moments, and slept at each sample.
         let shared = noted((0..200).map(|n| (2 * n, 98 * n, false)));
         assert_eq!((shared.ran, shared.blocked), (199 * Duration::from_millis(2), Duration::ZERO));
     }

@@ -1,50 +1,60 @@
 //! Starts the process of an NF.
 //!
 //! # Problem
-//! The manager has a big address space and threads that move packets. `fork` copies its page tables and makes each of its pages
-//! fault on the next write, on the packet threads too; and copies a table of thousands of descriptors only to close them again.
+//! The manager has a big address space and threads that move packets. `fork` copies its page tables
+//! and makes each of its pages fault on the next write, also on the packet threads. It also copies
+//! a table of thousands of descriptors only to close them again.
 //!
 //! # Approach
-//! `clone` with `CLONE_VM | CLONE_VFORK | CLONE_FILES`: for a few tens of microseconds the child is a second process in the
-//! manager's own memory and with its own descriptors, while the calling thread, and only that, stands still. The child runs on a
-//! stack of its own, calls nothing but raw system calls, writes nothing but that stack and its report, and ends in `execve` or
-//! `_exit`. What it needs (strings, core mask, filter) is built before. In this order, after it has entered its network namespace, if
-//! it has one of its own, it
-//! 1. leaves the manager's descriptor table for a copy of 0, 1, 2 and the pipe that it writes to
-//!    (`close_range` with `CLOSE_RANGE_UNSHARE`): whatever else the manager has open, close-on-exec
-//!    or not, an NF gets none of it;
-//! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
+//! `clone` with `CLONE_VM | CLONE_VFORK | CLONE_FILES`: for a few tens of microseconds the child
+//! runs in the manager's own memory and with its descriptors, while only the calling thread waits.
+//! The child runs on a stack of its own, makes only raw system calls, writes only to that stack and
+//! its report, and ends in `execve` or `_exit`. What it needs (strings, core mask, filter) is built
+//! before. After it has entered its own network namespace, if it has one, the child in this order
+//! 1. replaces the manager's descriptor table by a copy of 0, 1, 2 and the pipe that it writes to
+//!    (`close_range` with `CLOSE_RANGE_UNSHARE`): an NF inherits none of the manager's other
+//!    descriptors, close-on-exec or not;
+//! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a
+//!    terminal reaches only the manager, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
-//! 4. takes its cores, the limit of descriptors that the manager had before it raised its own, and
-//!    [limits](Limits) of its own;
-//! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads; and, unless it is
-//!    to stay root, gives up every capability that it or a program that it executes could have;
-//! 6. gives up gaining privileges (`no_new_privs`), always: a set-user-id program that an NF executes stays what the NF is;
-//! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened
-//!    already;
-//! 8. resets signals: a handler of the manager never runs in the child, since all signals are blocked from before the clone;
+//! 4. sets its cores, the manager's original limit of descriptors, and its own [limits](Limits);
+//! 5. sets its groups, group and user by raw system calls, because glibc's wrappers would change
+//!    the manager's threads. Unless it stays root, it drops every capability that it or a program
+//!    that it executes could have;
+//! 6. always sets `no_new_privs`: a set-user-id program that an NF executes gains nothing;
+//! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and
+//!    ends if the manager has died already;
+//! 8. resets signals: they are blocked from before the clone, so no handler of the manager runs;
 //! 9. installs the [filter] of system calls, if asked;
-//! 10. executes the program: by its path, or, where its user may not enter a folder on the way, by a descriptor that was opened before 5.
+//! 10. executes the program: by its path, or, where its user may not enter a folder on the way, by
+//!     a descriptor that was opened before 5.
 //!
-//! If a step fails, the child reports the step and the error through the shared memory, and [`spawn`] says so.
+//! If a step fails, [`spawn`] returns step and error, from the shared memory.
 //!
 //! # Apart
-//! With [`SpawnSpec::apart`] the child is the first process of a new process namespace, with mounts and cgroups of its own to go with
-//! it. The kernel ends such a namespace with its first process: whatever the program starts, in namespaces of its own or not, ends
-//! with the program, and so, by step 7, with the manager. That is how OCI runtimes are started, whose containers would otherwise
+//! With [`SpawnSpec::apart`] the child is the first process of a new process namespace, with its
+//! own mounts and cgroup namespace. The kernel ends such a namespace with its first process: all
+//! that the program starts, in namespaces of its own or not, ends with the program, and so, by step
+//! 7, with the manager. OCI runtimes are started this way, because their containers would otherwise
 //! outlive them.
 //!
 //! # Kept
-//! With [`SpawnSpec::keeper`] the child is in a process namespace that all NFs share, whose first process is the [`Keeper`]. That one ends
-//! with the manager, and the kernel ends all that is in the namespace with it: also what an NF has forked and detached, which the
-//! manager's end alone would leave. A namespace of its own for each NF would do that as well, but its first process ignores
-//! signals that it has no handler for, and cannot be a zygote. With [`SpawnSpec::born_in`] it is in a cgroup of version 2 from its first
-//! instruction on (`CLONE_INTO_CGROUP`): joining one later takes the kernel some 15 ms, which a restart would have to wait for. It does
-//! join it, before 3, where the manager itself runs under a filter that knows no `clone3`.
+//! With [`SpawnSpec::keeper`] the child is in a process namespace that all NFs share. Its first
+//! process, the [`Keeper`], ends with the manager, and the kernel then ends all that is in the
+//! namespace, including detached processes that an NF has forked. A namespace for each NF would do
+//! that as well, but its first process ignores signals that it has no handler for, and cannot be a
+//! zygote.
+//!
+//! With [`SpawnSpec::born_in`] the child is in a cgroup of version 2 from its first instruction on
+//! (`CLONE_INTO_CGROUP`). Joining one later takes the kernel some 15 ms, which would delay a
+//! restart. Where the manager runs under a filter that does not know `clone3`, the child joins the
+//! cgroup before step 3 instead.
 //!
 //! # Limits
-//! - The kernel sends the death signal when the *thread* that spawned ends. Spawn from a thread that lives as long as the manager.
-//! - A program with file capabilities loses the death signal at `execve`; [`super::record`] then finds it at the next start.
+//! - The kernel sends the death signal when the *thread* that spawned ends. Spawn from a thread
+//!   that lives as long as the manager.
+//! - A program with file capabilities loses the death signal at `execve`; [`super::record`] then
+//!   finds it at the next start.
 //! - The child starts with the working directory, the umask, the scheduling policy and (without
 //!   [`SpawnSpec::cores`]) the cores of the calling thread.
 //! - Needs Linux 5.11 (`close_range` with its flags; pidfd is from 5.4).
@@ -71,18 +81,15 @@ use crate::process::{self, Exit};
 /// Where an NF's standard output and error go.
 #[derive(Debug, Clone, Default)]
 pub enum Stdio {
-    /// Where the manager's go. The process can shut them down for the manager too.
+    /// To the manager's own. The process can shut them down for the manager too.
     #[default]
     Inherit,
-    /// Nowhere.
     Null,
-    /// Appended to this file, which is made (mode 0640) if it is not there. An absolute path; opened as the manager.
+    /// Appended to this file (absolute path), made with mode 0640 if missing, as the manager.
     Log(PathBuf),
-    /// Into this pipe.
     Pipe(Arc<OwnedFd>),
 }
 
-/// What to start.
 #[derive(Debug, Clone)]
 pub struct SpawnSpec {
     /// Name of the NF, for messages.
@@ -91,33 +98,32 @@ pub struct SpawnSpec {
     pub exec: PathBuf,
     /// Its arguments, without the program's own name.
     pub args: Vec<OsString>,
-    /// Its environment, the whole of it.
+    /// Its whole environment.
     pub env: Vec<(OsString, OsString)>,
-    /// User that it runs as; the manager's own without. Needs root, unless it is the manager's own.
+    /// User that it runs as; the manager's own if None. Needs root, unless it is the manager's own.
     pub user: Option<User>,
-    /// Cores that it runs on; those of the calling thread without any.
+    /// Cores that it runs on; those of the calling thread if empty.
     pub cores: BTreeSet<usize>,
-    /// Standard output and error.
     pub stdio: Stdio,
     /// The [filter] of system calls that it starts with.
     pub filter: Filter,
-    /// Limits of its own.
     pub limits: Limits,
-    /// Who keeps its process namespace; the manager's own namespace without. Needs root. Not for one that is `apart`.
+    /// Keeper of its process namespace; the manager's own if None. Needs root; not with `apart`.
     pub keeper: Option<Arc<Keeper>>,
-    /// The cgroup of version 2 that it is born in; the manager's own without.
+    /// Cgroup of version 2 that it is born in; the manager's own if None.
     pub born_in: Option<PathBuf>,
-    /// Network namespace that it runs in; the manager's own without. Needs root.
+    /// Network namespace that it runs in; the manager's own if None. Needs root.
     pub netns: Option<Arc<Netns>>,
-    /// The `cgroup.procs` of the cgroup that it begins in, with all that it starts; the manager's own without.
+    /// `cgroup.procs` of the cgroup that it and its children start in; the manager's own if None.
     pub cgroup: Option<PathBuf>,
-    /// Whether it is the first process of a process namespace, with which all ends that it has started. It has mounts of its own
-    /// then, and, with a `cgroup` of version 2, finds that at `/sys/fs/cgroup` as if there were no other. Needs root.
+    /// Whether it is the first process of its own process namespace, which ends with it. It then
+    /// has its own mounts and finds a `cgroup` of version 2 at `/sys/fs/cgroup` as if it were the
+    /// root. Needs root.
     pub apart: bool,
 }
 
 impl SpawnSpec {
-    /// A program without arguments, with an empty environment, and with everything else as it is by default.
+    /// A program without arguments or environment, with default settings.
     pub fn new(name: impl Into<String>, exec: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -138,34 +144,32 @@ impl SpawnSpec {
     }
 }
 
-/// What a program may not exceed, besides what its filter denies.
+/// Limits of a program, besides those of its filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Whether it gives up all capabilities, for itself and for what it executes, and leaves no core file.
+    /// Drops all capabilities, also for what it executes, and leaves no core file.
     pub unprivileged: bool,
-    /// Most processes and threads of its user.
+    /// Maximum number of processes and threads of its user.
     pub processes: Option<u64>,
-    /// Most memory that it may lock, in bytes.
+    /// Maximum of locked memory, in bytes.
     pub locked: Option<u64>,
-    /// Whether it is the first to end where the host runs out of memory (`oom_score_adj` 1000),
-    /// with all that it starts. Where the manager has CAP_SYS_RESOURCE, it cannot take that back.
+    /// Whether the OOM killer picks it first (`oom_score_adj` 1000), with all that it starts. It
+    /// cannot undo this where the manager has CAP_SYS_RESOURCE.
     pub goes_first: bool,
 }
 
-/// The first process of the process namespace that NFs run in. All that is in there ends with it, and it ends with the manager, or when
-/// this is dropped.
+/// The first process of the process namespace that NFs run in.
+///
+/// All processes of the namespace end with it. It ends with the manager, or when this is dropped.
 #[derive(Debug)]
 pub struct Keeper {
     spawned: Spawned,
-    /// The manager's own namespace, to come back to.
+    /// The manager's own namespace, to return to.
     own: OwnedFd,
 }
 
 impl Keeper {
-    /// Starts one: a program that does nothing, for ever, but collect orphans. Needs root.
-    ///
-    /// # Errors
-    /// As [`spawn`].
+    /// Starts a keeper: a program that only collects orphans, for ever. Needs root.
     pub fn start(program: &Path, args: &[&str]) -> Result<Self, SpawnError> {
         let mut spec = SpawnSpec::new("keeper", program);
         spec.args = args.iter().map(Into::into).collect();
@@ -181,12 +185,11 @@ impl Keeper {
         process::wait_readable(self.spawned.pidfd.as_fd(), Some(0)) == Ok(false)
     }
 
-    /// Its number.
     pub fn pid(&self) -> Pid {
         self.spawned.pid
     }
 
-    /// Ends it, and all that is in its namespace. It is gone when all of them have been collected.
+    /// Kills it and all of its namespace. It is gone when all of them have been collected.
     pub fn kill(&self) {
         let _ = process::send_signal(self.spawned.pidfd.as_fd(), rustix::process::Signal::KILL);
     }
@@ -195,22 +198,22 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.kill();
-        // It ends when everybody in there has been collected, those too whose parent is this process.
+        // It ends when all processes in there are collected, including children of this process.
         let _ = process::wait_readable(self.spawned.pidfd.as_fd(), Some(1_000));
         let _ = process::reap(self.spawned.pidfd.as_fd());
     }
 }
 
-/// A process that was started. It is not killed when this is dropped; it is a child, and must be collected with [`reap`].
+/// A process that was started; a child, to be collected with [`reap`]. Not killed on drop.
 #[derive(Debug)]
 pub struct Spawned {
-    /// Its number, for messages and `/proc`. Its process group has the same.
+    /// Its pid, for messages and `/proc`; also the id of its process group.
     pub pid: Pid,
     /// Names it for ever; readable once it has ended.
     pub pidfd: OwnedFd,
 }
 
-/// Collects a process that has ended, so that it is no zombie, and says how it ended. None while it runs. Never blocks.
+/// Collects a process that has ended, and returns how it ended. None while it runs. Never blocks.
 ///
 /// # Errors
 /// [`Errno::CHILD`] if it was collected before.
@@ -218,43 +221,34 @@ pub fn reap(spawned: &Spawned) -> Result<Option<Exit>, Errno> {
     process::reap(spawned.pidfd.as_fd())
 }
 
-/// What the child was about to do when it failed.
+/// The step at which the child failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Step {
-    /// Entering its network namespace.
     Namespace = 14,
-    /// Joining its cgroup.
     Cgroup = 15,
-    /// Making mounts of its own.
+    /// Making its own mounts.
     Mounts = 16,
     /// Closing the manager's descriptors.
     Descriptors = 1,
-    /// Making a process group.
+    /// Making its process group.
     Group,
     /// Opening `/dev/null`.
     Null,
-    /// Opening the log file.
     Log,
     /// Placing the standard streams.
     Streams,
-    /// Taking the core.
     Core,
-    /// Setting the limit of descriptors.
+    /// Setting its limits.
     Limit,
-    /// Taking supplementary groups, group and user.
+    /// Setting supplementary groups, group and user.
     User,
-    /// Giving up gaining privileges.
     NoNewPrivileges,
-    /// Asking to die with the manager.
+    /// Asking for a signal when the manager dies.
     DeathSignal,
-    /// Resetting signals.
     Signals,
-    /// Installing the filter.
     Filter,
-    /// Executing the program.
     Exec,
-    /// Giving up capabilities.
     Capabilities = 17,
     /// Entering the process namespace of NFs.
     Kept = 18,
@@ -283,43 +277,26 @@ impl Step {
     ];
 }
 
-/// Why a process could not be started. Nothing of it is left.
+/// Why a process could not be started. No process is left.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// The program has no absolute path.
     #[error("NF {name}: the program {exec} is not an absolute path; give the whole path")]
-    NotAbsolute {
-        /// The NF.
-        name: String,
-        /// The program.
-        exec: PathBuf,
-    },
+    NotAbsolute { name: String, exec: PathBuf },
     /// A string cannot be passed to a program.
     #[error("NF {name}: {what} contains a zero byte (or, in a variable's name, an equals sign); take it out")]
     Text {
-        /// The NF.
         name: String,
         /// The program, an argument or a variable.
         what: String,
     },
-    /// The kernel made no process.
     #[error("NF {name}: cannot make a process: {error}; look at the limits of processes and memory (ulimit -u, pids.max)")]
-    Clone {
-        /// The NF.
-        name: String,
-        /// The kernel's answer.
-        error: Errno,
-    },
+    Clone { name: String, error: Errno },
     /// A step between the new process and its program failed.
     #[error("NF {name}: cannot {what}: {error}{advice}")]
     Step {
-        /// The NF.
         name: String,
-        /// The step.
         step: Step,
-        /// The step, in words.
         what: String,
-        /// The kernel's answer.
         error: Errno,
         /// What to do, if more is known than the error says.
         advice: &'static str,
@@ -376,12 +353,13 @@ impl SpawnError {
     }
 }
 
-/// Starts a process and returns when it executes its program: less than a tenth of a millisecond, however much memory and however
-/// many descriptors the manager has. The filter costs about as much again, because the kernel works out beforehand what it says of
-/// each system call.
+/// Starts a process and returns when it executes its program.
+///
+/// Takes less than 0.1 ms, independent of the manager's memory and descriptors. The filter costs
+/// about as much again, because the kernel precomputes its answer for each system call.
 ///
 /// # Errors
-/// [`SpawnError`]; then nothing is left of it, except perhaps a new, empty log.
+/// [`SpawnError`]; then nothing is left, except perhaps a new, empty log.
 pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     let text = |bytes: &OsStr, what: &str| {
         CString::new(bytes.as_bytes()).map_err(|_| SpawnError::Text { name: spec.name.clone(), what: what.into() })
@@ -419,7 +397,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     let filter = filter::program_of(spec.filter).map(|program| libc::sock_fprog {
         // A program has at most 4,096 instructions, or the kernel refuses it.
         len: program.len() as u16,
-        // The kernel copies from there; nobody writes through it.
+        // The kernel only reads through this pointer.
         filter: program.as_ptr().cast_mut(),
     });
     let user = spec.user.as_ref().filter(|user| !is_already(user));
@@ -430,7 +408,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     });
     let born_in = born_in.transpose()?;
 
-    // Its end is how one that is apart sees the manager's, whose number means nothing there.
+    // A child that is apart sees the manager's end by this: the manager's pid means nothing there.
     let manager = if spec.apart { process::pidfd_open(rustix::process::getpid()) } else { Err(Errno::SRCH) };
 
     let plan = Plan {
@@ -451,7 +429,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         netns: spec.netns.as_ref().map_or(-1, |ns| ns.fd().as_raw_fd()),
         cgroup: cgroup.as_ref().map_or(null(), |c| c.as_ptr()),
         members: members.as_ref().map_or(null(), |c| c.as_ptr()),
-        // A parent outside of the namespace is seen as 0.
+        // A parent outside of the namespace appears as 0.
         parent: if spec.apart || spec.keeper.is_some() { 0 } else { std::process::id() as libc::pid_t },
         unprivileged: spec.limits.unprivileged,
         processes: spec.limits.processes.map(|most| at_most(Resource::Nproc, most)),
@@ -466,7 +444,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         Err(error) => Err(SpawnError::Clone { name: spec.name.clone(), error }),
         Ok((spawned, 0, _)) => Ok(spawned),
         Ok((failed, step, errno)) => {
-            // The child has ended, or is about to: collect it here, since nobody else will know it.
+            // The child has ended, or is about to: collect it here, since no other code knows it.
             let _ = process::wait(failed.pidfd.as_fd());
             let step = Step::ALL.into_iter().find(|s| *s as i32 == step).unwrap_or(Step::Exec);
             Err(SpawnError::step(spec, step, Errno::from_raw_os_error(errno)))
@@ -474,24 +452,23 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     }
 }
 
-/// Whether the manager is this user already and, not being root, neither needs nor has the right to change.
+/// Whether the manager already is this user and, not being root, need and may not change.
 fn is_already(user: &User) -> bool {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     !uid.is_root() && uid.as_raw() == user.uid && gid.as_raw() == user.gid
 }
 
-/// A limit of the child, and no more than the manager may have itself: root without
-/// CAP_SYS_RESOURCE may not raise that.
+/// A limit of the child, at most the manager's: root may lack CAP_SYS_RESOURCE to raise it.
 fn at_most(resource: Resource, most: u64) -> libc::rlimit {
     let most = rustix::process::getrlimit(resource).maximum.map_or(most, |own| own.min(most));
     libc::rlimit { rlim_cur: most, rlim_max: most }
 }
 
-/// A mask of cores in the kernel's form, as long as it needs to be; empty without any.
+/// Core mask in the kernel's form, as long as necessary; empty without cores.
 fn core_mask(cores: &BTreeSet<usize>) -> Vec<c_long> {
     let bits = c_long::BITS as usize;
     let mut mask = Vec::new();
-    // The kernel looks at no more cores than it was built for; a longer mask than this only costs the child time.
+    // The kernel ignores cores that it does not support; a longer mask only costs time.
     for core in cores.iter().map(|core| (*core).min(1 << 16)) {
         mask.resize(mask.len().max(core / bits + 1), 0);
         mask[core / bits] |= 1 << (core % bits);
@@ -499,7 +476,9 @@ fn core_mask(cores: &BTreeSet<usize>) -> Vec<c_long> {
     mask
 }
 
-/// All that the child needs, and its report. The pointers are into values that [`spawn`] keeps until the child has left its memory.
+/// All that the child needs, and its report.
+///
+/// The pointers are into values that [`spawn`] keeps until the child has left its memory.
 struct Plan {
     exec: *const c_char,
     argv: *const *const c_char,
@@ -519,9 +498,9 @@ struct Plan {
     goes_first: bool,
     /// Descriptor of its network namespace, or -1.
     netns: c_int,
-    /// The file that it writes itself to, or null.
+    /// `cgroup.procs` of the cgroup that it joins, or null.
     cgroup: *const c_char,
-    /// The same of the cgroup that it is to be born in, or null.
+    /// `cgroup.procs` of the cgroup that it is born in, or null.
     members: *const c_char,
     parent: libc::pid_t,
     apart: bool,
@@ -529,20 +508,22 @@ struct Plan {
     manager: c_int,
     /// The [`Step`] that failed, or 0.
     step: i32,
-    /// The error that it failed with.
     errno: i32,
 }
 
-/// A stack for the child, made once and kept: unmapping it after each spawn would interrupt every core that runs a packet thread.
+/// The child's stack, made once and kept.
+///
+/// Unmapping it after each spawn would interrupt every core that runs a packet thread.
 struct Stack {
     base: *mut c_void,
-    /// A descriptor of a low number, where the child finds its pipe: it copies the manager's table
-    /// up to there and no further. `/dev/null` between spawns.
-    seat: OwnedFd,
+    /// A low-numbered descriptor where the child finds its pipe: it copies the manager's table only
+    /// up to there. `/dev/null` between spawns.
+    slot: OwnedFd,
     null: OwnedFd,
 }
 
-// SAFETY: the address of a mapping that belongs to no thread; the mutex around it lets one thread at a time use it.
+// SAFETY: the address of a mapping that belongs to no thread; the mutex around it lets one thread
+// at a time use it.
 unsafe impl Send for Stack {}
 
 static STACK: Mutex<Option<Stack>> = Mutex::new(None);
@@ -550,7 +531,7 @@ static STACK: Mutex<Option<Stack>> = Mutex::new(None);
 /// Bytes of the child's stack. It needs about one KiB.
 const STACK_BYTES: usize = 64 * 1024;
 
-/// Bytes below the stack that nobody may touch: the largest page size of the supported machines.
+/// Bytes of the guard area below the stack: the largest page size of the supported machines.
 const GUARD_BYTES: usize = 64 * 1024;
 
 impl Stack {
@@ -560,39 +541,39 @@ impl Stack {
         let base = unsafe {
             mmap_anonymous(null_mut(), STACK_BYTES + GUARD_BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         }?;
-        // SAFETY: within the mapping just made, which nobody else knows.
+        // SAFETY: within the mapping just made, which no other code knows.
         unsafe { mprotect(base, GUARD_BYTES, MprotectFlags::empty()) }?;
         let null =
             rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
         // Above 2 even if the manager has closed one of its own streams.
-        let seat = rustix::io::fcntl_dupfd_cloexec(&null, 3)?;
-        Ok(Self { base, seat, null })
+        let slot = rustix::io::fcntl_dupfd_cloexec(&null, 3)?;
+        Ok(Self { base, slot, null })
     }
 
-    /// Its upper end, aligned to 16 bytes as the ABIs want.
+    /// Its upper end, aligned to 16 bytes as the ABIs require.
     fn top(&self) -> *mut c_void {
         self.base.wrapping_byte_add(STACK_BYTES + GUARD_BYTES)
     }
 
-    /// Puts a descriptor on the seat, or clears it, and gives its number.
-    fn seat(&mut self, pipe: Option<BorrowedFd<'_>>) -> Result<c_int, Errno> {
+    /// Puts a descriptor into the slot, or clears it, and returns the slot's number.
+    fn place(&mut self, pipe: Option<BorrowedFd<'_>>) -> Result<c_int, Errno> {
         let what = pipe.unwrap_or(self.null.as_fd());
-        rustix::io::dup3(what, &mut self.seat, rustix::io::DupFlags::CLOEXEC)?;
-        Ok(self.seat.as_raw_fd())
+        rustix::io::dup3(what, &mut self.slot, rustix::io::DupFlags::CLOEXEC)?;
+        Ok(self.slot.as_raw_fd())
     }
 }
 
-/// The kernel's signal set, all of whose bits are signals; libc's refuses to name those that libc uses itself.
+/// The kernel's signal set of 64 bits; libc's refuses to name the signals that libc itself uses.
 type SignalSet = u64;
 
-/// Clones, lets the child work through the plan, and returns it with the step that failed (or 0) and the error.
+/// Clones and runs the child through the plan; returns it with the failed step (or 0) and errno.
 fn clone_and_exec(
     mut plan: Plan,
     keeper: Option<&Keeper>,
     born_in: Option<BorrowedFd<'_>>,
     pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(Spawned, i32, i32), Errno> {
-    // A poisoned lock is no harm: the stack has no state.
+    // A poisoned lock is harmless: the stack has no state.
     let mut stack = STACK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let stack = match &mut *stack {
         Some(stack) => stack,
@@ -600,7 +581,7 @@ fn clone_and_exec(
     };
     let top = stack.top();
     if pipe.is_some() {
-        plan.pipe = stack.seat(pipe)?;
+        plan.pipe = stack.place(pipe)?;
     }
     let apart = if plan.apart { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | apart;
@@ -609,25 +590,26 @@ fn clone_and_exec(
 
     let all: SignalSet = !0;
     let mut before: SignalSet = 0;
-    // SAFETY: both sets are live and of the size that is passed. Blocks all signals of this thread, so that no handler of the
-    // manager runs in the child, where it would run on the manager's memory behind its back.
+    // SAFETY: both sets are live and of the size that is passed. Blocks all signals of this thread,
+    // so that no handler of the manager runs in the child, on the manager's memory.
     let blocked = unsafe { set_signal_mask(&all, &raw mut before) };
     if blocked < 0 {
         return Err(last_errno());
     }
     let entered = keeper.map_or(Ok(()), |keeper| children_go_to(keeper.spawned.pidfd.as_fd()));
     let made = entered.and_then(|()| {
-        // `child` follows the rules of a child in borrowed memory (see there); its stack is used by nobody else, because the
-        // lock is held and CLONE_VFORK keeps this thread here until the child has left this memory; for the same reason `plan` and all
-        // that it points to outlive the child's use. The kernel writes the descriptor's number to `pidfd`.
+        // `child` follows the rules of a child in borrowed memory (see there). No other thread uses
+        // its stack, because the lock is held and CLONE_VFORK keeps this thread here until the
+        // child has left this memory. For the same reason `plan` and all that it points to outlive
+        // the child's use. The kernel writes the descriptor's number to `pidfd`.
         let mut pid = match born_in {
-            // SAFETY: as said above.
+            // SAFETY: see above.
             None => unsafe { libc::clone(child, top, flags | libc::SIGCHLD, plan.cast(), &raw mut pidfd) },
-            // SAFETY: as said above.
+            // SAFETY: see above.
             Some(folder) => unsafe { clone_into(folder, top, flags, plan, &raw mut pidfd) },
         };
         if pid < 0 && born_in.is_some() && last_errno() == Errno::NOSYS {
-            // A filter of this process's own, as those of units and containers, cannot look into `clone3` and answers so.
+            // A seccomp filter of a unit or container cannot inspect `clone3` and answers ENOSYS.
             // SAFETY: as above; no child was made, so the plan is this function's alone.
             pid = unsafe {
                 (*plan).cgroup = (*plan).members;
@@ -637,25 +619,26 @@ fn clone_and_exec(
         (pid > 0).then(|| Pid::from_raw(pid)).flatten().ok_or_else(last_errno)
     });
     if let Some(keeper) = keeper {
-        // Threads that this one makes are to be in its own namespace; it may go back where it has always been.
+        // Threads that this one makes must be in its own namespace; it may always return there.
         let _ = children_go_to(keeper.own.as_fd());
     }
     // SAFETY: as above; `before` is what this thread had.
     let restored = unsafe { set_signal_mask(&before, null_mut()) };
     debug_assert_eq!(restored, 0);
     if pipe.is_some() {
-        // Or its reader would wait for this process too.
-        let _ = stack.seat(None);
+        // Otherwise the pipe's reader would wait for this process too.
+        let _ = stack.place(None);
     }
     let pid = made?;
-    // SAFETY: the kernel made this descriptor for us in this clone, and nobody else knows it.
+    // SAFETY: the kernel made this descriptor for us in this clone, and no other code knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    // SAFETY: the child is past its last use of the plan, which lives in this function. Read through the pointer that it had.
+    // SAFETY: the child is past its last use of the plan, which lives in this function. Read
+    // through the pointer that the child had.
     let (step, errno) = unsafe { ((*plan).step, (*plan).errno) };
     Ok((Spawned { pid, pidfd }, step, errno))
 }
 
-/// The process namespace in which the calling thread's children will be: that of a process, or one by its file.
+/// Sets the process namespace of the calling thread's future children, by pidfd or file.
 fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes no memory.
     if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWPID) } != 0 {
@@ -664,11 +647,11 @@ fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// As `libc::clone` of [`child`], into a cgroup of version 2. -1 and `errno`, or the child's number.
+/// As `libc::clone` of [`child`], into a cgroup of version 2. Returns the pid, or -1 with `errno`.
 ///
 /// # Safety
-/// As for `libc::clone`: `top` is the upper end of a stack of [`STACK_BYTES`] that nobody uses until the child has executed or ended, and
-/// `plan` and `pidfd` live so long.
+/// As for `libc::clone`: `top` is the upper end of a stack of [`STACK_BYTES`], unused by others
+/// until the child has executed or ended; `plan` and `pidfd` live as long.
 unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, plan: *mut Plan, pidfd: *mut c_int) -> libc::pid_t {
     /// The kernel's struct clone_args.
     #[repr(C, align(8))]
@@ -700,8 +683,9 @@ unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, pla
         cgroup: folder.as_raw_fd() as u64,
     };
     let result: isize;
-    // SAFETY: the parent comes out at `2:` with all registers but the result as they were. The child has the stack's upper end, which is
-    // aligned as the ABI wants it before a call, and calls `child`, which never returns; it changes nothing of the parent's stack.
+    // SAFETY: the parent comes out at `2:` with all registers but the result unchanged. The child
+    // has the stack's upper end, aligned as the ABI wants it before a call, and calls `child`,
+    // which never returns; it changes nothing of the parent's stack.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
@@ -741,14 +725,14 @@ unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, pla
         );
     }
     if result < 0 {
-        // SAFETY: this thread's own.
+        // SAFETY: `errno` is this thread's own.
         unsafe { *libc::__errno_location() = -result as c_int };
         return -1;
     }
     result as libc::pid_t
 }
 
-/// Sets the signal mask of the calling thread, and gives the one before.
+/// Sets the signal mask of the calling thread, and stores the old one.
 ///
 /// # Safety
 /// `new` is readable, `old` is writable or null.
@@ -761,15 +745,16 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
-/// What the child does.
+/// Runs in the child.
 ///
-/// It runs in the manager's memory while the manager's other threads run on. So it takes no lock, allocates nothing, cannot panic
-/// (no arithmetic that is checked, no index), calls nothing but system calls, and writes nothing but its own stack, its report and
-/// `errno`, which belongs to the thread that waits for it.
+/// It runs in the manager's memory while the manager's other threads run on. So it takes no lock,
+/// allocates nothing, cannot panic (no checked arithmetic, no index), makes only system calls, and
+/// writes only to its own stack, its report and `errno`, which belongs to the waiting thread.
 extern "C" fn child(plan: *mut c_void) -> c_int {
     let plan: *mut Plan = plan.cast();
-    // SAFETY: `clone_and_exec` passes a plan that outlives this process's use of its memory, and touches it no more until then.
-    // Every pointer in it is null or points to what its field says; the system calls below read from them, and write nowhere.
+    // SAFETY: `clone_and_exec` passes a plan that outlives this process's use of its memory, and
+    // does not access it until then. Every pointer in it is null or points to what its field says;
+    // the system calls below only read from them.
     unsafe {
         let (step, errno) = prepare_and_exec(&*plan);
         (*plan).step = step as i32;
@@ -784,7 +769,7 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 /// # Safety
 /// Only in the child, with a plan whose pointers are valid.
 unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
-    /// Returns from the function with the step if the system call fails; else is its result.
+    /// Makes a system call and evaluates to its result; returns the step and errno if it fails.
     macro_rules! must {
         ($step:expr, $number:ident $(, $argument:expr)*) => {{
             let result = libc::syscall(libc::$number $(, $argument)*);
@@ -795,11 +780,12 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         }};
     }
     const UNUSED: c_long = 0;
-    // SAFETY: see `child`. Each call gets the arguments that the kernel's interface asks for: numbers as c_long or c_int, pointers
-    // to live values of this stack or of the plan, with their sizes.
+    // SAFETY: see `child`. Each call gets the arguments that the kernel's interface asks for:
+    // numbers as c_long or c_int, pointers to live values of this stack or of the plan, with their
+    // sizes.
     unsafe {
         if plan.apart {
-            // Asked now, while the manager's descriptor is there to see whether it lives; its user does not change after.
+            // Set while the manager's descriptor is open to check that it lives.
             must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
             let mut manager = libc::pollfd { fd: plan.manager, events: libc::POLLIN, revents: 0 };
             let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -825,12 +811,12 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         if !plan.cgroup.is_null() {
             let flags = c_long::from(libc::O_WRONLY | libc::O_CLOEXEC);
             let file = must!(Step::Cgroup, SYS_openat, c_long::from(libc::AT_FDCWD), plan.cgroup, flags, UNUSED);
-            // 0 is whoever writes.
+            // 0 stands for the writing process.
             must!(Step::Cgroup, SYS_write, file, c"0".as_ptr(), 1 as c_long);
             must!(Step::Cgroup, SYS_close, file);
         }
         if plan.apart {
-            // What is mounted here is seen by nobody else, and what the host unmounts goes here too.
+            // Mounts made here are invisible outside; unmounts of the host propagate here.
             let (top, proc, cgroups) = (c"/".as_ptr(), c"/proc".as_ptr(), c"/sys/fs/cgroup".as_ptr());
             let slave = (libc::MS_REC | libc::MS_SLAVE) as c_long;
             must!(Step::Mounts, SYS_mount, c"none".as_ptr(), top, null::<c_char>(), slave, null::<c_void>());
@@ -866,7 +852,7 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             must!(Step::Core, SYS_sched_setaffinity, UNUSED, plan.mask_bytes, plan.mask);
         }
         if let Some(limit) = &plan.limit {
-            // Lowering the soft limit back; the hard one is what it was.
+            // Lowers the soft limit; the hard one stays.
             must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NOFILE), &raw const *limit, null::<c_void>());
         }
         if let Some(limit) = &plan.processes {
@@ -876,9 +862,9 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_MEMLOCK), &raw const *limit, null::<c_void>());
         }
         if plan.goes_first {
-            // Before its privileges go: what one with CAP_SYS_RESOURCE has raised, one without
-            // cannot lower. Of a process that borrows memory as this one does the kernel changes no
-            // other's. Where there is no such file, nobody is chosen by it.
+            // Before privileges are dropped: without CAP_SYS_RESOURCE a process cannot lower what
+            // one with it has raised. For a process that shares memory by vfork the kernel changes
+            // no other process. If the file is missing, the setting is skipped.
             let (file, flags) = (c"/proc/self/oom_score_adj".as_ptr(), c_long::from(libc::O_WRONLY | libc::O_CLOEXEC));
             let file = libc::syscall(libc::SYS_openat, c_long::from(libc::AT_FDCWD), file, flags, UNUSED);
             if file >= 0 {
@@ -886,13 +872,14 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
                 libc::syscall(libc::SYS_close, file);
             }
         }
-        // Opened while every folder on the way is open to this process. What cannot be opened is told when it is executed.
+        // Opened while every folder on the way is accessible. `execve` reports an error.
         let path_only = c_long::from(libc::O_PATH | libc::O_CLOEXEC);
         let program = libc::syscall(libc::SYS_openat, c_long::from(libc::AT_FDCWD), plan.exec, path_only, UNUSED);
         if plan.unprivileged {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_CORE), &raw const none, null::<c_void>());
-            // Up to the first that this kernel does not have. A manager that may not is not root and has none to pass on.
+            // Up to the first that this kernel does not have. A manager without the right to drop
+            // is not root and has none to pass on.
             let mut capability: c_long = 0;
             let drop = c_long::from(libc::PR_CAPBSET_DROP);
             while capability < 64 && libc::syscall(libc::SYS_prctl, drop, capability, UNUSED, UNUSED, UNUSED) == 0 {
@@ -908,22 +895,22 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         if plan.unprivileged {
             let (ambient, clear) = (c_long::from(libc::PR_CAP_AMBIENT), c_long::from(libc::PR_CAP_AMBIENT_CLEAR_ALL));
             must!(Step::Capabilities, SYS_prctl, ambient, clear, UNUSED, UNUSED, UNUSED);
-            // The kernel's structs of version 3: its header (version, process), and effective, permitted and inheritable twice.
+            // Version 3: header (version, pid), and twice effective, permitted, inheritable.
             let (header, none) = ([0x2008_0522u32, 0], [0u32; 6]);
             must!(Step::Capabilities, SYS_capset, header.as_ptr(), none.as_ptr());
         }
         must!(Step::NoNewPrivileges, SYS_prctl, c_long::from(libc::PR_SET_NO_NEW_PRIVS), 1 as c_long, UNUSED, UNUSED, UNUSED);
         must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
         if libc::syscall(libc::SYS_getppid) != c_long::from(plan.parent) {
-            // The manager died before the line above: no signal will come.
+            // The manager died before the `prctl` above: no signal will come.
             return (Step::DeathSignal, libc::ESRCH);
         }
 
-        // The kernel's struct sigaction: handler (0 is SIG_DFL), flags, restorer where there is one, mask.
+        // The kernel's struct sigaction: handler (0 is SIG_DFL), flags, restorer (if any), mask.
         let default_action = [0u64; 4];
         let mut signal: c_long = 1;
         while signal <= 64 {
-            // KILL and STOP have no other than their default, and asking is an error.
+            // KILL and STOP cannot be changed; trying is an error.
             if signal != c_long::from(libc::SIGKILL) && signal != c_long::from(libc::SIGSTOP) {
                 let action = default_action.as_ptr();
                 must!(Step::Signals, SYS_rt_sigaction, signal, action, null::<c_void>(), size_of::<SignalSet>());
@@ -935,12 +922,11 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             return (Step::Signals, *libc::__errno_location());
         }
         if !plan.filter.is_null() {
-            // SPEC_ALLOW: a filter that denies a few calls is no reason to run the NF with slower speculation than without it.
+            // SPEC_ALLOW: a filter of a few calls is no reason to slow down speculation.
             let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_long;
             must!(Step::Filter, SYS_seccomp, c_long::from(libc::SECCOMP_SET_MODE_FILTER), flags, plan.filter);
         }
         libc::syscall(libc::SYS_execve, plan.exec, plan.argv, plan.envp);
-        // It returns only with an error.
         let errno = *libc::__errno_location();
         if errno == libc::EACCES && program >= 0 {
             let itself = c_long::from(libc::AT_EMPTY_PATH);

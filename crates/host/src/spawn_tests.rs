@@ -21,7 +21,7 @@ fn run_to_end(spec: &SpawnSpec) -> Exit {
     exit
 }
 
-/// Runs to the end with the output in a file, and gives the output.
+/// Runs to the end with the output in a file, and returns the output.
 fn output_of(mut spec: SpawnSpec) -> String {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -41,7 +41,7 @@ fn status_of(mut spec: SpawnSpec) -> HashMap<String, String> {
     pairs.map(|(key, value)| (key.to_owned(), value.split_ascii_whitespace().collect::<Vec<_>>().join(" "))).collect()
 }
 
-/// This test program, to run as what [`roles`] does.
+/// This test program, run in a role of [`roles`].
 fn role(name: &str) -> SpawnSpec {
     let mut spec = SpawnSpec::new("test.0", std::env::current_exe().unwrap());
     spec.args = ["--exact", "spawn::tests::roles", "--nocapture"].map(Into::into).to_vec();
@@ -59,7 +59,7 @@ fn role_command(name: &str) -> Command {
 #[test]
 fn a_pipe_is_all_that_it_gets_and_nobody_keeps_its_other_end() {
     use std::io::Read;
-    // More than once: the seat is used again.
+    // Twice: the slot is reused.
     for _ in 0..2 {
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let script = "echo out; echo err >&2; for fd in /proc/self/fd/*; do echo ${fd##*/}; done";
@@ -67,7 +67,7 @@ fn a_pipe_is_all_that_it_gets_and_nobody_keeps_its_other_end() {
         let spawned = spawn(&spec).unwrap();
         drop(spec);
         let mut said = String::new();
-        // It ends: neither this process nor the seat has the other end any more.
+        // It ends: neither this process nor the slot has the other end any more.
         std::fs::File::from(ours).read_to_string(&mut said).unwrap();
         let _ = process::wait(spawned.pidfd.as_fd());
         // 3 is the shell's, which reads the folder.
@@ -76,7 +76,7 @@ fn a_pipe_is_all_that_it_gets_and_nobody_keeps_its_other_end() {
     }
 }
 
-/// No test of its own: what other tests run in a process of its own.
+/// Not a test itself: the roles that other tests run in a separate process.
 #[test]
 fn roles() {
     match std::env::var(ROLE).as_deref() {
@@ -136,7 +136,7 @@ fn nothing_of_the_manager_is_inherited() {
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     // ls has the folder itself open as 3.
     assert_eq!(output_of(shell("ls /proc/self/fd; readlink /proc/self/fd/0")), "0\n1\n2\n3\n/dev/null\n");
-    // And the manager keeps what it had.
+    // The manager keeps its own.
     assert!(rustix::io::fcntl_getfd(&reader).is_ok());
 
     let status = status_of(shell(""));
@@ -231,10 +231,10 @@ fn the_user_and_its_groups_are_taken_or_refused() {
     assert_eq!(rustix::process::geteuid().as_raw(), 0, "the manager stays who it is");
 }
 
-/// Tries each denied call with arguments that no kernel accepts, and a few things that must go on working.
+/// Tries each denied call with arguments that no kernel accepts, and some things that must work.
 fn try_what_is_denied() {
     let errno_of = |number: c_long| {
-        // SAFETY: -1 is no valid pointer, length, descriptor or flag: the kernel refuses the call one way or the other.
+        // SAFETY: -1 is no valid pointer, length, descriptor or flag: the kernel refuses the call.
         let result = unsafe { libc::syscall(number, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long) };
         if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 }
     };
@@ -264,7 +264,7 @@ fn the_filter_denies_its_list_and_nothing_else() {
     let ptrace = format!("call {} ", libc::SYS_ptrace);
     assert!(calls(&without).iter().any(|l| l.starts_with(&ptrace) && !l.ends_with(&format!(" {}", libc::EPERM))));
     assert!(with.contains("worked") && without.contains("worked"), "{with}");
-    // The library's storage has io_uring; a program that knows nothing of Sluice places its threads itself.
+    // The library's storage has io_uring; a foreign program places its threads itself.
     let storing = output_of(SpawnSpec { filter: Filter::Nf { storage: true, zygote: false }, ..role("denied") });
     let foreign = output_of(SpawnSpec { filter: Filter::Foreign, ..role("denied") });
     let is_denied = |text: &str, number: c_long| text.contains(&format!("call {number} {}\n", libc::EPERM));
@@ -273,9 +273,10 @@ fn the_filter_denies_its_list_and_nothing_else() {
     assert!(is_denied(&foreign, libc::SYS_ptrace));
 }
 
-/// Calls that are denied for their arguments, with arguments that are denied and some that are not, and what the kernel says.
+/// Calls that are denied by argument, with denied and allowed arguments, and the kernel's answers.
 fn try_arguments() {
-    // SAFETY: no call below takes memory of this process but what it is given: a page of a fresh mapping, or nothing.
+    // SAFETY: no call below accesses memory of this process other than its arguments: a page of a
+    // fresh mapping, or nothing.
     unsafe {
         let errno = |result: c_long| if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 };
         let file = libc::memfd_create(c"hole".as_ptr(), 0);
@@ -303,7 +304,7 @@ fn try_arguments() {
         }
         println!("clone3 {}", errno(libc::syscall(libc::SYS_clone3, null::<c_void>(), 0 as c_long)));
     }
-    // Threads come by `clone` then.
+    // Threads are then made by `clone`.
     assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
     println!("worked");
 }
@@ -320,7 +321,7 @@ fn the_filter_looks_at_arguments() {
     }
     has(&nf, &format!("clone3 {}", libc::ENOSYS));
     has(&nf, "worked");
-    // And nothing but the filter has denied it.
+    // Only the filter has denied it.
     let free = said(Filter::None);
     for line in ["punch 0", "remove 0", "byte 0", "worked"] {
         has(&free, line);
@@ -337,7 +338,7 @@ fn one_without_privileges_can_get_none() {
     let status = status_of(spec);
     let root = rustix::process::geteuid().is_root();
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb", "CapBnd"] {
-        // Who is not root cannot take from the bounding set, and no_new_privs lets nobody gain what is in it.
+        // Only root can drop from the bounding set, and no_new_privs prevents any gain from it.
         assert!(status[set] == "0000000000000000" || !root && set == "CapBnd", "{set} {}", status[set]);
     }
     assert_eq!(status["NoNewPrivs"], "1");
@@ -345,7 +346,7 @@ fn one_without_privileges_can_get_none() {
     let text = output_of(SpawnSpec { limits, ..shell("cat /proc/self/limits") });
     let takes_back = "cat /proc/self/oom_score_adj; echo 0 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj";
     let said = output_of(SpawnSpec { limits, ..shell(takes_back) });
-    // What who has CAP_SYS_RESOURCE has raised, nobody else lowers.
+    // Without CAP_SYS_RESOURCE a process cannot lower what one with it has raised.
     const RESOURCE: u32 = 24;
     let own = std::fs::read_to_string("/proc/self/status").unwrap();
     let effective = own.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
@@ -379,7 +380,7 @@ fn a_program_in_a_closed_folder_is_executed_all_the_same() {
         run_to_end(&SpawnSpec { user: user.clone(), stdio: Stdio::Null, ..SpawnSpec::new("test.0", &program) }),
         Exit::Code(0)
     );
-    // One that its user may not execute is not.
+    // A program that its user may not execute is refused.
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
     let text = message(&SpawnSpec { user, ..SpawnSpec::new("test.0", &program) });
     assert!(text.contains("Permission denied") && text.contains("chmod o+rx"), "{text}");
@@ -396,11 +397,11 @@ fn what_is_kept_ends_with_its_keeper() {
     assert!(keeper.is_alive());
     let namespace = |pid: Pid| std::fs::read_link(format!("/proc/{}/ns/pid", pid.as_raw_nonzero())).unwrap();
     let kept = |script: &str| SpawnSpec { keeper: Some(keeper.clone()), ..shell(script) };
-    // It is no first process: signals without a handler have their effect.
+    // It is not a first process: signals without a handler work.
     assert_eq!(run_to_end(&kept("kill -TERM $$")), Exit::Signal(libc::SIGTERM));
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
-    // A grandchild that has left its parents and their session, behind an NF that has ended.
+    // A grandchild in another session, behind an NF that has ended.
     let script = format!("(setsid sh -c 'echo > {}; exec sleep 1000' &)", ready.display());
     assert_eq!(run_to_end(&kept(&script)), Exit::Code(0));
     let other = spawn(&kept("exec sleep 1000")).unwrap();
@@ -417,7 +418,7 @@ fn what_is_kept_ends_with_its_keeper() {
     };
     // The keeper, the other, and the grandchild.
     assert_eq!(left(), 3);
-    // Threads and processes of this one are where it is.
+    // Threads and processes of this one stay in its own namespace.
     assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
     let own = spawn(&shell("exec sleep 1000")).unwrap();
     assert_ne!(namespace(own.pid), inside);
@@ -447,14 +448,15 @@ fn one_is_born_in_its_cgroup() {
     }
     let output = output_of(SpawnSpec { born_in: Some(folder.clone()), ..shell("cat /proc/self/cgroup; exit 0") });
     assert!(output.contains(&format!("{}\n", folder.file_name().unwrap().display())), "{output}");
-    // Under a filter that knows no clone3, as a unit's, it joins it. This test's own process has the NF's, which says the same.
+    // Under a filter without clone3, as a unit's, it joins the cgroup. The test's own process has
+    // the NF filter, which answers the same.
     let inner = SpawnSpec { filter: Filter::Nf { storage: false, zygote: false }, ..role("born") };
     let said = output_of(SpawnSpec {
         env: [inner.env.clone(), vec![("SLUICE_TEST_FOLDER".into(), folder.clone().into())]].concat(),
         ..inner
     });
     assert!(said.contains(&format!("{}\n", folder.file_name().unwrap().display())), "{said}");
-    // A step that fails is told from there too.
+    // A failing step is reported from there too.
     let text = message(&SpawnSpec { born_in: Some(folder.clone()), ..SpawnSpec::new("test.0", "/no/such") });
     assert!(text.contains("there is no such program"), "{text}");
     std::fs::remove_dir(&folder).unwrap();
@@ -464,7 +466,7 @@ fn one_is_born_in_its_cgroup() {
 fn children_die_with_a_killed_parent() {
     let mut parent = role_command("parent").stdout(CommandStdio::piped()).spawn().unwrap();
     let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
-    // The test harness writes its own words before, without an end of line.
+    // The test harness writes its own text before, without a newline.
     let pids = lines.map_while(Result::ok).filter_map(|l| Pid::from_raw(l.split("child ").nth(1)?.parse().ok()?));
     let pidfds: Vec<OwnedFd> = pids.take(2).map(|pid| process::pidfd_open(pid).unwrap()).collect();
     assert_eq!(pidfds.len(), 2);
@@ -486,7 +488,7 @@ fn what_is_apart_ends_with_its_first_process() {
     }
     let apart = |script: &str| SpawnSpec { apart: true, ..shell(script) };
     assert_eq!(output_of(apart("echo $$; cat /proc/1/comm")), "1\nsh\n", "and the processes in /proc are its own");
-    // A grandchild that has left its parents, its session and its terminal.
+    // A grandchild in another session, without the terminal.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("inside");
     let script = format!("(setsid sleep 1000 & readlink /proc/$!/ns/pid > {}; exit); exec sleep 1000", file.display());
@@ -502,7 +504,7 @@ fn what_is_apart_ends_with_its_first_process() {
     };
     process::send_signal(first.pidfd.as_fd(), Signal::KILL).unwrap();
     assert_eq!(process::wait(first.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGKILL)));
-    // Whoever waits for the first has waited for all.
+    // The end of the first is the end of all.
     let left = std::fs::read_dir("/proc")
         .unwrap()
         .flatten()
@@ -553,7 +555,7 @@ fn spawn_a_thousand() {
 
 #[test]
 fn a_thousand_spawns_leave_no_descriptor_and_no_zombie() {
-    // In a process of its own: other tests of this one open descriptors and have children.
+    // In a separate process: other tests of this one open descriptors and have children.
     let output = role_command("thousand").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     println!("{text}");

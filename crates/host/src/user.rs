@@ -1,6 +1,6 @@
-//! The user that an NF runs as, found in the host's user database.
+//! The user that an NF runs as, from the host's user database.
 
-// The user database's reentrant interface has no safe wrapper.
+// The reentrant interface of the user database has no safe wrapper.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -10,21 +10,18 @@ use std::ptr::null_mut;
 
 use rustix::io::Errno;
 
-/// A user that an NF runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// User number.
     pub uid: u32,
-    /// Group number.
     pub gid: u32,
-    /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
-/// The numbers of users that services get which name none: each one of its own.
+/// Allocates a separate user number to each service that names no user.
 ///
-/// A service has the number that follows from its name and the daemon's folder, so that it is the same after a restart; or the next one
-/// that is free: not another service's, not in the host's databases of users and groups, and of no process that runs.
+/// The number is derived from the service's name and the daemon's folder, so that it is the same
+/// after a restart. If it is not free, the next free one is used. Free means: not another
+/// service's, not in the host's databases of users and groups, and not of a running process.
 #[derive(Debug)]
 pub struct Uids {
     first: u32,
@@ -33,12 +30,12 @@ pub struct Uids {
 }
 
 impl Uids {
-    /// Those from `first` on, so many.
+    /// The `count` numbers from `first` on.
     pub fn new(first: u32, count: u32) -> Self {
         Self { first, count: count.max(1), given: BTreeMap::new() }
     }
 
-    /// The user of a service, the same whenever it is asked for. `is_busy` says what no service may have.
+    /// The user of a service, the same at every call. `is_busy` excludes numbers.
     ///
     /// # Errors
     /// [`UserError::NoneFree`], [`UserError::Database`].
@@ -66,75 +63,56 @@ impl Uids {
     }
 }
 
-/// Whether the database knows a group of this number.
+/// Whether the group database has this number.
 fn has_group(gid: u32) -> bool {
     let mut buffer: Vec<c_char> = vec![0; 1 << 16];
     // SAFETY: all-zero bytes are a valid group (null pointers, zero numbers).
     let mut entry: libc::group = unsafe { std::mem::zeroed() };
     let mut found: *mut libc::group = null_mut();
-    // SAFETY: all pointers are live, and the buffer has as many bytes as is said.
+    // SAFETY: all pointers are live, and the buffer has as many bytes as passed.
     let error = unsafe { libc::getgrgid_r(gid, &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
-    // One with more members than fit is there.
+    // ERANGE: it exists, with more members than fit.
     !found.is_null() || error == libc::ERANGE
 }
 
-/// Why a user could not be found.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
     /// Neither a name in the user database nor a number.
     #[error("there is no user {0}; give the name of one that this host knows, or a number")]
     Unknown(String),
-    /// All numbers are taken.
     #[error(
         "service {service} has no `user`, and of the {count} numbers from {first} on none is free; set [manager] uid_first and uid_count to \
          numbers that this host uses for nothing else, or give it a `user`"
     )]
-    NoneFree {
-        /// The service.
-        service: String,
-        /// First number.
-        first: u32,
-        /// How many.
-        count: u32,
-    },
-    /// It could not come to the NF socket.
+    NoneFree { service: String, first: u32, count: u32 },
+    /// It could not reach the NF socket.
     #[error(
         "service {service} runs as a user of its own, which cannot enter {folder}, where the NF socket is (mode {mode:o}); choose a \
          runtime_dir that is open to others, such as /run/sluice, open this one (chmod o+x) if it holds nothing private, or give the service a `user` who may (\"root\" is not held by what holds others)"
     )]
-    Closed {
-        /// The service.
-        service: String,
-        /// The folder.
-        folder: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
-    /// The database could not be read.
+    Closed { service: String, folder: PathBuf, mode: u32 },
     #[error("cannot look up user {user}: {error}")]
     Database {
-        /// Who was looked for.
+        /// The name or number that was looked up.
         user: String,
-        /// The system's answer.
         error: Errno,
     },
 }
 
 impl User {
-    /// Finds a user by name or number, with its groups. A number that the database does not know is a user with the group of the
-    /// same number and no other groups. May ask the network (LDAP): call it before packets flow.
+    /// Finds a user by name or number, with its groups.
     ///
-    /// # Errors
-    /// [`UserError`].
+    /// An unknown number is a user with the group of that number and no other groups. May query the
+    /// network (LDAP): call it before packets flow.
     pub fn look_up(name_or_number: &str) -> Result<Self, UserError> {
         let unknown = || UserError::Unknown(name_or_number.into());
         let name = CString::new(name_or_number).map_err(|_| unknown())?;
         let number = name_or_number.parse::<u32>().ok();
-        // The database may hold a user whose name is a number; the name goes first, as in chown(1).
+        // A user's name may be a number; the name has precedence, as in chown(1).
         if let Some(user) = Self::from_database(name_or_number, Key::Name(&name))? {
             return Ok(user);
         }
-        // (uid_t) -1 means "do not change" to the kernel.
+        // To the kernel (uid_t) -1 means "do not change".
         let number = number.filter(|n| *n != u32::MAX).ok_or_else(unknown)?;
         let found = Self::from_database(name_or_number, Key::Number(number))?;
         Ok(found.unwrap_or(Self { uid: number, gid: number, groups: Vec::new() }))
@@ -147,7 +125,7 @@ impl User {
             let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
             let mut found: *mut libc::passwd = null_mut();
             let (space, len) = (buffer.as_mut_ptr(), buffer.len());
-            // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with a zero byte.
+            // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with zero.
             let error = unsafe {
                 match key {
                     Key::Name(name) => libc::getpwnam_r(name.as_ptr(), &raw mut entry, space, len, &raw mut found),
@@ -156,10 +134,11 @@ impl User {
             };
             match error {
                 libc::ERANGE if len < 1 << 20 => buffer.resize(len * 4, 0),
-                // What databases say, besides 0, when there is no such entry; see getpwnam(3).
+                // Results of databases, besides 0, for a missing entry; see getpwnam(3).
                 0 | libc::ENOENT | libc::ESRCH if found.is_null() => return Ok(None),
                 0 => {
-                    // SAFETY: a filled entry's name points into `buffer`, which lives on, and ends with a zero byte.
+                    // SAFETY: a filled entry's name points into the live `buffer` and ends with a
+                    // zero byte.
                     let name = unsafe { CStr::from_ptr(entry.pw_name) };
                     return Ok(Some(Self { uid: entry.pw_uid, gid: entry.pw_gid, groups: groups_of(name, entry.pw_gid) }));
                 }
@@ -177,7 +156,7 @@ enum Key<'a> {
     Number(u32),
 }
 
-/// All groups of a user, its first one included.
+/// All groups of a user, including the primary one.
 fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
     let mut groups = vec![0; 64];
     loop {
@@ -188,7 +167,7 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
             groups.truncate(count as usize);
             return groups;
         }
-        // 65,536 is the most that the kernel takes.
+        // The kernel's maximum is 65,536.
         if groups.len() >= 65_536 {
             return vec![gid];
         }
@@ -215,14 +194,14 @@ mod tests {
         assert_ne!(again(other), ids, "another daemon's is another");
         let busy = Uids::new(1_879_100_000, 65_536).give(folder, "ids", |uid| uid == ids.uid).unwrap();
         assert_ne!(busy, ids);
-        // Few numbers are all given, and none twice; then it is said.
+        // All of a few numbers are allocated, none twice; then there is an error.
         let mut few = Uids::new(1_879_100_000, 3);
         let given: std::collections::BTreeSet<u32> =
             ["a", "b", "c"].iter().map(|name| few.give(folder, name, |_| false).unwrap().uid).collect();
         assert_eq!(given.len(), 3);
         let said = few.give(folder, "d", |_| false).unwrap_err().to_string();
         assert!(said.contains("none is free; set [manager] uid_first"), "{said}");
-        // What the host's database has is nobody's here: 0 is root.
+        // Numbers of the host's database are never allocated: 0 is root.
         assert!(Uids::new(0, 1).give(folder, "a", |_| false).is_err());
     }
 

@@ -1,4 +1,4 @@
-//! Ways of the cache for the instances of an assignment, by whatever control there is.
+//! Cache ways for the instances of an assignment, by any available control.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use sluice_slo::placement::Instance;
 
 use sluice_api::config::promise::{Cache, Promises};
 
-/// The class of all instances that have no ways of their own.
+/// The class of all instances without ways of their own.
 pub const SHARED: &str = "shared";
 
-/// Times that the threads of a process are gone through, as it may make new ones meanwhile.
+/// Maximum number of passes over the threads of a process, as it may make new ones meanwhile.
 const PASSES: usize = 16;
 
-/// Why an assignment's classes cannot be.
+/// Why an assignment's classes are impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum ClassesError {
     /// The placement was made for another cache.
@@ -29,23 +29,25 @@ pub enum ClassesError {
     Shape {
         /// Ways or classes.
         what: &'static str,
-        /// What the server's shape says.
+        /// According to the server's shape.
         placed: u32,
-        /// What there is.
+        /// Present here.
         here: u32,
     },
-    /// The cache control refuses.
     #[error(transparent)]
     Cache(#[from] CacheError),
 }
 
-/// The class of an instance, and under what name it is counted where the class is not its own.
+/// The class of an instance, and the name that it is counted under in the shared class.
 pub fn class_of(instance: &Instance) -> (String, Option<String>) {
     let own = format!("{}.{}", instance.slo, instance.number);
     if instance.ways == 0 { (SHARED.into(), Some(own)) } else { (own, None) }
 }
 
-/// The classes of an assignment, and their ways. An instance that has the whole cache is alone there, and in no class: the system has to have ways too.
+/// The classes of an assignment, and their ways.
+///
+/// Empty if an instance has the whole cache: it is alone there, and in no class, because the system
+/// needs ways too.
 pub fn wanted(assignment: &Assignment) -> BTreeMap<String, u32> {
     let (least, all) = (assignment.server.shape.min_ways, assignment.server.shape.llc_ways);
     if assignment.server.instances.iter().any(|instance| instance.ways >= all) {
@@ -55,21 +57,20 @@ pub fn wanted(assignment: &Assignment) -> BTreeMap<String, u32> {
     assignment.server.instances.iter().map(|instance| (class_of(instance).0, ways(instance))).collect()
 }
 
-/// What classes may have of the cache, all together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Ways that there are, and what groups of others have of them.
+    /// Present ways, and those of other groups.
     pub limits: Limits,
     /// Classes that others leave.
     pub classes: u32,
 }
 
-/// What a class, or a part of it that is counted apart, uses of all caches.
+/// Cache use of a class, or of a part that is counted separately.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Use {
     /// Bytes in the cache.
     pub occupancy: Option<u64>,
-    /// Bytes between cache and memory, ever.
+    /// Bytes between cache and memory so far.
     pub traffic: Option<u64>,
 }
 
@@ -79,53 +80,50 @@ pub enum PutError {
     /// It has no part of its class's ways.
     #[error("is not in its cache class: {0}")]
     Class(CacheError),
-    /// It has, and what it uses of the cache is not known.
+    /// It is in its class, but its use of the cache is unknown.
     #[error("is in its cache class, and is not counted apart there: {0}")]
     Watch(CacheError),
 }
 
-/// Where a process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Inside {
     class: String,
     count: Count,
 }
 
-/// Whether a process is counted apart in a class that it shares.
+/// Whether a process is counted separately in a class that it shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Count {
     /// It is, or need not be.
     Done,
-    /// That was refused.
     Refused,
     /// It is to be tried.
     Due,
 }
 
-/// A step that was done, and how it is undone.
+/// A finished step, with what undoes it.
 enum Done {
     Made(String),
     Resized(String, u32),
     Released(String, u32),
 }
 
-/// Cache classes of this server.
 pub struct Classes {
     control: Box<dyn CacheControl + Send>,
-    /// Why there is no control, if so.
+    /// Why there is no control.
     why_none: Option<String>,
-    /// Where groups of others are seen, if there may be any.
+    /// Folder of other groups, if there may be any.
     groups: Option<PathBuf>,
     classes: BTreeMap<String, u32>,
-    /// Where each process is.
+    /// The class of each process.
     inside: BTreeMap<u32, Inside>,
 }
 
 impl Classes {
-    /// With the control that the configuration asks for.
+    /// Opens the control that the configuration selects.
     ///
     /// # Errors
-    /// There is no resctrl where there has to be, or it is not understood.
+    /// resctrl is required but missing, or is not understood.
     pub fn open(settings: &Promises) -> Result<Self, CacheError> {
         let system = Path::new("/");
         let (control, why_none): (Box<dyn CacheControl + Send>, _) = match settings.cache {
@@ -150,12 +148,12 @@ impl Classes {
         Self { control, why_none, groups: None, classes: BTreeMap::new(), inside: BTreeMap::new() }
     }
 
-    /// By what classes are made.
+    /// The mechanism that makes classes.
     pub fn origin(&self) -> Origin {
         self.control.origin()
     }
 
-    /// Mask of the ways that devices use too; 0 where nobody says.
+    /// Mask of the ways that devices use too; 0 if unknown.
     pub fn io_mask(&self) -> u32 {
         self.control.shape().io_mask
     }
@@ -165,7 +163,7 @@ impl Classes {
         self.why_none.as_deref()
     }
 
-    /// Whether an assignment was made for a cache like this.
+    /// Checks that an assignment was made for a cache like this.
     ///
     /// # Errors
     /// [`ClassesError::Shape`].
@@ -176,15 +174,15 @@ impl Classes {
         let (placed, here) = (&assignment.server.shape, self.control.shape());
         let fits = |what, placed, here| if placed > here { Err(ClassesError::Shape { what, placed, here }) } else { Ok(()) };
         fits("ways", placed.llc_ways, here.ways)?;
-        // The shape counts the system's own class too.
+        // The shape also counts the system's own class.
         fits("classes", placed.classes, here.classes.saturating_add(1))
     }
 
-    /// Makes these classes the ones that there are. What is smaller than before gives its ways up first.
+    /// Changes to these classes; those that shrink go first.
     ///
     /// # Errors
-    /// The control refuses; the classes are as they were then, as far as it lets them be put back. What there is after all is in
-    /// [`classes`](Self::classes).
+    /// The control refuses. The classes are then as before, as far as the control can restore them:
+    /// see [`classes`](Self::classes).
     pub fn change(&mut self, wanted: BTreeMap<String, u32>) -> Result<(), ClassesError> {
         if self.origin() == Origin::None {
             return Ok(());
@@ -208,7 +206,7 @@ impl Classes {
                     };
                     if let Err(error) = undone {
                         warn!("a cache class cannot be put back as it was: {error}");
-                        // The next change begins with what there is.
+                        // The next change starts from the real state.
                         match step {
                             Done::Made(name) | Done::Resized(name, _) => {
                                 let now = wanted[&name];
@@ -246,30 +244,32 @@ impl Classes {
         Ok(())
     }
 
-    /// What is wrong with classes that are not as they were made: somebody else has removed or changed them.
+    /// Reports classes that another program has removed or changed.
     pub fn lost(&self) -> Vec<String> {
         let lost = |name: &String| match self.control.verify(name) {
             Err(CacheError::Taken { .. }) => Some(format!(
                 "the cache class {name} is not as it was made: another program has removed or changed it, and whom it was for shares the \
                  cache with others; stop that program, and withdraw and place anew"
             )),
-            // What cannot be read at the moment is read again with the next window.
+            // A failed read is repeated with the next window.
             _ => None,
         };
         self.classes.keys().filter_map(lost).collect()
     }
 
-    /// The classes that there are, and their ways.
+    /// The present classes and their ways.
     pub fn classes(&self) -> &BTreeMap<String, u32> {
         &self.classes
     }
 
-    /// Whether ways can be given.
+    /// Whether the control can give ways.
     pub fn gives_ways(&self) -> bool {
         self.control.shape().ways > 0
     }
 
-    /// What there is for classes now; none without a control that gives ways. I/O ways are left to the system, or as many as it must have.
+    /// The present room for classes; None without a control that gives ways.
+    ///
+    /// I/O ways are left to the system, or as many as it must have.
     pub fn room(&self) -> Option<Room> {
         let shape = self.control.shape();
         let others = self.groups.as_ref().map(|path| Others::read(path, &self.control.classes())).unwrap_or_default();
@@ -279,13 +279,13 @@ impl Classes {
         self.gives_ways().then_some(Room { limits, classes: shape.classes.saturating_sub(others.groups) })
     }
 
-    /// Ways of the shared class; none if there is none.
     pub fn shared_ways(&self) -> Option<u32> {
         self.classes.get(SHARED).copied()
     }
 
-    /// Puts a process into a class, if it is not there yet; in a class that it shares it is counted apart under `watch`, where that can be.
-    /// What could not be counted is tried again after [`try_again`](Self::try_again).
+    /// Puts a process into a class; in a shared one, counts it separately under `watch`.
+    ///
+    /// A refused count is retried after [`try_again`](Self::try_again).
     ///
     /// # Errors
     /// The control refuses one or the other.
@@ -310,7 +310,7 @@ impl Classes {
                 self.inside.remove(&pid);
                 return Err(PutError::Class(error));
             }
-            // Counted apart or not, it is in there.
+            // It is in there, whether counted separately or not.
             self.inside.insert(pid, Inside { class: class.into(), count: Count::Refused });
             if let Some(watch) = watch {
                 self.control.watch(class, watch, &fresh).map_err(PutError::Watch)?;
@@ -323,17 +323,17 @@ impl Classes {
         Ok(())
     }
 
-    /// A moment later, what could not be counted may be.
+    /// Makes refused counts due again.
     pub fn try_again(&mut self) {
         self.inside.values_mut().filter(|inside| inside.count == Count::Refused).for_each(|inside| inside.count = Count::Due);
     }
 
-    /// Forgets processes that are none of these.
+    /// Forgets all other processes.
     pub fn keep(&mut self, pids: &[u32]) {
         self.inside.retain(|pid, _| pids.contains(pid));
     }
 
-    /// What a class, or what is counted apart in it, uses.
+    /// The use of a class, or of a separately counted part.
     pub fn usage(&self, class: &str, watch: Option<&str>) -> Use {
         if !self.classes.contains_key(class) || !self.control.shape().occupancy {
             return Use::default();
@@ -347,7 +347,7 @@ impl Classes {
 fn open_resctrl(settings: &Promises) -> Result<Resctrl, CacheError> {
     let mut control = Resctrl::open(&settings.resctrl, Path::new("/"))?;
     if settings.cores.is_empty() {
-        // Nothing is placed here: whatever groups there are, they are another's.
+        // Nothing is placed here: all groups belong to others.
         return Ok(control);
     }
     control.claim()?;
@@ -384,14 +384,14 @@ mod tests {
         Classes::with(Box::new(simulated()), None)
     }
 
-    /// What a control refuses at the moment, and the watches that were asked of it.
+    /// What a control refuses now, and the number of requested watches.
     #[derive(Default)]
     struct Mood {
         refuses: &'static [&'static str],
         watches: u32,
     }
 
-    /// A model that refuses what it is told to, and counts whom it is told to.
+    /// A model with refusals, which counts watches.
     struct Moody {
         model: Simulated,
         mood: Arc<Mutex<Mood>>,
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(mood.lock().unwrap().watches, 1, "not before its time");
         classes.try_again();
         assert!(put(&mut classes).is_err());
-        // It is in there: the control is not asked for that again.
+        // It is in there: the control is not called for that again.
         mood.lock().unwrap().refuses = &["assign"];
         classes.try_again();
         put(&mut classes).unwrap();
@@ -477,7 +477,7 @@ mod tests {
         classes.try_again();
         put(&mut classes).unwrap();
         assert_eq!((mood.lock().unwrap().watches, watches >= 3), (watches, true));
-        // In another class it is not, and never was.
+        // It never was in another class.
         classes.change(of(&[("web.0", 4)])).unwrap();
         let said = classes.put(pid, "web.0", None).unwrap_err().to_string();
         assert!(said.contains("is not in its cache class"), "{said}");
@@ -510,7 +510,7 @@ mod tests {
     fn a_change_that_does_not_go_changes_nothing() {
         let mut classes = eight_ways();
         classes.change(of(&[("a", 4), ("b", 3)])).unwrap();
-        // The one shrinks so that the other can grow.
+        // One shrinks so that the other can grow.
         classes.change(of(&[("a", 2), ("b", 5)])).unwrap();
         let before = classes.control.classes();
         let said = classes.change(of(&[("b", 1), ("c", 9)])).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The placement that is kept over a restart of the daemon: a file of JSON, which is there as long as something is placed.
+//! The placement kept over a restart of the daemon: a JSON file, present while NFs are placed.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -7,33 +7,16 @@ use sluice_slo::assignment::Assignment;
 
 use sluice_host::file;
 
-/// Why a placement cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
-    /// The system's answer.
     #[error("cannot {what} {path}: {source}; name another file with promises.placement", path = path.display())]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The answer.
-        source: io::Error,
-    },
-    /// It is something else.
+    System { what: &'static str, path: PathBuf, source: io::Error },
+    /// The file has other content.
     #[error("{path} holds no placement ({source}); move it away", path = path.display())]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: serde_json::Error,
-    },
+    Broken { path: PathBuf, source: serde_json::Error },
 }
 
-/// What was placed; none if nothing was.
-///
-/// # Errors
-/// [`KeptError`].
+/// Reads the placement; None if nothing is placed.
 pub fn read(path: &Path) -> Result<Option<Assignment>, KeptError> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| KeptError::Broken { path: path.into(), source }),
@@ -42,10 +25,10 @@ pub fn read(path: &Path) -> Result<Option<Assignment>, KeptError> {
     }
 }
 
-/// Keeps what is placed, or that nothing is.
+/// Writes the placement, or removes the file.
 ///
 /// # Errors
-/// [`KeptError::System`]; the file is as it was.
+/// [`KeptError::System`]; the file is unchanged.
 pub fn write(path: &Path, placed: Option<&Assignment>) -> Result<(), KeptError> {
     let (what, done) = match placed {
         Some(assignment) => {

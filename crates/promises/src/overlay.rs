@@ -1,15 +1,19 @@
-//! The configuration that keeps an assignment, made of one that knows nothing of it; and back.
+//! Turns a configuration into one that keeps an assignment, and back.
 //!
 //! # As profiled
-//! A profile is measured of an NF that polls, alone on a core. Where the instances of a reserved SLO with a profile have their cores to
-//! themselves, they poll too: one that sleeps would need tens of microseconds at low load to wake, which its profile does not know. Where they
-//! have not, beside an NF that polls all would need turns from outside; so they stay as their service says, and a note tells what is
-//! less than profiled. What polls is written in the configuration, so it has a core of its own as any service with `mode = "poll"` does.
+//! A profile is measured with a polling NF, alone on a core. Instances of a reserved SLO with a
+//! profile poll too where they have their cores to themselves: a sleeping one would need tens of
+//! microseconds to wake at low load, which its profile does not contain. Otherwise a polling NF
+//! would force slices on all others; so they keep their service's mode, and a note says what falls
+//! short of the profile. The mode is written in the configuration, so a polling NF has its own core
+//! as any service with `mode = "poll"`.
 //!
 //! # Limits
-//! When such a core changes hands, or another configuration puts somebody else there, two are on it for a while, one of which polls: the core
-//! is given turns from outside meanwhile, as any core that a polling NF shares. The first time, a mechanism for that is measured on the core:
-//! tens of milliseconds for each that is tried, and seconds on a host whose cores are overloaded, in which the supervisor serves nobody.
+//! When such a core changes hands, or another configuration places another NF there, both are on it
+//! for a while, and one polls: meanwhile the core has slices, as any core with a polling NF. The
+//! first time, a mechanism for that is measured on the core: tens of milliseconds for each
+//! candidate, and seconds on a host with overloaded cores, in which the supervisor does nothing
+//! else.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,73 +24,59 @@ use sluice_slo::slo::Promise;
 use sluice_api::config::{Config, Mode, Service, hop};
 use sluice_config::diff;
 
-/// A configuration that keeps an assignment.
 #[derive(Debug, Clone)]
 pub struct Overlaid {
-    /// It.
     pub config: Config,
     /// The services made for it, by SLO and template.
     pub services: BTreeMap<(String, String), String>,
-    /// What the chains of SLOs pass without it.
+    /// The services of the SLOs' chains without it.
     pub base: BTreeMap<String, Vec<String>>,
-    /// What is not as profiled, for people.
+    /// Deviations from profiles, for people.
     pub notes: Vec<String>,
 }
 
-/// Why a configuration cannot keep an assignment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
-    /// Nobody knows which packets are meant.
+    /// No chain selects the packets.
     #[error(
         "no chain is named as the SLO \"{0}\"; add a chain of that name, with the services that the SLO runs, and rules that lead to it"
     )]
     NoChain(String),
-    /// The chain is of something else.
+    /// The chain passes other services.
     #[error("the SLO \"{slo}\" runs {runs}, and the chain of that name passes {passes}; make them the same")]
     Differs {
-        /// The SLO.
         slo: String,
-        /// What it runs.
+        /// The SLO's services.
         runs: String,
-        /// What the chain passes.
+        /// The chain's services.
         passes: String,
     },
-    /// There is no such service.
     #[error("the chain \"{slo}\" passes service \"{service}\", which there is not")]
-    NoService {
-        /// The SLO.
-        slo: String,
-        /// The service.
-        service: String,
-    },
-    /// The service cannot be had once more.
+    NoService { slo: String, service: String },
+    /// The service cannot be duplicated.
     #[error("the SLO \"{slo}\" needs instances of its own of service \"{service}\", which {why}")]
-    Template {
-        /// The SLO.
-        slo: String,
-        /// The service.
-        service: String,
-        /// Why not.
-        why: &'static str,
-    },
+    Template { slo: String, service: String, why: &'static str },
     /// The placement counts more cores than there are.
     #[error(
         "the placement is for a server with {cores} cores for NFs, and `cores` in [promises] names {places}; make them the same"
     )]
     Places {
-        /// Those of the server's shape.
+        /// Of the server's shape.
         cores: u32,
-        /// Those of the configuration.
+        /// Of the configuration.
         places: usize,
     },
 }
 
-/// Makes it. `places` are the cores that the assignment counts; `made` are services that were made for an assignment before: those that fit, or
-/// fit but for some of their instances, keep their names, and so the instances that stay. A service that changes gets another name, so
-/// that the new one is there before the old one goes.
+/// Makes the configuration that keeps an assignment.
+///
+/// `places` are the cores that the assignment counts. `made` are services made for an earlier
+/// assignment: those that fit, or differ only in some instances, keep their names and so their
+/// other instances. A changed service gets a new name, so that the new one is ready before the old
+/// one goes.
 ///
 /// # Errors
-/// [`OverlayError`]. What the result lacks otherwise, its check as a configuration tells.
+/// [`OverlayError`]. The result's check as a configuration finds other faults.
 pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &[Service]) -> Result<Overlaid, OverlayError> {
     let cores = assignment.server.shape.cores;
     if cores as usize > places.len() {
@@ -132,7 +122,7 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
             if is_profiled && wanted.mode == Mode::Sleep && !wanted.is_foreign() {
                 match crowd.why_not_alone(&wanted) {
                     None => wanted.mode = Mode::Poll,
-                    // Of a part of a core it has been said.
+                    // The note on parts of a core covers it.
                     Some(Company::Places) => {}
                     Some(why) => overlaid.notes.push(format!(
                         "\"{}\" was profiled while it polled, and {template} sleeps here when it has nothing to do, because {why}: at low \
@@ -164,24 +154,22 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
     Ok(overlaid)
 }
 
-/// Who is on which core.
+/// The use of each core.
 struct Crowd<'a> {
     config: &'a Config,
     places: &'a [usize],
-    /// NFs of the assignment on each core.
+    /// Number of the assignment's NFs on each core.
     placed: BTreeMap<usize, usize>,
 }
 
-/// Why an NF has to let others on its core.
+/// Why an NF must share its core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Company {
-    /// Its service says when it is woken.
+    /// Its service has a wake policy.
     Wakeup,
     /// The core is several places.
     Places,
-    /// Packet threads of the manager.
     Manager(usize),
-    /// Another service.
     Service(usize, String),
     /// Other NFs of the same instance.
     Chain(usize),
@@ -212,7 +200,7 @@ impl<'a> Crowd<'a> {
         Self { config, places, placed }
     }
 
-    /// How many places a core is.
+    /// Number of a core's places.
     fn places_of(&self, core: usize) -> usize {
         self.places.iter().filter(|other| **other == core).count()
     }
@@ -237,7 +225,7 @@ impl<'a> Crowd<'a> {
         first.or_else(|| service.wakeup.as_ref().map(|_| Company::Wakeup))
     }
 
-    /// What is said of an SLO that has parts of cores.
+    /// The note on an SLO that has parts of cores.
     fn parts(&self, slo: &str, instances: &[&Instance]) -> Option<String> {
         let core_of = |place: &u32| self.places.get(*place as usize).copied();
         let cores: BTreeSet<usize> = instances.iter().flat_map(|instance| &instance.cores).filter_map(core_of).collect();
@@ -261,7 +249,7 @@ fn first_name(slo: &str, template: &str) -> String {
     format!("{slo}-{template}")
 }
 
-/// Whether a name was given to a service for this SLO and template.
+/// Whether a service's name was made for this SLO and template.
 fn is_of(name: &str, slo: &str, template: &str) -> bool {
     let rest = name.strip_prefix(&first_name(slo, template));
     rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix('-').is_some_and(|n| n.parse::<u32>().is_ok()))
@@ -273,7 +261,7 @@ fn fresh(slo: &str, template: &str, taken: &BTreeSet<String>) -> String {
     names.find(|name| !taken.contains(name)).unwrap_or(first)
 }
 
-/// Takes an assignment out of a configuration.
+/// Removes an assignment from a configuration.
 pub fn strip(config: &Config, services: &BTreeMap<(String, String), String>, base: &BTreeMap<String, Vec<String>>) -> Config {
     let mut config = config.clone();
     config.services.retain(|service| !services.values().any(|name| *name == service.name));
@@ -285,7 +273,7 @@ pub fn strip(config: &Config, services: &BTreeMap<(String, String), String>, bas
     config
 }
 
-/// Tests of other modules use it too.
+/// Also used by tests of other modules.
 #[cfg(test)]
 pub(crate) mod tests {
     use sluice_slo::assignment::Promised;
@@ -304,7 +292,6 @@ pub(crate) mod tests {
     /// An SLO: name, services, places of each instance, ways.
     type Asked<'a> = (&'a str, &'a [&'a str], &'a [&'a [u32]], u32);
 
-    /// An assignment.
     pub(crate) fn assignment(slos: &[Asked<'_>]) -> Assignment {
         let mut server = PlacedServer::empty("s0", &shape(4));
         let mut promised = Vec::new();
@@ -385,7 +372,7 @@ pub(crate) mod tests {
             made(&grown).into_iter().map(|s| (s.name, s.cores, s.instances)).collect::<Vec<_>>(),
             [("acme-nat".into(), vec![1, 3], 2)]
         );
-        // The first one goes: that is the same service, with the second one alone.
+        // Without the first instance it is the same service, with the second one only.
         let shrunk = overlay(&base, &assignment(&[("acme", &["nat"], &[&[3]], 2)]), &PLACES, &made(&grown)).unwrap();
         assert_eq!(made(&shrunk).into_iter().map(|s| (s.name, s.cores)).collect::<Vec<_>>(), [("acme-nat".into(), vec![3])]);
     }
@@ -415,12 +402,12 @@ pub(crate) mod tests {
         let base = config();
         let alone = profiled(&[("acme", &["nat"], &[&[0], &[1]], 2)]);
         assert_eq!(modes(&base, &alone, &[1, 2, 4, 5]), (vec![Mode::Poll], Vec::new()));
-        // Nobody has profiled it, or nothing is reserved.
+        // Without a profile, or without a reservation.
         assert_eq!(modes(&base, &assignment(&[("acme", &["nat"], &[&[0]], 2)]), &[1, 2, 4, 5]), (vec![Mode::Sleep], Vec::new()));
         let mut on_demand = alone.clone();
         on_demand.slos[0].slo.promise = Promise::OnDemand { latency_us: 1.0, cap: Default::default() };
         assert_eq!(modes(&base, &on_demand, &[1, 2, 4, 5]), (vec![Mode::Sleep], Vec::new()));
-        // Each NF of a chain has a core, or one has all of them.
+        // A core for each NF of a chain, or one for all.
         let chain = profiled(&[("web", &["fw", "nat", "fw"], &[&[0, 1]], 2)]);
         assert_eq!(modes(&base, &chain, &[1, 2, 4, 5]), (vec![Mode::Poll; 2], Vec::new()));
         let one = profiled(&[("web", &["fw", "nat", "fw"], &[&[0]], 2)]);

@@ -1,4 +1,4 @@
-//! What is seen of promises: counters at two moments, and what happened between them.
+//! Observation of SLOs: counters at two times, and the difference.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,24 @@ use sluice_shm::histogram::Histogram;
 
 use sluice_dataplane::chain::{Chain, DropReason};
 
-/// Least number of timed packets that a 95th percentile is told of.
+/// Minimum number of timed packets for a 95th percentile.
 const LEAST_TIMED: u64 = 20;
 
-/// Windows after which fewer do.
+/// Number of windows after which timed packets are discarded anyway.
 const MOST_WINDOWS: u32 = 10;
 
-/// What was counted of a chain, ever.
+/// Counters of a chain so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets that came for it.
+    /// Packets that arrived for it.
     pub offered: u64,
-    /// Of these, the ones above its rate.
+    /// Those above its rate.
     pub policed: u64,
-    /// Packets that its NFs were done with: that left, or that an NF dropped.
+    /// Packets finished by its NFs: they left, or an NF dropped them.
     pub delivered: u64,
 }
 
 impl Counts {
-    /// Of a chain.
     pub fn of(chain: &Chain) -> Self {
         let sum = |of: &dyn Fn(&sluice_dataplane::chain::ChainCounters) -> u64| chain.counters.iter().map(of).sum::<u64>();
         let dropped = |why: DropReason| sum(&|c| c.drops[why as usize].get());
@@ -37,23 +36,21 @@ impl Counts {
     }
 }
 
-/// Packets per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Rates {
-    /// That came.
     pub offered_pps: f64,
-    /// Of these, above the promised rate.
+    /// Those above the promised rate.
     pub policed_pps: f64,
-    /// That the NFs were done with.
+    /// Packets finished by the NFs.
     pub delivered_pps: f64,
 }
 
-/// What was seen of a chain at the end of the last window.
+/// State of a chain at the end of the last window.
 #[derive(Debug, Clone, Default)]
 struct Before {
     counts: Counts,
     latency: Histogram,
-    /// Windows whose timed packets were too few to tell of.
+    /// Windows with too few timed packets for a percentile.
     waited: u32,
 }
 
@@ -65,18 +62,18 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// When the window began that goes on; 0 if none does.
+    /// Begin of the current window; 0 if there is none.
     pub fn began_ns(&self) -> u64 {
         self.began_ns
     }
 
-    /// Begins windows anew.
     pub fn restart(&mut self, now_ns: u64) {
         *self = Self { began_ns: now_ns, chains: BTreeMap::new() };
     }
 
-    /// Ends the window of a chain: rates, and the 95th percentile of latency in microseconds if enough packets were timed. Nothing of a chain
-    /// that was not there at its beginning.
+    /// Ends a chain's window: rates, and the 95th percentile of latency in µs if enough were timed.
+    ///
+    /// None for a chain that was missing at the window's begin.
     pub fn end(&mut self, now_ns: u64, chain: &str, counts: Counts, latency: Histogram) -> Option<(Rates, Option<f64>)> {
         let seconds = now_ns.saturating_sub(self.began_ns) as f64 / 1e9;
         let Some(before) = self.chains.get_mut(chain).filter(|_| seconds > 0.0) else {
@@ -96,56 +93,52 @@ impl Windows {
         Some((rates, p95.map(|ns| ns as f64 / 1e3)))
     }
 
-    /// The next window begins.
     pub fn next(&mut self, now_ns: u64, chains: &[&str]) {
         self.began_ns = now_ns;
         self.chains.retain(|name, _| chains.contains(&name.as_str()));
     }
 }
 
-/// What an algorithm for SLOs on demand has to know of one of them, at the end of a window. Rate and latency are of all its instances here
-/// together: packets are timed by chain.
+/// A window's input to the algorithm for SLOs on demand, of one SLO.
+///
+/// Rate and latency are of all its instances here together: packets are timed by chain.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OnDemand {
-    /// Its name.
     pub slo: String,
-    /// What is promised, in microseconds.
+    /// The promised latency in microseconds.
     pub promised_us: f64,
-    /// 95th percentile of latency, in microseconds, if enough packets were timed.
+    /// 95th percentile of latency in microseconds, if enough packets were timed.
     pub latency_us: Option<f64>,
-    /// Packets per second that came.
+    /// Arrived packets per second.
     pub offered_pps: f64,
-    /// Its instances, by number.
     pub instances: Vec<InstanceUse>,
 }
 
-/// What an instance uses of the cache.
+/// An instance's use of the cache.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct InstanceUse {
-    /// Its number.
     pub number: u32,
-    /// Its class.
     pub class: String,
-    /// Ways of the class.
     pub ways: u32,
-    /// Bytes that it has in the cache, where that is counted.
+    /// Bytes in the cache, if counted.
     pub occupancy_bytes: Option<u64>,
-    /// Lines a second that came from memory, where that is counted.
+    /// Lines from memory per second, if counted.
     pub misses_per_s: Option<f64>,
 }
 
-/// Windows in a row in which the count of an instance is waited for: two moments are needed, and at one the counter may have no value.
+/// Windows in a row to wait for an instance's count, which needs two readings with a value.
 const UNCOUNTED_WINDOWS: u32 = 2;
 
-/// Instances that are not counted, and for how many windows in a row. The counter of one may be somebody else's, or its NF may never have been there:
-/// the others are not to wait for it for ever.
+/// Uncounted instances, with their windows in a row.
+///
+/// Such a counter may be held elsewhere, or its NF may never have existed: waiting must end.
 #[derive(Debug, Default)]
 pub struct Uncounted {
     windows: BTreeMap<(String, u32), u32>,
 }
 
 impl Uncounted {
-    /// One window: whether there is somebody whose count is to be waited for.
+    /// Evaluates one window: whether to wait for some count.
     pub fn awaits(&mut self, seen: &[OnDemand]) -> bool {
         let is_uncounted = |one: &&InstanceUse| one.misses_per_s.is_none();
         let before = std::mem::take(&mut self.windows);
@@ -180,7 +173,7 @@ mod tests {
         let mut awaits = |counted: &[bool]| uncounted.awaits(&seen(counted));
         assert!(!awaits(&[true]));
         assert_eq!([(); 4].map(|()| awaits(&[true, false])), [true, true, false, false]);
-        // Another one has gone to another class: that one is waited for.
+        // Another one has changed its class, and is waited for.
         assert_eq!([(); 3].map(|()| awaits(&[false, false])), [true, true, false]);
         assert!(!awaits(&[true, true]) && awaits(&[true, false]), "and the next time again");
     }

@@ -1,16 +1,18 @@
-//! SLOs on demand, steered: what was seen of them in a window goes to [`Sharing`], and what it decides becomes classes, limits and instances.
+//! Steers SLOs on demand: turns the decisions of [`Sharing`] into classes, limits and instances.
 //!
 //! # Approach
-//! Packets are timed by chain, so all instances of an SLO have its latency, and equal parts of what came for it. The lease is what the assignment does not
-//! reserve, as far as the hardware has it and groups of others leave it; ways are counted here, and the cache control lays them out. An instance on
-//! demand is in its own class if there is one, else in the shared class, so a change that is refused leaves everybody somewhere.
+//! Packets are timed by chain, so all instances of an SLO have its latency, and equal parts of its
+//! input. The lease is what the assignment does not reserve, as far as the hardware has it and
+//! groups of others leave it. Ways are only counted here; the cache control lays them out. An
+//! instance on demand is in its own class if that exists, else in the shared class, so it has a
+//! class even after a refused change.
 //!
-//! Where there is no cache control, the lease is one class of one way, and nobody is seen to miss: sharing then has nothing to give, and asks for instances
-//! and polices. An instance for which there is no place is asked for until its SLO is at peace or somebody else places anew: a planner that
-//! sees it may.
+//! Without cache control the lease is one class of one way, and no misses are seen: sharing then
+//! has nothing to give, asks for instances and polices. A request for an instance without a place
+//! stays until its SLO is met or a planner places again.
 //!
 //! # Limits
-//! What an SLO has on other servers is not known here: its cap is taken as this server's.
+//! An SLO's share on other servers is unknown here: its cap is taken as this server's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,16 +27,15 @@ use sluice_slo::slo::{Promise, Slo};
 use super::classes::{self, Room, SHARED};
 use super::sight::OnDemand;
 
-/// Decisions that are told.
+/// Number of kept decisions.
 const TOLD: usize = 32;
 
-/// Why nothing is decided.
+/// Why no decision is made.
 #[derive(Debug, thiserror::Error)]
 pub enum SteerError {
-    /// There is nothing to share.
     #[error("SLOs on demand are not steered: {0}")]
     Placement(#[from] PlacementError),
-    /// What was seen cannot be.
+    /// The observation is impossible.
     #[error("SLOs on demand are not steered: {0}")]
     Observation(#[from] ObservationError),
 }
@@ -42,42 +43,38 @@ pub enum SteerError {
 /// A decision, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// When, on the monotonic clock.
+    /// Time on the monotonic clock.
     pub at_ns: u64,
-    /// Of which SLO.
     pub slo: String,
-    /// What.
     pub what: String,
 }
 
-/// An instance that is asked for, and that this server cannot give.
+/// A requested instance that this server cannot provide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lacking {
-    /// Instances that the SLO should have.
+    /// Number of instances that the SLO should have.
     pub instances: u32,
-    /// Why there is none here.
     pub why: String,
 }
 
-/// How SLOs on demand are steered.
+/// State of the steering of SLOs on demand.
 #[derive(Debug, Clone, Default)]
 pub struct Steering {
-    /// Whether limits are decided and kept by nobody.
+    /// Whether limits are decided but not applied.
     is_lax: bool,
     sharing: Sharing,
     /// Ways of own classes, by name.
     own: BTreeMap<String, u32>,
-    /// Packets per second that are let in, by SLO.
+    /// Admitted packets per second, by SLO.
     limits: BTreeMap<String, f64>,
     lacking: BTreeMap<String, Lacking>,
     remedies: BTreeMap<String, Remedy>,
-    /// Classes that were decided and are not there yet: name and words.
+    /// Classes that were decided and do not exist yet: name and decision.
     given: Vec<(String, Told)>,
     told: VecDeque<Told>,
     unsaid: Vec<Told>,
 }
 
-/// Whether it is on demand.
 pub fn is_on_demand(slo: &Slo) -> bool {
     matches!(slo.promise, Promise::OnDemand { .. })
 }
@@ -90,7 +87,7 @@ fn own_name(slo: &str, number: u32) -> String {
     format!("{slo}.{number}")
 }
 
-/// What is shared out: what is not reserved, as far as there is room for it in the cache.
+/// The lease: what is not reserved, as far as the cache has room for it.
 fn lease_of(assignment: &Assignment, room: Option<Room>) -> Result<Lease, PlacementError> {
     let names = on_demand(assignment);
     let mut lease = assignment.server.lease(|slo| names.contains(slo))?;
@@ -100,7 +97,7 @@ fn lease_of(assignment: &Assignment, room: Option<Room>) -> Result<Lease, Placem
     let reserved = assignment.server.instances.iter().filter(|instance| instance.ways > 0);
     let reserved: Vec<Want> = reserved.map(|instance| Want { ways: instance.ways, io: false, mask: 0 }).collect();
     lease.min_ways = lease.min_ways.max(room.limits.min_ways);
-    // If even the least is not to be had, the cache control says who has it.
+    // If even the minimum is not available, the cache control reports the holder.
     let ways = lease.ways().min(layout::room(&reserved, false, &room.limits)).max(lease.min_ways);
     lease.mask = 1u64.checked_shl(ways).map_or(u64::MAX, |bit| bit - 1);
     lease.classes = lease.classes.min(room.classes.saturating_sub(reserved.len() as u32)).max(1);
@@ -110,7 +107,7 @@ fn lease_of(assignment: &Assignment, room: Option<Room>) -> Result<Lease, Placem
 /// An assignment with one more instance of an SLO on demand, on a free place.
 ///
 /// # Errors
-/// There is none, or the cap is reached.
+/// No place is free, or the cap is reached.
 pub fn one_more(assignment: &Assignment, slo: &str) -> Result<Assignment, LeaseError> {
     let full = |cores, memory_mib| LeaseError::Full { cores, memory_mib };
     let known = assignment.instances(slo);
@@ -125,12 +122,12 @@ pub fn one_more(assignment: &Assignment, slo: &str) -> Result<Assignment, LeaseE
 }
 
 impl Steering {
-    /// With nobody known; `police` says whether limits are kept.
+    /// Without SLOs; `police` says whether limits are applied.
     pub fn new(police: bool) -> Self {
         Self { is_lax: !police, ..Self::default() }
     }
 
-    /// The class of an instance, and under what name it is counted where the class is not its own.
+    /// The class of an instance, and the name that it is counted under in a shared class.
     pub fn class_of(&self, instance: &Instance) -> (String, Option<String>) {
         let own = own_name(&instance.slo, instance.number);
         if self.own.contains_key(&own) { (own, None) } else { classes::class_of(instance) }
@@ -141,7 +138,7 @@ impl Steering {
         &self.own
     }
 
-    /// What was laid out does not come: these are own classes again.
+    /// Restores own classes after a refused layout.
     pub fn put_back(&mut self, own: BTreeMap<String, u32>) {
         self.own = own;
     }
@@ -152,24 +149,24 @@ impl Steering {
         names.filter_map(|name| self.own.get(&name).map(|ways| (name, *ways))).collect()
     }
 
-    /// Packets per second of an SLO that are let in, if something limits them.
+    /// Admitted packets per second of an SLO, if limited.
     pub fn limit(&self, slo: &Slo) -> Option<f64> {
         let Promise::OnDemand { cap, .. } = slo.promise else { return None };
         let limits = [cap.load_pps, self.limits.get(&slo.name).copied()];
         limits.into_iter().flatten().min_by(f64::total_cmp)
     }
 
-    /// What an SLO lacks that another server may have.
+    /// What an SLO lacks and another server may have.
     pub fn lacking(&self, slo: &str) -> Option<&Lacking> {
         self.lacking.get(slo)
     }
 
-    /// What is done about an SLO's latency, while it is not kept.
+    /// The remedy for an SLO's latency, while it is violated.
     pub fn remedy(&self, slo: &str) -> Option<Remedy> {
         self.remedies.get(slo).copied()
     }
 
-    /// The last decisions, the last one last.
+    /// The last decisions, oldest first.
     pub fn told(&self) -> impl Iterator<Item = &Told> {
         self.told.iter()
     }
@@ -179,7 +176,7 @@ impl Steering {
         std::mem::take(&mut self.unsaid)
     }
 
-    /// Classes are these now, as they were decided or, where that was refused, as they were. What is not there is nobody's own.
+    /// Takes over the real classes after a change or its refusal; forgets own ones without a class.
     pub fn made(&mut self, classes: &BTreeMap<String, u32>) {
         self.own.retain(|name, _| classes.contains_key(name));
         self.own.iter_mut().for_each(|(name, ways)| *ways = classes[name]);
@@ -190,7 +187,7 @@ impl Steering {
         }
     }
 
-    /// A decision that people are to know.
+    /// Records a decision for people.
     pub fn tell(&mut self, at_ns: u64, slo: &str, what: String) {
         self.say(Told { at_ns, slo: slo.into(), what });
     }
@@ -203,8 +200,10 @@ impl Steering {
         }
     }
 
-    /// All classes of an assignment: reserved ones as they are, own ones of instances on demand as they were decided, and the shared class with all else
-    /// of the lease. Own ones for which there is no room any more are given up.
+    /// Lays out all classes of an assignment: reserved and own ones as decided, and the shared
+    /// class with the rest of the lease.
+    ///
+    /// Gives up own classes if they no longer fit.
     pub fn lay_out(&mut self, assignment: &Assignment, room: Option<Room>) -> BTreeMap<String, u32> {
         let mut wanted = classes::wanted(assignment);
         let names = on_demand(assignment);
@@ -231,7 +230,7 @@ impl Steering {
         wanted
     }
 
-    /// Another assignment is kept: what is known of SLOs that are not in it is forgotten.
+    /// Follows a change of assignment: forgets SLOs that are not in it.
     pub fn follow(&mut self, assignment: Option<&Assignment>) {
         let names = assignment.map(on_demand).unwrap_or_default();
         if names.is_empty() {
@@ -243,22 +242,22 @@ impl Steering {
         self.remedies.retain(|slo, _| names.contains(slo.as_str()));
     }
 
-    /// Somebody else places: what was not to be had may be now.
+    /// After a new placement: requests that failed may succeed.
     pub fn ask_anew(&mut self) {
         self.lacking.clear();
     }
 
-    /// An instance that was asked for is not to be had here.
+    /// Records that a requested instance is not available here.
     pub fn refuse(&mut self, now_ns: u64, request: &Request, why: String) {
         let Request { slo, instances } = request;
         self.tell(now_ns, slo, format!("asks for {instances} instances, which are not to be had here: {why}"));
         self.lacking.insert(slo.clone(), Lacking { instances: *instances, why });
     }
 
-    /// One window: what was seen of all SLOs on demand. Returns instances that are asked for.
+    /// Evaluates one window of all SLOs on demand; returns requested instances.
     ///
     /// # Errors
-    /// [`SteerError`]; everything is as it was.
+    /// [`SteerError`]; nothing has changed.
     pub fn step(
         &mut self,
         now_ns: u64,
@@ -293,7 +292,7 @@ impl Steering {
             Remedy::Police => 3,
         };
         for violation in &decision.violations {
-            // What would be done is not.
+            // Without policing, this remedy is not applied.
             let is_done = !self.is_lax || violation.remedy != Remedy::Police;
             let remedy = if is_done { violation.remedy } else { Remedy::Wait };
             let known = self.remedies.entry(violation.id.slo.clone()).or_insert(remedy);
@@ -332,7 +331,7 @@ impl Steering {
         let limit_of = |id: &InstanceId| decision.policed.iter().find(|policed| policed.id == *id).map(|policed| policed.limit_pps);
         let mut limits: BTreeMap<String, f64> = BTreeMap::new();
         for policed in &decision.policed {
-            // An instance without a limit is let have what comes for it: the input is one.
+            // An instance without a limit is given its whole input, since there is one input.
             let own = instances.iter().filter(|seen| seen.id.slo == policed.id.slo);
             let sum = own.map(|seen| limit_of(&seen.id).unwrap_or(seen.offered_pps)).sum();
             limits.insert(policed.id.slo.clone(), sum);
@@ -362,7 +361,7 @@ mod tests {
     use super::super::sight::InstanceUse;
     use super::*;
 
-    /// Twenty ways, of which devices share two.
+    /// Twenty ways, two of them shared with devices.
     const LIMITS: Limits = Limits { all: 0xf_ffff, io: 0xc_0000, taken: 0, root: 0xf_ffff, min_ways: 1, sparse: false };
     const ROOM: Option<Room> = Some(Room { limits: LIMITS, classes: 15 });
 
@@ -410,7 +409,7 @@ mod tests {
     #[test]
     fn who_breaks_its_promise_and_misses_has_a_class_until_its_neighbour_is_quiet() {
         let (mut steering, on) = (Steering::default(), three(&[&[2]], 1));
-        // Eleven ways less DDIO's two less those of "acme".
+        // Eleven ways less DDIO's two and those of "acme".
         assert_eq!(steering.lay_out(&on, ROOM), of(&[("acme.0", 2), ("shared", 7)]));
         let noisy = [seen("dns", 1, 10.0, 1e6), seen("web", 1, 300.0, 1e5)];
         for _ in 0..20 {
@@ -526,7 +525,7 @@ mod tests {
         assert_eq!(beside(0), 7);
         // Eighteen less those of the other and of "acme".
         assert_eq!(beside(0x3_ff00), 6);
-        // Five and six in two pieces: "acme" fits into the one.
+        // Five and six in two pieces: "acme" fits into one.
         assert_eq!(beside(0x3_c0e0), 6, "in one piece");
         assert_eq!(beside(0xf_ffff), 1, "who has them all is told by the change that is refused");
     }

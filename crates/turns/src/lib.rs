@@ -1,27 +1,34 @@
-//! NFs that do not cooperate, in workflow order: on a core that polling NFs share, somebody outside says whose turn it is.
+//! Time slices for NFs that do not cooperate: a scheduler outside of them shares a core among
+//! polling NFs, in workflow order.
 //!
 //! # Approach
-//! Each such core has a [`CoreSchedule`]: the [policy](sluice_policy::sched::workflow) that decides, the [rings] that it looks at,
-//! and a [process controller](sluice_host::processes) that carries it out. It belongs to the packet thread with the core's Wakeup
-//! role, which asks it once a round: a look at two rings, and where a turn ends, one or two system calls. So a schedule needs no core of
-//! its own, is as fine as the thread's rounds while packets move, and sleeps when the thread does: until shortly before the next
-//! deadline, if somebody waits for it, else until there is something to do.
+//! Each such core has a [`CoreSchedule`]: the [policy](sluice_policy::sched::workflow) that
+//! decides, the [rings] that it reads, and a [process controller](sluice_host::processes) that
+//! acts. It belongs to the packet thread with the core's Wakeup role, which calls it once a round:
+//! reading two rings, and at the end of a slice one or two system calls. So a schedule needs no
+//! core of its own, and is as fine as the thread's rounds while packets move. It sleeps when the
+//! thread does: until shortly before the next deadline if an NF waits for it, else until there is
+//! work.
 //!
-//! Taking an NF in or letting it go takes the kernel milliseconds, so no packet thread does it: the supervisor borrows the schedule
-//! ([`Worker::take_sharing`](sluice_dataplane::worker::Worker::take_sharing)), changes it, and gives it back. Meanwhile who runs goes on running.
+//! Adding or removing an NF takes the kernel milliseconds, so no packet thread does it: the
+//! supervisor borrows the schedule
+//! ([`Worker::take_sharing`](sluice_dataplane::worker::Worker::take_sharing)), changes it, and
+//! returns it. Meanwhile the running NF runs on.
 //!
 //! # Costs
-//! Slices follow from what a packet costs, told from outside: packets that left the ring over CPU time used, of turns in which the ring
-//! never ran dry ([`Outside`]). Before the first such turn, what `sluice estimate` kept or the NF's own samples say.
+//! Slices follow from the cost of a packet, measured from outside: packets that left the ring over
+//! CPU time, of slices in which the ring never ran dry ([`Outside`]). Before the first such slice,
+//! the value stored by `sluice estimate` or the NF's own samples are used.
 //!
 //! # Weights
-//! Among each other NFs have slices, whose lengths go by weight (priority of the service, and of the flow that it has) and cost; how often
-//! they come goes by their packets. Against processes that have no turns, an NF has its weight from the kernel, by the same share as
-//! every other NF has: where the mechanism has put it into a cgroup of its own, it is told the share at the beginning of a turn, when
-//! that has changed.
+//! Among each other NFs have slices, whose lengths follow weight (priority of the service, and of
+//! its flow) and cost; their frequency follows the packets. Against processes without slices, an NF
+//! has a kernel weight, by the same share as every other NF. If the mechanism has put it into its
+//! own cgroup, a changed share is written there at the beginning of a slice.
 //!
 //! # Limits
-//! A controller's calls cost the packet thread some microseconds each. An NF that starts or ends gets turns for it, without packets.
+//! A controller's calls cost the packet thread some microseconds each. An NF that starts or ends
+//! gets slices for it, without packets.
 
 pub mod rings;
 
@@ -43,33 +50,32 @@ use sluice_dataplane::hooks::Sharing;
 use sluice_host::process::CpuClock;
 use sluice_host::processes::{Controller, Failed, Mechanism, Refused, Slot, Target};
 
-/// How long a cost counts, in nanoseconds.
+/// Window of a cost, in nanoseconds.
 const WINDOW_NS: u64 = 100_000_000;
-/// Budget of an NF that would yield, in a turn that ends otherwise: longer than any turn, in nanoseconds.
+/// Budget in a slice that ends otherwise, in nanoseconds: longer than any slice.
 const BUDGET_NS: u64 = 2_000_000_000;
 
-/// What a schedule counts. Its thread writes, all may read.
+/// Counters of a schedule, written by its thread and readable by all.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Turns that ended, by [`Why`].
+    /// Ended slices, by [`Why`].
     pub ended: [AtomicU64; Why::ALL.len()],
     /// Nanoseconds that the packet thread spent in the controller.
     pub controller_ns: AtomicU64,
-    /// The longest that an NF with work has waited for its turn, in nanoseconds.
+    /// The longest wait of an NF with work for its slice, in nanoseconds.
     pub longest_wait_ns: AtomicU64,
-    /// At each turn that begins or ends: the longest wait since the one before, in nanoseconds, if anybody waited.
+    /// At each begin or end of a slice: the longest wait since the one before, in ns, if any.
     pub waits_ns: AtomicHistogram,
-    /// Times that the controller failed, other than that a process had ended.
+    /// Failures of the controller, other than an ended process.
     pub failures: AtomicU64,
 }
 
-/// An NF of a schedule.
 struct Governed {
     rings: NfRings,
     slot: Slot,
     cost: Outside,
     clock: Option<CpuClock>,
-    /// The share of its core that the controller was told last, and whether that has a use for it.
+    /// The share of its core last given to the controller, and whether that supports weights.
     share: f64,
     has_weight: bool,
 }
@@ -93,20 +99,20 @@ impl Rings for View<'_> {
     }
 
     fn weight(&self, nf: u16) -> f64 {
-        // A pool gives its members flows of different weight, so it is read for each turn.
+        // Read for each slice, since a pool's members get flows of different weight.
         self.0.get(usize::from(nf)).and_then(Option::as_ref).map_or(1.0, |governed| governed.rings.handle().weight())
     }
 }
 
-/// Who has a core whose NFs do not cooperate.
+/// The schedule of a core whose NFs do not cooperate.
 pub struct CoreSchedule {
     core: usize,
     controller: Box<dyn Controller>,
     workflow: Workflow,
-    /// By place; the policy knows NFs by this number.
+    /// By place, which is the policy's number of an NF.
     nfs: Vec<Option<Governed>>,
     counters: Arc<Counters>,
-    /// Paths and generation of the tables that the NFs' ways were made of.
+    /// Path changes and table generation of the NFs' paths.
     made_of: (u32, u32),
 }
 
@@ -118,12 +124,12 @@ impl std::fmt::Debug for CoreSchedule {
 }
 
 impl CoreSchedule {
-    /// Of a core, without NFs.
+    /// A schedule of a core, without NFs.
     pub fn new(core: usize, controller: Box<dyn Controller>, settings: Settings, counters: Arc<Counters>) -> Self {
         Self { core, controller, workflow: Workflow::new(settings), nfs: Vec::new(), counters, made_of: (0, 0) }
     }
 
-    /// How it stops and starts NFs.
+    /// The mechanism that stops and starts NFs.
     pub fn mechanism(&self) -> Mechanism {
         self.controller.mechanism()
     }
@@ -132,8 +138,9 @@ impl CoreSchedule {
         self.nfs.iter().position(|nf| nf.as_ref().is_some_and(|nf| nf.rings.handle().number == number))
     }
 
-    /// Takes an NF in: it is parked until its turn. `pid` is its process, if it is one; `foreign` what is known of it if it knows
-    /// nothing of Sluice.
+    /// Adds an NF, which is parked until its slice.
+    ///
+    /// `pid` is its process, if it is only one; `foreign` is the state of a foreign program.
     ///
     /// # Errors
     /// [`Refused`]; then the NF runs as before.
@@ -160,10 +167,10 @@ impl CoreSchedule {
         Ok(())
     }
 
-    /// Lets an NF go, which runs as it did before; says whether it was here.
+    /// Releases an NF, which runs as before; returns whether it was here.
     ///
     /// # Errors
-    /// What could not be given back to it.
+    /// What could not be restored.
     pub fn remove(&mut self, number: u16) -> Result<bool, Failed> {
         let Some(place) = self.place(number) else { return Ok(false) };
         self.workflow.remove(place as u16);
@@ -174,27 +181,26 @@ impl CoreSchedule {
         self.controller.remove(nf.slot).map(|()| true)
     }
 
-    /// Looks for threads that the NFs have started, which turns pass over until then.
+    /// Finds new threads of the NFs, which slices ignore before.
     pub fn look_again(&mut self) {
         if self.controller.look_again().is_err() {
             self.counters.failures.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Makes sure that an NF can be killed although it is parked.
+    /// Ensures that a parked NF can be killed.
     pub fn before_kill(&mut self, number: u16) {
         if let Some(Some(nf)) = self.place(number).map(|place| &self.nfs[place]) {
-            // If it cannot be made to run, it has ended or will be killed all the same.
+            // If it cannot be made to run, it has ended or will be killed even so.
             let _ = self.controller.before_kill(nf.slot);
         }
     }
 
-    /// Whether it has no NF any more.
     pub fn is_empty(&self) -> bool {
         self.nfs.iter().all(Option::is_none)
     }
 
-    /// Lets all go. Says what could not be given back. Dropping it does the same.
+    /// Releases all NFs, and returns what could not be restored. Drop does the same.
     pub fn teardown(&mut self) -> Vec<Failed> {
         for nf in self.nfs.drain(..).flatten() {
             let handle = nf.rings.handle();
@@ -223,7 +229,7 @@ impl CoreSchedule {
         };
         self.counters.controller_ns.fetch_add(monotonic_ns().saturating_sub(began_ns), Ordering::Relaxed);
         match result {
-            // The supervisor is told of an end by the process itself, and takes it out.
+            // The supervisor sees the process's end itself, and removes the NF.
             Ok(()) | Err(Failed::Ended) => {}
             Err(_) => drop(self.counters.failures.fetch_add(1, Ordering::Relaxed)),
         }
@@ -241,7 +247,7 @@ impl CoreSchedule {
             let handle = nf.rings.handle();
             handle.load.slices.fetch_add(1, Ordering::Relaxed);
             if !handle.poll {
-                // It may sleep, or think that its time is over: its turn is made here.
+                // It may sleep, or have used up its time: its slice begins here.
                 handle.core_page.endow(handle.slot, BUDGET_NS);
                 handle.wake(now_ns);
             }
@@ -256,7 +262,7 @@ impl CoreSchedule {
         }
     }
 
-    /// A turn has begun: it has the weight against whoever else is on the core that its share says.
+    /// At the begin of a slice: sets its kernel weight by its share.
     fn weigh(&mut self, place: u16) {
         let Some(Some(nf)) = self.nfs.get_mut(usize::from(place)) else { return };
         let share = nf.rings.handle().load.share.get();
@@ -271,7 +277,7 @@ impl CoreSchedule {
         }
     }
 
-    /// A turn has ended: what its packets cost.
+    /// At the end of a slice: the cost of its packets.
     fn tell_cost(&mut self, place: u16, now_ns: u64) {
         let Some(Some(nf)) = self.nfs.get_mut(usize::from(place)) else { return };
         let Some(used_ns) = nf.clock.and_then(|clock| clock.read_ns().ok()) else { return };
@@ -353,7 +359,7 @@ impl Sharing for CoreSchedule {
 
 impl Drop for CoreSchedule {
     fn drop(&mut self) {
-        // What is left of it has been told, or nobody is there to be told.
+        // All errors have been reported, or no caller is left.
         let _ = self.teardown();
     }
 }
@@ -370,7 +376,7 @@ mod tests {
     use super::*;
     use sluice_dataplane::fake as nf;
 
-    /// One that keeps the shares that it is told.
+    /// Keeps the shares that it is given.
     struct Recorder(Arc<Mutex<Vec<f64>>>);
 
     impl Controller for Recorder {
@@ -428,7 +434,7 @@ mod tests {
             nf::post(&handle, 64);
             schedule.step(now_ns);
             nf::give_back(&handle, 64);
-            // Until nobody has had anything to do for a while.
+            // Until no NF has had work for a while.
             for _ in 0..10 {
                 now_ns += 1_000_000;
                 schedule.step(now_ns);

@@ -1,4 +1,4 @@
-//! The ring monitor: what waits before, in and behind an NF, at a glance.
+//! The ring monitor: packets that wait before, in and behind an NF.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,40 +10,38 @@ use sluice_shm::ring::Gauge;
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::FeedCounters;
 
-/// The rings of one NF, and those that its packets go to next.
+/// The rings of one NF, and the next NFs of its packets.
 ///
-/// How much work an NF has is told by the manager's own counters, which no NF can reach. The rings' cursors are the NF's word in part:
-/// one that lies there has its turns end sooner or later than they should, and no more.
+/// The manager's own counters, which no NF can write, give the amount of work. The rings' cursors
+/// come partly from the NF: wrong ones only end its slices sooner or later.
 #[derive(Debug)]
 pub struct NfRings {
     handle: Arc<NfHandle>,
     rx: Vec<Gauge>,
     tx: Gauge,
-    /// If it is a program that knows nothing of Sluice.
     foreign: Option<Program>,
-    /// Who may come after it on a path.
+    /// Possible next NFs on a path.
     next: Vec<Arc<NfHandle>>,
 }
 
 impl NfRings {
-    /// Of an NF; `foreign` if it is a program that knows nothing of Sluice.
+    /// Of an NF; `foreign` for a foreign program.
     pub fn new(handle: Arc<NfHandle>, foreign: Option<Program>) -> Self {
         let rings = handle.region.page.layout().rx_rings;
         let rx = (0..rings).filter_map(|ring| handle.region.rx_gauge(ring)).collect();
         Self { rx, tx: handle.region.tx_gauge(), handle, foreign, next: Vec::new() }
     }
 
-    /// The NF.
     pub fn handle(&self) -> &Arc<NfHandle> {
         &self.handle
     }
 
-    /// Says anew who may come after it.
+    /// Sets the possible next NFs.
     pub fn lead_to(&mut self, next: Vec<Arc<NfHandle>>) {
         self.next = next;
     }
 
-    /// Packets that it has taken from its rings, ever, and packets that lie there now.
+    /// Packets that it has taken from its rings so far, and packets that are there now.
     #[inline]
     pub fn taken(&self) -> (u64, u32) {
         let unread = self.unread();
@@ -55,29 +53,28 @@ impl NfRings {
         self.rx.iter().map(Gauge::fill).sum()
     }
 
-    /// Its turn begins, at a time in nanoseconds.
+    /// Begins its slice, at a time in nanoseconds.
     pub fn turn_began(&mut self, now_ns: u64) {
         self.foreign.iter_mut().for_each(|program| program.turn_began(now_ns));
     }
 
-    /// Its turn has ended.
+    /// Ends its slice.
     pub fn turn_ended(&mut self, now_ns: u64) {
         self.foreign.iter_mut().for_each(|program| program.turn_ended(now_ns));
     }
 
-    /// Packets that whoever comes after it can still take.
+    /// Packets that the next NFs can still take.
     #[inline]
     fn behind(&self) -> u32 {
         let room = |next: &Arc<NfHandle>| {
             let (posted, returned) = next.posted_returned();
             let room = u64::from(next.limit).saturating_sub(posted.saturating_sub(returned));
-            // One that is gone takes nothing, and what it had does not come back to be counted. Half of a small ring is room enough.
+            // One that is gone takes and returns nothing. Half of a small ring is enough.
             if !next.alive.load(Ordering::Relaxed) || 2 * room >= u64::from(next.limit) { u64::MAX } else { room }
         };
         u32::try_from(self.next.iter().map(room).min().unwrap_or(u64::MAX)).unwrap_or(u32::MAX)
     }
 
-    /// What is seen of it now.
     #[inline]
     pub fn read(&self) -> Reading {
         let handle = &self.handle;
@@ -88,57 +85,57 @@ impl NfRings {
         let mut work = u32::try_from(posted.saturating_sub(returned)).unwrap_or(u32::MAX);
         let held = handle.gate.held.load(Ordering::Relaxed);
         if handle.wants_core.load(Ordering::Relaxed) {
-            // It has something else to do than packets: to end.
+            // It has other work than packets: to end.
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
         if let Some(program) = &self.foreign {
-            // What it has taken from its wire and what lies there look the same from here: its input is empty when all is back. And it
-            // may have timers, or connections of its own.
+            // Packets that it has taken from its wire and those that wait there look the same from
+            // here: its input is empty when all are back. It may also have timers, or connections
+            // of its own.
             work = work.saturating_add(program.work());
             return Reading { work, unread: u32::MAX, room: self.behind(), held, background: true };
         }
         if handle.region.page.counter(Counter::Ready).load(Ordering::Relaxed) == 0 {
-            // It has still to begin.
+            // It has not started yet.
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
-        // What an NF puts on its own ring goes to the manager, which takes it at once if it can pass it on.
+        // The NF's ring goes to the manager, which empties it at once if it can forward.
         let room = self.tx.room().min(self.behind());
         Reading { work, unread: self.unread().min(work), room, held, background: false }
     }
 }
 
-/// How long a program may have turns without that a packet comes out, until those that were in it before are taken for eaten, in
-/// nanoseconds.
+/// Time of slices without output, in nanoseconds, after which earlier packets count as dropped.
 const QUIET_NS: u64 = 10_000_000;
 
-/// What is seen of a program that knows nothing of Sluice.
+/// The visible state of a foreign program.
 ///
-/// Packets that wait in it cannot be told apart from those that it has eaten. As long as packets come out, those that are inside count
-/// as its work. After turns of 10 ms in which none came out, and of a program that eats packets by design after each turn, only those
-/// count that went in since that turn began; the rest has turns as what nobody sees has.
+/// Packets that wait in it look like packets that it has dropped. As long as packets come out,
+/// those inside count as its work. After 10 ms of slices without output, and after each slice of a
+/// program that drops by design, only packets that went in since that slice began count. For the
+/// rest it has slices as background work.
 #[derive(Debug)]
 pub struct Program {
     counters: Arc<FeedCounters>,
-    /// It has one interface: nothing comes out, and nobody counts what is inside.
+    /// It has one interface: no packet comes out, and those inside are not counted.
     is_tap: bool,
-    /// It eats packets by design.
+    /// It drops packets by design.
     eats: bool,
-    /// Packets that had gone in when its last turn began, those that had come out by then, and that time.
+    /// Packets in, packets out, and the time at the begin of its last slice.
     began: (u64, u64, u64),
-    /// Packets that have gone in and are no work any more, whatever has become of them.
+    /// Packets that have gone in and no longer count as work.
     past: u64,
-    /// Length of its last turns, in which no packet came out.
+    /// Time of its last slices, in which no packet came out.
     quiet_ns: u64,
 }
 
 impl Program {
-    /// One that has nothing to do yet.
     pub fn new(counters: Arc<FeedCounters>, is_tap: bool, eats: bool) -> Self {
         let entered = counters.entered.get();
         Self { began: (entered, counters.returned.get(), 0), past: entered, quiet_ns: 0, counters, is_tap, eats }
     }
 
-    /// Packets that went in and are its work.
+    /// Packets inside that are its work.
     #[inline]
     fn work(&self) -> u32 {
         let since = self.counters.entered.get().saturating_sub(self.past);
@@ -198,11 +195,11 @@ mod tests {
         );
         assert_eq!(rings.taken(), (4, 4));
         handle.counters[0].returned.add(2);
-        // The ring behind it is nearly full.
+        // The next ring is nearly full.
         rings.lead_to(vec![behind.clone()]);
         behind.counters[0].posted.add(60);
         assert_eq!(rings.read(), Reading { work: 6, unread: 4, room: behind.limit - 60, held: false, background: false });
-        // It has died with them.
+        // The next NF has died with them.
         behind.alive.store(false, Ordering::Relaxed);
         assert_eq!(rings.read().room, 62);
     }
@@ -222,7 +219,7 @@ mod tests {
         assert_eq!(rings.read(), Reading { held: true, ..Reading::default() });
     }
 
-    /// A program with two interfaces, as packets go in and come out.
+    /// A program with two interfaces.
     fn program(is_tap: bool, eats: bool) -> (NfRings, Arc<NfHandle>, Arc<FeedCounters>, Attached) {
         let (handle, nf) = nf(0);
         let counters = Arc::new(FeedCounters::default());
@@ -261,7 +258,7 @@ mod tests {
             rings.read().work
         };
         go_in(&counters, 10);
-        // It is slow, and has turns until it has had time enough.
+        // It is slow, and has slices until it has had enough time.
         assert_eq!(turn(&mut rings, QUIET_NS - 1, 0), 10);
         assert_eq!(turn(&mut rings, 1_000_000, 4), 6, "one that comes out says that it works");
         assert_eq!(turn(&mut rings, QUIET_NS - 1, 0), 6);
@@ -269,7 +266,7 @@ mod tests {
         go_in(&counters, 3);
         assert_eq!(rings.read().work, 3);
         assert_eq!(turn(&mut rings, 1, 0), 0);
-        // What comes out after all changes nothing but that it is not quiet any more.
+        // Late output only means that it is not quiet any more.
         go_in(&counters, 3);
         assert_eq!(turn(&mut rings, 1, 2), 3);
     }

@@ -1,11 +1,11 @@
-//! What the kernel does with cgroup folders and files: the real one. Tests have a model beside it.
+//! Kernel operations on cgroup folders and files; tests have a model of them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Processes of a cgroup.
+/// File of a cgroup's processes.
 pub(super) const PROCS: &str = "cgroup.procs";
 
 /// The operations on cgroup folders and files. Errors are those of the system calls.
@@ -16,11 +16,10 @@ pub(super) trait Kernel: std::fmt::Debug + Send + Sync {
     fn remove(&self, folder: &Path) -> io::Result<()>;
     /// The cgroups in a cgroup.
     fn folders(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
-    /// The text of a file.
     fn read(&self, file: &Path) -> io::Result<String>;
-    /// Writes a file that is there, in one piece.
+    /// Writes an existing file, in one piece.
     fn write(&self, file: &Path, text: &str) -> io::Result<()>;
-    /// Opens a file that is there, to be written often.
+    /// Opens an existing file for frequent writing.
     fn open(&self, file: &Path) -> io::Result<Box<dyn Knob>>;
 }
 
@@ -30,7 +29,6 @@ pub(super) trait Knob: std::fmt::Debug + Send + Sync {
     fn set(&self, text: &str) -> io::Result<()>;
 }
 
-/// The kernel of this host.
 #[derive(Debug)]
 pub(super) struct Linux;
 
@@ -57,7 +55,7 @@ impl Kernel for Linux {
     }
 
     fn open(&self, file: &Path) -> io::Result<Box<dyn Knob>> {
-        // Not created: a file that the kernel did not make is none of its files.
+        // Not created: a file that the kernel did not make is not a cgroup file.
         Ok(Box::new(OpenOptions::new().write(true).open(file)?))
     }
 }

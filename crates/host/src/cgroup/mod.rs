@@ -1,47 +1,55 @@
 //! CPU weights of NF processes, by the kernel's control groups.
 //!
 //! # Problem
-//! NFs that share a core get equal parts of it from the kernel, however much their packets cost. A policy computes the share that
-//! each should have; this module makes the kernel's scheduler keep to it, on hosts with control groups of version 1 and of version 2.
+//! The kernel divides a shared core equally among its NFs, whatever their packets cost. A policy
+//! computes the share of each; this module makes the kernel's scheduler keep it, on hosts with
+//! control groups of version 1 or 2.
 //!
 //! # Terms
-//! A *share* is a number between 0 and 1: the part of a core that an NF should have while all NFs of the core have work. A *weight* is
-//! the kernel's number for it: `cpu.shares` (2 to 262,144; version 1) or `cpu.weight` (1 to 10,000; version 2). Only ratios between
-//! weights of one folder matter, so a share of 1 % is the weight that the kernel gives by default (1,024 or 100): the step is a
-//! thousandth of that in version 1 and a hundredth in version 2.
-//! The *home* is the manager's own cgroup; the *base* is the folder in which the manager may make its own.
+//! A *share* is a number between 0 and 1: an NF's part of a core while all NFs of the core have
+//! work. A *weight* is the kernel's number for it: `cpu.shares` (2 to 262,144; version 1) or
+//! `cpu.weight` (1 to 10,000; version 2). Only ratios between weights of one folder matter, so a
+//! share of 1 % is the kernel's default weight (1,024 or 100): the step is a thousandth of that in
+//! version 1 and a hundredth in version 2. The *home* is the manager's own cgroup; the *base* is
+//! the folder in which the manager may make its own.
 //!
 //! # Approach
 //! ```text
-//! base ─┬─ sluice-PID ─┬─ core-1 ─┬─ nf-ids.0     one process and its threads; weight by the policy
+//! base ─┬─ sluice-PID ─┬─ core-1 ─┬─ nf-ids.0     one process with its threads; weighted
 //!       │              │          └─ nf-nat.0
 //!       │              └─ core-2 ─── nf-lb.0
 //!       └─ everything else on the host
 //! ```
-//! - [`Hierarchy::find`] reads what is mounted. In version 1 the base is the home. In version 2 a cgroup with processes cannot pass the
-//!   cpu controller on, so the base is the nearest folder from the home upwards that does, or could.
-//! - A weight is written through a descriptor that stays open, which costs a quarter of opening, writing and closing.
-//! - The manager's folder weighs as much as its NFs would weigh one by one, and so does each core's. Otherwise all NFs together would
-//!   get what one process outside gets.
-//! - NFs of a core have a folder of their own. The kernel splits the weight of a folder over the cores by the weights of those that run
-//!   there: with all NFs in one, an NF of small weight alone on its core, besides a heavy one on another, got 2 % of it from a process
-//!   outside that was busy there, where it should have had half.
-//! - A folder is removed when it is empty. Processes that still run go to the home first: in version 2 the manager's folder may not
-//!   hold any.
-//! - What the kernel does with these files is behind a trait, so that both versions are tested on any host against a model that
-//!   refuses what the kernel refuses; the version that the host has is tested on the kernel itself.
+//! - [`Hierarchy::find`] reads what is mounted. In version 1 the base is the home. In version 2 a
+//!   cgroup with processes cannot pass the cpu controller on, so the base is the nearest folder
+//!   from the home upwards that does, or could.
+//! - A weight is written through a descriptor that stays open: a quarter of the cost of opening,
+//!   writing and closing.
+//! - The manager's folder weighs as much as its NFs would one by one, and so does each core's.
+//!   Otherwise all NFs together would get as much as one process outside.
+//! - The NFs of each core have a folder. The kernel splits a folder's weight over the cores by the
+//!   weights of those that run there. With all NFs in one folder, a light NF alone on its core,
+//!   with a heavy one on another core, got 2 % of its core against a busy process outside, instead
+//!   of half.
+//! - A folder is removed when it is empty. Processes that still run are moved to the home first: in
+//!   version 2 the manager's folder may not hold any.
+//! - A trait covers what the kernel does with these files. So both versions are tested on any host
+//!   with a model that refuses what the kernel refuses; the host's version is also tested on the
+//!   kernel itself.
 //!
-//! Nothing here writes the [record](crate::record): note what [`Hierarchy::path_of`], [`Hierarchy::setting`] and [`Group::path_of`]
-//! and [`Group::path_of_core`] say before calling what makes it.
+//! Nothing here writes the [record](crate::record): note [`Hierarchy::path_of`],
+//! [`Hierarchy::setting`], [`Group::path_of`] and [`Group::path_of_core`] before the calls that
+//! make or change them.
 //!
 //! # Limits
-//! The scheduler follows a new weight after 4 to 6 ms and is exact over a second, not over 10 ms. Weights mean nothing to real-time
-//! classes, and a kernel with `CONFIG_RT_GROUP_SCHED` takes no real-time process into a new cgroup: [`CgroupError::RealTime`].
-//! The manager's folder holds no other cgroups than those made here.
+//! The scheduler follows a new weight after 4 to 6 ms and is exact over a second, not over 10 ms.
+//! Weights do not affect real-time classes, and a kernel with `CONFIG_RT_GROUP_SCHED` admits no
+//! real-time process to a new cgroup: [`CgroupError::RealTime`]. The manager's folder holds only
+//! cgroups made here.
 //!
 //! # Source
-//! Rate-cost proportional shares: NFVnice (SIGCOMM 2017), section 3.2. The files: the kernel's `cgroup-v1/cgroups.rst` and
-//! `cgroup-v2.rst`.
+//! Rate-cost proportional shares: NFVnice (SIGCOMM 2017), section 3.2. The files: the kernel's
+//! `cgroup-v1/cgroups.rst` and `cgroup-v2.rst`.
 
 mod error;
 mod kernel;
@@ -70,16 +78,16 @@ pub(crate) use mount::folder_of;
 pub use mount::unified_home;
 pub use version::Version;
 
-/// Controllers that a cgroup of version 2 passes on to those inside.
+/// Controllers that a cgroup of version 2 passes on to its children.
 const SUBTREE: &str = "cgroup.subtree_control";
 
-/// Controllers of version 2 that hold NFs besides.
+/// Other controllers of version 2 that bound NFs.
 const MORE: [&str; 3] = ["cpuset", "memory", "pids"];
 
-/// Time that processes which are moved or end have to leave a cgroup.
+/// Maximum time for moved or ending processes to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The processes of a cgroup and of those below it.
+/// Collects the processes in and below a cgroup.
 ///
 /// # Errors
 /// The system's; `pids` has those that were found before.
@@ -90,7 +98,7 @@ pub fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             match processes_below(&entry.path(), pids) {
-                // Somebody has removed it meanwhile.
+                // It was removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,
             }
@@ -99,8 +107,9 @@ pub fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
     Ok(())
 }
 
-/// One path component for any name, and another one for any other name: bytes other than letters, digits, `-`, `_` and `.` (inside)
-/// are written as `%` and two hexadecimal digits.
+/// A unique path component for any name.
+///
+/// Bytes other than letters, digits, `-`, `_` and `.` (not leading) become `%` and two hex digits.
 pub(super) fn component(name: &str) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(name.len());
@@ -114,8 +123,9 @@ pub(super) fn component(name: &str) -> String {
     if text.is_empty() { "%".into() } else { text }
 }
 
-/// The cgroup of a process to which the kernel was seen to refuse a real-time class, if a missing budget in it explains that. `may`
-/// says whether the user was allowed to give the class: version 2 has no file that shows a budget.
+/// The cgroup of a process that was refused a real-time class, if a missing budget explains that.
+///
+/// `may`: the user was allowed to give the class, since version 2 has no file that shows a budget.
 pub(super) fn without_real_time(root: &Path, pid: i32, may: bool) -> Option<PathBuf> {
     let (version, folder, top) = mount::find(&Linux, root, &pid.to_string()).ok()??;
     let is_without = match version {
@@ -125,23 +135,24 @@ pub(super) fn without_real_time(root: &Path, pid: i32, may: bool) -> Option<Path
     is_without.then_some(folder)
 }
 
-/// Where on this host CPU weights are set.
+/// The host's hierarchy for CPU weights.
 #[derive(Debug, Clone)]
 pub struct Hierarchy {
     kernel: Arc<dyn Kernel>,
     version: Version,
     /// The manager's own cgroup.
     home: PathBuf,
-    /// Where the manager makes its folder.
+    /// Parent of the manager's folder.
     base: PathBuf,
-    /// Version 2: controllers that the base does not pass on yet, cpu first. None if it passes cpu on: then what else it passes on is
-    /// somebody else's affair.
+    /// Version 2: controllers that the base does not pass on yet, cpu first. Empty if it passes cpu
+    /// on: then others decide what else it passes on.
     enable: Vec<&'static str>,
 }
 
 impl Hierarchy {
-    /// Finds the cpu controller by what `root` says is mounted: its `proc/self/mountinfo` and `proc/self/cgroup`. `root` is `/`, or a
-    /// tree that looks like it. Changes nothing.
+    /// Finds the cpu controller through `proc/self/mountinfo` and `proc/self/cgroup` below `root`.
+    ///
+    /// `root` is `/`, or a tree that looks like it. Changes nothing.
     ///
     /// # Errors
     /// [`CgroupError::NoController`], [`CgroupError::NotDelegated`], [`CgroupError::System`].
@@ -157,7 +168,7 @@ impl Hierarchy {
         }
         let up = || home.ancestors().take_while(|folder| folder.starts_with(&top));
         let has_cpu = |file: PathBuf| kernel.read(&file).is_ok_and(|text| text.split_whitespace().any(|word| word == "cpu"));
-        // Only the root of all may both have processes and pass controllers on, and only it has no cgroup.type.
+        // Only the root may have processes and pass controllers on, and only it has no cgroup.type.
         let may_enable = |folder: &Path| {
             let is_root = kernel.read(&folder.join("cgroup.type")).is_err();
             let is_empty = || kernel.read(&folder.join(PROCS)).is_ok_and(|text| text.trim().is_empty());
@@ -179,7 +190,6 @@ impl Hierarchy {
         Ok(Self { enable, kernel, version, base, home })
     }
 
-    /// Version of the control groups.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -189,24 +199,26 @@ impl Hierarchy {
         &self.base
     }
 
-    /// The folder that [`create`](Self::create) makes, to be noted before as
+    /// The folder that [`create`](Self::create) makes; note it before as
     /// [`Thing::Cgroup`](crate::record::Thing::Cgroup).
     pub fn path_of(&self, name: &str) -> PathBuf {
         self.base.join(component(name))
     }
 
-    /// A setting of the host that [`create`](Self::create) changes, and the text that undoes that: to be noted before with
-    /// [`Record::changed`](crate::record::Record::changed). Most hosts need none.
+    /// A host setting that [`create`](Self::create) changes, and the text that undoes that.
+    ///
+    /// Note it before with [`Record::changed`](crate::record::Record::changed). Usually None.
     pub fn setting(&self) -> Option<(PathBuf, String)> {
         let text: Vec<String> = self.enable.iter().map(|name| format!("-{name}")).collect();
         (!text.is_empty()).then(|| (self.base.join(SUBTREE), text.join(" ")))
     }
 
-    /// Makes the manager's folder, `sluice-PID` for example.
+    /// Makes the manager's folder, for example `sluice-PID`.
     ///
     /// # Errors
-    /// [`CgroupError::Exists`], [`CgroupError::NotPermitted`], [`CgroupError::RealTime`] (version 2: a real-time process runs in some
-    /// cgroup), [`CgroupError::System`]. Then nothing has changed.
+    /// [`CgroupError::Exists`], [`CgroupError::NotPermitted`], [`CgroupError::RealTime`] (version
+    /// 2: a real-time process runs in some cgroup), [`CgroupError::System`]. Then nothing has
+    /// changed.
     pub fn create(&self, name: &str) -> Result<Group, CgroupError> {
         let path = self.path_of(name);
         if let Some((file, _)) = self.setting() {
@@ -214,7 +226,7 @@ impl Hierarchy {
             self.pass_on_more(&file);
         }
         let made = self.kernel.make(&path).map_err(refused("make cgroup", &path));
-        // From here on the drop of the group cleans up.
+        // From here on the group's drop cleans up.
         let (herd, cores) = (Arc::default(), Mutex::default());
         let mut group = Group { hierarchy: self.clone(), path, herd, cores, is_made: made.is_ok() };
         made?;
@@ -226,14 +238,14 @@ impl Hierarchy {
         Ok(group)
     }
 
-    /// Passes on what NFs are held by, where it is there: see [`pen`].
+    /// Passes on the other controllers that bound NFs, where they exist: see [`pen`].
     fn pass_on_more(&self, file: &Path) {
         for name in MORE {
             let _ = self.kernel.write(file, &format!("+{name}"));
         }
     }
 
-    /// What a folder of NFs, which has none yet, weighs.
+    /// The weight of a folder that has no NFs yet.
     fn herd(&self, path: &Path) -> Result<Arc<Mutex<Herd>>, CgroupError> {
         let weight = Weight::open(&self.kernel, self.version, path)?;
         Ok(Arc::new(Mutex::new(Herd { nfs: 0, weight: Some(weight) })))
@@ -247,7 +259,7 @@ impl Hierarchy {
         })
     }
 
-    /// Empties a folder, with those that were made below it, and removes it. That it is gone already is no error.
+    /// Removes a folder and those below it, and moves their processes away. No error if it is gone.
     fn remove(&self, path: &Path) -> Result<(), CgroupError> {
         let (procs, home) = (path.join(PROCS), self.home.join(PROCS));
         let end = Instant::now() + PATIENCE;
@@ -266,7 +278,7 @@ impl Hierarchy {
                 self.remove(&folder)?;
             }
             let text = self.kernel.read(&procs).unwrap_or_default();
-            // A process outside of our pid namespace is shown as 0, which would mean this process when written.
+            // Processes outside of our pid namespace show as 0; writing 0 would move this one.
             let pids: Vec<i32> = text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 0).collect();
             for pid in &pids {
                 match self.kernel.write(&home, &pid.to_string()) {
@@ -277,7 +289,7 @@ impl Hierarchy {
                 }
             }
             if pids.is_empty() {
-                // Nothing tells when the kernel has let go of the last process, so ask again a little later.
+                // The kernel does not signal when it has released the last process: retry soon.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -288,7 +300,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
 }
 
-/// How many NFs a group has, and its own weight, which follows from that.
+/// The number of NFs of a group, and the group's weight, which follows from it.
 #[derive(Debug, Default)]
 struct Herd {
     nfs: usize,
@@ -304,47 +316,44 @@ impl Herd {
     }
 }
 
-/// The manager's folder. Dropping it removes it with all that was made in it, as far as that is possible;
-/// [`remove`](Self::remove) says whether it was.
+/// The manager's folder. Drop removes it if possible; [`remove`](Self::remove) reports errors.
 #[derive(Debug)]
 pub struct Group {
     hierarchy: Hierarchy,
     path: PathBuf,
     herd: Arc<Mutex<Herd>>,
-    /// The folders of cores that there are.
+    /// Existing folders of cores.
     cores: Mutex<BTreeMap<usize, Arc<Mutex<Herd>>>>,
     is_made: bool,
 }
 
 impl Group {
-    /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Version of the control groups.
     pub fn version(&self) -> Version {
         self.hierarchy.version
     }
 
-    /// The folder that [`add_nf`](Self::add_nf) makes, to be noted before as
+    /// The folder that [`add_nf`](Self::add_nf) makes; note it before as
     /// [`Thing::Cgroup`](crate::record::Thing::Cgroup).
     pub fn path_of(&self, nf: &str, core: usize) -> PathBuf {
-        // The prefix keeps NFs from having the names of the kernel's files.
+        // The prefix separates NFs from the kernel's files.
         self.path_of_core(core).join(format!("nf-{}", component(nf)))
     }
 
-    /// The folder of a core's NFs, which [`add_nf`](Self::add_nf) makes with the first of them, and which goes with the group.
+    /// The folder of a core's NFs; [`add_nf`](Self::add_nf) makes it, the group removes it.
     pub fn path_of_core(&self, core: usize) -> PathBuf {
         self.path.join(format!("core-{core}"))
     }
 
-    /// The folders of all cores that have one.
+    /// The existing folders of cores.
     pub fn cores(&self) -> Vec<PathBuf> {
         self.cores.lock().unwrap_or_else(PoisonError::into_inner).keys().map(|core| self.path_of_core(*core)).collect()
     }
 
-    /// The folder of a core, made if it is not there.
+    /// The folder of a core, made if missing.
     fn of_core(&self, core: usize) -> Result<Arc<Mutex<Herd>>, CgroupError> {
         let mut cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(herd) = cores.get(&core) {
@@ -362,18 +371,18 @@ impl Group {
         match passed_on.and_then(|()| self.hierarchy.herd(&path)) {
             Ok(herd) => Ok(cores.entry(core).or_insert(herd).clone()),
             Err(error) => {
-                // The first error is the one to tell.
+                // Only the first error is reported.
                 let _ = self.hierarchy.remove(&path);
                 Err(error)
             }
         }
     }
 
-    /// Makes a folder for an NF of a core, with the kernel's default weight and no process in it.
+    /// Makes a folder for an NF of a core, with the kernel's default weight and no process.
     ///
     /// # Errors
-    /// [`CgroupError::Exists`] if the NF has one, [`CgroupError::NotPermitted`], [`CgroupError::System`]. Then nothing has changed, but that
-    /// the core may have a folder.
+    /// [`CgroupError::Exists`] if the NF has one, [`CgroupError::NotPermitted`],
+    /// [`CgroupError::System`]. Then nothing has changed, except that the core may have a folder.
     pub fn add_nf(&self, nf: &str, core: usize) -> Result<NfGroup, CgroupError> {
         let herds = [self.of_core(core)?, self.herd.clone()];
         let (kernel, path) = (&self.hierarchy.kernel, self.path_of(nf, core));
@@ -385,17 +394,18 @@ impl Group {
         match made {
             Ok(weight) => Ok(NfGroup { hierarchy: self.hierarchy.clone(), path, herds, weight, is_made: true }),
             Err(error) => {
-                // The first error is the one to tell.
+                // Only the first error is reported.
                 let _ = self.hierarchy.remove(&path);
                 Err(error)
             }
         }
     }
 
-    /// Removes the folder with those of all NFs. Processes that still run go to the manager's own cgroup.
+    /// Removes the folder and those of all NFs. Running processes go to the manager's own cgroup.
     ///
     /// # Errors
-    /// [`CgroupError::Busy`], [`CgroupError::NotPermitted`], [`CgroupError::System`]. What could be removed was.
+    /// [`CgroupError::Busy`], [`CgroupError::NotPermitted`], [`CgroupError::System`]. What could be
+    /// removed was.
     pub fn remove(mut self) -> Result<(), CgroupError> {
         self.take_down()
     }
@@ -405,7 +415,7 @@ impl Group {
             return self.give_back_setting();
         }
         let kernel = &self.hierarchy.kernel;
-        // There is no use in a weight for what is about to go.
+        // A folder that is about to go needs no weight.
         let cores = std::mem::take(self.cores.get_mut().unwrap_or_else(PoisonError::into_inner));
         for herd in cores.values().chain([&self.herd]) {
             herd.lock().unwrap_or_else(PoisonError::into_inner).weight = None;
@@ -413,7 +423,7 @@ impl Group {
         let mut first = Ok(());
         for core in kernel.folders(&self.path).unwrap_or_default() {
             let nfs = kernel.folders(&core).unwrap_or_default();
-            // The core's is removed if all of its NFs' could be.
+            // The core's folder is removed if all of its NFs' could be.
             for folder in nfs.iter().chain([&core]) {
                 first = first.and(self.hierarchy.remove(folder));
             }
@@ -423,11 +433,11 @@ impl Group {
         self.give_back_setting()
     }
 
-    /// Undoes what [`Hierarchy::setting`] told.
+    /// Undoes [`Hierarchy::setting`].
     fn give_back_setting(&self) -> Result<(), CgroupError> {
         let Some((file, text)) = self.hierarchy.setting() else { return Ok(()) };
         match self.hierarchy.kernel.write(&file, &text) {
-            // Somebody else has come to need it.
+            // Another program needs it by now.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
             other => other.map_err(refused("disable cpu in", &file)),
         }
@@ -441,19 +451,18 @@ impl Drop for Group {
     }
 }
 
-/// The folder of an NF. Dropping it removes it, as far as that is possible.
+/// The folder of an NF. Drop removes it if possible.
 #[derive(Debug)]
 pub struct NfGroup {
     hierarchy: Hierarchy,
     path: PathBuf,
-    /// Of its core, and of all.
+    /// Those of its core and of the group.
     herds: [Arc<Mutex<Herd>>; 2],
     weight: Weight,
     is_made: bool,
 }
 
 impl NfGroup {
-    /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -461,7 +470,8 @@ impl NfGroup {
     /// Moves a process here, with all its threads. What it starts later starts here.
     ///
     /// # Errors
-    /// [`CgroupError::NoProcess`], [`CgroupError::RealTime`], [`CgroupError::NotPermitted`], [`CgroupError::Gone`].
+    /// [`CgroupError::NoProcess`], [`CgroupError::RealTime`], [`CgroupError::NotPermitted`],
+    /// [`CgroupError::Gone`].
     pub fn join(&self, pid: Pid) -> Result<(), CgroupError> {
         let (file, pid) = (self.path.join(PROCS), pid.as_raw_nonzero().get());
         self.hierarchy.kernel.write(&file, &pid.to_string()).map_err(|source| match source.raw_os_error() {
@@ -471,8 +481,9 @@ impl NfGroup {
         })
     }
 
-    /// Sets the weight for a share between 0 and 1 of what all NFs of the group have on a core, and says which weight that is. One
-    /// system call.
+    /// Sets the weight for a share, 0 to 1, of the group's time on a core; returns it.
+    ///
+    /// One system call.
     ///
     /// # Errors
     /// [`CgroupError::Gone`], [`CgroupError::System`].
@@ -480,7 +491,7 @@ impl NfGroup {
         self.weight.set(share)
     }
 
-    /// The weight that the kernel says the folder has.
+    /// Reads the folder's weight from the kernel.
     ///
     /// # Errors
     /// [`CgroupError::Gone`], [`CgroupError::System`].
@@ -491,12 +502,12 @@ impl NfGroup {
         text.trim().parse().map_err(no_number).map_err(refused("read", &file))
     }
 
-    /// What sets the weight, for another thread.
+    /// A handle that sets the weight from another thread.
     pub fn handle(&self) -> Weight {
         self.weight.clone()
     }
 
-    /// Removes the folder. Processes that still run go to the manager's own cgroup.
+    /// Removes the folder. Running processes go to the manager's own cgroup.
     ///
     /// # Errors
     /// [`CgroupError::Busy`], [`CgroupError::NotPermitted`], [`CgroupError::System`].
@@ -510,7 +521,7 @@ impl NfGroup {
         }
         self.hierarchy.remove(&self.path)?;
         self.herds.iter().try_for_each(|herd| match Herd::change(herd, |nfs| nfs.saturating_sub(1)) {
-            // The group went before.
+            // The group was removed before.
             Err(CgroupError::Gone { .. }) => Ok(()),
             other => other,
         })

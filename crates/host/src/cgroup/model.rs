@@ -1,8 +1,9 @@
-//! A model of the kernel's cgroup file systems, of both versions, over folders and files of a test's own.
+//! A model of the kernel's cgroup file systems, of both versions, on a test's own files.
 //!
-//! It refuses what the kernel refuses, with the same errors, in as far as the manager could run into it: a pid that is not there, a
-//! weight out of range or no number, removing a cgroup with processes or folders in it, real-time processes in a child, and in
-//! version 2 processes in a cgroup that passes controllers on, and controllers that it was not given.
+//! It refuses what the kernel refuses, with the same errors, as far as the manager could meet them:
+//! an unknown pid, a weight that is out of range or no number, removing a cgroup with processes or
+//! folders, real-time processes in a child, and in version 2 processes in a cgroup that passes
+//! controllers on, and controllers that it does not have.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +14,8 @@ use std::sync::{Arc, Mutex};
 use super::kernel::{Kernel, Knob, Linux};
 use super::{PROCS, SUBTREE, Version};
 
-/// A host.
 #[derive(Debug)]
 pub(super) struct Model {
-    /// Its file-system root.
     pub root: tempfile::TempDir,
     version: Version,
     top: PathBuf,
@@ -25,11 +24,9 @@ pub(super) struct Model {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Cgroup of each process.
     members: BTreeMap<i32, PathBuf>,
-    /// Those that are real-time processes.
     real_time: Vec<i32>,
-    /// Whose numbers are of another pid namespace.
+    /// Processes of another pid namespace.
     foreign: Vec<i32>,
 }
 
@@ -38,7 +35,7 @@ fn errno(number: i32) -> io::Error {
 }
 
 impl Model {
-    /// A host whose manager (pid 1) is in the cgroup `home`, an absolute path in the hierarchy.
+    /// A host with its manager (pid 1) in the cgroup `home`, an absolute path in the hierarchy.
     pub fn new(version: Version, home: &str) -> Arc<Self> {
         let root = tempfile::tempdir().unwrap();
         let (point, line, member) = match version {
@@ -63,12 +60,11 @@ impl Model {
         Arc::new(model)
     }
 
-    /// The folder of a cgroup.
     pub fn folder(&self, cgroup: &str) -> PathBuf {
         self.top.join(cgroup)
     }
 
-    /// Starts a process beside the manager's.
+    /// Starts a process in the manager's cgroup.
     pub fn start(&self, pid: i32, real_time: bool) {
         let mut state = self.state.lock().unwrap();
         let home = state.members[&1].clone();
@@ -85,12 +81,10 @@ impl Model {
         state.foreign.push(pid);
     }
 
-    /// Cgroup of a process.
     pub fn cgroup_of(&self, pid: i32) -> PathBuf {
         self.state.lock().unwrap().members[&pid].strip_prefix(&self.top).unwrap().into()
     }
 
-    /// All cgroups, and the pids in them.
     pub fn tree(&self) -> Vec<(String, Vec<i32>)> {
         let mut found = Vec::new();
         let mut next = vec![self.top.clone()];
@@ -103,7 +97,7 @@ impl Model {
         found
     }
 
-    /// Whether the cpu controller's files are in a cgroup.
+    /// Whether a cgroup has the cpu controller's files.
     fn has_cpu(&self, folder: &Path) -> bool {
         self.version == Version::V1 || folder != self.top && passes_on_cpu(folder.parent().unwrap())
     }
@@ -167,7 +161,7 @@ impl Kernel for Model {
         let mut state = self.state.lock().unwrap();
         if file.ends_with(PROCS) {
             let pid = text.parse().map_err(|_| errno(libc::EINVAL))?;
-            // 0 is whoever writes.
+            // 0 stands for the writing process.
             let pid = if pid == 0 { 1 } else { pid };
             if !state.members.contains_key(&pid) || state.foreign.contains(&pid) {
                 return Err(errno(libc::ESRCH));
@@ -220,7 +214,6 @@ impl Kernel for Model {
     }
 }
 
-/// An open weight.
 #[derive(Debug)]
 struct Setting {
     version: Version,
@@ -235,7 +228,7 @@ impl Knob for Setting {
         let number: u64 = text.parse().map_err(|_| errno(libc::EINVAL))?;
         let (least, most) = self.version.range();
         let number = match self.version {
-            // The kernel takes any number here, and makes the nearest possible one of it.
+            // The kernel accepts any number here, and clamps it.
             Version::V1 => number.clamp(least, most),
             Version::V2 if (least..=most).contains(&number) => number,
             Version::V2 => return Err(errno(libc::ERANGE)),

@@ -1,8 +1,9 @@
-//! Where the cpu controller is mounted, and which cgroup a process is in.
+//! The mounts of cgroup hierarchies, and the cgroup of a process.
 //!
-//! The controller belongs to one hierarchy at a time: to that of version 1 that names it among its mount options, or else to that of
-//! version 2, if its top names it among its controllers. A mount may show a part of the hierarchy only (containers); a process is then
-//! named by a path from the hierarchy's top, of which the mount's root is cut off.
+//! The cpu controller belongs to one hierarchy at a time: that of version 1 with its mount option,
+//! or else that of version 2, if its top lists it. A mount may show only a part of the hierarchy
+//! (containers). The path of a process's cgroup is from the hierarchy's top, so the mount's root is
+//! cut off.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,17 +13,16 @@ use std::path::{Component, Path, PathBuf};
 use super::kernel::{Kernel, PROCS};
 use super::{CgroupError, Version};
 
-/// A line of mountinfo that is a cgroup file system.
+/// A cgroup file system in mountinfo.
 #[derive(Debug, PartialEq)]
 struct Mount {
     version: Version,
-    /// The part of the hierarchy that is shown, from the hierarchy's top.
+    /// The visible part of the hierarchy, from its top.
     root: PathBuf,
-    /// Where it is shown.
     point: PathBuf,
 }
 
-/// The version, the cgroup of a process ("self" or a pid), and the topmost folder that is mounted. None if there is no cpu controller.
+/// The version, the cgroup of a process ("self" or a pid), and the topmost mounted folder, if any.
 pub(super) fn find(kernel: &dyn Kernel, root: &Path, process: &str) -> Result<Option<(Version, PathBuf, PathBuf)>, CgroupError> {
     let proc = root.join("proc");
     let system = |doing, path: &Path, source| CgroupError::System { doing, path: path.into(), source };
@@ -49,16 +49,18 @@ pub(super) fn find(kernel: &dyn Kernel, root: &Path, process: &str) -> Result<Op
         system("find the cpu controller in", &file, io::Error::new(io::ErrorKind::InvalidData, text))
     })?;
     let top = place(mount);
-    // A process outside of what is mounted counts as being at its top.
+    // A process outside of the mounted part counts as being at its top.
     let inside = path.strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let is_plain = inside.components().all(|part| matches!(part, Component::Normal(_)));
     let folder = Some(top.join(inside)).filter(|folder| is_plain && kernel.read(&folder.join(PROCS)).is_ok());
-    // Joining an empty path would leave a slash at the end.
+    // Joining an empty path would add a trailing slash.
     Ok(Some((mount.version, folder.map_or_else(|| top.clone(), |folder| folder.components().collect()), top)))
 }
 
-/// The cgroup of a process ("self" or a pid) in the hierarchy of version 2, or in that of version 1 that has this controller. None if
-/// there is no such hierarchy, or it does not show that cgroup.
+/// The cgroup of a process ("self" or a pid) in version 2, or in version 1's hierarchy of a
+/// controller.
+///
+/// None if there is no such hierarchy, or it does not show that cgroup.
 pub(crate) fn folder_of(root: &Path, version: Version, controller: &str, process: &str) -> io::Result<Option<PathBuf>> {
     let proc = root.join("proc");
     let mountinfo = std::fs::read_to_string(proc.join("self/mountinfo"))?;
@@ -74,12 +76,12 @@ pub(crate) fn folder_of(root: &Path, version: Version, controller: &str, process
     Ok(Some(point.join(inside).components().collect()))
 }
 
-/// This process's own cgroup in the hierarchy of version 2, whatever controllers that has. None on a host without one.
+/// This process's cgroup in the hierarchy of version 2, with any controllers, if there is one.
 pub fn unified_home(root: &Path) -> Option<PathBuf> {
     folder_of(root, Version::V2, "", "self").ok().flatten()
 }
 
-/// Reads a line of mountinfo (proc_pid_mountinfo(5)). None if it is no cgroup file system that may have the cpu controller.
+/// Parses a line of mountinfo (proc_pid_mountinfo(5)); None if it cannot have the cpu controller.
 fn parse_mount(line: &str) -> Option<Mount> {
     parse_mount_of(line, "cpu")
 }
@@ -114,7 +116,7 @@ fn parse_member_of(line: &str, version: Version, controller: &str) -> Option<Pat
     is_it.then(|| path.into())
 }
 
-/// Undoes the kernel's `\040` for a space.
+/// Decodes the kernel's octal escapes, such as `\040` for a space.
 fn unescape(text: &str) -> PathBuf {
     let mut bytes = text.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());

@@ -1,36 +1,39 @@
-//! Cgroups that hold the processes of an NF together, whatever it forks, and keep them on its core.
+//! Cgroups that hold all processes of an NF, including forked ones, and keep them on its core.
 //!
 //! # Problem
-//! An NF that is stopped may have forked processes that have left its process group and its session: they keep packet memory mapped, and
-//! run on. Any process may also ask the kernel for other cores than it was given, and make as many processes as its user may.
+//! Processes that an NF has forked may have left its process group and session. When the NF is
+//! stopped, they run on and keep packet memory mapped. Any process may also ask the kernel for
+//! other cores, and make as many processes as its user may.
 //!
 //! # Terms
-//! A *pen* is what holds one life of an NF, from its first instruction until nothing of it is left: a cgroup of version 2, where that
-//! hierarchy is mounted, with controllers or without, and one for each controller of version 1.
+//! A *pen* holds one life of an NF, from its first instruction until its last process is gone: a
+//! cgroup of version 2, where that hierarchy is mounted, with controllers or without, and one for
+//! each controller of version 1.
 //!
 //! # Approach
 //! ```text
-//! version 2     home ─── sluice-PID-nfs ─┬─ nf-ids.0-7        born in it; or, where NFs are weighed by version 2, its folder there
-//!                                        └─ nf-nat.0-9
-//! v1 pids       home ─── sluice-PID-nfs ─── nf-ids.0-7        pids.max
-//! v1 memory     home ─── sluice-PID-nfs ─── nf-ids.0-7        memory.limit_in_bytes; of an NF whose memory is bounded
-//! v1 cpu        home ─── sluice-PID ─ core-1 ─── nf-ids.0-7   cpu.shares; of an NF that is weighed, where version 1 weighs
-//! v1 cpuset     home ─── sluice-PID-nfs ─── cores-1           cpuset.cpus; of all NFs of these cores
+//! version 2   home ─── sluice-PID-nfs ─┬─ nf-ids.0-7     born in it; or its weight's folder
+//!                                      └─ nf-nat.0-9
+//! v1 pids     home ─── sluice-PID-nfs ─── nf-ids.0-7     pids.max
+//! v1 memory   home ─── sluice-PID-nfs ─── nf-ids.0-7     memory.limit_in_bytes; if bounded
+//! v1 cpu      home ─── sluice-PID ─ core-1 ─ nf-ids.0-7  cpu.shares; if weighted by version 1
+//! v1 cpuset   home ─── sluice-PID-nfs ─── cores-1        cpuset.cpus; of all NFs of these cores
 //! ```
-//! - A process is born in the folder of version 2 (`CLONE_INTO_CGROUP`), which costs nothing. Into
-//!   those of version 1 it has to be moved, which takes the kernel some 15 ms: whoever has the time
-//!   does it with [`Gatherer::gather`], which moves what the NF has forked by then, too. A process
-//!   that forks and ends before it can be moved leaves one that is not: then `gather` says that it
-//!   is not done, and is called again. On a host without version 2 the process joins that of `pids`
-//!   before it executes its program.
-//! - [`Pen::kill`] ends all that is in it: by `cgroup.kill`, or, of version 1 and before Linux 5.14, process by process, after `pids.max`
-//!   was set to 0 where it can be, so that no new ones come. [`Pen::is_empty`] says when they have gone.
-//! - Each life has names of its own, so that what is being removed is never what is being started.
+//! - A process is born in the folder of version 2 (`CLONE_INTO_CGROUP`), which costs nothing. It
+//!   has to be moved into those of version 1, which takes the kernel some 15 ms:
+//!   [`Gatherer::gather`] does so off the critical path, and also moves what the NF has forked by
+//!   then. If a process forks and ends before it is moved, its child is missed: then `gather`
+//!   returns false, and is called again. On a host without version 2 the process joins the folder
+//!   of `pids` before it executes its program.
+//! - [`Pen::kill`] ends all processes in it: by `cgroup.kill`, or, with version 1 and before Linux
+//!   5.14, one by one, after `pids.max` was set to 0 where possible, so that no new ones appear.
+//!   [`Pen::is_empty`] reports when all are gone.
+//! - Each life has names of its own, so that removal never hits a new start.
 //!
 //! # Limits
-//! Until a process was gathered, its filter alone keeps it on its core, and its user's limit bounds
-//! what it forks. Root may move itself to any cgroup: an NF that runs as root is not held. Where
-//! neither version is to be had, nothing is held, and [`Pens::lacks`] says so.
+//! Until a process is gathered, only its filter keeps it on its core, and only its user's limit
+//! bounds its forks. Root may move itself to any cgroup: an NF that runs as root is not held. Where
+//! neither version is available, nothing is held, and [`Pens::lacks`] reports it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -45,66 +48,64 @@ use super::kernel::{Kernel, Linux};
 use super::{Group, MORE, NfGroup, PROCS, SUBTREE, Version, component, folder_of, is_gone};
 use crate::process;
 
-/// Time that processes which were killed have to leave a cgroup.
+/// Maximum time for killed processes to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Times that the processes of a pen are gone through.
+/// Maximum number of passes over a pen's processes.
 const PASSES: usize = 16;
 
-/// What a host may lack.
+/// Messages of [`Pens::lacks`].
 pub const FORKED: &str = "what an NF has forked is not ended with it";
 const CORE: &str = "only its filter keeps an NF on its core";
 const NUMBER: &str = "`pids` holds for all processes of a user together";
 
-/// The file of version 2 that bounds memory, and that of version 1.
+/// The files that bound memory, of version 2 and of version 1.
 const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
 
-/// The file of version 2 that counts kills for want of memory, and that of version 1.
+/// The files that count OOM kills, of version 2 and of version 1.
 const EVENTS: [&str; 2] = ["memory.events", "memory.oom_control"];
 
-/// What a pen bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most processes and threads.
+    /// Maximum number of processes and threads.
     pub processes: u32,
-    /// Most memory, in bytes; none without.
+    /// Maximum of memory in bytes; unbounded if None.
     pub memory: Option<u64>,
-    /// Whether it has a CPU weight of its own.
+    /// Whether it has a CPU weight.
     pub is_weighed: bool,
 }
 
-/// Where the pens of a daemon are made.
+/// A daemon's folders, in which pens are made.
 #[derive(Debug)]
 pub struct Pens {
     kernel: Arc<dyn Kernel>,
     unified: Option<Unified>,
-    /// Folder of version 1 for numbers of processes.
+    /// Folder of version 1 for the number of processes.
     pids: Option<PathBuf>,
-    /// And for memory.
+    /// The same for memory.
     memory: Option<PathBuf>,
-    /// And for weights.
+    /// The same for weights.
     cpu: Option<Arc<Group>>,
-    /// And for cores.
+    /// The same for cores.
     cpuset: Option<PathBuf>,
-    /// Folders of cores that were made in that.
+    /// Folders of cores in `cpuset`.
     cores: Mutex<BTreeSet<PathBuf>>,
 }
 
 #[derive(Debug)]
 enum Unified {
-    /// A folder of our own.
     Own(PathBuf),
-    /// That in which NFs are weighed.
+    /// The group that weights NFs.
     Weighed(Arc<Group>),
 }
 
-/// What holds one life of an NF. Dropping it removes its folders, as far as that is possible.
+/// Cgroups of one life of an NF. Drop removes them if possible.
 #[derive(Debug)]
 pub struct Pen {
     kernel: Arc<dyn Kernel>,
     /// Of version 2.
     unified: Option<PathBuf>,
-    /// That which the NF is weighed by: `unified` or `cpu`.
+    /// The folder with the NF's weight: `unified` or `cpu`.
     weighed: Option<NfGroup>,
     /// Of version 1.
     pids: Option<PathBuf>,
@@ -114,14 +115,14 @@ pub struct Pen {
 }
 
 impl Pens {
-    /// The folders that [`create`](Self::create) would make below the file-system root `root`, to be noted before.
+    /// The folders that [`create`](Self::create) makes below the root `root`; note them before.
     pub fn paths(root: &Path, name: &str) -> Vec<PathBuf> {
         let place = |version, controller| folder_of(root, version, controller, "self").ok().flatten();
         let of_v1 = ["pids", "memory", "cpuset"].map(|controller| place(Version::V1, controller));
         [place(Version::V2, "")].into_iter().chain(of_v1).flatten().map(|home| home.join(component(name))).collect()
     }
 
-    /// What pens below the file-system root `root` will probably lack, in the words of [`Self::lacks`]. Changes nothing.
+    /// What pens below the root `root` will probably lack, as [`Self::lacks`]. Changes nothing.
     pub fn forecast(root: &Path) -> Vec<&'static str> {
         let is_there = |version, controller| folder_of(root, version, controller, "self").is_ok_and(|folder| folder.is_some());
         let lacks = [
@@ -137,8 +138,8 @@ impl Pens {
         may_have(root, "memory")
     }
 
-    /// Makes the daemon's folders. `weighed` is the cgroup in which NFs are weighed, of either
-    /// version. What cannot be made is done without: see [`Self::lacks`].
+    /// Makes the daemon's folders. `weighed` is the group that weights NFs, of either version.
+    /// Skips what cannot be made: see [`Self::lacks`].
     pub fn create(root: &Path, name: &str, weighed: Option<Arc<Group>>) -> Self {
         Self::create_on(Arc::new(Linux), root, name, weighed)
     }
@@ -157,7 +158,7 @@ impl Pens {
             Some(group) => Some(Unified::Weighed(group)),
             None => home(Version::V2, "").and_then(make).map(|folder| {
                 for controller in MORE {
-                    // Where the folder above passes it on; elsewhere version 1 may have it.
+                    // Works if the folder above passes it on; otherwise version 1 may have it.
                     let _ = kernel.write(&folder.join(SUBTREE), &format!("+{controller}"));
                 }
                 Unified::Own(folder)
@@ -170,7 +171,7 @@ impl Pens {
                 let text = kernel.read(&above.join(file)).unwrap_or_default();
                 kernel.write(&folder.join(file), text.trim()).is_ok()
             };
-            // Nobody can be in one of version 1 that has not both.
+            // Version 1 admits no process to a cpuset that lacks either.
             takes("cpuset.cpus") && takes("cpuset.mems") || {
                 let _ = kernel.remove(folder);
                 false
@@ -179,7 +180,7 @@ impl Pens {
         Self { kernel, unified, pids, memory, cpu, cpuset, cores: Mutex::default() }
     }
 
-    /// Whether what is made in the folder of version 2 has this controller.
+    /// Whether children of the folder of version 2 have this controller.
     fn passes(&self, controller: &str) -> bool {
         let folder = match &self.unified {
             Some(Unified::Own(folder)) => folder,
@@ -190,7 +191,7 @@ impl Pens {
         text.split_whitespace().any(|word| word == controller)
     }
 
-    /// What these pens cannot do, in words; none if nothing.
+    /// What these pens cannot do, in words.
     pub fn lacks(&self) -> Vec<&'static str> {
         let mut lacks = Vec::new();
         if self.unified.is_none() && self.pids.is_none() {
@@ -205,12 +206,11 @@ impl Pens {
         lacks
     }
 
-    /// Whether the memory of each NF can be bounded.
     pub fn bounds_memory(&self) -> bool {
         self.memory.is_some() || self.passes("memory")
     }
 
-    /// Makes a pen for a life of an NF. `life` is no other's. What cannot be made is done without.
+    /// Makes a pen for a life of an NF. `life` is unique. Skips what cannot be made.
     pub fn make(&self, life: &str, core: usize, bounds: Bounds) -> Pen {
         let kernel = &self.kernel;
         let name = format!("nf-{}", component(life));
@@ -232,7 +232,7 @@ impl Pens {
             pen.pids = kernel.make(&own).is_ok().then_some(own);
         }
         for folder in [&pen.unified, &pen.pids].into_iter().flatten() {
-            // Not there where this hierarchy does not bound it.
+            // Missing where this hierarchy does not bound it.
             let _ = kernel.write(&folder.join("pids.max"), &bounds.processes.to_string());
         }
         if let Some(bytes) = bounds.memory {
@@ -241,11 +241,11 @@ impl Pens {
                 for file in MEMORY {
                     let _ = kernel.write(&folder.join(file), &bytes.to_string());
                 }
-                // What is left of an NF of which one process was killed is of no use.
+                // An NF of which one process was killed is useless: kill all of it.
                 let _ = kernel.write(&folder.join("memory.oom.group"), "1");
             }
         }
-        // A process is moved there only if it is found in one of these.
+        // Only processes found in one of these are moved there.
         if let Some(group) = self.cpu.as_ref().filter(|_| bounds.is_weighed && (pen.unified.is_some() || pen.pids.is_some())) {
             pen.weighed = group.add_nf(life, core).ok();
             pen.cpu = pen.weighed.as_ref().map(|nf| nf.path().to_path_buf());
@@ -253,8 +253,9 @@ impl Pens {
         pen
     }
 
-    /// Makes a pen of version 1 alone, for a container: that has a cgroup of version 2 already. It
-    /// bounds how many processes there may be; what memory they may have is the runtime's.
+    /// Makes a pen only of version 1, for a container, which already has a cgroup of version 2.
+    ///
+    /// It bounds the number of processes; the runtime bounds memory.
     pub fn make_beside(&self, life: &str, processes: u32) -> Pen {
         let kernel = &self.kernel;
         let own = self.pids.as_ref().map(|folder| folder.join(format!("nf-{}", component(life))));
@@ -265,7 +266,8 @@ impl Pens {
         Pen { kernel: kernel.clone(), unified: None, weighed: None, pids, memory: None, cpu: None, cpuset: None }
     }
 
-    /// Keeps what is in a pen, and what comes, on these cores. What is in it already has to be [gathered](Gatherer::gather) for it.
+    /// Confines present and future processes of a pen to these cores. Present ones must be
+    /// [gathered](Gatherer::gather).
     pub fn confine(&self, pen: &mut Pen, cores: &BTreeSet<usize>) {
         let list = ranges(cores);
         if let Some(folder) = &pen.unified {
@@ -289,7 +291,7 @@ impl Pens {
         pen.cpuset = Some(folder);
     }
 
-    /// Removes the daemon's folders. Pens are removed before.
+    /// Removes the daemon's folders. Remove the pens before.
     ///
     /// # Errors
     /// The first folder that could not be removed, and why.
@@ -308,26 +310,25 @@ impl Pens {
 }
 
 impl Pen {
-    /// The folder of version 2 that the NF's process is to be born in.
+    /// The folder of version 2 in which the NF's process is born.
     pub fn born_in(&self) -> Option<&Path> {
         self.unified.as_deref()
     }
 
-    /// The file that the NF's process writes itself to before it executes its program, where there is no version 2.
+    /// Without version 2: `cgroup.procs` that the NF's process joins before it executes.
     pub fn joined_first(&self) -> Option<PathBuf> {
         self.pids.as_ref().filter(|_| self.unified.is_none()).map(|folder| folder.join(PROCS))
     }
 
-    /// The cgroup that the NF is weighed by, if it has one here. Its processes are moved there with
-    /// the rest.
+    /// Takes the cgroup of the NF's weight, if it is here. Gathering moves its processes.
     pub fn take_weighed(&mut self) -> Option<NfGroup> {
         self.weighed.take()
     }
 
-    /// What moves processes, for another thread.
+    /// A handle that moves processes from another thread.
     pub fn gatherer(&self) -> Gatherer {
         let pids = self.pids.as_ref().filter(|_| self.unified.is_some());
-        // What bounds forks first.
+        // The folder that bounds forks comes first.
         let late = [pids, self.cpuset.as_ref(), self.cpu.as_ref(), self.memory.as_ref()];
         Gatherer {
             kernel: self.kernel.clone(),
@@ -336,23 +337,22 @@ impl Pen {
         }
     }
 
-    /// What moves the processes that are in another cgroup, `first`, or below it.
+    /// A gatherer of the processes in or below another cgroup, `first`.
     pub fn gatherer_of(&self, first: PathBuf) -> Gatherer {
         let late = self.pids.iter().chain(&self.cpuset).cloned().collect();
         Gatherer { kernel: self.kernel.clone(), first: Some(first), late }
     }
 
-    /// Whether no process is left in it.
     pub fn is_empty(&self) -> bool {
         self.folders().all(|folder| below(&*self.kernel, folder, true).is_empty())
     }
 
-    /// Those that hold this life alone.
+    /// The folders of this life only.
     fn folders(&self) -> impl Iterator<Item = &Path> {
         self.unified.iter().chain(&self.pids).map(PathBuf::as_path)
     }
 
-    /// Ends all that is in it. They may take a moment to go.
+    /// Kills all processes in it, which may take a moment to end.
     pub fn kill(&self) {
         for folder in self.folders() {
             if self.kernel.write(&folder.join("cgroup.kill"), "1").is_ok() {
@@ -361,7 +361,7 @@ impl Pen {
             let _ = self.kernel.write(&folder.join("pids.max"), "0");
             for pid in below(&*self.kernel, folder, true).into_iter().filter_map(Pid::from_raw) {
                 let Ok(pidfd) = process::pidfd_open(pid) else { continue };
-                // In this order: whoever is in the cgroup after the pidfd was opened is whom the pidfd names.
+                // In this order: a member with this pid after opening is the pidfd's process.
                 if below(&*self.kernel, folder, true).contains(&pid.as_raw_nonzero().get()) {
                     let _ = process::send_signal(pidfd.as_fd(), Signal::KILL);
                 }
@@ -369,8 +369,7 @@ impl Pen {
         }
     }
 
-    /// How many of its processes the kernel has killed for want of memory; 0 where that is not
-    /// counted.
+    /// Number of its processes that the OOM killer has ended; 0 where that is not counted.
     pub fn killed_for_memory(&self) -> u64 {
         let files =
             [self.unified.as_ref().map(|folder| folder.join(EVENTS[0])), self.memory.as_ref().map(|folder| folder.join(EVENTS[1]))];
@@ -381,12 +380,11 @@ impl Pen {
         files.into_iter().flatten().filter_map(count).sum()
     }
 
-    /// Processes that are in it.
     pub fn members(&self) -> Vec<i32> {
         self.folders().next().map_or(Vec::new(), |folder| below(&*self.kernel, folder, true))
     }
 
-    /// Removes it. Nobody is in it any more.
+    /// Removes it; it must be empty.
     ///
     /// # Errors
     /// The first folder that could not be removed, and why.
@@ -410,12 +408,12 @@ impl Pen {
 
 impl Drop for Pen {
     fn drop(&mut self) {
-        // The record has the folder above.
+        // The record has the parent folder.
         let _ = self.take_down();
     }
 }
 
-/// Moves the processes of a pen into those of its cgroups that they were not born in.
+/// Moves the processes of a pen into the cgroups that they were not born in.
 #[derive(Debug)]
 pub struct Gatherer {
     kernel: Arc<dyn Kernel>,
@@ -424,25 +422,26 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// Moves a process into the cgroup that it should have been born in, if it lives: one that another process has forked.
+    /// Moves a living process that was forked elsewhere into the cgroup of its birth.
     pub fn take_in(&self, pid: Pid, pidfd: std::os::fd::BorrowedFd<'_>) {
         let Some(first) = &self.first else { return };
         if process::wait_readable(pidfd, Some(0)) == Ok(false) {
-            // One that has ended meanwhile is none.
+            // If it ends meanwhile, this has no effect.
             let _ = self.kernel.write(&first.join(PROCS), &pid.as_raw_nonzero().to_string());
         }
     }
 
-    /// Moves all that is in it, until nobody new is found, and says whether that is so: some may
-    /// fork and end faster than they are moved. Then call it again after a while.
+    /// Moves all processes of the pen; false if they fork faster than that.
+    ///
+    /// If false, call it again after a while.
     ///
     /// # Errors
-    /// The first that could not be moved, and why; the others were. That one has ended is none.
+    /// The first process that could not be moved, and why. An ended one is no error.
     pub fn gather(&self) -> io::Result<bool> {
         self.pass_through(PASSES)
     }
 
-    /// As [`gather`](Self::gather), where that was not done: moves those that it finds, once.
+    /// Repeats an unfinished [`gather`](Self::gather) with one pass.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
@@ -476,17 +475,15 @@ impl Gatherer {
         Ok(false)
     }
 
-    /// Whether it is of the same pen.
     pub fn is_of_same(&self, other: &Self) -> bool {
         self.first == other.first
     }
 }
 
-/// Whether a cgroup of this controller can probably be had.
+/// Whether a cgroup of this controller is probably available.
 fn may_have(root: &Path, controller: &str) -> bool {
     let place = |version, controller| folder_of(root, version, controller, "self").ok().flatten();
-    // The nearest that passes it on is found when it is made; here it is enough that it could be
-    // had.
+    // A folder that passes it on is looked for when it is made; here a possible one suffices.
     let text = place(Version::V2, "").and_then(|home| std::fs::read_to_string(home.join("cgroup.controllers")).ok());
     place(Version::V1, controller).is_some() || text.unwrap_or_default().split_whitespace().any(|word| word == controller)
 }
@@ -504,7 +501,7 @@ fn ranges(cores: &BTreeSet<usize>) -> String {
     parts.into_iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// The processes of a cgroup, and, if so asked, of those made below it. None in one that is not there.
+/// The processes of a cgroup, and, if `deep`, of those below it. Empty if it does not exist.
 fn below(kernel: &dyn Kernel, folder: &Path, deep: bool) -> Vec<i32> {
     let text = kernel.read(&folder.join(PROCS)).unwrap_or_default();
     let mut pids: Vec<i32> = text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 0).collect();
@@ -516,7 +513,7 @@ fn below(kernel: &dyn Kernel, folder: &Path, deep: bool) -> Vec<i32> {
     pids
 }
 
-/// Removes a cgroup from which the last process is about to go, with those that were made below it.
+/// Removes a cgroup whose last process is about to leave, and those below it.
 fn remove_empty(kernel: &dyn Kernel, folder: &Path) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -525,7 +522,7 @@ fn remove_empty(kernel: &dyn Kernel, folder: &Path) -> io::Result<()> {
         }
         match kernel.remove(folder) {
             Err(error) if is_gone(&error) => return Ok(()),
-            // Nothing tells when the kernel has let go of the last one.
+            // The kernel does not signal when it has released the last one.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -544,7 +541,7 @@ mod tests {
         Bounds { processes, memory: None, is_weighed: false }
     }
 
-    /// A kernel whose cgroups are plain folders below a root that says where they are mounted; files that are written are made.
+    /// A kernel whose cgroups are plain folders below a root; written files are created.
     #[derive(Debug)]
     struct Plain;
 
@@ -620,7 +617,7 @@ mod tests {
         assert!(!pen.is_empty());
         pen.gatherer().gather().unwrap();
         assert_eq!(read(cpuset.join("cores-2/cgroup.procs")), "42");
-        // Nobody new comes while they are ended.
+        // No new process appears while they are killed.
         fs::write(pids.join("nf-ids.0-7/cgroup.procs"), "").unwrap();
         pen.kill();
         assert_eq!(read(pids.join("nf-ids.0-7/pids.max")), "0");
@@ -640,7 +637,7 @@ mod tests {
         pens.confine(&mut pen, &[1, 3].into());
         let own = root.path().join("cg/unified/sluice-1-nfs/nf-ids.0-7");
         assert_eq!((pen.born_in(), pen.joined_first()), (Some(&*own), None));
-        // With what it has forked, and not what is in a cgroup that it has made.
+        // With its forks, but without a child cgroup of its own.
         fs::create_dir(own.join("below")).unwrap();
         fs::write(own.join("below/cgroup.procs"), "43\n").unwrap();
         assert!(!pen.is_empty());
@@ -680,8 +677,8 @@ mod tests {
         assert_eq!(fs::read_to_string(pen.born_in().unwrap().join("memory.max")).unwrap(), (64 << 20).to_string());
     }
 
-    /// Plain cgroups in which a process forks and ends each time that it is looked for, for so many
-    /// times, and then stays.
+    /// Plain cgroups in which a process forks and ends each time it is looked for, a given number
+    /// of times, and then stays.
     #[derive(Debug)]
     struct Chain {
         first: PathBuf,
@@ -770,8 +767,8 @@ mod tests {
         pens.remove().unwrap();
     }
 
-    /// On the kernel itself: processes that fork while they are moved, and what they had forked
-    /// before, are in all cgroups of the NF.
+    /// On the real kernel: processes that fork while they are moved, and their earlier forks, end
+    /// up in all cgroups of the NF.
     #[test]
     fn what_forks_while_it_is_moved_is_moved_with_all_that_it_has_forked() {
         let name = format!("sluice-{}-forktest", std::process::id());
@@ -797,7 +794,7 @@ mod tests {
         (spec.born_in, spec.cgroup) = (pen.born_in().map(Path::to_path_buf), pen.joined_first());
         let spawned = spawn::spawn(&spec).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
-        // Some have been forked before, some are while this goes on.
+        // Some were forked before, others are meanwhile.
         while !pen.gatherer().gather().unwrap() || !ready.exists() || pen.members().len() < 33 {
             assert!(Instant::now() < until, "{:?}", pen.members());
         }
@@ -824,7 +821,7 @@ mod tests {
         assert!(Pens::paths(Path::new("/"), &format!("{name}-nfs")).iter().all(|path| !path.exists()));
     }
 
-    /// On the kernel itself, with whatever it has mounted.
+    /// On the real kernel, with what it has mounted.
     #[test]
     fn what_an_nf_has_forked_ends_with_its_pen() {
         let name = format!("sluice-{}-pentest", std::process::id());

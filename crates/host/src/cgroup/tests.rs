@@ -29,7 +29,7 @@ fn shares_become_weights_that_keep_their_ratio() {
             assert!((weight / total - share).abs() < share / 1000.0, "{version}: {weights:?}");
         }
     }
-    // Two shares that differ by a hundredth at 1 % differ as weights.
+    // Two shares of about 1 % that differ by a hundredth differ as weights.
     assert_eq!(Version::V1.weight(0.0101), 1034);
     assert_eq!(Version::V2.weight(0.0101), 101);
 }
@@ -84,7 +84,7 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
     for version in BOTH {
         let model = Model::new(version, "/daemons");
         if version == Version::V2 {
-            // What systemd does for the folders of its units.
+            // As systemd does for the folders of its units.
             model.write(&model.folder(SUBTREE), "+cpu").unwrap();
         }
         let before = model.tree();
@@ -115,7 +115,7 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
         let all = || fs::read_to_string(group.path().join(version.file())).unwrap();
         assert_eq!(all().trim(), (2 * version.default_weight()).to_string());
 
-        // Still running, so it goes home.
+        // It still runs, so it is moved home.
         let handle = nat.handle();
         nat.remove().unwrap();
         assert_eq!(model.cgroup_of(43), Path::new("daemons"));
@@ -125,7 +125,7 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
         assert_eq!(model.cgroup_of(42), Path::new("daemons"));
         let text = ids.set_weight(0.5).unwrap_err().to_string();
         assert!(text.ends_with("leave removing it to sluiced, and restart the NF"), "{text}");
-        // After the group went, that is no error.
+        // No error after the group is gone.
         ids.remove().unwrap();
         let names = |tree: Vec<(String, Vec<i32>)>| tree.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         assert_eq!(names(model.tree()), names(before));
@@ -181,10 +181,10 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
     let group = hierarchy.create("sluice-1").unwrap();
     assert!(cpu());
     group.add_nf("ids.0", 1).unwrap().set_weight(0.5).unwrap();
-    // One that cannot be made changes nothing.
+    // A failed creation changes nothing.
     assert!(matches!(hierarchy.create("sluice-1"), Err(CgroupError::Exists { .. })));
     assert!(cpu(), "the first one needs it");
-    // A second manager finds it as it needs it, and keeps it.
+    // A second manager finds cpu enabled, and leaves it so.
     let other = find(&model).unwrap();
     assert_eq!(other.setting(), None);
     let others = other.create("sluice-2").unwrap();
@@ -201,7 +201,8 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
 
 #[test]
 fn version_2_uses_the_nearest_folder_that_may_have_children() {
-    // A unit with Delegate=cpu and DelegateSubgroup=manager: the folder above the manager's is empty and has the controller.
+    // A unit with Delegate=cpu and DelegateSubgroup=manager: the folder above the manager's is
+    // empty and has the controller.
     let model = Model::new(Version::V2, "/sluiced.service/manager");
     model.write(&model.folder(SUBTREE), "+cpu").unwrap();
     let hierarchy = find(&model).unwrap();
@@ -216,7 +217,8 @@ fn version_2_uses_the_nearest_folder_that_may_have_children() {
 #[test]
 fn a_manager_shut_in_its_own_folder_is_told_what_to_do() {
     let model = Model::new(Version::V2, "/shut.service");
-    // The mount shows only the manager's own folder, as in a container without a cgroup namespace; it has cpu and processes.
+    // The mount shows only the manager's own folder, as in a container without a cgroup namespace;
+    // it has cpu and processes.
     model.write(&model.folder(SUBTREE), "+cpu").unwrap();
     let own = model.root.path().join("proc/self");
     let line = "31 27 0:22 /shut.service /sys/fs/cgroup/shut.service rw - cgroup2 cgroup2 rw\n";
@@ -235,13 +237,13 @@ fn a_manager_shut_in_its_own_folder_is_told_what_to_do() {
 fn a_container_and_two_mounts_are_understood() {
     let model = Model::new(Version::V1, "/docker/ab/daemon");
     let own = model.root.path().join("proc/self");
-    // The container sees its own part, moved to the mount point; and cgroup2 is there too, without cpu.
+    // The container sees its own part at the mount point; cgroup2 is also mounted, without cpu.
     let lines = "31 27 0:22 /docker/ab /sys/fs/cgroup/cpu/docker/ab rw - cgroup cgroup rw,cpu,cpuacct\n\
                  32 27 0:23 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
     fs::write(own.join("mountinfo"), lines).unwrap();
     let hierarchy = find(&model).unwrap();
     assert_eq!((hierarchy.version(), hierarchy.base()), (Version::V1, &*model.folder("docker/ab/daemon")));
-    // A path that is not in what is mounted is at its top.
+    // A path outside of the mounted part is taken as its top.
     for member in ["1:cpu,cpuacct:/elsewhere", "1:cpu:/docker/ab", "1:cpu:/docker/ab/../..", "1:cpu:/docker/ab/none"] {
         fs::write(own.join("cgroup"), member).unwrap();
         assert_eq!(find(&model).unwrap().base(), model.folder("docker/ab"), "{member}");
@@ -278,7 +280,7 @@ fn a_process_that_cannot_be_moved_keeps_its_folder_and_moves_nobody_else() {
     let model = Model::new(Version::V1, "/daemon");
     let group = find(&model).unwrap().create("sluice-1").unwrap();
     let nf = group.add_nf("ids.0", 1).unwrap();
-    // Shown as 0; who writes 0 moves itself.
+    // Shown as 0, and writing 0 would move the writer.
     model.start_foreign(7, nf.path());
     let error = nf.remove().unwrap_err();
     assert!(matches!(error, CgroupError::Busy { .. }), "{error}");
@@ -287,14 +289,14 @@ fn a_process_that_cannot_be_moved_keeps_its_folder_and_moves_nobody_else() {
     assert!(matches!(group.remove(), Err(CgroupError::Busy { .. })));
 }
 
-/// A process, ended with the test.
+/// A process that ends with the test.
 struct Running(Child);
 
 impl Running {
     fn sleep() -> Self {
         let child = Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         let running = Self(child);
-        // Whoever runs the tests may have given them a real-time class, which goes to children and not into cgroups.
+        // The tests may inherit a real-time class, whose processes cannot enter these cgroups.
         class::set(Path::new("/"), running.pid(), Class::Other).unwrap();
         running
     }
@@ -311,7 +313,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder on the real kernel; None, and the reason printed, where that is not allowed or not there.
+/// A folder on the real kernel; None, with the reason printed, where that is impossible.
 fn real() -> Option<(Hierarchy, Group)> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let name = format!("sluice-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));

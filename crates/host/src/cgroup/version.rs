@@ -1,4 +1,4 @@
-//! Weights of the two versions of control groups.
+//! The versions of control groups, and their weights.
 
 use sluice_policy::sched::weight;
 
@@ -12,7 +12,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// File of the weight.
+    /// Name of the weight file.
     pub fn file(self) -> &'static str {
         match self {
             Self::V1 => "cpu.shares",
@@ -28,7 +28,7 @@ impl Version {
         }
     }
 
-    /// Weight of a cgroup that nobody has set, which is that of a process outside of cgroups.
+    /// The kernel's default weight, and that of a process outside of cgroups.
     pub(crate) fn default_weight(self) -> u64 {
         match self {
             Self::V1 => 1024,
@@ -36,7 +36,7 @@ impl Version {
         }
     }
 
-    /// The weight for a share between 0 and 1, in the kernel's range whatever the share is. 1 % is the default weight.
+    /// The weight for a share, 0 to 1, within the kernel's range. 1 % is the default weight.
     pub fn weight(self, share: f64) -> u64 {
         match self {
             Self::V1 => weight::cgroup_v1(share),
@@ -44,7 +44,7 @@ impl Version {
         }
     }
 
-    /// The weight of a folder with so many NFs.
+    /// The weight of a folder with this number of NFs.
     pub(super) fn weight_of_all(self, nfs: usize) -> u64 {
         let (least, most) = self.range();
         (nfs as u64).saturating_mul(self.default_weight()).clamp(least, most)

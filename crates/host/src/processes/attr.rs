@@ -1,14 +1,15 @@
-//! How the kernel schedules a thread: policy, priority, nice value and what deadlines have, read whole so that it can be given back
-//! whole.
+//! How the kernel schedules a thread: policy, priority, nice value and deadline parameters.
+//!
+//! Read whole, so that it can be restored whole.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Flag of a thread whose children and new threads start with the default class. Taking it away needs a capability.
+/// Flag: new threads and children start with the default class. Clearing it needs a capability.
 const RESET_ON_FORK: u64 = 1;
 
-/// What sched_getattr(2) tells of a thread: the kernel's first version of the structure, which all later ones take.
+/// The result of sched_getattr(2), in the structure's first version; later kernels accept it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[repr(C)]
 pub struct Attr {
@@ -26,13 +27,13 @@ const BYTES: u32 = size_of::<Attr>() as u32;
 const _: () = assert!(BYTES == 48);
 
 impl Attr {
-    /// That of a thread, by its number; 0 is the calling one.
+    /// That of a thread, by thread id; 0 is the calling one.
     ///
     /// # Errors
     /// [`Errno::SRCH`] if there is no such thread.
     pub fn of(tid: i32) -> Result<Self, Errno> {
         let mut attr = Self::default();
-        // SAFETY: `attr` is live, of the kernel's layout, and as long as the call is told.
+        // SAFETY: `attr` is live, of the kernel's layout, and of the length that is passed.
         if unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, BYTES, 0) } != 0 {
             return Err(last_errno());
         }
@@ -44,7 +45,7 @@ impl Attr {
     /// # Errors
     /// [`Errno::PERM`] if this user may not, [`Errno::SRCH`] if there is no such thread.
     pub fn give(&self, tid: i32) -> Result<(), Errno> {
-        // SAFETY: `self` is of the kernel's layout and says how long it is.
+        // SAFETY: `self` is of the kernel's layout and contains its length.
         if unsafe { libc::syscall(libc::SYS_sched_setattr, tid, std::ptr::from_ref(self), 0) } != 0 {
             return Err(last_errno());
         }
@@ -63,31 +64,31 @@ impl Attr {
         }
     }
 
-    /// The same, and not for the children and new threads of who has it: they start with the default class. Only for who may take
-    /// that back, with the capability CAP_SYS_NICE.
+    /// The same with SCHED_RESET_ON_FORK: children and new threads start with the default class.
+    ///
+    /// Undoing this needs CAP_SYS_NICE.
     #[must_use]
     pub(crate) fn without_heirs(self) -> Self {
         Self { flags: self.flags | RESET_ON_FORK, ..self }
     }
 
-    /// Whether children and new threads of who has this get it, too.
+    /// Whether children and new threads inherit it.
     pub(crate) fn has_heirs(&self) -> bool {
         self.flags & RESET_ON_FORK == 0
     }
 
-    /// Whether it is what those start with whose maker's class has no heirs.
+    /// Whether it is the default that children start with after SCHED_RESET_ON_FORK.
     pub(crate) fn is_default(&self) -> bool {
-        // The kernel tells the slice of a thread of this class where deadlines have a runtime, so that is not looked at.
+        // The runtime is ignored: the kernel returns the slice of this class there.
         self.policy == libc::SCHED_OTHER as u32 && self.nice == 0 && self.flags == 0
     }
 
-    /// Whether it is the round-robin class with this priority.
     pub(crate) fn is_round_robin(&self, priority: u8) -> bool {
         self.policy == libc::SCHED_RR as u32 && self.priority == u32::from(priority)
     }
 }
 
-/// Changes the priority of a thread that has a real-time class already. The cheapest call of all.
+/// Changes the priority of a thread that has a real-time class already; the cheapest call.
 ///
 /// # Errors
 /// [`Errno::INVAL`] if it has no such class.

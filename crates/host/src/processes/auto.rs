@@ -1,8 +1,7 @@
-//! Which mechanism this host should use: each that is asked for is tried on two processes of our own, measured, and the fastest
-//! taken.
+//! Chooses this host's mechanism: tries each on two processes of ours, and takes the fastest.
 //!
-//! What a host allows depends on more than can be read somewhere (user, capabilities, limits, cgroup version, delegation,
-//! container), so it is found out by doing it. Every answer comes with its reason, in one sentence.
+//! What a host allows depends on more than can be read (user, capabilities, limits, cgroup version,
+//! delegation, container), so it is tried. Every result comes with its reason, in one sentence.
 
 use std::fmt;
 use std::path::Path;
@@ -12,36 +11,32 @@ use super::guard::Guard;
 use super::measure::{self, Effort, Figures};
 use super::{Mechanism, Settings, make};
 
-/// Part of the switches that may be missed. A mechanism of which more take no effect in time would stop and start NFs late again and again,
-/// however quick its other switches are.
+/// Part of the switches that may be missed.
+///
+/// With more, a mechanism would often stop and start NFs late, however fast its other switches are.
 const MISSED: f64 = 0.1;
 
-/// What is best when nothing can be measured, as where there is one core: those of which a switch costs least elsewhere, first.
+/// Order of preference without a measurement (one core): by the cost of a switch elsewhere.
 const BY_REPUTE: [Mechanism; 6] =
     [Mechanism::Doorbell, Mechanism::Gate, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer, Mechanism::Realtime];
 
-/// What came of trying a mechanism.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It works, and these are its figures.
+    /// It works, with these figures.
     Works(Figures),
-    /// It works, and could not be measured: why.
+    /// It works, but could not be measured: why.
     Unmeasured(String),
-    /// It does not: why.
     Refused(String),
 }
 
-/// A mechanism that was tried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tried {
-    /// Which.
     pub mechanism: Mechanism,
-    /// What came of it.
     pub outcome: Outcome,
 }
 
 impl Tried {
-    /// Median time from the decision until the new process runs, in nanoseconds. None if it does not work well enough.
+    /// Median time until the new process runs, in nanoseconds. None if it works too badly.
     pub fn latency_ns(&self) -> Option<f64> {
         match &self.outcome {
             Outcome::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => figures.latency_ns(),
@@ -50,17 +45,17 @@ impl Tried {
     }
 }
 
-/// What was chosen, and why.
+/// The choice and its reasons.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The best. None if none works.
+    /// The best one; None if none works.
     pub mechanism: Option<Mechanism>,
-    /// All that were asked for, in that order.
+    /// All candidates, in the given order.
     pub tried: Vec<Tried>,
 }
 
 impl Choice {
-    /// Of those that were tried, the one with the least latency; if none could be measured, the one of the best repute.
+    /// The candidate with the lowest latency, or else the preferred unmeasured one.
     pub fn of(tried: Vec<Tried>) -> Self {
         let measured = tried.iter().filter_map(|t| Some((t.mechanism, t.latency_ns()?)));
         let best = measured.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(mechanism, _)| mechanism);
@@ -70,12 +65,12 @@ impl Choice {
         Self { mechanism, tried }
     }
 
-    /// Median time until the new process runs of what was chosen, in nanoseconds.
+    /// The chosen mechanism's median time until the new process runs, in nanoseconds.
     pub fn latency_ns(&self) -> Option<f64> {
         self.tried.iter().find(|t| Some(t.mechanism) == self.mechanism)?.latency_ns()
     }
 
-    /// One sentence for each mechanism that was tried.
+    /// One sentence for each candidate.
     pub fn reasons(&self) -> Vec<String> {
         self.tried.iter().map(|tried| Reason { tried, chosen: self }.to_string()).collect()
     }
@@ -115,11 +110,11 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// Tries mechanisms on `core`, from another one, and chooses. Takes some tens of milliseconds for each, in which the core is
-/// busy with two processes of our own; `program` is run for them (`/proc/self/exe`, if it calls
-/// [`take_over`](super::helper::take_over)). Afterwards nothing is left of it.
+/// Tries mechanisms on `core`, from another one, and chooses.
 ///
-/// `wanted` for processes that know nothing of it: [`UNCOOPERATIVE`].
+/// Takes some tens of milliseconds for each, in which two processes of ours keep the core busy.
+/// They run `program` (`/proc/self/exe`, if it calls [`take_over`](super::helper::take_over)).
+/// Nothing is left afterwards. For processes that do not cooperate, `wanted` is [`UNCOOPERATIVE`].
 pub fn choose(settings: &Settings, guard: &Arc<Guard>, program: &Path, core: usize, wanted: &[Mechanism]) -> Choice {
     let settings = Settings { folder: format!("{}-try", settings.folder), ..settings.clone() };
     let one = |mechanism: &Mechanism| {
@@ -140,7 +135,7 @@ fn has_one_core(core: usize) -> bool {
     crate::affinity::allowed().is_ok_and(|cores| cores.iter().all(|other| *other == core))
 }
 
-/// The mechanisms for processes that know nothing of it.
+/// The mechanisms for processes that do not cooperate.
 pub const UNCOOPERATIVE: [Mechanism; 4] = [Mechanism::Realtime, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer];
 
 #[cfg(test)]

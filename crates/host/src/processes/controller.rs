@@ -1,4 +1,4 @@
-//! What every controller can do, and what it is made with.
+//! The interface of all controllers, and their settings.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,9 @@ use super::undo::Host;
 
 /// Stops and runs targets by one mechanism.
 ///
-/// Not for several threads at once: each core's scheduler has its own. Dropping it is [`teardown`](Controller::teardown).
+/// Not for several threads at once: each core's scheduler has its own. Drop calls
+/// [`teardown`](Controller::teardown).
 pub trait Controller: Send {
-    /// What it does it by.
     fn mechanism(&self) -> Mechanism;
 
     /// Takes a target under control: it is parked from now on.
@@ -19,30 +19,29 @@ pub trait Controller: Send {
     /// [`Refused`]; then the target is as before.
     fn add(&mut self, target: &Target) -> Result<Slot, Refused>;
 
-    /// Stops a target. It is no error if it is parked already.
+    /// Stops a target; no error if it is parked already.
     ///
     /// # Errors
-    /// [`Failed`]; [`Failed::Ended`] if there is nobody left to stop.
+    /// [`Failed`]; [`Failed::Ended`] if all its processes have ended.
     fn park(&mut self, slot: Slot) -> Result<(), Failed>;
 
-    /// Lets a target run. It is no error if it runs already.
+    /// Lets a target run; no error if it runs already.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
     fn run(&mut self, slot: Slot) -> Result<(), Failed>;
 
-    /// Stops one target and lets another run. Both are tried: if `from` fails, `to` runs all the same. What is told is `to`'s
-    /// failure, else `from`'s.
+    /// Stops one target and lets another run. `to` runs even if stopping `from` fails.
     ///
     /// # Errors
-    /// As [`park`](Controller::park); ask [`is_ended`](Controller::is_ended) which of both it was.
+    /// As [`park`](Controller::park): `to`'s failure, else `from`'s.
+    /// [`is_ended`](Controller::is_ended) says which of them has ended.
     fn switch(&mut self, from: Slot, to: Slot) -> Result<(), Failed> {
         let parked = self.park(from);
         self.run(to).and(parked)
     }
 
-    /// Gives a target a share of the core, 0 to 1, for as long as it is running and others are, and says whether this mechanism has
-    /// such weights at all.
+    /// Sets a target's share of the core, 0 to 1, among running ones; false without weights.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
@@ -51,57 +50,59 @@ pub trait Controller: Send {
         Ok(false)
     }
 
-    /// Looks for threads that the targets have made since, which [`park`](Controller::park) and [`run`](Controller::run) pass over
-    /// until then. It reads folders, so it is not for the time between two slices.
+    /// Finds new threads of the targets, which park and run ignore before.
+    ///
+    /// It reads folders: too slow to run between two slices.
     ///
     /// # Errors
-    /// What could not be done about one of them; all others were looked for.
+    /// The failure for one of them; all others were looked for.
     fn look_again(&mut self) -> Result<(), Failed> {
         Ok(())
     }
 
-    /// Makes sure that a target that is parked can be killed: SIGKILL does nothing to one that is frozen by version 1, and little
-    /// to one that waits for a core under a real-time spinner. It may run a little by that.
+    /// Ensures that a parked target can be killed; it may run a little.
+    ///
+    /// SIGKILL has no effect on one frozen by version 1, and little below a real-time spinner.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed>;
 
-    /// Whether all processes of a target have ended (or there is no such target).
+    /// Whether all processes of a target have ended, or there is no such target.
     fn is_ended(&self, slot: Slot) -> bool;
 
-    /// Lets a target go: it runs, with the class and in the cgroup that it had before. The slot is free in any case.
+    /// Releases a target: it runs, with its former class and cgroup. Frees the slot in any case.
     ///
     /// # Errors
-    /// What could not be given back. That it has ended is no error here.
+    /// What could not be restored. An ended target is no error.
     fn remove(&mut self, slot: Slot) -> Result<(), Failed>;
 
-    /// Lets all targets go, and removes what was made for them. Tells what could not be given back.
+    /// Releases all targets, removes what was made for them, and returns failures.
     fn teardown(&mut self) -> Vec<Failed>;
 }
 
-/// What controllers are made with.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Root of the file system: below it are `proc` and what is mounted. Tests inject another.
+    /// Root of the file system, with `proc` and the mounts. Tests inject another.
     pub root: PathBuf,
-    /// Name of the folder that is made for cgroups, one for each controller: must be the only one of its name.
+    /// Unique name of the folder made for cgroups, one for each controller.
     pub folder: String,
-    /// Folder of version 2 below which that one is made. None: the one that this process is in, and no other if that refuses.
+    /// Parent of that folder in version 2. If None, only this process's own cgroup.
     pub freeze_parent: Option<PathBuf>,
     /// The same in the freezer hierarchy of version 1.
     pub freezer_parent: Option<PathBuf>,
     /// Real-time priority of parked processes.
     pub low: u8,
-    /// Real-time priority of running processes; the controller itself has the next one, see [`raise_self`](super::realtime::raise_self).
+    /// Real-time priority of running processes; the controller has the next one, see
+    /// [`raise_self`](super::realtime::raise_self).
     pub high: u8,
-    /// Folders that do as cgroups do.
+    /// Ordinary folders in place of cgroups.
     #[cfg(test)]
     pub(crate) fake: Option<Host>,
 }
 
 impl Settings {
-    /// The ones that most hosts need. `folder` must be the only one of its name on the host, such as `sluice-PID-core1`.
+    /// The defaults. `folder` must be unique on the host, such as `sluice-PID-core1`.
     pub fn new(folder: &str) -> Self {
         Self {
             root: "/".into(),

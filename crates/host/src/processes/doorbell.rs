@@ -1,8 +1,8 @@
-//! The cooperative doorbell: the process looks at a word between two bursts, and waits on it while it is closed.
+//! The cooperative doorbell: a word that the process reads between bursts, and may wait on.
 //!
-//! The cheapest way, and the only one that never stops a process in the middle of a packet. One store parks, one store and one
-//! system call run. It takes effect at the end of a burst, and only if the process really looks: who must not rely on that takes
-//! another.
+//! The cheapest mechanism, and the only one that never stops a process in the middle of a packet.
+//! Parking is one store; running is one store and one system call. It takes effect at the end of a
+//! burst, and only if the process really reads the word: where that is not certain, use another.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::slots::Slots;
 use super::undo::Undo;
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 
-/// Controls by gates that processes look at.
+/// A controller by gates that processes read.
 pub struct Doorbell {
     guard: Arc<Guard>,
     slots: Slots<Held>,
@@ -26,10 +26,7 @@ struct Held {
 }
 
 impl Doorbell {
-    /// Without targets.
-    ///
-    /// # Errors
-    /// None: every host has shared memory.
+    /// Without targets. Never fails: every host has shared memory.
     pub fn new(_settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), slots: Slots::default() })
     }
@@ -68,7 +65,7 @@ impl Controller for Doorbell {
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
-        // One that waits on a futex dies at once.
+        // A process that waits on a futex dies at once.
         self.slots.of(slot)?.target.check_runs()
     }
 

@@ -1,13 +1,13 @@
 //! The freezer of control groups of version 2: `cgroup.freeze`.
 //!
-//! All processes of a cgroup and below stop, those that they make later, too. Nobody but the kernel notices, and SIGKILL still
-//! kills. It needs no controller, only a folder in which cgroups may be made. Where the folder above passes the cpu controller on,
-//! running targets have weights besides.
+//! All processes in and below a cgroup stop, including those made later. This is invisible to
+//! others, and SIGKILL still works. It needs no controller, only a folder in which cgroups may be
+//! made. Where the parent folder passes the cpu controller on, running targets also have weights.
 //!
 //! # Limits
-//! Freezing is asynchronous: what is in the kernel goes on until it returns from there. On hosts whose cpu controller is in version
-//! 2, a process that is moved leaves the weight that it had in its former cgroup: a target that has a cgroup to itself
-//! ([`Target::in_cgroup`]) is frozen where it is instead.
+//! Freezing is asynchronous: a process in the kernel continues until it returns from there. On
+//! hosts whose cpu controller is in version 2, a moved process loses the weight of its former
+//! cgroup: a target that has a cgroup to itself ([`Target::in_cgroup`]) is frozen in place instead.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ const WORDS: Words = Words {
               (`mount -t cgroup2 cgroup2 DIR`)",
 };
 
-/// Controls by cgroups of version 2.
+/// A controller by cgroups of version 2.
 pub struct Freeze(Tree);
 
 impl Freeze {
-    /// Without targets; the folder is made.
+    /// Without targets; makes the folder.
     ///
     /// # Errors
     /// [`Refused::NotHere`], [`Refused::NotPermitted`], [`Refused::NoGuard`], [`Refused::System`].
@@ -62,7 +62,7 @@ impl Controller for Freeze {
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
-        // One that is frozen by version 2 dies at once.
+        // A process frozen by version 2 dies at once.
         self.0.check_runs(slot)
     }
 

@@ -1,7 +1,7 @@
 //! The freezer of control groups of version 1: `freezer.state`.
 //!
-//! For hosts where version 2 is not mounted. As [`freeze`](super::freeze), but a frozen process cannot be killed until it is
-//! thawed: [`before_kill`](Controller::before_kill), and whoever lets go thaws first.
+//! For hosts without version 2. As [`freeze`](super::freeze), but a frozen process cannot be killed
+//! before it is thawed: see [`before_kill`](Controller::before_kill). Release also thaws first.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ const WORDS: Words = Words {
               version 2 is mounted",
 };
 
-/// Controls by cgroups of version 1.
+/// A controller by cgroups of version 1.
 pub struct Freezer(Tree);
 
 impl Freezer {
-    /// Without targets; the folder is made.
+    /// Without targets; makes the folder.
     ///
     /// # Errors
     /// [`Refused::NotHere`], [`Refused::NotPermitted`], [`Refused::NoGuard`], [`Refused::System`].

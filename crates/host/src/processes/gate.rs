@@ -1,13 +1,15 @@
-//! A gate for processes of our own, for schedulers without any right but to signal them: a real-time signal calls each thread to a
-//! handler, the library's, that waits on a word in shared memory until its gate opens.
+//! A gate for processes with our library, where the scheduler may only signal them.
 //!
-//! Unlike with the [doorbell](super::doorbell) the process need not look: it is stopped between two instructions, not between two
-//! bursts. Unlike with SIGSTOP nobody else sees it, and running it again is one futex call. A process that is not written with our
-//! library would die of the signal, so it is refused.
+//! A real-time signal makes each thread run the library's handler, which waits on a word in shared
+//! memory until the gate opens. Unlike with the [doorbell](super::doorbell) the process need not
+//! read a word: it stops between two instructions, not between two bursts. Unlike SIGSTOP this is
+//! invisible to others, and running it again is one futex call. The signal would kill a process
+//! without our library, so that is refused.
 //!
 //! # Limits
-//! The signal goes to each thread by its number, after its process was seen not to have ended. Threads that have come since are
-//! found by [`look_again`](Controller::look_again). A thread that has the signal blocked runs on.
+//! The signal goes to each thread by number, after its process was seen alive.
+//! [`look_again`](Controller::look_again) finds new threads. A thread that blocks the signal runs
+//! on.
 
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::process::Proc;
 
-/// Controls by gates that processes are called to.
+/// A controller by gates and signals.
 pub struct Gate {
     guard: Arc<Guard>,
     host: Host,
@@ -34,15 +36,12 @@ struct Held {
     gate: Word,
     threads: Vec<Threads>,
     note: Note,
-    /// Parked: threads that are called already need not be called again.
+    /// Parked: threads that were signalled need no second signal.
     is_closed: bool,
 }
 
 impl Gate {
-    /// Without targets.
-    ///
-    /// # Errors
-    /// None: every host has signals.
+    /// Without targets. Never fails: every host has signals.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
     }
@@ -51,7 +50,7 @@ impl Gate {
 impl Held {
     #[inline]
     fn park(&mut self) -> Result<(), Failed> {
-        // Asked before: a number that is in use again must not be signalled.
+        // Checked before: a reused number must not be signalled.
         self.target.check_runs()?;
         if self.is_closed {
             return Ok(());
@@ -69,12 +68,12 @@ impl Held {
                 result = call(threads, &new);
             }
         }
-        // One that has ended has no threads that could be missed.
+        // An ended process has no threads to miss.
         result.or_else(|error| if error == Failed::Ended { Ok(()) } else { Err(error) })
     }
 }
 
-/// Calls threads of a process to its gate.
+/// Signals threads of a process to wait at its gate.
 #[inline]
 fn call(threads: &Threads, tids: &[i32]) -> Result<(), Failed> {
     let mut result = Ok(());
@@ -133,7 +132,7 @@ impl Controller for Gate {
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
-        // One that waits on a futex dies at once.
+        // A process that waits on a futex dies at once.
         self.slots.of(slot)?.target.check_runs()
     }
 

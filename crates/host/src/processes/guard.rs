@@ -1,26 +1,28 @@
 //! The guard: a small process that undoes what controllers did when their process dies.
 //!
 //! # Problem
-//! A scheduler that is killed leaves processes stopped, frozen, or real-time for ever. Nothing that it could do itself happens
-//! after SIGKILL.
+//! A killed scheduler leaves processes stopped, frozen, or real-time for ever. After SIGKILL it can
+//! do nothing itself.
 //!
 //! # Approach
-//! - [`Guard::start`] runs the same program again with a hidden argument ([`super::helper`]): a fresh process with one
-//!   thread and nothing of the caller's memory, whatever threads the caller has. It is told by a socket, its standard input.
-//! - A controller says what is to be undone (`Undo`) before it does it. A message that the kernel has taken is read by the guard
-//!   whatever becomes of the sender, so no answer is waited for.
-//! - When the last thread of the sender's process is gone, the kernel closes its end. Then, and not before, the guard undoes
-//!   everything that was not taken back, and ends.
-//! - It leads a session of its own and ignores the signals by which groups are stopped, may run on every core, and is raised above
-//!   everything that controllers raise, where it is allowed to: it sleeps until it is needed, and must not be starved when it is.
-//!
-//! - With a file for it ([`Guard::start_with`]) all that is said is written there, too. The guard removes it when all was undone; if both
-//!   are killed, it is there at the next start, which does what it says: [`undo_left`].
+//! - [`Guard::start`] runs the same program again with a hidden argument ([`super::helper`]): a new
+//!   process with one thread and none of the caller's memory. It gets messages through a socket,
+//!   its standard input.
+//! - A controller sends what is to be undone (`Undo`) before it makes the change. The guard reads a
+//!   message that the kernel has accepted whatever happens to the sender, so no answer is awaited.
+//! - The kernel closes the sender's end when the last thread of its process is gone. Then, and not
+//!   before, the guard undoes everything that was not taken back, and ends.
+//! - It leads its own session, ignores the signals that stop groups, may run on every core, and
+//!   raises itself above everything that controllers raise, where permitted: it sleeps until it is
+//!   needed, and must not starve then.
+//! - With a journal file ([`Guard::start_with`]) all messages are also written there. The guard
+//!   removes it when all is undone. If both are killed, the next start undoes its entries:
+//!   [`undo_left`].
 //!
 //! # Limits
-//! Who kills the guard alone is not guarded until the next one: [`Guard::is_alive`] tells, and
-//! [`Controller::add`](super::Controller::add) refuses.
-//! A process must be named by the same number for both, so both must be in one pid namespace.
+//! If only the guard is killed, there is no guard until the next one: [`Guard::is_alive`] reports
+//! it, and [`Controller::add`](super::Controller::add) refuses. A process must have the same number
+//! for both, so both must be in one pid namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -48,44 +50,42 @@ use crate::process::Proc;
 /// First argument of a guard.
 pub(super) const ARGUMENT: &str = "__sluice-guard";
 
-/// Time that a new guard has to answer.
+/// Maximum time for a new guard's answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Longest wait for a guard that does not read.
+/// Maximum wait for a guard that does not read.
 const STUCK: Duration = Duration::from_secs(2);
 
-/// Most threads in one message, which keeps it under [`LONGEST`].
+/// Maximum number of threads in one message, which keeps it below [`LONGEST`].
 const THREADS: usize = 128;
 
-/// Longest message, in bytes.
+/// Maximum size of a message, in bytes.
 const LONGEST: usize = 32 * 1024;
 
-/// Times that the guard tries to undo what cannot be undone yet, and milliseconds between.
+/// Attempts of the guard to undo what cannot be undone yet, and milliseconds between.
 const TRIES: (u32, u64) = (50, 100);
 
-/// What is said to the guard.
 #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Message {
-    /// To be undone.
+    /// A change that may have to be undone.
     Note(u64, Undo),
-    /// Was undone.
     Forget(u64),
-    /// The file that says the same, of this boot.
+    /// The journal of all messages, and the boot id.
     Journal(PathBuf, String),
 }
 
-/// A file that has all that was said to a guard.
+/// A file with all messages to a guard.
 #[derive(Debug)]
 struct Journal {
     path: PathBuf,
     boot: String,
     file: File,
     lines: usize,
-    /// What was said and not taken back.
+    /// Changes that are not taken back.
     left: BTreeMap<u64, Undo>,
 }
 
-/// The journal is written anew when it has more lines than this and four times what is left to say.
+/// The journal is rewritten when it has more lines than this and four times its entries.
 const COMPACT_LINES: usize = 256;
 
 impl Journal {
@@ -97,7 +97,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// In place of what was there.
+    /// Opens an empty file, in place of an old one.
     fn open(path: &Path) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
@@ -114,7 +114,6 @@ impl Journal {
         self.file.write_all(&line)
     }
 
-    /// Writes what is about to be said.
     fn write(&mut self, message: &Message) -> io::Result<()> {
         match message {
             Message::Note(key, undo) => drop(self.left.insert(*key, undo.clone())),
@@ -128,7 +127,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes what is left to say to a new file, in place of the former one.
+    /// Writes the remaining entries to a new file, in place of the former one.
     fn write_anew(&mut self) -> io::Result<()> {
         let new = self.path.with_extension("new");
         let (file, left) = (Self::open(&new)?, self.left.clone());
@@ -143,13 +142,14 @@ impl Journal {
     }
 }
 
-/// Undoes what a journal says whose guard and whose maker have ended without, and removes it. Says how many changes were undone, and why
-/// others were not; those stay in it.
+/// Undoes and removes the journal of a guard that was killed with its maker.
+///
+/// Returns how many changes were undone, and why others were not; those stay in it.
 pub fn undo_left(path: &Path) -> (usize, Option<String>) {
     let Ok(text) = std::fs::read_to_string(path) else { return (0, None) };
     let boot = Proc::default().boot_id().ok();
     let (mut left, mut is_of_boot) = (BTreeMap::new(), false);
-    // A last line that was cut short is as if it had not been begun.
+    // Ignores a truncated last line.
     for message in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
         match message {
             Message::Journal(_, of) => is_of_boot = Some(of) == boot,
@@ -157,7 +157,7 @@ pub fn undo_left(path: &Path) -> (usize, Option<String>) {
             Message::Forget(key) => drop(left.remove(&key)),
         }
     }
-    // Nothing of another boot is left, and memory went with those who had it.
+    // Changes of another boot are void, and memory went with its holders.
     left.retain(|_, undo| is_of_boot && !matches!(undo, Undo::Open { .. }));
     let n = left.len();
     let mut noted: BTreeMap<u64, (Undo, Option<OwnedFd>)> = left.into_iter().map(|(key, undo)| (key, (undo, None))).collect();
@@ -168,12 +168,12 @@ pub fn undo_left(path: &Path) -> (usize, Option<String>) {
     (n - noted.len(), error.filter(|_| !noted.is_empty()))
 }
 
-/// Undoes what is noted, and keeps what cannot be undone: the last reason is given.
+/// Undoes the noted changes, and keeps those that fail; returns the last error.
 fn undo_all(noted: &mut BTreeMap<u64, (Undo, Option<OwnedFd>)>) -> Option<Failed> {
     let host = Host::at(Path::new("/"));
     let mut last = None;
     for try_ in 0..TRIES.0 {
-        // Folders that others are in come last.
+        // Folders that contain others come last.
         for is_last in [false, true] {
             noted.retain(|_, (undo, memory)| {
                 let done = matches!(undo, Undo::Remove { .. }) == is_last
@@ -191,12 +191,11 @@ fn undo_all(noted: &mut BTreeMap<u64, (Undo, Option<OwnedFd>)>) -> Option<Failed
     last
 }
 
-/// The caller's side.
+/// The sending side of a guard.
 #[derive(Debug)]
 pub struct Guard {
     said: Mutex<Said>,
     child: Option<Child>,
-    /// The guard's own number.
     pid: i32,
 }
 
@@ -205,16 +204,16 @@ struct Said {
     socket: Option<OwnedFd>,
     journal: Option<Journal>,
     next: u64,
-    /// Processes that some controller has.
+    /// Processes under control of some controller.
     taken: BTreeSet<i32>,
 }
 
-/// What was said to the guard, to be taken back.
+/// Keys of changes that were sent to the guard, to be taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note(Vec<u64>);
 
 impl Guard {
-    /// Starts one from a program that calls [`super::helper::take_over`]: `/proc/self/exe` is the caller's own.
+    /// Starts a guard; `program` calls [`super::helper::take_over`], as `/proc/self/exe` may.
     ///
     /// # Errors
     /// [`Refused::NoGuard`], [`Refused::System`].
@@ -222,7 +221,7 @@ impl Guard {
         Self::start_with(program, None)
     }
 
-    /// As [`Self::start`], and all that it is told is written to a file, too.
+    /// As [`Self::start`], and writes all messages to a file, too.
     ///
     /// # Errors
     /// [`Refused::NoGuard`], [`Refused::System`].
@@ -234,7 +233,7 @@ impl Guard {
         command.stdin(theirs).stdout(Stdio::null());
         let system = |source| Refused::System { doing: "start the guard from", what: program.display().to_string(), source };
         let child = command.spawn().map_err(system)?;
-        // It keeps the other end of the socket.
+        // It holds the other end of the socket.
         drop(command);
         let pid = child.id() as i32;
         let mut guard = Self::over(own);
@@ -250,15 +249,12 @@ impl Guard {
         Ok(Arc::new(guard))
     }
 
-    /// Writes the file of [`Self::start_with`] anew, which somebody has removed.
-    ///
-    /// # Errors
-    /// The system's answer.
+    /// Writes the removed file of [`Self::start_with`] again.
     pub fn write_journal_anew(&self) -> io::Result<()> {
         self.said().journal.as_mut().map_or(Ok(()), Journal::write_anew)
     }
 
-    /// One that listens at the other end of a socket.
+    /// A guard that listens at the other end of a socket.
     pub(super) fn over(socket: OwnedFd) -> Self {
         let _ = set_socket_timeout(&socket, Timeout::Send, Some(STUCK));
         let said = Said { socket: Some(socket), journal: None, next: 0, taken: BTreeSet::new() };
@@ -280,7 +276,6 @@ impl Guard {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its number.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -294,7 +289,7 @@ impl Guard {
         !fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR)
     }
 
-    /// Notes that a controller has the processes of a target.
+    /// Marks the processes of a target as taken.
     pub(super) fn take(&self, target: &Target) -> Result<(), Refused> {
         let mut said = self.said();
         for member in target.members() {
@@ -310,7 +305,6 @@ impl Guard {
         Ok(())
     }
 
-    /// The opposite.
     pub(super) fn give(&self, target: &Target) {
         let mut said = self.said();
         target.members().iter().for_each(|member| {
@@ -318,7 +312,7 @@ impl Guard {
         });
     }
 
-    /// Says what is to be undone. When this returns the guard has it, or will read it whatever happens.
+    /// Sends what is to be undone. After this returns, the guard will read it in any case.
     pub(super) fn note(&self, undos: &[Undo], memory: Option<BorrowedFd<'_>>) -> Result<Note, Refused> {
         let mut note = Note(Vec::new());
         for undo in undos.iter().flat_map(cut) {
@@ -336,7 +330,7 @@ impl Guard {
         Ok(note)
     }
 
-    /// Says that it was undone. A guard that is gone has nothing to forget.
+    /// Reports that it was undone. A guard that is gone needs no message.
     pub(super) fn forget(&self, note: &Note) {
         let mut said = self.said();
         for key in &note.0 {
@@ -357,7 +351,7 @@ impl Said {
         if let Some(journal) = &mut self.journal
             && let Err(error) = journal.write(message)
         {
-            // The guard has it all the same.
+            // The guard gets the message even so.
             warn!(
                 "cannot write {}: {error}; if sluiced and its guard are killed together, processes may stay parked",
                 journal.path.display()
@@ -373,12 +367,12 @@ impl Said {
     }
 }
 
-/// Cuts what is too long for one message.
+/// Splits what is too long for one message.
 fn cut(undo: &Undo) -> Vec<Undo> {
     match undo {
         Undo::Classes { process, threads, others } if threads.len() > THREADS => {
             let all: Vec<(i32, Attr)> = threads.iter().map(|(tid, attr)| (*tid, *attr)).collect();
-            // They are undone in this order: the first part gives all others what newcomers get, the next ones set theirs right.
+            // Undone in this order: the first part sets all others, the next ones correct theirs.
             let part = |(i, part): (usize, &[(i32, Attr)])| Undo::Classes {
                 process: *process,
                 threads: part.iter().copied().collect(),
@@ -392,7 +386,7 @@ fn cut(undo: &Undo) -> Vec<Undo> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // It sees the end, undoes what is left, and ends.
+        // The guard sees the end of the socket, undoes what is left, and ends.
         self.said().socket = None;
         if let Some(mut child) = self.child.take() {
             let _ = child.wait();
@@ -400,7 +394,7 @@ impl Drop for Guard {
     }
 }
 
-/// The guard itself, whose socket is its standard input.
+/// Main function of the guard, whose socket is its standard input.
 pub(super) fn keep() -> ExitCode {
     step_aside();
     let stdin = std::io::stdin();
@@ -424,7 +418,7 @@ pub(super) fn keep() -> ExitCode {
                 Err(error) => notice::write(&format!("sluice-guard: a message that makes no sense: {error}\n")),
             },
             Err(handshake::HandshakeError::Socket(Errno::INTR)) => {}
-            // The end of the other side, or nothing that could be waited for.
+            // The other side has ended, or the socket has failed.
             Err(_) => break,
         }
     }
@@ -450,7 +444,7 @@ pub(super) fn keep() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Leaves the caller's session, cores and class, and what it may be killed by. What is not permitted is done without.
+/// Leaves the caller's session, cores and class, and ignores its signals, where permitted.
 fn step_aside() {
     for signal in
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP, libc::SIGUSR1, libc::SIGUSR2]
@@ -460,7 +454,7 @@ fn step_aside() {
     }
     let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(c"sluice-guard");
-    // SAFETY: whatever descriptors came along are nobody's here; the three standard ones stay.
+    // SAFETY: no code here uses inherited descriptors; the three standard ones stay.
     unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
     let mut all = rustix::thread::CpuSet::new();
     (0..rustix::thread::CpuSet::MAX_CPU).for_each(|core| all.set(core));

@@ -1,8 +1,9 @@
-//! Processes that this program makes of itself: the [guard], the [spinners](super::spinner) that are stopped and run
-//! where switches are measured, and what [measures](super::measure) for the benchmark.
+//! Helper processes that run this program: the [guard], the [spinners](super::spinner), and the
+//! [measuring](super::measure) helper.
 //!
-//! They are the same program, started again with a hidden first argument. So they share no memory, lock or descriptor with their
-//! maker, and nothing has to be installed for them. A program that uses controllers calls [`take_over`] before anything else.
+//! They are started with a hidden first argument. So they share no memory, lock or descriptor with
+//! their maker, and need no installation. A program that uses controllers calls [`take_over`]
+//! before anything else.
 
 // Ignoring signals has no safe wrapper.
 #![allow(unsafe_code)]
@@ -11,10 +12,10 @@ use std::process::ExitCode;
 
 use super::{guard, measure, spinner};
 
-/// First argument of a keeper: the first process of the namespace that those of NFs are in.
+/// First argument of a keeper: the first process of the NFs' process namespace.
 pub const KEEPER: &str = "__sluice-keeper";
 
-/// Does nothing, until it is killed. What loses its parent in the namespace is given to it, and is collected by the kernel.
+/// Does nothing until it is killed. It gets the namespace's orphans; the kernel collects them.
 fn keep() -> ! {
     for signal in [libc::SIGCHLD, libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
         // SAFETY: ignoring a signal runs no code of ours.
@@ -27,7 +28,7 @@ fn keep() -> ! {
     }
 }
 
-/// If this process was started to be a helper, is that until it ends, and says with which exit code. To be called first in `main`.
+/// Runs this process as a helper, if it is one, and returns its exit code. Call it first in `main`.
 pub fn take_over() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next()?;

@@ -1,19 +1,21 @@
-//! How fast a controller switches on this host.
+//! Measures how fast a controller switches on this host.
 //!
 //! # Approach
-//! Two [spinners](super::spinner) share a core, the caller has another one. Each says in shared memory when it runs, by the
-//! processor's time-stamp counter, which all cores share. For a switch at time *t*:
+//! Two [spinners](super::spinner) share a core, the caller has another one. Each writes to shared
+//! memory when it runs, by the processor's time-stamp counter, which all cores share. For a switch
+//! at time *t*:
 //! - the *cost* is the time that the caller spends in it;
-//! - the *new one runs* at the end of the gap that it says it had;
-//! - the *old one has stopped* at the last time that it wrote.
+//! - the *new one runs* at the end of the gap that it reports;
+//! - the *old one has stopped* at its last write.
 //!
-//! Then slices of falling length are run in turns. A slice is *right* if just before its end the one that should run is the one
-//! that has run last. The *shortest slice* is the shortest of a ladder at which, and at all longer ones, nine of ten slices are
-//! right. One in which neither ran says nothing: somebody else had the core, or the kernel had taken it from real-time classes for a
+//! Then slices of falling length alternate. A slice is *right* if the spinner that should run is
+//! the one that ran last just before its end. The *shortest slice* is the shortest of a ladder at
+//! which, and at all longer ones, nine of ten slices are right. A slice in which neither ran does
+//! not count: another process had the core, or the kernel had taken it from real-time classes for a
 //! while.
 //!
 //! # Limits
-//! What else runs on the core is measured, too; hence medians. Gaps shorter than a microsecond are not seen.
+//! Other load on the core is measured, too; hence medians. Gaps below a microsecond are invisible.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -28,83 +30,80 @@ use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realti
 use crate::affinity::{self, Saved};
 use crate::process::Proc;
 
-/// First argument of one that measures a mechanism; then its name, a core, and how many switches and slices.
+/// First argument of the measuring helper, before mechanism, core, switches and slices.
 pub(super) const ARGUMENT: &str = "__sluice-measure";
-/// Time to let things settle before a switch, in nanoseconds.
+/// Settling time before a switch, in nanoseconds.
 const SETTLE_NS: u64 = 60_000;
-/// A switch that has not taken effect after so many nanoseconds is missed.
+/// Time after which a switch without effect is missed, in nanoseconds.
 const MISSED_NS: u64 = 20_000_000;
-/// Slices that are tried, in microseconds, from the longest on.
+/// Slice lengths, in microseconds, from the longest on.
 const LADDER_US: [u32; 14] = [1000, 500, 300, 200, 150, 100, 75, 50, 40, 30, 20, 15, 10, 5];
-/// Longest time for slices of one length.
+/// Maximum time for slices of one length.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Part of the slices that must be right.
+/// Required part of right slices.
 const RIGHT: f64 = 0.9;
 
-/// How much is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
-    /// Switches that are timed.
     pub switches: usize,
-    /// Slices of each length; 0 leaves them out.
+    /// Slices of each length; 0 skips them.
     pub slices: usize,
 }
 
 impl Effort {
-    /// What `auto` takes: some milliseconds a mechanism.
+    /// For `auto`: some milliseconds a mechanism.
     pub(crate) const QUICK: Self = Self { switches: 101, slices: 0 };
 }
 
-/// What was measured of one mechanism.
+/// Measurements of one mechanism.
 #[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Figures {
-    /// Time that the caller spent in a switch, in nanoseconds, each.
+    /// Time that the caller spent in each switch, in nanoseconds.
     pub switch_cost_ns: Vec<f64>,
-    /// Time from the begin of a switch until the old one had stopped, in nanoseconds.
+    /// Time from the start of a switch until the old one had stopped, in nanoseconds.
     pub old_stops_ns: Vec<f64>,
-    /// Time until the new one ran.
+    /// Time until the new one ran, in nanoseconds.
     pub new_runs_ns: Vec<f64>,
-    /// Switches that took no effect in 20 ms.
+    /// Switches without effect in 20 ms.
     pub missed: usize,
-    /// Slice in microseconds, and the part of such slices that were right.
+    /// Slice in microseconds, and the part of right slices.
     pub right: Vec<(u32, f64)>,
     /// The shortest slice that works, in microseconds.
     pub shortest_slice_us: Option<u32>,
 }
 
 impl Figures {
-    /// A quantile of samples, 0 to 1; None without any.
+    /// A quantile of samples, 0 to 1; None without samples.
     pub fn quantile(samples: &[f64], q: f64) -> Option<f64> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         sorted.get(((sorted.len().saturating_sub(1)) as f64 * q).round() as usize).copied()
     }
 
-    /// Switches that were timed, with those that were missed.
+    /// Number of timed switches, including missed ones.
     pub fn switches(&self) -> usize {
         self.new_runs_ns.len() + self.missed
     }
 
-    /// What the scheduler calls the latency of a switch: the median time until the new one runs, in nanoseconds; None if no switch
-    /// took effect.
+    /// The median time until the new one runs, in nanoseconds: the scheduler's switch latency.
     pub fn latency_ns(&self) -> Option<f64> {
         Self::quantile(&self.new_runs_ns, 0.5)
     }
 }
 
-/// The shortest slice that works, of slices from the longest on and the part of each that was right.
+/// The shortest slice that works, of (length, part of right slices) from the longest on.
 fn shortest(right: &[(u32, f64)]) -> Option<u32> {
     right.iter().take_while(|(_, right)| *right >= RIGHT).last().map(|(slice, _)| *slice)
 }
 
-/// The caller's thread where it measures from.
-struct Seat {
+/// The caller's thread on its measuring core.
+struct Observer {
     former: Saved,
     _raised: Option<realtime::Raised>,
 }
 
-impl Seat {
-    /// Another core than the spinners'.
+impl Observer {
+    /// Moves to a core other than the spinners'.
     fn away_from(core: usize, settings: &Settings) -> Result<Self, Refused> {
         let system = |source: affinity::AffinityError| Refused::System {
             doing: "move to",
@@ -118,18 +117,18 @@ impl Seat {
             source: std::io::Error::other("this process may use no other core, and cannot watch a core that others have"),
         })?;
         affinity::pin(other).map_err(system)?;
-        // From here on the drop cleans up. To be above others makes the figures better, and is not needed.
+        // From here on the drop cleans up. A raised priority improves the figures, but is optional.
         Ok(Self { former, _raised: realtime::raise_self(settings, None).ok() })
     }
 }
 
-impl Drop for Seat {
+impl Drop for Observer {
     fn drop(&mut self) {
         let _ = self.former.restore();
     }
 }
 
-/// Measures a controller on two spinners on `core`. It has no targets of ours afterwards.
+/// Measures a controller with two spinners on `core`. It has none of our targets afterwards.
 ///
 /// # Errors
 /// [`Refused`]: a spinner could not be started or added, or there is no other core.
@@ -140,14 +139,14 @@ pub fn measure(
     core: usize,
     effort: Effort,
 ) -> Result<Figures, Refused> {
-    // Started first: they begin with the class and the priority that this thread has.
-    // One that looks at its gate besides would not need to be called there.
+    // Started first: they inherit this thread's class and priority. A spinner that reads its gate
+    // would not need the gate's signal.
     let looks = controller.mechanism() == Mechanism::Doorbell;
     let spinners = [Spinner::start(program, Some(core), 1, looks)?, Spinner::start(program, Some(core), 1, looks)?];
     let proc = settings.host().proc;
     let slots = add_both(controller, &spinners, &proc)?;
-    let seat = Seat::away_from(core, settings);
-    let result = seat.and_then(|_seat| {
+    let observer = Observer::away_from(core, settings);
+    let result = observer.and_then(|_observer| {
         Bench { controller, spinners: &spinners, slots }.run(effort).map_err(|error| Refused::System {
             doing: "switch",
             what: "between two spinners".into(),
@@ -155,13 +154,14 @@ pub fn measure(
         })
     });
     for slot in slots {
-        // A spinner that is still parked is told by the guard's note that stays.
+        // A spinner that stays parked is released by the guard's note.
         let _ = controller.remove(slot);
     }
     result
 }
 
-/// What a helper that measures answers, as JSON: the benchmark is another program's, which starts this one for each mechanism.
+/// The measuring helper's answer, as JSON: the benchmark runs in another program, which starts this
+/// one for each mechanism.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct Answer {
     figures: Option<Figures>,
@@ -169,7 +169,7 @@ struct Answer {
     warnings: Vec<String>,
 }
 
-/// The helper that measures: its arguments are a mechanism, a core, and how many switches and slices.
+/// Main function of the measuring helper. Arguments: mechanism, core, switches, slices.
 #[allow(clippy::print_stdout, reason = "the answer to whoever started it")]
 pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut text = || arguments.next().and_then(|text| text.into_string().ok()).unwrap_or_default();
@@ -213,7 +213,6 @@ struct Bench<'a> {
     slots: [Slot; 2],
 }
 
-/// Waits until a time of the counter.
 #[inline(always)]
 fn spin_until(time: u64) {
     while ticks() < time {
@@ -231,7 +230,7 @@ impl Bench<'_> {
         self.await_beat(0, ticks(), in_ticks(2_000_000_000));
         let mut old = 0;
         for i in 0..effort.switches {
-            // A little longer each time, so that no beat of the kernel's is kept.
+            // A little longer each time, to avoid synchrony with the kernel's ticks.
             spin_until(ticks() + settle + in_ticks(i as u64 % 17 * 1000));
             let new = 1 - old;
             let before = ticks();
@@ -241,7 +240,7 @@ impl Bench<'_> {
                 let ran = self.spinners[new].gap(0).1;
                 spin_until(ticks() + settle);
                 let stopped = self.spinners[old].beat(0);
-                // One that has not stopped still runs.
+                // Otherwise it still runs.
                 if ran > before && ticks().saturating_sub(stopped) > settle / 2 {
                     figures.switch_cost_ns.push((after - before) as f64 * ns);
                     figures.new_runs_ns.push((ran - before) as f64 * ns);
@@ -258,7 +257,7 @@ impl Bench<'_> {
             for slice_us in LADDER_US {
                 let right = self.slices(in_ticks(u64::from(slice_us) * 1000), effort.slices, &mut old)?;
                 figures.right.push((slice_us, right));
-                // Far below what works there is nothing to learn, and every slice leaves the host worse off.
+                // Far below what works nothing is learned, and every slice burdens the host.
                 if right < RIGHT / 2.0 {
                     break;
                 }
@@ -268,7 +267,7 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    /// Waits until a spinner has run after a time.
+    /// Waits until a spinner has run after `after`; false after `patience` ticks.
     fn await_beat(&self, which: usize, after: u64, patience: u64) -> bool {
         while self.spinners[which].beat(0) <= after {
             if ticks() > after + patience {
@@ -279,29 +278,29 @@ impl Bench<'_> {
         true
     }
 
-    /// Part of the slices of a length that were right, of those in which one of the two ran.
+    /// Part of right slices of a length, of those in which one of the two ran.
     fn slices(&mut self, length: u64, slices: usize, old: &mut usize) -> Result<f64, Failed> {
-        let (mut right, mut judged) = (0, 0);
+        let (mut right, mut counted) = (0, 0);
         let begin = Instant::now();
         let mut end = ticks();
         for _ in 0..slices {
             let new = 1 - *old;
             let start = ticks();
             self.controller.switch(self.slots[*old], self.slots[new])?;
-            // The beat is kept, as a scheduler would, unless it cannot be.
+            // Keeps the rhythm, as a scheduler would, where possible.
             end = (end + length).max(ticks());
             spin_until(end);
-            let (told, other) = (self.spinners[new].beat(0), self.spinners[*old].beat(0));
-            if told.max(other) > start {
-                judged += 1;
-                right += usize::from(told > other);
+            let (expected, other) = (self.spinners[new].beat(0), self.spinners[*old].beat(0));
+            if expected.max(other) > start {
+                counted += 1;
+                right += usize::from(expected > other);
             }
             *old = new;
             if begin.elapsed() > LONGEST {
                 break;
             }
         }
-        Ok(right as f64 / judged.max(1) as f64)
+        Ok(right as f64 / counted.max(1) as f64)
     }
 }
 

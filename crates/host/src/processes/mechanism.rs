@@ -1,4 +1,4 @@
-//! Mechanisms, and what is said where one does not work.
+//! Mechanisms, and their errors.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,13 +9,12 @@ use rustix::io::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mechanism {
-    /// A word that the process looks at between two bursts.
+    /// A word that the process reads between two bursts.
     Doorbell,
     /// A pair of real-time priorities.
     Realtime,
     /// The freezer of cgroups of version 2.
     Freeze,
-    /// SIGSTOP and SIGCONT.
     Signal,
     /// The freezer of cgroups of version 1.
     Freezer,
@@ -24,7 +23,6 @@ pub enum Mechanism {
 }
 
 impl Mechanism {
-    /// All of them.
     pub const ALL: [Self; 6] = [Self::Doorbell, Self::Realtime, Self::Freeze, Self::Signal, Self::Freezer, Self::Gate];
 
     /// Its name in configuration, metrics and messages.
@@ -39,7 +37,7 @@ impl Mechanism {
         }
     }
 
-    /// Why a process that it has parked does not end by SIGKILL until it runs again, in words; None if it does at once.
+    /// Why a process parked by it does not end by SIGKILL before it runs; None if it does.
     pub const fn outlives_a_kill(self) -> Option<&'static str> {
         match self {
             Self::Realtime => Some(
@@ -54,7 +52,7 @@ impl Mechanism {
         }
     }
 
-    /// Whether it stops a process that knows nothing of it.
+    /// Whether it stops a process that does not cooperate.
     pub const fn works_uncooperatively(self) -> bool {
         !matches!(self, Self::Doorbell | Self::Gate)
     }
@@ -78,7 +76,8 @@ impl FromStr for Mechanism {
     }
 }
 
-/// A target's number with its controller. After [`Controller::remove`](super::Controller::remove) another target may get it.
+/// A target's number with its controller; reused after
+/// [`Controller::remove`](super::Controller::remove).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
@@ -89,125 +88,89 @@ impl Slot {
     }
 }
 
-/// Why a target cannot be controlled, or a mechanism not be used. Nothing has been changed.
+/// Why a target cannot be controlled, or a mechanism not used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// There is no process to control.
     #[error("{name} has no process that runs, so there is nothing to control; start it first")]
-    NoProcess {
-        /// The target.
-        name: String,
-    },
+    NoProcess { name: String },
     /// The first process of the host or container.
     #[error("process 1 is not to be scheduled: the whole host or container depends on it; name another process")]
     Init,
-    /// A thread of the kernel.
     #[error("process {pid} ({comm}) is a thread of the kernel, which user space cannot schedule; name another process")]
-    KernelThread {
-        /// The pid.
-        pid: i32,
-        /// Its name.
-        comm: String,
-    },
-    /// This process, its guard, or one that it descends from.
+    KernelThread { pid: i32, comm: String },
+    /// This process, its guard, or an ancestor.
     #[error("process {pid} is this scheduler or one that it depends on, and cannot be stopped by it; name another process")]
-    Ourselves {
-        /// The pid.
-        pid: i32,
-    },
-    /// Another user's process.
+    Ourselves { pid: i32 },
     #[error(
         "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the \
          capability {capability}, or as that user"
     )]
     OtherUser {
-        /// The pid.
         pid: i32,
-        /// Its user.
         owner: u32,
-        /// Our user.
+        /// This process's user.
         own: u32,
-        /// What is lacking.
+        /// The missing capability.
         capability: &'static str,
     },
-    /// The pid is that of a thread.
     #[error("{pid} is a thread of process {process}, not a process; name process {process}")]
     Thread {
-        /// What was given.
         pid: i32,
-        /// Whose thread it is.
+        /// The process of the thread.
         process: i32,
     },
     /// Another controller has it.
     #[error("process {pid} is under control already; remove it there first")]
-    Taken {
-        /// The pid.
-        pid: i32,
-    },
-    /// The process has no part of our library that this mechanism needs.
+    Taken { pid: i32 },
+    /// The process lacks a part of our library that this mechanism needs.
     #[error("{name} cannot be controlled by {mechanism}: {why}; choose another mechanism for it")]
     NotOurs {
-        /// The target.
         name: String,
-        /// The mechanism.
         mechanism: Mechanism,
-        /// What is lacking.
+        /// What is missing.
         why: &'static str,
     },
-    /// The kernel does not allow it to this user.
+    /// The kernel does not permit it to this user.
     #[error("{mechanism} is not permitted: {what}")]
     NotPermitted {
-        /// The mechanism.
         mechanism: Mechanism,
-        /// What was tried, the answer, and what is lacking.
+        /// What was tried, the error, and what is missing.
         what: String,
     },
-    /// The host has no such thing.
     #[error("{mechanism} is not possible on this host: {what}")]
     NotHere {
-        /// The mechanism.
         mechanism: Mechanism,
-        /// What there is not, and what to do.
+        /// What is missing, and what to do.
         what: String,
     },
-    /// The guard is gone, so nothing may be changed that it would have to undo.
+    /// The guard is gone, so no change may be made that it would have to undo.
     #[error("the guard process, which would undo it if sluiced died, does not answer ({0}); restart sluiced")]
     NoGuard(Errno),
-    /// Something else was refused.
     #[error("cannot {doing} {what}: {source}")]
-    System {
-        /// What was tried.
-        doing: &'static str,
-        /// With what.
-        what: String,
-        /// The system's answer.
-        source: std::io::Error,
-    },
+    System { doing: &'static str, what: String, source: std::io::Error },
 }
 
-/// Why a target could not be parked, run or let go. Small and without memory of its own, because these happen between two slices.
+/// Why a target could not be parked, run or released.
+///
+/// Small and without allocation, because these errors occur between two slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failed {
     /// All its processes have ended: remove it.
     #[error("it has ended")]
     Ended,
-    /// No target has this slot.
     #[error("no target has slot {}", .0.index())]
     NoSuchSlot(Slot),
-    /// The system refused.
     #[error("cannot {doing} process {pid}: {source}")]
     System {
-        /// What was tried.
         doing: &'static str,
-        /// With which process; 0 if with all.
+        /// The process; 0 for all.
         pid: i32,
-        /// The answer.
         source: Errno,
     },
 }
 
 impl Failed {
-    /// Of a target that could not be added.
+    /// The error of a target that could not be added.
     pub(super) fn into_refused(self, mechanism: Mechanism, name: &str) -> Refused {
         match self {
             Self::Ended | Self::NoSuchSlot(_) => Refused::NoProcess { name: name.into() },

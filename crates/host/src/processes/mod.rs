@@ -1,34 +1,38 @@
-//! Process controllers: making one process stop and another run, from outside.
+//! Process controllers: stop one process and run another, from outside.
 //!
 //! # Problem
-//! A process that polls never gives its core away. Whoever wants such processes to take turns must stop the one and start the
-//! other, within microseconds, whatever they do, and must leave them all running when it ends, however it ends.
+//! A process that polls never yields its core. To share a core among such processes, a scheduler
+//! must stop one and start another within microseconds, whatever they do, and must leave them all
+//! running however it ends itself.
 //!
 //! # Terms
-//! A process that a controller has is *parked* (does not run, though it may want to) or *running* (runs as the kernel and its own
-//! will have it). A *target* is what is controlled as one: the processes of one NF. Its *slot* is its number with one controller.
-//! A *mechanism* is a way to do it; each has a file here.
+//! A process under control is *parked* (does not run, though it may want to) or *running* (runs as
+//! far as the kernel and the process itself allow). A *target* is a unit of control: the processes
+//! of one NF. Its *slot* is its number with one controller. A *mechanism* is a way to control; each
+//! has a file here.
 //!
 //! # Approach
 //! | mechanism | parked by | needs |
 //! |---|---|---|
-//! | [`doorbell`] | a word in shared memory that the process looks at between bursts | our library; the process is trusted |
-//! | [`realtime`] | a low real-time priority under a runner of a high one, on one core | CAP_SYS_NICE, or a limit (`ulimit -r`) |
+//! | [`doorbell`] | a shared word that the process reads between bursts | our library; trust |
+//! | [`realtime`] | a low real-time priority below a high one | CAP_SYS_NICE or `ulimit -r` |
 //! | [`freeze`] | `cgroup.freeze` of a cgroup of version 2 | a folder where cgroups may be made |
 //! | [`signal`] | SIGSTOP through a pidfd | the right to signal it |
 //! | [`freezer`] | `freezer.state` of a cgroup of version 1 | a folder where cgroups may be made |
-//! | [`gate`] | a signal whose handler, our library's, waits on a word in shared memory | our library, the right to signal it |
+//! | [`gate`] | a signal handler that waits on a shared word | our library, right to signal |
 //!
 //! - [`auto`] tries what this host allows, measures it, and chooses.
-//! - Everything that park, run and switch need is opened when a target is added: they open, allocate and format nothing.
-//! - What is to be undone is told to the [`guard`], a process of its own, before it is done. It undoes it when this process dies.
-//! - What cannot be controlled is refused by [`Target`] and [`Controller::add`] before anything is changed: [`Refused`].
+//! - Adding a target opens all it needs: park, run and switch open, allocate and format nothing.
+//! - A change is reported to the [`guard`], a separate process, before it is made. The guard undoes
+//!   it when this process dies.
+//! - [`Target`] and [`Controller::add`] refuse unsuitable processes before any change: [`Refused`].
 //!
 //! # Limits
-//! With priorities a parked process runs when nobody above it wants the core, and on other cores that it may use: pin it. STOP and
-//! CONT are seen by the parent of a process. Children that a controlled process makes later are stopped by the two cgroup
-//! mechanisms alone; with priorities they are of the default class and get what the others leave. Threads that it makes later are
-//! passed over until [`Controller::look_again`]; a [`ThreadWatch`] tells when that is due.
+//! With priorities, a parked process still runs when no process above it wants the core, and on any
+//! other core that it may use: pin it. STOP and CONT are visible to the parent of a process. Only
+//! the two cgroup mechanisms stop children that a controlled process makes later; with priorities
+//! these have the default class and get what is left. Threads made later are ignored until
+//! [`Controller::look_again`]; a [`ThreadWatch`] reports when that is due.
 
 // The calls for classes and for signals to threads have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -66,7 +70,7 @@ use guard::Guard;
 /// Makes a controller.
 ///
 /// # Errors
-/// [`Refused`]: this host or this user has not what it needs, and nothing has been changed.
+/// [`Refused`]: host or user lack what it needs; nothing has been changed.
 pub fn make(mechanism: Mechanism, settings: &Settings, guard: &Arc<Guard>) -> Result<Box<dyn Controller>, Refused> {
     Ok(match mechanism {
         Mechanism::Doorbell => Box::new(doorbell::Doorbell::new(settings, guard)?),

@@ -1,28 +1,34 @@
-//! A pair of real-time priorities: parked processes have the low one, the one that runs the high one.
+//! A pair of real-time priorities: parked processes have the low one, the running one the high one.
 //!
 //! # Problem
-//! A process of the round-robin class that never sleeps keeps all of lower priority off its core. So a priority is a switch, if
-//! every thread of the process has it.
+//! A round-robin process that never sleeps keeps all of lower priority off its core. So a priority
+//! is a switch, if every thread of the process has it.
 //!
 //! # Approach
-//! - Adding gives every thread the class with the low priority. What each had before is read whole (`Attr`) and given back whole.
-//! - Parking and running change priorities alone, at one system call a thread. A switch first raises the new one, which puts it
-//!   behind the old one of the same priority and moves nobody, and then lowers the old one: one rescheduling of the core, not two.
-//! - The class has no heirs (SCHED_RESET_ON_FORK) where this user may take that back: threads and children that are made in a turn
-//!   start with the default class. A child that kept the high priority would have the core for ever, for no controller has it.
-//!   Threads get the class, by the next [`look_again`](Controller::look_again), and when they are let go the one that their process
-//!   had. Without CAP_SYS_NICE both inherit the class.
+//! - Adding gives every thread the class with the low priority. The former attributes (`Attr`) of
+//!   each are read and restored whole.
+//! - Parking and running only change priorities, with one system call a thread. A switch first
+//!   raises the new process, which puts it behind the old one of the same priority and preempts
+//!   nothing, and then lowers the old one: one rescheduling of the core, not two.
+//! - The class is not inherited (SCHED_RESET_ON_FORK) where this user may undo that: threads and
+//!   children made in a slice start with the default class. A child that kept the high priority
+//!   would have the core for ever, since no controller has it.
+//!   [`look_again`](Controller::look_again) gives new threads the class, and their release the
+//!   class that their process had. Without CAP_SYS_NICE both inherit the class.
 //!
 //! # The kernel's rules
-//! - `sched_rt_runtime_us` takes 5 % of each second from real-time processes by default, in one piece of 48 ms: [`warnings`].
-//! - With CONFIG_RT_GROUP_SCHED, a cgroup of version 1 needs a budget for real-time processes: [`Refused::NotPermitted`] names it.
-//! - A parked process under a spinner does not even get to die: [`before_kill`](Controller::before_kill).
-//! - Whoever switches must be above those whom it switches, or on another core: [`raise_self`].
+//! - `sched_rt_runtime_us` takes 5 % of each second from real-time processes by default, in one
+//!   piece of 48 ms: [`warnings`].
+//! - With CONFIG_RT_GROUP_SCHED, a cgroup of version 1 needs a budget for real-time processes:
+//!   [`Refused::NotPermitted`] names it.
+//! - A parked process below a spinner cannot even die: [`before_kill`](Controller::before_kill).
+//! - The switching thread must be above those that it switches, or on another core: [`raise_self`].
 //!
 //! # Limits
-//! A parked process runs while nobody above it wants its core, and all parked ones take turns of 100 ms then. Processes that share
-//! no core are not kept from each other at all: pin them. A thread that makes itself another class keeps that until it is run or
-//! parked again. A new thread that has not been looked for gets what the others leave of the core.
+//! Parked processes run while no process above them wants their core, in slices of 100 ms.
+//! Processes on different cores do not exclude each other at all: pin them. A thread that changes
+//! its own class keeps that until it is run or parked again. A new thread gets what is left of the
+//! core until [`look_again`](Controller::look_again).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,15 +49,15 @@ use crate::affinity::{self, Saved};
 use crate::cgroup;
 use crate::process::{Identity, Proc};
 
-/// Times that the threads of a process are gone through when it is added.
+/// Maximum number of passes over a process's threads when it is added.
 const PASSES: usize = 16;
 
-/// Controls by real-time priorities.
+/// A controller by real-time priorities.
 pub struct Realtime {
     guard: Arc<Guard>,
     settings: Settings,
     host: Host,
-    /// This user may take back that a class has no heirs.
+    /// Whether this user may undo SCHED_RESET_ON_FORK.
     without_heirs: bool,
     slots: Slots<Held>,
 }
@@ -62,13 +68,12 @@ struct Held {
     priority: u8,
 }
 
-/// One process of a target.
 struct Process {
     identity: Identity,
     threads: Threads,
-    /// What its threads had.
+    /// The former attributes of its threads.
     former: BTreeMap<i32, Attr>,
-    /// Priorities low and high, by which threads are known that were made by others that have the class already.
+    /// Low and high priority: they identify threads that have inherited the class.
     pair: (u8, u8),
     without_heirs: bool,
     note: Option<Note>,
@@ -79,7 +84,7 @@ fn may_give() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
-/// Makes the error of a class that the kernel does not give.
+/// The error for a class that the kernel refuses.
 fn refused(settings: &Settings, pid: i32, priority: u8, error: Errno) -> Refused {
     if error != Errno::PERM {
         let what = format!("of process {pid}");
@@ -104,7 +109,7 @@ fn refused(settings: &Settings, pid: i32, priority: u8, error: Errno) -> Refused
 }
 
 impl Realtime {
-    /// Without targets. A thread is made that tries the class.
+    /// Without targets. Tries the class in a new thread.
     ///
     /// # Errors
     /// [`Refused::NotPermitted`], [`Refused::NotHere`], [`Refused::System`].
@@ -132,7 +137,7 @@ impl Realtime {
         })
     }
 
-    /// Gives all threads of a process the class, after the guard was told what they had.
+    /// Gives all threads of a process the class, after noting the former one with the guard.
     fn take_process(&self, member: &Member, threads: Threads) -> (Process, Result<(), Refused>) {
         let pair = (self.settings.low, self.settings.high);
         let (identity, without_heirs) = (member.identity, self.without_heirs);
@@ -160,14 +165,13 @@ impl Realtime {
     }
 }
 
-/// Why threads could not be taken.
 enum Taking {
     Refused(Refused),
     Errno(Errno),
 }
 
 impl Process {
-    /// What its first thread had, which stands for what those would have that come later.
+    /// The first thread's former attributes, used for later threads too.
     fn first(&self) -> Option<Attr> {
         self.former.get(&self.identity.pid).or(self.former.values().next()).copied()
     }
@@ -176,7 +180,7 @@ impl Process {
         Undo::Classes { process: self.identity, threads: self.former.clone(), others: self.first() }
     }
 
-    /// Our class, for a thread that has this.
+    /// The class of a thread that had this one.
     fn class(&self, attr: Attr, priority: u8) -> Attr {
         let class = attr.round_robin(priority);
         if self.without_heirs { class.without_heirs() } else { class }
@@ -186,8 +190,9 @@ impl Process {
         attr.is_round_robin(self.pair.0) || attr.is_round_robin(self.pair.1)
     }
 
-    /// Looks for threads that are not known yet, tells the guard what they have, and gives them the class. Says whether there were
-    /// any that had another class.
+    /// Finds unknown threads, notes their attributes with the guard, and gives them the class.
+    ///
+    /// Returns whether any had another class.
     #[cold]
     fn take_new(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<bool, Taking> {
         self.threads.look_again(proc);
@@ -198,9 +203,9 @@ impl Process {
                 continue;
             }
             match Attr::of(*tid) {
-                // Made by one that was taken already.
+                // Made by a thread that was taken already.
                 Ok(attr) if first.is_some() && self.is_ours(&attr) => {}
-                // The same, without its class: it has what its maker would have handed down.
+                // The same, but without the class: note what its maker would have passed on.
                 Ok(attr) => {
                     let from_first = first.filter(|first| self.without_heirs && first.has_heirs() && attr.is_default());
                     others.push((*tid, from_first.unwrap_or(attr)));
@@ -213,7 +218,7 @@ impl Process {
             return Ok(false);
         }
         self.former.extend(others.iter().copied());
-        // The new note first, so that at no time the guard has none.
+        // The new note first, so that the guard always has one.
         let note = guard.note(&[self.undo()], None).map_err(Taking::Refused)?;
         if let Some(old) = self.note.replace(note) {
             guard.forget(&old);
@@ -250,19 +255,18 @@ impl Held {
 }
 
 impl Process {
-    /// Gives the known threads a priority, and says whether there are any.
+    /// Gives the known threads a priority; returns whether any is left.
     #[inline]
     fn give(&self, priority: u8) -> Result<bool, Failed> {
         let mut is_left = false;
         for tid in &self.threads.tids {
             let given = match set_priority(*tid, priority) {
-                // It has given itself another class, and gets ours again.
+                // It has changed its own class, and gets ours again.
                 Err(Errno::INVAL) => Attr::of(*tid).and_then(|attr| self.class(attr, priority).give(*tid)),
                 given => given,
             };
             match given {
                 Ok(()) => is_left = true,
-                // It has ended.
                 Err(Errno::SRCH) => {}
                 Err(source) => return Err(Failed::System { doing: "set the priority of", pid: self.identity.pid, source }),
             }
@@ -270,7 +274,7 @@ impl Process {
         Ok(is_left)
     }
 
-    /// Gives all threads a priority, those that have come since, too.
+    /// Gives all threads a priority, including new ones.
     fn look_again(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<(), Failed> {
         let pid = self.identity.pid;
         let failed = |source| Failed::System { doing: "give its class to a new thread of", pid, source };
@@ -282,7 +286,7 @@ impl Process {
                 Err(Taking::Refused(_)) => return Err(failed(Errno::PIPE)),
             }
         }
-        // Those that have inherited the class have the priority of their maker at that time.
+        // Threads that inherited the class have their maker's priority at that time.
         self.give(priority).map(drop)
     }
 }
@@ -311,7 +315,7 @@ impl Controller for Realtime {
         }
         if let Err(error) = result {
             for process in &processes {
-                // The first error is the one to tell.
+                // Only the first error is reported.
                 let _ = self.let_go(process);
             }
             self.guard.give(target);
@@ -373,7 +377,7 @@ fn runtime_us(settings: &Settings) -> Option<i64> {
     text.trim().parse().ok()
 }
 
-/// What the kernel's rules for real-time classes will do on this host, one sentence each; nothing if they are as they should be.
+/// Problems with the kernel's real-time rules on this host, one sentence each.
 pub fn warnings(settings: &Settings) -> Vec<String> {
     let mut out = Vec::new();
     let period = fs::read_to_string(settings.root.join("proc/sys/kernel/sched_rt_period_us"));
@@ -397,7 +401,7 @@ pub fn warnings(settings: &Settings) -> Vec<String> {
     out
 }
 
-/// The calling thread above all that it controls, until this is dropped, which must be in the same thread.
+/// The calling thread above all that it controls; drop it in the same thread.
 #[derive(Debug)]
 pub struct Raised {
     former: Attr,
@@ -405,8 +409,9 @@ pub struct Raised {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Puts the calling thread above all that it controls, and on a core of its own if one is given. Never needed for a mechanism to
-/// work, but a controller that waits for a core that its NFs have waits for ever.
+/// Raises the calling thread above all that it controls, and moves it to `core` if given.
+///
+/// Optional, but a controller that waits for a core of its NFs waits for ever.
 ///
 /// # Errors
 /// [`Refused::NotPermitted`], [`Refused::System`].

@@ -1,9 +1,10 @@
-//! SIGSTOP and SIGCONT, through a pidfd: needs nothing but the right to signal the process, and stops all its threads.
+//! SIGSTOP and SIGCONT through a pidfd: needs only the right to signal, and stops all threads.
 //!
-//! The signals to a process go through a descriptor that names one process for ever, so no stranger is ever stopped; threads of a
-//! process that has several get theirs by number, right after. Their limits: parents and debuggers see them; a shell that waits for
-//! the process takes its terminal back; below about 13 µs a CONT overtakes the STOP before it, which is harmless (the process runs)
-//! but makes slices shorter than that meaningless.
+//! A pidfd names one process for ever, so no other process is ever stopped. A process with several
+//! threads also gets signals to each by number, right after. Limits: parents and debuggers see the
+//! signals; a shell that waits for the process takes its terminal back; below about 13 µs a CONT
+//! overtakes the preceding STOP, which is harmless (the process runs) but makes shorter slices
+//! meaningless.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use super::target::Threads;
 use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 
-/// Controls by signals.
+/// A controller by signals.
 pub struct Signal {
     guard: Arc<Guard>,
     host: Host,
@@ -32,10 +33,7 @@ struct Held {
 }
 
 impl Signal {
-    /// Without targets.
-    ///
-    /// # Errors
-    /// None: every kernel since 5.1 has the call, and this program does not start on older ones.
+    /// Without targets. Never fails: every supported kernel (from 5.1 on) has the call.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
     }
@@ -46,10 +44,11 @@ impl Held {
     fn park(&self) -> Result<(), Failed> {
         let result = send(&self.target, Number::STOP, "stop");
         for threads in &self.threads {
-            // The kernel gives the signal to one thread, and all stop when that one gets a core: which it may have to wait for behind
-            // the others. So each that is known gets one of its own, and the one that has the core stops all.
+            // The kernel gives the signal to one thread, and all stop when that one gets a core,
+            // possibly after the others. So each known thread gets its own, and the one that has
+            // the core stops all.
             for tid in threads.tids.iter().filter(|_| threads.tids.len() > 1) {
-                // One that has ended needs none, and whatever else is wrong the first signal has told.
+                // An ended thread needs none; any other error was reported by the first signal.
                 let _ = threads.signal(*tid, libc::SIGSTOP);
             }
         }
@@ -57,7 +56,7 @@ impl Held {
     }
 }
 
-/// Signals all processes of a target that have not ended.
+/// Signals all living processes of a target.
 #[inline]
 fn send(target: &Target, number: Number, doing: &'static str) -> Result<(), Failed> {
     let mut result = Ok(());
@@ -77,11 +76,10 @@ impl Controller for Signal {
 
     fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
         target.check_owner(CapabilitySet::KILL, "CAP_KILL")?;
-        // Signal 0 asks without doing anything.
+        // Signal 0 only checks the permission.
         for member in target.members() {
             if let Err(Errno::PERM) = rustix::process::test_kill_process(member.pid) {
-                let what =
-                    format!("the kernel lets this user not signal process {}; the capability CAP_KILL is lacking", member.raw());
+                let what = format!("the kernel does not let this user signal process {}; CAP_KILL is lacking", member.raw());
                 return Err(Refused::NotPermitted { mechanism: Mechanism::Signal, what });
             }
         }
@@ -104,7 +102,7 @@ impl Controller for Signal {
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {
-        // It also takes away all stops that threads have not seen yet.
+        // It also cancels pending stops of threads.
         let target = &self.slots.of(slot)?.target;
         send(target, Number::CONT, "continue").and_then(|()| target.check_runs())
     }
@@ -116,7 +114,7 @@ impl Controller for Signal {
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
-        // One that is stopped dies at once.
+        // A stopped process dies at once.
         self.slots.of(slot)?.target.check_runs()
     }
 

@@ -2,7 +2,6 @@
 
 use super::{Failed, Slot};
 
-/// Targets by slot.
 #[derive(Debug)]
 pub(super) struct Slots<T>(Vec<Option<T>>);
 
@@ -13,7 +12,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Puts one into the first free slot.
+    /// Puts a value into the first free slot.
     pub(super) fn put(&mut self, value: T) -> Slot {
         let index = self.0.iter().position(Option::is_none).unwrap_or_else(|| {
             self.0.push(None);
@@ -37,12 +36,10 @@ impl<T> Slots<T> {
         self.0.get_mut(slot.index()).and_then(Option::take).ok_or(Failed::NoSuchSlot(slot))
     }
 
-    /// All targets.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.0.iter_mut().flatten()
     }
 
-    /// All slots in use.
     pub(super) fn used(&self) -> Vec<Slot> {
         let used = |(i, value): (usize, &Option<T>)| value.as_ref().map(|_| Slot(i as u32));
         self.0.iter().enumerate().filter_map(used).collect()

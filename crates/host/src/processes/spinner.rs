@@ -1,13 +1,13 @@
-//! A process that polls and says when it runs: what controllers are measured and tested on.
+//! A process that polls and reports when it runs: for measuring and testing controllers.
 //!
-//! Each of its threads writes the time into shared memory as fast as it can, and when it sees that it has not run for a while, from
-//! when to when. It does about its gate whatever our library does.
+//! Each of its threads writes the time into shared memory as fast as it can, and the begin and end
+//! of each gap in which it did not run. It treats its gate like our library.
 //!
 //! | offset | what | written by |
 //! |---|---|---|
 //! | 0 | its gate | the maker |
 //! | 8 | threads that spin | the spinner |
-//! | 64 × (1 + n) | thread n: its last time, times written, begin and end of its last gap | the spinner |
+//! | 64 × (1 + n) | thread n: last time, count of writes, begin and end of last gap | the spinner |
 
 use std::ffi::OsString;
 use std::io;
@@ -30,19 +30,17 @@ use crate::process::Proc;
 
 /// First argument of a spinner.
 pub(super) const ARGUMENT: &str = "__sluice-spinner";
-/// Bytes of the memory.
+/// Size of the memory in bytes.
 const BYTES: usize = 8192;
-/// Most threads.
 const THREADS: usize = BYTES / 64 - 1;
 /// Offset of the number of threads.
 const SPINNING: usize = 8;
-/// Time without running that is a gap: more than an interrupt takes, less than a switch, in ticks of about a third to a half
-/// nanosecond.
+/// Minimum length of a gap: more than an interrupt, less than a switch; in ticks of about a third
+/// to a half nanosecond.
 const GAP: u64 = 3000;
-/// Time that a spinner has to start.
+/// Maximum time for a spinner to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The words of a thread.
 #[derive(Clone, Copy)]
 enum Word {
     Beat = 0,
@@ -55,7 +53,9 @@ fn word(mapping: &Mapping, thread: usize, word: Word) -> &AtomicU64 {
     mapping.atomic_u64(64 * (1 + thread) + 8 * word as usize).expect("there are no more threads than there is room for")
 }
 
-/// A spinner's maker's side. It ends with this; let it go from controllers before, for a frozen process cannot be killed.
+/// The maker's side of a spinner, which ends with it.
+///
+/// Release it from controllers before: a frozen process cannot be killed.
 #[derive(Debug)]
 pub struct Spinner {
     child: Child,
@@ -65,8 +65,9 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    /// Starts one of several threads on a core, or anywhere, and waits until all spin. `program` calls
-    /// [`super::helper::take_over`]. It ends with the calling thread.
+    /// Starts a spinner with `threads` threads on a core, or anywhere, and waits until all spin.
+    ///
+    /// `program` calls [`super::helper::take_over`]. The spinner ends with the calling thread.
     ///
     /// # Errors
     /// [`Refused::System`].
@@ -102,30 +103,29 @@ impl Spinner {
         word(self.memory.mapping(), thread, which).load(Ordering::Acquire)
     }
 
-    /// Its number.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// The last time that a thread has run, in ticks.
+    /// The last time that a thread ran, in ticks.
     #[inline(always)]
     pub fn beat(&self, thread: usize) -> u64 {
         self.word(thread, Word::Beat)
     }
 
-    /// Begin and end of the last time that a thread has not run, in ticks.
+    /// Begin and end of a thread's last gap, in ticks.
     #[inline(always)]
     pub fn gap(&self, thread: usize) -> (u64, u64) {
         let to = self.word(thread, Word::To);
         (self.word(thread, Word::From), to)
     }
 
-    /// How often all threads have said that they run.
+    /// Number of reports by all threads.
     pub fn count(&self) -> u64 {
         (0..self.threads).map(|thread| self.word(thread, Word::Count)).fold(0, u64::wrapping_add)
     }
 
-    /// The same of each thread.
+    /// Number of reports by each thread.
     pub fn counts(&self) -> Vec<u64> {
         (0..self.threads).map(|thread| self.word(thread, Word::Count)).collect()
     }
@@ -143,18 +143,11 @@ impl Spinner {
         Ok(Gates { gate, memory: Arc::new(memory), bytes: BYTES, does })
     }
 
-    /// What controllers are given.
-    ///
-    /// # Errors
-    /// [`Refused`].
+    /// The target for controllers.
     pub fn target(&self, proc: &Proc, name: &str) -> Result<Target, Refused> {
         Ok(Target::of_pid(proc, name, self.pid())?.with_gates(self.gates()?))
     }
 
-    /// Kills it and waits for its end.
-    ///
-    /// # Errors
-    /// What waiting says.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -165,19 +158,19 @@ impl Drop for Spinner {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let end = Instant::now() + PATIENCE;
-        // Not for ever: somebody may have frozen it.
+        // Not for ever: it may be frozen.
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// Whether the maker has died. Not asked of a process whose maker's death kills it.
+/// Always false: the maker's death kills this process.
 fn is_orphan() -> bool {
     false
 }
 
-/// The spinner itself, whose memory is its standard input.
+/// Main function of the spinner, whose memory is its standard input.
 pub(super) fn spin(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let _ = rustix::thread::set_name(c"sluice-spinner");
@@ -200,7 +193,7 @@ pub(super) fn spin(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     turn(mapping, 0, looks)
 }
 
-/// One thread, for ever.
+/// Runs one thread, for ever.
 fn turn(mapping: &Mapping, thread: usize, looks: bool) -> ! {
     let [beat, count, from, to] = [Word::Beat, Word::Count, Word::From, Word::To].map(|which| word(mapping, thread, which));
     let gate = mapping.atomic_u32(0).expect("the memory begins with it");
@@ -214,7 +207,7 @@ fn turn(mapping: &Mapping, thread: usize, looks: bool) -> ! {
         }
         let now = ticks();
         if now.wrapping_sub(last) > GAP {
-            // Release: as the reader says.
+            // Release: pairs with the reader's Acquire.
             from.store(last, Ordering::Release);
             to.store(now, Ordering::Release);
         }

@@ -1,5 +1,4 @@
-//! What is controlled as one: the processes of an NF, held so that no stranger can take their place, and looked at before anything
-//! is done to them.
+//! The processes of an NF as a unit of control, safe against pid reuse and checked beforehand.
 
 use std::fs;
 use std::io;
@@ -20,35 +19,30 @@ use super::{Failed, Refused};
 use crate::cgroup::processes_below;
 use crate::process::{Identity, Proc};
 
-/// Flag of `/proc/PID/stat` that threads of the kernel have.
+/// Flag of kernel threads in `/proc/PID/stat`.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// Times that the processes of a cgroup are looked for until no new one is met.
+/// Maximum number of passes over the processes of a cgroup.
 const PASSES: usize = 16;
 
-/// One process.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// Which one, for a later look.
     pub identity: Identity,
-    /// Its number.
     pub pid: Pid,
     pidfd: Arc<OwnedFd>,
     owner: u32,
 }
 
 impl Member {
-    /// Its pidfd.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// Its number, as the kernel's calls take it.
+    /// Its pid, as the kernel's calls take it.
     pub fn raw(&self) -> i32 {
         self.identity.pid
     }
 
-    /// The user that it runs as.
     pub fn owner(&self) -> u32 {
         self.owner
     }
@@ -58,17 +52,16 @@ impl Member {
     pub fn is_ended(&self) -> bool {
         let pidfd = self.pidfd();
         let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-        // An interrupted look says nothing; the next one will.
+        // Interrupted: the next call will find out.
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n != 0)
     }
 }
 
-/// What a process that is written with our library has for being stopped: its gate, and what it says that it does about it.
+/// The gate of a process that uses our library, and how the process uses it.
 #[derive(Debug, Clone)]
 pub struct Gates {
-    /// The gate.
     pub gate: Gate,
-    /// The memory that it is in, for the guard.
+    /// The memory that contains it, for the guard.
     pub memory: Arc<OwnedFd>,
     /// Length of that memory, in bytes.
     pub bytes: usize,
@@ -80,25 +73,25 @@ impl Gates {
     /// The gate of an NF that is attached to this region.
     ///
     /// # Errors
-    /// What duplicating the region's descriptor says.
+    /// Those of duplicating the region's descriptor.
     pub fn of(region: &Region) -> Result<Self, Errno> {
         let memory = rustix::io::fcntl_dupfd_cloexec(region.memory.fd(), 0)?;
-        // Acquire: the handler that the NF tells of is in place.
+        // Acquire: the handler that the NF reports is in place.
         let does = region.page.counter(Counter::Gate).load(Ordering::Acquire);
         Ok(Self { gate: region.page.gate(), memory: Arc::new(memory), bytes: region.page.layout().bytes as usize, does })
     }
 
-    /// The memory that it is in.
+    /// The memory that contains it.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// Whether the process looks at its gate between bursts.
+    /// Whether the process reads its gate between bursts.
     pub fn looks(&self) -> bool {
         self.does & LOOKS != 0
     }
 
-    /// Whether the process has a handler that goes to the gate.
+    /// Whether the process has a handler that waits at the gate.
     pub(crate) fn comes_when_called(&self) -> bool {
         self.does & COMES_WHEN_CALLED != 0
     }
@@ -114,18 +107,18 @@ pub struct Target {
 }
 
 impl Target {
-    /// One process, by its number. `name` is for messages.
+    /// One process, by pid. `name` is for messages.
     ///
     /// # Errors
-    /// [`Refused`]: it has ended, or is not to be scheduled by anybody.
+    /// [`Refused`]: it has ended, or may not be scheduled at all.
     pub fn of_pid(proc: &Proc, name: &str, pid: i32) -> Result<Self, Refused> {
         Self::of_pids(proc, name, &[pid])
     }
 
-    /// Several processes. Those that have ended are left out.
+    /// Several processes, without those that have ended.
     ///
     /// # Errors
-    /// As [`of_pid`](Self::of_pid), if one of them is not to be scheduled, or all have ended.
+    /// As [`of_pid`](Self::of_pid), if one of them may not be scheduled, or all have ended.
     pub fn of_pids(proc: &Proc, name: &str, pids: &[i32]) -> Result<Self, Refused> {
         let members = pids.iter().filter_map(|pid| hold(proc, *pid).transpose()).collect::<Result<Vec<_>, _>>()?;
         if members.is_empty() {
@@ -134,7 +127,7 @@ impl Target {
         Ok(Self { name: name.into(), members, gates: None, cgroup: None })
     }
 
-    /// All processes of a cgroup and of those below it. Cgroups of version 2 that hold nobody else are then frozen as they are.
+    /// All processes in and below a cgroup without others; one of version 2 is frozen in place.
     ///
     /// # Errors
     /// As [`of_pids`](Self::of_pids).
@@ -162,13 +155,12 @@ impl Target {
         Ok(Self { name: name.into(), members, gates: None, cgroup: None }.in_cgroup(folder))
     }
 
-    /// With what its process has for being stopped by its own will.
+    /// Adds the gate of its process.
     #[must_use]
     pub fn with_gates(self, gates: Gates) -> Self {
         Self { gates: Some(gates), ..self }
     }
 
-    /// What it is called in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -178,35 +170,34 @@ impl Target {
         &self.members
     }
 
-    /// Its gate, if it is written with our library.
+    /// Its gate, if it uses our library.
     pub fn gates(&self) -> Option<&Gates> {
         self.gates.as_ref()
     }
 
-    /// The cgroup of version 2 that holds its processes and nobody else, if it was found by one.
+    /// The cgroup of version 2 that holds only its processes, if known.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
 
-    /// In this cgroup, which holds its processes and nobody else. One of version 2 is then frozen as it is.
+    /// Adds the cgroup that holds only its processes; one of version 2 is frozen in place.
     #[must_use]
     pub fn in_cgroup(self, folder: &Path) -> Self {
         Self { cgroup: folder.join("cgroup.freeze").exists().then(|| folder.into()), ..self }
     }
 
-    /// Whether all its processes have ended.
     #[inline]
     pub fn is_ended(&self) -> bool {
         self.members.iter().all(Member::is_ended)
     }
 
-    /// The same as an answer. One system call, as long as the first process runs.
+    /// An error if it has ended. One system call, as long as the first process runs.
     #[inline]
     pub(super) fn check_runs(&self) -> Result<(), Failed> {
         if self.is_ended() { Err(Failed::Ended) } else { Ok(()) }
     }
 
-    /// Refuses processes that belong to others, unless this user has `capability`.
+    /// Refuses processes of other users, unless this user has `capability`.
     ///
     /// # Errors
     /// [`Refused::OtherUser`].
@@ -222,13 +213,15 @@ impl Target {
     }
 }
 
-/// A cheap way to see that the threads of a target have changed: the folder of a process's threads has a link for each of them, and
-/// asking how many costs a third of a microsecond.
+/// Cheaply detects a changed number of a target's threads.
+///
+/// The folder of its threads has a link for each; reading the count takes a third of a µs.
 #[derive(Debug)]
 pub struct ThreadWatch(Vec<(OwnedFd, u64)>);
 
 impl ThreadWatch {
-    /// Of all processes of a target that have not ended. Made before the target is [added](super::Controller::add), it misses nothing.
+    /// A watch of all living processes of a target. Made before the target is
+    /// [added](super::Controller::add), it misses nothing.
     pub fn of(proc: &Proc, target: &Target) -> Self {
         let one = |member: &Member| {
             let folder = OwnedFd::from(fs::File::open(proc.path(&format!("{}/task", member.raw()))).ok()?);
@@ -238,7 +231,7 @@ impl ThreadWatch {
         Self(target.members.iter().filter_map(one).collect())
     }
 
-    /// Whether there are more or fewer than when this was asked last.
+    /// Whether the number has changed since the last call.
     pub fn has_changed(&mut self) -> bool {
         let mut has_changed = false;
         for (folder, before) in &mut self.0 {
@@ -254,12 +247,10 @@ fn links_of(folder: &OwnedFd) -> u64 {
     rustix::fs::fstat(folder).map_or(0, |stat| u64::from(stat.st_nlink))
 }
 
-/// The threads of a process, as they were when last looked for.
+/// The threads of a process at the last look.
 #[derive(Debug)]
 pub(super) struct Threads {
-    /// The process.
     pub(super) pid: i32,
-    /// Their numbers.
     pub(super) tids: Vec<i32>,
 }
 
@@ -283,7 +274,7 @@ impl Threads {
         target.members.iter().map(one).collect()
     }
 
-    /// Signals one of them. Only right after the process was seen not to have ended: it goes by number.
+    /// Signals one of them by number: only right after the process was seen alive.
     #[inline]
     pub(super) fn signal(&self, tid: i32, signal: i32) -> Result<(), Errno> {
         // SAFETY: the call takes no memory of ours.
@@ -293,7 +284,7 @@ impl Threads {
         Ok(())
     }
 
-    /// Looks for them again. Says which are new.
+    /// Reads them again; returns the new ones.
     #[cold]
     pub(super) fn look_again(&mut self, proc: &Proc) -> Vec<i32> {
         let before = std::mem::replace(&mut self.tids, proc.threads(self.pid));
@@ -303,7 +294,7 @@ impl Threads {
 
 /// Holds a process that may be scheduled. None if it has ended.
 fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
-    // from_raw() takes no negative numbers.
+    // from_raw() rejects negative numbers.
     let Some(number) = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(None) };
     if pid == 1 {
         return Err(Refused::Init);
@@ -314,7 +305,7 @@ fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
         Err(error) if ended(&error) => Ok(None),
         Err(source) => Err(Refused::System { doing: "read", what: format!("/proc/{pid}/{file}"), source }),
     };
-    // The identity first: what is read after belongs to it, or to a process that is found to be another one when it is opened.
+    // The identity first: what is read later belongs to it, or opening detects a reuse.
     let Some(identity) = proc.identity(number) else { return Ok(None) };
     let (Some(stat), Some(status)) = (read("stat")?, read("status")?) else { return Ok(None) };
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -322,7 +313,7 @@ fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
     if process != pid {
         return Err(Refused::Thread { pid, process });
     }
-    // Field 9 of proc(5); the second one, in parentheses, may hold anything.
+    // Field 9 of proc(5); the second one, in parentheses, may contain anything.
     let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
     if flags.is_some_and(|flags| flags & PF_KTHREAD != 0) {
         return Err(Refused::KernelThread { pid, comm: field("Name").unwrap_or("?").into() });
@@ -340,10 +331,10 @@ fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
     Ok(pidfd.map(|pidfd| Member { identity, pid: number, pidfd: Arc::new(pidfd), owner }))
 }
 
-/// Whether it is this process or one that it descends from.
+/// Whether it is this process or an ancestor.
 fn is_ours(proc: &Proc, pid: i32) -> bool {
     let mut at = rustix::process::getpid();
-    // Bounded: a fake, or a race with pids in use again, could go in a circle.
+    // Bounded: a fake, or a race with reused pids, could be circular.
     for _ in 0..64 {
         if at.as_raw_nonzero().get() == pid {
             return true;

@@ -1,4 +1,4 @@
-//! The controllers on a file system that looks like the kernel's, and a guard whose part the test plays.
+//! Tests of the controllers on a fake file system, with a guard played by the test.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use super::*;
 use crate::cgroup::Version;
 use crate::process::Proc;
 
-/// A process that does nothing, and ends with its test.
+/// An idle process that ends with its test.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -47,7 +47,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// A tree in which processes are in the cgroup `home`.
+/// A tree with processes in the cgroup `home`.
 struct Fake {
     root: tempfile::TempDir,
     version: Version,
@@ -117,13 +117,13 @@ impl Fake {
     }
 }
 
-/// A guard whose part is played by who has the socket.
+/// A guard played by the holder of the socket.
 fn guard() -> (Arc<Guard>, OwnedFd) {
     let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     (Arc::new(Guard::over(own)), theirs)
 }
 
-/// The next thing that the guard is told.
+/// The next message to the guard.
 fn told(socket: &OwnedFd) -> Message {
     serde_json::from_slice(&handshake::receive(socket.as_fd()).unwrap().0).unwrap()
 }
@@ -164,7 +164,7 @@ fn both_freezers_write_what_the_kernel_reads_and_move_processes_back() {
             Undo::Thaw { folder: folder.join("nf"), file: file.into(), text, made: true, home: fake.home(), elsewhere: vec![] };
         assert_eq!(undo(told(&socket)), want);
         controller.run(slot).unwrap();
-        // What is shorter is written over what is longer, which only a fake shows.
+        // A shorter text overwrites a longer one; only a fake shows the rest.
         assert!(fake.read(file).starts_with(go));
         controller.park(slot).unwrap();
         assert!(fake.read(file).starts_with(stop));
@@ -216,7 +216,7 @@ fn a_host_without_the_hierarchy_says_so_and_nothing_is_made() {
     assert!(matches!(freeze, Refused::NotHere { mechanism: Mechanism::Freeze, .. }), "{freeze}");
     let freezer = make(Mechanism::Freezer, &v2.settings, &guard).err().unwrap();
     assert!(freezer.to_string().contains("version 1"), "{freezer}");
-    // Somebody else's folder is not touched.
+    // A foreign folder is not touched.
     make_cgroup(&v2.home().join("sluice-1-core1")).unwrap();
     let taken = v2.controller(&guard).err().unwrap();
     assert!(taken.to_string().contains("exists already"), "{taken}");
@@ -269,7 +269,7 @@ fn a_stopped_process_is_continued_by_what_the_guard_was_told() {
         }
     };
     wait_for('T');
-    // What the guard would do.
+    // As the guard would.
     let told = undo(told(&socket));
     for _ in 0..2 {
         told.perform(&settings.host(), None).unwrap();
@@ -323,7 +323,7 @@ fn the_rules_for_real_time_classes_are_read_where_the_root_says() {
     assert!(warnings[0].contains("takes 50 ms of each 1000 ms"), "{}", warnings[0]);
     set("-1\n");
     assert!(realtime::warnings(&settings).is_empty());
-    // Whatever the rules are: who is parked so does not end.
+    // Under both mechanisms a parked process does not end, whatever the kernel's rules are.
     let outlive = Mechanism::ALL.into_iter().filter_map(|mechanism| Some((mechanism, mechanism.outlives_a_kill()?)));
     let outlive: Vec<(Mechanism, &str)> = outlive.collect();
     assert_eq!(outlive.iter().map(|(mechanism, _)| *mechanism).collect::<Vec<_>>(), [Mechanism::Realtime, Mechanism::Freezer]);
@@ -353,7 +353,7 @@ fn what_is_told_of_many_threads_is_cut_into_messages() {
     while seen.len() < 1000 {
         match undo(told(&socket)) {
             Undo::Classes { threads, others, .. } => {
-                // Only the first may say what newcomers get, for it says so to the threads of the others, too.
+                // Only the first may name the newcomers' class: it also sets the others' threads.
                 assert_eq!(others.is_some(), seen.is_empty());
                 seen.extend(threads.into_keys());
             }

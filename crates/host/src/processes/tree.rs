@@ -1,11 +1,11 @@
-//! What the freezers of both versions of control groups have in common: a folder for the controller, and in it one for each target.
+//! Common part of both freezers: a folder for the controller, and in it one for each target.
 //!
 //! ```text
 //! parent ─┬─ sluice-PID-core1 ─┬─ ids.0     the processes of one target; frozen or not
 //!         │                    └─ nat.0
 //!         └─ …
 //! ```
-//! A target that has a cgroup of version 2 to itself is frozen where it is.
+//! A target that has a cgroup of version 2 to itself is frozen in place.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,18 +20,17 @@ use super::undo::{Host, Undo};
 use super::{Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::cgroup::{self, Version};
 
-/// How one version does it.
+/// The names of one version.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Words {
     pub(super) mechanism: Mechanism,
     pub(super) version: Version,
     /// Name of the hierarchy's controller, in version 1.
     pub(super) controller: &'static str,
-    /// File of the state.
     pub(super) file: &'static str,
     pub(super) stop: &'static str,
     pub(super) go: &'static str,
-    /// What the host lacks if there is no such hierarchy.
+    /// Message if there is no such hierarchy.
     pub(super) missing: &'static str,
 }
 
@@ -41,7 +40,6 @@ pub(super) struct Tree {
     root: PathBuf,
     host: Host,
     guard: Arc<Guard>,
-    /// The controller's own folder.
     folder: PathBuf,
     own: Option<Note>,
     slots: Slots<Held>,
@@ -73,12 +71,12 @@ impl Tree {
             own: None,
             slots: Slots::default(),
         };
-        // Found out now rather than at the first target. Nothing that was there stays changed.
+        // Tried now rather than at the first target.
         tree.make_own()?;
         Ok(tree)
     }
 
-    /// Makes the controller's folder if there is none.
+    /// Makes the controller's folder if it is missing.
     fn make_own(&mut self) -> Result<(), Refused> {
         if self.own.is_some() {
             return Ok(());
@@ -90,7 +88,7 @@ impl Tree {
         let note = self.guard.note(&[Undo::Remove { folder: self.folder.clone() }], None)?;
         match (self.host.make)(&self.folder) {
             Ok(()) => {
-                // A parent that passes the cpu controller on gives the targets weights, if this does, too.
+                // If the parent passes the cpu controller on, this gives the targets weights.
                 let passes = |folder: &Path| {
                     let text = fs::read_to_string(folder.join("cgroup.subtree_control")).unwrap_or_default();
                     text.split_whitespace().any(|word| word == "cpu")
@@ -153,7 +151,7 @@ impl Tree {
                 Ok(self.slots.put(held))
             }
             Err(error) => {
-                // The first error is the one to tell.
+                // Only the first error is reported.
                 let _ = undo.perform(&self.host, None);
                 self.guard.forget(&note);
                 Err(error)
@@ -167,7 +165,7 @@ impl Tree {
         std::iter::once(first).chain(others).find(|folder| !folder.exists()).expect("there is no end of numbers")
     }
 
-    /// What undoes the moving and the freezing.
+    /// Undoes the move and the freeze.
     fn undo(&self, target: &Target, folder: &Path, made: bool) -> Result<Undo, Refused> {
         let mut homes = Vec::new();
         if made {
@@ -176,7 +174,7 @@ impl Tree {
                 let home = cgroup::folder_of(&self.root, self.words.version, self.words.controller, &process);
                 match home {
                     Ok(Some(home)) => homes.push((member.raw(), home)),
-                    // Outside of what is mounted here: it could not be given back.
+                    // Outside of the mounts here: it could not be moved back.
                     Ok(None) => {
                         let what =
                             format!("process {process} is in a cgroup that is not mounted here, so it could not be moved back");
@@ -196,7 +194,7 @@ impl Tree {
         let elsewhere = homes.into_iter().filter(|(_, at)| *at != home).collect();
         let text = match made {
             true => self.words.go.to_owned(),
-            // As it was found.
+            // Its present state.
             false => fs::read_to_string(folder.join(self.words.file)).map_or(self.words.go.into(), |text| text.trim().into()),
         };
         Ok(Undo::Thaw { folder: folder.into(), file: self.words.file.into(), text, made, home, elsewhere })
@@ -208,7 +206,7 @@ impl Tree {
         }
         let file = folder.join(self.words.file);
         let state = OpenOptions::new().write(true).open(&file).map_err(|source| self.refused("open", &file, source))?;
-        // One that it had before has whatever weight others give it.
+        // An existing cgroup keeps the weight that others give it.
         let weight = made.then(|| OpenOptions::new().write(true).open(folder.join(Version::V2.file())).ok()).flatten();
         if made {
             let procs = folder.join("cgroup.procs");
@@ -233,7 +231,7 @@ impl Tree {
         let held = self.slots.of(slot)?;
         match pwrite(&held.state, text.as_bytes(), 0) {
             Ok(_) => held.target.check_runs(),
-            // Somebody has removed the cgroup, which takes that nobody is in it.
+            // The cgroup was removed, so it was empty.
             Err(Errno::NODEV) => Err(Failed::Ended),
             Err(source) => Err(Failed::System { doing, pid: held.target.members()[0].raw(), source }),
         }
@@ -294,7 +292,7 @@ impl Drop for Tree {
     }
 }
 
-/// A number in decimal, without memory of its own.
+/// Formats a decimal number without allocation.
 fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let mut at = digits.len();
     loop {

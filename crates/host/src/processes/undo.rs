@@ -1,7 +1,8 @@
-//! What takes back what a controller did to a process. The controller does it when it lets go, the [guard](super::guard) when the
-//! controller's process has died: one piece of code, so that the second is as well tested as the first.
+//! Undoes what a controller did to a process.
 //!
-//! Each is right at any time: before what it undoes was done, after, and twice.
+//! The controller runs this when it releases a target, the [guard](super::guard) when the
+//! controller's process has died: one piece of code, so that the second case is as well tested as
+//! the first. Each step is valid at any time: before the change, after it, and twice.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,70 +21,58 @@ use super::attr::Attr;
 use crate::cgroup::processes_below;
 use crate::process::{Identity, Proc, send_signal};
 
-/// Time that processes which are moved or end have to leave a cgroup.
+/// Maximum time for moved or ending processes to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Times that the threads of a process, or the processes of a cgroup, are gone through.
+/// Maximum number of passes over the threads of a process, or the processes of a cgroup.
 const PASSES: usize = 16;
 
-/// What undoing is done with. Tests inject another root, and folders that do as cgroups do.
+/// The host's operations for undoing. Tests inject another root, and plain folders as cgroups.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// Its processes.
     pub(super) proc: Proc,
-    /// Makes a cgroup.
     pub(super) make: fn(&Path) -> io::Result<()>,
-    /// Removes one that nobody is in.
+    /// Removes an empty cgroup.
     pub(super) remove: fn(&Path) -> io::Result<()>,
 }
 
 impl Host {
-    /// The host whose file system's root this is.
+    /// The host with this file-system root.
     pub fn at(root: &Path) -> Self {
         Self { proc: Proc::at(root.join("proc")), make: |folder| fs::create_dir(folder), remove: |folder| fs::remove_dir(folder) }
     }
 }
 
-/// What is to be undone.
+/// A change to be undone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Undo {
-    /// SIGCONT to a process.
-    Continue {
-        /// The process.
-        process: Identity,
-    },
-    /// Class and priority of each thread.
+    /// Send SIGCONT to a process.
+    Continue { process: Identity },
+    /// Restore class and priority of each thread.
     Classes {
-        /// The process.
         process: Identity,
-        /// What its threads had, by number.
+        /// The former attributes by thread id.
         threads: BTreeMap<i32, Attr>,
-        /// What those get that have come since; None: nothing.
+        /// Attributes for newer threads; None leaves them.
         others: Option<Attr>,
     },
-    /// A frozen cgroup, and perhaps those that were moved into it.
+    /// Thaw a cgroup, and move processes out of it if it was made for them.
     Thaw {
-        /// The cgroup.
         folder: PathBuf,
-        /// The file below it, and what is written to it.
+        /// The state file below it.
         file: String,
-        /// The text.
         text: String,
-        /// Whether it was made for them: then its processes go back where they were, and it is removed.
+        /// Whether it was made for them: then they go back, and it is removed.
         made: bool,
-        /// The cgroup that they were in, and those that have come since go to.
+        /// Their former cgroup, also for newer processes.
         home: PathBuf,
-        /// Those that were in another one.
+        /// Processes with another former cgroup.
         elsewhere: Vec<(i32, PathBuf)>,
     },
-    /// A cgroup that was made for others.
-    Remove {
-        /// The cgroup.
-        folder: PathBuf,
-    },
-    /// A gate, in memory that comes along.
+    /// Remove a cgroup that was made for others.
+    Remove { folder: PathBuf },
+    /// Open a gate, in memory that is passed along.
     Open {
-        /// Its offset.
         at: usize,
         /// Length of the memory, in bytes.
         bytes: usize,
@@ -91,7 +80,7 @@ pub enum Undo {
 }
 
 impl Undo {
-    /// Does it. That a process has ended, or that it was done already, is no error.
+    /// Undoes the change. No error if the process has ended, or it is undone already.
     ///
     /// # Errors
     /// The first thing that could not be undone; the others were.
@@ -138,7 +127,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 fn restore_classes(proc: &Proc, process: Identity, former: &BTreeMap<i32, Attr>, others: Option<&Attr>) -> Result<(), Failed> {
-    // Held until the end: while it is open, nobody else can be meant by the number without being found out below.
+    // Held until the end: while it is open, reuse of the number is detected below.
     let Ok(Some(_pidfd)) = process.open(proc) else { return Ok(()) };
     let mut result = Ok(());
     let mut done: Vec<i32> = Vec::new();
@@ -161,7 +150,7 @@ fn restore_classes(proc: &Proc, process: Identity, former: &BTreeMap<i32, Attr>,
     result
 }
 
-/// Moves the processes of a cgroup back: each to the one it was in.
+/// Moves the processes of a cgroup back to their former ones.
 fn leave(folder: &Path, home: &Path, elsewhere: &[(i32, PathBuf)]) -> io::Result<()> {
     let mut result = Ok(());
     for _ in 0..PASSES {
@@ -187,7 +176,7 @@ fn leave(folder: &Path, home: &Path, elsewhere: &[(i32, PathBuf)]) -> io::Result
     result
 }
 
-/// Removes an empty cgroup, waiting a little for those that are about to leave it.
+/// Removes an empty cgroup, waiting a little for leaving processes.
 fn remove(host: &Host, folder: &Path) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
