@@ -1,7 +1,7 @@
-//! Checks the containers of a configuration against the host: their runtime, bundles, root directories and programs.
+//! Checks containers against the host: their runtime, bundles, root directories and programs.
 //!
-//! Limits: that a program finds its shared libraries is not looked for, only the loader that it names; and what a bundle asks for
-//! beyond what [`sluice_host::container`] reads is the runtime's to refuse.
+//! Limits: the loader that a program names is checked, its shared libraries are not. What a bundle
+//! requests beyond what [`sluice_host::container`] reads is checked by the runtime alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use sluice_api::config::{Container, Service};
 use sluice_host::cgroup;
 use sluice_host::container;
 
-/// Folders of programs for root, which are not in everybody's PATH.
+/// Folders of programs for root, which are often not in PATH.
 const FOR_ROOT: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// The OCI runtime that a service names.
+/// Finds the OCI runtime that a service names.
 ///
 /// # Errors
-/// A sentence that says what is wrong; what to do.
+/// The problem and what to do, as one sentence.
 pub fn find_runtime(runtime: &Path, host: &Host) -> Result<PathBuf, String> {
     let mut host = host.clone();
     host.beside = None;
@@ -37,7 +37,7 @@ pub fn find_runtime(runtime: &Path, host: &Host) -> Result<PathBuf, String> {
     }
 }
 
-/// What the host lacks for the container of a service.
+/// Reports what the host lacks for the container of a service.
 pub fn check(n: usize, service: &Service, container: &Container, host: &Host) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut tell = |key: &'static str, text: &str| {
@@ -88,7 +88,7 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
     problems
 }
 
-/// Whether a bundle can be read, and has a root directory and its program.
+/// Checks that a bundle can be read, and has a root directory and its program.
 fn bundle_is_whole(bundle: &Path) -> Result<(), String> {
     let config = container::read_bundle(bundle)?;
     container::examine(&config)?;
@@ -103,7 +103,7 @@ fn bundle_is_whole(bundle: &Path) -> Result<(), String> {
     }
 }
 
-/// Whether a root directory has a program, and what that needs to be loaded.
+/// Checks that a root directory holds a program and its loader.
 fn program(root: &Path, exec: &Path) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     let (shown, within) = (exec.display(), root.display());
@@ -213,7 +213,7 @@ mod tests {
         let site = Site::new();
         let root = |exec: &str, root: &str| site.said(&format!("exec = {exec:?}\ncontainer = {{ root = {root:?} }}"));
         assert_eq!(root("/bin/nf", "/srv/nf"), Vec::<String>::new());
-        // Links are followed as the container has them.
+        // Links are resolved inside the container's root.
         symlink("/bin/nf", site.folder.path().join("srv/nf/absolute")).unwrap();
         symlink("../../../bin/nf", site.folder.path().join("srv/nf/bin/up")).unwrap();
         symlink("/loop", site.folder.path().join("srv/nf/loop")).unwrap();

@@ -1,4 +1,4 @@
-//! What is checked of services whose instances run in containers.
+//! Checks of services whose instances run in containers.
 
 use std::path::Component;
 
@@ -6,7 +6,7 @@ use super::{At, Validation};
 use sluice_api::config::{Container, Service};
 
 impl Validation<'_> {
-    /// A container is made of one thing, and its program is named once.
+    /// Checks that a container has one source, and that its program is named once.
     pub(super) fn container(&mut self, i: usize, service: &Service, container: &Container) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
