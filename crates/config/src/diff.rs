@@ -1,16 +1,13 @@
 //! The changes that lead a running daemon from one configuration to another.
 //!
-//! Pure: two valid configurations in, a list of changes out. The order of the changes keeps the
-//! configuration valid after each of them, with every reference intact, so that chains which do not
-//! change can always forward their packets. New entries are added from the ports inwards; then
-//! chains and rules switch over to them; then unused entries are removed in the opposite order.
-//!
-//! Terms: an entry is *changed* if its name is in both configurations and anything else in it
-//! differs.
-//!
+//! Pure: two valid configurations in, a list of changes out. The configuration stays valid after
+//! each change, so that chains which do not change can always forward their packets. New entries
+//! are added from the ports inwards; then chains and rules switch over to them; then unused entries
+//! are removed in the opposite order.
+//! Terms: an entry is *changed* if only its name is the same.
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
-//! or the cores of a service's instances change, instances on cores that remain are kept. A changed
-//! name is a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
+//! or cores of a service's instances change, those on cores that remain are kept. A changed name is
+//! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
 //! `[openflow]` and `[promises]` take effect only at a restart.
 
 use std::cmp::Ordering;
@@ -49,14 +46,12 @@ pub enum Change {
         /// The new service, with its new number of instances.
         service: Service,
     },
-    /// Change the number of instances of a pool, and what it does with flows. Existing instances
-    /// stay.
+    /// Change the number of instances of a pool, or its policy. Existing instances stay.
     ChangePool {
         /// The new service.
         service: Service,
     },
-    /// Start and stop instances of a service to match these cores. Instances on cores that remain
-    /// stay.
+    /// Start and stop instances to match these cores. Instances on cores that remain stay.
     ChangeInstances {
         /// Name of the service.
         service: String,

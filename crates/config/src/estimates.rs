@@ -1,10 +1,8 @@
 //! Estimates of what a packet costs an NF, in the file that `[manager] estimates` names.
+//! `sluice estimate --keep` writes it. The daemon reads the cost of an NF before its first packet.
 //!
-//! `sluice estimate --keep` writes the file. The daemon reads it to know the cost of an NF before
-//! its first packet.
-//!
-//! # Approach
-//! One JSON file, always replaced as a whole. An entry is valid for a program with the same path,
+//! One JSON file, replaced as a whole. An entry is valid for a program with the same path, size,
+//! modification time and arguments on the same processor model.
 //! size, modification time and arguments on the same processor model.
 
 use std::collections::BTreeMap;
@@ -62,12 +60,10 @@ pub struct Estimate {
     /// Range of the ring time over the rounds: a handler cheaper than this cannot be resolved.
     #[serde(default)]
     pub ring_spread_ns: f64,
-    /// Nanoseconds for a burst as sampled by the NF's library in the same rounds; None if there
-    /// were too few samples.
+    /// Nanoseconds for a burst, sampled by the NF's library in these rounds; None if too rarely.
     pub inside_ns: Option<f64>,
-    /// Relative difference between the time from outside and that sample; positive if the former is
-    /// larger. The median over the rounds that have a sample, each with the round before it, so
-    /// that both are of the same moments.
+    /// Relative difference of the time from outside to that sample, positive if larger. The median
+    /// over rounds with a sample, each with the round before it, so that both cover the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub off_inside: Option<f64>,
     /// Packets that the NF dropped.

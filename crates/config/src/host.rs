@@ -149,8 +149,7 @@ pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
     })
 }
 
-/// Error text for a file that is not executable. It suggests `chmod +x` only for a script or an ELF
-/// file.
+/// Error text for a file that is not executable; `chmod +x` is for scripts and ELF files only.
 pub(super) fn not_executable(exec: &Path, file: &Path) -> String {
     let shown = exec.display();
     let mut start = [0; 4];

@@ -2,10 +2,8 @@
 //!
 //! Three passes over one text, each of which reports everything it finds: the TOML itself; the
 //! *shape* (sections, keys, types, words and numbers, against [`super::schema`]); the meaning
-//! ([`super::validate`]). A pass runs only if the ones before it found no error, because its
-//! findings in a half-understood text would mislead. serde fills the model only after the shape is
-//! right, so its own errors, which know neither lines nor nearest words of flattened tables, never
-//! appear.
+//! ([`super::validate`]). A pass runs only if those before it found no error. serde fills the model
+//! after the shape is right, so its own errors, without lines or nearest words, never appear.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

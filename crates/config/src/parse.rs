@@ -1,8 +1,7 @@
 //! The small languages inside values: prefixes, protocols, addresses of controllers.
 //!
-//! The validation and the classifier use the same functions, so that a valid value means what was
-//! checked. Each error is a sentence that names the problem and the correct form; the caller adds
-//! the place.
+//! Validation and classifier use the same functions, so that a value means what was checked. Each
+//! error is a sentence that names problem and correct form; the caller adds the place.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,9 +1,8 @@
 //! Warns about services with more rights than the default, and about hosts that cannot confine NFs.
 //!
 //! The default: a user of its own, no capabilities, a system-call filter without io_uring, one
-//! core, a bounded number of processes. Each warning names the way back to it. Limits: only its
-//! author knows what a program needs; the rights of a foreign program are in its own configuration
-//! as well.
+//! core, a bounded number of processes. Limits: only its author knows what a program needs; the
+//! rights of a foreign program are in its own configuration as well.
 
 use std::fs;
 
@@ -112,9 +111,7 @@ fn of_container(
 }
 
 /// Warns about tenants which are not isolated because their services run as the same user.
-///
-/// The kernel allows processes of one user access to each other's memory, whatever they have
-/// mapped.
+/// The kernel allows processes of one user access to each other's memory.
 fn of_users(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     // If all run as the daemon's user, `of_host` warns once.
     if host.uid != 0 {

@@ -1,9 +1,8 @@
 //! Every section and key: type, default, meaning.
 //!
-//! All of it is derived from the types in [`sluice_api::config`]: names and doc comments of fields,
-//! defaults, bounds. Their JSON schema is read into the table here. [`super::load`] checks keys and
-//! types against the table, [`super::validate`] checks numbers against it, and `sluice check
-//! --explain` prints it ([`reference()`]).
+//! Derived from the types in [`sluice_api::config`]: names and doc comments of fields, defaults,
+//! bounds. Their JSON schema fills the table here, by which [`super::load`] checks keys and types
+//! and [`super::validate`] checks numbers. `sluice check --explain` prints it ([`reference()`]).
 
 use std::fmt::Write;
 use std::sync::LazyLock;

@@ -11,8 +11,7 @@ pub enum Holder {
     Tenant(Option<String>),
     /// Packets whose tenant is not known yet. No NF maps this arena.
     Ingress,
-    /// Packets of a tenant whose arena was replaced. No NF maps this arena any more; it is freed
-    /// with the last packet.
+    /// Packets of a tenant whose arena was replaced. No NF maps it; the last packet frees it.
     Former,
 }
 
@@ -80,8 +79,7 @@ pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
 
 /// Whether all packets of a service belong to one tenant.
 ///
-/// It is so if all NFs of its chains, and all NFs that may send packets to it by a verdict, are
-/// this tenant's.
+/// All NFs of its chains, and all NFs that may send to it by a verdict, are this tenant's.
 pub fn is_alone_at(config: &Config, service: &str, tenant: Option<&str>) -> bool {
     let tenants_of = |chain: &model::Chain| {
         let hops = chain.services.iter().map(|written| model::hop(written).0);
@@ -106,8 +104,7 @@ pub fn receives(port: &model::Port) -> bool {
     }
 }
 
-/// Whether some packets enter without a known tenant: from ports that are not one tenant's, or from
-/// programs.
+/// Whether packets may enter without a known tenant: from shared ports or from programs.
 fn needs_ingress(config: &Config) -> bool {
     let is_open = |port: &model::Port| receives(port) && !matches!(owner_of(config, port), Owner::Tenant(_));
     config.services.iter().any(model::Service::is_foreign)
@@ -115,8 +112,7 @@ fn needs_ingress(config: &Config) -> bool {
         || config.ports.iter().any(is_open)
 }
 
-/// Holders of arenas: the tenants in the order of their services, and the ingress if there are
-/// several.
+/// Holders of arenas: the tenants in order of their services, and the ingress for several.
 pub fn holders(config: &Config) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for service in config.services.iter().filter(|service| !service.is_foreign()) {
@@ -147,8 +143,7 @@ pub fn frames_of(settings: &model::Memory, holder: &Holder) -> u32 {
 mod tests {
     use super::*;
 
-    /// Ports in and out, chains of services named by tenant (`-` is none, `!` a foreign program),
-    /// and rules `PORT CHAIN`.
+    /// Ports, chains of services named by tenant (`-`: none, `!`: foreign), and rules `PORT CHAIN`.
     fn config(ports: &[&str], chains: &[(&str, &[&str])], rules: &[&str]) -> Config {
         let mut text = String::new();
         let mut services = BTreeSet::new();

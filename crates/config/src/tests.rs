@@ -1,5 +1,4 @@
-//! Error messages of wrong configurations, word by word; and a test that no text makes the parser
-//! panic.
+//! Error messages of wrong configurations, word by word; no text makes the parser panic.
 
 use std::path::Path;
 
@@ -45,8 +44,7 @@ fn said(text: &str) -> Vec<String> {
     problems.iter().map(line).collect()
 }
 
-/// Checks the problems of each text. A text that starts with `+` is appended to [`BASE`]; its lines
-/// count from 1.
+/// Checks the problems of each text. One with `+` is appended to [`BASE`]; lines count from there.
 fn check(cases: &[(&str, &[&str])]) {
     let base_lines = BASE.matches('\n').count();
     for (text, expected) in cases {
@@ -841,8 +839,7 @@ proptest! {
             Ok(config) => prop_assert_eq!(crate::load::parse(&toml::to_string(&config).unwrap(), "b.toml").unwrap(), config),
             Err(errors) => {
                 prop_assert!(errors.errors() > 0);
-                // serde rejected nothing that the shape accepted: every problem has a location and
-                // a help text.
+                // serde rejected nothing that the shape accepted.
                 prop_assert!(errors.problems.iter().all(|p| p.location.is_some() && !p.help.is_empty()), "{}", errors);
             }
         }

@@ -1,9 +1,8 @@
 //! Checks everything about a configuration that can be known without the host.
 //!
-//! Pure: a configuration in, all its problems out. Changes through the API and files are checked by
-//! the same function. Limits: [`super::on_host`] checks whether cores, users, programs and devices
-//! exist. A rule that can never match is found only if a single earlier rule covers it, not if
-//! several do so together.
+//! Pure: a configuration in, all its problems out, for files and changes through the API. Limits:
+//! [`super::on_host`] checks whether cores, users, programs and devices exist. A rule that can
+//! never match is found only if a single earlier rule covers it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,8 +31,7 @@ pub const MAX_HOPS: usize = 255;
 /// Longest name.
 pub const MAX_NAME: usize = 63;
 
-/// Longest path of the runtime folder. With a socket's name it has to fit the 107 bytes of a Unix
-/// address.
+/// Longest path of the runtime folder: with a socket's name it has to fit in 107 bytes.
 const MAX_RUNTIME_DIR: usize = 80;
 
 /// All problems of a configuration, in the order of its sections.
@@ -73,8 +71,7 @@ impl Validation<'_> {
         self.problems.push(Problem::warning(at, message, help));
     }
 
-    /// Checks that every number is within the bounds of its key. Reading a text has done so
-    /// already, a change through the API has not.
+    /// Checks the bounds of numbers again: changes through the API have not passed the reader.
     fn numbers(&mut self) {
         let json = serde_json::to_value(self.config).unwrap_or_default();
         for section in SECTIONS.iter() {

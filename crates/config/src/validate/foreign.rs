@@ -123,8 +123,7 @@ impl Validation<'_> {
         }
     }
 
-    /// Checks that there are one or two interfaces with different names, and that a tap counts no
-    /// losses.
+    /// Checks the one or two interfaces and their names; a tap counts no losses.
     fn interfaces(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -181,8 +180,7 @@ impl Validation<'_> {
         }
     }
 
-    /// Checks that a reversed hop has a far side, and that a chain passes no foreign program twice
-    /// from one side.
+    /// Checks that a reversed hop has a far side, and that no foreign program occurs twice.
     pub(super) fn sides(&mut self, at: At, chain: &Chain, at_hop: usize) {
         let (name, reverse) = hop(&chain.services[at_hop]);
         let Some(service) = self.config.services.iter().find(|s| s.name == name) else { return };
