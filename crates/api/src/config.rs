@@ -114,7 +114,7 @@ pub struct Manager {
     /// First user ID for services without `user`. Each gets its own, if the manager is root.
     #[schemars(range(min = 1, max = u32::MAX - 1))]
     pub uid_first: u32,
-    /// Number of these user IDs. Those in the host's user database are skipped.
+    /// Number of these IDs, for no other use. Those in the host's user database are skipped.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub uid_count: u32,
 }
@@ -180,7 +180,7 @@ pub struct Memory {
     pub after_violation: AfterViolation,
     /// Whether DPDK is started even without a `dpdk` port, so that one can be added later.
     pub dpdk: bool,
-    /// Ways of the last-level cache that devices write into. Left out: as the host reports.
+    /// Cache ways that devices write into. Left out: as the processor or resctrl reports.
     #[schemars(range(min = 1, max = 64))]
     pub io_ways: Option<u32>,
     /// Most packets in each receive queue of a NIC. Left out: as many as those ways hold, if known.
@@ -319,7 +319,7 @@ pub enum Priorities {
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Workflow {
-    /// How an NF is stopped for another: the quickest that works (`auto`), not at all (`none`), ….
+    /// How an NF is stopped so that another runs. `auto`: the quickest way; `none`: not at all.
     pub mechanism: ByWhat,
     /// Other mechanisms for single cores, by number, such as `{ 2 = "signal" }`.
     pub cores: BTreeMap<String, String>,
@@ -414,7 +414,7 @@ pub struct Openflow {
     pub datapath_id: u64,
     /// What happens to a packet without an entry until the controller decides.
     pub miss: Miss,
-    /// What happens to packets without an entry (entries stay in force) without a connection.
+    /// What happens to packets without an entry while there is no connection. Entries stay in force.
     pub fail: Fail,
     /// Most flow entries.
     #[schemars(range(min = 1, max = 131_000))]
@@ -422,7 +422,7 @@ pub struct Openflow {
     /// With `miss = "wait"`: most packets that wait for a decision; further ones are dropped.
     #[schemars(range(max = 65_536))]
     pub held: u32,
-    /// Longest wait of a packet for a decision, in milliseconds; then as without a connection.
+    /// Longest wait for a decision, in milliseconds; then `fail` applies to the packet.
     #[schemars(range(min = 1, max = 60_000))]
     pub wait_ms: u64,
     /// Most packet-ins a second.
@@ -793,11 +793,11 @@ pub struct Service {
     /// NFs of different tenants share neither packet memory nor core pages. None is a tenant too.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// Ports and services to which instances may send packets by a verdict. By default those of the
-    /// service's chains (egress ports only). Other packets are dropped, and count as violations.
+    /// Ports and services to which instances may send packets by a verdict. By default the services
+    /// and egress ports of its chains. Packets to others are dropped, and count as violations.
     #[serde(default)]
     pub may_send_to: Option<Vec<String>>,
-    /// Weight of its instances besides load: 2 gives twice the share, and precedence within it.
+    /// Weight of its instances besides load: 2 gives twice the share, and precedence until used.
     #[serde(default = "ordinary")]
     #[schemars(range(min = 0))]
     pub priority: f64,
@@ -833,7 +833,7 @@ pub struct Service {
     /// For a foreign service: shell commands that run in its namespace after its program has ended.
     #[serde(default)]
     pub teardown: Vec<String>,
-    /// For a foreign service: whether packets that do not come back are losses or meant to vanish.
+    /// For a foreign service: whether packets that do not return are losses or consumed by design.
     #[serde(default)]
     pub drops: Drops,
     /// For a foreign service: milliseconds after which a packet that has not come back is lost.

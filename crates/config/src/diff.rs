@@ -4,7 +4,7 @@
 //! each change, so that chains which do not change can always forward their packets. New entries
 //! are added from the ports inwards; then chains and rules switch over to them; then unused entries
 //! are removed in the opposite order.
-//! Terms: an entry is *changed* if only its name is the same.
+//! Terms: an entry is *changed* if it differs from the one of the same name.
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
 //! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
