@@ -5,7 +5,7 @@ use crate::multipart::FlowRequest;
 use crate::oxm::{FieldId, Match};
 use crate::table::Count;
 
-/// Every number has counted two packets.
+/// Counts two packets for every number.
 struct Two;
 
 impl Counts for Two {

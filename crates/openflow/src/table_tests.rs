@@ -39,7 +39,7 @@ fn change(command: Command, priority: u16, fields: Match, port: u32) -> FlowMod 
     FlowMod { priority, instructions: to(port), ..FlowMod::new(command, fields) }
 }
 
-/// Priority, port and number of all entries, in the order in which they came.
+/// Priority and output port of all entries, sorted.
 fn all(table: &FlowTable) -> Vec<(u16, u32)> {
     let mut all: Vec<_> = table.entries().map(|e| (e.priority, e.output.map_or(0, |o| o.port))).collect();
     all.sort_unstable();
@@ -129,7 +129,7 @@ fn a_full_table_takes_no_more_and_numbers_come_back_when_they_may() {
     assert_eq!(add(&mut table, 3), Err(Fault::TABLE_FULL));
     add(&mut table, 2).unwrap();
     add(&mut table, 2).unwrap();
-    // Numbers of removed entries may still be counted by.
+    // Packets may still be counted by the numbers of removed entries.
     assert_eq!(add(&mut table, 2), Err(Fault::TABLE_FULL));
     let retired = table.take_retired();
     assert_eq!(retired.len(), 2);
@@ -172,7 +172,7 @@ fn entries_go_when_their_time_is_over() {
 }
 
 proptest! {
-    // Strict or not, add, change and delete leave what a list of entries would hold.
+    // Add, change and delete, strict or not, leave what a list of entries would.
     #[test]
     fn behaves_as_a_list(steps in prop::collection::vec((0..5u8, 0..3u16, 0..4u32, 0..4u128, 1..5u32), 0..60)) {
         let (mut table, counted) = (FlowTable::new(64), Counted::default());
