@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_of_nfs_is_told_from_the_control_socket() {
+    fn the_socket_of_nfs_is_no_control_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nf.sock");
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};

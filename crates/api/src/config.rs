@@ -414,7 +414,7 @@ pub struct Openflow {
     pub datapath_id: u64,
     /// What happens to a packet without an entry until the controller decides.
     pub miss: Miss,
-    /// What happens to packets without an entry while there is no connection. Entries stay in force.
+    /// What happens to packets without an entry while unconnected. Entries stay in force.
     pub fail: Fail,
     /// Most flow entries.
     #[schemars(range(min = 1, max = 131_000))]

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_told_with_its_old_and_its_new_value() {
+    fn what_changes_is_reported_with_its_old_and_its_new_value() {
         let of = |text: &str| toml::from_str::<config::Config>(text).unwrap();
         let old = of(r#"
             port = [{ name = "in", kind = "gen", rate = 5.0 }]

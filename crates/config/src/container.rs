@@ -40,19 +40,19 @@ pub fn find_runtime(runtime: &Path, host: &Host) -> Result<PathBuf, String> {
 /// Reports what the host lacks for the container of a service.
 pub fn check(n: usize, service: &Service, container: &Container, host: &Host) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut tell = |key: &'static str, text: &str| {
+    let mut note = |key: &'static str, text: &str| {
         let (message, help) = text.split_once("; ").unwrap_or((text, ""));
         problems.push(Problem::error(At::entry("service", n, key), message, help));
     };
     if host.uid != 0 {
         let what = format!("no permission to make the namespaces of the containers of service \"{}\"", service.name);
-        tell("container", &format!("{what}; run sluiced as root, or remove `container`"));
+        note("container", &format!("{what}; run sluiced as root, or remove `container`"));
     }
     match find_runtime(&container.runtime, host) {
-        Err(text) => tell("container.runtime", &text),
+        Err(text) => note("container.runtime", &text),
         Ok(runtime) if !container::is_crun(&runtime) && cgroup::unified_home(&host.root).is_none() => {
             let shown = runtime.display();
-            tell(
+            note(
                 "container.runtime",
                 &format!("{shown} needs a cgroup, and no hierarchy of version 2 is mounted; mount one (cgroup2), or install crun"),
             );
@@ -62,24 +62,24 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
     if let Some(bundle) = &container.bundle
         && let Err(text) = bundle_is_whole(&host.at(bundle))
     {
-        tell("container.bundle", &text);
+        note("container.bundle", &text);
     }
     if let Some(root) = &container.root {
         match (fs::metadata(host.at(root)), &service.exec) {
             (Err(error), _) => {
                 let shown = root.display();
                 let help = "a relative path counts from the folder of the configuration";
-                tell("container.root", &format!("cannot look into the root directory {shown}: {error}; correct the path; {help}"));
+                note("container.root", &format!("cannot look into the root directory {shown}: {error}; correct the path; {help}"));
             }
             (Ok(metadata), _) if !metadata.is_dir() => {
-                tell(
+                note(
                     "container.root",
                     &format!("{} is no folder; name the folder that is to be the container's /", root.display()),
                 );
             }
             (Ok(_), Some(exec)) => {
                 if let Err(text) = program(&host.at(root), exec) {
-                    tell("exec", &text);
+                    note("exec", &text);
                 }
             }
             (Ok(_), None) => {}
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_its_loader_is_told() {
+    fn a_program_without_its_loader_is_reported() {
         let site = Site::new();
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         let loader = container::loader_of(&own).expect("this test is linked dynamically");

@@ -318,7 +318,7 @@ mod tests {
         crate::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    fn told(old: &str, new: &str) -> Vec<String> {
+    fn said(old: &str, new: &str) -> Vec<String> {
         diff(&config(old), &config(new)).iter().map(Change::to_string).collect()
     }
 
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn nothing_changes_nothing() {
-        assert_eq!(told(OLD, OLD), Vec::<String>::new());
+        assert_eq!(said(OLD, OLD), Vec::<String>::new());
     }
 
     #[test]
@@ -345,7 +345,7 @@ mod tests {
             rule = [{ port = "a", vlan = 5, chain = "three" }, { port = "a", chain = "one" }]
         "#;
         assert_eq!(
-            told(OLD, new),
+            said(OLD, new),
             [
                 "memory.frames changes when sluiced is restarted",
                 "add port d",
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_changed_program_replaces_the_instances() {
         let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
-        assert_eq!(told(OLD, &new), ["replace service nat (2 instances)"]);
+        assert_eq!(said(OLD, &new), ["replace service nat (2 instances)"]);
     }
 
     #[test]
@@ -374,13 +374,13 @@ mod tests {
         let of = |instances: u32, cores: &str| {
             OLD.replace("exec = \"nat\", instances = 3", &format!("exec = \"nat\", instances = {instances}, cores = [{cores}]"))
         };
-        assert_eq!(told(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["add instances of service nat, up to 3"]);
-        assert_eq!(told(&of(1, "0"), &of(1, "0, 1")), ["change the cores of instances of service nat"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(2, "1, 0")), ["change the cores of instances of service nat"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(2, "1, 2")), ["change the cores of instances of service nat"]);
-        assert_eq!(told(&of(1, "0"), &of(1, "1")), ["replace service nat (1 instances)"]);
-        assert_eq!(told(&of(3, "0, 1, 0"), &of(1, "1")), ["remove instances of service nat, down to 1"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["add instances of service nat, up to 3"]);
+        assert_eq!(said(&of(1, "0"), &of(1, "0, 1")), ["change the cores of instances of service nat"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(2, "1, 0")), ["change the cores of instances of service nat"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(2, "1, 2")), ["change the cores of instances of service nat"]);
+        assert_eq!(said(&of(1, "0"), &of(1, "1")), ["replace service nat (1 instances)"]);
+        assert_eq!(said(&of(3, "0, 1, 0"), &of(1, "1")), ["remove instances of service nat, down to 1"]);
     }
 
     /// The cores of started instances, and the indices of stopped ones.
@@ -428,13 +428,13 @@ mod tests {
             "min = 2, max = 8, linger_ms = 7, idle_ms = 9, when_empty = \"drop\"",
             "min = 2, max = 8, isolation = \"strict\"",
         ] {
-            assert_eq!(told(&before, &with(pool, "")), ["change the pool of service ids"], "{pool}");
+            assert_eq!(said(&before, &with(pool, "")), ["change the pool of service ids"], "{pool}");
         }
-        assert_eq!(told(&before, &with("min = 2, max = 8, ring = 128", "")), ["replace service ids (2 instances)"]);
-        assert_eq!(told(&before, &with("min = 3, max = 8", ", args = [\"x\"]")), ["replace service ids (3 instances)"]);
+        assert_eq!(said(&before, &with("min = 2, max = 8, ring = 128", "")), ["replace service ids (2 instances)"]);
+        assert_eq!(said(&before, &with("min = 3, max = 8", ", args = [\"x\"]")), ["replace service ids (3 instances)"]);
         let rss = |min: u32| with(&format!("min = {min}"), "").replace("\"flow\"", "\"rss\"");
-        assert_eq!(told(&rss(2), &rss(4)), ["change the pool of service ids"]);
-        assert_eq!(told(&rss(4), &rss(2)), ["replace service ids (2 instances)"]);
+        assert_eq!(said(&rss(2), &rss(4)), ["change the pool of service ids"]);
+        assert_eq!(said(&rss(4), &rss(2)), ["replace service ids (2 instances)"]);
     }
 
     #[test]

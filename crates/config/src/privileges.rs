@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_the_default_is_told_how_to_do_without() {
+    fn more_than_the_default_is_reported_with_its_remedy() {
         let passwd = ("etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n");
         let (_root, host) = host(0, &[passwd]);
         let contained = "user = \"nobody\"\ncontainer = { root = \"/srv\" }";
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_host_cannot_hold_is_told() {
+    fn what_a_host_cannot_hold_is_reported() {
         let (_root, ordinary) = host(1000, &[]);
         let text = said(&service(""), &ordinary);
         assert!(text.len() == 1 && text[0].contains("NFs run as user 1000") && text[0].contains("run sluiced as root"), "{text:?}");

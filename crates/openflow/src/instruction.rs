@@ -1,7 +1,6 @@
 //! Instructions and actions (sections 5.9, 5.12, 7.2.4 and 7.2.5).
 //!
-//! Apply, write and clear actions with outputs are supported. All others are refused by the decoder
-//! with the specified error.
+//! Supports apply, write and clear actions with outputs. The decoder refuses all others.
 
 use crate::fault::Fault;
 use crate::wire::{Put, Reader};

@@ -2,9 +2,8 @@
 //!
 //! It implements the OpenFlow Switch Specification 1.3.5 (ONF TS-023, wire version 4) for
 //! controllers that may be far away, slow, restarted or wrong. Bytes in, values and bytes out; time
-//! is an argument. [`message`] encodes and decodes, [`session`] keeps one connection (hello, echo,
-//! whole messages), [`table`] is the flow table, and [`switch`] answers requests and returns what
-//! has to be done.
+//! is an argument. [`message`] encodes and decodes, [`session`] keeps one connection, [`table`] is
+//! the flow table, and [`switch`] answers requests and returns what has to be done.
 //!
 //! Limits: one table; the matches of [`oxm`]; apply, write and clear actions with at most one
 //! output in all. Other requests are refused with the specified error. No groups, meters or queues.

@@ -142,8 +142,7 @@ pub mod flow_flag {
 /// A change of the flow table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowMod {
-    /// The controller's cookie. To modify or delete, entries must agree in the bits of
-    /// `cookie_mask`.
+    /// The cookie. To modify or delete, entries must agree with it in the bits of `cookie_mask`.
     pub cookie: u64,
     pub cookie_mask: u64,
     pub table_id: u8,

@@ -178,7 +178,7 @@ impl Match {
         self.0.is_empty()
     }
 
-    /// Whether it is within `other`: the criterion of non-strict requests.
+    /// Whether `other` matches all of its packets: the criterion of non-strict requests.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         other.0.iter().all(|wanted| {
             self.get(wanted.id).is_some_and(|own| own.mask & wanted.mask == wanted.mask && own.value & wanted.mask == wanted.value)
@@ -212,8 +212,7 @@ impl Match {
             }
             let value = body.wide(id.bytes()).map_err(short)?;
             let mask = if masked { body.wide(id.bytes()).map_err(short)? } else { id.all() };
-            // A mask may have bits beyond the field: some implementations write all ones for the
-            // full mask.
+            // A mask may have bits beyond the field: some write all ones for the full mask.
             let beyond = u128::MAX >> (128 - 8 * id.bytes()) & !id.all();
             fields.push(Field { id, value, mask: if mask & beyond == beyond { mask & id.all() } else { mask } });
         }

@@ -2,8 +2,7 @@
 //!
 //! Pure: [`Session::receive`] takes bytes, [`Session::out`] collects bytes to send,
 //! [`Session::next`] returns whole messages, and [`Session::tick`] gets the time. An invalid
-//! message is answered with its fault, and the connection goes on. An impossible length or another
-//! version ends it.
+//! message is answered with its fault; an impossible length or another version ends the connection.
 
 use std::collections::VecDeque;
 

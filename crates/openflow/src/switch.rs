@@ -1,9 +1,8 @@
 //! The switch: requests in, replies and [`Event`]s out.
 //!
-//! It outlives connections: entries stay when a controller leaves, while the agreements of a
-//! connection (role, asynchronous messages, packet length) start anew with the next
-//! ([`Switch::greet`]). The caller executes events in order, so that a barrier is answered when the
-//! changes before it are in force.
+//! Entries stay when a controller leaves, while the agreements of a connection (role, asynchronous
+//! messages, packet length) start anew with the next ([`Switch::greet`]). The caller executes
+//! events in order, so that a barrier is answered when the changes before it are in force.
 
 use crate::fault::Fault;
 use crate::instruction::{self, Output};
@@ -114,11 +113,11 @@ impl Switch {
 
     /// Sets the ports. Returns the port-status messages.
     pub fn set_ports(&mut self, ports: Vec<Port>) -> Vec<Message> {
-        let mut told = Vec::new();
+        let mut sent = Vec::new();
         let before = std::mem::replace(&mut self.ports, ports);
         let mut tell = |change: PortChange, desc: &PortDesc| {
             if self.asyncs.port_status[self.column()] >> change as u32 & 1 == 1 {
-                told.push(Message::PortStatus(change, desc.clone()));
+                sent.push(Message::PortStatus(change, desc.clone()));
             }
         };
         for old in &before {
@@ -131,7 +130,7 @@ impl Switch {
         for new in self.ports.iter().filter(|new| !before.iter().any(|old| old.desc.number == new.desc.number)) {
             tell(PortChange::Add, &new.desc);
         }
-        told
+        sent
     }
 
     /// Column of [`Asyncs`] for the present role.

@@ -1,14 +1,12 @@
 //! The flow table: entries, their changes and expiry (sections 5.2 to 5.5 and 6.4).
 //!
-//! An entry keeps its *number*, by which the packet path counts it ([`Counts`]). The number of a
-//! removed entry is reused only after [`FlowTable::reuse`], since packets may still be counted by
-//! it.
+//! The packet path counts an entry by its *number* ([`Counts`]). The number of a removed entry is
+//! reused only after [`FlowTable::reuse`], since packets may still be counted by it.
 //!
 //! Entries are found by number, and numbers by match and priority, so that strict changes are fast.
 //! Non-strict changes and expiry scan all entries. Matching packets is not done here.
 //!
-//! Limits: one table. The precision of timeouts is the interval of [`FlowTable::expire`] and that
-//! of the counts.
+//! Limits: one table. Timeouts are as precise as the calls of [`FlowTable::expire`] and the counts.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -134,8 +132,7 @@ pub struct FlowTable {
 }
 
 impl FlowTable {
-    /// A table of up to `most` entries. Their numbers are 1 to twice that: see
-    /// [`FlowTable::reuse`].
+    /// A table of up to `most` entries, numbered 1 to twice that: see [`FlowTable::reuse`].
     pub fn new(most: u32) -> Self {
         Self {
             most: most as usize,
@@ -270,13 +267,13 @@ impl FlowTable {
     }
 
     fn remove(&mut self, numbers: &[u32], reason: Reason, counts: &dyn Counts, now_ms: u64) -> Vec<FlowRemoved> {
-        let mut told = Vec::new();
+        let mut sent = Vec::new();
         for number in numbers {
             let Some(entry) = self.entries.remove(number) else { continue };
             self.retired.push(*number);
             if entry.flags & flow_flag::SEND_FLOW_REMOVED != 0 {
                 let stats = entry.stats(counts, now_ms);
-                told.push(FlowRemoved {
+                sent.push(FlowRemoved {
                     cookie: entry.cookie,
                     priority: entry.priority,
                     reason,
@@ -292,7 +289,7 @@ impl FlowTable {
             }
             self.numbers.remove(&(entry.priority, entry.fields));
         }
-        told
+        sent
     }
 
     /// Removes expired entries.

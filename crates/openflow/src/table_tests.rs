@@ -56,7 +56,7 @@ fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
     let first = table.entries().next().unwrap().number;
     counted.add(first, 7, 500);
     let outcome = table.change(&add(2), &counted, 1000).unwrap();
-    assert!(outcome.changed && outcome.removed.is_empty(), "nothing is told of an entry whose place is taken");
+    assert!(outcome.changed && outcome.removed.is_empty(), "no message for a replaced entry");
     assert_eq!(all(&table), [(5, 2)]);
     let entry = table.entries().next().unwrap().clone();
     assert_ne!(entry.number, first);
@@ -156,7 +156,7 @@ fn entries_go_when_their_time_is_over() {
     let second = table.entries().nth(1).unwrap().number;
     assert_eq!(table.expire(&counted, 999), Outcome::default());
     let outcome = table.expire(&counted, 1000);
-    assert!(outcome.changed && outcome.removed.is_empty(), "it did not ask to be told of");
+    assert!(outcome.changed && outcome.removed.is_empty(), "no message was requested");
     counted.add(second, 3, 1900);
     let outcome = table.expire(&counted, 2000);
     assert_eq!(outcome.removed.iter().map(|r| (r.reason, r.packets)).collect::<Vec<_>>(), [(Reason::Idle, 0)]);
@@ -165,8 +165,8 @@ fn entries_go_when_their_time_is_over() {
         assert_eq!(table.expire(&counted, now), Outcome::default());
     }
     let outcome = table.expire(&counted, 5000);
-    let told: Vec<_> = outcome.removed.iter().map(|r| (r.reason, r.packets, r.bytes, r.duration_s)).collect();
-    assert_eq!(told, [(Reason::Hard, 6, 600, 5)]);
+    let sent: Vec<_> = outcome.removed.iter().map(|r| (r.reason, r.packets, r.bytes, r.duration_s)).collect();
+    assert_eq!(sent, [(Reason::Hard, 6, 600, 5)]);
     assert_eq!(table.expire(&counted, 1 << 40), Outcome::default(), "without timeouts it stays");
     assert_eq!(table.len(), 1);
 }

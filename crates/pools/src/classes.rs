@@ -1,8 +1,7 @@
 //! The traffic classes with members of a pool, at one thread.
 //!
-//! A class has one member, which gets all its connections, counts them, and is free after the last
-//! of them. A member that leaves, or is lost, accepts no more connections: the class gets another
-//! one.
+//! A class has one member for all its connections, which are counted; it is free after the last. A
+//! member that leaves, or is lost, accepts no more connections: the class gets another one.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -2,8 +2,7 @@
 //!
 //! Approach: connections are in a list that only grows; free elements are reused. An index with
 //! open addressing and linear probing leads from the key's hash to the element; removal moves later
-//! entries back, so there are no tombstones. Memory is allocated once and touched as connections
-//! arrive. Ended connections are in a queue.
+//! entries back, so there are no tombstones. Memory is allocated once, and touched when used.
 
 use sluice_policy::pool::life::Life;
 use sluice_shm::memory::advise_hugepages;

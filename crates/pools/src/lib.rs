@@ -3,8 +3,7 @@
 //! # Terms
 //! A *pooled* service is one that is not shared; its NFs are *members* of its pool. A *connection*
 //! is both directions of a flow on all its chains; it holds a member of each pooled service that it
-//! has met. With `per = "class"` all connections of a traffic class share one member ([`classes`]),
-//! until the last of them is over.
+//! has met. With `per = "class"` all connections of a traffic class share a member ([`classes`]).
 //!
 //! # Approach
 //! Each Rx thread has a director. Each member of a pool `per = "flow"` belongs to one director, so
@@ -19,17 +18,14 @@
 //! table. When the last packet has left its members they are reset: the word [`Control::Reset`]
 //! changes, and the member is idle. The library reads the word after it has read packets and before
 //! its handler gets them, so the state is clean before the next flow's first packet, without a wake
-//! or an answer. With `isolation = "strict"` the process is stopped instead, and another takes its
-//! place.
+//! or an answer. With `isolation = "strict"` another process takes its place instead.
 //!
-//! Packets that wait for an idle member [are kept here](waiting), oldest first. Later packets queue
-//! behind them.
+//! Packets that wait for an idle member [are kept here](waiting), in order of arrival.
 //!
 //! # Isolation of flows
 //! A member gets packets of one connection alone, from its assignment until it is drained. Packets
 //! that were classified earlier and are held at a gate are classified again before admission if
-//! [`Director::moved`] has changed. Members are reset in [`Director::step`] alone, between two
-//! bursts.
+//! [`Director::moved`] has changed. [`Director::step`] alone resets members, between two bursts.
 //!
 //! # Limits
 //! A connection is identified by its addresses at the ingress port: if a chain changes them (NAT),
@@ -493,8 +489,7 @@ impl Director {
     }
 
     /// Releases lingering members for flows that lack one, the longest lingering first.
-    /// As many as flows wait, or one if none wait. Their connections stay, so that late packets
-    /// take no other member.
+    /// As many as flows wait, or one. Their connections stay, so late packets take no other member.
     #[cold]
     fn cut_short(&mut self, flows: &mut FlowTable) {
         let behind = self.cut_at.and_then(|at| self.connections.next_ended(at));
@@ -547,7 +542,7 @@ impl Director {
                     // Never the initial word of a process.
                     let word = seats.resets[slot as usize].wrapping_add(1).max(1);
                     seats.resets[slot as usize] = word;
-                    // Release: pairs with the library's read of the word, after it has read further
+                    // Release: pairs with the library's read, which follows its read of further
                     // packets.
                     handle.region.page.control(Control::Reset).store(word, Ordering::Release);
                     seats.pool.ready(slot);
@@ -899,8 +894,8 @@ impl ChooseInstances for Director {
             if silent * 2 < timeout.min(flow_timeout_ms) {
                 continue;
             }
-            // The flow table knows when its keys were last seen. Keys with a path outside of the
-            // pools do not count for its members.
+            // The flow table knows when its keys were last seen. Only keys with a path of a pool
+            // count.
             let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
             let idle = idle
                 .filter(|(_, known)| known.number().is_some_and(|path| self.ways.knows(path)))

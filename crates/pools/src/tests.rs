@@ -160,17 +160,17 @@ fn drops() -> model::Pool {
 fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
     let mut rig = Rig::new(drops());
     let handle = |rig: &Rig, nf: u16| rig.nfs[usize::from(nf)].as_ref().unwrap().handle.clone();
-    let told = |rig: &Rig| {
-        let mut told = Vec::new();
-        rig.assigned.take(|number| told.push(number));
-        told
+    let news = |rig: &Rig| {
+        let mut news = Vec::new();
+        rig.assigned.take(|number| news.push(number));
+        news
     };
     rig.packet(0, 0, false, tcp::SYN).unwrap();
-    assert!(told(&rig).is_empty(), "an ordinary flow changes nothing");
+    assert!(news(&rig).is_empty(), "an ordinary flow changes nothing");
     rig.terms.weight = Weight::new(4.0);
     rig.packet(0, 1, false, tcp::SYN).unwrap();
     rig.packet(0, 1, true, tcp::SYN | tcp::ACK).unwrap();
-    assert_eq!(told(&rig), [1, 9], "once for each member, and not the shared one");
+    assert_eq!(news(&rig), [1, 9], "once for each member, and not the shared one");
     for nf in [1, 9] {
         let nf = handle(&rig, nf);
         let page = &nf.core_page;
@@ -185,7 +185,7 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
     for n in 2..9 {
         rig.packet(0, n, false, tcp::SYN).unwrap();
     }
-    assert_eq!(told(&rig), [1, 9]);
+    assert_eq!(news(&rig), [1, 9]);
     let nf = handle(&rig, 1);
     assert_eq!((nf.weight(), nf.core_page.level(nf.slot)), (1.0, 0));
     assert_eq!(fake::page_share(&nf), fake::page_share(&handle(&rig, 0)));
@@ -455,12 +455,12 @@ fn the_member_of_a_class_is_worth_what_its_most_important_connection_is() {
         rig.terms.weight = Weight::new(weight);
         let met = rig.packet(0, n, false, tcp::ACK).unwrap();
         let handle = &rig.nfs[usize::from(met[0])].as_ref().unwrap().handle;
-        let mut told = Vec::new();
-        rig.assigned.take(|number| told.push(number));
-        (handle.weight(), told.len())
+        let mut news = Vec::new();
+        rig.assigned.take(|number| news.push(number));
+        (handle.weight(), news.len())
     };
     assert_eq!(worth(1, 1.0), (1.0, 0));
-    assert_eq!(worth(2, 4.0), (4.0, 2), "both members of the class are told of");
+    assert_eq!(worth(2, 4.0), (4.0, 2), "both members of the class are reported");
     assert_eq!(worth(3, 2.0), (4.0, 0));
     assert_eq!(worth(256, 2.0), (2.0, 2), "another class has another member");
 }

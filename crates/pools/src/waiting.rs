@@ -5,9 +5,9 @@
 //! the first flow, with all of its packets. So one look costs a decision for each packet that
 //! leaves and one for each queue, however many wait.
 //!
-//! A full queue drops its oldest packet instead of the newest: its wait has been the longest at the
-//! other end, too. The end of a flow is never dropped while its beginning waits: a member with the
-//! rest of a flow would be held until a timeout.
+//! A full queue drops its oldest packet, whose wait has been the longest at the other end, too. But
+//! the end of a flow is never dropped while its beginning waits: a member with the rest of a flow
+//! would be held until a timeout.
 
 use std::collections::{HashMap, VecDeque};
 

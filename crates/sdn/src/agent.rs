@@ -147,7 +147,7 @@ pub(super) struct Speaker {
     stop: Arc<AtomicBool>,
     topology: Topology,
     /// Whether ports and chains are known; the agent connects after that.
-    is_told: bool,
+    has_topology: bool,
     switch: Switch,
     line: Option<Line>,
     retry_at_ms: u64,
@@ -203,7 +203,7 @@ impl Speaker {
             seen,
             stop,
             topology: Topology::default(),
-            is_told: false,
+            has_topology: false,
             line: None,
             retry_at_ms: 0,
             faults: 0,
@@ -228,7 +228,7 @@ impl Speaker {
             if let Some(topology) = self.changes.try_iter().last() {
                 self.take_topology(topology);
             }
-            if self.line.is_none() && self.is_told && now >= self.retry_at_ms {
+            if self.line.is_none() && self.has_topology && now >= self.retry_at_ms {
                 self.connect();
             }
             let now = now_ms();
@@ -263,10 +263,10 @@ impl Speaker {
         topology.ports.iter().for_each(|p| add(port_of(p.number), &p.name, false));
         topology.chains.iter().for_each(|c| add(port_of_chain(c.number), &c.name, true));
         self.topology = topology;
-        self.is_told = true;
-        let told = self.switch.set_ports(ports);
+        self.has_topology = true;
+        let sent = self.switch.set_ports(ports);
         if let Some(line) = self.line.as_mut().filter(|line| line.session.is_up()) {
-            told.iter().for_each(|message| line.session.send(0, message));
+            sent.iter().for_each(|message| line.session.send(0, message));
         }
     }
 

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn what_is_wrong_is_reported_with_its_line() {
         for (service, line, wanted) in [
             ("container = { }", 3, "made of nothing"),
             ("exec = \"/nf\"\ncontainer = { root = \"/a\", bundle = \"/b\" }", 4, "a bundle and a root directory"),

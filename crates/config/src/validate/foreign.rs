@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_once() {
+    fn what_is_wrong_is_reported_once() {
         let f = "kind = \"foreign\"\nsetup = [\"true\"]";
         let cases = [
             ("kind = \"foreign\"".to_string(), "neither a program nor a command"),
