@@ -1,5 +1,4 @@
-//! The objects of the control API: one plain type for each JSON object.
-//! The daemon, its client and readers of `sluice stats --json` share them.
+//! The objects of the control API and of `sluice stats --json`: one type for each JSON object.
 //!
 //! Counters (names without a unit, or in `_packets`, `_bytes` or `_drops`) start with their object
 //! and never decrease while it exists. A rate is the difference of two [`Stats`] over that of their

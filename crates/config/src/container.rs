@@ -103,7 +103,6 @@ fn bundle_is_whole(bundle: &Path) -> Result<(), String> {
     }
 }
 
-/// Checks that a root directory holds a program and its loader.
 fn program(root: &Path, exec: &Path) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     let (shown, within) = (exec.display(), root.display());

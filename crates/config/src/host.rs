@@ -74,7 +74,6 @@ impl Host {
         }
     }
 
-    /// A field of /proc/meminfo.
     fn meminfo(&self, field: &str) -> Option<u64> {
         let text = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
@@ -185,7 +184,6 @@ pub fn check_core(core: usize, host: &Host) -> Option<(String, String)> {
     Some((message, format!("use one of the cores {}", ranges(&host.allowed))))
 }
 
-/// Formats a set of cores as the kernel does.
 fn ranges(cores: &BTreeSet<usize>) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for core in cores {

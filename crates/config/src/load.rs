@@ -171,7 +171,6 @@ pub fn read_port(keys: toml::Table) -> Result<Port, ConfigErrors> {
     }
 }
 
-/// Reads a text and checks its shape.
 fn read_shape(text: &str, name: &str) -> Result<(Config, Source), ConfigErrors> {
     let source = Source::new(name, text);
     let root = DeTable::parse_recoverable(text);
@@ -212,7 +211,6 @@ fn syntax(source: &Source, error: &toml::de::Error) -> Problem {
     source.problem(error.span().unwrap_or(0..0), format!("not valid TOML: {}", error.message()), help)
 }
 
-/// Checks the shape of the text against the model.
 struct Shape<'a> {
     source: &'a Source,
     problems: Vec<Problem>,
@@ -379,7 +377,6 @@ impl Shape<'_> {
         }
     }
 
-    /// Checks an item of a list.
     fn item(&mut self, key: &Key, item: &Entry<'_>) {
         match (&key.takes, item.get_ref()) {
             (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, MAX_CORE.into()),
@@ -388,7 +385,6 @@ impl Shape<'_> {
         }
     }
 
-    /// Checks a nested table, which has keys of its own.
     fn inner_table(&mut self, key: &Key, keys: &[Key], table: &Table<'_>) {
         for (name, item) in table.iter() {
             let written: &str = name.get_ref();
@@ -403,7 +399,6 @@ impl Shape<'_> {
         }
     }
 
-    /// Checks a pair of size and weight.
     fn pair(&mut self, key: &Key, pair: &Entry<'_>) {
         match pair.get_ref() {
             DeValue::Array(two) if two.len() == 2 && two.iter().all(|n| n.get_ref().is_integer()) => {

@@ -14,7 +14,6 @@ use crate::host::{Host, check_core, resolve_exec};
 use crate::problem::{At, Problem};
 use crate::{container, nearest, tenancy};
 
-/// Size of a hugepage, in bytes.
 const HUGEPAGE: u64 = 2 << 20;
 
 /// Reports what the host lacks for a valid configuration.
@@ -486,7 +485,6 @@ mod tests {
         // No hint suggests that many hugepages.
         let said = with("frames = 67108864\nhugepages = \"always\"");
         assert!(said.len() == 1 && said[0].contains("takes 140.0 GiB in hugepages, and"), "{said:?}");
-        // All arenas count.
         let two = "[[service]]\nname = \"a\"\nattach = true\ntenant = \"red\"\n[[service]]\nname = \"b\"\nattach = true\n";
         let said = with(&format!("frames = 8388608\n{two}"));
         assert!(said.len() == 1 && said[0].contains("packet memory of 2 arenas takes 35.0 GiB"), "{said:?}");

@@ -154,7 +154,6 @@ fn is_started(service: &Service) -> bool {
     service.exec.is_some() && !service.attach && service.container.is_none()
 }
 
-/// Warns about cores that packet threads share with NFs.
 fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     let threads: Vec<usize> = config.manager.cores().collect();
     for (n, service) in config.services.iter().enumerate() {

@@ -143,7 +143,6 @@ pub static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| {
     sections
 });
 
-/// The key with the kind of a port.
 const KIND: &str = "kind";
 
 /// Follows the reference of a schema, if it has one, and unwraps an optional value.
@@ -187,7 +186,6 @@ fn keys(table: &'static Json) -> Vec<Key> {
     keys
 }
 
-/// The type that a schema describes.
 fn takes(schema: &'static Json) -> Type {
     let schema = resolved(schema);
     if let Some(words) = schema["oneOf"].as_array() {
@@ -230,7 +228,6 @@ pub fn section_names() -> Vec<&'static str> {
     SECTIONS.iter().filter(|s| s.kind.is_empty()).map(|s| s.name).collect()
 }
 
-/// Prints a key with its type, default and meaning.
 fn describe(out: &mut String, key: &Key) {
     let default = match &key.default {
         Preset::Needed => "needed".to_string(),

@@ -273,7 +273,6 @@ fn what_is_advised_does_no_harm() {
               lists them); to try a configuration without one, use a port of kind \"gen\"",
             ],
         ),
-        // Each name once, however often it occurs.
         (
             "+[[port]]\nname = \"in0\"\nkind = \"sink\"\n[[rule]]\nport = \"zebra\"\nchain = \"web\"\n",
             &[

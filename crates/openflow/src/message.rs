@@ -12,16 +12,13 @@ use crate::oxm::Match;
 use crate::port::{PortChange, PortDesc};
 use crate::wire::{Put, Reader};
 
-/// Size of a header, in bytes.
 pub const HEADER: usize = 8;
 
-/// The header of every message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub version: u8,
     /// Type of the message.
     pub kind: u8,
-    /// Length in bytes, with the header.
     pub length: u16,
     /// Transaction ID, which pairs reply and request.
     pub xid: u32,
@@ -34,7 +31,6 @@ impl Header {
     }
 }
 
-/// Features of a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     pub datapath_id: u64,
@@ -68,7 +64,6 @@ impl Default for SwitchConfig {
     }
 }
 
-/// Reason of a packet-in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Why {
@@ -85,7 +80,6 @@ pub enum Why {
 pub struct PacketIn {
     /// The held packet, or [`crate::NO_BUFFER`].
     pub buffer_id: u32,
-    /// Length of the whole packet, in bytes.
     pub total_len: u16,
     pub why: Why,
     pub table_id: u8,
@@ -218,7 +212,6 @@ pub struct FlowRemoved {
     pub fields: Match,
 }
 
-/// Role of a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
 pub enum Role {

@@ -28,7 +28,6 @@ pub struct FlowRequest {
 }
 
 impl FlowRequest {
-    /// Selects all entries.
     pub fn all() -> Self {
         Self {
             table_id: crate::ALL_TABLES,
@@ -60,7 +59,6 @@ impl FlowRequest {
     }
 }
 
-/// A multipart request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     Desc,
@@ -119,7 +117,6 @@ impl Request {
     }
 }
 
-/// Description of a switch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desc {
     /// Manufacturer; at most 255 bytes are sent, also of the next two.
@@ -199,11 +196,9 @@ impl FlowStats {
     }
 }
 
-/// Counters of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TableStats {
     pub table_id: u8,
-    /// Number of entries.
     pub active: u32,
     /// Packets looked up.
     pub lookups: u64,
@@ -223,7 +218,6 @@ pub struct PortStats {
     pub rx_dropped: u64,
     /// Packets dropped before transmission.
     pub tx_dropped: u64,
-    /// Age in seconds.
     pub duration_s: u32,
 }
 
@@ -265,7 +259,6 @@ impl PortStats {
     }
 }
 
-/// A multipart reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Desc(Desc),

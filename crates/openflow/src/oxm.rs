@@ -54,7 +54,6 @@ impl FieldId {
         Self::ALL.into_iter().find(|id| *id as u8 == number)
     }
 
-    /// Bits in a value.
     pub fn bits(self) -> u32 {
         match self {
             InPort | Ipv4Src | Ipv4Dst | ArpSpa | ArpTpa => 32,
@@ -72,7 +71,6 @@ impl FieldId {
         self.bits().div_ceil(8) as usize
     }
 
-    /// The mask of all bits.
     pub fn all(self) -> u128 {
         u128::MAX >> (128 - self.bits())
     }

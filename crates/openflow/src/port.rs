@@ -3,7 +3,6 @@
 use crate::fault::Fault;
 use crate::wire::{Put, Reader};
 
-/// Largest port number.
 pub const MAX: u32 = 0xffff_ff00;
 /// Output to the ingress port.
 pub const IN_PORT: u32 = 0xffff_fff8;
@@ -19,7 +18,6 @@ pub const ANY: u32 = 0xffff_ffff;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortDesc {
     pub number: u32,
-    /// MAC address.
     pub address: [u8; 6],
     /// Name, of which at most 15 bytes are sent.
     pub name: String,
@@ -55,7 +53,6 @@ impl PortDesc {
     }
 }
 
-/// A change of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PortChange {

@@ -42,7 +42,6 @@ pub struct Session {
     patience: Patience,
     inbox: Vec<u8>,
     whole: VecDeque<(u32, Message, Vec<u8>, usize)>,
-    /// Bytes of those.
     waiting: usize,
     /// The first bytes of the last message that `next` returned.
     taken: Vec<u8>,
@@ -80,18 +79,15 @@ impl Session {
         self.is_up
     }
 
-    /// Messages refused in both directions.
     pub fn faults(&self) -> u64 {
         self.faults
     }
 
-    /// A new transaction ID.
     pub fn fresh_xid(&mut self) -> u32 {
         self.xid = self.xid.wrapping_add(1);
         self.xid
     }
 
-    /// Enqueues a message.
     pub fn send(&mut self, xid: u32, message: &Message) {
         message.encode(xid, &mut self.out);
     }
@@ -107,7 +103,6 @@ impl Session {
         &mut self.out
     }
 
-    /// Number of bytes to send.
     pub fn backlog(&self) -> usize {
         self.out.len()
     }

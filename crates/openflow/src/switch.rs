@@ -23,7 +23,6 @@ pub trait Plant: Counts {
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Send a message.
     Send(u32, Message),
     /// Refuse message number `.0`.
     Refuse(u32, Fault),
@@ -59,7 +58,6 @@ pub struct Port {
     pub takes_packets: bool,
 }
 
-/// The state of a switch.
 #[derive(Debug)]
 pub struct Switch {
     features: Features,
@@ -106,7 +104,6 @@ impl Switch {
         &mut self.table
     }
 
-    /// Number of executed changes of the flow table.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -155,7 +152,6 @@ impl Switch {
         events.extend(wanted.map(|r| Event::Send(0, Message::FlowRemoved(r))));
     }
 
-    /// Removes expired entries.
     pub fn expire(&mut self, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
         let outcome = self.table.expire(plant, now_ms);
         if outcome.changed {

@@ -5,7 +5,6 @@ use crate::multipart::FlowRequest;
 use crate::oxm::{FieldId, Match};
 use crate::table::Count;
 
-/// Counts two packets for every number.
 struct Two;
 
 impl Counts for Two {

@@ -17,7 +17,6 @@ use crate::multipart::{FlowRequest, FlowStats};
 use crate::oxm::Match;
 use crate::{ALL_TABLES, ANY_GROUP, port};
 
-/// The counts of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
     pub packets: u64,
@@ -28,7 +27,6 @@ pub struct Count {
 
 /// Counts packets by the numbers of entries. Counts never decrease.
 pub trait Counts {
-    /// The counts of a number so far.
     fn count(&self, number: u32) -> Count;
 }
 
@@ -85,7 +83,6 @@ impl Entry {
             && self.fields.is_within(fields)
     }
 
-    /// Its statistics for the controller.
     pub fn stats(&self, counts: &dyn Counts, now_ms: u64) -> FlowStats {
         let (duration_s, duration_ns) = duration(self.created_ms, now_ms);
         let count = self.count(counts);
@@ -117,7 +114,6 @@ pub(crate) fn duration(from_ms: u64, now_ms: u64) -> (u32, u32) {
 pub struct Outcome {
     /// Whether packets may match other entries, or matching entries act differently.
     pub changed: bool,
-    /// Flow-removed messages.
     pub removed: Vec<FlowRemoved>,
 }
 
@@ -143,7 +139,6 @@ impl FlowTable {
         }
     }
 
-    /// Entries, by number.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }

@@ -66,7 +66,6 @@ fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
     let reset = FlowMod { flags: flow_flag::RESET_COUNTS, ..add(3) };
     table.change(&reset, &counted, 2000).unwrap();
     assert_eq!(table.entries().next().unwrap().count(&counted).packets, 0);
-    // Another priority is another entry.
     table.change(&change(Command::Add, 6, net(TEN, 8), 9), &counted, 0).unwrap();
     assert_eq!(all(&table), [(5, 3), (6, 9)]);
 }

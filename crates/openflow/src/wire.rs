@@ -4,7 +4,6 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Short;
 
-/// The bytes still to be read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 

@@ -43,7 +43,6 @@ fn word(address: IpAddr) -> u128 {
     }
 }
 
-/// State of a slot.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     key: ClassKey,
@@ -59,13 +58,11 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Reserves space for `most` slots.
     pub fn extend(&mut self, most: usize) {
         self.held.resize(most.max(self.held.len()), Held::default());
         self.slots.reserve(most.saturating_sub(self.slots.len()));
     }
 
-    /// The slot of a class.
     pub fn find(&self, key: &ClassKey) -> Option<u32> {
         self.slots.get(key).copied()
     }
@@ -75,7 +72,6 @@ impl Classes {
         self.held.get(slot as usize).map_or(0, |held| held.turn)
     }
 
-    /// Assigns a slot to a class.
     pub fn give(&mut self, key: ClassKey, slot: u32) {
         if let Some(held) = self.held.get_mut(slot as usize) {
             (held.key, held.connections) = (key, 0);

@@ -59,7 +59,6 @@ pub struct Connection {
     queued: bool,
     /// Whether the element is in use.
     pub used: bool,
-    /// Phase of its life.
     pub life: Life,
 }
 
@@ -81,7 +80,6 @@ impl Connection {
         self.seats().iter().find(|seat| seat.service == service).map(|seat| seat.slot)
     }
 
-    /// How many more services fit.
     pub fn room(&self) -> usize {
         SEATS - self.seated as usize
     }
@@ -197,7 +195,6 @@ impl Connections {
         prefetch(&self.index[self.home(hash)]);
     }
 
-    /// Index of the connection with a key.
     #[inline]
     pub fn find(&self, key: &FlowKey, hash: u64) -> Option<u32> {
         let mask = self.index.len() - 1;
@@ -320,7 +317,6 @@ impl Connections {
         self.get(self.head).filter(|c| c.until_ns <= now_ns).map(|_| self.head)
     }
 
-    /// The first ended connection.
     pub fn first_ended(&self) -> Option<u32> {
         self.get(self.head).map(|_| self.head)
     }

@@ -91,7 +91,6 @@ const AGE_ROUND_MS: u64 = 2_000;
 pub struct PoolCounters {
     /// Members without a flow.
     pub idle: AtomicU32,
-    /// Members with a flow.
     pub assigned: AtomicU32,
     /// Members whose flow has ended, but which still get its late packets.
     pub lingering: AtomicU32,
@@ -111,10 +110,8 @@ pub struct PoolCounters {
     pub drops: Counter,
 }
 
-/// A member of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolMember {
-    /// Number of the NF.
     pub nf: u16,
     /// Its Rx thread is this number modulo the number of Rx threads.
     pub part: u16,
@@ -125,7 +122,6 @@ pub struct PoolMember {
 /// A pool as the packet threads see it. A change makes a new table.
 #[derive(Debug, Clone)]
 pub struct PoolTable {
-    /// Number of the service.
     pub service: u16,
     /// What its members receive. A service that is now shared has no pool.
     pub per: Per,
@@ -249,7 +245,6 @@ pub struct Director {
     most: usize,
     most_paths: usize,
     keys: HashKeys,
-    /// By service number.
     pools: Vec<Option<Seats>>,
     per_flow: bool,
     connections: Connections,
@@ -314,7 +309,6 @@ impl Director {
         self.pools.get_mut(service as usize)?.as_mut()
     }
 
-    /// Number of connections with members.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }

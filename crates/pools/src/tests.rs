@@ -79,7 +79,6 @@ impl Rig {
         rig
     }
 
-    /// Sets the members of a pool.
     fn has(&mut self, service: u16, members: impl IntoIterator<Item = u16>, pool: &model::Pool) {
         self.has_and_leaves(service, members, &[], pool);
     }

@@ -61,7 +61,6 @@ struct Flow {
 struct Line {
     flows: VecDeque<usize>,
     packets: u32,
-    /// Packets that fit.
     room: usize,
     /// Flows not yet examined in this look.
     unseen: usize,
@@ -70,7 +69,6 @@ struct Line {
 /// The queues of one thread.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// By service number.
     lines: Vec<Line>,
     flows: Slab<Flow>,
     nodes: Slab<Node>,
@@ -94,7 +92,6 @@ impl Lines {
         self.by_connection.reserve(room);
     }
 
-    /// Waiting packets.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -103,7 +100,6 @@ impl Lines {
         self.nodes.is_empty()
     }
 
-    /// Waiting flows of a service.
     pub fn flows_of(&self, service: u16) -> usize {
         self.lines.get(service as usize).map_or(0, |line| line.flows.len())
     }
@@ -220,7 +216,6 @@ impl Lines {
         Some(())
     }
 
-    /// Dequeues any packet.
     pub fn pop_any(&mut self) -> Option<Waiting> {
         let service = self.lines.iter().position(|line| line.packets > 0)?;
         self.pop(service as u16)

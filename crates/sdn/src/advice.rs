@@ -44,7 +44,6 @@ pub enum Answer {
     Chain(u16),
     /// The rules decide.
     Rules,
-    /// It is dropped.
     Drop,
     /// The controller is asked, and gets up to this many bytes.
     Ask(u16),
@@ -58,13 +57,11 @@ pub enum Meanwhile {
     Rules,
     /// It waits for the answer.
     Wait,
-    /// It is dropped.
     Drop,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its number, 1 to [`MAX_NUMBER`].
     pub number: u32,
     /// The highest of the matching entries wins.
     pub priority: u16,
@@ -82,7 +79,6 @@ impl Entry {
     }
 }
 
-/// Entries of one mask.
 #[derive(Debug)]
 struct Tuple {
     mask: [u64; WIDE],
@@ -91,16 +87,13 @@ struct Tuple {
     entries: HashMap<[u64; WIDE], Entry>,
 }
 
-/// The result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found<'a> {
-    /// The entry of highest priority that matches.
     pub entry: Option<&'a Entry>,
     /// Whether the result is the same for all packets of the flow.
     pub settles: bool,
 }
 
-/// Compiled entries.
 #[derive(Debug, Default)]
 pub struct Advice {
     tuples: Vec<Tuple>,
@@ -231,7 +224,6 @@ struct Line {
 pub struct Tally(Box<[Box<[Line]>]>);
 
 impl Tally {
-    /// For entries with numbers up to `most`.
     pub fn new(threads: usize, most: u32) -> Self {
         let lines = || (0..=most.min(MAX_NUMBER)).map(|_| Line::default()).collect();
         Self((0..threads).map(|_| lines()).collect())
@@ -257,7 +249,6 @@ impl Tally {
         })
     }
 
-    /// Packets of all numbers.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().map(|line| line.packets.get()).sum()
     }

@@ -33,7 +33,6 @@ impl Homes {
         Self { known: vec![None; flows.max(1)].into() }
     }
 
-    /// Records which thread has asked about a packet.
     pub fn note(&mut self, question: &Question) {
         let bytes = &question.bytes[..question.bytes.len().min(question.copied.into())];
         let hash = hash_of(bytes, question.len, question.ingress);
@@ -61,12 +60,10 @@ pub struct Adviser {
 }
 
 impl Adviser {
-    /// For these Rx threads.
     pub fn new(line: Arc<Line>, threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>) -> Self {
         Self { line, threads }
     }
 
-    /// The state shared with the threads.
     pub fn line(&self) -> &Line {
         &self.line
     }

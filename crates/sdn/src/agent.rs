@@ -47,9 +47,7 @@ const EXPIRE_MS: u64 = 100;
 const BACKLOG: usize = 1 << 20;
 /// Bytes of messages behind a barrier above which the controller is not read from.
 const WAITING: usize = 1 << 16;
-/// Most bytes in one read.
 const CHUNK: usize = 1 << 16;
-/// Most questions in one round.
 const QUESTIONS: usize = 256;
 /// Flows whose asking thread is known.
 const HOMES: usize = 1 << 12;
@@ -60,7 +58,6 @@ const COMPILE_PART: u64 = 10;
 /// How long a held packet is remembered beyond its wait, in milliseconds.
 const GRACE_MS: u64 = 1_000;
 
-/// Source of counters for the switch.
 struct View<'a> {
     adviser: &'a Adviser,
     topology: &'a Topology,
@@ -115,7 +112,6 @@ impl Plant for View<'_> {
     }
 }
 
-/// An established connection.
 struct Line {
     stream: TcpStream,
     session: Session,
@@ -129,14 +125,12 @@ struct Former {
     numbers: Vec<u32>,
 }
 
-/// Log of connections.
 struct Logged {
     last: Option<String>,
     /// Notices about lost or failed connections, and about established ones.
     notices: [Notices<()>; 2],
 }
 
-/// State of the thread.
 pub(super) struct Speaker {
     config: Openflow,
     address: (String, u16),
@@ -221,7 +215,6 @@ impl Speaker {
         }
     }
 
-    /// Runs until it is stopped.
     pub(super) fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             let now = now_ms();
@@ -324,7 +317,6 @@ impl Speaker {
         self.wait_to_retry(why);
     }
 
-    /// Reads from the controller.
     fn listen(&mut self, now: u64) {
         let Some(line) = &mut self.line else { return };
         // Earlier requests come first, and a controller that does not read is not read from.
@@ -442,7 +434,6 @@ impl Speaker {
         }
     }
 
-    /// Compiles and publishes the present entries.
     fn publish(&mut self) {
         let began = monotonic_ns();
         let away = match self.config.fail {
@@ -472,7 +463,6 @@ impl Speaker {
         self.publish_at_ms = now_ms() + took_ms * COMPILE_PART;
     }
 
-    /// Frees advice that no Rx thread uses.
     fn let_go(&mut self) {
         while self.former.front().is_some_and(|former| Arc::strong_count(&former.advice) == 1) {
             if let Some(former) = self.former.pop_front() {
@@ -490,7 +480,6 @@ impl Speaker {
         }
     }
 
-    /// Sends questions of the Rx threads as packet-ins.
     fn show_packets(&mut self, now: u64) {
         for _ in 0..QUESTIONS {
             let Some(question) = self.adviser.line().next() else { return };
@@ -547,7 +536,6 @@ impl Speaker {
         }
     }
 
-    /// Publishes counters.
     fn note(&self) {
         let faults = self.faults + self.line.as_ref().map_or(0, |line| line.session.faults());
         self.seen.errors.store(faults, Ordering::Relaxed);

@@ -33,7 +33,6 @@ pub const NOT_HELD: u32 = u32::MAX;
 pub(super) const BUFFER_BITS: u32 = 24;
 /// Questions that may be asked at once after a pause.
 const BURST: u64 = 32;
-/// Questions in flight.
 const QUESTIONS: usize = 512;
 
 /// A packet about which the controller is asked.
@@ -41,17 +40,13 @@ const QUESTIONS: usize = 512;
 pub struct Question {
     /// Number of the entry that asks.
     pub number: u32,
-    /// Number of the ingress port.
     pub ingress: u16,
-    /// Number of the asking thread.
     pub thread: u16,
-    /// Length of the packet, in bytes.
     pub len: u16,
     /// The held packet, or [`NOT_HELD`].
     pub buffer: u32,
     /// Number of valid bytes in `bytes`.
     pub copied: u16,
-    /// The first bytes of the packet.
     pub bytes: Box<[u8]>,
 }
 
@@ -83,7 +78,6 @@ impl Line {
         self.asked.pop()
     }
 
-    /// Returns a question for reuse.
     pub fn give_back(&self, question: Box<Question>) {
         let _ = self.empty.push(question);
     }
@@ -93,7 +87,6 @@ impl Line {
         self.missed.load(Ordering::Relaxed)
     }
 
-    /// Packets held at present.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }

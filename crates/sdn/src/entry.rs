@@ -21,7 +21,6 @@ pub fn port_of(number: u16) -> u32 {
     u32::from(number) + 1
 }
 
-/// The OpenFlow number of a chain.
 pub fn port_of_chain(number: u16) -> u32 {
     CHAIN_BASE + u32::from(number)
 }
@@ -44,7 +43,6 @@ pub fn answer(output: Option<Output>) -> Answer {
     }
 }
 
-/// Mask and value of a match.
 #[derive(Default)]
 struct Words {
     mask: [u64; WIDE],

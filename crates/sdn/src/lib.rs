@@ -63,7 +63,6 @@ struct Seen {
     flow_mods: AtomicU64,
     errors: AtomicU64,
     entries: AtomicU64,
-    /// Why there is no connection.
     problem: Mutex<Option<String>>,
 }
 
@@ -100,7 +99,6 @@ impl Agent {
         let _ = self.topology.send(topology);
     }
 
-    /// The agent's state.
     pub fn status(&self) -> api::Openflow {
         let seen = &self.seen;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -121,7 +119,6 @@ impl Agent {
         }
     }
 
-    /// Ends the thread.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

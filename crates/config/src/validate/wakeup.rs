@@ -5,7 +5,6 @@ use crate::problem::At;
 use sluice_api::config::{Mode, Per, Service, Wakeup, hop};
 
 impl Validation<'_> {
-    /// Checks the wake policies of services.
     pub(super) fn wakeups(&mut self) {
         let config = self.config;
         for (i, service) in config.services.iter().enumerate() {
@@ -23,7 +22,6 @@ impl Validation<'_> {
         }
     }
 
-    /// Checks the wake policy of a rule.
     pub(super) fn wakeup_of_rule(&mut self, i: usize, chain: &str, wakeup: &Wakeup) {
         let at = At::entry("rule", i, "wakeup");
         self.wakeup(at, wakeup);
