@@ -75,7 +75,8 @@ pub struct Manager {
     /// Cores of the Tx threads, which take packets from NFs and forward them.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub tx: Vec<usize>,
-    /// Cores of the Wakeup threads, which decide which NF runs. Each takes part of the NFs' cores.
+    /// Cores of the Wakeup threads, which decide which NF runs. The NFs' cores are divided among
+    /// them.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub wakeup: Vec<usize>,
     /// Cores of the Monitor threads, which measure. NFs are divided among them.
@@ -103,7 +104,8 @@ pub struct Manager {
     /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
     #[schemars(range(min = 1))]
     pub max_violations: u64,
-    /// Time after which an NF that holds packets and returns none is stopped, in ms; 0 never.
+    /// An NF that holds packets and returns none for this long is stopped, in milliseconds; 0 never
+    /// stops one (for a debugger).
     #[schemars(range(max = 86_400_000))]
     pub stall_ms: u64,
     /// Sampling period of latency: one packet of this many in each chain is timed; 0 times none.
@@ -114,7 +116,8 @@ pub struct Manager {
     /// First user ID for services without `user`. Each gets its own, if the manager is root.
     #[schemars(range(min = 1, max = u32::MAX - 1))]
     pub uid_first: u32,
-    /// Number of these IDs, for no other use. Those in the host's user database are skipped.
+    /// Number of these user IDs. They must not be in use; those in the host's user database are
+    /// skipped.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub uid_count: u32,
 }
@@ -164,7 +167,8 @@ pub enum Idle {
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Memory {
-    /// Frames in each arena: one for each tenant with NFs, and one for packets of several tenants.
+    /// Number of frames in each arena. Each tenant with NFs has one; another one receives packets
+    /// that may be for several tenants.
     #[schemars(range(min = 512, max = 1 << 26))]
     pub frames: u32,
     /// Number of frames for single tenants, by name, such as `{ gold = 65536 }`.
@@ -180,10 +184,12 @@ pub struct Memory {
     pub after_violation: AfterViolation,
     /// Whether DPDK is started even without a `dpdk` port, so that one can be added later.
     pub dpdk: bool,
-    /// Cache ways that devices write into. Left out: as the processor or resctrl reports.
+    /// Ways of the last-level cache that devices write packets into. Left out: as the processor or
+    /// resctrl reports.
     #[schemars(range(min = 1, max = 64))]
     pub io_ways: Option<u32>,
-    /// Most packets in each receive queue of a NIC. Left out: as many as those ways hold, if known.
+    /// Most packets in each receive queue of a NIC. Left out: as many as stay in those ways until
+    /// they are read, if their number is known.
     #[schemars(range(min = 32, max = 1 << 15))]
     pub rx_frames: Option<u32>,
 }
@@ -232,7 +238,8 @@ pub enum Hugepages {
 pub struct Sched {
     /// Scheduling class of NFs that sleep: SCHED_OTHER, SCHED_BATCH or SCHED_RR.
     pub class: Class,
-    /// Time slice of SCHED_RR on the whole host, in milliseconds; the kernel rounds it up.
+    /// Time slice of SCHED_RR while the daemon runs, in milliseconds. It applies to the whole host;
+    /// the kernel rounds it up to its tick.
     #[schemars(range(min = 1, max = 10_000))]
     pub rr_slice_ms: Option<u32>,
     /// Whether an NF that goes to sleep starts the next one on its core; if not, the manager does.
@@ -268,9 +275,11 @@ pub struct Sched {
     /// by SCHED_RR with a priority for each NF (`realtime`). If the kernel does not allow the
     /// latter, a warning is logged and weights are used.
     pub priorities: Priorities,
-    /// Run NFs that are later in their chain first: packets with the most work leave soonest.
+    /// Run NFs that are later in their chain first, so that packets with the most work invested
+    /// leave soonest.
     pub downstream_first: bool,
-    /// Priorities of tenants, such as `{ gold = 4.0 }`: of their services and their rules' flows.
+    /// Priorities of tenants, by name, such as `{ gold = 4.0 }`: for their services, and for the
+    /// flows that rules assign to them.
     pub tenants: BTreeMap<String, f64>,
 }
 
@@ -319,11 +328,13 @@ pub enum Priorities {
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Workflow {
-    /// How an NF is stopped so that another runs. `auto`: the quickest way; `none`: not at all.
+    /// How an NF is stopped so that another runs: `auto` takes the quickest that works on the host;
+    /// `none` leaves it to the kernel's scheduler.
     pub mechanism: ByWhat,
     /// Other mechanisms for single cores, by number, such as `{ 2 = "signal" }`.
     pub cores: BTreeMap<String, String>,
-    /// Fewer packets than this in an NF's input, or free slots in its output, end its slice.
+    /// Packets below which an NF's input is almost empty, and free slots below which its output is
+    /// almost full. Either ends its slice.
     #[schemars(range(min = 1, max = 1024))]
     pub near: u32,
     /// A slice is the time that a ring full of packets takes, divided by this; 1 or more.
@@ -414,7 +425,8 @@ pub struct Openflow {
     pub datapath_id: u64,
     /// What happens to a packet without an entry until the controller decides.
     pub miss: Miss,
-    /// What happens to packets without an entry while unconnected. Entries stay in force.
+    /// What happens to packets without an entry while there is no connection to the controller.
+    /// Entries stay in force.
     pub fail: Fail,
     /// Most flow entries.
     #[schemars(range(min = 1, max = 131_000))]
@@ -573,8 +585,8 @@ pub struct Gen {
     /// Number of flows, which take turns.
     #[schemars(range(min = 1))]
     pub flows: u32,
-    /// Packets in a flow, then another follows; 0: no limit. TCP flows get SYN and RST at their
-    /// ends.
+    /// Packets in a flow, after which another begins; 0: flows do not end. TCP flows with an end
+    /// begin with SYN and end with RST.
     pub flow_packets: u32,
     /// Protocol of the packets.
     pub protocol: GenProtocol,
@@ -594,7 +606,8 @@ pub struct Gen {
     pub dst: Option<std::net::IpAddr>,
     /// Destination port.
     pub dst_port: u16,
-    /// Whether packets have a checksum, 8 bytes before the stamp. Sinks count changes as `altered`.
+    /// Whether packets have a checksum over all of their bytes, 8 bytes before the stamp. Sinks
+    /// count changed packets as `altered`.
     pub checksum: bool,
 }
 
@@ -740,7 +753,8 @@ pub struct Service {
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and the host's PATH.
+    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH. A container does
+    /// not get the host's PATH, and may set its own.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// User of its processes (name or number). By default, if the manager is root, a user of its
@@ -770,9 +784,9 @@ pub struct Service {
     /// Whether instances are started from outside and attach by themselves, as `NAME.i` or `NAME`.
     #[serde(default)]
     pub attach: bool,
-    /// Whether instances are forked from a process that has made the handler (a zygote): a fast
-    /// start, and shared memory. For programs in callback style, with one thread when the handler
-    /// is made.
+    /// Whether instances are forked from a process that has made the handler (a zygote). They start
+    /// fast and share unchanged memory. For programs in callback style that have one thread when
+    /// the handler is made.
     #[serde(default)]
     pub zygote: bool,
     /// Number of instances at start.
@@ -783,25 +797,29 @@ pub struct Service {
     #[serde(default = "core_one")]
     #[schemars(inner(range(max = MAX_CORE)))]
     pub cores: Vec<usize>,
-    /// Whether it sleeps or polls without packets. For polling NFs on a shared core: `[workflow]`.
+    /// Whether it sleeps or polls when it has no packets. For polling NFs that share a core, see
+    /// `[workflow]`.
     #[serde(default)]
     pub mode: Mode,
     /// Capacity of each ring, a power of two. Also the most packets in flight to an instance.
     #[serde(default = "ring")]
     #[schemars(range(min = 2, max = 1 << 20))]
     pub ring: u32,
-    /// NFs of different tenants share neither packet memory nor core pages. None is a tenant too.
+    /// NFs of different tenants share neither packet memory nor core pages. Services without a
+    /// tenant form one too.
     #[serde(default)]
     pub tenant: Option<String>,
     /// Ports and services to which instances may send packets by a verdict. By default the services
     /// and egress ports of its chains. Packets to others are dropped, and count as violations.
     #[serde(default)]
     pub may_send_to: Option<Vec<String>>,
-    /// Weight of its instances besides load: 2 gives twice the share, and precedence until used.
+    /// Weight of its instances besides load: 2 gives twice the share, and precedence until it is
+    /// used up.
     #[serde(default = "ordinary")]
     #[schemars(range(min = 0))]
     pub priority: f64,
-    /// Whether its program was written for Sluice, or is any one between two network interfaces.
+    /// Whether its program was written for Sluice, or is any program between two network
+    /// interfaces.
     #[serde(default)]
     pub kind: ServiceKind,
     /// For a foreign service: how packets reach its program: by virtual interfaces (`af_packet`, or
@@ -827,7 +845,8 @@ pub struct Service {
     /// For a foreign service: shell commands that run in its namespace before its program starts.
     #[serde(default)]
     pub setup: Vec<String>,
-    /// For a foreign service: shell commands in its namespace after program start, before packets.
+    /// For a foreign service: shell commands that run in its namespace once its program has
+    /// started. It gets packets after them.
     #[serde(default)]
     pub ready: Vec<String>,
     /// For a foreign service: shell commands that run in its namespace after its program has ended.
@@ -836,7 +855,8 @@ pub struct Service {
     /// For a foreign service: whether packets that do not return are losses or consumed by design.
     #[serde(default)]
     pub drops: Drops,
-    /// For a foreign service: milliseconds after which a packet that has not come back is lost.
+    /// For a foreign service: time after which a packet that has not come back counts as gone, in
+    /// milliseconds.
     #[serde(default = "second")]
     #[schemars(range(min = 1, max = 3_600_000))]
     pub inside_ms: u32,
@@ -1110,7 +1130,8 @@ pub struct Rule {
     pub tenant: Option<String>,
     /// Chain of the matching packets.
     pub chain: String,
-    /// When instances with one flow each are woken for packets of such a flow.
+    /// When instances with one flow each are woken for packets of such a flow, if their service has
+    /// a policy.
     #[serde(default)]
     pub wakeup: Option<Wakeup>,
 }

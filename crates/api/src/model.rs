@@ -105,7 +105,8 @@ pub struct Schedule {
     pub switch_ns: u64,
     /// Its NFs.
     pub nfs: Vec<String>,
-    /// Ended slices by reason: `slice`, `empty` (input), `full` (output), `held`, `idle`.
+    /// Ended slices by reason: `slice`, `empty` (input almost), `full` (output almost), `held`,
+    /// `idle`.
     pub turns: BTreeMap<String, u64>,
     /// Nanoseconds that the packet thread has spent on stopping and starting NFs.
     pub controller_ns: u64,
@@ -201,7 +202,8 @@ pub struct Port {
     /// Whether no more packets will arrive: the file was read or the generator's count was sent.
     #[serde(default)]
     pub finished: bool,
-    /// Packets per second that its rate lacked over the last second; 0 within a hundredth.
+    /// Packets per second below its rate over the last second; 0 if within a hundredth of it, or
+    /// without a rate.
     #[serde(default)]
     pub behind_pps: f64,
     /// Values that only this kind of port has, by name.
@@ -234,8 +236,8 @@ pub enum PortState {
     Gone,
     /// Its interface has not appeared yet, and the port has `when_missing = "wait"`.
     Waiting,
-    /// Its capture file cannot be written, as on a full disk. Its chains stop when buffers are
-    /// full.
+    /// Its capture file cannot be written, as on a full disk. When its buffers are full, chains to
+    /// it accept no packets.
     Blocked,
 }
 
@@ -370,7 +372,8 @@ pub struct Nf {
 }
 
 impl Nf {
-    /// Cost of a packet in nanoseconds; 0 until known. Outside, it includes taking and returning.
+    /// Cost of a packet in nanoseconds; 0 until known. Measured from outside, it includes taking
+    /// and returning packets.
     pub fn cost_ns(&self) -> f64 {
         self.sched.service_ns.max(self.sched.outside_ns)
     }
@@ -411,7 +414,7 @@ pub struct NfForeign {
     pub returned: u64,
     /// Of these, the ones that it created.
     pub originated: u64,
-    /// Packets that entered and did not come back in time; no losses where consumed by design.
+    /// Packets that entered and did not come back in time; no losses if consumed by design.
     pub not_back: u64,
     /// Packets that entered and may still come back.
     pub inside: u64,
@@ -454,7 +457,8 @@ pub struct NfSched {
     pub held: bool,
     /// Packets marked (congestion experienced) on their way to it.
     pub marked: u64,
-    /// Cost of a packet by CPU time over packets, in ns; 0 until known, or without time slices.
+    /// Cost of a packet in nanoseconds, measured as CPU time over packets; 0 until known, or
+    /// without time slices.
     #[serde(default)]
     pub outside_ns: f64,
     /// Its time slices, if NFs of its core do not cooperate.

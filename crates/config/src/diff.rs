@@ -46,7 +46,7 @@ pub enum Change {
         /// The new service, with its new number of instances.
         service: Service,
     },
-    /// Change the number of instances of a pool, or its policy. Existing instances stay.
+    /// Change the number of instances of a pool, or what it does with flows. Instances stay.
     ChangePool {
         /// The new service.
         service: Service,

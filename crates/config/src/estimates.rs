@@ -60,7 +60,8 @@ pub struct Estimate {
     /// Range of the ring time over the rounds: a handler cheaper than this cannot be resolved.
     #[serde(default)]
     pub ring_spread_ns: f64,
-    /// Nanoseconds for a burst, sampled by the NF's library in these rounds; None if too rarely.
+    /// Nanoseconds for a burst, sampled by the NF's library in the same rounds; None if there were
+    /// too few samples.
     pub inside_ns: Option<f64>,
     /// Relative difference of the time from outside to that sample, positive if larger. The median
     /// over rounds with a sample, each with the round before it, so that both cover the same time.

@@ -140,7 +140,7 @@ fn unreadable(path: &Path) -> Option<(String, &'static str)> {
     }
 }
 
-/// Whether a user can make files in a folder, by owner and mode; the group counts for everyone.
+/// Whether a user can make files in a folder, by owner and mode. Group membership is assumed.
 fn may_write(folder: &fs::Metadata, uid: u32) -> bool {
     let mode = folder.mode();
     uid == 0 || if folder.uid() == uid { mode & 0o200 != 0 } else { mode & 0o022 != 0 }

@@ -11,7 +11,7 @@ use sluice_api::protocol::{ICMP, ICMPV6, ProtocolMatch, TCP, UDP};
 /// The words that [`protocol`] accepts, besides numbers.
 pub(crate) const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
 
-/// Reads the protocol of a rule: one of [`PROTOCOLS`], or a number from 0 to 255.
+/// Reads the protocol of a rule: one of `PROTOCOLS`, or a number from 0 to 255.
 ///
 /// # Errors
 /// A sentence that names the nearest word.

@@ -20,16 +20,19 @@ pub struct Pool {
     /// (ingress), `dscp`, `source-prefix/24` or `destination-prefix/24`, with `/24/56` if IPv6
     /// prefixes do not have 64 bits. The first packet of a connection decides for both directions.
     pub class: Option<String>,
-    /// Capacity of each ring of an instance, a power of two. Small for one flow at a time.
+    /// Capacity of each ring of an instance, a power of two. Keep it small where an instance has
+    /// one flow at a time.
     #[schemars(range(min = 2, max = 1 << 20))]
     pub ring: u32,
-    /// Time in which late packets of an ended flow reach its instance, in milliseconds.
+    /// How long late packets of an ended flow still reach its instance, in milliseconds. A class
+    /// ends with its last flow.
     #[schemars(range(max = 3_600_000))]
     pub linger_ms: u32,
     /// Idle timeout of an established TCP connection, in milliseconds.
     #[schemars(range(min = 1))]
     pub tcp_idle_ms: u32,
-    /// Idle timeout of a TCP connection open or used in one direction only, in milliseconds.
+    /// Idle timeout of a TCP connection in which one side has not sent, or one side has ended, in
+    /// milliseconds.
     #[schemars(range(min = 1))]
     pub half_open_ms: u32,
     /// Idle timeout of a flow that is not TCP, in milliseconds.

@@ -180,7 +180,8 @@ impl Validation<'_> {
         }
     }
 
-    /// Checks that a reversed hop has a far side, and that foreign programs do not repeat.
+    /// Checks that a reversed hop has a far side, and that no foreign program repeats in a
+    /// direction.
     pub(super) fn sides(&mut self, at: At, chain: &Chain, at_hop: usize) {
         let (name, reverse) = hop(&chain.services[at_hop]);
         let Some(service) = self.config.services.iter().find(|s| s.name == name) else { return };
