@@ -552,7 +552,7 @@ pub enum Overload {
     Wait,
 }
 
-/// Kinds of port. A new kind is one variant here and one file in `port/`.
+/// Kinds of port. A new kind is one variant here and a module of `crates/ports`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum PortKind {

@@ -623,7 +623,7 @@ pub struct Zygote {
 pub struct Pool {
     /// The service.
     pub service: String,
-    /// What an instance receives: `flow`, `rss` or `round-robin`.
+    /// What an instance receives: `flow`, `class`, `rss` or `round-robin`.
     pub per: String,
     /// Least number of instances.
     pub min: u32,
