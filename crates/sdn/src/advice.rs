@@ -31,7 +31,7 @@ pub const BEYOND: usize = 5;
 /// Words of a packet that entries compare: the flow key's, then those beyond.
 pub const WIDE: usize = WORDS + BEYOND;
 
-/// In place of an entry's number: the controller has yet to be asked about this flow.
+/// In place of an entry's number: the controller has not been asked about this flow yet.
 pub const UNASKED: u32 = MAX_NOTE;
 
 /// Largest number of an entry; the smallest is 1.

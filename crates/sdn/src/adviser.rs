@@ -85,7 +85,7 @@ impl Adviser {
         }
     }
 
-    /// Sends a held packet where an answer says; None: where the advice says.
+    /// Sends a held packet on by an answer; None: by the advice.
     pub fn release(&self, buffer: u32, answer: Option<Answer>) {
         let owner = self.threads.iter().find(|(number, ..)| *number as u32 == buffer >> BUFFER_BITS);
         if let Some(owner) = owner {
@@ -93,7 +93,7 @@ impl Adviser {
         }
     }
 
-    /// Sends a packet where an answer says, as if received by a port with `queues` queues.
+    /// Sends a packet by an answer, as if received by a port with `queues` queues.
     /// Its thread is the one that asked about its flow, else that of the queue [`queue_of`]
     /// selects.
     pub fn inject(&self, homes: &Homes, ingress: u16, queues: usize, answer: Option<Answer>, bytes: Vec<u8>) {

@@ -332,7 +332,7 @@ impl Asker {
         self.tend(plane);
     }
 
-    /// Sends a held packet where an answer says; None: where the advice says, without asking.
+    /// Sends a held packet on by an answer; None: by the advice, without asking.
     pub(super) fn release(&mut self, plane: &Plane, buffer: u32, answer: Option<Answer>) {
         if let Some(at) = self.waiting.iter().position(|w| w.buffer == buffer) {
             let Waiting { packet, key, .. } = self.waiting.remove(at);

@@ -8,7 +8,7 @@
 //! each entry; no groups or meters. A change of entries re-decides every known flow, so changes in
 //! quick succession take effect together. One controller at a time, by TCP without TLS.
 
-// These macros panic when nobody reads the output; logging does not.
+// These macros panic when the output is closed; logging does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
