@@ -1,4 +1,4 @@
-//! What a request changes, as it is listed.
+//! The changes that a request makes, as a list.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 /// One step from the old configuration to the new.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct Change {
-    /// What was done.
+    /// What the step does.
     pub action: Action,
     /// `port`, `service`, `pool`, `instances`, `chain`, `rules` or `key`.
     pub kind: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// What is different, in words: for each key its old and its new value. May be empty.
+    /// For each key that changes, its old and new value, in words. May be empty.
     #[serde(default)]
     pub detail: String,
 }
@@ -21,13 +21,13 @@ pub struct Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Something new.
+    /// Adds an object.
     Add,
-    /// Something goes.
+    /// Removes an object.
     Remove,
-    /// Something stays and is different.
+    /// Changes an object.
     Change,
-    /// Something is to be different, and will be when the daemon is started again.
+    /// Changes an object when the daemon is restarted.
     Restart,
 }
 

@@ -1,7 +1,7 @@
 //! A client of the control API: one connection, one request at a time, blocking.
 //!
-//! The connection is made at the first request and again after a break, so a client may outlive a daemon. Requests that may change
-//! something are never sent twice.
+//! It connects at the first request and reconnects after a break, so a client may outlive a daemon.
+//! Requests that may change something are never sent twice.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,10 +26,10 @@ use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
 use crate::config;
 
-/// Longer than the daemon lets a call take.
+/// Timeout of a request; longer than the daemon's own limit.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Why there is no answer, or a refusal.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No daemon listens.
@@ -38,19 +38,19 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
     },
-    /// The socket is somebody else's.
+    /// The socket belongs to another user.
     #[error("no permission for {path}: run as root or as the user that sluiced runs as")]
     NoPermission {
         /// The socket.
         path: PathBuf,
     },
-    /// The socket is not the control socket; nf.sock is such a one.
+    /// The socket is another one, such as nf.sock.
     #[error("{path} is not a control socket: nf.sock in the same folder is for NFs, and control.sock is for this program")]
     WrongSocket {
         /// The socket.
         path: PathBuf,
     },
-    /// The daemon refuses.
+    /// The daemon refuses the request.
     #[error("{}{}", .0.error, hint(&.0.hint))]
     Api(ApiError),
     /// The connection broke.
@@ -58,7 +58,7 @@ pub enum ClientError {
     Broken {
         /// The socket.
         path: PathBuf,
-        /// How.
+        /// The error.
         what: String,
     },
     /// The answer is not what this client expects.
@@ -66,10 +66,10 @@ pub enum ClientError {
     Answer {
         /// Method and address.
         request: String,
-        /// What is wrong with it.
+        /// The error.
         what: String,
     },
-    /// No runtime for the connection.
+    /// The runtime of the connection cannot be started.
     #[error("cannot start a client: {0}")]
     Runtime(std::io::Error),
 }
@@ -78,7 +78,7 @@ fn hint(hint: &str) -> String {
     if hint.is_empty() { String::new() } else { format!("\n  hint: {hint}") }
 }
 
-/// A client.
+/// A client of the control API.
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
@@ -90,19 +90,19 @@ impl Client {
     /// A client of the daemon at `socket`; connects at the first request.
     ///
     /// # Errors
-    /// [`ClientError::Runtime`], if the process is out of file descriptors.
+    /// [`ClientError::Runtime`] if the process is out of file descriptors.
     pub fn new(socket: &Path) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(ClientError::Runtime)?;
         Ok(Self { path: socket.to_owned(), runtime, connection: None })
     }
 
-    /// The socket.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Asks, and gives back the answer's text.
+    /// Sends a request and returns the text of the answer.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -115,7 +115,7 @@ impl Client {
             .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })
     }
 
-    /// Asks, and gives back status and JSON of the answer: a refusal is an answer like any other.
+    /// Sends a request and returns status and JSON of the answer, even of a refusal.
     ///
     /// # Errors
     /// See [`ClientError`]; none is [`ClientError::Api`].
@@ -125,7 +125,7 @@ impl Client {
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
         let (status, bytes) = self.exchange(&verb, address, body)?;
         let json = match serde_json::from_slice(&bytes) {
-            // Some refusals are HTTP's own, and have no text.
+            // Errors of the HTTP layer have no body.
             Err(_) if !status.is_success() => Value::Null,
             json => json.map_err(|error| wrong(error.to_string()))?,
         };
@@ -169,7 +169,7 @@ impl Client {
     }
 
     fn get<T: DeserializeOwned>(&mut self, address: &str) -> Result<T, ClientError> {
-        // A connection that the daemon closed meanwhile shows only when used. Reading twice does no harm.
+        // A connection closed by the daemon fails only when used. A GET can be repeated safely.
         let reused = self.connection.is_some();
         match self.ask(Method::GET, address, Vec::new()) {
             Err(ClientError::Broken { .. }) if reused => self.ask(Method::GET, address, Vec::new()),
@@ -191,25 +191,22 @@ impl Client {
 /// The calls of the API, each with the errors of [`ClientError`].
 #[allow(clippy::missing_errors_doc)] // one line above for all
 impl Client {
-    /// What the daemon is and has.
+    /// The state of the daemon.
     pub fn status(&mut self) -> Result<Status, ClientError> {
         self.get("/v1/status")
     }
 
-    /// Everything that is counted.
+    /// The latest events.
     pub fn events(&mut self) -> Result<Vec<Event>, ClientError> {
         self.get("/v1/events")
     }
 
-    /// Everything that is counted.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// All counters.
     pub fn stats(&mut self) -> Result<Stats, ClientError> {
         self.get("/v1/stats")
     }
 
-    /// The same for Prometheus.
+    /// All metrics in the Prometheus format.
     pub fn metrics(&mut self) -> Result<String, ClientError> {
         self.request(Method::GET, "/v1/metrics", Vec::new())
     }
@@ -219,17 +216,17 @@ impl Client {
         self.post("/v1/nfs", &AddNf { service: service.into(), core })
     }
 
-    /// Has an instance on another core take the place of this one. The new one.
+    /// Replaces an instance by one on another core, and returns the new one.
     pub fn move_nf(&mut self, name: &str, core: usize) -> Result<Nf, ClientError> {
         self.post(&format!("/v1/nfs/{}/move", escaped(name)), &MoveNf { core })
     }
 
-    /// Stops an instance. Refused for the last one of a service that an open chain passes.
+    /// Stops an instance, unless it is the last one of a service on an open chain.
     pub fn remove_nf(&mut self, name: &str) -> Result<(), ClientError> {
         self.delete("nfs", name)
     }
 
-    /// Stops an instance, also the last one of a service that an open chain passes.
+    /// Stops an instance, even the last one of a service on an open chain.
     pub fn force_remove_nf(&mut self, name: &str) -> Result<(), ClientError> {
         let _: Done = self.ask(Method::DELETE, &format!("/v1/nfs/{}?force=true", escaped(name)), Vec::new())?;
         Ok(())
@@ -245,7 +242,7 @@ impl Client {
         self.delete("services", name)
     }
 
-    /// Goes over to another version of a service's program.
+    /// Upgrades a service to another version of its program.
     pub fn upgrade(&mut self, service: &str, to: &Upgrade) -> Result<Upgraded, ClientError> {
         self.post(&format!("/v1/services/{}/upgrade", escaped(service)), to)
     }
@@ -270,7 +267,7 @@ impl Client {
         self.delete("rules", name)
     }
 
-    /// Gives a tenant fresh packet memory, and starts its NFs again.
+    /// Gives a tenant fresh packet memory and restarts its NFs.
     pub fn renew_memory(&mut self, tenant: &str) -> Result<(), ClientError> {
         let _: Done = self.ask(Method::DELETE, &format!("/v1/tenants/{}/memory", escaped(tenant)), Vec::new())?;
         Ok(())
@@ -286,34 +283,34 @@ impl Client {
         self.delete("ports", name)
     }
 
-    /// Goes over to another configuration.
+    /// Applies another configuration.
     pub fn apply(&mut self, apply: &Apply) -> Result<Applied, ClientError> {
         self.post("/v1/apply", apply)
     }
 
-    /// Follows packets on their way.
+    /// Traces packets.
     pub fn trace(&mut self, request: &TraceRequest) -> Result<Trace, ClientError> {
         self.post("/v1/trace", request)
     }
 
-    /// Has an assignment kept.
+    /// Puts an assignment in force.
     pub fn place(&mut self, assignment: &Assignment) -> Result<Placed, ClientError> {
         let body = serde_json::to_vec(assignment)
             .map_err(|error| ClientError::Answer { request: "PUT /v1/placement".into(), what: error.to_string() })?;
         self.ask(Method::PUT, "/v1/placement", body)
     }
 
-    /// The assignment that is kept.
+    /// The assignment in force.
     pub fn placement(&mut self) -> Result<Assignment, ClientError> {
         self.get("/v1/placement")
     }
 
-    /// Has none kept any more.
+    /// Withdraws the assignment in force.
     pub fn withdraw(&mut self) -> Result<Placed, ClientError> {
         self.ask(Method::DELETE, "/v1/placement", Vec::new())
     }
 
-    /// How promises are kept.
+    /// How SLOs are kept.
     pub fn promises(&mut self) -> Result<Promises, ClientError> {
         self.get("/v1/promises")
     }
@@ -335,7 +332,7 @@ async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
     let (sender, connection) = handshake(TokioIo::new(stream))
         .await
         .map_err(|error| ClientError::Broken { path: path.into(), what: error.to_string() })?;
-    // Driven by block_on of the next request; its error shows there too.
+    // The next request's block_on drives it, and reports its error.
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -348,7 +345,7 @@ fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
     }
 }
 
-/// A name as a segment of an address.
+/// Percent-encodes a name as a segment of an address.
 fn escaped(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {
@@ -384,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_of_nfs_is_told_from_the_control_socket() {
+    fn the_socket_of_nfs_is_no_control_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nf.sock");
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};

@@ -1,5 +1,6 @@
-//! What a configuration can say, once: `sluice check --explain`, the checks of what is written and the JSON schemas read names, meanings,
-//! defaults and bounds of keys from these types (`sluice_config::schema`).
+//! The types of the configuration.
+//! `sluice check --explain`, the checks and the JSON schemas take names, meanings, defaults and
+//! bounds of keys from them (`sluice_config::schema`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,16 +18,16 @@ pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use promise::Promises;
 pub use wakeup::Wakeup;
 
-/// Where estimates of NFs are kept when nobody says otherwise.
+/// Default file of the estimates of NFs.
 pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
 
-/// Largest number of a core.
+/// Largest core number.
 pub const MAX_CORE: u32 = 65_535;
 
-/// Largest packet: the largest stride of a frame, less the headroom.
+/// Largest packet: the largest stride of a frame without the headroom.
 const MAX_PACKET: usize = sluice_shm::arena::MAX_STRIDE - sluice_shm::arena::HEADROOM;
 
-/// The whole file.
+/// The whole configuration file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
@@ -35,13 +36,13 @@ pub struct Config {
     pub manager: Manager,
     /// Packet memory: arenas of frames.
     pub memory: Memory,
-    /// Who runs, and who is let in.
+    /// CPU scheduling and admission.
     pub sched: Sched,
-    /// Turns of NFs that do not cooperate: those that poll and share their core.
+    /// Time slices of NFs that poll and share a core.
     pub workflow: Workflow,
-    /// The SDN controller that is asked about new flows, by OpenFlow 1.3, before the rules.
+    /// The SDN controller, which decides about new flows before the rules, by OpenFlow 1.3.
     pub openflow: Openflow,
-    /// Promises to tenants (SLOs): where the instances of a placement may run, and by what means promises are kept.
+    /// SLOs: where the instances of a placement may run, and how promises are kept.
     pub promises: Promises,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
@@ -57,27 +58,28 @@ pub struct Config {
     pub rules: Vec<Rule>,
 }
 
-/// The manager's threads. Roles on the same core share one loop; a core may be given once in each list.
+/// The manager's threads. Roles on one core share one loop. A core may occur once in each list.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Manager {
-    /// Folder of the sockets and of the record that a later start cleans up by.
+    /// Folder of the sockets and of the record by which a later start cleans up.
     #[schemars(extend("format" = "path"))]
     pub runtime_dir: PathBuf,
-    /// What packets cost NFs, as `sluice estimate --keep` has measured it: the first guess for an NF that starts. It need not be there.
+    /// File of packet costs from `sluice estimate --keep`: first estimates for new NFs. Optional.
     #[schemars(extend("format" = "path"))]
     pub estimates: PathBuf,
-    /// Cores of the Rx threads: they poll the ports and classify.
+    /// Cores of the Rx threads, which poll the ports and classify.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub rx: Vec<usize>,
-    /// Cores of the Tx threads: they take packets from NFs and forward them.
+    /// Cores of the Tx threads, which take packets from NFs and forward them.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub tx: Vec<usize>,
-    /// Cores of the Wakeup threads: they decide who runs; the cores of NFs are divided among them.
+    /// Cores of the Wakeup threads, which decide which NF runs. The NFs' cores are divided among
+    /// them.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub wakeup: Vec<usize>,
-    /// Cores of the Monitor threads: they measure; NFs are divided among them.
+    /// Cores of the Monitor threads, which measure. NFs are divided among them.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub monitor: Vec<usize>,
     /// What a manager thread does when it finds no packets.
@@ -85,34 +87,37 @@ pub struct Manager {
     /// Most NFs at a time.
     #[schemars(range(min = 1, max = 65_000))]
     pub max_nfs: u32,
-    /// Most flows that the flow table remembers.
+    /// Most flows in the flow table.
     #[schemars(range(min = 1, max = 1 << 27))]
     pub max_flows: u32,
-    /// Most paths: combinations of ingress port, chain and instances that flows take. At the bound flows share those there are.
+    /// Most paths (ingress port, chain and instances). At the limit, flows share existing ones.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub max_paths: u32,
-    /// A flow without packets for so long is forgotten, in milliseconds.
+    /// Idle timeout of flows, in milliseconds.
     #[schemars(range(min = 1, max = 86_400_000))]
     pub flow_timeout_ms: u64,
-    /// If no NF of a core has made progress for so long, in microseconds, although packets wait, who has them is woken whatever the core's
-    /// page says, and whoever had the core takes no turns until it moves. Longer than a burst of the slowest NF.
+    /// If no NF of a core makes progress for this long while packets wait, the NF with packets is
+    /// woken regardless of the core's page, and the NF that had the core is left out of the
+    /// hand-over until it makes progress. In microseconds; longer than a burst of the slowest NF.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub fallback_wake_us: u64,
     /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
     #[schemars(range(min = 1))]
     pub max_violations: u64,
-    /// An NF that holds packets and returns none for so long is stopped, in milliseconds; 0 never stops one (for a debugger).
+    /// An NF that holds packets and returns none for this long is stopped, in milliseconds; 0 never
+    /// stops one (for a debugger).
     #[schemars(range(max = 86_400_000))]
     pub stall_ms: u64,
-    /// One packet in so many of each chain is timed through it; 0 times none.
+    /// Sampling period of latency: one packet of this many in each chain is timed; 0 times none.
     pub latency_sample: u32,
-    /// How long a stop waits for packets inside to leave, in milliseconds.
+    /// How long a stop waits for the packets inside to leave, in milliseconds.
     #[schemars(range(max = 600_000))]
     pub drain_ms: u64,
-    /// First of the user numbers that services without `user` run as, each with one of its own, where the manager is root.
+    /// First user ID for services without `user`. Each gets its own, if the manager is root.
     #[schemars(range(min = 1, max = u32::MAX - 1))]
     pub uid_first: u32,
-    /// How many such numbers there are. None of them may be anybody else's: those that the host's user database has are left out.
+    /// Number of these user IDs. They must not be in use; those in the host's user database are
+    /// skipped.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub uid_count: u32,
 }
@@ -136,7 +141,7 @@ impl Default for Manager {
             stall_ms: 10_000,
             latency_sample: 128,
             drain_ms: 2_000,
-            // Between what containers and what systemd take.
+            // Between the ranges of containers and of systemd.
             uid_first: 1_879_100_000,
             uid_count: 65_536,
         }
@@ -147,12 +152,13 @@ impl Default for Manager {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Idle {
-    /// After a millisecond without packets and with none inside, has the kernel wake it when something comes. Where that cannot be (a
-    /// device of DPDK, a generator, a file that is played), it spins, and after a second without packets does as [`Idle::Sleep`].
+    /// After a millisecond without packets and with none inside, waits in the kernel for an event.
+    /// Where that is impossible (DPDK devices, generators, replayed files), it spins, and after a
+    /// second without packets behaves as [`Idle::Sleep`].
     Adaptive,
-    /// Looks again at once: lowest latency, a whole core.
+    /// Polls again at once: lowest latency, a whole core.
     Spin,
-    /// After a millisecond without packets, sleeps 50 to 500 µs between looks.
+    /// After a millisecond without packets, sleeps 50 to 500 µs between polls.
     Sleep,
 }
 
@@ -161,27 +167,29 @@ pub enum Idle {
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Memory {
-    /// Number of frames of each arena: there is one for each tenant that has NFs, and one where packets are received that may be for several.
+    /// Number of frames in each arena. Each tenant with NFs has one; another one receives packets
+    /// that may be for several tenants.
     #[schemars(range(min = 512, max = 1 << 26))]
     pub frames: u32,
-    /// Frames of the arenas of tenants that have others, by their names, such as `{ gold = 65536 }`.
+    /// Number of frames for single tenants, by name, such as `{ gold = 65536 }`.
     #[schemars(extend("additionalProperties" = { "type": "integer", "minimum": 512, "maximum": 1 << 26 }))]
     pub tenants: BTreeMap<String, u32>,
     /// Largest packet, in bytes; the stride of a frame follows from it.
     #[schemars(range(min = 64, max = MAX_PACKET))]
     pub packet_bytes: u32,
-    /// Whether arenas stand on 2 MiB hugepages.
+    /// Whether arenas use 2 MiB hugepages.
     pub hugepages: Hugepages,
-    /// What becomes of a tenant's arena when one of its NFs was stopped for violations: it stays (`keep`), or the tenant's NFs are started again
-    /// with a fresh one (`replace`).
+    /// What happens to a tenant's arena after one of its NFs was stopped for violations: it stays
+    /// (`keep`), or the tenant's NFs are restarted with a fresh one (`replace`).
     pub after_violation: AfterViolation,
-    /// Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.
+    /// Whether DPDK is started even without a `dpdk` port, so that one can be added later.
     pub dpdk: bool,
-    /// Ways of the last-level cache that devices write packets into. Left out: as the processor or resctrl says.
+    /// Ways of the last-level cache that devices write packets into. Left out: as the processor or
+    /// resctrl reports.
     #[schemars(range(min = 1, max = 64))]
     pub io_ways: Option<u32>,
-    /// Most packets that wait in each receive queue of a NIC. Left out: as many as stay in those ways until they are read, where these are
-    /// known.
+    /// Most packets in each receive queue of a NIC. Left out: as many as stay in those ways until
+    /// they are read, if their number is known.
     #[schemars(range(min = 32, max = 1 << 15))]
     pub rx_frames: Option<u32>,
 }
@@ -201,73 +209,77 @@ impl Default for Memory {
     }
 }
 
-/// What becomes of a tenant's arena when one of its NFs was stopped for violations.
+/// What happens to a tenant's arena after one of its NFs was stopped for violations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AfterViolation {
     /// It stays.
     Keep,
-    /// The tenant has a fresh one.
+    /// It is replaced by a fresh one.
     Replace,
 }
 
-/// Whether the arena stands on hugepages.
+/// Whether arenas use hugepages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Hugepages {
-    /// If enough are free; else ordinary pages, with advice for transparent ones.
+    /// If enough are free; otherwise ordinary pages, with advice for transparent ones.
     Auto,
-    /// Refuse to start without.
+    /// Always; without enough of them the daemon does not start.
     Always,
     /// Ordinary pages.
     Never,
 }
 
-/// Who runs, and who is let in. Each part can be switched off alone.
+/// CPU scheduling and admission. Each part can be switched off separately.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Sched {
-    /// Scheduling class of NFs that sleep: the kernel's SCHED_OTHER, SCHED_BATCH or SCHED_RR.
+    /// Scheduling class of NFs that sleep: SCHED_OTHER, SCHED_BATCH or SCHED_RR.
     pub class: Class,
-    /// Time slice of SCHED_RR while the daemon runs, in milliseconds: a setting of the whole host, which the kernel rounds up to its tick.
+    /// Time slice of SCHED_RR while the daemon runs, in milliseconds. It applies to the whole host;
+    /// the kernel rounds it up to its tick.
     #[schemars(range(min = 1, max = 10_000))]
     pub rr_slice_ms: Option<u32>,
-    /// Whether an NF that goes to sleep starts the next one on its core; else the manager wakes each NF that has packets.
+    /// Whether an NF that goes to sleep starts the next one on its core; if not, the manager does.
     pub handover: bool,
-    /// Whether each NF gets the share of its core that its arrivals and their cost ask for.
+    /// Whether each NF gets a share of its core in proportion to its arrivals and their cost.
     pub weights: bool,
-    /// Whether chains are refused at their entry where packets would die inside; else full rings inside drop.
+    /// Whether chains refuse packets that would be dropped inside; if not, full rings drop them.
     pub backpressure: bool,
-    /// Whether packets that can carry the mark are marked before a queue overflows.
+    /// Whether packets that support ECN are marked before a queue overflows.
     pub ecn: bool,
-    /// Fill of an rx ring at which its chains may be throttled, in percent.
+    /// Fill of an rx ring above which its chains may be throttled, in percent.
     #[schemars(range(min = 1, max = 100))]
     pub high_watermark: u32,
-    /// Fill of an rx ring at which they are let in again, in percent.
+    /// Fill of an rx ring below which they are admitted again, in percent.
     #[schemars(range(max = 99))]
     pub low_watermark: u32,
-    /// Queueing time from which a ring over its high watermark throttles, in microseconds.
+    /// Least queueing time at which a ring above its high watermark throttles, in microseconds.
     #[schemars(range(max = 10_000_000))]
     pub queueing_us: u32,
-    /// Average fill of an rx ring from which packets are marked, in percent.
+    /// Average fill of an rx ring above which packets are marked, in percent.
     #[schemars(range(min = 1, max = 100))]
     pub ecn_watermark: u32,
-    /// Time between two looks at the shares, in milliseconds.
+    /// Interval between updates of the shares, in milliseconds.
     #[schemars(range(min = 2, max = 10_000))]
     pub weight_every_ms: u32,
-    /// Change of a share that is worth writing, in percent of it.
+    /// Least change of a share that is written, in percent of it.
     #[schemars(range(max = 100))]
     pub weight_margin_percent: u32,
     /// Least share of its core that an NF keeps, in percent.
     #[schemars(range(max = 50))]
     pub min_share_percent: u32,
-    /// What gives priorities their effect where the kernel divides a core: its weights (`weights`), or SCHED_RR with a priority for each
-    /// NF (`realtime`), which goes back to weights, with a warning, where the kernel does not allow it.
+    /// How priorities take effect where the kernel divides a core: by its weights (`weights`), or
+    /// by SCHED_RR with a priority for each NF (`realtime`). If the kernel does not allow the
+    /// latter, a warning is logged and weights are used.
     pub priorities: Priorities,
-    /// Whether of the NFs of a core those further down their chains go first: what most work was done for is passed on soonest.
+    /// Run NFs that are later in their chain first, so that packets with the most work invested
+    /// leave soonest.
     pub downstream_first: bool,
-    /// Priorities of tenants, by their names, such as `{ gold = 4.0 }`: of the flows that rules say are theirs, and of their services.
+    /// Priorities of tenants, by name, such as `{ gold = 4.0 }`: for their services, and for the
+    /// flows that rules assign to them.
     pub tenants: BTreeMap<String, f64>,
 }
 
@@ -295,44 +307,46 @@ impl Default for Sched {
 }
 
 impl Sched {
-    /// Priority of a tenant; 1 of one that nothing is said of, and of nobody.
+    /// Priority of a tenant; 1 by default and without a tenant.
     pub fn priority_of(&self, tenant: Option<&str>) -> f64 {
         tenant.and_then(|name| self.tenants.get(name)).copied().unwrap_or(1.0)
     }
 }
 
-/// What gives priorities their effect where the kernel divides a core.
+/// How priorities take effect where the kernel divides a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Priorities {
-    /// Its weights.
+    /// By its weights.
     Weights,
-    /// SCHED_RR, or its weights where that is not allowed.
+    /// By SCHED_RR, or by its weights if that is not allowed.
     Realtime,
 }
 
-/// Turns of NFs that do not cooperate: those that poll and share their core.
+/// Time slices of NFs that poll and share a core.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Workflow {
-    /// How an NF is stopped so that another runs: `auto` takes what works quickest on the host; `none` leaves all to the kernel's scheduler.
+    /// How an NF is stopped so that another runs: `auto` takes the quickest that works on the host;
+    /// `none` leaves it to the kernel's scheduler.
     pub mechanism: ByWhat,
-    /// Another mechanism for some cores, by their numbers, such as `{ 2 = "signal" }`.
+    /// Other mechanisms for single cores, by number, such as `{ 2 = "signal" }`.
     pub cores: BTreeMap<String, String>,
-    /// Packets below which an NF's input is almost empty, and places below which its output is almost full: either ends its turn.
+    /// Packets below which an NF's input is almost empty, and free slots below which its output is
+    /// almost full. Either ends its slice.
     #[schemars(range(min = 1, max = 1024))]
     pub near: u32,
     /// A slice is the time that a ring full of packets takes, divided by this; 1 or more.
     #[schemars(range(min = 0))]
     pub divisor: f64,
-    /// A slice is at least so many times what a switch takes.
+    /// Least length of a slice, as a multiple of the time of a switch.
     #[schemars(range(min = 1, max = 10_000))]
     pub least_switches: u32,
-    /// An NF with fewer packets than `near` has its turn after so long all the same, in microseconds.
+    /// Longest wait of an NF with fewer packets than `near` for a slice, in microseconds.
     #[schemars(range(min = 10, max = 1_000_000))]
     pub longest_wait_us: u32,
-    /// An NF with nothing to do is stopped after so long, though nobody else has anything to do either, in microseconds.
+    /// Time after which an idle NF is stopped even if no other NF has work, in microseconds.
     #[schemars(range(max = 1_000_000_000))]
     pub park_after_us: u32,
 }
@@ -355,26 +369,26 @@ impl Default for Workflow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ByWhat {
-    /// What works quickest on the host.
+    /// The quickest that works on the host.
     Auto,
-    /// By nothing: the kernel's scheduler divides the core.
+    /// None: the kernel's scheduler divides the core.
     None,
     /// A pair of real-time priorities.
     Realtime,
-    /// The freezer of cgroups of version 2.
+    /// The freezer of cgroup version 2.
     Freeze,
     /// SIGSTOP and SIGCONT.
     Signal,
-    /// The freezer of cgroups of version 1.
+    /// The freezer of cgroup version 1.
     Freezer,
-    /// A signal whose handler, the library's, waits.
+    /// A signal whose handler, in the library, waits.
     Gate,
-    /// A word that the library looks at between bursts.
+    /// A word that the library polls between bursts.
     Doorbell,
 }
 
 impl ByWhat {
-    /// Its words, in the order of preference.
+    /// Its names, in the order of preference.
     pub const ALL: [(&str, Self); 8] = [
         ("auto", Self::Auto),
         ("none", Self::None),
@@ -386,7 +400,7 @@ impl ByWhat {
         ("doorbell", Self::Doorbell),
     ];
 
-    /// What a word means.
+    /// The mechanism with this name.
     pub fn of(word: &str) -> Option<Self> {
         Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, what)| *what)
     }
@@ -399,42 +413,43 @@ impl Workflow {
     }
 }
 
-/// The SDN controller that is asked about new flows, by OpenFlow 1.3, before the rules.
+/// The SDN controller, which decides about new flows before the rules, by OpenFlow 1.3.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Openflow {
-    /// Where the controller listens: `tcp:HOST:PORT`. Left out: nobody is asked.
+    /// Address of the controller: `tcp:HOST:PORT`. Left out: there is none.
     pub controller: Option<String>,
-    /// The identity that the controller knows this host by.
+    /// Datapath ID, by which the controller identifies this host.
     #[schemars(range(min = 1))]
     pub datapath_id: u64,
-    /// What becomes of packets that the controller is asked about.
+    /// What happens to a packet without an entry until the controller decides.
     pub miss: Miss,
-    /// What becomes of packets without an entry while there is no connection to the controller. Entries stay in force.
+    /// What happens to packets without an entry while there is no connection to the controller.
+    /// Entries stay in force.
     pub fail: Fail,
     /// Most flow entries.
     #[schemars(range(min = 1, max = 131_000))]
     pub entries: u32,
-    /// Most packets that wait for an answer, with `miss = "wait"`; further ones are dropped.
+    /// With `miss = "wait"`: most packets that wait for a decision; further ones are dropped.
     #[schemars(range(max = 65_536))]
     pub held: u32,
-    /// How long a packet waits for an answer, in milliseconds; then it is treated as without a connection.
+    /// Longest wait for a decision, in milliseconds; then `fail` applies to the packet.
     #[schemars(range(min = 1, max = 60_000))]
     pub wait_ms: u64,
-    /// Most packets that the controller is shown in a second.
+    /// Most packet-ins a second.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub packet_in_rate: u32,
-    /// Most bytes of a packet that the controller is shown.
+    /// Most bytes of a packet in a packet-in.
     #[schemars(range(min = 64, max = 65_344))]
     pub packet_in_bytes: u32,
-    /// After so long without a message the controller is asked whether it is there, in milliseconds.
+    /// Time without a message after which the controller gets an echo request, in milliseconds.
     #[schemars(range(min = 100, max = 3_600_000))]
     pub echo_ms: u64,
-    /// After so long without a message the connection is given up, in milliseconds.
+    /// Time without a message after which the connection is closed, in milliseconds.
     #[schemars(range(min = 200, max = 3_600_000))]
     pub dead_ms: u64,
-    /// Time to the first attempt to connect again, in milliseconds; each attempt doubles it.
+    /// Time to the first reconnection attempt, in milliseconds; each attempt doubles it.
     #[schemars(range(min = 10, max = 3_600_000))]
     pub retry_ms: u64,
     /// Longest time between two attempts, in milliseconds.
@@ -462,23 +477,23 @@ impl Default for Openflow {
     }
 }
 
-/// What becomes of packets that the controller is asked about.
+/// What happens to a packet without an entry until the controller decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Miss {
-    /// What the rules say, until the controller says something else.
+    /// It follows the rules.
     Rules,
-    /// They wait for the answer.
+    /// It waits for the decision.
     Wait,
-    /// They are dropped.
+    /// It is dropped.
     Drop,
 }
 
-/// What becomes of packets without an entry while there is no connection to the controller.
+/// What happens to packets without an entry while the controller is not connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fail {
-    /// What the rules say.
+    /// They follow the rules.
     Standalone,
     /// They are dropped.
     Secure,
@@ -488,11 +503,11 @@ pub enum Fail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// SCHED_OTHER: fair shares, who wakes may preempt.
+    /// SCHED_OTHER: fair shares, a woken thread may preempt.
     Other,
-    /// SCHED_BATCH: fair shares, who wakes waits for the tick.
+    /// SCHED_BATCH: fair shares, a woken thread waits for the tick.
     Batch,
-    /// SCHED_RR: real time, in turns.
+    /// SCHED_RR: real time, round robin.
     Rr,
 }
 
@@ -502,15 +517,15 @@ pub enum Class {
 pub struct Port {
     /// Name, unique among ports.
     pub name: String,
-    /// What happens to packets that find their chain's gate closed.
+    /// What happens to packets while the gate of their chain is closed.
     #[serde(default)]
     pub overload: Overload,
-    /// Receive (and transmit) queues; spread over the Rx threads.
+    /// Receive (and transmit) queues, spread over the Rx threads.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 256))]
     pub queues: u32,
-    /// Tenant that all of its packets are of: they are received into its memory. Left out: the one that all rules which can apply lead to; if
-    /// these lead to several, packets are copied when they are let in.
+    /// Tenant of all its packets, which are received into its memory. Left out: the tenant to which
+    /// all applicable rules lead. If there are several, packets are copied on admission.
     #[serde(default)]
     pub tenant: Option<String>,
     /// The kind; it has keys of its own.
@@ -526,24 +541,24 @@ fn processes() -> u32 {
     256
 }
 
-/// What a port does with packets that find their chain's gate closed.
+/// What a port does with packets while the gate of their chain is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Overload {
-    /// Drops them at the door, counted.
+    /// Drops them at the entry, counted.
     #[default]
     Drop,
-    /// Holds them and reads no more until there is room.
+    /// Holds them and receives no more until the gate opens.
     Wait,
 }
 
-/// Kinds of port. A new kind is one variant here and one file in `port/`.
+/// Kinds of port. A new kind is one variant here and a module of `crates/ports`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum PortKind {
     /// Generates traffic.
     Gen(Gen),
-    /// Swallows packets, and measures what [`Gen`] wrote in them.
+    /// Drops packets, and measures what [`Gen`] wrote into them.
     Sink(Sink),
     /// Reads and writes capture files.
     Pcap(Pcap),
@@ -559,26 +574,27 @@ pub enum PortKind {
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Gen {
-    /// Size of a packet with its Ethernet header, without FCS, in bytes (so "64-byte packets" on the wire are 60 here).
+    /// Bytes of a packet with Ethernet header, without FCS ("64-byte packets" on the wire have 60).
     #[schemars(range(min = 42, max = MAX_PACKET))]
     pub size: u16,
-    /// Instead of `size`: a mix of sizes and their weights, such as `[[60, 7], [590, 4], [1514, 1]]`.
+    /// Instead of `size`: sizes and their weights, such as `[[60, 7], [590, 4], [1514, 1]]`.
     pub imix: Vec<(u16, u32)>,
     /// Packets per second over all queues; 0 is as fast as possible.
     #[schemars(range(min = 0))]
     pub rate: f64,
-    /// Number of flows, taken in turn.
+    /// Number of flows, which take turns.
     #[schemars(range(min = 1))]
     pub flows: u32,
-    /// Packets of a flow; then another one begins in its place. TCP flows begin with SYN and end with RST then. 0: flows do not end.
+    /// Packets in a flow, after which another begins; 0: flows do not end. TCP flows with an end
+    /// begin with SYN and end with RST.
     pub flow_packets: u32,
     /// Protocol of the packets.
     pub protocol: GenProtocol,
     /// IP version.
     pub ipv6: bool,
-    /// Stop after so many packets; 0 goes on for ever.
+    /// Number of packets after which it stops; 0 never stops.
     pub count: u64,
-    /// VLAN tag to put on, if any.
+    /// VLAN tag of the packets, if any.
     #[schemars(range(min = 1, max = 4094))]
     pub vlan: Option<u16>,
     /// DSCP of the packets, 0 to 63.
@@ -590,8 +606,8 @@ pub struct Gen {
     pub dst: Option<std::net::IpAddr>,
     /// Destination port.
     pub dst_port: u16,
-    /// Give packets a checksum over all of their bytes, 8 bytes before the stamp. Sinks count those
-    /// that are not as they were made as `altered`.
+    /// Whether packets have a checksum over all of their bytes, 8 bytes before the stamp. Sinks
+    /// count changed packets as `altered`.
     pub checksum: bool,
 }
 
@@ -642,16 +658,16 @@ pub struct Pcap {
     /// File to write packets to (pcap, nanosecond time stamps).
     #[schemars(extend("format" = "path"))]
     pub write: Option<PathBuf>,
-    /// How fast to read.
+    /// Speed of the replay.
     pub speed: PcapSpeed,
     /// With `speed = "rate"`: packets per second.
     #[schemars(range(min = 0))]
     pub rate: f64,
-    /// How many times to read the file; 0 for ever.
+    /// How many times the file is read; 0 repeats for ever.
     pub repeat: Option<u32>,
 }
 
-/// How fast a capture is replayed.
+/// Speed of the replay of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PcapSpeed {
@@ -673,10 +689,10 @@ pub struct Dpdk {
     pub devargs: Option<String>,
     /// PCI address of a NIC, such as `0000:3b:00.0`.
     pub pci: Option<String>,
-    /// Descriptors of a receive and of a transmit queue.
+    /// Descriptors in a receive and in a transmit queue.
     #[schemars(range(min = 32, max = 32_768))]
     pub descriptors: Option<u16>,
-    /// Whether one queue of the device is spread over the `queues` of the port by the manager, for a device that cannot.
+    /// Whether the manager spreads one queue of a device without RSS over the `queues` of the port.
     pub software_rss: bool,
 }
 
@@ -687,30 +703,30 @@ pub struct Dpdk {
 pub struct AfPacket {
     /// Name of the interface.
     pub interface: String,
-    /// Name of the network namespace that it is in; the daemon's own without.
+    /// Name of its network namespace; by default the daemon's own.
     #[serde(default)]
     pub netns: Option<String>,
-    /// Packets that wait to be received at most, in each queue.
+    /// Most packets that wait to be received in each queue.
     #[serde(default = "slots")]
     #[schemars(range(min = 64, max = 1 << 20))]
     pub slots: u32,
-    /// Whether packets for other stations are taken too.
+    /// Whether packets for other stations are received too.
     #[serde(default = "yes")]
     pub promiscuous: bool,
-    /// What happens where there is no such interface when the port is opened: `refuse` refuses the configuration, `wait` opens it when it
-    /// is there. One that goes later is waited for in any case.
+    /// What happens if the interface is missing when the port is opened: `refuse` refuses the
+    /// configuration, `wait` opens the port later. An interface that disappears later is awaited.
     #[serde(default)]
     pub when_missing: WhenMissing,
 }
 
-/// What happens where a port's interface is not there.
+/// What happens if a port's interface is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenMissing {
     /// The configuration is refused.
     #[default]
     Refuse,
-    /// The interface is opened when it is there.
+    /// The port is opened when the interface appears.
     Wait,
 }
 
@@ -729,145 +745,155 @@ fn yes() -> bool {
 pub struct Service {
     /// Name, unique among services.
     pub name: String,
-    /// Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH. In a container
-    /// with a `root` it is the program's path in there.
+    /// Program of an instance, unless `attach = true`. A bare name is searched for in the folder of
+    /// `sluiced`, then in PATH. In a container with a `root` it is a path in the container.
     #[serde(default)]
     #[schemars(extend("format" = "path"))]
     pub exec: Option<PathBuf>,
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH (which a container does not take from the host, and may
-    /// set).
+    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH. A container does
+    /// not get the host's PATH, and may set its own.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// User that it runs as (name or number). Without, where the manager is root, a user of its own that nobody else has and that may
-    /// nothing (see `uid_first`); else the manager's own. With `attach = true`: the user who may attach, besides root and the manager's own.
+    /// User of its processes (name or number). By default, if the manager is root, a user of its
+    /// own without any rights (see `uid_first`); otherwise the manager's. With `attach = true`: the
+    /// user that may attach, besides root and the manager's.
     #[serde(default)]
     pub user: Option<String>,
-    /// Whether it starts with a filter of system calls, which denies what no packet handler needs and what would reach others. For a
-    /// debugger, say.
+    /// Whether it starts with a system-call filter, which denies what no packet handler needs and
+    /// what could affect other processes. Switch it off for a debugger.
     #[serde(default = "yes")]
     pub filter: bool,
-    /// Whether it uses the library's storage, and so needs io_uring, which the filter denies without this.
+    /// Whether it uses the library's storage, and so needs io_uring, which the filter then allows.
     #[serde(default)]
     pub storage: bool,
-    /// Most processes and threads of an instance; in a container those of its runtime too.
+    /// Most processes and threads of an instance; in a container including those of the runtime.
     #[serde(default = "processes")]
     #[schemars(range(min = 1, max = 4_194_304))]
     pub pids: u32,
-    /// Most memory of an instance, in MiB: its own, and what it is the first to touch of what it
-    /// shares. Past that the kernel ends it. Without, as much as the host has.
+    /// Most memory of an instance, in MiB: its own, and shared memory that it touches first. Above
+    /// that the kernel kills it. By default the host's memory.
     #[serde(default)]
     #[schemars(range(min = 1, max = 1 << 24))]
     pub memory: Option<u32>,
-    /// An OCI container that each instance runs in, from a bundle or a root directory.
+    /// OCI container for each instance, from a bundle or a root directory.
     #[serde(default)]
     pub container: Option<Container>,
-    /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.
+    /// Whether instances are started from outside and attach by themselves, as `NAME.i` or `NAME`.
     #[serde(default)]
     pub attach: bool,
-    /// Whether instances are forked from a process of the service that has made its handler (a zygote). They need no start of
-    /// their own and share what they do not change. For programs in callback style that have one thread when the handler is made.
+    /// Whether instances are forked from a process that has made the handler (a zygote). They start
+    /// fast and share unchanged memory. For programs in callback style that have one thread when
+    /// the handler is made.
     #[serde(default)]
     pub zygote: bool,
     /// Number of instances at start.
     #[serde(default = "one")]
     #[schemars(range(max = 65_000))]
     pub instances: u32,
-    /// Cores of the instances, in turn.
+    /// Cores of the instances, assigned round robin.
     #[serde(default = "core_one")]
     #[schemars(inner(range(max = MAX_CORE)))]
     pub cores: Vec<usize>,
-    /// Sleep when there is nothing to do, or poll. Those that poll and share a core have their turns from outside: see `[workflow]`.
+    /// Whether it sleeps or polls when it has no packets. For polling NFs that share a core, see
+    /// `[workflow]`.
     #[serde(default)]
     pub mode: Mode,
-    /// Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.
+    /// Capacity of each ring, a power of two. Also the most packets in flight to an instance.
     #[serde(default = "ring")]
     #[schemars(range(min = 2, max = 1 << 20))]
     pub ring: u32,
-    /// NFs of different tenants share neither packet memory nor core pages; those without one are a tenant too.
+    /// NFs of different tenants share neither packet memory nor core pages. Services without a
+    /// tenant form one too.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// Ports and services that instances may send packets to by a verdict. Without: the services and egress ports of the chains that the service
-    /// is in. What goes elsewhere is dropped, and counts as a violation.
+    /// Ports and services to which instances may send packets by a verdict. By default the services
+    /// and egress ports of its chains. Packets to others are dropped, and count as violations.
     #[serde(default)]
     pub may_send_to: Option<Vec<String>>,
-    /// Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while they have
-    /// used up less than that.
+    /// Weight of its instances besides load: 2 gives twice the share, and precedence until it is
+    /// used up.
     #[serde(default = "ordinary")]
     #[schemars(range(min = 0))]
     pub priority: f64,
-    /// Whether its program was written for Sluice, or is any program that sits between two network interfaces.
+    /// Whether its program was written for Sluice, or is any program between two network
+    /// interfaces.
     #[serde(default)]
     pub kind: ServiceKind,
-    /// Of a foreign one: how packets get to its program and back: a pair of virtual interfaces (`af_packet`; `af_xdp` reads and writes
-    /// it by other sockets), or memory shared with a program that connects to a socket (`memif`, `vhost-user`; with DPDK).
+    /// For a foreign service: how packets reach its program: by virtual interfaces (`af_packet`, or
+    /// `af_xdp` with other sockets), or, with DPDK, by shared memory (`memif`, `vhost-user`).
     #[serde(default)]
     pub via: Via,
-    /// Of a foreign one: names of the interfaces that its program finds; packets of a chain go in at the first and come out of the
-    /// second. With one it is a tap: it is shown copies. With shared memory: names of its sockets, `RUNTIME_DIR/SERVICE.i.NAME`.
+    /// For a foreign service: names of its program's interfaces. Packets of a chain enter at the
+    /// first and leave at the second. With one it is a tap, which gets copies. With shared memory:
+    /// names of its sockets, `RUNTIME_DIR/SERVICE.i.NAME`.
     #[serde(default = "in_and_out")]
     pub interfaces: Vec<String>,
-    /// Of a foreign one: name of its network namespace, which is made if it is not there; `sluice-SERVICE.i` without.
+    /// For a foreign service: its network namespace, made if missing; default `sluice-SERVICE.i`.
     #[serde(default)]
     pub netns: Option<String>,
-    /// Of a foreign one: MTU of its interfaces.
+    /// For a foreign service: MTU of its interfaces.
     #[serde(default = "ethernet")]
     #[schemars(range(min = 68, max = 65_535))]
     pub mtu: u32,
-    /// Of a foreign one: packets that wait behind each of its interfaces at most.
+    /// For a foreign service: most packets that wait behind each of its interfaces.
     #[serde(default = "slots")]
     #[schemars(range(min = 64, max = 1 << 20))]
     pub queue: u32,
-    /// Of a foreign one: shell commands that are run in its namespace, one after another, before its program.
+    /// For a foreign service: shell commands that run in its namespace before its program starts.
     #[serde(default)]
     pub setup: Vec<String>,
-    /// Of a foreign one: shell commands that are run in its namespace when its program was started; it gets packets after them.
+    /// For a foreign service: shell commands that run in its namespace once its program has
+    /// started. It gets packets after them.
     #[serde(default)]
     pub ready: Vec<String>,
-    /// Of a foreign one: shell commands that are run in its namespace when its program has ended.
+    /// For a foreign service: shell commands that run in its namespace after its program has ended.
     #[serde(default)]
     pub teardown: Vec<String>,
-    /// Of a foreign one: whether packets that do not come back are losses, or it eats packets by design.
+    /// For a foreign service: whether packets that do not return are losses or consumed by design.
     #[serde(default)]
     pub drops: Drops,
-    /// Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.
+    /// For a foreign service: time after which a packet that has not come back counts as gone, in
+    /// milliseconds.
     #[serde(default = "second")]
     #[schemars(range(min = 1, max = 3_600_000))]
     pub inside_ms: u32,
-    /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it and what it starts have turns, and
-    /// are not ended with the daemon.
+    /// For a foreign service: file with the process ID of a program started from outside. The
+    /// program and its children get time slices, and are not ended with the daemon.
     #[serde(default)]
     #[schemars(extend("format" = "path"))]
     pub pid_file: Option<PathBuf>,
-    /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class (`class`), or, of a
-    /// fixed number of instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).
+    /// What an instance receives: any packets (`shared`), one flow (`flow`), flows of a class
+    /// (`class`), or, of a fixed number, flows of a hash (`rss`) or packets in turn
+    /// (`round-robin`).
     #[serde(default)]
     pub per: Per,
-    /// Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.
+    /// For a pooled service: number of instances and treatment of flows. `[service.pool]`.
     #[serde(default)]
     pub pool: Option<Pool>,
-    /// When an instance that sleeps is woken; at every packet without. `[service.wakeup]`.
+    /// When a sleeping instance is woken; by default at each packet. `[service.wakeup]`.
     #[serde(default)]
     pub wakeup: Option<Wakeup>,
 }
 
-/// An OCI container that an instance runs in. One of `bundle` and `root` is needed.
+/// OCI container of an instance. One of `bundle` and `root` is needed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Container {
-    /// Bundle: a folder with a `config.json`, which names the program and its root directory. `args` go behind its own, `env` over its own.
+    /// Bundle: a folder with a `config.json`, which names the program and its root directory.
+    /// `args` are appended to its own, `env` overrides its own.
     #[schemars(extend("format" = "path"))]
     pub bundle: Option<PathBuf>,
-    /// Root directory, without a `config.json`. The program is `exec`, as it is called in there.
+    /// Root directory, without a `config.json`. The program is `exec`, a path in the container.
     #[schemars(extend("format" = "path"))]
     pub root: Option<PathBuf>,
     /// The host's OCI runtime: `auto` (crun, else runc), a name or a path.
     #[schemars(extend("format" = "path"))]
     pub runtime: PathBuf,
-    /// Whether instances may write to their root directory, which they share.
+    /// Whether instances may write to their shared root directory.
     pub writable: bool,
 }
 
@@ -878,40 +904,40 @@ impl Default for Container {
 }
 
 impl Manager {
-    /// The cores of its packet threads; one that has several roles comes as often.
+    /// The cores of its packet threads; one with several roles is repeated.
     pub fn cores(&self) -> impl Iterator<Item = usize> {
         self.rx.iter().chain(&self.tx).chain(&self.wakeup).chain(&self.monitor).copied()
     }
 }
 
 impl Service {
-    /// Whether its instances are not shared by whatever comes.
+    /// Whether its instances have flows or packets assigned by a pool.
     pub fn is_pooled(&self) -> bool {
         self.per != Per::Shared
     }
 
-    /// What its section `[service.pool]` says.
+    /// Its `[service.pool]`.
     pub fn pool(&self) -> Pool {
         self.pool.clone().unwrap_or_default()
     }
 
-    /// Whether flows are given to its instances as they come, each to its end.
+    /// Whether flows are assigned to its instances as they arrive, each to its end.
     pub fn has_members_for_flows(&self) -> bool {
         self.per.is_held()
     }
 
-    /// Whether an instance on another core can take the place of one without losing a packet: not of those that come by themselves, of
-    /// programs that are foreign, and where each has flows to itself.
+    /// Whether an instance on another core can replace one without losing a packet. Not for
+    /// services that attach, are foreign, or give each instance flows of its own.
     pub fn can_be_moved(&self) -> bool {
         !self.attach && !self.is_foreign() && !self.has_members_for_flows()
     }
 
-    /// Instances that it starts with.
+    /// Number of instances at start.
     pub fn first_instances(&self) -> u32 {
         if self.is_pooled() { self.pool().min } else { self.instances }
     }
 
-    /// Most instances that it has.
+    /// Most instances at any time.
     pub fn most_instances(&self) -> u32 {
         match self.per {
             Per::Shared => self.instances,
@@ -925,12 +951,12 @@ impl Service {
         if self.is_pooled() { self.pool().ring } else { self.ring }
     }
 
-    /// Whether its program knows nothing of Sluice.
+    /// Whether its program does not use Sluice's library.
     pub fn is_foreign(&self) -> bool {
         self.kind == ServiceKind::Foreign
     }
 
-    /// Whether it is shown copies of packets, which go on at once.
+    /// Whether it receives copies of packets, while the originals go on at once.
     pub fn is_tap(&self) -> bool {
         self.is_foreign() && self.interfaces.len() == 1
     }
@@ -940,10 +966,10 @@ impl Service {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceKind {
-    /// It uses the library, and shares the packets' memory.
+    /// It uses the library, and shares packet memory.
     #[default]
     Nf,
-    /// It knows nothing of Sluice, and is fed through network interfaces.
+    /// It does not use the library, and gets packets by network interfaces.
     Foreign,
 }
 
@@ -951,24 +977,24 @@ pub enum ServiceKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
-    /// Pairs of virtual interfaces, with packet sockets at the manager's ends.
+    /// Virtual interfaces, with packet sockets at the manager's ends.
     #[default]
     #[serde(rename = "af_packet")]
     AfPacket,
-    /// Pairs of virtual interfaces, with sockets of the kernel's express data path at the manager's ends.
+    /// Virtual interfaces, with AF_XDP sockets at the manager's ends.
     #[serde(rename = "af_xdp")]
     AfXdp,
-    /// Memory shared by memif, whose server the manager is.
+    /// Memory shared by memif; the manager is the server.
     Memif,
-    /// Memory shared as with a virtual machine, whose network card the manager is.
+    /// Memory shared as with a virtual machine; the manager is its network card.
     VhostUser,
 }
 
-/// Bytes of the largest packet by AF_XDP: a chunk of 4 KiB, less what the kernel keeps of it.
+/// Largest packet by AF_XDP, in bytes: a chunk of 4 KiB less what the kernel reserves.
 pub const AF_XDP_LARGEST: usize = 4096 - 256;
 
 impl Via {
-    /// Whether a device of DPDK stands at the manager's end.
+    /// Whether the manager's end is a DPDK device.
     pub fn is_device(self) -> bool {
         matches!(self, Self::Memif | Self::VhostUser)
     }
@@ -978,10 +1004,10 @@ impl Via {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Drops {
-    /// It is lost, and counted so.
+    /// It is counted as lost.
     #[default]
     Counted,
-    /// The program eats packets by design: a tap, a proxy.
+    /// The program consumes packets by design: a tap, a proxy.
     ByDesign,
 }
 
@@ -1009,14 +1035,14 @@ fn ring() -> u32 {
     2048
 }
 
-/// What an NF does when it has nothing to do.
+/// What an NF does when it has no packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Sleeps on its doorbell.
     #[default]
     Sleep,
-    /// Looks again at once.
+    /// Polls again at once.
     Poll,
 }
 
@@ -1027,8 +1053,8 @@ pub enum Mode {
 pub struct Chain {
     /// Name, unique among chains.
     pub name: String,
-    /// Services, in order; the same one may come again, but not twice in a row. `NAME:reverse` is a foreign one from its far side:
-    /// packets go in at its second interface and come out of its first.
+    /// Services, in order. One may occur again, but not twice in a row. `NAME:reverse` is a foreign
+    /// one in the other direction: packets enter at its second interface and leave at its first.
     #[serde(default)]
     #[schemars(extend("items" = { "type": "string", "format": "name" }))]
     pub services: Vec<String>,
@@ -1039,7 +1065,7 @@ pub struct Chain {
     pub on_failure: OnFailure,
 }
 
-/// A hop of a chain as it is written: the service, and whether it is met from its far side.
+/// Splits a hop of a chain into the service and whether it is reversed.
 pub fn hop(written: &str) -> (&str, bool) {
     match written.strip_suffix(":reverse") {
         Some(service) => (service, true),
@@ -1047,7 +1073,7 @@ pub fn hop(written: &str) -> (&str, bool) {
     }
 }
 
-/// What a chain does when one of its NFs has died and no other instance of its service is left.
+/// What a chain does when one of its NFs has died and its service has no other instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {
@@ -1055,18 +1081,18 @@ pub enum OnFailure {
     Drop,
     /// The hop is left out until an instance is back.
     Bypass,
-    /// The NF is started again, with growing pauses; meanwhile packets are refused at the entry (dropped, or held where the port
-    /// waits).
+    /// The NF is restarted, with growing pauses; until then packets are dropped or held at the
+    /// port.
     #[default]
     Restart,
 }
 
-/// Match → chain. Every key that is given must match.
+/// Match → chain. All given keys must match.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "RuleConfig", transform = in_order::<Self>)]
 pub struct Rule {
-    /// Name, unique among rules; `rule.N` without.
+    /// Name, unique among rules; `rule.N` by default.
     #[serde(default)]
     pub name: Option<String>,
     /// Ingress port.
@@ -1095,16 +1121,17 @@ pub struct Rule {
     #[serde(default)]
     #[schemars(range(max = 63))]
     pub dscp: Option<u8>,
-    /// Priority of the flows that match: a weight of the instances that are given one of them alone. 1 without.
+    /// Priority of matching flows, 1 by default: a weight of instances with one such flow alone.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub priority: Option<f64>,
-    /// Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule.
+    /// Tenant of the matching flows. Its priority, in `[sched]`, multiplies that of the rule.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// Chain of the packets that match.
+    /// Chain of the matching packets.
     pub chain: String,
-    /// When instances that have one flow at a time are woken for packets of this one, where their service has a policy.
+    /// When instances with one flow each are woken for packets of such a flow, if their service has
+    /// a policy.
     #[serde(default)]
     pub wakeup: Option<Wakeup>,
 }
@@ -1123,14 +1150,14 @@ impl PortRange {
     /// First and last port, both included.
     ///
     /// # Errors
-    /// A sentence that says what to write.
+    /// The problem and the correct form, as one sentence.
     pub fn bounds(&self) -> Result<(u16, u16), String> {
         let text = match self {
             Self::One(port) => return Ok((*port, *port)),
             Self::Text(text) => text,
         };
         let number = |word: &str| match word.parse::<u16>() {
-            // The standard library reads a number with a sign, too.
+            // The standard library accepts a sign.
             Ok(port) if !word.starts_with('+') => Ok(port),
             _ => Err(format!("{text:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")),
         };
@@ -1146,7 +1173,7 @@ impl PortRange {
 }
 
 impl Rule {
-    /// The name of the rule, or `rule.N` where it has none and stands at `index`, counted from 0.
+    /// The name of the rule, or `rule.N` by its `index` from 0.
     pub fn label(&self, index: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("rule.{index}"))
     }

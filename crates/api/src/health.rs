@@ -1,30 +1,29 @@
-//! How the daemon is, and how NFs died, as the API says it.
+//! Health of the daemon and deaths of NFs, as the API reports them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether all works that is to work.
+/// Whether everything works.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Health {
-    /// In one word.
+    /// The state in one word.
     pub verdict: Verdict,
-    /// What does not work, longest first; at most [`MOST`]. None if the verdict is `healthy`.
+    /// What does not work, longest first; at most [`MOST`]. Empty if the verdict is `healthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
-    /// What works and does not do what it is to do, such as a generator that cannot keep its rate; at most [`MOST`]. The verdict does not
-    /// depend on it.
+    /// What works poorly, such as a generator below its rate; at most [`MOST`]. Not in the verdict.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Problem>,
 }
 
-/// Most problems, and most warnings, that are listed.
+/// Most problems, and most warnings, in a report.
 pub const MOST: usize = 64;
 
 /// The daemon's health in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// All chains and ports take packets, and all NFs run or come.
+    /// All chains and ports accept packets; all NFs run or are starting.
     #[default]
     Healthy,
     /// Something does not work.
@@ -32,7 +31,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The word of the API.
+    /// Its name in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -41,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// Something that does not work.
+/// A part of the daemon that does not work.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Problem {
     /// Kind and name of what does not work, such as `chain web` or `nf fw.0`.
@@ -52,7 +51,7 @@ pub struct Problem {
     pub since_s: f64,
 }
 
-/// What an NF's process ended of.
+/// Why an NF's process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeathCause {
@@ -60,20 +59,19 @@ pub enum DeathCause {
     Signal,
     /// It returned an exit status.
     Exit,
-    /// The kernel killed it because its memory, or the host's, was used up.
+    /// The kernel killed it because it, or the host, ran out of memory.
     Memory,
     /// The daemon stopped it for its violations.
     Violations,
     /// The daemon stopped it because it held packets and returned none.
     Stalled,
-    /// The daemon stopped it because it said no hello.
+    /// The daemon stopped it because it sent no hello.
     Silent,
     /// It closed its connection to the daemon, and was stopped.
     Closed,
-    /// It could not be started, or not let in.
+    /// It could not be started or admitted.
     Unstarted,
-    /// Not known: something else than the daemon has started the process, such as a script or a
-    /// container's runtime.
+    /// Unknown: the daemon is not its parent; a script or a container runtime started it.
     #[default]
     Unknown,
 }
@@ -81,9 +79,9 @@ pub enum DeathCause {
 /// The death of an NF.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Death {
-    /// When, by the monotonic clock of the host.
+    /// Time by the monotonic clock of the host.
     pub time_ns: u64,
-    /// When, in milliseconds since 1970 (UTC).
+    /// Time in milliseconds since 1970 (UTC).
     pub unix_ms: u64,
     /// Its cause.
     pub cause: DeathCause,

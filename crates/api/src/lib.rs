@@ -1,8 +1,9 @@
-//! What the daemon and its clients say to each other: the configuration, requests and reports as types, and the client's side of
-//! the control socket.
+//! The interface between the daemon and its clients.
 //!
-//! [`config`] is the file, [`model`] has requests and reports, [`health`] the verdict on the daemon and deaths of NFs, [`promise`] the
-//! reports on promises; [`parse`] reads the small languages inside values; [`client`] asks. `deploy/openapi.json` describes the same to others.
+//! [`config`] is the configuration file. [`model`] holds requests and reports, [`health`] the state
+//! of the daemon and deaths of NFs, [`promise`] reports on SLOs. [`parse`] reads the small languages
+//! inside values. [`client`] is the client's side of the control socket. `deploy/openapi.json`
+//! describes the same for other clients.
 
 #![warn(missing_docs)]
 
@@ -19,33 +20,33 @@ pub mod protocol;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where the socket is when nobody says otherwise.
+/// Default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/sluice/control.sock";
 
-/// What went wrong, as HTTP says it.
+/// Kind of an error, as an HTTP status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
 pub enum ErrorKind {
     /// 400: the request is malformed.
     BadInput,
-    /// 403: not for this user.
+    /// 403: this user has no permission.
     Forbidden,
-    /// 404: nothing has this name.
+    /// 404: no object has this name.
     NotFound,
-    /// 405: the address is known, the method is not.
+    /// 405: the address exists, the method does not.
     MethodNotAllowed,
     /// 408: the request did not arrive in time.
     RequestTimeout,
-    /// 409: it makes sense, but not in the daemon's present state.
+    /// 409: valid, but impossible in the daemon's present state.
     Conflict,
-    /// 413: more bytes than the daemon reads.
+    /// 413: the body is larger than the daemon accepts.
     TooLarge,
-    /// 422: it is well formed, and its content is refused, whatever the daemon's state.
+    /// 422: well formed, but the content is refused in any state of the daemon.
     Unprocessable,
-    /// 500: a fault of the daemon's.
+    /// 500: an internal error of the daemon.
     Internal,
     /// 503: the daemon is shutting down.
     ShuttingDown,
-    /// 504: it takes longer than the daemon lets a request take.
+    /// 504: the request exceeded the daemon's time limit.
     Timeout,
 }
 
@@ -82,31 +83,31 @@ impl ErrorKind {
         }
     }
 
-    /// The kind of an HTTP status; [`ErrorKind::Internal`] for one that the daemon does not use.
+    /// The kind of an HTTP status; [`ErrorKind::Internal`] for an unknown one.
     pub fn from_code(code: u16) -> Self {
         Self::ALL.into_iter().find(|kind| kind.code() == code).unwrap_or(Self::Internal)
     }
 }
 
-/// A refusal: what is wrong, and what to do about it.
+/// An error: what is wrong, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct ApiError {
-    /// What went wrong, as HTTP says it.
+    /// Kind of the error.
     pub kind: ErrorKind,
     /// What is wrong, in one sentence without a full stop.
     pub error: String,
-    /// What to do about it; may be empty.
+    /// What to do; may be empty.
     pub hint: String,
 }
 
-/// A refusal: what is wrong, and what to do about it.
+/// An error: what is wrong, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[schemars(rename = "Error")]
 pub struct ErrorBody {
     /// What is wrong.
     pub error: String,
-    /// What to do about it; may be empty.
+    /// What to do; may be empty.
     #[serde(default)]
     pub hint: String,
 }
@@ -122,18 +123,18 @@ impl ApiError {
         Self::new(ErrorKind::BadInput, error, hint)
     }
 
-    /// 404: there is no `what` of this name. Names that are near help in the hint.
+    /// 404: no `what` has this name. The hint lists the known names.
     pub fn not_found(what: &str, name: &str, known: &[&str]) -> Self {
         let hint = if known.is_empty() { format!("there is no {what} at all") } else { format!("there are: {}", known.join(", ")) };
         Self::new(ErrorKind::NotFound, format!("no {what} is named \"{name}\""), hint)
     }
 
-    /// 422: it is well formed, and its content is refused, whatever the daemon's state.
+    /// 422: well formed, but the content is refused in any state of the daemon.
     pub fn unprocessable(error: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unprocessable, error, hint)
     }
 
-    /// 409: it makes sense, but not in the daemon's present state.
+    /// 409: valid, but impossible in the daemon's present state.
     pub fn conflict(error: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::new(ErrorKind::Conflict, error, hint)
     }
@@ -143,7 +144,7 @@ impl ApiError {
         Self::new(ErrorKind::ShuttingDown, "the daemon is shutting down", "start it again and repeat the request")
     }
 
-    /// 500: a fault of the daemon's.
+    /// 500: an internal error of the daemon.
     pub fn internal(error: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, error, "see the daemon's log")
     }

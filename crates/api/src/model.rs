@@ -1,10 +1,9 @@
-//! What the control API says: plain types, one to each JSON object, shared by the daemon, its client and anyone who reads
-//! `sluice stats --json`.
+//! The objects of the control API and of `sluice stats --json`: one type for each JSON object.
 //!
-//! Counters (names that end in no unit, `_packets`, `_bytes` or `_drops`) count from the start of what they belong to and never go
-//! back, except when that is made anew; rates are the difference of two [`Stats`] over the difference of their `time_ns`. Times
-//! are nanoseconds unless the name says otherwise. `deploy/openapi.json` describes the same objects, and a test keeps both equal.
-//! A later version may add fields; a reader ignores those it does not know.
+//! Counters (names without a unit, or in `_packets`, `_bytes` or `_drops`) start with their object
+//! and never decrease while it exists. A rate is the difference of two [`Stats`] over that of their
+//! `time_ns`. Times are in nanoseconds unless the name has another unit. A test keeps
+//! `deploy/openapi.json` equal. A later version may add fields; readers ignore unknown ones.
 
 use std::collections::BTreeMap;
 
@@ -17,75 +16,75 @@ use super::change::Change;
 use super::health::{Death, Health};
 use crate::config;
 
-/// What the daemon is and has.
+/// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
     /// Seconds since it was ready.
     pub uptime_s: f64,
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
-    /// The configuration file that it was started with or that was applied last.
+    /// The configuration file of the start or of the last apply.
     pub config: Option<String>,
-    /// Cores of the host that it may use.
+    /// Cores of the host on which it may run.
     pub cores: u32,
     /// Its packet threads.
     pub threads: Vec<Thread>,
     /// Its packet memory.
     pub frames: Frames,
-    /// The same by tenant, and what was copied from one to another.
+    /// Packet memory by tenant, and packets copied between tenants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memories: Vec<Memory>,
-    /// Whether packet memory stands on hugepages.
+    /// Whether packet memory uses hugepages.
     pub hugepages: bool,
-    /// Flows that the flow table remembers at the moment.
+    /// Flows in the flow table.
     pub flows: u64,
-    /// Share of one core that measuring, deciding and writing weights took since the start, 0 to 100.
+    /// Share of one core spent on measurements, decisions and weights since the start, 0 to 100.
     #[serde(default)]
     pub tuning_percent: f64,
-    /// Cores that NFs which do not cooperate share.
+    /// Cores shared by NFs that do not cooperate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedules: Vec<Schedule>,
-    /// The SDN controller that is asked about flows, if the configuration names one.
+    /// The SDN controller, if the configuration names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub openflow: Option<Openflow>,
-    /// The instances of services that are not shared.
+    /// The instances of pooled services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<Pool>,
-    /// How receive queues of NICs are bounded.
+    /// Bounds of NIC receive queues.
     #[serde(default)]
     pub buffers: super::promise::Buffers,
-    /// Of promises, by state: `kept`, `exceeded`, `violated` or `new`, the names of those that are in it.
+    /// Names of SLOs by state: `kept`, `exceeded`, `violated` or `new`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub promises: BTreeMap<String, Vec<String>>,
-    /// Whether all works that is to work, and what does not.
+    /// Whether everything works, and what does not.
     #[serde(default)]
     pub health: Health,
 }
 
-/// The SDN controller that is asked about flows, and how it is with it.
+/// The SDN controller and the connection to it.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Openflow {
-    /// Where it listens.
+    /// Its address.
     pub controller: String,
-    /// The identity that it knows this host by: 16 hexadecimal digits.
+    /// Datapath ID of this host: 16 hexadecimal digits.
     pub datapath_id: String,
-    /// Whether there is a connection, over which both have said hello.
+    /// Whether a connection is established and both sides have sent hello.
     pub connected: bool,
-    /// Seconds since there is one, or none.
+    /// Seconds since the connection was established or lost.
     pub since_s: f64,
-    /// Why there is none, in words.
+    /// Why there is no connection, in words.
     pub problem: Option<String>,
-    /// Connections that there were, this one too.
+    /// Connections so far, including this one.
     pub connections: u64,
-    /// Packets that it was shown.
+    /// Packet-ins sent.
     pub packet_ins: u64,
-    /// Packets that it was to be shown: too many in a second, or it did not read them.
+    /// Packet-ins dropped because of the rate limit or a slow controller.
     pub dropped_packet_ins: u64,
-    /// Changes of entries that it asked for, refused ones too.
+    /// Flow-mods received, including refused ones.
     pub flow_mods: u64,
-    /// Errors that either side told the other of.
+    /// Errors that either side reported.
     pub errors: u64,
     /// Flow entries in force.
     pub entries: u64,
@@ -93,41 +92,42 @@ pub struct Openflow {
     pub held: u64,
 }
 
-/// A core that NFs which do not cooperate share: turns are made from outside.
+/// A core shared by NFs that do not cooperate; the daemon assigns their time slices.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Schedule {
     /// The core.
     pub core: u32,
     /// How an NF is stopped so that another runs.
     pub mechanism: String,
-    /// Why by this, in words.
+    /// Why this mechanism was chosen, in words.
     pub because: String,
-    /// What a switch takes, as measured when it was chosen, in nanoseconds.
+    /// Time of a switch in nanoseconds, as measured at the choice.
     pub switch_ns: u64,
     /// Its NFs.
     pub nfs: Vec<String>,
-    /// Turns that ended, by why: `slice`, `empty` (its input was almost), `full` (its output was almost), `held`, `idle`.
+    /// Ended slices by reason: `slice`, `empty` (input almost), `full` (output almost), `held`,
+    /// `idle`.
     pub turns: BTreeMap<String, u64>,
-    /// Nanoseconds that the packet thread spent stopping and starting NFs.
+    /// Nanoseconds that the packet thread has spent on stopping and starting NFs.
     pub controller_ns: u64,
-    /// The longest that an NF with packets has waited for its turn, in nanoseconds.
+    /// Longest wait of an NF with packets for its slice, in nanoseconds.
     pub longest_wait_ns: u64,
-    /// The longest wait of an NF with packets between two changes of turns.
+    /// Longest wait of an NF with packets between two switches.
     pub wait_ns: Distribution,
-    /// Times that an NF could not be stopped or started.
+    /// Failed attempts to stop or start an NF.
     pub failures: u64,
 }
 
 /// A packet thread of the manager.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Thread {
-    /// `rx`, `tx`, `wakeup`, `monitor`, or several with `+` between, where one loop runs them all.
+    /// `rx`, `tx`, `wakeup`, `monitor`, or several joined by `+` that share one loop.
     pub role: String,
     /// Its core.
     pub core: u32,
-    /// Share of its time in which it had packets to move, 0 to 100. A spinning thread uses its whole core all the same.
+    /// Share of its time with packets to move, 0 to 100. A spinning thread uses its whole core.
     pub busy_percent: f64,
-    /// Time that it takes for a round in which it has packets to move, of one round in 64.
+    /// Duration of a round with packets to move, sampled in one round of 64.
     #[serde(default)]
     pub round_ns: Distribution,
 }
@@ -135,36 +135,35 @@ pub struct Thread {
 /// Packet memory, in frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Frames {
-    /// All.
+    /// All frames.
     pub total: u64,
-    /// All others: without a packet, or with a port.
+    /// Frames without a packet, or at a port.
     pub free: u64,
-    /// With an NF.
+    /// Frames with an NF.
     pub in_use: u64,
 }
 
 /// The packet memory of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Memory {
-    /// The tenant: `-` of services without one; `ingress` where packets come in that may be for
-    /// several, which no NF maps; `former` of all arenas that were made anew and wait for the last
-    /// of their packets.
+    /// The tenant; `-` for services without one, `ingress` for packets that may be for several (no
+    /// NF maps it), `former` for all replaced arenas that still hold packets.
     pub tenant: String,
     /// Its frames.
     pub frames: u64,
-    /// Of these, without a packet, and not with a device.
+    /// Frames without a packet that are not with a device.
     pub free: u64,
-    /// With an NF.
+    /// Frames with an NF.
     pub in_use: u64,
-    /// Packets that were copied into it when they were let in.
+    /// Packets copied into it on admission.
     pub gate_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub gate_bytes: u64,
-    /// Packets that were copied into it from another tenant's, or when they came out of a program.
+    /// Packets copied into it from another tenant's memory or from a program.
     pub crossing_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub crossing_bytes: u64,
-    /// Packets that were dropped because it had no free frame for them.
+    /// Packets dropped because it had no free frame for them.
     pub starved: u64,
 }
 
@@ -181,63 +180,64 @@ pub struct Port {
     pub overload: String,
     /// Queues.
     pub queues: u32,
-    /// Packets in.
+    /// Packets received.
     pub rx_packets: u64,
-    /// Bytes in.
+    /// Bytes received.
     pub rx_bytes: u64,
-    /// Packets out.
+    /// Packets sent.
     pub tx_packets: u64,
-    /// Bytes out.
+    /// Bytes sent.
     pub tx_bytes: u64,
-    /// Packets that the port did not take in time.
+    /// Packets that the port did not accept in time.
     pub tx_drops: u64,
-    /// Packets of this port that were dropped before any NF worked on them.
+    /// Packets of this port dropped before any NF handled them.
     pub entry_drops: u64,
-    /// Whether packets can go through it.
+    /// Whether packets can pass.
     #[serde(default)]
     pub state: PortState,
-    /// Other packets that were dropped at the port, by reason: `no_link` (there was no interface, or it had no link), `mtu` (larger than
-    /// the interface takes), `oversize` (came in, and larger than packet memory holds; not counted among those that came in).
+    /// Other packets dropped at the port, by reason: `no_link` (no interface or link), `mtu` (too
+    /// large for the interface), `oversize` (too large for packet memory; not counted as received).
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
-    /// Whether no packet will come in any more: a file that was read, a generator that has sent its count.
+    /// Whether no more packets will arrive: the file was read or the generator's count was sent.
     #[serde(default)]
     pub finished: bool,
-    /// Packets per second that its rate asks for and that it did not make over the last second; 0 where it keeps its rate, within a
-    /// hundredth, or has none.
+    /// Packets per second below its rate over the last second; 0 if within a hundredth of it, or
+    /// without a rate.
     #[serde(default)]
     pub behind_pps: f64,
-    /// What only this kind of port knows, by name.
+    /// Values that only this kind of port has, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,
 }
 
 impl Port {
-    /// Packets that were dropped at the port for this reason, one of [`Port::drops`].
+    /// Packets dropped at the port for this reason, one of [`Port::drops`].
     pub fn dropped(&self, reason: &str) -> u64 {
         self.drops.get(reason).copied().unwrap_or(0)
     }
 
-    /// Packets that were to leave by the port and did not, for whatever reason.
+    /// Packets that should have left by the port and did not.
     pub fn not_sent(&self) -> u64 {
         self.tx_drops + self.dropped("no_link") + self.dropped("mtu")
     }
 }
 
-/// Whether packets can go through a port.
+/// Whether packets can pass a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PortState {
     /// They can.
     #[default]
     Up,
-    /// Its interface is down, or nothing is at the other end.
+    /// Its interface is down, or its link is.
     NoLink,
-    /// Its interface was there and is not any more. It is opened again when there is one of its name.
+    /// Its interface has disappeared. The port opens it again when it is back.
     Gone,
-    /// Its interface was not there yet, and the port says `when_missing = "wait"`.
+    /// Its interface has not appeared yet, and the port has `when_missing = "wait"`.
     Waiting,
-    /// Its capture file cannot be written: the disk is full, for example. When its buffers are full, chains to it take no packets.
+    /// Its capture file cannot be written, as on a full disk. When its buffers are full, chains to
+    /// it accept no packets.
     Blocked,
 }
 
@@ -245,7 +245,7 @@ impl PortState {
     /// All states.
     pub const ALL: [Self; 5] = [Self::Up, Self::NoLink, Self::Gone, Self::Waiting, Self::Blocked];
 
-    /// The word of the API.
+    /// Its name in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Up => "up",
@@ -256,28 +256,28 @@ impl PortState {
         }
     }
 
-    /// The words of tables and logs.
+    /// Its name in tables and logs.
     pub fn words(self) -> &'static str {
         if self == Self::NoLink { "no link" } else { self.word() }
     }
 }
 
-/// Where an NF is in its life.
+/// State in the life of an NF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NfState {
-    /// Its process runs, and is not ready for packets yet.
+    /// Its process runs, but is not ready for packets.
     #[default]
     Starting,
-    /// It takes packets.
+    /// It accepts packets.
     Running,
-    /// It was told to leave and returns its packets.
+    /// It was asked to stop and returns its packets.
     Stopping,
-    /// It died and is started again after a pause.
+    /// It died and will be restarted after a pause.
     Restarting,
-    /// It died, or was stopped for its violations, and stays so.
+    /// It died or was stopped for violations, and is not restarted.
     Failed,
-    /// Its service says `attach = true`, and nobody has attached yet.
+    /// Its service has `attach = true`, and no process has attached yet.
     Expected,
 }
 
@@ -285,7 +285,7 @@ impl NfState {
     /// All states.
     pub const ALL: [Self; 6] = [Self::Starting, Self::Running, Self::Stopping, Self::Restarting, Self::Failed, Self::Expected];
 
-    /// The word of the API.
+    /// Its name in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -305,191 +305,193 @@ pub struct Nf {
     pub name: String,
     /// Its service.
     pub service: String,
-    /// The number that descriptors and the handshake know it by.
+    /// Its number in descriptors and in the handshake.
     pub number: u32,
-    /// Its process, if there is one.
+    /// Its process ID, if there is a process.
     pub pid: Option<u32>,
     /// Its core.
     pub core: u32,
-    /// Where it is in its life.
+    /// Its state.
     pub state: NfState,
     /// `sleep`, `poll` or `foreign`.
     pub mode: String,
-    /// Times that it was started again.
+    /// Number of restarts.
     pub restarts: u64,
     /// Packets posted to its rx rings.
     pub rx_packets: u64,
     /// Packets taken from its tx ring.
     pub tx_packets: u64,
-    /// Packets that came back with the verdict `drop`.
+    /// Packets returned with the verdict `drop`.
     pub verdict_drops: u64,
     /// Packets posted and not yet returned.
     pub queue: u64,
-    /// Most of those.
+    /// Most such packets.
     pub queue_capacity: u64,
     /// Forged descriptors and wild cursors.
     pub violations: u64,
-    /// Share of one core that its process used over the last sampling period, 0 to 100.
+    /// Share of one core that its process used in the last sampling period, 0 to 100.
     pub cpu_percent: f64,
-    /// Time that it takes for a burst, by its own word.
+    /// Time for a burst, as the NF reports it.
     pub service_ns: Distribution,
-    /// Times that it went to sleep.
+    /// Number of times that it went to sleep.
     pub sleeps: u64,
-    /// Times that it started the next NF on its core.
+    /// Number of times that it started the next NF on its core.
     pub hand_overs: u64,
-    /// Times that the manager rang its doorbell.
+    /// Number of times that the manager rang its doorbell.
     pub wakes: u64,
-    /// Frames that it owns at the moment.
+    /// Frames that it owns at present.
     pub frames_held: u64,
-    /// Time from the start of its process until it was let in, in nanoseconds; none if it came by itself.
+    /// Time from the start of its process to its admission, in nanoseconds; none if it attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_ns: Option<u64>,
-    /// Time from the start of its process until it returned its first packet, in nanoseconds.
+    /// Time from the start of its process to its first returned packet, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_packet_ns: Option<u64>,
-    /// Time that it took to take back the frames of its last process that died, from the news of its end, in nanoseconds.
+    /// Time to reclaim the frames of its last dead process, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim_ns: Option<u64>,
-    /// Times that it was stopped for its violations, or because it stood still.
+    /// Number of times that it was stopped for violations or a stall.
     #[serde(default)]
     pub stops: u64,
-    /// How it died last, if it has.
+    /// Its last death, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_death: Option<Death>,
-    /// What is measured of its load and decided about it.
+    /// Measurements of its load and decisions about it.
     #[serde(default)]
     pub sched: NfSched,
-    /// Of a foreign program: what went in and came out.
+    /// Packets of a foreign program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreign: Option<NfForeign>,
-    /// Of one that is not woken for each packet: how often it was let go on, by cause.
+    /// Wakes by cause, unless it is woken for each packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub woken: Option<Woken>,
-    /// In the answer to a request that started or moved it: what is probably not as it was meant, such as a core where a packet
-    /// thread never sleeps. Each says what to do.
+    /// In the answer to a request that started or moved it: probable mistakes, such as a core where
+    /// a packet thread never sleeps. Each names a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
 impl Nf {
-    /// What a packet costs its core, in nanoseconds; 0 until known. From outside, taking and returning packets counts with the rest.
+    /// Cost of a packet in nanoseconds; 0 until known. Measured from outside, it includes taking
+    /// and returning packets.
     pub fn cost_ns(&self) -> f64 {
         self.sched.service_ns.max(self.sched.outside_ns)
     }
 
-    /// Its load by what else is told of it, in cores ([`sluice_policy::plan::load`]).
+    /// Its load in cores, from its other measurements ([`sluice_policy::plan::load`]).
     pub fn load(&self) -> f64 {
         let (arrival_pps, used) = (self.sched.arrival_pps, self.cpu_percent / 100.0);
         Measured { arrival_pps, cost_ns: self.cost_ns(), used, polls: self.mode == "poll" }.load()
     }
 }
 
-/// How often an NF that is not woken for each packet was let go on, by cause.
+/// Wakes of an NF that is not woken for each packet, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Woken {
-    /// Its flow had only begun.
+    /// Its flow had just begun.
     pub early: u64,
-    /// As many packets waited as its threshold said.
+    /// The threshold was reached.
     pub threshold: u64,
-    /// Fewer waited, and long enough.
+    /// The timer expired below the threshold.
     pub timer: u64,
-    /// A packet that ends a connection came.
+    /// A packet that ends a connection arrived.
     pub urgent: u64,
 }
 
 impl Woken {
-    /// Each cause as a word, and its count.
+    /// Each cause as a word, with its count.
     pub fn causes(&self) -> [(&'static str, u64); 4] {
         [("early", self.early), ("threshold", self.threshold), ("timer", self.timer), ("urgent", self.urgent)]
     }
 }
 
-/// What is counted of a program that knows nothing of Sluice, over all its lives.
+/// Counters of a foreign program, over all its restarts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfForeign {
-    /// Packets that went in.
+    /// Packets that entered it.
     pub entered: u64,
-    /// Packets that came out and went on.
+    /// Packets that left it and went on.
     pub returned: u64,
-    /// Of these, the ones that it made itself.
+    /// Of these, the ones that it created.
     pub originated: u64,
-    /// Packets that went in and did not come back in time. Of a program that eats packets by design these are no losses.
+    /// Packets that entered and did not come back in time; no losses if consumed by design.
     pub not_back: u64,
-    /// Packets that went in and may still come back.
+    /// Packets that entered and may still come back.
     pub inside: u64,
-    /// Packets that came out and belong to no chain.
+    /// Packets that left it and belong to no chain.
     pub strays: u64,
-    /// Packets that a tap was not shown, because its wire was full.
+    /// Packets that a tap missed because its interface was full.
     pub missed: u64,
-    /// Packets that came out while there was no room for them.
+    /// Packets that left it when there was no space for them.
     pub overruns: u64,
-    /// Whether it eats packets by design.
+    /// Whether it consumes packets by design.
     pub by_design: bool,
-    /// Its processes.
+    /// Its process IDs.
     pub processes: Vec<u32>,
 }
 
-/// An NF's load, and what was decided about it.
+/// Load of an NF, and decisions about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfSched {
-    /// Weight beside its load: of its service, times that of the flow that it has.
+    /// Its weight besides load: that of its service times that of its flow.
     pub priority: f64,
-    /// Who has a higher one goes before others of its core while it has used up less than its part; 0 is ordinary.
+    /// An NF with a higher level precedes others on its core until it has used its part; default 0.
     #[serde(default)]
     pub level: u32,
-    /// Packets per second that want to come to it, those refused at an entry with them.
+    /// Packets per second on their way to it, including those refused at an entry.
     pub arrival_pps: f64,
-    /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known.
+    /// Median service time per packet over the last 100 ms, in nanoseconds; 0 until known.
     pub service_ns: f64,
-    /// Cores that it asks for: the larger of what its packets ask for (arrivals times what a packet costs) and the CPU time that it
-    /// really used, waking and switching with it; of one that polls, what its packets ask for.
+    /// Cores that it needs: the larger of arrivals times cost and the CPU time that it used, with
+    /// waking and switching; for a polling NF, arrivals times cost.
     pub load: f64,
-    /// Its share of its core, 0 to 1; 0 until one was given.
+    /// Its share of its core, 0 to 1; 0 until one is set.
     pub share: f64,
-    /// Times that its share was written.
+    /// Number of times that its share was written.
     pub share_writes: u64,
     /// Whether the chains that pass it are refused at their entry.
     pub throttled: bool,
-    /// Times that they began to be.
+    /// Number of times that throttling began.
     pub throttles: u64,
-    /// Whether it is told to sleep, because what it could do would only wait further on.
+    /// Whether it has to sleep because its output would only wait further on.
     pub held: bool,
-    /// Packets that were marked on their way to it (congestion experienced).
+    /// Packets marked (congestion experienced) on their way to it.
     pub marked: u64,
-    /// What a packet costs it in nanoseconds, told from outside: CPU time over packets; 0 until known, and of NFs that have no turns.
+    /// Cost of a packet in nanoseconds, measured as CPU time over packets; 0 until known, or
+    /// without time slices.
     #[serde(default)]
     pub outside_ns: f64,
-    /// Turns that it was given, where NFs do not cooperate.
+    /// Its time slices, if NFs of its core do not cooperate.
     #[serde(default)]
     pub turns: u64,
 }
 
-/// What an [`Event`] tells of.
+/// Kind of an [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EventKind {
-    /// Chains that pass the NF were refused at their entry, or are let in again.
+    /// Throttling of the chains that pass the NF began or ended.
     #[default]
     Throttle,
-    /// The NF's share of its core was written anew.
+    /// The NF's share of its core was written.
     Share,
-    /// A port has another state.
+    /// The state of a port changed.
     Port,
     /// The NF died, or was stopped for cause.
     Death,
-    /// The NF is started again after a death.
+    /// The NF is restarted after a death.
     Restart,
-    /// A service went over to another version, or did not.
+    /// A service was upgraded, or the upgrade failed.
     Upgrade,
-    /// An NF went to another core, or did not.
+    /// An NF moved to another core, or the move failed.
     Move,
-    /// A configuration was applied, or a part of it.
+    /// A configuration was applied, at least in part.
     Apply,
     /// An NF, a service, a chain, a rule or a port was added.
     Add,
-    /// One of them was removed.
+    /// An NF, a service, a chain, a rule or a port was removed.
     Remove,
-    /// A chain does something else with packets at its entry than before.
+    /// A chain changed what it does with packets at its entry.
     Chain,
 }
 
@@ -509,7 +511,7 @@ impl EventKind {
         Self::Port,
     ];
 
-    /// The word of the API.
+    /// Its name in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Throttle => "throttle",
@@ -527,41 +529,41 @@ impl EventKind {
     }
 }
 
-/// Something that has happened. Decisions about an NF are summed up over a tenth of a second.
+/// An event. Decisions about an NF are summed up over a tenth of a second.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Event {
-    /// Number of the event, from 1; those that are missing have been pushed out.
+    /// Number of the event, from 1; missing ones were discarded.
     pub number: u64,
-    /// The monotonic clock of the host.
+    /// Time by the monotonic clock of the host.
     pub time_ns: u64,
-    /// The host's other clock, in milliseconds since 1970 (UTC); 0 where the daemon does not say.
+    /// Time in milliseconds since 1970 (UTC); 0 if unknown.
     #[serde(default)]
     pub unix_ms: u64,
-    /// Name of the NF; empty if it is about something else.
+    /// Name of the NF; empty if another object is concerned.
     pub nf: String,
-    /// Kind and name of what it is about, if that is no NF: `chain web`.
+    /// Kind and name of an object other than an NF: `chain web`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// What has happened.
+    /// Kind of the event.
     pub event: EventKind,
-    /// How many times.
+    /// Number of occurrences.
     pub count: u64,
-    /// In words, but for throttles and shares.
+    /// Description, except for throttles and shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// Of a throttle: whether it holds.
+    /// For a throttle: whether it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled: Option<bool>,
-    /// Of a share: what it was, 0 to 1.
+    /// For a share: the old one, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<f64>,
-    /// Of a share: what it is.
+    /// For a share: the new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<f64>,
-    /// Of a port: its name.
+    /// For a port: its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
-    /// Of a port: its state from now on.
+    /// For a port: its new state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<PortState>,
 }
@@ -573,9 +575,9 @@ pub struct Service {
     pub name: String,
     /// Names of its instances.
     pub instances: Vec<String>,
-    /// How many of them take packets.
+    /// Number of instances that accept packets.
     pub running: u32,
-    /// Its program; none if instances attach by themselves, or their bundle names it.
+    /// Its program; none if instances attach or their bundle names it.
     pub exec: Option<String>,
     /// Bundle or root directory of the containers that instances run in.
     #[serde(default)]
@@ -585,10 +587,10 @@ pub struct Service {
     pub args: Vec<String>,
     /// Whether instances are started from outside.
     pub attach: bool,
-    /// Whether an instance can be moved to another core without losing a packet.
+    /// Whether an instance can move to another core without losing a packet.
     #[serde(default)]
     pub moves: bool,
-    /// Cores that new instances go to, in turn.
+    /// Cores of new instances, assigned round robin.
     pub cores: Vec<usize>,
     /// `sleep`, `poll` or `foreign`.
     pub mode: String,
@@ -597,59 +599,59 @@ pub struct Service {
     /// Tenant, if named.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// What its instances are forked from, if they are.
+    /// The process from which its instances are forked, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zygote: Option<Zygote>,
 }
 
-/// The process that instances of a service are forked from.
+/// The process from which instances of a service are forked.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Zygote {
-    /// `starting`, `ready`, `restarting`, or `unfit`: then instances are started one by one.
+    /// `starting`, `ready`, `restarting`, or `unfit` (instances are started one by one).
     pub state: String,
-    /// Its process, while it has one.
+    /// Its process ID, while it runs.
     pub pid: Option<u32>,
-    /// Instances that were forked.
+    /// Instances forked.
     pub forks: u64,
     /// Why it is unfit.
     #[serde(default)]
     pub why: Option<String>,
 }
 
-/// The instances of a service that is not shared.
+/// The instances of a pooled service.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Pool {
     /// The service.
     pub service: String,
-    /// What an instance is given: `flow`, `rss` or `round-robin`.
+    /// What an instance receives: `flow`, `class`, `rss` or `round-robin`.
     pub per: String,
     /// Least number of instances.
     pub min: u32,
     /// Most instances.
     pub max: u32,
-    /// How an instance is made as new for the next flow: `reset` or `strict`.
+    /// How an instance is reset for the next flow: `reset` or `strict`.
     pub isolation: String,
-    /// Instances, those that are being started too.
+    /// Instances, including those being started.
     pub size: u32,
-    /// Instances that wait for a flow.
+    /// Instances without a flow.
     pub idle: u64,
     /// Instances with a flow.
     pub assigned: u64,
-    /// Instances whose flow has ended, and which late packets still meet.
+    /// Instances whose flow has ended, but which still get its late packets.
     pub lingering: u64,
-    /// Instances that are made as new, or wait for their last packets.
+    /// Instances that are being reset or wait for their last packets.
     pub resetting: u64,
-    /// Flows that were given an instance.
+    /// Flows that were assigned an instance.
     pub activations: u64,
-    /// Instances that became idle again.
+    /// Number of times that an instance became idle again.
     pub ended: u64,
-    /// Packets that had to wait for an idle instance.
+    /// Packets that waited for an idle instance.
     pub waits: u64,
-    /// Flows that the shared service got instead.
+    /// Flows that went to the shared service instead.
     pub fallbacks: u64,
     /// Packets dropped because no instance was idle.
     pub drops: u64,
-    /// Time from the look at the first packet of a flow until it could go to its instances.
+    /// Time from the first packet of a flow until its instances are assigned.
     pub setup_ns: Distribution,
 }
 
@@ -657,12 +659,12 @@ pub struct Pool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ChainState {
-    /// Takes them.
+    /// Accepts them.
     #[default]
     Open,
-    /// Refuses them for now: throttled, or waiting for an NF to be back.
+    /// Refuses them for now: throttled, or an NF is being restarted.
     Refused,
-    /// Takes them past a hop that is left out.
+    /// Accepts them, and skips a hop.
     Bypassing,
     /// Drops them: an NF is gone for good.
     Down,
@@ -672,7 +674,7 @@ impl ChainState {
     /// All states.
     pub const ALL: [Self; 4] = [Self::Open, Self::Refused, Self::Bypassing, Self::Down];
 
-    /// The word of the API.
+    /// Its name in the API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -700,46 +702,46 @@ pub struct Chain {
     pub entry_packets: u64,
     /// Packets that left by its port.
     pub exit_packets: u64,
-    /// Packets that foreign programs on its way have put in, or gave back after they had been counted as `not_back`. With them,
-    /// `entry_packets + originated_packets` is what left, what was dropped inside and what is inside.
+    /// Packets that its foreign programs created, or returned after they counted as `not_back`.
+    /// Packets that left, were dropped or are inside add up to `entry_packets +
+    /// originated_packets`.
     #[serde(default)]
     pub originated_packets: u64,
     /// Packets that did not leave, by reason: the words of [`Stats::drops`].
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
-    /// Time from entry to exit of the packets that were sampled.
+    /// Time from entry to exit of sampled packets.
     pub latency_ns: Distribution,
-    /// Whether one of its NFs throttles it: packets are refused at its entry.
+    /// Whether one of its NFs throttles it, so that it refuses packets.
     #[serde(default)]
     pub throttled: bool,
-    /// Packets that were dropped after an NF had worked on them.
+    /// Packets dropped after an NF had handled them.
     #[serde(default)]
     pub wasted: u64,
 }
 
-/// Times, in nanoseconds. Known to within an eighth: see [`sluice_shm::histogram`].
+/// Times in nanoseconds, to within an eighth: see [`sluice_shm::histogram`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Distribution {
-    /// How many were measured.
+    /// Number of measurements.
     pub count: u64,
     /// Their sum.
     pub sum: u64,
-    /// Half are below.
+    /// Median.
     pub p50: u64,
-    /// 90 % are below.
+    /// 90th percentile.
     pub p90: u64,
-    /// 99 % are below.
+    /// 99th percentile.
     pub p99: u64,
-    /// 99.9 % are below.
+    /// 99.9th percentile.
     pub p999: u64,
-    /// Smallest time and count of each bucket that is not empty. Left out where nobody needs it.
+    /// Least time and count of each bucket that is not empty. May be left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub buckets: Vec<(u64, u64)>,
 }
 
 impl Distribution {
-    /// What was measured since `earlier`, a former state of the same distribution. Without buckets there is nothing to take a
-    /// difference of, and the answer is `self`.
+    /// The measurements since an `earlier` state of this distribution; `self` without buckets.
     pub fn since(&self, earlier: &Self) -> Self {
         if self.buckets.is_empty() || earlier.count > self.count {
             return self.clone();
@@ -781,24 +783,24 @@ impl From<&Histogram> for Distribution {
 pub struct Rule {
     /// Name.
     pub name: String,
-    /// Place in the order in which rules are asked, from 0.
+    /// Position in the order of evaluation, from 0.
     pub position: usize,
     /// What it matches, and the chain. Its `name` is [`Rule::name`].
     #[serde(rename = "match")]
     pub matches: config::Rule,
-    /// Chain of the packets that match.
+    /// Chain of the matching packets.
     pub chain: String,
-    /// Decisions: one for each new flow, and one for each known flow when the rules change or its NFs do. The flow table
-    /// answers for all other packets.
+    /// Decisions: one for each new flow, and for each known one when rules or its NFs change. The
+    /// flow table handles all other packets.
     pub hits: u64,
 }
 
-/// Everything that is counted, at one moment.
+/// All counters at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Stats {
-    /// The monotonic clock of the host.
+    /// Time by the monotonic clock of the host.
     pub time_ns: u64,
-    /// What the daemon is and has.
+    /// State of the daemon.
     pub status: Status,
     /// Ports.
     pub ports: Vec<Port>,
@@ -810,70 +812,68 @@ pub struct Stats {
     pub chains: Vec<Chain>,
     /// Rules, in order.
     pub rules: Vec<Rule>,
-    /// How promises are kept.
+    /// How SLOs are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<super::promise::Promise>,
-    /// Packets dropped, by reason: those of the packet path (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`, `no_frame`), and `no_rule`, `none_idle`, `no_path`,
-    /// `port_tx`, `no_link`, `mtu` and `oversize`, which belong to no chain.
+    /// Packets dropped, by reason: in the packet path `entry`, `nf_down`, `verdict`, `ring_full`,
+    /// `nf_died`, `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`,
+    /// `no_frame`; others `no_rule`, `none_idle`, `no_path`, `port_tx`, `no_link`, `mtu`,
+    /// `oversize`.
     pub drops: BTreeMap<String, u64>,
-    /// What chains and ports have counted that are not there any more.
+    /// Counters of chains and ports that were removed.
     #[serde(default)]
     pub gone: Gone,
 }
 
-/// What chains, ports, NFs, pools and rules have counted that are not there any more, and of whose
-/// name there is none. Packets that were inside when a chain was removed are counted to their end.
-/// The rule is in `totals` of the daemon.
+/// Counters of removed chains, ports, NFs, pools and rules whose name no present one has. Packets
+/// inside a removed chain are counted to their end. `totals` in the daemon defines the details.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Gone {
-    /// Packets let into chains.
+    /// Packets admitted to chains.
     pub entry_packets: u64,
-    /// Packets that left them.
+    /// Packets that left chains.
     pub exit_packets: u64,
-    /// Packets that foreign programs on their way have put in.
+    /// Packets that foreign programs created.
     pub originated_packets: u64,
     /// Packets that did not leave, by reason.
     pub drops: BTreeMap<String, u64>,
-    /// Packets that were dropped after an NF had worked on them.
+    /// Packets dropped after an NF had handled them.
     #[serde(default)]
     pub wasted: u64,
-    /// Time from entry to exit of the packets that were sampled.
+    /// Time from entry to exit of sampled packets.
     #[serde(default)]
     pub latency_ns: Distribution,
-    /// Packets that came in through ports.
+    /// Packets received by ports.
     #[serde(default)]
     pub rx_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     #[serde(default)]
     pub rx_bytes: u64,
-    /// Packets that left through ports.
+    /// Packets sent by ports.
     pub tx_packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     #[serde(default)]
     pub tx_bytes: u64,
-    /// Packets that ports did not take.
+    /// Packets that ports did not accept in time.
     pub tx_drops: u64,
-    /// Other packets that were dropped at ports, by reason, as in [`Port::drops`].
+    /// Other packets dropped at ports, by reason, as in [`Port::drops`].
     #[serde(default)]
     pub port_drops: BTreeMap<String, u64>,
-    /// Packets of ports that were dropped before any NF worked on them.
+    /// Packets of ports dropped before any NF handled them.
     #[serde(default)]
     pub entry_drops: u64,
-    /// What only kinds of ports knew, by name: counters alone.
+    /// Counters that only one kind of port has, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,
-    /// Packets that had left their chain when nobody had their port any more. Counted in the total
-    /// of `port_tx` besides.
+    /// Packets that left their chain after their port was removed; also in the total of `port_tx`.
     pub unsent_packets: u64,
     /// Decisions of rules.
     #[serde(default)]
     pub decisions: u64,
-    /// By service, the sum of its NFs that are gone: counters alone, whatever else the object
-    /// holds.
+    /// Sums over the removed NFs of each service; only the counters are valid.
     #[serde(default)]
     pub nfs: BTreeMap<String, Nf>,
-    /// The sum of pools: counters alone.
+    /// Sum over removed pools; only the counters are valid.
     #[serde(default)]
     pub pools: Pool,
 }
@@ -881,9 +881,9 @@ pub struct Gone {
 /// The paths of sampled packets.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Trace {
-    /// One to each packet, in the order of their ends.
+    /// The packets, in the order in which their paths ended.
     pub packets: Vec<TracedPacket>,
-    /// Whether the time was over before as many were seen as asked for.
+    /// Whether the time expired before the requested number was seen.
     #[serde(default)]
     pub timed_out: bool,
 }
@@ -891,25 +891,25 @@ pub struct Trace {
 /// The path of one packet.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct TracedPacket {
-    /// Its chain; none if no rule takes it.
+    /// Its chain; none if no rule matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<String>,
     /// Its length at the entry, in bytes.
     #[serde(default)]
     pub bytes: u32,
-    /// Where it was, in order.
+    /// The points that it passed, in order.
     pub hops: Vec<Hop>,
     /// `sent to PORT`, or `dropped: REASON`.
     pub outcome: String,
 }
 
-/// Where a packet was, and when.
+/// A point that a packet passed, and when.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Hop {
-    /// Such as `port in0`, `rule web`, `nf fw.0`, `port out0`.
+    /// The point, such as `port in0`, `rule web`, `nf fw.0`, `port out0`.
     #[serde(rename = "where")]
     pub place: String,
-    /// Nanoseconds since it entered.
+    /// Nanoseconds since its entry.
     pub ns: u64,
 }
 
@@ -919,7 +919,7 @@ pub struct Hop {
 pub struct AddNf {
     /// The service.
     pub service: String,
-    /// Its core; the next of the service's without.
+    /// Its core; by default the next of the service's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<usize>,
 }
@@ -928,7 +928,7 @@ pub struct AddNf {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveNf {
-    /// Remove it also if it is the last instance of a service that an open chain passes.
+    /// Whether to remove even the last instance of a service that an open chain passes.
     #[serde(default)]
     pub force: bool,
 }
@@ -945,9 +945,10 @@ pub struct MoveNf {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Upgrade {
-    /// Its program. A bare name is looked for beside `sluiced`, then in PATH. In a container with a `root`, its path in there.
+    /// Its program. A bare name is searched for in the folder of `sluiced`, then in PATH. In a
+    /// container with a `root` it is the path in the container.
     pub exec: String,
-    /// Its arguments; those of the old version without.
+    /// Its arguments; by default those of the old version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub args: Option<Vec<String>>,
 }
@@ -957,14 +958,14 @@ pub struct Upgrade {
 pub struct Upgraded {
     /// The service.
     pub service: String,
-    /// The program that it has now.
+    /// Its present program.
     pub exec: String,
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
     /// Instances of the new version.
     pub instances: Vec<String>,
-    /// Of a pool: members of the old version that there were. Those with a flow leave when it ends, the others at once.
+    /// For a pool: old members. Those with a flow leave when it ends, the others at once.
     #[serde(default)]
     pub leaving: u32,
 }
@@ -975,7 +976,7 @@ pub struct Upgraded {
 pub struct AddRule {
     /// The rule.
     pub rule: config::Rule,
-    /// Its place, from 0; last without.
+    /// Its position, from 0; last by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<usize>,
 }
@@ -986,10 +987,10 @@ pub struct AddRule {
 pub struct Apply {
     /// The whole configuration, as TOML text.
     pub config: String,
-    /// Name of the file that it came from, for messages.
+    /// Name of its file, for messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Say what would change, and change nothing.
+    /// Whether to report what would change, and change nothing.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -997,11 +998,11 @@ pub struct Apply {
 /// Answer of `POST /v1/apply`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Applied {
-    /// Whether nothing was changed, as asked.
+    /// Whether this was a dry run, which changes nothing.
     pub dry_run: bool,
-    /// What changed, in the order in which it did. Empty if the daemon runs this configuration already.
+    /// The changes, in order. Empty if the daemon already runs this configuration.
     pub changes: Vec<Change>,
-    /// What of the configuration is probably not as it was meant. Each has its place, and says what to do.
+    /// Probable mistakes in the configuration, each with its place and a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -1016,11 +1017,11 @@ pub struct TraceRequest {
     /// Only packets that this rule classifies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// How many packets.
+    /// Number of packets.
     #[schemars(range(min = 1, max = MAX_TRACED))]
     #[serde(default = "ten")]
     pub count: u32,
-    /// How long to wait for them, in milliseconds.
+    /// Longest wait for them, in milliseconds.
     #[schemars(range(min = 1, max = MAX_TRACE_MS))]
     #[serde(default = "five_seconds")]
     pub timeout_ms: u64,
@@ -1046,7 +1047,7 @@ impl Default for TraceRequest {
     }
 }
 
-/// Answer of a request that has no more to say than that it was done.
+/// Answer to a request without further results.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Done {
     /// True.

@@ -2,10 +2,13 @@
 
 use strsim::damerau_levenshtein;
 
-/// The candidate that a writer of `word` most likely meant, if one is near: within a third of its letters (at least one), where
-/// swapped neighbours count once and case does not count; or the only one that it starts, or that starts with it.
+/// The candidate that was most likely meant by `word`, if one is near.
+///
+/// A candidate is near if its edit distance is at most a third of the letters of `word` (at least
+/// one). Swapped neighbours count once; case is ignored. Otherwise the only candidate that is a
+/// prefix of `word`, or that `word` is a prefix of, is near.
 pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // No word of this program has that many letters, and the distance costs their square.
+    // No valid word is that long, and the cost of the distance is quadratic.
     if word.len() > 200 {
         return None;
     }
@@ -27,7 +30,7 @@ pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
     }
 }
 
-/// What to write instead of `word`: the nearest candidate, or all of them when none is near and they are few.
+/// A suggestion to replace `word`: the nearest candidate, or else a list of candidates.
 pub fn hint(word: &str, candidates: &[&str]) -> String {
     match nearest(word, candidates) {
         Some(candidate) => format!("did you mean {candidate:?}?"),
@@ -35,7 +38,7 @@ pub fn hint(word: &str, candidates: &[&str]) -> String {
     }
 }
 
-/// `write one of "a", "b"`, cut when the list is long.
+/// `write one of "a", "b"`, cut at 16 candidates.
 pub fn one_of(candidates: &[&str]) -> String {
     const MOST: usize = 16;
     let mut different: Vec<&str> = Vec::new();

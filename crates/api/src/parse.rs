@@ -1,17 +1,17 @@
-//! The small languages inside values: prefixes, port ranges, protocols.
+//! The small languages inside values: prefixes, protocols, addresses of controllers.
 //!
-//! The validation and the classifier read these words through the same functions, so that what was found valid means what was
-//! checked. Each error is a sentence that says what is wrong and what to write instead; the caller adds where.
+//! Validation and classifier use the same functions, so that a value means what was checked. Each
+//! error is a sentence that names problem and correct form; the caller adds the place.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::nearest;
 use crate::protocol::{ICMP, ICMPV6, ProtocolMatch, TCP, UDP};
 
-/// The words that [`protocol`] knows, besides numbers.
+/// The words that [`protocol`] accepts, besides numbers.
 pub(crate) const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
 
-/// Reads the protocol of a rule: `tcp`, `udp`, `icmp`, `icmpv6`, `ip`, `non-ip`, or a number from 0 to 255.
+/// Reads the protocol of a rule: one of `PROTOCOLS`, or a number from 0 to 255.
 ///
 /// # Errors
 /// A sentence that names the nearest word.
@@ -31,10 +31,10 @@ pub fn protocol(text: &str) -> Result<ProtocolMatch, String> {
     }
 }
 
-/// Reads a prefix, such as `10.0.0.0/8` or `2001:db8::/32`; an address alone stands for itself.
+/// Reads a prefix, such as `10.0.0.0/8` or `2001:db8::/32`; a bare address is a full prefix.
 ///
 /// # Errors
-/// A sentence that says what to write, such as the prefix with its host bits cleared.
+/// A sentence with the correct form, such as the prefix with its host bits cleared.
 pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits)),
@@ -65,12 +65,12 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
     Ok((address, bits))
 }
 
-/// A number of bits, 0 to `most`, in digits alone.
+/// A number of bits from 0 to `most`; only digits are accepted.
 pub fn bits(text: &str, most: u8) -> Option<u8> {
     text.parse().ok().filter(|bits| is_digits(text) && *bits <= most)
 }
 
-/// An address with all bits behind the first `bits` cleared.
+/// An address with all bits after the first `bits` cleared.
 pub fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(a) => Ipv4Addr::from_bits(a.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into(),
@@ -82,10 +82,10 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Host and port of an SDN controller, from `tcp:HOST:PORT`; an IPv6 address stands in brackets.
+/// Host and port of an SDN controller in `tcp:HOST:PORT`; an IPv6 address is in brackets.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// The problem, in words.
 pub fn controller(text: &str) -> Result<(String, u16), String> {
     let wrong = || format!("{text:?} is no address of a controller");
     let (host, port) = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wrong)?;

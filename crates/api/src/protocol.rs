@@ -1,4 +1,4 @@
-//! Numbers of protocols above IP, as IANA has assigned them.
+//! Numbers of protocols above IP, as assigned by IANA.
 
 /// ICMP for IPv4.
 pub const ICMP: u8 = 1;
@@ -18,7 +18,7 @@ pub const UDP_LITE: u8 = 136;
 /// Whether the first four bytes after the IP header are two ports.
 #[inline(always)]
 pub fn has_ports(protocol: u8) -> bool {
-    // Bitwise: traffic that mixes protocols must not cost mispredicted branches.
+    // Bitwise: mixed protocols must not cost mispredicted branches.
     (protocol == TCP) | (protocol == UDP) | (protocol == SCTP) | (protocol == DCCP) | (protocol == UDP_LITE)
 }
 

@@ -1,4 +1,6 @@
-//! Steps from one configuration to another, in words: what `apply` and its dry run answer.
+//! Steps from one configuration to another, in words.
+//!
+//! `apply` and its dry run return them.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +12,7 @@ use sluice_api::config;
 
 use super::diff::Change as Step;
 
-/// A step away from a configuration: for each key that becomes different, its old and its new value.
+/// Describes a step: for each key that changes, its old and its new value.
 pub fn describe(step: &Step, before: &config::Config) -> Change {
     let change = |action, kind: &str, name: &str, detail| Change { action, kind: kind.into(), name: name.into(), detail };
     let service_before = |name: &str| before.services.iter().find(|known| known.name == name);
@@ -56,7 +58,7 @@ fn number_of(n: u32, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A value as a person reads it: without quotes, and lists without brackets.
+/// A value for people to read: without quotes, and lists without brackets.
 fn plain(value: &Value) -> String {
     match value {
         Value::Null => "unset".into(),
@@ -66,7 +68,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Keys and their values, those of tables within with their path: `pool.min`.
+/// Keys and their values. Those of nested tables have a path: `pool.min`.
 fn keys(of: Option<&impl Serialize>) -> BTreeMap<String, Value> {
     fn gather(path: &str, value: Value, keys: &mut BTreeMap<String, Value>) {
         match value {
@@ -92,7 +94,7 @@ fn differences(old: Option<&impl Serialize>, new: Option<&impl Serialize>) -> St
     differ.map(|(key, old, new)| format!("{key} {} → {}", plain(&old), plain(&new))).collect::<Vec<_>>().join("; ")
 }
 
-/// Rules that come, go, or are different, by name; or that they are in another order.
+/// Rules that are added, removed or changed, by name; or a note that their order changed.
 fn differences_of_rules(old: &[config::Rule], new: &[config::Rule]) -> String {
     let named = |rules: &[config::Rule]| -> BTreeMap<String, config::Rule> {
         let name = |(at, rule): (usize, &config::Rule)| (rule.name.clone().unwrap_or_else(|| format!("rule.{at}")), rule.clone());
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_told_with_its_old_and_its_new_value() {
+    fn what_changes_is_reported_with_its_old_and_its_new_value() {
         let of = |text: &str| toml::from_str::<config::Config>(text).unwrap();
         let old = of(r#"
             port = [{ name = "in", kind = "gen", rate = 5.0 }]

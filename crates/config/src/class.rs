@@ -1,4 +1,4 @@
-//! What makes a traffic class: the value of `class` in `[service.pool]`.
+//! Traffic classes: the value of `class` in `[service.pool]`.
 
 use std::str::FromStr;
 
@@ -7,17 +7,17 @@ use sluice_api::parse;
 /// What packets of one class have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// The tenant that their rule names. Packets of rules that name none are a class too.
+    /// The tenant that their rule names. Packets of rules without a tenant form a class too.
     Tenant,
-    /// The VLAN: of tenants, where each has one.
+    /// The VLAN; usually one for each tenant.
     Vlan,
-    /// The port where they come in: of customers, where each has one.
+    /// The ingress port; usually one for each customer.
     Port,
     /// The DSCP.
     Dscp,
     /// The network of the source address, or of the destination address.
     Prefix {
-        /// Of the source.
+        /// Whether it is the source address.
         source: bool,
         /// Bits of an IPv4 network, 0 to 32.
         v4: u8,
@@ -26,7 +26,7 @@ pub enum Class {
     },
 }
 
-/// Bits of an IPv6 network where only IPv4's are said.
+/// Bits of an IPv6 network if only those of IPv4 are given.
 const USUAL_V6: u8 = 64;
 
 impl FromStr for Class {

@@ -1,7 +1,7 @@
-//! Checks the containers of a configuration against the host: their runtime, bundles, root directories and programs.
+//! Checks containers against the host: their runtime, bundles, root directories and programs.
 //!
-//! Limits: that a program finds its shared libraries is not looked for, only the loader that it names; and what a bundle asks for
-//! beyond what [`sluice_host::container`] reads is the runtime's to refuse.
+//! Limits: the loader that a program names is checked, its shared libraries are not. What a bundle
+//! requests beyond what [`sluice_host::container`] reads is checked by the runtime alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use sluice_api::config::{Container, Service};
 use sluice_host::cgroup;
 use sluice_host::container;
 
-/// Folders of programs for root, which are not in everybody's PATH.
+/// Folders of programs for root, which are often not in PATH.
 const FOR_ROOT: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// The OCI runtime that a service names.
+/// Finds the OCI runtime that a service names.
 ///
 /// # Errors
-/// A sentence that says what is wrong; what to do.
+/// The problem and what to do, as one sentence.
 pub fn find_runtime(runtime: &Path, host: &Host) -> Result<PathBuf, String> {
     let mut host = host.clone();
     host.beside = None;
@@ -37,22 +37,22 @@ pub fn find_runtime(runtime: &Path, host: &Host) -> Result<PathBuf, String> {
     }
 }
 
-/// What the host lacks for the container of a service.
+/// Reports what the host lacks for the container of a service.
 pub fn check(n: usize, service: &Service, container: &Container, host: &Host) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut tell = |key: &'static str, text: &str| {
+    let mut note = |key: &'static str, text: &str| {
         let (message, help) = text.split_once("; ").unwrap_or((text, ""));
         problems.push(Problem::error(At::entry("service", n, key), message, help));
     };
     if host.uid != 0 {
         let what = format!("no permission to make the namespaces of the containers of service \"{}\"", service.name);
-        tell("container", &format!("{what}; run sluiced as root, or remove `container`"));
+        note("container", &format!("{what}; run sluiced as root, or remove `container`"));
     }
     match find_runtime(&container.runtime, host) {
-        Err(text) => tell("container.runtime", &text),
+        Err(text) => note("container.runtime", &text),
         Ok(runtime) if !container::is_crun(&runtime) && cgroup::unified_home(&host.root).is_none() => {
             let shown = runtime.display();
-            tell(
+            note(
                 "container.runtime",
                 &format!("{shown} needs a cgroup, and no hierarchy of version 2 is mounted; mount one (cgroup2), or install crun"),
             );
@@ -62,24 +62,24 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
     if let Some(bundle) = &container.bundle
         && let Err(text) = bundle_is_whole(&host.at(bundle))
     {
-        tell("container.bundle", &text);
+        note("container.bundle", &text);
     }
     if let Some(root) = &container.root {
         match (fs::metadata(host.at(root)), &service.exec) {
             (Err(error), _) => {
                 let shown = root.display();
                 let help = "a relative path counts from the folder of the configuration";
-                tell("container.root", &format!("cannot look into the root directory {shown}: {error}; correct the path; {help}"));
+                note("container.root", &format!("cannot look into the root directory {shown}: {error}; correct the path; {help}"));
             }
             (Ok(metadata), _) if !metadata.is_dir() => {
-                tell(
+                note(
                     "container.root",
                     &format!("{} is no folder; name the folder that is to be the container's /", root.display()),
                 );
             }
             (Ok(_), Some(exec)) => {
                 if let Err(text) = program(&host.at(root), exec) {
-                    tell("exec", &text);
+                    note("exec", &text);
                 }
             }
             (Ok(_), None) => {}
@@ -88,7 +88,7 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
     problems
 }
 
-/// Whether a bundle can be read, and has a root directory and its program.
+/// Checks that a bundle can be read, and has a root directory and its program.
 fn bundle_is_whole(bundle: &Path) -> Result<(), String> {
     let config = container::read_bundle(bundle)?;
     container::examine(&config)?;
@@ -103,7 +103,6 @@ fn bundle_is_whole(bundle: &Path) -> Result<(), String> {
     }
 }
 
-/// Whether a root directory has a program, and what that needs to be loaded.
 fn program(root: &Path, exec: &Path) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     let (shown, within) = (exec.display(), root.display());
@@ -213,7 +212,7 @@ mod tests {
         let site = Site::new();
         let root = |exec: &str, root: &str| site.said(&format!("exec = {exec:?}\ncontainer = {{ root = {root:?} }}"));
         assert_eq!(root("/bin/nf", "/srv/nf"), Vec::<String>::new());
-        // Links are followed as the container has them.
+        // Links are resolved inside the container's root.
         symlink("/bin/nf", site.folder.path().join("srv/nf/absolute")).unwrap();
         symlink("../../../bin/nf", site.folder.path().join("srv/nf/bin/up")).unwrap();
         symlink("/loop", site.folder.path().join("srv/nf/loop")).unwrap();
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_its_loader_is_told() {
+    fn a_program_without_its_loader_is_reported() {
         let site = Site::new();
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         let loader = container::loader_of(&own).expect("this test is linked dynamically");

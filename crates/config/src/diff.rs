@@ -1,13 +1,14 @@
-//! What has to change on a running daemon to get from one configuration to another.
+//! The changes that lead a running daemon from one configuration to another.
 //!
-//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the daemon
-//! has a valid configuration in which every reference holds, so that packets of chains that do not change are never without a way:
-//! what is new is added from the ports inwards, then chains and rules are switched over to it, then what nobody uses any longer is
-//! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it
-//! differs.
-//! Limits: a changed port or service is replaced, which its own packets notice, but a service of which only the number or the cores of instances
-//! change keeps those on cores that stay; a changed name is a removal and an addition; keys of
-//! `[manager]`, `[memory]`, `[sched]`, `[workflow]`, `[openflow]` and `[promises]` take effect only at a restart.
+//! Pure: two valid configurations in, a list of changes out. The configuration stays valid after
+//! each change, so that chains which do not change can always forward their packets. New entries
+//! are added from the ports inwards; then chains and rules switch over to them; then unused entries
+//! are removed in the opposite order.
+//! Terms: an entry is *changed* if it differs from the one of the same name.
+//! Limits: a changed port or service is replaced, which affects its own packets. If only the number
+//! or cores of a service's instances change, those on cores that remain are kept. A changed name is
+//! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
+//! `[openflow]` and `[promises]` take effect only at a restart.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -20,7 +21,7 @@ use sluice_api::config::{Chain, Config, Port, Rule, Service};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "snake_case")]
 pub enum Change {
-    /// A key takes another value only when the daemon is restarted.
+    /// Change a key at the next restart of the daemon.
     NeedsRestart {
         /// The key, such as `memory.frames`.
         key: String,
@@ -30,9 +31,9 @@ pub enum Change {
         /// The port.
         port: Port,
     },
-    /// Close a port and open it anew.
+    /// Close a port and open it again.
     ReplacePort {
-        /// The port as it shall be.
+        /// The new port.
         port: Port,
     },
     /// Start a service and its instances.
@@ -42,23 +43,23 @@ pub enum Change {
     },
     /// Replace the instances of a service, one after another.
     ReplaceService {
-        /// The service as it shall be, with its new number of instances.
+        /// The new service, with its new number of instances.
         service: Service,
     },
-    /// Change how many instances a pool has, and what it does with flows. Those that it has stay.
+    /// Change the number of instances of a pool, or what it does with flows. Instances stay.
     ChangePool {
-        /// The service as it shall be.
+        /// The new service.
         service: Service,
     },
-    /// Start and stop instances of a service, so that they are on these cores. Those on cores that it keeps stay.
+    /// Start and stop instances to match these cores. Instances on cores that remain stay.
     ChangeInstances {
         /// Name of the service.
         service: String,
-        /// How many it was to have.
+        /// Number of instances in the old configuration.
         before: u32,
-        /// How many there shall be then.
+        /// Number of instances in the new configuration.
         instances: u32,
-        /// The cores that they are on, in turn.
+        /// The cores of the instances, assigned round robin.
         cores: Vec<usize>,
     },
     /// Make a chain.
@@ -66,14 +67,14 @@ pub enum Change {
         /// The chain.
         chain: Chain,
     },
-    /// Send packets of a chain another way.
+    /// Change the hops or the egress of a chain.
     ReplaceChain {
-        /// The chain as it shall be.
+        /// The new chain.
         chain: Chain,
     },
     /// Replace all rules.
     ReplaceRules {
-        /// The rules as they shall be.
+        /// The new rules.
         rules: Vec<Rule>,
     },
     /// Remove a chain.
@@ -119,7 +120,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// The steps from `old` to `new`, in the order in which they are to be done. Both are valid.
+/// The ordered steps from `old` to `new`, both of which must be valid.
 pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     let mut changes = restarts(old, new);
     let mut removals = Vec::new();
@@ -155,29 +156,32 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes
 }
 
-/// Whether services differ in nothing but the number and the cores of instances, and some stay where they are.
+/// Whether services differ only in the number and cores of instances, and some instances can stay.
 pub fn some_stay(before: &Service, after: &Service) -> bool {
     let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
     alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
 }
 
-/// The core of each instance, for a number of them.
+/// The core of each instance, assigned round robin.
 pub fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
     cores.iter().copied().cycle().take(instances as usize).collect()
 }
 
-/// What brings a service's instances to the cores where they shall be.
+/// The instances to start and stop so that a service has its wanted cores.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Turnover {
-    /// The cores of those to be started.
+    /// Cores of the instances to start.
     pub starts: Vec<usize>,
-    /// Those to be stopped, by their places among those that live.
+    /// Indices, among the running instances, of those to stop.
     pub stops: Vec<usize>,
 }
 
-/// What is to be started and stopped where instances live on some cores, were wanted on others before, and are wanted on others now. One that lives
-/// where none was wanted was moved there: it stands for one that is not where it was. Of those that live on the same core the first stay.
+/// The instances to start and stop for running ones on the cores `living`.
+///
+/// `before` are the cores of the old configuration, `wanted` those of the new one. An instance on a
+/// core that neither lists was moved there, and takes the place of one that is missing elsewhere.
+/// Of the instances on one core, the first ones stay.
 pub fn turnover(before: &[usize], wanted: &[usize], living: &[usize]) -> Turnover {
     let cores = |of: &[usize], places: Vec<usize>| places.into_iter().map(|place| of[place]).collect::<Vec<_>>();
     let lacks = cores(wanted, beyond(wanted, living));
@@ -185,7 +189,7 @@ pub fn turnover(before: &[usize], wanted: &[usize], living: &[usize]) -> Turnove
     let rest_cores = cores(living, rest.clone());
     let comes = cores(wanted, beyond(wanted, before));
     let goes = cores(before, beyond(before, wanted));
-    // What lacks and is not new was moved away, or is lost.
+    // A missing core that is not new belongs to an instance that was moved, or that is lost.
     let (vacant, moved) = (beyond(&lacks, &comes), beyond(&rest_cores, &goes));
     let stand_in = vacant.len().min(moved.len());
     let filled = &vacant[..stand_in];
@@ -196,7 +200,7 @@ pub fn turnover(before: &[usize], wanted: &[usize], living: &[usize]) -> Turnove
     }
 }
 
-/// The places in a list of what is more often in it than in another: the last ones.
+/// Indices of the elements of a list in excess of another list (as multisets); the last ones.
 fn beyond(list: &[usize], other: &[usize]) -> Vec<usize> {
     let mut left = other.to_vec();
     let mut is_beyond = |core: &usize| match left.iter().position(|known| known == core) {
@@ -209,8 +213,10 @@ fn beyond(list: &[usize], other: &[usize]) -> Vec<usize> {
     (0..list.len()).filter(|place| is_beyond(&list[*place])).collect()
 }
 
-/// Whether two services differ in nothing but keys of their pool that one which lives can take: not the size of rings, which instances
-/// have, nor what a class is. A pool without members for flows of their own can grow, but nobody can be let go.
+/// Whether two services differ only in pool keys that a running pool can change.
+///
+/// The size of rings, which running instances have, and the definition of a class cannot change. A
+/// pool without members for single flows can grow, but cannot shrink.
 fn is_living_change(before: &Service, after: &Service) -> bool {
     let (old, new) = (before.pool(), after.pool());
     let alike = Service { pool: after.pool.clone(), ..before.clone() } == *after && before.pool != after.pool;
@@ -218,7 +224,7 @@ fn is_living_change(before: &Service, after: &Service) -> bool {
     alike && after.is_pooled() && old.ring == new.ring && old.class == new.class && (may_shrink || new.min >= old.min)
 }
 
-/// Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`, `[openflow]` and `[promises]` that differ.
+/// Reports differences in keys that take effect only at a restart.
 fn restarts(old: &Config, new: &Config) -> Vec<Change> {
     let tables = |c: &Config| {
         let pairs = [
@@ -263,7 +269,7 @@ fn compare<T: Clone + PartialEq>(old: &[T], new: &[T], name: impl Fn(&T) -> &Str
 }
 
 impl Change {
-    /// The service that it is about.
+    /// The service that the step changes, if it changes one.
     pub fn service(&self) -> Option<&str> {
         match self {
             Self::AddService { service } | Self::ReplaceService { service } | Self::ChangePool { service } => Some(&service.name),
@@ -272,7 +278,7 @@ impl Change {
         }
     }
 
-    /// Does the step on a configuration, as a daemon does it on itself, so that what it runs can be shown and compared.
+    /// Applies the step to a configuration, which then shows what the daemon runs.
     pub fn apply(&self, config: &mut Config) {
         fn replace<T: Clone>(entries: &mut [T], entry: &T, same: impl Fn(&T, &T) -> bool) {
             entries.iter_mut().filter(|e| same(e, entry)).for_each(|e| *e = entry.clone());
@@ -312,7 +318,7 @@ mod tests {
         crate::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
-    fn told(old: &str, new: &str) -> Vec<String> {
+    fn said(old: &str, new: &str) -> Vec<String> {
         diff(&config(old), &config(new)).iter().map(Change::to_string).collect()
     }
 
@@ -325,7 +331,7 @@ mod tests {
 
     #[test]
     fn nothing_changes_nothing() {
-        assert_eq!(told(OLD, OLD), Vec::<String>::new());
+        assert_eq!(said(OLD, OLD), Vec::<String>::new());
     }
 
     #[test]
@@ -339,7 +345,7 @@ mod tests {
             rule = [{ port = "a", vlan = 5, chain = "three" }, { port = "a", chain = "one" }]
         "#;
         assert_eq!(
-            told(OLD, new),
+            said(OLD, new),
             [
                 "memory.frames changes when sluiced is restarted",
                 "add port d",
@@ -360,7 +366,7 @@ mod tests {
     #[test]
     fn a_changed_program_replaces_the_instances() {
         let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
-        assert_eq!(told(OLD, &new), ["replace service nat (2 instances)"]);
+        assert_eq!(said(OLD, &new), ["replace service nat (2 instances)"]);
     }
 
     #[test]
@@ -368,16 +374,16 @@ mod tests {
         let of = |instances: u32, cores: &str| {
             OLD.replace("exec = \"nat\", instances = 3", &format!("exec = \"nat\", instances = {instances}, cores = [{cores}]"))
         };
-        assert_eq!(told(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["add instances of service nat, up to 3"]);
-        assert_eq!(told(&of(1, "0"), &of(1, "0, 1")), ["change the cores of instances of service nat"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(2, "1, 0")), ["change the cores of instances of service nat"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(2, "1, 2")), ["change the cores of instances of service nat"]);
-        assert_eq!(told(&of(1, "0"), &of(1, "1")), ["replace service nat (1 instances)"]);
-        assert_eq!(told(&of(3, "0, 1, 0"), &of(1, "1")), ["remove instances of service nat, down to 1"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["add instances of service nat, up to 3"]);
+        assert_eq!(said(&of(1, "0"), &of(1, "0, 1")), ["change the cores of instances of service nat"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(2, "1, 0")), ["change the cores of instances of service nat"]);
+        assert_eq!(said(&of(2, "0, 1"), &of(2, "1, 2")), ["change the cores of instances of service nat"]);
+        assert_eq!(said(&of(1, "0"), &of(1, "1")), ["replace service nat (1 instances)"]);
+        assert_eq!(said(&of(3, "0, 1, 0"), &of(1, "1")), ["remove instances of service nat, down to 1"]);
     }
 
-    /// What is started, by cores, and what is stopped, by places among those that live.
+    /// The cores of started instances, and the indices of stopped ones.
     fn turned(before: &[usize], wanted: &[usize], living: &[usize]) -> (Vec<usize>, Vec<usize>) {
         let turnover = turnover(before, wanted, living);
         (turnover.starts, turnover.stops)
@@ -422,13 +428,13 @@ mod tests {
             "min = 2, max = 8, linger_ms = 7, idle_ms = 9, when_empty = \"drop\"",
             "min = 2, max = 8, isolation = \"strict\"",
         ] {
-            assert_eq!(told(&before, &with(pool, "")), ["change the pool of service ids"], "{pool}");
+            assert_eq!(said(&before, &with(pool, "")), ["change the pool of service ids"], "{pool}");
         }
-        assert_eq!(told(&before, &with("min = 2, max = 8, ring = 128", "")), ["replace service ids (2 instances)"]);
-        assert_eq!(told(&before, &with("min = 3, max = 8", ", args = [\"x\"]")), ["replace service ids (3 instances)"]);
+        assert_eq!(said(&before, &with("min = 2, max = 8, ring = 128", "")), ["replace service ids (2 instances)"]);
+        assert_eq!(said(&before, &with("min = 3, max = 8", ", args = [\"x\"]")), ["replace service ids (3 instances)"]);
         let rss = |min: u32| with(&format!("min = {min}"), "").replace("\"flow\"", "\"rss\"");
-        assert_eq!(told(&rss(2), &rss(4)), ["change the pool of service ids"]);
-        assert_eq!(told(&rss(4), &rss(2)), ["replace service ids (2 instances)"]);
+        assert_eq!(said(&rss(2), &rss(4)), ["change the pool of service ids"]);
+        assert_eq!(said(&rss(4), &rss(2)), ["replace service ids (2 instances)"]);
     }
 
     #[test]
@@ -441,7 +447,7 @@ mod tests {
     }
 
     prop_compose! {
-        /// Valid configurations of a few names, so that two of them have much in common.
+        /// Valid configurations with few names, so that two of them have much in common.
         fn some_config()(
             frames in 512u32..515,
             ports in prop::collection::btree_map(0usize..4, 1u32..3, 1..4),
@@ -474,7 +480,7 @@ mod tests {
         }
     }
 
-    /// A configuration with what a diff does not order or cannot change left out.
+    /// A configuration without what a diff neither orders nor changes.
     fn essence(mut config: Config) -> Config {
         config.ports.sort_by(|a, b| a.name.cmp(&b.name));
         config.services.sort_by(|a, b| a.name.cmp(&b.name));

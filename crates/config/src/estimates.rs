@@ -1,9 +1,9 @@
-//! Estimates of what a packet costs an NF, in the file that `[manager] estimates` names: `sluice estimate --keep` writes it, and a daemon
-//! knows by it what an NF costs before its first packet.
+//! Estimates of what a packet costs an NF, in the file that `[manager] estimates` names.
+//! `sluice estimate --keep` writes it. The daemon reads the cost of an NF before its first packet.
 //!
-//! # Approach
-//! One JSON file, replaced as a whole. An entry counts for a program with the same path, size, time of change and arguments, on the
-//! same model of processor: anything else is another NF, or the same one elsewhere.
+//! One JSON file, replaced as a whole. An entry is valid for a program with the same path, size,
+//! modification time and arguments on the same processor model.
+//! size, modification time and arguments on the same processor model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,77 +15,78 @@ use serde::{Deserialize, Serialize};
 
 use sluice_host::file;
 
-/// A measured quantity: median and quartiles.
+/// Median and quartiles of a measured quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Half are below.
     pub median: f64,
-    /// A quarter is below.
+    /// Lower quartile.
     pub low: f64,
-    /// A quarter is above.
+    /// Upper quartile.
     pub high: f64,
 }
 
 impl Spread {
-    /// Of these values; all 0 if there is none.
+    /// Median and quartiles of these values; all 0 if there are none.
     pub fn of(values: &mut [u64]) -> Self {
         values.sort_unstable();
         let at = |part: usize| values.get(values.len() * part / 4).copied().unwrap_or(0) as f64;
         Self { median: at(2), low: at(1), high: at(3) }
     }
 
-    /// All of them multiplied.
+    /// All three values multiplied by `by`.
     pub fn times(self, by: f64) -> Self {
         Self { median: self.median * by, low: self.low * by, high: self.high * by }
     }
 }
 
-/// What was found.
+/// The measured cost of an NF.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Rounds that counted.
+    /// Rounds that were counted.
     pub rounds: u64,
-    /// Packets of a burst.
+    /// Packets in a burst.
     pub burst: u32,
-    /// Nanoseconds of the handler for a burst.
+    /// Handler time for a burst, in nanoseconds.
     pub ns_per_burst: Spread,
-    /// Nanoseconds of the handler for a packet.
+    /// Handler time for a packet, in nanoseconds.
     pub ns_per_packet: Spread,
-    /// Cycles of the handler for a burst.
+    /// Handler cycles for a burst.
     pub cycles_per_burst: Spread,
-    /// Cycles of the handler for a packet.
+    /// Handler cycles for a packet.
     pub cycles_per_packet: Spread,
-    /// Nanoseconds of the rings for a burst, which were taken off.
+    /// Ring time for a burst, in nanoseconds, already subtracted.
     pub ring_ns: f64,
-    /// Between the smallest and the largest of them, turn by turn: a handler that takes less than this is not told from none.
+    /// Range of the ring time over the rounds: a handler cheaper than this cannot be resolved.
     #[serde(default)]
     pub ring_spread_ns: f64,
-    /// Nanoseconds for a burst that the NF's own library sampled in the same rounds; None if it sampled too little.
+    /// Nanoseconds for a burst, sampled by the NF's library in the same rounds; None if there were
+    /// too few samples.
     pub inside_ns: Option<f64>,
-    /// How far the time from outside is from that sample: of it, above it if positive. The median over the rounds that have one, each with
-    /// the round before it, so that both are of the same moments.
+    /// Relative difference of the time from outside to that sample, positive if larger. The median
+    /// over rounds with a sample, each with the round before it, so that both cover the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub off_inside: Option<f64>,
-    /// Packets that it dropped, of all.
+    /// Packets that the NF dropped.
     pub dropped: u64,
     /// Packets in all.
     pub packets: u64,
-    /// Nanoseconds of a cycle.
+    /// Nanoseconds in a cycle.
     pub ns_per_cycle: f64,
 }
 
-/// What an estimate is of.
+/// What an estimate is valid for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Of {
     /// The program.
     pub exec: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Bytes of the program.
+    /// Size of the program, in bytes.
     pub bytes: u64,
-    /// When it was changed last, in nanoseconds since 1970.
+    /// Modification time of the program, in nanoseconds since 1970.
     pub changed_ns: i64,
-    /// Model of the processor.
+    /// Processor model.
     pub cpu: String,
 }
 
@@ -93,7 +94,7 @@ impl Of {
     /// A program with these arguments, as it is now on this host.
     ///
     /// # Errors
-    /// If the program cannot be looked at.
+    /// If the metadata of the program cannot be read.
     pub fn here(exec: &Path, args: &[String]) -> io::Result<Self> {
         let metadata = fs::metadata(exec)?;
         Ok(Self {
@@ -105,7 +106,7 @@ impl Of {
         })
     }
 
-    /// Name of the entry: an NF that was built anew replaces its older self.
+    /// Name of the entry. It leaves out size and time, so that a rebuilt NF replaces its old entry.
     fn key(&self) -> String {
         let mut key = self.exec.display().to_string();
         self.args.iter().for_each(|arg| {
@@ -121,12 +122,12 @@ fn cpu_model(cpuinfo: &str) -> String {
     model.map_or_else(String::new, |(_, name)| name.trim().to_owned())
 }
 
-/// An estimate and what it is of.
+/// An estimate and what it is valid for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What it is of.
+    /// What it is valid for.
     pub of: Of,
-    /// What was found.
+    /// The measured cost.
     pub estimate: Estimate,
 }
 
@@ -137,20 +138,20 @@ pub struct Kept {
     entries: BTreeMap<String, Entry>,
 }
 
-/// Why kept estimates could not be read or written.
+/// Why the file of estimates could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
-    /// The system's answer.
+    /// A system call failed.
     #[error("cannot {what} {path}: {source}; name another file", path = path.display())]
     System {
         /// What was tried.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// The answer.
+        /// The error.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file has another content.
     #[error("{path} holds no estimates ({source}); move it away", path = path.display())]
     Broken {
         /// The file.
@@ -161,7 +162,7 @@ pub enum KeptError {
 }
 
 impl Kept {
-    /// Reads a file; nothing is kept if it is not there.
+    /// Reads a file; a missing file holds no estimates.
     ///
     /// # Errors
     /// [`KeptError`].
@@ -173,17 +174,17 @@ impl Kept {
         }
     }
 
-    /// The estimate of a program, if there is one of exactly this.
+    /// The estimate of exactly this program, if there is one.
     pub fn find(&self, of: &Of) -> Option<&Estimate> {
         self.entries.get(&of.key()).filter(|entry| entry.of == *of).map(|entry| &entry.estimate)
     }
 
-    /// Keeps an estimate in place of an older one.
+    /// Stores an estimate and replaces an older one.
     pub fn put(&mut self, entry: Entry) {
         self.entries.insert(entry.of.key(), entry);
     }
 
-    /// Writes the file anew: it is always either the old or the new one.
+    /// Replaces the file atomically.
     ///
     /// # Errors
     /// [`KeptError::System`].

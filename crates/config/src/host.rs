@@ -1,7 +1,7 @@
 //! The host that a configuration is for.
 //!
-//! A *host* is what checks may know of it: the root of its file system and a few facts. Tests inject both; the daemon takes them from
-//! the machine that it runs on ([`Host::here`]).
+//! A [`Host`] holds what checks may know of the host: the root of its file system and a few facts.
+//! Tests make one up; the daemon uses [`Host::here`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 
 use sluice_api::config::Config;
 
-/// What the checks may know of the host.
+/// What checks may know of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// Root of the file system.
     pub root: PathBuf,
-    /// Cores that this process may run on.
+    /// Cores on which this process may run.
     pub allowed: BTreeSet<usize>,
-    /// User that this process runs as.
+    /// User ID of this process.
     pub uid: u32,
-    /// Folder of this program.
+    /// Folder of this program's executable.
     pub beside: Option<PathBuf>,
-    /// Folders of PATH.
+    /// Folders in PATH.
     pub path: Vec<PathBuf>,
     /// Whether this build has DPDK.
     pub dpdk: bool,
@@ -44,27 +44,25 @@ impl Host {
         }
     }
 
-    /// An absolute path below the root of this host.
+    /// Prefixes an absolute path with the root of this host.
     pub(super) fn at(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Cores that are online.
     fn online(&self) -> Option<BTreeSet<usize>> {
         cores(&fs::read_to_string(self.root.join("sys/devices/system/cpu/online")).ok()?)
     }
 
-    /// Number of free 2 MiB hugepages.
     pub(super) fn free_hugepages(&self) -> Option<u64> {
         self.hugepages("free_hugepages", "HugePages_Free")
     }
 
-    /// Number of 2 MiB hugepages that are set aside, free or not.
+    /// Number of 2 MiB hugepages in the pool, free or in use.
     pub(super) fn all_hugepages(&self) -> Option<u64> {
         self.hugepages("nr_hugepages", "HugePages_Total")
     }
 
-    /// A number of the pool of 2 MiB hugepages: by its file, or by the field of /proc/meminfo that says the same.
+    /// Reads a counter of the 2 MiB hugepage pool from its file, or else from /proc/meminfo.
     fn hugepages(&self, file: &str, field: &str) -> Option<u64> {
         let pool = self.root.join("sys/kernel/mm/hugepages/hugepages-2048kB").join(file);
         if let Some(pages) = fs::read_to_string(pool).ok().and_then(|text| text.trim().parse().ok()) {
@@ -76,7 +74,6 @@ impl Host {
         }
     }
 
-    /// A field of /proc/meminfo.
     fn meminfo(&self, field: &str) -> Option<u64> {
         let text = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
@@ -88,7 +85,7 @@ impl Host {
         self.meminfo("MemTotal")?.checked_mul(1024)
     }
 
-    /// Number of a user, by name or number. The error lists the names that there are.
+    /// Looks up a user ID by name or number. The error lists the known names.
     pub(super) fn user(&self, user: &str) -> Result<u32, Vec<String>> {
         if let Ok(uid) = user.parse() {
             return Ok(uid);
@@ -108,7 +105,7 @@ impl Host {
     }
 }
 
-/// Reads the kernel's form of a list of cores, such as `0-3,8`.
+/// Parses the kernel's format for a list of cores, such as `0-3,8`.
 fn cores(text: &str) -> Option<BTreeSet<usize>> {
     let mut all = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -119,15 +116,17 @@ fn cores(text: &str) -> Option<BTreeSet<usize>> {
     Some(all)
 }
 
-/// Whether a program is named without a folder, so that it has to be looked for.
+/// Whether a program is named without a folder, so that PATH has to be searched.
 pub(crate) fn is_bare(exec: &Path) -> bool {
     !exec.as_os_str().as_encoded_bytes().contains(&b'/')
 }
 
-/// The absolute path of a service's program: a bare name is looked for beside this program, then in PATH.
+/// The absolute path of a service's program.
+///
+/// A bare name is searched for in the folder of this program, then in PATH.
 ///
 /// # Errors
-/// A sentence that says what is wrong; what to do.
+/// The problem and what to do, as one sentence.
 pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
     let shown = exec.display();
     if !is_bare(exec) {
@@ -149,7 +148,7 @@ pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
     })
 }
 
-/// That a file is not executable, and what to do: only one that looks like a program is made one.
+/// Error text for a file that is not executable; `chmod +x` is for scripts and ELF files only.
 pub(super) fn not_executable(exec: &Path, file: &Path) -> String {
     let shown = exec.display();
     let mut start = [0; 4];
@@ -161,9 +160,10 @@ pub(super) fn not_executable(exec: &Path, file: &Path) -> String {
     }
 }
 
-/// Replaces the programs of all services by their absolute paths; one that is not found stays, for [`check`](crate::on_host::check) has reported it.
+/// Replaces the programs of all services by their absolute paths.
 ///
-/// The program of a container is named as the container has it, and stays.
+/// A program that is not found stays as it is: [`check`](crate::on_host::check) has reported it.
+/// The program of a container is a path inside the container, and stays too.
 pub fn resolve(config: &mut Config, host: &Host) {
     for exec in config.services.iter_mut().filter(|s| s.container.is_none()).filter_map(|s| s.exec.as_mut()) {
         if let Ok(path) = resolve_exec(exec, host) {
@@ -172,7 +172,7 @@ pub fn resolve(config: &mut Config, host: &Host) {
     }
 }
 
-/// That this process may not have NFs on a core, and what to do.
+/// Reports that this process may not run NFs on a core, and what to do.
 pub fn check_core(core: usize, host: &Host) -> Option<(String, String)> {
     if host.allowed.contains(&core) {
         return None;
@@ -184,7 +184,6 @@ pub fn check_core(core: usize, host: &Host) -> Option<(String, String)> {
     Some((message, format!("use one of the cores {}", ranges(&host.allowed))))
 }
 
-/// A set of cores in the kernel's form.
 fn ranges(cores: &BTreeSet<usize>) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for core in cores {

@@ -1,9 +1,9 @@
 //! Reads a configuration.
 //!
-//! Three passes over one text, each reporting all that it finds: the TOML itself; the *shape* (sections, keys, types, words and
-//! numbers, against [`super::schema`]); the meaning ([`super::validate`]). A pass runs when the ones before it found no error,
-//! because what they would find in a text that was half understood would mislead. The model is filled by serde only after the shape
-//! was found right, so serde's own errors, which know neither lines nor nearest words of flattened tables, are never seen.
+//! Three passes over one text, each of which reports everything it finds: the TOML itself; the
+//! *shape* (sections, keys, types, words and numbers, against [`super::schema`]); the meaning
+//! ([`super::validate`]). A pass runs only if those before it found no error. serde fills the model
+//! after the shape is right, so its own errors, without lines or nearest words, never appear.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -22,26 +22,26 @@ use sluice_api::nearest;
 /// Largest file, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A valid configuration and what came along with it.
+/// A valid configuration, its warnings and its text.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Loaded {
-    /// The configuration, valid, its relative paths anchored if it came from a file.
+    /// The valid configuration. Relative paths are anchored if it was read from a file.
     pub config: Config,
-    /// What is probably not as it was meant.
+    /// Probable mistakes.
     pub warnings: Vec<Problem>,
-    /// The text, to give places of later problems their lines.
+    /// The text, which gives later problems their line.
     pub source: Source,
 }
 
-/// Reads and validates a file. Relative paths in it count from its folder.
+/// Reads and validates a file. Relative paths in it are relative to its folder.
 ///
 /// # Errors
-/// Everything that is wrong, each with its line and what to do.
+/// All problems, each with its line and what to do.
 pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
     read(path).map(|l| l.config)
 }
 
-/// Reads and validates a text; `name` stands in the errors. Relative paths stay as they are: see [`anchor`].
+/// Reads and validates a text. Errors show `name`. Relative paths stay: see [`anchor`].
 ///
 /// # Errors
 /// As [`load`].
@@ -49,7 +49,7 @@ pub fn parse(text: &str, name: &str) -> Result<Config, ConfigErrors> {
     read_text(text, name).map(|l| l.config)
 }
 
-/// Makes relative paths absolute: they count from `folder`. A program's bare name stays.
+/// Makes paths absolute, relative to `folder`. A program's bare name stays.
 pub fn anchor(config: &mut Config, folder: &Path) {
     let anchored = |path: &mut PathBuf| {
         // By components, so that "./nf" becomes "FOLDER/nf".
@@ -74,10 +74,10 @@ pub fn anchor(config: &mut Config, folder: &Path) {
 }
 
 impl Loaded {
-    /// Has the configuration looked at by one more check, whose problems get their lines.
+    /// Runs one more check on the configuration and gives its problems their lines.
     ///
     /// # Errors
-    /// All problems, if one of the check's is an error.
+    /// All problems, if the check reports an error.
     pub fn accept(mut self, check: impl FnOnce(&Config) -> Vec<Problem>) -> Result<Self, ConfigErrors> {
         let mut problems = check(&self.config);
         self.source.locate(&mut problems);
@@ -86,7 +86,7 @@ impl Loaded {
     }
 }
 
-/// Reads and validates a file, and keeps its warnings and its text.
+/// Reads and validates a file; keeps its warnings and its text.
 ///
 /// # Errors
 /// As [`load`].
@@ -117,7 +117,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     Ok(loaded)
 }
 
-/// Reads and validates a file, and checks it against the host before anything starts. Programs of services are resolved.
+/// Reads a file, validates it, checks it against the host and resolves the programs of services.
 ///
 /// # Errors
 /// As [`load`], and what the host lacks.
@@ -131,7 +131,7 @@ pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
     Ok(loaded)
 }
 
-/// Reads and validates a text, and keeps its warnings.
+/// Reads and validates a text; keeps its warnings.
 ///
 /// # Errors
 /// As [`load`].
@@ -140,7 +140,7 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     let mut problems = validate::validate(&config);
     source.locate(&mut problems);
     let is_empty = config.ports.is_empty() && config.services.is_empty() && config.chains.is_empty() && config.rules.is_empty();
-    // What is missing says nothing as long as what is there is wrong.
+    // Errors hide this warning: it would only distract from them.
     if is_empty && !problems.iter().any(Problem::is_error) {
         problems.push(Problem {
             severity: Severity::Warning,
@@ -155,10 +155,10 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     Ok(Loaded { config, warnings, source })
 }
 
-/// Reads one port from its keys. Only their shape is checked: whether it goes with the rest is for the caller.
+/// Reads one port from its keys. Only their shape is checked, not whether the port fits the rest.
 ///
 /// # Errors
-/// What is wrong, without places: keys of a command line have none.
+/// The problems, without locations: keys of a command line have none.
 pub fn read_port(keys: toml::Table) -> Result<Port, ConfigErrors> {
     let name = keys.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_string();
     let file = toml::Table::from_iter([("port".to_string(), toml::Value::Array(vec![keys.into()]))]);
@@ -171,7 +171,6 @@ pub fn read_port(keys: toml::Table) -> Result<Port, ConfigErrors> {
     }
 }
 
-/// Reads a text and checks its shape.
 fn read_shape(text: &str, name: &str) -> Result<(Config, Source), ConfigErrors> {
     let source = Source::new(name, text);
     let root = DeTable::parse_recoverable(text);
@@ -179,7 +178,7 @@ fn read_shape(text: &str, name: &str) -> Result<(Config, Source), ConfigErrors> 
         let mut problems: Vec<Problem> = root.1.iter().map(|e| syntax(&source, e)).collect();
         source.locate(&mut problems);
         problems.sort_by_key(|p| p.location.as_ref().map(|l| (l.line, l.column)));
-        // One slip often makes several errors on its line; the first is the one to mend.
+        // One mistake often makes several errors on its line; the first is the one to fix.
         problems.dedup_by_key(|p| p.location.as_ref().map(|l| l.line));
         return Err(ConfigErrors { problems });
     }
@@ -196,7 +195,7 @@ fn read_shape(text: &str, name: &str) -> Result<(Config, Source), ConfigErrors> 
     Ok((config, source))
 }
 
-/// The warnings among problems; all of them as an error if one is an error.
+/// Returns the problems if none is an error, and an error with all of them otherwise.
 fn sorted_out(mut before: Vec<Problem>, problems: Vec<Problem>) -> Result<Vec<Problem>, ConfigErrors> {
     before.extend(problems);
     before.sort_by_key(|p| p.location.as_ref().map(|l| (l.line, l.column)));
@@ -212,7 +211,6 @@ fn syntax(source: &Source, error: &toml::de::Error) -> Problem {
     source.problem(error.span().unwrap_or(0..0), format!("not valid TOML: {}", error.message()), help)
 }
 
-/// Checks that the text has the shape of the model.
 struct Shape<'a> {
     source: &'a Source,
     problems: Vec<Problem>,
@@ -274,7 +272,7 @@ impl Shape<'_> {
             "port" => schema::sections("port").find(|s| Some(s.kind) == kind && !s.kind.is_empty()),
             _ => None,
         };
-        // Of a port whose kind is wrong, only the common keys can be checked.
+        // Only the common keys of a port of unknown kind can be checked.
         let lenient = section.name == "port" && own.is_none();
         let keys: Vec<&Key> = section.keys.iter().chain(own.iter().flat_map(|s| &s.keys)).collect();
         for (key, value) in table.iter() {
@@ -369,7 +367,7 @@ impl Shape<'_> {
         };
         match number {
             Some(number) if number.is_finite() && number >= 0.0 => {}
-            // TOML reads digits as a whole number of 64 bits.
+            // TOML integers have 64 bits.
             None if found.as_integer().is_some_and(|digits| !digits.as_str().starts_with('-')) => self.report(
                 value.span(),
                 format!("{} cannot be {}: a whole number is {} at most", key.name, written(found), i64::MAX),
@@ -379,7 +377,6 @@ impl Shape<'_> {
         }
     }
 
-    /// An item of a list.
     fn item(&mut self, key: &Key, item: &Entry<'_>) {
         match (&key.takes, item.get_ref()) {
             (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, MAX_CORE.into()),
@@ -388,7 +385,6 @@ impl Shape<'_> {
         }
     }
 
-    /// A table within a value, with keys of its own.
     fn inner_table(&mut self, key: &Key, keys: &[Key], table: &Table<'_>) {
         for (name, item) in table.iter() {
             let written: &str = name.get_ref();
@@ -403,7 +399,6 @@ impl Shape<'_> {
         }
     }
 
-    /// A size and its weight.
     fn pair(&mut self, key: &Key, pair: &Entry<'_>) {
         match pair.get_ref() {
             DeValue::Array(two) if two.len() == 2 && two.iter().all(|n| n.get_ref().is_integer()) => {
@@ -419,7 +414,7 @@ impl Shape<'_> {
     fn wrong_type(&mut self, key: &Key, span: std::ops::Range<usize>, found: &DeValue<'_>) {
         let (name, takes) = (key.name, &key.takes);
         let help = match (takes, found) {
-            // What stands for a list of one.
+            // A scalar where a list of one is needed.
             (Type::Texts | Type::Names, DeValue::String(text)) => format!("write {name} = [{}]", toml::Value::from(&**text)),
             (Type::Cores, DeValue::Integer(core)) => format!("write {name} = [{core}]"),
             _ if name == "rate" => format!("write packets per second as a number, such as {name} = {}", sample(key)),
@@ -440,7 +435,7 @@ impl Shape<'_> {
     }
 }
 
-/// A number as it is written, or what else stands there.
+/// A number as it is written, or the type of another value.
 fn written(value: &DeValue<'_>) -> String {
     match value {
         DeValue::Integer(i) => i.to_string(),
@@ -454,7 +449,7 @@ fn integer(value: &DeValue<'_>) -> Option<i64> {
     i64::from_str_radix(integer.as_str(), integer.radix()).ok()
 }
 
-/// What was found, with its article.
+/// The type of a value, with its article.
 fn article(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
@@ -471,7 +466,7 @@ fn article(value: &DeValue<'_>) -> &'static str {
 /// A value that a key takes, as TOML.
 fn sample(key: &Key) -> String {
     match (&key.default, &key.takes) {
-        // The default is as fast as possible, and a sample is copied.
+        // Not the default, "as fast as possible": users copy the sample.
         (_, Type::Number) if key.name == "rate" => "1e6".into(),
         (Preset::Value(value), Type::Bool | Type::Integer(..) | Type::Number | Type::Words(_) | Type::Cores | Type::Path) => {
             value.clone()
@@ -496,7 +491,7 @@ fn sample(key: &Key) -> String {
     }
 }
 
-/// The sections that have a key of this name, as they are written.
+/// The sections that have a key of this name, as they are written in TOML.
 fn homes_of(name: &str) -> Vec<String> {
     let homes = schema::SECTIONS.iter().filter(|s| s.keys.iter().any(|k| k.name == name));
     homes

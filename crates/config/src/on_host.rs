@@ -1,7 +1,7 @@
 //! Checks a configuration against the host, before anything starts.
 //!
-//! Nothing is changed on the host. Limits: a check is a forecast, and what passes here can still fail when it is done (a file may go
-//! away), so the code that opens things reports errors as well.
+//! Changes nothing on the host. Limits: a check is a forecast. What passes here can still fail
+//! later (a file may disappear), so the code that opens things reports errors as well.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,10 +15,9 @@ use crate::problem::{At, Problem};
 use crate::{container, tenancy};
 use sluice_api::nearest;
 
-/// Bytes of the hugepages that an arena stands on.
 const HUGEPAGE: u64 = 2 << 20;
 
-/// What the host lacks for a valid configuration.
+/// Reports what the host lacks for a valid configuration.
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     let mut problems = Vec::new();
     check_cores(config, host, &mut problems);
@@ -70,7 +69,7 @@ fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
                 };
                 problems.push(Problem::error(at, format!("no user is called \"{user}\""), help));
             }
-            // An NF that attaches by itself was started by somebody else.
+            // The daemon does not start an NF that attaches.
             Ok(_) if service.attach => {}
             Ok(uid) if host.uid != 0 && uid != host.uid => problems.push(Problem::error(
                 at,
@@ -127,7 +126,7 @@ fn check_ports(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Why a file cannot be read and what to do, if it cannot.
+/// Why a file cannot be read and what to do; None if it can be read.
 fn unreadable(path: &Path) -> Option<(String, &'static str)> {
     match fs::File::open(path).and_then(|file| file.metadata()) {
         Ok(m) if m.is_dir() => Some(("it is a folder".into(), "name a file")),
@@ -142,7 +141,7 @@ fn unreadable(path: &Path) -> Option<(String, &'static str)> {
     }
 }
 
-/// Whether a user may make files in a folder, as far as its owner and mode tell; groups are given the benefit of the doubt.
+/// Whether a user can make files in a folder, by owner and mode. Group membership is assumed.
 fn may_write(folder: &fs::Metadata, uid: u32) -> bool {
     let mode = folder.mode();
     uid == 0 || if folder.uid() == uid { mode & 0o200 != 0 } else { mode & 0o022 != 0 }
@@ -152,7 +151,7 @@ fn check_runtime_dir(config: &Config, host: &Host, problems: &mut Vec<Problem>) 
     let folder = &config.manager.runtime_dir;
     let shown = folder.display();
     let at = At::key("manager", "runtime_dir");
-    // The nearest folder that there is has to take the ones that are missing.
+    // The nearest existing ancestor must allow the missing folders to be made.
     for ancestor in folder.ancestors() {
         match fs::metadata(host.at(ancestor)) {
             Ok(m) if !m.is_dir() => {
@@ -174,7 +173,7 @@ fn check_runtime_dir(config: &Config, host: &Host, problems: &mut Vec<Problem>) 
     }
 }
 
-/// Why no files can be made in a folder, not even by root: the kind of its file system.
+/// The kind of a file system in which not even root can make files.
 fn takes_no_files(folder: &Path) -> Option<&'static str> {
     const CGROUP: i64 = 0x0027_e0eb;
     const CGROUP2: i64 = 0x6367_7270;
@@ -190,20 +189,20 @@ fn takes_no_files(folder: &Path) -> Option<&'static str> {
     }
 }
 
-/// Bytes of the packet memory of each arena.
+/// Size of the packet memory of each arena, in bytes.
 fn arenas(config: &Config) -> Vec<u64> {
     let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
     tenancy::holders(config).iter().map(|of| u64::from(tenancy::frames_of(&config.memory, of)) * stride).collect()
 }
 
-/// Bytes in words, in the largest unit of which there is one.
+/// Formats bytes in the largest unit that is not below 1.
 fn bytes(n: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let (shift, unit) = units.into_iter().find(|(shift, _)| n >> shift > 0).unwrap_or((0, "bytes"));
     format!("{:.1} {unit}", n as f64 / (1u64 << shift) as f64)
 }
 
-/// Packet memory that the host cannot have, whatever else it does.
+/// Reports packet memory that exceeds the memory of the host.
 fn check_memory(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     let Some(have) = host.memory() else { return };
     let arenas = arenas(config);
@@ -216,7 +215,7 @@ fn check_memory(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
         1 => String::new(),
         n => format!(" of {n} arenas"),
     };
-    // Not more than half of the memory: other programs need some.
+    // At most half of the memory: other programs need some.
     let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
     let most = have / 2 / arenas.len() as u64 / stride;
     let fewer = (most.next_power_of_two() / 2).max(512);
@@ -234,13 +233,13 @@ fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     }
     let arenas = arenas(config);
     let needed: u64 = arenas.iter().map(|bytes| bytes.div_ceil(HUGEPAGE)).sum();
-    // No hint asks for more hugepages than the host has memory for.
+    // No hint suggests more hugepages than the host has memory for.
     if host.memory().is_some_and(|have| arenas.iter().sum::<u64>() > have) {
         return;
     }
     let free = host.free_hugepages().unwrap_or(0);
     if free < needed {
-        // Hugepages in use by other programs stay.
+        // Hugepages that other programs use stay in use.
         let wanted = host.all_hugepages().map_or(needed, |all| needed + all.saturating_sub(free));
         problems.push(Problem::error(
             At::key("memory", "hugepages"),
@@ -253,7 +252,7 @@ fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     }
 }
 
-/// That this process may give NFs the class SCHED_RR.
+/// Checks that this process may give NFs the class SCHED_RR.
 fn check_class(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     const CAP_SYS_NICE: u32 = 23;
     if config.sched.class != Class::Rr || host.uid == 0 {
@@ -279,7 +278,7 @@ mod tests {
     use super::*;
     use crate::host::resolve;
 
-    /// A host of two cores, of which this process may use the cores given, with a file system of its own.
+    /// A host of two cores with a file system of its own. This process may use the cores `allowed`.
     fn host(allowed: &[usize], uid: u32) -> (tempfile::TempDir, Host) {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str, mode: u32| {
@@ -362,7 +361,7 @@ mod tests {
         );
         assert_eq!(exec("/usr/bin/text"), ["service[0].exec: /usr/bin/text is not executable = run `chmod +x /usr/bin/text`"]);
         assert_eq!(exec("/usr/bin/elf"), ["service[0].exec: /usr/bin/elf is not executable = run `chmod +x /usr/bin/elf`"]);
-        // What is no program is not made one.
+        // No hint suggests to make a text file executable.
         assert_eq!(exec("/etc/passwd"), ["service[0].exec: /etc/passwd is no program = write the path of one"]);
         assert_eq!(exec("/usr/bin"), ["service[0].exec: /usr/bin is a folder = name the program in it"]);
         assert_eq!(exec("/no/nat"), ["service[0].exec: there is no program /no/nat = correct the path, or build it"]);
@@ -451,7 +450,7 @@ mod tests {
                  root, or \
               write hugepages = \"auto\""]
         );
-        // Hosts without the folder say it in one file.
+        // Hosts without the folder have /proc/meminfo.
         fs::remove_dir_all(host.root.join("sys/kernel")).unwrap();
         fs::create_dir_all(host.root.join("proc")).unwrap();
         fs::write(host.root.join("proc/meminfo"), "MemFree: 1 kB\nHugePages_Free:      9\nHugepagesize:       2048 kB\n").unwrap();
@@ -484,10 +483,9 @@ mod tests {
              [memory]"
             ]
         );
-        // No hint asks for that many hugepages.
+        // No hint suggests that many hugepages.
         let said = with("frames = 67108864\nhugepages = \"always\"");
         assert!(said.len() == 1 && said[0].contains("takes 140.0 GiB in hugepages, and"), "{said:?}");
-        // All arenas count.
         let two = "[[service]]\nname = \"a\"\nattach = true\ntenant = \"red\"\n[[service]]\nname = \"b\"\nattach = true\n";
         let said = with(&format!("frames = 8388608\n{two}"));
         assert!(said.len() == 1 && said[0].contains("packet memory of 2 arenas takes 35.0 GiB"), "{said:?}");

@@ -1,8 +1,8 @@
-//! Warns about what may more than it has to: services with more rights than they get by default, and hosts that cannot hold NFs.
+//! Warns about services with more rights than the default, and about hosts that cannot confine NFs.
 //!
-//! The default: a user of its own, no capabilities, a filter of system calls without io_uring, one core, a bounded number of processes.
-//! Each warning says how to do without. Limits: what a program needs, its author
-//! knows; what a foreign program may do is in its own configuration as well.
+//! The default: a user of its own, no capabilities, a system-call filter without io_uring, one
+//! core, a bounded number of processes. Limits: only its author knows what a program needs; the
+//! rights of a foreign program are in its own configuration as well.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use sluice_api::config::{Config, Container, Service};
 use sluice_host::cgroup::pen::{FORKED, Pens};
 use sluice_host::container;
 
-/// All that may more than it has to.
+/// Reports all rights that exceed the default.
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (n, service) in config.services.iter().enumerate() {
@@ -110,10 +110,10 @@ fn of_container(
     }
 }
 
-/// Tenants that are not apart, because services of them run as one user: the kernel lets processes
-/// of a user at each other's memory, whatever either has mapped.
+/// Warns about tenants which are not isolated because their services run as the same user.
+/// The kernel allows processes of one user access to each other's memory.
 fn of_users(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
-    // Where all run as the daemon's user, that is said once.
+    // If all run as the daemon's user, `of_host` warns once.
     if host.uid != 0 {
         return;
     }
@@ -149,12 +149,11 @@ fn of_users(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Whether the daemon starts its processes, on the host itself.
+/// Whether the daemon starts its processes directly on the host.
 fn is_started(service: &Service) -> bool {
     service.exec.is_some() && !service.attach && service.container.is_none()
 }
 
-/// Cores that packet threads share with NFs.
 fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     let threads: Vec<usize> = config.manager.cores().collect();
     for (n, service) in config.services.iter().enumerate() {
@@ -171,7 +170,7 @@ fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     }
 }
 
-/// What this host cannot hold.
+/// Warns about limits that this host cannot enforce.
 fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     let is_ours = |service: &Service| is_started(service) && !service.is_foreign();
     let Some(n) = config.services.iter().position(is_ours) else { return };
@@ -184,7 +183,7 @@ fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
         ));
         return;
     }
-    // Nothing is known of a host that does not tell what is mounted.
+    // Without mountinfo, nothing is known of the cgroups of the host.
     if fs::metadata(host.at("/proc/self/mountinfo".as_ref())).is_err() {
         return;
     }
@@ -213,7 +212,7 @@ fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
 mod tests {
     use super::*;
 
-    /// A host with these files, on which sluiced runs as this user.
+    /// A host with these files, on which sluiced runs as user `uid`.
     fn host(uid: u32, files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_the_default_is_told_how_to_do_without() {
+    fn more_than_the_default_is_reported_with_its_remedy() {
         let passwd = ("etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n");
         let (_root, host) = host(0, &[passwd]);
         let contained = "user = \"nobody\"\ncontainer = { root = \"/srv\" }";
@@ -279,7 +278,7 @@ mod tests {
         }
         for (one, other, who) in [
             ("user = \"nobody\"\ntenant = \"red\"", "user = \"nobody\"\ntenant = \"blue\"", "\"b\" (of tenant \"blue\")"),
-            // By its number, and of nobody.
+            // The same user by its number, without a tenant.
             ("user = \"nobody\"\ntenant = \"red\"", "user = \"65534\"", "\"b\" (without a tenant)"),
             ("user = \"1234\"\ntenant = \"red\"", "user = \"1234\"\nkind = \"foreign\"", "\"b\" (without a tenant)"),
             ("user = \"1234\"\ntenant = \"red\"", "user = \"1234\"\ncontainer = { root = \"/x\" }", "\"b\" (without a tenant)"),
@@ -293,13 +292,13 @@ mod tests {
         let first = Config::default().manager.uid_first;
         let given = said(&two(&format!("user = \"{first}\""), "tenant = \"blue\""), &host);
         assert!(given.len() == 1 && given[0].contains("that services without `user` are given"), "{given:?}");
-        // Where nobody is apart that is said, and nothing else of it.
+        // If no NFs are isolated, that is the only warning.
         let (_root, ordinary) = self::host(1000, &[passwd]);
         assert_eq!(said(&two("user = \"nobody\"\ntenant = \"red\"", "user = \"nobody\"\ntenant = \"blue\""), &ordinary).len(), 1);
     }
 
     #[test]
-    fn what_a_host_cannot_hold_is_told() {
+    fn what_a_host_cannot_hold_is_reported() {
         let (_root, ordinary) = host(1000, &[]);
         let text = said(&service(""), &ordinary);
         assert!(text.len() == 1 && text[0].contains("NFs run as user 1000") && text[0].contains("run sluiced as root"), "{text:?}");
@@ -307,13 +306,13 @@ mod tests {
         let text = said(&service(""), &bare);
         assert_eq!(text.len(), 3);
         assert!(text[0].contains("what an NF has forked is not ended with it: mount cgroup2"), "{text:?}");
-        // What a container forks ends with its process namespace.
+        // The PID namespace ends what a container forks.
         let text = said(&service("user = \"1\"\ncontainer = { root = \"/srv\" }"), &bare);
         assert_eq!(text.len(), 2, "{text:?}");
         assert!(text[1].contains("so of containers of service \"s\" `pids` holds for all"), "{text:?}");
         let text = said(&service("memory = 64"), &bare);
         assert!(text.len() == 4 && text[3].contains("`memory` of service \"s\" is not held"), "{text:?}");
-        // Where it can be, by either version.
+        // Either cgroup version can bound memory.
         let member = "4:memory:/x\n0::/y\n";
         for mounts in ["31 1 0:22 / /cg/memory rw - cgroup cgroup rw,memory\n", "31 1 0:22 / /cg/unified rw - cgroup2 cgroup2 rw\n"]
         {

@@ -1,16 +1,15 @@
 //! Problems of a configuration, in one clear form.
 //!
-//! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no text; a *location* is the line
-//! and
-//! column of a place in the file that it came from; `Source::locate` turns the one into the other. A problem prints as
-//! ```text
+//! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no
+//! text. A *location* is the line and column of a place in its file; `Source::locate` finds it. A
+//! problem prints as
 //! sluice.toml:12:9: error: no chain is called "wbe"
 //!    |
 //! 12 | chain = "wbe"
 //!    |         ^^^^^
 //!    = did you mean "web"?
 //! ```
-//! and without a file (a change that came through the API) as `rule[0].chain: no chain is called "wbe"`.
+//! and without a file (a change through the API) as `rule[0].chain: no chain is called "wbe"`.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,31 +18,31 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Whether a configuration with the problem can be used.
+/// Whether a problem makes the configuration unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It cannot.
+    /// It does.
     Error,
-    /// It can, but is probably not what was meant.
+    /// It does not, but the value is probably a mistake.
     Warning,
 }
 
-/// A value of a configuration, by section, number of the entry, key, and number of the item in a list; all counted from 0.
+/// A value of a configuration: section, entry, key and list item. Numbers count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct At {
-    /// `manager`, `memory`, `port`, `service`, `chain` or `rule`.
+    /// Name of the section, such as `manager` or `port`.
     pub section: &'static str,
-    /// Which entry, in sections that have several.
+    /// Index of the entry, in sections with several.
     pub entry: Option<usize>,
-    /// Key; empty for the entry itself. One of a table in the entry is written as `table.key`.
+    /// Key; empty for the entry itself. A key of a nested table is written `table.key`.
     pub key: &'static str,
-    /// Which item, in a list.
+    /// Index of the item, in a list.
     pub item: Option<usize>,
 }
 
 impl At {
-    /// A key of a section that stands once.
+    /// A key of a section that occurs once.
     pub fn key(section: &'static str, key: &'static str) -> Self {
         Self { section, entry: None, key, item: None }
     }
@@ -75,7 +74,7 @@ impl fmt::Display for At {
     }
 }
 
-/// A location in a file, with what is needed to show it.
+/// A location in a file, with the text that shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Location {
     /// Name of the file, as it was given.
@@ -88,20 +87,20 @@ pub struct Location {
     pub text: String,
     /// Characters of `text` before the marked part.
     pub before: usize,
-    /// Characters marked, at least 1.
+    /// Number of marked characters, at least 1.
     pub marked: usize,
 }
 
-/// One thing that is wrong.
+/// One problem of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// Whether the configuration can be used all the same.
+    /// Error or warning.
     pub severity: Severity,
-    /// Which value.
+    /// The value with the problem.
     pub at: Option<At>,
-    /// An earlier value that this one collides with.
+    /// An earlier value that it conflicts with.
     pub earlier: Option<At>,
-    /// Where it stands in the file.
+    /// Its location in the file.
     pub location: Option<Location>,
     /// Line of `earlier`.
     pub earlier_line: Option<usize>,
@@ -135,7 +134,7 @@ impl Problem {
         Self { at: None, ..Self::error(At::key("", ""), message, help) }
     }
 
-    /// The same, with the earlier place that it collides with.
+    /// Adds the earlier place that it conflicts with.
     pub fn after(self, earlier: At) -> Self {
         Self { earlier: Some(earlier), ..self }
     }
@@ -155,7 +154,7 @@ impl fmt::Display for Problem {
         }
         match (self.severity, &self.location) {
             (Severity::Warning, _) => f.write_str("warning: ")?,
-            // As compilers write it, so that editors find the place.
+            // In the format of compilers, which editors parse.
             (Severity::Error, Some(_)) => f.write_str("error: ")?,
             (Severity::Error, None) => {}
         }
@@ -164,7 +163,7 @@ impl fmt::Display for Problem {
         if let Some(l) = &self.location {
             let number = l.line.to_string();
             margin = number.len();
-            // Tabs stay tabs, so that the marks stand under what they mark.
+            // Tabs are kept so that the marks line up.
             let indent: String = l.text.chars().take(l.before).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
             write!(f, "\n{:margin$} |\n{number} | {}\n{:margin$} | {indent}{}", "", l.text, "", "^".repeat(l.marked))?;
         }
@@ -181,26 +180,26 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why a configuration was refused: at least one error, and the warnings that came along.
+/// Why a configuration was refused: at least one error, and the warnings found with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConfigErrors {
-    /// In the order of the file.
+    /// In file order.
     pub problems: Vec<Problem>,
 }
 
 impl ConfigErrors {
-    /// Number of errors, warnings not counted.
+    /// Number of errors, without warnings.
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|p| p.is_error()).count()
     }
 
-    /// How many errors and warnings there are, in words: `2 errors and 1 warning`.
+    /// Counts errors and warnings in words: `2 errors and 1 warning`.
     pub fn count(&self) -> String {
         count(&self.problems)
     }
 }
 
-/// How many errors and warnings these are, in words: `2 errors and 1 warning`. Nothing is said of a kind that is not among them.
+/// Counts errors and warnings in words: `2 errors and 1 warning`. Leaves out a kind with none.
 pub fn count(problems: &[Problem]) -> String {
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     let words = [(errors, "error"), (problems.len() - errors, "warning")];
@@ -241,7 +240,7 @@ pub struct Source {
     text: String,
 }
 
-/// Most characters of a line that are shown.
+/// Characters of a line that are shown at most.
 const SHOWN: usize = 120;
 
 impl Source {
@@ -255,7 +254,7 @@ impl Source {
         &self.text
     }
 
-    /// Gives every problem its line and column, and puts the problems in the order of the file.
+    /// Gives every problem its location, and sorts the problems in file order.
     pub(crate) fn locate(&self, problems: &mut [Problem]) {
         let Ok(root) = DeTable::parse(&self.text) else { return };
         for problem in problems.iter_mut() {
@@ -272,7 +271,7 @@ impl Source {
         Problem { location: Some(self.location(span)), ..Problem::nowhere(message, help) }
     }
 
-    /// Line and column of a part of the text, which is cut to its first line.
+    /// Line and column of a part of the text, cut at the end of its first line.
     pub fn location(&self, span: Range<usize>) -> Location {
         let text = &self.text;
         let start = floor(text, span.start);
@@ -283,7 +282,7 @@ impl Source {
         let column = text[line_start..start].chars().count();
         let marked = text[start..end.min(line_end)].trim_end().chars().count().max(1);
         let cut = if column + marked > SHOWN { column.saturating_sub(SHOWN / 2) } else { 0 };
-        // Control characters would play tricks on a terminal.
+        // Control characters could manipulate a terminal.
         let clean = |c: char| if c.is_control() && c != '\t' { '\u{fffd}' } else { c };
         let shown: String = line.chars().skip(cut).take(SHOWN).map(clean).collect();
         Location {
@@ -297,12 +296,12 @@ impl Source {
     }
 }
 
-/// The last start of a character at or before a byte.
+/// The last character boundary at or before a byte.
 fn floor(text: &str, byte: usize) -> usize {
     (0..=byte.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
 }
 
-/// Where a place stands: the value itself, else the name of its entry, else the entry, else nothing.
+/// Span of a place: the value, else the name of its entry, else the entry, else None.
 fn span(root: &Spanned<DeTable<'_>>, at: At) -> Option<Range<usize>> {
     let section = root.get_ref().get(at.section)?;
     let entry = match (section.get_ref(), at.entry) {
@@ -373,7 +372,7 @@ mod tests {
         assert_eq!((location.line, location.column, location.marked), (1, 409, 4));
         assert_eq!(location.text.chars().skip(location.before).collect::<String>(), "oops");
         assert!(location.text.chars().count() <= SHOWN);
-        // Neither end need be a character's boundary, nor within the text.
+        // A span may begin inside a character and end beyond the text.
         Source::new("a", "é").location(1..900);
     }
 }

@@ -1,9 +1,8 @@
 //! Every section and key: type, default, meaning.
 //!
-//! They stand in the types of the configuration ([`sluice_api::config`]) alone: names and doc comments of fields, defaults, bounds. A
-//! JSON schema is derived from those, and read into the table here, which is what the reading checks keys and types against
-//! ([`super::load`]), what numbers are checked against ([`super::validate`]), and what `sluice check --explain` prints
-//! ([`reference()`]).
+//! Derived from the types in [`sluice_api::config`]: names and doc comments of fields, defaults,
+//! bounds. Their JSON schema fills the table here, by which [`super::load`] checks keys and types
+//! and [`super::validate`] checks numbers. `sluice check --explain` prints it ([`reference()`]).
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -23,7 +22,7 @@ pub enum Type {
     Number,
     /// A string.
     Text,
-    /// A path; a relative one counts from the folder of the file.
+    /// A path; a relative one is relative to the folder of the file.
     Path,
     /// One of these words.
     Words(Vec<&'static str>),
@@ -49,14 +48,14 @@ pub enum Type {
     Keys(Vec<Key>),
 }
 
-/// What a key means when it is not written.
+/// The value of a key that is left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Preset {
-    /// It must be written.
+    /// None: the key is required.
     Needed,
     /// This value, as TOML.
     Value(String),
-    /// Nothing: see the meaning.
+    /// Nothing: the meaning of the key describes it.
     Unset,
 }
 
@@ -65,11 +64,11 @@ pub enum Preset {
 pub struct Key {
     /// Its name.
     pub name: &'static str,
-    /// What it takes.
+    /// Its type.
     pub takes: Type,
-    /// What it means when it is not written.
+    /// Its value if it is left out.
     pub default: Preset,
-    /// What it says.
+    /// Its description.
     pub meaning: String,
 }
 
@@ -78,11 +77,11 @@ pub struct Key {
 pub struct Section {
     /// Its name.
     pub name: &'static str,
-    /// The kind of port that its keys belong to; empty for a section of its own.
+    /// The kind of port that its keys belong to; empty if they belong to no kind.
     pub kind: &'static str,
-    /// Whether it may stand several times, as `[[name]]`.
+    /// Whether it may occur several times, as `[[name]]`.
     pub many: bool,
-    /// What it is for.
+    /// Its description.
     pub meaning: String,
     /// Its keys.
     pub keys: Vec<Key>,
@@ -117,11 +116,10 @@ impl Type {
     }
 }
 
-/// The JSON schema of the file.
 static JSON: LazyLock<Json> =
     LazyLock::new(|| SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<Config>().to_value());
 
-/// All sections, in the order of the reference. The common keys of ports come first, then those of each kind.
+/// All sections, in the order of the reference. Common keys of ports precede those of each kind.
 pub static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| {
     let mut sections = Vec::new();
     for (name, schema) in fields(&JSON) {
@@ -145,10 +143,9 @@ pub static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| {
     sections
 });
 
-/// The key that says of what kind a port is.
 const KIND: &str = "kind";
 
-/// What a schema refers to, if it does; of what may be left out, the schema of what may be written.
+/// Follows the reference of a schema, if it has one, and unwraps an optional value.
 fn resolved(schema: &'static Json) -> &'static Json {
     if let Some(path) = schema["$ref"].as_str() {
         return JSON.pointer(path.trim_start_matches('#')).map_or(&Json::Null, resolved);
@@ -163,7 +160,7 @@ fn meaning(schema: &Json) -> String {
     schema["description"].as_str().unwrap_or_default().replace('\n', " ").replace("[`Gen`]", "`gen`")
 }
 
-/// The fields of a table, in the order of its type; without one, by the alphabet.
+/// The fields of a table in the order of its type, or else alphabetically.
 fn fields(table: &'static Json) -> Vec<(&'static str, &'static Json)> {
     let order: Vec<&str> = table["x-order"].as_array().into_iter().flatten().filter_map(Json::as_str).collect();
     let all = table["properties"].as_object().into_iter().flatten();
@@ -189,7 +186,6 @@ fn keys(table: &'static Json) -> Vec<Key> {
     keys
 }
 
-/// What a schema takes.
 fn takes(schema: &'static Json) -> Type {
     let schema = resolved(schema);
     if let Some(words) = schema["oneOf"].as_array() {
@@ -222,7 +218,7 @@ fn takes(schema: &'static Json) -> Type {
     }
 }
 
-/// The sections of a name: one, or for ports the common one and those of each kind.
+/// The sections with a name: one, or for ports the common one and those of each kind.
 pub fn sections(name: &str) -> impl Iterator<Item = &'static Section> {
     SECTIONS.iter().filter(move |s| s.name == name)
 }
@@ -232,7 +228,6 @@ pub fn section_names() -> Vec<&'static str> {
     SECTIONS.iter().filter(|s| s.kind.is_empty()).map(|s| s.name).collect()
 }
 
-/// A key with its type, its default and its meaning.
 fn describe(out: &mut String, key: &Key) {
     let default = match &key.default {
         Preset::Needed => "needed".to_string(),
@@ -267,7 +262,7 @@ pub fn reference() -> String {
 mod tests {
     use super::*;
 
-    /// For editors. `make reference` writes it.
+    /// `make reference` writes the schema, which editors use.
     #[test]
     fn the_schema_in_the_tree_is_that_of_the_types() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/config.schema.json");

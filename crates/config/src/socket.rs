@@ -1,18 +1,18 @@
-//! Sockets at which unchanged programs find the sides of their hop.
+//! Sockets at which foreign programs find the sides of their hop.
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that the path of a socket may have.
+/// Longest path of a socket, in bytes.
 const MAX_PATH: usize = 100;
 
-/// The socket at which a program finds a side, by the name of its NF and of the side.
+/// The socket of one side of an NF.
 ///
 /// # Errors
-/// Why there cannot be a socket of this name.
+/// Why no socket can have this name.
 pub fn of_side(runtime_dir: &Path, nf: &str, interface: &str) -> Result<PathBuf, String> {
     let path = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.into()).join(format!("{nf}.{interface}"));
     let text = path.to_string_lossy();
-    // They mean something in the arguments of a device.
+    // These characters have a meaning in the arguments of a device.
     if let Some(bad) = text.chars().find(|c| ",[]()\"'= ".contains(*c)) {
         return Err(format!("no socket of a device can be called {text}: there is {bad:?} in it"));
     }

@@ -1,17 +1,17 @@
-//! Whose packets are whose, by the configuration: which tenants need packet memory, and which ports are for one of them.
+//! Packet memory and tenants: which tenants need an arena, and which ports belong to one of them.
 
 use std::collections::BTreeSet;
 
 use sluice_api::config::{self as model, Config, PortKind};
 
-/// Whose packets an arena of packet memory holds.
+/// The holder of an arena.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Holder {
-    /// A tenant's; of services without one, if it has no name.
+    /// A tenant, or without a name the services without a tenant.
     Tenant(Option<String>),
-    /// Of packets of which it is not known yet whose they are. No NF maps it.
+    /// Packets whose tenant is not known yet. No NF maps this arena.
     Ingress,
-    /// Of packets that were a tenant's when its arena was made anew. Nobody maps it any more, and it goes with the last of them.
+    /// Packets of a tenant whose arena was replaced. No NF maps it; the last packet frees it.
     Former,
 }
 
@@ -26,28 +26,28 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// Whether reports call arenas so that are no named tenant's.
+/// Whether this name, in reports, belongs to an arena of no named tenant.
 pub fn is_taken(name: &str) -> bool {
     [Holder::Tenant(None), Holder::Ingress, Holder::Former].iter().any(|holder| holder.to_string() == name)
 }
 
-/// Whose a port's packets can be, by the configuration.
+/// The owner of the packets of a port, by the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
-    /// This tenant's alone.
+    /// One tenant.
     Tenant(Option<String>),
-    /// Nobody's: no rule leads them anywhere.
+    /// None: no rule applies to the port.
     Nobody,
-    /// It is not known before a rule was found for each.
+    /// Not known until a rule matches.
     Several,
 }
 
-/// The tenants that have NFs which map packet memory.
+/// The tenants with NFs that map packet memory.
 pub fn tenants(config: &Config) -> BTreeSet<Option<&str>> {
     config.services.iter().filter(|service| !service.is_foreign()).map(|service| service.tenant.as_deref()).collect()
 }
 
-/// The tenant whose NF is the first to have the packets of a chain. None: no NF of a tenant is, or it is not known.
+/// The tenant of the first NF of a chain. None if the first hop is foreign or unknown.
 pub(crate) fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
     let chain = config.chains.iter().find(|known| known.name == chain)?;
     let first = model::hop(chain.services.first()?).0;
@@ -55,30 +55,31 @@ pub(crate) fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a
     (!service.is_foreign()).then_some(service.tenant.as_deref())
 }
 
-/// The chains that a port's packets may go by, each with the number of a rule that says so.
+/// The chains that a port's packets may take, each with the index of its rule.
 pub(crate) fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
     let applies = move |rule: &model::Rule| rule.port.as_ref().is_none_or(|of| *of == port);
     config.rules.iter().enumerate().filter(move |(_, rule)| applies(rule)).map(|(number, rule)| (number, &*rule.chain))
 }
 
-/// Whose the packets of a port are: the tenant's that it says, or that all rules which can apply to it lead to.
+/// The owner of a port's packets: the configured tenant, or the one that all its rules lead to.
 pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
     let mut entries = chains_of(config, &port.name).map(|(_, chain)| entry_of(config, chain));
     let own = port.tenant.as_deref().map(Some);
-    // An OpenFlow controller may lead any packet anywhere.
+    // An OpenFlow controller may send any packet to any chain.
     if own.is_none() && config.openflow.controller.is_some() {
         return Owner::Several;
     }
     match own.map(Some).or_else(|| entries.next()) {
         None => Owner::Nobody,
-        // A rule that contradicts the port is wrong, but may be there for the moment that a change of many takes.
+        // A rule that contradicts the port is wrong, but can exist briefly during a change.
         Some(Some(first)) if entries.all(|entry| entry == Some(first)) => Owner::Tenant(first.map(str::to_owned)),
         Some(_) => Owner::Several,
     }
 }
 
-/// Whether all that passes a service is one tenant's: that of all NFs of its chains, and of all NFs
-/// that may send there by a verdict.
+/// Whether all packets of a service belong to one tenant.
+///
+/// All NFs of its chains, and all NFs that may send to it by a verdict, are this tenant's.
 pub fn is_alone_at(config: &Config, service: &str, tenant: Option<&str>) -> bool {
     let tenants_of = |chain: &model::Chain| {
         let hops = chain.services.iter().map(|written| model::hop(written).0);
@@ -88,13 +89,13 @@ pub fn is_alone_at(config: &Config, service: &str, tenant: Option<&str>) -> bool
     let passes = |chain: &&model::Chain| chain.services.iter().any(|written| model::hop(written).0 == service);
     let sends = |known: &&model::Service| known.may_send_to.iter().flatten().any(|to| to == service);
     let is_theirs = |of: Option<&str>| of == tenant;
-    // Nobody's packets are not theirs, unless there is nobody else.
+    // A chain without NFs of Sluice has no tenant, which matters only if there are several.
     tenants(config).iter().all(|of| is_theirs(*of))
         || config.chains.iter().filter(passes).map(tenants_of).all(|of| !of.is_empty() && of.into_iter().all(is_theirs))
             && config.services.iter().filter(sends).all(|known| is_theirs(known.tenant.as_deref()))
 }
 
-/// Whether packets may come in at a port: none do at a sink, nor where a capture is only written.
+/// Whether packets may enter at a port. None enter at a sink, or at a capture that is only written.
 pub fn receives(port: &model::Port) -> bool {
     match &port.kind {
         PortKind::Sink(_) => false,
@@ -103,8 +104,7 @@ pub fn receives(port: &model::Port) -> bool {
     }
 }
 
-/// Whether packets come from where it is not known whose they are: from ports of several tenants or
-/// of nobody, or out of programs.
+/// Whether packets may enter without a known tenant: from shared ports or from programs.
 fn needs_ingress(config: &Config) -> bool {
     let is_open = |port: &model::Port| receives(port) && !matches!(owner_of(config, port), Owner::Tenant(_));
     config.services.iter().any(model::Service::is_foreign)
@@ -112,7 +112,7 @@ fn needs_ingress(config: &Config) -> bool {
         || config.ports.iter().any(is_open)
 }
 
-/// Holders of arenas, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
+/// Holders of arenas: the tenants in order of their services, and the ingress for several.
 pub fn holders(config: &Config) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for service in config.services.iter().filter(|service| !service.is_foreign()) {
@@ -130,7 +130,7 @@ pub fn holders(config: &Config) -> Vec<Holder> {
     holders
 }
 
-/// Frames of a holder's arena.
+/// Number of frames in a holder's arena.
 pub fn frames_of(settings: &model::Memory, holder: &Holder) -> u32 {
     let own = match holder {
         Holder::Tenant(Some(name)) => settings.tenants.get(name),
@@ -143,7 +143,7 @@ pub fn frames_of(settings: &model::Memory, holder: &Holder) -> u32 {
 mod tests {
     use super::*;
 
-    /// Ports in and out, chains of services named by tenant (`-` is none, `!` a foreign program's), and rules `PORT CHAIN`.
+    /// Ports, chains of services named by tenant (`-`: none, `!`: foreign), and rules `PORT CHAIN`.
     fn config(ports: &[&str], chains: &[(&str, &[&str])], rules: &[&str]) -> Config {
         let mut text = String::new();
         let mut services = BTreeSet::new();

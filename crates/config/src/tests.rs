@@ -1,4 +1,4 @@
-//! What is said of wrong configurations, word by word, and that nothing said to the parser makes it panic.
+//! Error messages of wrong configurations, word by word; no text makes the parser panic.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use sluice_api::config::{self as model, Config};
 
 use super::*;
 
-/// A valid configuration, without warnings, that cases add to.
+/// A valid configuration, without warnings, that cases extend.
 const BASE: &str = r#"
 [[port]]
 name = "in0"
@@ -44,7 +44,7 @@ fn said(text: &str) -> Vec<String> {
     problems.iter().map(line).collect()
 }
 
-/// Checks what is said of each text. A text that starts with `+` stands behind [`BASE`], its lines counted from 1.
+/// Checks the problems of each text. One with `+` is appended to [`BASE`]; lines count from there.
 fn check(cases: &[(&str, &[&str])]) {
     let base_lines = BASE.matches('\n').count();
     for (text, expected) in cases {
@@ -273,7 +273,6 @@ fn what_is_advised_does_no_harm() {
               lists them); to try a configuration without one, use a port of kind \"gen\"",
             ],
         ),
-        // Each name once, however often it stands there.
         (
             "+[[port]]\nname = \"in0\"\nkind = \"sink\"\n[[rule]]\nport = \"zebra\"\nchain = \"web\"\n",
             &[
@@ -768,7 +767,7 @@ fn changes_through_the_api_are_held_to_the_same() {
     );
 }
 
-/// Text that resembles a configuration: lines of sections and of keys with values of every type.
+/// Text that resembles a configuration: lines of sections, and keys with values of every type.
 fn nearly() -> impl Strategy<Value = String> {
     let keys: Vec<&str> = schema::SECTIONS.iter().flat_map(|s| &s.keys).map(|k| k.name).collect();
     let values = prop_oneof![
@@ -835,11 +834,11 @@ proptest! {
     #[test]
     fn any_near_miss_is_read_or_refused(text in nearly()) {
         match crate::load::parse(&text, "a.toml") {
-            // What is valid stays so when it is written and read again.
+            // A valid configuration stays the same when it is written and read again.
             Ok(config) => prop_assert_eq!(crate::load::parse(&toml::to_string(&config).unwrap(), "b.toml").unwrap(), config),
             Err(errors) => {
                 prop_assert!(errors.errors() > 0);
-                // serde found nothing that the shape let through, so every problem has a place and says what to do.
+                // serde rejected nothing that the shape accepted.
                 prop_assert!(errors.problems.iter().all(|p| p.location.is_some() && !p.help.is_empty()), "{}", errors);
             }
         }

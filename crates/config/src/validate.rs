@@ -1,9 +1,8 @@
-//! Checks everything about a configuration that can be known without touching the host.
+//! Checks everything about a configuration that can be known without the host.
 //!
-//! Pure: a configuration in, problems out, all of them, errors and warnings. A change that comes through the API is checked by the
-//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::on_host`]; whether a rule can
-//! never
-//! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
+//! Pure: a configuration in, all its problems out, for files and changes through the API. Limits:
+//! [`super::on_host`] checks whether cores, users, programs and devices exist. A rule that can
+//! never match is found only if a single earlier rule covers it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,16 +24,16 @@ mod wakeup;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
-/// Most services in a chain: the hop of a packet is one byte.
+/// Most services in a chain: the hop index of a packet is one byte.
 pub const MAX_HOPS: usize = 255;
 
-/// Most letters of a name.
+/// Longest name.
 pub const MAX_NAME: usize = 63;
 
-/// Longest path of the runtime folder: with the name of a socket in it, it has to fit in the 107 bytes of a Unix socket's address.
+/// Longest path of the runtime folder: with a socket's name it has to fit in 107 bytes.
 const MAX_RUNTIME_DIR: usize = 80;
 
-/// Everything that is wrong with a configuration, errors and warnings, in the order of its sections.
+/// All problems of a configuration, in the order of its sections.
 pub fn validate(config: &Config) -> Vec<Problem> {
     let mut v = Validation { config, problems: Vec::new() };
     v.numbers();
@@ -50,7 +49,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.tenants();
     v.frames();
     v.shared_cores();
-    // What is unused says nothing as long as names are wrong.
+    // Warnings about unused entries would mislead while names are wrong.
     if !v.problems.iter().any(Problem::is_error) {
         v.unused();
     }
@@ -71,8 +70,7 @@ impl Validation<'_> {
         self.problems.push(Problem::warning(at, message, help));
     }
 
-    /// Every whole number is within the bounds of its key. A text was checked so when it was read; a change through the API was
-    /// not.
+    /// Checks the bounds of numbers again: changes through the API have not passed the reader.
     fn numbers(&mut self) {
         let json = serde_json::to_value(self.config).unwrap_or_default();
         for section in SECTIONS.iter() {
@@ -99,7 +97,7 @@ impl Validation<'_> {
         let inside = match (takes, value) {
             (_, Json::Null) if !matches!(takes, Type::Number) => true,
             (Type::Integer(low, high), n) => n.as_i64().is_some_and(|n| (low..=high).contains(&&n)),
-            // JSON writes what is not finite as null.
+            // JSON writes a number that is not finite as null.
             (Type::Number, n) => n.as_f64().is_some_and(|n| n >= 0.0),
             (Type::Cores, Json::Array(cores)) => {
                 for (i, core) in cores.iter().enumerate() {
@@ -224,7 +222,7 @@ impl Validation<'_> {
         }
     }
 
-    /// A name is well formed and the first of its section.
+    /// Checks that a name is well formed and unique in its section.
     fn name(&mut self, section: &'static str, index: usize, name: &str, dots: bool, seen: &mut HashMap<String, usize>) {
         let at = At::entry(section, index, "name");
         self.word(at, &format!("the name of a {section}"), name, dots);
@@ -251,7 +249,7 @@ impl Validation<'_> {
         }
     }
 
-    /// A reference names something that there is.
+    /// Checks that the target of a reference exists.
     fn reference(&mut self, at: At, section: &str, name: &str, names: &[&str]) -> bool {
         let found = names.contains(&name);
         if !found {
@@ -337,7 +335,7 @@ impl Validation<'_> {
         }
     }
 
-    /// Something is started, or comes by itself.
+    /// Checks that a service has something to start, or attaches.
     fn start(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -364,7 +362,7 @@ impl Validation<'_> {
         }
     }
 
-    /// Arguments and environment that a program can have.
+    /// Checks that a program can be given its arguments and environment.
     fn arguments(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         for (n, arg) in service.args.iter().enumerate() {
@@ -429,7 +427,7 @@ impl Validation<'_> {
         }
     }
 
-    /// There are frames for the packets that chains can hold.
+    /// Checks that there are enough frames for the packets that chains can hold.
     fn frames(&mut self) {
         let config = self.config;
         let rings: HashMap<&str, u32> = config.services.iter().map(|s| (s.name.as_str(), s.ring_slots())).collect();
@@ -449,7 +447,7 @@ impl Validation<'_> {
         }
     }
 
-    /// Threads that never sleep and others do not mix on a core.
+    /// Warns about NFs on a core where something never sleeps.
     fn shared_cores(&mut self) {
         let config = self.config;
         for (i, service) in config.services.iter().enumerate() {
@@ -506,7 +504,7 @@ impl Validation<'_> {
     }
 }
 
-/// Warnings about NFs of a service on a core: of what never sleeps there. `at` is where they are put.
+/// Warnings about a service's NFs on a core where something never sleeps, reported at `at`.
 pub fn on_core(config: &Config, service: &str, core: usize, at: At) -> Vec<Problem> {
     let mut warnings = Vec::new();
     if config.manager.idle == Idle::Spin && config.manager.cores().any(|spins| spins == core) {

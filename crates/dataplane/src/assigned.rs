@@ -1,8 +1,8 @@
-//! NFs that were given flows of another priority, from packet threads to the thread that makes the system calls.
+//! NFs with a new priority, passed from packet threads to the thread that applies it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A set of NFs' numbers that any thread adds to and one takes from, without a lock, a queue or a wake.
+/// A set of NF numbers to which any thread adds and which one empties, lock-free.
 #[derive(Debug)]
 pub struct Assigned {
     words: Box<[AtomicU64]>,
@@ -10,7 +10,7 @@ pub struct Assigned {
 }
 
 impl Assigned {
-    /// For numbers below `nfs`; higher ones are left out.
+    /// For numbers below `nfs`; higher ones are ignored.
     pub fn new(nfs: usize) -> Self {
         Self { words: (0..nfs.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), any: AtomicBool::new(false) }
     }
@@ -19,16 +19,17 @@ impl Assigned {
     #[inline]
     pub fn tell(&self, number: u16) {
         if let Some(word) = self.words.get(usize::from(number / 64)) {
-            // Release: who takes the bit sees what was written of the NF before.
+            // Release: the taker of the bit sees what was written about the NF before.
             word.fetch_or(1 << (number % 64), Ordering::Release);
-            // Release: who sees this sees the bit.
+            // Release: the reader of this flag sees the bit.
             self.any.store(true, Ordering::Release);
         }
     }
 
-    /// Calls `each` with all that were added since the last call, once each. Says whether there were any.
+    /// Calls `each` once for each NF added since the last call. Returns whether there were any.
     pub fn take(&self, mut each: impl FnMut(u16)) -> bool {
-        // Acquire: the bits from before are seen. One that comes now is taken now or, as it says so after its bit, the next time.
+        // Acquire: earlier bits are seen. A bit set now is taken now, or next time by its later
+        // flag.
         if !self.any.swap(false, Ordering::Acquire) {
             return false;
         }

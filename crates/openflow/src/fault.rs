@@ -1,4 +1,4 @@
-//! What a switch says to a request that it does not carry out: type and code of an error message (section 7.5.4).
+//! Type and code of the error message that refuses a request (section 7.5.4).
 
 use crate::wire::Short;
 
@@ -6,9 +6,7 @@ use crate::wire::Short;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("OpenFlow error of type {kind}, code {code}")]
 pub struct Fault {
-    /// The type.
     pub kind: u16,
-    /// The code.
     pub code: u16,
 }
 

@@ -1,7 +1,6 @@
-//! What is done with packets: instructions and actions (sections 5.9, 5.12, 7.2.4 and 7.2.5).
+//! Instructions and actions (sections 5.9, 5.12, 7.2.4 and 7.2.5).
 //!
-//! Supported are apply, write and clear actions, with outputs. All else is refused where it is read, with the error that the
-//! specification has for it.
+//! Supports apply, write and clear actions with outputs. The decoder refuses all others.
 
 use crate::fault::Fault;
 use crate::wire::{Put, Reader};
@@ -9,27 +8,25 @@ use crate::wire::{Put, Reader};
 /// An action: output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Output {
-    /// Where to.
     pub port: u32,
-    /// Most bytes that the controller is shown; of an output to it alone.
+    /// Most bytes for the controller; valid only for an output to it.
     pub max_len: u16,
 }
 
-/// An instruction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Instruction {
-    /// Does these at once.
+    /// Executes these at once.
     Apply(Vec<Output>),
-    /// Adds these to what is done at the end.
+    /// Adds these to the action set.
     Write(Vec<Output>),
-    /// Takes away what was to be done at the end.
+    /// Clears the action set.
     Clear,
 }
 
 const OUTPUT: u16 = 0;
 const EXPERIMENTER: u16 = 0xffff;
 
-/// Actions up to the end of `from`.
+/// Decodes actions up to the end of `from`.
 pub(crate) fn decode_actions(mut from: Reader<'_>) -> Result<Vec<Output>, Fault> {
     let mut actions = Vec::new();
     while !from.is_empty() {
@@ -59,7 +56,7 @@ pub(crate) fn encode_actions(actions: &[Output], out: &mut Vec<u8>) {
     }
 }
 
-/// Instructions up to the end of `from`.
+/// Decodes instructions up to the end of `from`.
 pub(crate) fn decode(mut from: Reader<'_>) -> Result<Vec<Instruction>, Fault> {
     let mut all = Vec::new();
     let mut seen = Vec::new();
@@ -73,7 +70,7 @@ pub(crate) fn decode(mut from: Reader<'_>) -> Result<Vec<Instruction>, Fault> {
         }
         seen.push(kind);
         match kind {
-            // There is no other table to go to.
+            // There is no other table.
             1 => return Err(Fault::INSTRUCTION_TABLE),
             3..=5 => {
                 body.skip(4).map_err(short)?;
@@ -109,7 +106,7 @@ pub(crate) fn encode(all: &[Instruction], out: &mut Vec<u8>) {
     }
 }
 
-/// The one output of instructions, None if packets are dropped.
+/// The only output of instructions; None drops packets.
 ///
 /// # Errors
 /// [`Fault::TOO_MANY_ACTIONS`] if there are several.
@@ -143,7 +140,7 @@ mod tests {
         assert_eq!(fault(&[0, 4, 0, 3]), Fault::INSTRUCTION_LEN);
         assert_eq!(fault(&[0, 4, 0, 16, 0, 0, 0, 0]), Fault::INSTRUCTION_LEN);
         assert_eq!(fault(&[0, 5, 0, 8, 0, 0, 0, 0, 0, 5, 0, 8, 0, 0, 0, 0]), Fault::DUPLICATE_INSTRUCTION);
-        // A group; a decremented time to live; an output that is too short.
+        // A group; decrement TTL; an output that is too short.
         let apply = |action: [u8; 8]| [&[0, 4, 0, 16, 0, 0, 0, 0][..], &action].concat();
         assert_eq!(fault(&apply([0, 22, 0, 8, 0, 0, 0, 1])), Fault::ACTION_TYPE);
         assert_eq!(fault(&apply([0, 24, 0, 8, 0, 0, 0, 0])), Fault::ACTION_TYPE);

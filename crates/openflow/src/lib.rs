@@ -1,12 +1,12 @@
-//! OpenFlow 1.3 as a switch speaks it, without I/O and without a clock.
+//! OpenFlow 1.3, the switch side, without I/O and without a clock.
 //!
-//! Problem: a controller, which may be far away, slow, restarted or wrong, decides about flows, in the words of the OpenFlow Switch
-//! Specification 1.3.5 (ONF TS-023, wire version 4). Approach: bytes in, values and bytes out; time is an argument. [`message`] turns
-//! bytes into values and back, [`session`] keeps one connection (hello, echo, whole messages), [`table`] is the flow table, and
-//! [`switch`] answers what a controller asks and says what it wants done.
+//! It implements the OpenFlow Switch Specification 1.3.5 (ONF TS-023, wire version 4) for
+//! controllers that may be far away, slow, restarted or wrong. Bytes in, values and bytes out; time
+//! is an argument. [`message`] encodes and decodes, [`session`] keeps one connection, [`table`] is
+//! the flow table, and [`switch`] answers requests and returns what has to be done.
 //!
-//! Limits: one table; matches as [`oxm`] has them; instructions apply, write and clear actions with at most one output in all. What else
-//! a controller asks for is refused with the error that the specification has for it. No groups, meters or queues.
+//! Limits: one table; the matches of [`oxm`]; apply, write and clear actions with at most one
+//! output in all. Other requests are refused with the specified error. No groups, meters or queues.
 
 #![forbid(unsafe_code)]
 
@@ -21,12 +21,12 @@ pub mod switch;
 pub mod table;
 mod wire;
 
-/// The version that is spoken: OpenFlow 1.3.
+/// The supported wire version: OpenFlow 1.3.
 pub const VERSION: u8 = 4;
 
-/// No packet is held for this.
+/// Buffer ID for "no packet is held".
 pub const NO_BUFFER: u32 = 0xffff_ffff;
-/// As many bytes of a packet as there are.
+/// Length for "the whole packet".
 pub const WHOLE_PACKET: u16 = 0xffff;
 /// All tables: only in requests.
 pub const ALL_TABLES: u8 = 0xff;

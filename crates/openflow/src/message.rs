@@ -1,8 +1,8 @@
-//! Messages: from bytes to values and back (section 7).
+//! Encoding and decoding of messages (section 7).
 //!
-//! [`Message::decode`] takes the body of one whole message; what it cannot make sense of is a [`Fault`], which is what the other side is
-//! told. Both directions of every message are here, so that tests can play the controller with the same words. Messages about what this
-//! switch does not have (groups, meters, queues) are refused as such.
+//! [`Message::decode`] takes the body of one whole message. If it is invalid, the result is a
+//! [`Fault`] for the sender. Both directions of every message are here, so that tests can act as
+//! the controller. Messages about groups, meters and queues are refused.
 
 use crate::VERSION;
 use crate::fault::Fault;
@@ -12,59 +12,49 @@ use crate::oxm::Match;
 use crate::port::{PortChange, PortDesc};
 use crate::wire::{Put, Reader};
 
-/// Bytes of a header.
 pub const HEADER: usize = 8;
 
-/// What every message begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Version of the protocol.
     pub version: u8,
-    /// What the message is.
+    /// Type of the message.
     pub kind: u8,
-    /// Its length in bytes with the header.
     pub length: u16,
-    /// Number by which an answer names its question.
+    /// Transaction ID, which pairs reply and request.
     pub xid: u32,
 }
 
 impl Header {
-    /// Reads a header.
     pub fn decode(bytes: &[u8; HEADER]) -> Self {
         let [version, kind, a, b, c, d, e, f] = *bytes;
         Self { version, kind, length: u16::from_be_bytes([a, b]), xid: u32::from_be_bytes([c, d, e, f]) }
     }
 }
 
-/// What a switch says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
-    /// Its identity.
     pub datapath_id: u64,
-    /// Packets that it can hold.
+    /// Number of packets that it can hold.
     pub buffers: u32,
-    /// Its flow tables.
+    /// Number of flow tables.
     pub tables: u8,
-    /// What it can do: see [`capability`].
+    /// Bits of [`capability`].
     pub capabilities: u32,
 }
 
 /// Bits of [`Features::capabilities`].
 pub mod capability {
-    /// Counts the packets of each flow entry.
     pub const FLOW_STATS: u32 = 1;
-    /// Counts the packets of each table.
     pub const TABLE_STATS: u32 = 1 << 1;
-    /// Counts the packets of each port.
     pub const PORT_STATS: u32 = 1 << 2;
 }
 
-/// How a switch treats fragments, and how much of a packet the controller is shown that no action sends there.
+/// Treatment of fragments, and the length of packet-ins that no action requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwitchConfig {
-    /// 0: fragments are nothing special.
+    /// 0: fragments are treated normally.
     pub flags: u16,
-    /// Bytes of a packet.
+    /// Length in bytes.
     pub miss_send_len: u16,
 }
 
@@ -74,115 +64,103 @@ impl Default for SwitchConfig {
     }
 }
 
-/// Why a packet is shown to the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Why {
-    /// No flow entry but the table-miss entry matched.
+    /// Only the table-miss entry matched.
     NoMatch = 0,
-    /// A flow entry says so.
+    /// An action of a flow entry.
     Action = 1,
-    /// Its time to live ended.
+    /// Invalid TTL.
     InvalidTtl = 2,
 }
 
-/// A packet that the controller is shown.
+/// A packet sent to the controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketIn {
-    /// The packet that is held for this, or [`crate::NO_BUFFER`].
+    /// The held packet, or [`crate::NO_BUFFER`].
     pub buffer_id: u32,
-    /// Length of the whole packet, in bytes.
     pub total_len: u16,
-    /// Why.
     pub why: Why,
-    /// Table of the entry.
     pub table_id: u8,
-    /// Cookie of the entry.
     pub cookie: u64,
-    /// What is known besides: where the packet came in.
+    /// Further fields: the ingress port.
     pub fields: Match,
-    /// The packet, or its beginning.
+    /// The packet, or its first bytes.
     pub data: Vec<u8>,
 }
 
-/// A packet that the controller sends.
+/// A packet from the controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketOut {
-    /// A packet that is held, or [`crate::NO_BUFFER`].
+    /// A held packet, or [`crate::NO_BUFFER`].
     pub buffer_id: u32,
-    /// Where it is taken to have come in.
+    /// The assumed ingress port.
     pub in_port: u32,
-    /// What is done with it.
     pub actions: Vec<Output>,
-    /// The packet, if none that is held is meant.
+    /// The packet, if `buffer_id` names none.
     pub data: Vec<u8>,
 }
 
-/// What a change of the flow table does.
+/// Kind of a change of the flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Command {
-    /// Adds an entry, in place of one with the same match and priority.
+    /// Adds an entry and replaces one with the same match and priority.
     Add = 0,
-    /// Changes what all entries within a match do.
+    /// Changes the instructions of all entries within a match.
     Modify = 1,
-    /// Changes what the entry of just this match and priority does.
+    /// Changes the instructions of the entry with this match and priority.
     ModifyStrict = 2,
     /// Deletes all entries within a match.
     Delete = 3,
-    /// Deletes the entry of just this match and priority.
+    /// Deletes the entry with this match and priority.
     DeleteStrict = 4,
 }
 
 /// Bits of [`FlowMod::flags`].
 pub mod flow_flag {
-    /// The controller hears of it when the entry is removed.
+    /// Send a flow-removed message when the entry is removed.
     pub const SEND_FLOW_REMOVED: u16 = 1;
-    /// The entry is refused if another of its priority overlaps it.
+    /// Refuse the entry if another of its priority overlaps it.
     pub const CHECK_OVERLAP: u16 = 1 << 1;
-    /// Counters start again from zero.
+    /// Reset the counters.
     pub const RESET_COUNTS: u16 = 1 << 2;
     /// Packets need not be counted.
     pub const NO_PACKET_COUNTS: u16 = 1 << 3;
     /// Bytes need not be counted.
     pub const NO_BYTE_COUNTS: u16 = 1 << 4;
-    /// All of them.
     pub const ALL: u16 = 0x1f;
 }
 
 /// A change of the flow table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowMod {
-    /// The controller's name for entries; of requests to modify or delete, those bits that `cookie_mask` has must agree.
+    /// The cookie. To modify or delete, entries must agree with it in the bits of `cookie_mask`.
     pub cookie: u64,
-    /// See `cookie`.
     pub cookie_mask: u64,
-    /// The table.
     pub table_id: u8,
-    /// What is done.
     pub command: Command,
-    /// Seconds without a packet after which the entry goes; 0: never.
+    /// Seconds without a packet after which the entry expires; 0: never.
     pub idle_timeout: u16,
-    /// Seconds after which the entry goes; 0: never.
+    /// Seconds after which the entry expires; 0: never.
     pub hard_timeout: u16,
-    /// The entry of the highest priority wins.
+    /// The highest priority wins.
     pub priority: u16,
-    /// A packet that is held and meets the entry, or [`crate::NO_BUFFER`].
+    /// A held packet to send through the table, or [`crate::NO_BUFFER`].
     pub buffer_id: u32,
-    /// Deletes only entries that send there, unless [`crate::port::ANY`].
+    /// Deletes only entries with this output port, unless [`crate::port::ANY`].
     pub out_port: u32,
-    /// Deletes only entries that send there, unless [`crate::ANY_GROUP`].
+    /// Deletes only entries with this group, unless [`crate::ANY_GROUP`].
     pub out_group: u32,
-    /// See [`flow_flag`].
+    /// Bits of [`flow_flag`].
     pub flags: u16,
-    /// Which packets.
     pub fields: Match,
-    /// What is done with them.
     pub instructions: Vec<Instruction>,
 }
 
 impl FlowMod {
-    /// A request that says nothing but what it does.
+    /// A change with default values.
     pub fn new(command: Command, fields: Match) -> Self {
         Self {
             cookie: 0,
@@ -206,64 +184,56 @@ impl FlowMod {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Reason {
-    /// No packet for too long.
+    /// Idle timeout.
     Idle = 0,
-    /// Its time was over.
+    /// Hard timeout.
     Hard = 1,
     /// The controller deleted it.
     Delete = 2,
 }
 
-/// News of a removed entry.
+/// Report of a removed entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowRemoved {
-    /// Its cookie.
     pub cookie: u64,
-    /// Its priority.
     pub priority: u16,
-    /// Why.
     pub reason: Reason,
-    /// Its table.
     pub table_id: u8,
-    /// Seconds that it was there.
+    /// Lifetime in whole seconds.
     pub duration_s: u32,
-    /// And nanoseconds beyond those.
+    /// Remaining nanoseconds of the lifetime.
     pub duration_ns: u32,
-    /// As it was added.
     pub idle_timeout: u16,
-    /// As it was added.
     pub hard_timeout: u16,
-    /// Packets that met it.
+    /// Packets that matched it.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
-    /// Its match.
     pub fields: Match,
 }
 
-/// What a controller is to a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
 pub enum Role {
-    /// As it was: only in requests.
+    /// No change; only in requests.
     NoChange = 0,
     /// One of several with equal rights.
     #[default]
     Equal = 1,
-    /// The one that changes things.
+    /// The only one with write access.
     Master = 2,
-    /// One that only looks.
+    /// Read-only.
     Slave = 3,
 }
 
-/// What a controller wants to hear of unasked: bits by reason, as master or equal, then as slave.
+/// Asynchronous messages that a controller wants: bits by reason, for master or equal, then slave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asyncs {
-    /// Packets, by [`Why`].
+    /// By [`Why`].
     pub packet_in: [u32; 2],
-    /// Ports, by [`PortChange`].
+    /// By [`PortChange`].
     pub port_status: [u32; 2],
-    /// Removed entries, by [`Reason`].
+    /// By [`Reason`].
     pub flow_removed: [u32; 2],
 }
 
@@ -276,7 +246,7 @@ impl Default for Asyncs {
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// The bitmap of versions, if the sender has one: bit N of word N / 32.
+    /// The version bitmap, if the sender has one: bit N of word N / 32.
     Hello(Option<Vec<u32>>),
     Error(Fault, Vec<u8>),
     EchoRequest(Vec<u8>),
@@ -292,7 +262,7 @@ pub enum Message {
     PacketOut(PacketOut),
     FlowMod(FlowMod),
     MultipartRequest(Request),
-    /// And whether more of the same answer follows.
+    /// A part of a reply, and whether more parts follow.
     MultipartReply(Reply, bool),
     BarrierRequest,
     BarrierReply,
@@ -305,7 +275,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Reads the body of a message of a kind.
+    /// Decodes the body of a message of type `kind`.
     ///
     /// # Errors
     /// The fault to report to the sender.
@@ -336,7 +306,7 @@ impl Message {
             }
             13 => Self::PacketOut(packet_out(&mut from)?),
             14 => Self::FlowMod(flow_mod(&mut from)?),
-            // Ports are as the configuration has them, and so is the table.
+            // Ports and table are as configured.
             16 => return Err(Fault::PORT_MOD_REFUSED),
             17 => return Err(Fault::TABLE_MOD_CONFIG),
             18 => Self::MultipartRequest(Request::decode(&mut from)?),
@@ -361,13 +331,13 @@ impl Message {
             26 => Self::GetAsyncRequest,
             27 => Self::GetAsyncReply(asyncs(&mut from)?),
             28 => Self::SetAsync(asyncs(&mut from)?),
-            // Groups, queues and meters, which there are none of, and what nobody has defined.
+            // Groups, queues and meters, and undefined types.
             _ => return Err(Fault::BAD_TYPE),
         };
         if from.is_empty() { Ok(message) } else { Err(Fault::BAD_LEN) }
     }
 
-    /// What it is on the wire.
+    /// The type on the wire.
     pub fn kind(&self) -> u8 {
         match self {
             Self::Hello(_) => 0,
@@ -396,7 +366,7 @@ impl Message {
         }
     }
 
-    /// Adds the whole message, header and all, to `out`. Data that would make it longer than a message can be is cut.
+    /// Appends the message with its header to `out`. Data beyond the largest message is cut.
     pub fn encode(&self, xid: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.u8(VERSION);
@@ -503,7 +473,7 @@ impl Message {
     }
 }
 
-/// Elements of a hello: what is not understood is passed over, as the specification wants it.
+/// Decodes the elements of a hello; unknown ones are skipped, as specified.
 fn hello(from: &mut Reader<'_>) -> Option<Vec<u32>> {
     let mut bitmap = None;
     while !from.is_empty() {

@@ -4,7 +4,7 @@ use super::*;
 use crate::multipart::{Desc, FlowRequest, FlowStats, PortStats, TableStats};
 use crate::oxm::{Field, FieldId};
 
-/// Matches that make sense: what each field needs comes with it.
+/// Consistent matches, with the prerequisites of each field.
 fn fields() -> impl Strategy<Value = Match> {
     let one = (0..FieldId::ALL.len(), any::<u128>(), any::<u128>(), any::<bool>());
     (prop::collection::vec(one, 0..6), prop::sample::select(vec![0x800u128, 0x86dd, 0x806, 0x88cc]), any::<u8>()).prop_map(
@@ -246,7 +246,7 @@ proptest! {
     }
 }
 
-/// A flow-mod as another implementation writes it (os-ken 4.2.2).
+/// A flow-mod as os-ken 4.2.2 encodes it.
 #[test]
 fn bytes_of_others_are_understood() {
     let hex =

@@ -1,7 +1,6 @@
-//! Requests and answers that may need several messages: descriptions and statistics (section 7.3.5).
+//! Multipart requests and replies: descriptions and statistics (section 7.3.5).
 //!
-//! Of the kinds that there are, those are refused that are about what this switch does not have: queues, groups, meters, and features
-//! of tables.
+//! Requests about queues, groups, meters and table features are refused.
 
 use crate::fault::Fault;
 use crate::instruction::{self, Instruction};
@@ -9,28 +8,26 @@ use crate::oxm::Match;
 use crate::port::PortDesc;
 use crate::wire::{Put, Reader};
 
-/// Bytes of an answer's parts that go in one message.
+/// Most bytes of parts in one message.
 pub const PART: usize = 60_000;
 
-/// Which entries are asked about.
+/// Selects flow entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowRequest {
-    /// The table, or all.
+    /// Table, or all.
     pub table_id: u8,
-    /// Only entries that send there, unless [`crate::port::ANY`].
+    /// Only entries with this output port, unless [`crate::port::ANY`].
     pub out_port: u32,
-    /// Only entries that send there, unless [`crate::ANY_GROUP`].
+    /// Only entries with this group, unless [`crate::ANY_GROUP`].
     pub out_group: u32,
-    /// Cookie, as far as `cookie_mask` has bits.
+    /// Cookie, in the bits of `cookie_mask`.
     pub cookie: u64,
-    /// See `cookie`.
     pub cookie_mask: u64,
     /// Entries within this match.
     pub fields: Match,
 }
 
 impl FlowRequest {
-    /// All entries.
     pub fn all() -> Self {
         Self {
             table_id: crate::ALL_TABLES,
@@ -62,14 +59,13 @@ impl FlowRequest {
     }
 }
 
-/// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     Desc,
     Flows(FlowRequest),
     Aggregate(FlowRequest),
     Tables,
-    /// One port, or [`crate::port::ANY`].
+    /// A port, or [`crate::port::ANY`].
     PortStats(u32),
     PortDescs,
 }
@@ -102,7 +98,7 @@ impl Request {
             13 => Self::PortDescs,
             _ => return Err(Fault::BAD_MULTIPART),
         };
-        // None of these needs more than one message to ask.
+        // No request needs several messages.
         if flags & 1 == 0 { Ok(this) } else { Err(Fault::MULTIPART_OVERFLOW) }
     }
 
@@ -121,47 +117,36 @@ impl Request {
     }
 }
 
-/// The identity of a switch, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desc {
-    /// Maker; 255 bytes at most are sent, as of the next two.
+    /// Manufacturer; at most 255 bytes are sent, also of the next two.
     pub manufacturer: String,
-    /// Hardware.
     pub hardware: String,
-    /// Software.
     pub software: String,
-    /// Serial number; 31 bytes.
+    /// Serial number; at most 31 bytes.
     pub serial: String,
-    /// What its operator calls it; 255 bytes.
+    /// The operator's name for it; at most 255 bytes.
     pub datapath: String,
 }
 
-/// What is known of an entry.
+/// State of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowStats {
-    /// Its table.
     pub table_id: u8,
-    /// Seconds that it is there.
+    /// Age in whole seconds.
     pub duration_s: u32,
-    /// And nanoseconds beyond those.
+    /// Remaining nanoseconds of the age.
     pub duration_ns: u32,
-    /// Its priority.
     pub priority: u16,
-    /// As it was added.
     pub idle_timeout: u16,
-    /// As it was added.
     pub hard_timeout: u16,
-    /// As it was added.
     pub flags: u16,
-    /// Its cookie.
     pub cookie: u64,
-    /// Packets that met it.
+    /// Packets that matched it.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
-    /// Its match.
     pub fields: Match,
-    /// What it does.
     pub instructions: Vec<Instruction>,
 }
 
@@ -211,41 +196,32 @@ impl FlowStats {
     }
 }
 
-/// What is known of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TableStats {
-    /// The table.
     pub table_id: u8,
-    /// Entries.
     pub active: u32,
-    /// Packets that asked it.
+    /// Packets looked up.
     pub lookups: u64,
-    /// Packets that met an entry.
+    /// Packets that matched an entry.
     pub matched: u64,
 }
 
-/// What a port has counted. A counter that nobody keeps is all ones.
+/// Counters of a port; [`NOT_COUNTED`] for those that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortStats {
-    /// Its number.
     pub number: u32,
-    /// Packets in.
     pub rx_packets: u64,
-    /// Packets out.
     pub tx_packets: u64,
-    /// Bytes in.
     pub rx_bytes: u64,
-    /// Bytes out.
     pub tx_bytes: u64,
-    /// Packets dropped that came in.
+    /// Received packets dropped.
     pub rx_dropped: u64,
-    /// Packets dropped that were to go out.
+    /// Packets dropped before transmission.
     pub tx_dropped: u64,
-    /// Seconds that it is there.
     pub duration_s: u32,
 }
 
-/// A counter that nobody keeps.
+/// Value of a counter that does not exist.
 pub const NOT_COUNTED: u64 = u64::MAX;
 
 impl PortStats {
@@ -283,7 +259,6 @@ impl PortStats {
     }
 }
 
-/// What is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Desc(Desc),
@@ -375,7 +350,7 @@ impl Reply {
         }
     }
 
-    /// The same answer in parts that fit in a message each; one at least.
+    /// Splits the reply into parts that fit in a message each; at least one.
     pub fn parts(self) -> Vec<Self> {
         fn split<T>(all: Vec<T>, bytes: impl Fn(&T) -> usize, make: fn(Vec<T>) -> Reply) -> Vec<Reply> {
             let mut parts = Vec::new();

@@ -1,13 +1,13 @@
-//! Matches: which packets a flow entry is about (section 7.2.2).
+//! Matches of flow entries (section 7.2.2).
 //!
-//! A [`Match`] is a list of fields, each with a value and a mask, sorted and without doubles, so that equal matches are equal values.
-//! A field whose mask has no bits says nothing and is left out. What one field needs of others (a TCP port: `ip_proto` 6) is checked
-//! when a match is read, so a match that exists makes sense.
+//! A [`Match`] is a sorted list of fields, each with a value and a mask, without duplicates, so
+//! that equal matches are equal values. Fields with an empty mask are left out. Prerequisites (a
+//! TCP port needs `ip_proto` 6) are checked by the constructor, so every match is consistent.
 
 use crate::fault::Fault;
 use crate::wire::{Put, Reader};
 
-/// A field that matches look at; the numbers are those on the wire.
+/// A match field; the discriminant is the number on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum FieldId {
@@ -41,11 +41,10 @@ pub enum FieldId {
 
 use FieldId::*;
 
-/// The bit of a VLAN id that says that there is a tag.
+/// The bit of a VLAN ID for the presence of a tag.
 pub const VLAN_PRESENT: u16 = 0x1000;
 
 impl FieldId {
-    /// All fields.
     pub const ALL: [Self; 26] = [
         InPort, EthDst, EthSrc, EthType, VlanVid, IpDscp, IpProto, Ipv4Src, Ipv4Dst, TcpSrc, TcpDst, UdpSrc, UdpDst, SctpSrc,
         SctpDst, Icmpv4Type, Icmpv4Code, ArpOp, ArpSpa, ArpTpa, ArpSha, ArpTha, Ipv6Src, Ipv6Dst, Icmpv6Type, Icmpv6Code,
@@ -55,7 +54,6 @@ impl FieldId {
         Self::ALL.into_iter().find(|id| *id as u8 == number)
     }
 
-    /// Bits that a value has.
     pub fn bits(self) -> u32 {
         match self {
             InPort | Ipv4Src | Ipv4Dst | ArpSpa | ArpTpa => 32,
@@ -68,22 +66,21 @@ impl FieldId {
         }
     }
 
-    /// Bytes of a value on the wire.
+    /// Bytes in a value on the wire.
     fn bytes(self) -> usize {
         self.bits().div_ceil(8) as usize
     }
 
-    /// The mask that compares every bit.
     pub fn all(self) -> u128 {
         u128::MAX >> (128 - self.bits())
     }
 
-    /// Whether a mask may be given.
+    /// Whether a mask is allowed.
     pub(crate) fn is_maskable(self) -> bool {
         matches!(self, EthDst | EthSrc | VlanVid | Ipv4Src | Ipv4Dst | ArpSpa | ArpTpa | ArpSha | ArpTha | Ipv6Src | Ipv6Dst)
     }
 
-    /// Another field that must be there, with one of these values.
+    /// Prerequisite: another field with one of these values.
     fn needs(self) -> Option<(FieldId, &'static [u128])> {
         match self {
             InPort | EthDst | EthSrc | EthType | VlanVid => None,
@@ -103,7 +100,6 @@ impl FieldId {
 /// One field of a match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Field {
-    /// Which.
     pub id: FieldId,
     /// The value; bits outside the mask are zero.
     pub value: u128,
@@ -111,20 +107,21 @@ pub struct Field {
     pub mask: u128,
 }
 
-/// Fields that must all agree. Without any, everything matches.
+/// Fields that must all match. Without fields, everything matches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Match(Vec<Field>);
 
-/// OXM fields that anybody may define belong to this class.
+/// The OXM class of the fields in the specification.
 const CLASS_BASIC: u16 = 0x8000;
-/// The type of a match that is made of OXM fields.
+/// The match type for OXM fields.
 const TYPE_OXM: u16 = 1;
 
 impl Match {
     /// A match of these fields, in any order.
     ///
     /// # Errors
-    /// The fault of the first field that cannot be: a value or mask that is out of range, a double, or one without what it needs.
+    /// The fault of the first invalid field: value or mask out of range, duplicate, or prerequisite
+    /// missing.
     pub fn new(fields: impl IntoIterator<Item = Field>) -> Result<Self, Fault> {
         let mut all: Vec<Field> = fields.into_iter().collect();
         all.sort_by_key(|field| field.id);
@@ -158,7 +155,7 @@ impl Match {
         Ok(this)
     }
 
-    /// A match of these fields and whole values.
+    /// A match of these fields with full masks.
     ///
     /// # Errors
     /// As [`Match::new`].
@@ -166,22 +163,20 @@ impl Match {
         Self::new(fields.iter().map(|(id, value)| Field { id: *id, value: *value, mask: id.all() }))
     }
 
-    /// The fields, sorted.
     pub fn fields(&self) -> &[Field] {
         &self.0
     }
 
-    /// One field, if it is looked at.
     pub fn get(&self, id: FieldId) -> Option<Field> {
         self.0.iter().find(|field| field.id == id).copied()
     }
 
-    /// Whether it looks at nothing.
+    /// Whether it matches everything.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether all packets of this match are packets of `other`: what a request that is not strict asks of entries.
+    /// Whether `other` matches all of its packets: the criterion of non-strict requests.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         other.0.iter().all(|wanted| {
             self.get(wanted.id).is_some_and(|own| own.mask & wanted.mask == wanted.mask && own.value & wanted.mask == wanted.value)
@@ -215,7 +210,7 @@ impl Match {
             }
             let value = body.wide(id.bytes()).map_err(short)?;
             let mask = if masked { body.wide(id.bytes()).map_err(short)? } else { id.all() };
-            // A mask may have bits beyond the field's own, which a packet never has: all ones is how some write "all of it".
+            // A mask may have bits beyond the field: some write all ones for the full mask.
             let beyond = u128::MAX >> (128 - 8 * id.bytes()) & !id.all();
             fields.push(Field { id, value, mask: if mask & beyond == beyond { mask & id.all() } else { mask } });
         }
@@ -299,7 +294,7 @@ mod tests {
         assert_eq!(fault(&[0, 0, 0, 4, 0, 0, 0, 0]), Fault::MATCH_TYPE);
         assert_eq!(fault(&[0, 1, 0, 3, 0, 0, 0, 0]), Fault::MATCH_LEN);
         assert_eq!(fault(&[0, 1, 0, 40, 0, 0, 0, 0]), Fault::MATCH_LEN);
-        // Metadata; a class of somebody's own; a port number of three bytes.
+        // Metadata; an experimenter class; a port number of three bytes.
         assert_eq!(fault(&[0, 1, 0, 16, 0x80, 0, 2 << 1, 8, 0, 0, 0, 0, 0, 0, 0, 1]), Fault::MATCH_FIELD);
         assert_eq!(fault(&[0, 1, 0, 8, 0xff, 0xff, 0, 0]), Fault::MATCH_FIELD);
         assert_eq!(fault(&[0, 1, 0, 11, 0x80, 0, 0, 3, 0, 0, 1, 0, 0, 0, 0, 0]), Fault::MATCH_LEN);

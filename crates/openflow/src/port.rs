@@ -1,31 +1,27 @@
-//! Ports, as a controller sees them, and numbers that mean something other than a port.
+//! Ports as the controller sees them, and reserved port numbers.
 
 use crate::fault::Fault;
 use crate::wire::{Put, Reader};
 
-/// Largest number of a port.
 pub const MAX: u32 = 0xffff_ff00;
-/// Back where it came in.
+/// Output to the ingress port.
 pub const IN_PORT: u32 = 0xffff_fff8;
-/// To the flow table; of a packet-out alone.
+/// Output to the flow table; only in packet-outs.
 pub const TABLE: u32 = 0xffff_fff9;
-/// As if there were no controller.
+/// Output to the rules, as without a controller.
 pub const NORMAL: u32 = 0xffff_fffa;
-/// To the controller.
+/// Output to the controller.
 pub const CONTROLLER: u32 = 0xffff_fffd;
-/// Any port: only in requests.
+/// Any port; only in requests.
 pub const ANY: u32 = 0xffff_ffff;
 
-/// A port as the controller sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortDesc {
-    /// Its number.
     pub number: u32,
-    /// Its address.
     pub address: [u8; 6],
-    /// Its name; 15 bytes at most are sent.
+    /// Name, of which at most 15 bytes are sent.
     pub name: String,
-    /// Bit 0: it is down; bit 5: nothing is to be received.
+    /// Bit 0: down; bit 5: no reception.
     pub config: u32,
     /// Bit 0: no link; bit 2: live.
     pub state: u32,
@@ -52,19 +48,15 @@ impl PortDesc {
         out.text(&self.name, 16);
         out.u32(self.config);
         out.u32(self.state);
-        // Link speeds and media: not ours to say.
+        // Link speeds and media are unknown.
         out.zeros(24);
     }
 }
 
-/// What happened to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PortChange {
-    /// It is new.
     Add = 0,
-    /// It is gone.
     Delete = 1,
-    /// It is different.
     Modify = 2,
 }

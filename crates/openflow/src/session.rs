@@ -1,8 +1,8 @@
-//! One connection to a controller, from its first byte to its last: whole messages, hello, echo (sections 6.3.1 and 6.4).
+//! One connection to a controller: whole messages, hello, echo (sections 6.3.1 and 6.4).
 //!
-//! Pure: bytes come in by [`Session::receive`], what is to be sent collects in [`Session::out`], whole messages come out of
-//! [`Session::next`], and time is an argument of [`Session::tick`]. A message that makes no sense is answered with its fault, and
-//! the connection goes on; one whose length cannot be, or a controller of another version, ends it.
+//! Pure: [`Session::receive`] takes bytes, [`Session::out`] collects bytes to send,
+//! [`Session::next`] returns whole messages, and [`Session::tick`] gets the time. An invalid
+//! message is answered with its fault; an impossible length or another version ends the connection.
 
 use std::collections::VecDeque;
 
@@ -10,43 +10,40 @@ use crate::VERSION;
 use crate::fault::Fault;
 use crate::message::{HEADER, Header, Message};
 
-/// Bytes of a refused message that its sender is shown again.
+/// Bytes of a refused message in the error message.
 const SHOWN: usize = 64;
-/// Echo requests carry this, so that a capture shows whose they are.
+/// Payload of echo requests, which identifies them in a capture.
 const ECHO: &[u8] = b"sluice";
 
-/// Why a connection is at its end.
+/// Why a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Close {
-    /// It said something that is no message.
+    /// Its bytes are no message.
     #[error("what it says is not OpenFlow")]
     Garbage,
-    /// It does not speak OpenFlow 1.3.
     #[error("it does not speak OpenFlow 1.3")]
     Version,
-    /// It said nothing for too long.
+    /// No message arrived for too long.
     #[error("it is silent")]
     Silent,
 }
 
-/// How long a silence may be, in milliseconds.
+/// Timeouts in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// After so long without a byte an echo is asked for.
+    /// Time without a message until an echo request.
     pub echo_ms: u64,
-    /// After so long without a byte the connection is given up.
+    /// Time without a message until the connection is closed.
     pub dead_ms: u64,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Session {
     patience: Patience,
     inbox: Vec<u8>,
     whole: VecDeque<(u32, Message, Vec<u8>, usize)>,
-    /// Bytes of those.
     waiting: usize,
-    /// The beginning of the message that was taken last.
+    /// The first bytes of the last message that `next` returned.
     taken: Vec<u8>,
     out: Vec<u8>,
     is_up: bool,
@@ -57,7 +54,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A connection that has just come about. Its hello waits to be sent.
+    /// A new connection, with its hello to be sent.
     pub fn new(patience: Patience, now_ms: u64) -> Self {
         let mut this = Self {
             patience,
@@ -77,53 +74,49 @@ impl Session {
         this
     }
 
-    /// Whether the controller has said hello in a version that both speak.
+    /// Whether the controller has sent hello with a common version.
     pub fn is_up(&self) -> bool {
         self.is_up
     }
 
-    /// Messages that were refused, in both directions.
     pub fn faults(&self) -> u64 {
         self.faults
     }
 
-    /// A number for a message of our own.
     pub fn fresh_xid(&mut self) -> u32 {
         self.xid = self.xid.wrapping_add(1);
         self.xid
     }
 
-    /// Puts a message where it is sent from.
     pub fn send(&mut self, xid: u32, message: &Message) {
         message.encode(xid, &mut self.out);
     }
 
-    /// Says that the other side's message `xid` was refused.
+    /// Enqueues an error message about the peer's message `xid`.
     pub fn refuse(&mut self, xid: u32, fault: Fault, shown: &[u8]) {
         self.faults += 1;
         self.send(xid, &Message::Error(fault, shown[..shown.len().min(SHOWN)].to_vec()));
     }
 
-    /// Bytes to be sent; the sender takes them out.
+    /// Bytes to send; the sender removes them.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
 
-    /// Bytes that are to be sent.
     pub fn backlog(&self) -> usize {
         self.out.len()
     }
 
-    /// Bytes of the messages that have come and that [`Session::next`] has not given yet. The receiver stops for a while where there are
-    /// many: they take several times as much memory.
+    /// Bytes of messages received and not yet returned by [`Session::next`]. Decoded, they take
+    /// several times as much memory, so the receiver pauses if there are many.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Takes bytes of the controller's.
+    /// Takes bytes from the controller.
     ///
     /// # Errors
-    /// Why the connection is to be closed, when what is in [`Session::out`] was sent. Messages before are still there.
+    /// Why the connection has to be closed after [`Session::out`] is sent. Earlier messages remain.
     pub fn receive(&mut self, bytes: &[u8], now_ms: u64) -> Result<(), Close> {
         self.inbox.extend_from_slice(bytes);
         let inbox = std::mem::take(&mut self.inbox);
@@ -139,7 +132,7 @@ impl Session {
             }
             let Some((message, tail)) = rest.split_at_checked(length) else { break };
             rest = tail;
-            // Bytes alone are no sign of life: whole messages are.
+            // Only whole messages are a sign of life.
             self.heard_ms = now_ms;
             self.take(header, message)?;
         }
@@ -153,7 +146,7 @@ impl Session {
             if let Ok(Message::Hello(bitmap)) = Message::decode(0, body) {
                 let speaks = match bitmap {
                     Some(words) => words.first().is_some_and(|word| word & (1 << VERSION) != 0),
-                    // Without a list, the lower one of both is spoken.
+                    // Without a bitmap, the lower version of both is used.
                     None => header.version >= VERSION,
                 };
                 if !speaks {
@@ -186,7 +179,6 @@ impl Session {
         Ok(())
     }
 
-    /// The next whole message, with its number.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<(u32, Message)> {
         let (xid, message, beginning, bytes) = self.whole.pop_front()?;
@@ -195,20 +187,20 @@ impl Session {
         Some((xid, message))
     }
 
-    /// Says that the message which [`Session::next`] gave last was refused.
+    /// Enqueues an error message about the last message of [`Session::next`].
     pub fn refuse_taken(&mut self, xid: u32, fault: Fault) {
         let taken = std::mem::take(&mut self.taken);
         self.refuse(xid, fault, &taken);
         self.taken = taken;
     }
 
-    /// Looks whether the controller has been silent.
+    /// Checks for silence of the controller.
     ///
     /// # Errors
-    /// [`Close::Silent`] if it was for too long.
+    /// [`Close::Silent`] if it lasted too long.
     pub fn tick(&mut self, now_ms: u64) -> Result<(), Close> {
         if self.waiting > 0 && self.out.is_empty() {
-            // It has read all that was said to it, and is not heard for as long as what it has asked for is not done.
+            // It has read everything, and is not read from while its requests are pending.
             self.heard_ms = now_ms;
         }
         let silent_ms = now_ms.saturating_sub(self.heard_ms);
@@ -241,7 +233,7 @@ mod tests {
         bytes(9, &Message::Hello(Some(vec![1 << 4])))
     }
 
-    /// What waits to be sent.
+    /// Takes the messages to be sent.
     fn said(session: &mut Session) -> Vec<(u32, Message)> {
         let out = std::mem::take(session.out());
         let mut rest = &out[..];
@@ -298,7 +290,7 @@ mod tests {
         let mut session = Session::new(PATIENCE, 0);
         session.receive(&hello(), 0).unwrap();
         said(&mut session);
-        // A type that nobody has defined, then a version that was not agreed on.
+        // An undefined type, then another version.
         session.receive(&[4, 77, 0, 8, 0, 0, 0, 3, 1, 5, 0, 8, 0, 0, 0, 4], 0).unwrap();
         let faults: Vec<_> = said(&mut session).into_iter().map(|(xid, m)| (xid, matches!(m, Message::Error(..)))).collect();
         assert_eq!(faults, [(3, true), (4, true)]);
@@ -334,7 +326,7 @@ mod tests {
         session.tick(10_000).unwrap();
         session.next().unwrap();
         assert_eq!(session.waiting(), flood.len() - HEADER);
-        // It does not read what it was sent.
+        // The controller does not read.
         session.send(0, &Message::BarrierReply);
         assert_eq!(session.tick(13_000), Err(Close::Silent));
         while session.next().is_some() {}

@@ -1,10 +1,8 @@
-//! What a switch answers: requests in, replies and [`Event`]s out.
+//! The switch: requests in, replies and [`Event`]s out.
 //!
-//! The switch outlives connections: its entries stay when a controller goes, while what is agreed with one connection (role, what is
-//! sent unasked, bytes of packets) begins anew with the next ([`Switch::greet`]).
-//!
-//! The caller carries events out in their order; so the answer to a barrier is sent when what stood before
-//! it is in force.
+//! Entries stay when a controller leaves, while the agreements of a connection (role, asynchronous
+//! messages, packet length) start anew with the next ([`Switch::greet`]). The caller executes
+//! events in order, so that a barrier is answered when the changes before it are in force.
 
 use crate::fault::Fault;
 use crate::instruction::{self, Output};
@@ -14,57 +12,52 @@ use crate::port::{self, PortChange, PortDesc};
 use crate::table::{Counts, FlowTable};
 use crate::{ALL_TABLES, NO_BUFFER};
 
-/// What a switch asks of the code that moves packets.
+/// What a switch needs of the packet path.
 pub trait Plant: Counts {
-    /// What a port has counted; None if there is no such port.
+    /// Counters of a port; None if there is no such port.
     fn port_stats(&self, number: u32) -> Option<PortStats>;
-    /// Packets that asked the table, and those that met an entry.
+    /// Packets looked up in the table, and packets that matched.
     fn table_counts(&self) -> (u64, u64);
 }
 
-/// What is to be done, in this order.
+/// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Send this.
     Send(u32, Message),
     /// Refuse message number `.0`.
     Refuse(u32, Fault),
-    /// The flow table is another: make it the one in force.
+    /// Put the changed flow table in force.
     TableChanged,
-    /// Send the answer to a barrier when all before is in force.
+    /// Answer a barrier when everything before is in force.
     Barrier(u32),
-    /// Do this with a packet of the controller's.
+    /// Send a packet from the controller.
     Packet {
-        /// Number of the message that asked for it.
+        /// Number of the requesting message.
         xid: u32,
-        /// Port where it is taken to have come in.
+        /// The assumed ingress port.
         in_port: u32,
-        /// What is done with it; None: it is dropped.
+        /// Its output; None drops it.
         output: Option<Output>,
-        /// The packet.
         data: Vec<u8>,
     },
-    /// Do this with a packet that is held, or refuse message number `xid` with [`Fault::BUFFER_UNKNOWN`].
+    /// Release a held packet, or refuse message `xid` with [`Fault::BUFFER_UNKNOWN`].
     Held {
-        /// Number of the message that asked for it.
+        /// Number of the requesting message.
         xid: u32,
-        /// The packet that is held.
         buffer_id: u32,
-        /// What is done with it; None: it is dropped.
+        /// Its output; None drops it.
         output: Option<Output>,
     },
 }
 
-/// A port that entries may name.
+/// A port that entries may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
-    /// What the controller sees of it.
     pub desc: PortDesc,
-    /// Whether packets may be sent there.
+    /// Whether packets may be sent to it.
     pub takes_packets: bool,
 }
 
-/// A switch.
 #[derive(Debug)]
 pub struct Switch {
     features: Features,
@@ -73,7 +66,7 @@ pub struct Switch {
     ports: Vec<Port>,
     config: SwitchConfig,
     role: Role,
-    /// Latest generation of the master.
+    /// Latest generation ID of a master.
     generation: Option<u64>,
     asyncs: Asyncs,
     changes: u64,
@@ -96,35 +89,32 @@ impl Switch {
         }
     }
 
-    /// Begins with another connection.
+    /// Starts a new connection.
     pub fn greet(&mut self) {
         self.config = SwitchConfig::default();
         self.role = Role::default();
         self.asyncs = Asyncs::default();
     }
 
-    /// The flow table.
     pub fn table(&self) -> &FlowTable {
         &self.table
     }
 
-    /// The flow table, for the code that counts by its entries' numbers.
     pub fn table_mut(&mut self) -> &mut FlowTable {
         &mut self.table
     }
 
-    /// Changes of the flow table that were carried out.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Sets the ports. Returns what the controller hears of it.
+    /// Sets the ports. Returns the port-status messages.
     pub fn set_ports(&mut self, ports: Vec<Port>) -> Vec<Message> {
-        let mut told = Vec::new();
+        let mut sent = Vec::new();
         let before = std::mem::replace(&mut self.ports, ports);
         let mut tell = |change: PortChange, desc: &PortDesc| {
             if self.asyncs.port_status[self.column()] >> change as u32 & 1 == 1 {
-                told.push(Message::PortStatus(change, desc.clone()));
+                sent.push(Message::PortStatus(change, desc.clone()));
             }
         };
         for old in &before {
@@ -137,32 +127,31 @@ impl Switch {
         for new in self.ports.iter().filter(|new| !before.iter().any(|old| old.desc.number == new.desc.number)) {
             tell(PortChange::Add, &new.desc);
         }
-        told
+        sent
     }
 
-    /// Column of [`Asyncs`] that the role reads.
+    /// Column of [`Asyncs`] for the present role.
     fn column(&self) -> usize {
         usize::from(self.role == Role::Slave)
     }
 
-    /// Whether the controller wants to hear of packets for this reason.
+    /// Whether the controller wants packet-ins for this reason.
     pub(crate) fn wants_packets(&self, why: Why) -> bool {
         self.asyncs.packet_in[self.column()] >> why as u32 & 1 == 1
     }
 
-    /// A packet as the controller is shown it, if it wants to be.
+    /// A packet-in, if the controller wants it.
     pub fn show(&self, packet: PacketIn) -> Option<Message> {
         self.wants_packets(packet.why).then_some(Message::PacketIn(packet))
     }
 
-    /// Whether the controller wants to hear of a removed entry.
+    /// Sends flow-removed messages that the controller wants.
     fn tell_removed(&self, removed: Vec<FlowRemoved>, events: &mut Vec<Event>) {
         let wants = self.asyncs.flow_removed[self.column()];
         let wanted = removed.into_iter().filter(|r| wants >> r.reason as u32 & 1 == 1);
         events.extend(wanted.map(|r| Event::Send(0, Message::FlowRemoved(r))));
     }
 
-    /// Removes the entries whose time is over.
     pub fn expire(&mut self, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
         let outcome = self.table.expire(plant, now_ms);
         if outcome.changed {
@@ -171,7 +160,7 @@ impl Switch {
         self.tell_removed(outcome.removed, events);
     }
 
-    /// Whether an output is one that this switch can do.
+    /// Checks that this switch supports an output.
     fn look_at(&self, output: Option<Output>, from_controller: bool) -> Result<(), Fault> {
         match output.map(|o| o.port) {
             None | Some(port::NORMAL) => Ok(()),
@@ -182,7 +171,7 @@ impl Switch {
         }
     }
 
-    /// Takes a message of the controller's. What is to be done about it is added to `events`.
+    /// Handles a message from the controller; appends actions to `events`.
     pub fn handle(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
         if let Err(fault) = self.answer(xid, message, plant, now_ms, events) {
             events.push(Event::Refuse(xid, fault));
@@ -205,7 +194,7 @@ impl Switch {
             }
             Message::RoleRequest(role, generation) => {
                 if matches!(role, Role::Master | Role::Slave) {
-                    // A generation that is behind, as numbers that wrap count.
+                    // An older generation, in wrapping arithmetic.
                     if self.generation.is_some_and(|known| (generation.wrapping_sub(known) as i64) < 0) {
                         return Err(Fault::ROLE_STALE);
                     }
@@ -243,7 +232,7 @@ impl Switch {
                 }
             }
             Message::PacketOut(packet) => events.push(self.packet_out(xid, packet)?),
-            // What only a switch says.
+            // Messages that only a switch sends.
             _ => return Err(Fault::BAD_TYPE),
         }
         Ok(())

@@ -5,7 +5,6 @@ use crate::multipart::FlowRequest;
 use crate::oxm::{FieldId, Match};
 use crate::table::Count;
 
-/// Every number has counted two packets.
 struct Two;
 
 impl Counts for Two {
@@ -66,12 +65,12 @@ fn says_who_it_is_and_what_it_has() {
     assert_eq!(asked(&mut switch, Message::SetConfig(reassemble)), [Event::Refuse(5, Fault::CONFIG_FLAGS)]);
     assert_eq!(asked(&mut switch, Message::BarrierRequest), [Event::Barrier(5)]);
     assert_eq!(asked(&mut switch, Message::BarrierReply), [Event::Refuse(5, Fault::BAD_TYPE)]);
-    let told = asked(&mut switch, Message::MultipartRequest(Request::PortDescs));
-    assert!(matches!(&told[..], [Event::Send(5, Message::MultipartReply(Reply::PortDescs(all), false))] if all.len() == 2));
-    let told = asked(&mut switch, Message::MultipartRequest(Request::PortStats(port::ANY)));
-    assert!(matches!(&told[..], [Event::Send(5, Message::MultipartReply(Reply::PortStats(all), false))] if all.len() == 2));
-    let told = asked(&mut switch, Message::MultipartRequest(Request::PortStats(3)));
-    assert_eq!(told, [Event::Refuse(5, Fault::BAD_PORT)]);
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::PortDescs));
+    assert!(matches!(&sent[..], [Event::Send(5, Message::MultipartReply(Reply::PortDescs(all), false))] if all.len() == 2));
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::PortStats(port::ANY)));
+    assert!(matches!(&sent[..], [Event::Send(5, Message::MultipartReply(Reply::PortStats(all), false))] if all.len() == 2));
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::PortStats(3)));
+    assert_eq!(sent, [Event::Refuse(5, Fault::BAD_PORT)]);
 }
 
 #[test]
@@ -97,18 +96,18 @@ fn statistics_of_entries() {
     asked(&mut switch, Message::FlowMod(add(100)));
     let other = FlowMod { priority: 3, ..add(port::CONTROLLER) };
     asked(&mut switch, Message::FlowMod(other));
-    let told = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
-    assert!(matches!(&told[..], [Event::Send(5, Message::MultipartReply(Reply::Flows(all), false))] if all.len() == 2));
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
+    assert!(matches!(&sent[..], [Event::Send(5, Message::MultipartReply(Reply::Flows(all), false))] if all.len() == 2));
     let some = FlowRequest { out_port: 100, ..FlowRequest::all() };
-    let told = asked(&mut switch, Message::MultipartRequest(Request::Aggregate(some)));
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::Aggregate(some)));
     let sum = Reply::Aggregate { packets: 0, bytes: 0, flows: 1 };
-    assert_eq!(told, [Event::Send(5, Message::MultipartReply(sum, false))]);
-    let told = asked(&mut switch, Message::MultipartRequest(Request::Tables));
+    assert_eq!(sent, [Event::Send(5, Message::MultipartReply(sum, false))]);
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::Tables));
     let tables = vec![TableStats { table_id: 0, active: 2, lookups: 10, matched: 4 }];
-    assert_eq!(told, [Event::Send(5, Message::MultipartReply(Reply::Tables(tables), false))]);
+    assert_eq!(sent, [Event::Send(5, Message::MultipartReply(Reply::Tables(tables), false))]);
     let nowhere = FlowRequest { table_id: 3, ..FlowRequest::all() };
-    let told = asked(&mut switch, Message::MultipartRequest(Request::Flows(nowhere)));
-    assert_eq!(told, [Event::Refuse(5, Fault::BAD_TABLE_ID)]);
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(nowhere)));
+    assert_eq!(sent, [Event::Refuse(5, Fault::BAD_TABLE_ID)]);
 }
 
 #[test]
@@ -119,12 +118,12 @@ fn many_entries_come_in_several_messages() {
         let fields = Match::exact(&[(FieldId::InPort, n)]).unwrap();
         asked(&mut switch, Message::FlowMod(FlowMod { fields, ..add(100) }));
     }
-    let told = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
-    assert!(told.len() > 2);
+    let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
+    assert!(sent.len() > 2);
     let mut entries = 0;
-    for (i, event) in told.iter().enumerate() {
+    for (i, event) in sent.iter().enumerate() {
         let Event::Send(5, message @ Message::MultipartReply(Reply::Flows(part), more)) = event else { panic!("{event:?}") };
-        assert_eq!(*more, i + 1 < told.len());
+        assert_eq!(*more, i + 1 < sent.len());
         entries += part.len();
         let mut bytes = Vec::new();
         message.encode(5, &mut bytes);
@@ -154,8 +153,8 @@ fn a_slave_only_looks() {
 #[test]
 fn news_go_to_those_who_want_them() {
     let mut switch = switch();
-    let told = switch.set_ports(vec![a_port(1, false), a_port(101, true)]);
-    let changes: Vec<_> = told
+    let sent = switch.set_ports(vec![a_port(1, false), a_port(101, true)]);
+    let changes: Vec<_> = sent
         .iter()
         .map(|m| match m {
             Message::PortStatus(change, desc) => (*change, desc.number),

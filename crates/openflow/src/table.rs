@@ -1,12 +1,12 @@
-//! The flow table: entries, how they are changed, and when they go (sections 5.2 to 5.5 and 6.4).
+//! The flow table: entries, their changes and expiry (sections 5.2 to 5.5 and 6.4).
 //!
-//! Terms: an entry's *number* stays the same while it lives, and the code that matches packets counts them by it ([`Counts`]). The number of a
-//! removed entry is given out again only when the counting code says so ([`FlowTable::reuse`]): packets may still be counted by it.
+//! The packet path counts an entry by its *number* ([`Counts`]). The number of a removed entry is
+//! reused only after [`FlowTable::reuse`], since packets may still be counted by it.
 //!
-//! Approach: entries by number, and numbers by match and priority, so that what is strict is found at once; what is not strict, and what
-//! has to go by time, looks at all of them. Matching packets is not done here.
+//! Entries are found by number, and numbers by match and priority, so that strict changes are fast.
+//! Non-strict changes and expiry scan all entries. Matching packets is not done here.
 //!
-//! Limits: one table. Timeouts are as exact as the time between two calls of [`FlowTable::expire`] and the counts' own grain.
+//! Limits: one table. Timeouts are as precise as the calls of [`FlowTable::expire`] and the counts.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -17,60 +17,51 @@ use crate::multipart::{FlowRequest, FlowStats};
 use crate::oxm::Match;
 use crate::{ALL_TABLES, ANY_GROUP, port};
 
-/// What was counted by a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
-    /// Packets.
     pub packets: u64,
-    /// Their bytes.
     pub bytes: u64,
-    /// When the last one came, in milliseconds; 0: none came.
+    /// Time of the last packet, in milliseconds; 0: none yet.
     pub seen_ms: u64,
 }
 
-/// Counts packets by the numbers of entries. A count never goes back.
+/// Counts packets by the numbers of entries. Counts never decrease.
 pub trait Counts {
-    /// What was counted by a number so far.
     fn count(&self, number: u32) -> Count;
 }
 
-/// A flow entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its number.
     pub number: u32,
-    /// Of those that match, the highest wins.
+    /// The highest of the matching entries wins.
     pub priority: u16,
-    /// Which packets.
     pub fields: Match,
-    /// What is done with them.
     pub instructions: Vec<Instruction>,
-    /// The same: the one output, if packets are not dropped.
+    /// The output of `instructions`; None drops packets.
     pub output: Option<Output>,
-    /// The controller's name for it.
     pub cookie: u64,
-    /// See [`flow_flag`].
+    /// Bits of [`flow_flag`].
     pub flags: u16,
-    /// Seconds without a packet after which it goes; 0: never.
+    /// Seconds without a packet after which it expires; 0: never.
     pub idle_timeout: u16,
-    /// Seconds after which it goes; 0: never.
+    /// Seconds after which it expires; 0: never.
     pub hard_timeout: u16,
     created_ms: u64,
-    /// When it was last changed or met by a packet before its number was given to it.
+    /// Time of the last change, or of the last packet under a former number.
     touched_ms: u64,
-    /// What its number had counted when its counters were at zero.
+    /// Counts of its number when its counters were zero.
     zero: Count,
-    /// What was counted by an entry whose place it took.
+    /// Counts of the entry that it replaced.
     before: Count,
 }
 
 impl Entry {
-    /// Whether it is the table-miss entry: what is met where nothing else is.
+    /// Whether it is the table-miss entry.
     pub fn is_miss(&self) -> bool {
         self.priority == 0 && self.fields.is_empty()
     }
 
-    /// Packets and bytes that met it.
+    /// Packets and bytes that matched it.
     pub fn count(&self, counts: &dyn Counts) -> Count {
         let now = counts.count(self.number);
         Count {
@@ -85,14 +76,13 @@ impl Entry {
     }
 
     fn is_asked(&self, fields: &Match, out_port: u32, out_group: u32, cookie: u64, cookie_mask: u64) -> bool {
-        // No entry sends to a group.
+        // No entry outputs to a group.
         out_group == ANY_GROUP
             && (self.cookie ^ cookie) & cookie_mask == 0
             && self.sends_to(out_port)
             && self.fields.is_within(fields)
     }
 
-    /// What the controller sees of it.
     pub fn stats(&self, counts: &dyn Counts, now_ms: u64) -> FlowStats {
         let (duration_s, duration_ns) = duration(self.created_ms, now_ms);
         let count = self.count(counts);
@@ -113,34 +103,32 @@ impl Entry {
     }
 }
 
-/// Whole seconds between two times, and the nanoseconds beyond.
+/// Whole seconds between two times, and the remaining nanoseconds.
 pub(crate) fn duration(from_ms: u64, now_ms: u64) -> (u32, u32) {
     let ms = now_ms.saturating_sub(from_ms);
     (u32::try_from(ms / 1000).unwrap_or(u32::MAX), (ms % 1000) as u32 * 1_000_000)
 }
 
-/// What a change did.
+/// The effect of a change.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outcome {
-    /// Whether packets may meet other entries now, or the same do something else.
+    /// Whether packets may match other entries, or matching entries act differently.
     pub changed: bool,
-    /// News for the controller.
     pub removed: Vec<FlowRemoved>,
 }
 
-/// The flow table.
 #[derive(Debug)]
 pub struct FlowTable {
     most: usize,
     entries: BTreeMap<u32, Entry>,
     numbers: HashMap<(u16, Match), u32>,
     free: VecDeque<u32>,
-    /// Numbers of removed entries, until the counting code takes them.
+    /// Numbers of removed entries, until [`FlowTable::take_retired`].
     retired: Vec<u32>,
 }
 
 impl FlowTable {
-    /// A table of up to `most` entries. Their numbers go from 1 to twice that: see [`FlowTable::reuse`].
+    /// A table of up to `most` entries, numbered 1 to twice that: see [`FlowTable::reuse`].
     pub fn new(most: u32) -> Self {
         Self {
             most: most as usize,
@@ -151,45 +139,40 @@ impl FlowTable {
         }
     }
 
-    /// Entries, by number.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
-    /// The entry with a number.
     pub fn entry(&self, number: u32) -> Option<&Entry> {
         self.entries.get(&number)
     }
 
-    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Most entries.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Numbers that no entry has any more since the last call.
+    /// Takes the numbers that were retired since the last call.
     pub fn take_retired(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.retired)
     }
 
-    /// Nothing is counted by these numbers any more: they may be given to new entries.
+    /// Returns numbers for reuse; nothing may be counted by them any more.
     pub fn reuse(&mut self, numbers: impl IntoIterator<Item = u32>) {
         self.free.extend(numbers);
     }
 
-    /// Carries out a change whose output, if any, was found good.
+    /// Executes a change whose output, if any, is valid.
     ///
     /// # Errors
-    /// Changes to report to the controller; then nothing has changed.
+    /// The fault to report; the table is unchanged.
     pub fn change(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Outcome, Fault> {
         let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
         if change.table_id != 0 && !(deletes && change.table_id == ALL_TABLES) {
@@ -217,7 +200,7 @@ impl FlowTable {
             return Err(Fault::TABLE_FULL);
         }
         let number = self.free.pop_front().ok_or(Fault::TABLE_FULL)?;
-        // In place of one with the same match: that is not reported, and its counters go on unless they are reset.
+        // A replaced entry is not reported; its counters go on unless they are reset.
         let mut before = Count::default();
         if let Some(entry) = old.and_then(|old| self.entries.remove(&old)) {
             if change.flags & flow_flag::RESET_COUNTS == 0 {
@@ -245,7 +228,7 @@ impl FlowTable {
         Ok(Outcome { changed: true, removed: Vec::new() })
     }
 
-    /// Numbers of the entries that a change to modify or delete is about.
+    /// Numbers of the entries that a modify or delete selects.
     fn asked(&self, change: &FlowMod) -> Vec<u32> {
         let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
         let (out_port, out_group) = if deletes { (change.out_port, change.out_group) } else { (port::ANY, ANY_GROUP) };
@@ -279,13 +262,13 @@ impl FlowTable {
     }
 
     fn remove(&mut self, numbers: &[u32], reason: Reason, counts: &dyn Counts, now_ms: u64) -> Vec<FlowRemoved> {
-        let mut told = Vec::new();
+        let mut sent = Vec::new();
         for number in numbers {
             let Some(entry) = self.entries.remove(number) else { continue };
             self.retired.push(*number);
             if entry.flags & flow_flag::SEND_FLOW_REMOVED != 0 {
                 let stats = entry.stats(counts, now_ms);
-                told.push(FlowRemoved {
+                sent.push(FlowRemoved {
                     cookie: entry.cookie,
                     priority: entry.priority,
                     reason,
@@ -301,10 +284,10 @@ impl FlowTable {
             }
             self.numbers.remove(&(entry.priority, entry.fields));
         }
-        told
+        sent
     }
 
-    /// Removes the entries whose time is over.
+    /// Removes expired entries.
     pub fn expire(&mut self, counts: &dyn Counts, now_ms: u64) -> Outcome {
         let over = |from_ms: u64, timeout: u16| timeout > 0 && now_ms.saturating_sub(from_ms) >= u64::from(timeout) * 1000;
         let mut outcome = Outcome::default();
@@ -320,7 +303,7 @@ impl FlowTable {
         outcome
     }
 
-    /// The entries that a request for statistics is about.
+    /// The entries that a request selects.
     pub fn select(&self, request: &FlowRequest) -> impl Iterator<Item = &Entry> {
         let of_here = request.table_id == 0 || request.table_id == ALL_TABLES;
         let request = request.clone();

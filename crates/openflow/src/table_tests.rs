@@ -39,7 +39,7 @@ fn change(command: Command, priority: u16, fields: Match, port: u32) -> FlowMod 
     FlowMod { priority, instructions: to(port), ..FlowMod::new(command, fields) }
 }
 
-/// Priority, port and number of all entries, in the order in which they came.
+/// Priority and output port of all entries, sorted.
 fn all(table: &FlowTable) -> Vec<(u16, u32)> {
     let mut all: Vec<_> = table.entries().map(|e| (e.priority, e.output.map_or(0, |o| o.port))).collect();
     all.sort_unstable();
@@ -56,7 +56,7 @@ fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
     let first = table.entries().next().unwrap().number;
     counted.add(first, 7, 500);
     let outcome = table.change(&add(2), &counted, 1000).unwrap();
-    assert!(outcome.changed && outcome.removed.is_empty(), "nothing is told of an entry whose place is taken");
+    assert!(outcome.changed && outcome.removed.is_empty(), "no message for a replaced entry");
     assert_eq!(all(&table), [(5, 2)]);
     let entry = table.entries().next().unwrap().clone();
     assert_ne!(entry.number, first);
@@ -66,7 +66,6 @@ fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
     let reset = FlowMod { flags: flow_flag::RESET_COUNTS, ..add(3) };
     table.change(&reset, &counted, 2000).unwrap();
     assert_eq!(table.entries().next().unwrap().count(&counted).packets, 0);
-    // Another priority is another entry.
     table.change(&change(Command::Add, 6, net(TEN, 8), 9), &counted, 0).unwrap();
     assert_eq!(all(&table), [(5, 3), (6, 9)]);
 }
@@ -129,7 +128,7 @@ fn a_full_table_takes_no_more_and_numbers_come_back_when_they_may() {
     assert_eq!(add(&mut table, 3), Err(Fault::TABLE_FULL));
     add(&mut table, 2).unwrap();
     add(&mut table, 2).unwrap();
-    // Numbers of removed entries may still be counted by.
+    // Packets may still be counted by the numbers of removed entries.
     assert_eq!(add(&mut table, 2), Err(Fault::TABLE_FULL));
     let retired = table.take_retired();
     assert_eq!(retired.len(), 2);
@@ -156,7 +155,7 @@ fn entries_go_when_their_time_is_over() {
     let second = table.entries().nth(1).unwrap().number;
     assert_eq!(table.expire(&counted, 999), Outcome::default());
     let outcome = table.expire(&counted, 1000);
-    assert!(outcome.changed && outcome.removed.is_empty(), "it did not ask to be told of");
+    assert!(outcome.changed && outcome.removed.is_empty(), "no message was requested");
     counted.add(second, 3, 1900);
     let outcome = table.expire(&counted, 2000);
     assert_eq!(outcome.removed.iter().map(|r| (r.reason, r.packets)).collect::<Vec<_>>(), [(Reason::Idle, 0)]);
@@ -165,14 +164,14 @@ fn entries_go_when_their_time_is_over() {
         assert_eq!(table.expire(&counted, now), Outcome::default());
     }
     let outcome = table.expire(&counted, 5000);
-    let told: Vec<_> = outcome.removed.iter().map(|r| (r.reason, r.packets, r.bytes, r.duration_s)).collect();
-    assert_eq!(told, [(Reason::Hard, 6, 600, 5)]);
+    let sent: Vec<_> = outcome.removed.iter().map(|r| (r.reason, r.packets, r.bytes, r.duration_s)).collect();
+    assert_eq!(sent, [(Reason::Hard, 6, 600, 5)]);
     assert_eq!(table.expire(&counted, 1 << 40), Outcome::default(), "without timeouts it stays");
     assert_eq!(table.len(), 1);
 }
 
 proptest! {
-    // Strict or not, add, change and delete leave what a list of entries would hold.
+    // Add, change and delete, strict or not, leave what a list of entries would.
     #[test]
     fn behaves_as_a_list(steps in prop::collection::vec((0..5u8, 0..3u16, 0..4u32, 0..4u128, 1..5u32), 0..60)) {
         let (mut table, counted) = (FlowTable::new(64), Counted::default());

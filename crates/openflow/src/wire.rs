@@ -1,10 +1,9 @@
-//! Reading and writing numbers in network order. A read past the end is an answer and never a panic.
+//! Reads and writes numbers in network order. A read past the end is an error, not a panic.
 
 /// The bytes ended too early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Short;
 
-/// What is still to be read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
@@ -33,7 +32,7 @@ impl<'a> Reader<'a> {
         self.bytes(n).map(drop)
     }
 
-    /// The next `n` bytes, to be read by themselves.
+    /// A reader of the next `n` bytes.
     pub fn part(&mut self, n: usize) -> Result<Self, Short> {
         self.bytes(n).map(Reader)
     }
@@ -63,30 +62,29 @@ impl<'a> Reader<'a> {
         Ok(self.bytes(bytes)?.iter().fold(0, |sum, byte| sum << 8 | u128::from(*byte)))
     }
 
-    /// A text of `n` bytes that ends with its first zero.
+    /// A text of `n` bytes, terminated by a zero.
     pub fn text(&mut self, n: usize) -> Result<String, Short> {
         let bytes = self.bytes(n)?;
-        // The last byte ends it, whatever it is: what is said again has its zero there.
+        // The last byte is ignored: an encoded text has its zero there.
         let bytes = &bytes[..n.saturating_sub(1)];
         let bytes = &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())];
-        // A byte that is none of UTF-8 takes one byte again, so that the text fits where it came from.
+        // An invalid byte becomes one ASCII byte, so that the encoded text has the same length.
         let plain = || bytes.iter().map(|b| if b.is_ascii() { char::from(*b) } else { '?' }).collect();
         Ok(std::str::from_utf8(bytes).map_or_else(|_| plain(), str::to_string))
     }
 }
 
-/// Writing.
 pub(crate) trait Put {
     fn u8(&mut self, n: u8);
     fn u16(&mut self, n: u16);
     fn u32(&mut self, n: u32);
     fn u64(&mut self, n: u64);
     fn zeros(&mut self, n: usize);
-    /// The low `bytes` bytes of a number.
+    /// Writes the low `bytes` bytes of a number.
     fn wide(&mut self, n: u128, bytes: usize);
-    /// A text in `n` bytes, cut so that a zero ends it.
+    /// Writes a text into `n` bytes, cut so that it ends with a zero.
     fn text(&mut self, text: &str, n: usize);
-    /// Writes the number of bytes since `from` in the two bytes at `at`.
+    /// Writes the number of bytes since `from` into the two bytes at `at`.
     fn length_at(&mut self, at: usize, from: usize);
 }
 

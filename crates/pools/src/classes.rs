@@ -1,7 +1,7 @@
-//! The traffic classes that have members of a pool, at one thread.
+//! The traffic classes with members of a pool, at one thread.
 //!
-//! A class has one member, to which all its connections go. It is held by as many connections as have a seat there, and is free when the
-//! last of them is over. A member that leaves, or is lost, takes no more connections: the class is given another one.
+//! A class has one member for all its connections, which are counted; it is free after the last. A
+//! member that leaves, or is lost, accepts no more connections: the class gets another one.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use sluice_api::parse::network_of;
 use sluice_config::class::Class;
 use sluice_dataplane::classify::key::FlowKey;
 
-/// What packets of a class have in common, and nobody else's have.
+/// What distinguishes the packets of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ClassKey {
     kind: u8,
@@ -18,7 +18,7 @@ pub struct ClassKey {
 }
 
 impl ClassKey {
-    /// The class of a packet, whose rule names tenant number `tenant`.
+    /// The class of a packet whose rule names tenant number `tenant`.
     pub fn of(class: Class, key: &FlowKey, tenant: u32) -> Self {
         match class {
             Class::Tenant => Self { kind: 1, word: tenant.into() },
@@ -43,16 +43,14 @@ fn word(address: IpAddr) -> u128 {
     }
 }
 
-/// What is known of a slot.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     key: ClassKey,
     connections: u32,
-    /// Grows when the member is lost: seats of connections from before are none any more.
+    /// Grows when the member is lost, and so invalidates older connections' records.
     turn: u16,
 }
 
-/// The classes of one pool.
 #[derive(Debug, Default)]
 pub struct Classes {
     slots: HashMap<ClassKey, u32>,
@@ -60,23 +58,20 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Makes room for so many slots.
     pub fn extend(&mut self, most: usize) {
         self.held.resize(most.max(self.held.len()), Held::default());
         self.slots.reserve(most.saturating_sub(self.slots.len()));
     }
 
-    /// The slot that a class has.
     pub fn find(&self, key: &ClassKey) -> Option<u32> {
         self.slots.get(key).copied()
     }
 
-    /// Which turn a slot is at: goes into the seats of connections.
+    /// The present turn of a slot, which connections record.
     pub fn turn(&self, slot: u32) -> u16 {
         self.held.get(slot as usize).map_or(0, |held| held.turn)
     }
 
-    /// Gives a slot to a class.
     pub fn give(&mut self, key: ClassKey, slot: u32) {
         if let Some(held) = self.held.get_mut(slot as usize) {
             (held.key, held.connections) = (key, 0);
@@ -84,12 +79,12 @@ impl Classes {
         }
     }
 
-    /// One more connection of the class sits there.
+    /// Adds a connection to a slot.
     pub fn sit(&mut self, slot: u32) {
         self.held.get_mut(slot as usize).into_iter().for_each(|held| held.connections += 1);
     }
 
-    /// A connection is over. True: it was the last one of its class there.
+    /// Removes a connection. Returns whether it was the last one of its class in the slot.
     pub fn rise(&mut self, slot: u32, turn: u16) -> bool {
         let Some(held) = self.held.get_mut(slot as usize).filter(|held| held.turn == turn) else { return false };
         held.connections = held.connections.saturating_sub(1);
@@ -100,7 +95,7 @@ impl Classes {
         is_last
     }
 
-    /// The member of a slot is lost.
+    /// Marks the member of a slot as lost.
     pub fn lose(&mut self, slot: u32) {
         self.forget(slot);
         if let Some(held) = self.held.get_mut(slot as usize) {
@@ -110,7 +105,7 @@ impl Classes {
 
     fn forget(&mut self, slot: u32) {
         let Some(held) = self.held.get(slot as usize) else { return };
-        // Another member may have the class by now.
+        // The class may have another member by now.
         if self.slots.get(&held.key) == Some(&slot) {
             self.slots.remove(&held.key);
         }

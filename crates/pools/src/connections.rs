@@ -1,8 +1,8 @@
-//! The connections that have NFs of their own, found by their key.
+//! The connections with NFs of their own, by key.
 //!
-//! Approach: connections lie in a list that is as long as it ever had to be; places of those that are over are used again. An index, open
-//! addressing with linear probing, leads from the key's hash to the place; a removal moves back what stood behind, so that there are no
-//! marks of former entries. Memory is asked for once and touched as connections come. Those that have ended are in a queue of their own.
+//! Approach: connections are in a list that only grows; free elements are reused. An index with
+//! open addressing and linear probing leads from the key's hash to the element; removal moves later
+//! entries back, so there are no tombstones. Memory is allocated once, and touched when used.
 
 use sluice_policy::pool::life::Life;
 use sluice_shm::memory::advise_hugepages;
@@ -10,48 +10,42 @@ use sluice_shm::prefetch;
 
 use sluice_dataplane::classify::key::FlowKey;
 
-/// No connection.
 pub const NONE: u32 = u32::MAX;
-/// Instead of a slot: a shared service has this part of the connection.
+/// In place of a slot: a shared service handles this part of the connection.
 pub const FALLEN_BACK: u16 = u16::MAX - 1;
-/// Instead of a slot: the NF has died.
+/// In place of a slot: the NF has died.
 pub const LOST: u16 = u16::MAX;
 /// Most pooled services of a connection.
 pub const SEATS: usize = sluice_config::validate::MAX_POOLS;
-/// Keys of a connection that are known at a time: directions, times ports and DSCPs by which its packets come.
+/// Keys known of a connection at a time: by direction, ingress port and DSCP.
 pub const FLOWS: usize = 4;
 
-/// One pooled service of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
     /// Number of the service.
     pub service: u16,
-    /// Slot of its NF in the pool, [`FALLEN_BACK`] or [`LOST`].
+    /// Slot of its NF in the pool, or [`FALLEN_BACK`] or [`LOST`].
     pub slot: u16,
-    /// Of a class's NF: the turn of the slot at which it was given; see [`super::classes`].
+    /// For a class: the slot's turn when it was assigned; see [`super::classes`].
     pub turn: u16,
 }
 
-/// What the flow table's keys of a connection differ in.
+/// What distinguishes the flow table's keys of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// Number of the port.
+    /// Number of the ingress port.
     pub ingress: u16,
-    /// DSCP.
     pub dscp: u8,
-    /// Direction.
     pub direction: u8,
 }
 
-/// A connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Connection {
-    /// Its key.
     pub key: FlowKey,
     hash: u64,
-    /// When it is known to have had a packet, in milliseconds.
+    /// Time of its last known packet, in milliseconds.
     pub seen_ms: u64,
-    /// Once it has ended: until when its NFs are kept for late packets, in nanoseconds.
+    /// After its end: until when its NFs get late packets, in nanoseconds.
     pub until_ns: u64,
     seats: [Seat; SEATS],
     flows: [Flow; FLOWS],
@@ -59,24 +53,23 @@ pub struct Connection {
     behind: u32,
     seated: u8,
     flowing: u8,
-    /// Flow that makes room for the next one.
+    /// Flow that the next one replaces.
     oldest: u8,
-    /// It is in the queue of those that have ended.
+    /// Whether it is in the queue of ended ones.
     queued: bool,
-    /// It is there.
+    /// Whether the element is in use.
     pub used: bool,
-    /// Whether it has ended.
     pub life: Life,
 }
 
 impl Connection {
-    /// Its seats.
+    /// Its members, one for each service.
     #[inline]
     pub fn seats(&self) -> &[Seat] {
         &self.seats[..self.seated as usize]
     }
 
-    /// The same, to be changed.
+    /// As above, mutable.
     pub fn seats_mut(&mut self) -> &mut [Seat] {
         &mut self.seats[..self.seated as usize]
     }
@@ -87,12 +80,11 @@ impl Connection {
         self.seats().iter().find(|seat| seat.service == service).map(|seat| seat.slot)
     }
 
-    /// How many further services it has room for.
     pub fn room(&self) -> usize {
         SEATS - self.seated as usize
     }
 
-    /// Gives it a slot of a service, in place of a former one.
+    /// Adds a member of a service, or replaces the one of that service.
     pub fn sit(&mut self, seat: Seat) -> bool {
         if let Some(known) = self.seats_mut().iter_mut().find(|known| known.service == seat.service) {
             *known = seat;
@@ -110,7 +102,7 @@ impl Connection {
         self.flows[..self.flowing as usize].iter().map(key)
     }
 
-    /// Notes a key of it. Says which one had to go for it.
+    /// Adds a key. Returns the one that it replaces.
     pub fn note(&mut self, flow: Flow) -> Option<FlowKey> {
         if self.flows[..self.flowing as usize].contains(&flow) {
             return None;
@@ -126,23 +118,21 @@ impl Connection {
         Some(FlowKey::of_connection(&self.key, gone.direction, gone.ingress, gone.dscp))
     }
 
-    /// Forgets its keys.
     pub fn forget_flows(&mut self) {
         self.flowing = 0;
     }
 }
 
-/// The connections of one thread.
 #[derive(Debug)]
 pub struct Connections {
     list: Vec<Connection>,
     most: usize,
-    /// The first free place, which leads to the next by `behind`.
+    /// The first free element; `behind` leads to the next.
     free: u32,
-    /// High half of the hash, and place.
+    /// High half of the hash, and element index.
     index: Vec<u64>,
     count: usize,
-    /// The queue of those that have ended.
+    /// The queue of ended ones.
     head: u32,
     tail: u32,
 }
@@ -150,11 +140,10 @@ pub struct Connections {
 const EMPTY: u64 = 0;
 
 impl Connections {
-    /// For up to `most` connections.
     pub fn new(most: usize) -> Self {
         let most = most.min(NONE as usize - 1);
         let index = if most == 0 { 1 } else { (most * 2).next_power_of_two() };
-        // Zeroes, which the system gives as they are touched; on large pages, as each new connection is somewhere else in it.
+        // Zeroes are mapped when touched; large pages, since new connections are scattered over it.
         let index = vec![EMPTY; index];
         advise_hugepages(&index);
         let mut list = Vec::with_capacity(most);
@@ -162,39 +151,34 @@ impl Connections {
         Self { list, most, free: NONE, index, count: 0, head: NONE, tail: NONE }
     }
 
-    /// How many there may be.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Places that have ever been used.
+    /// Elements that were ever in use.
     pub fn places(&self) -> u32 {
         self.list.len() as u32
     }
 
-    /// The connection at a place.
     #[inline]
     pub fn get(&self, at: u32) -> Option<&Connection> {
         self.list.get(at as usize).filter(|c| c.used)
     }
 
-    /// The same, to be changed.
     #[inline]
     pub fn get_mut(&mut self, at: u32) -> Option<&mut Connection> {
         self.list.get_mut(at as usize).filter(|c| c.used)
     }
 
-    /// No connection has an NF of this service any more. Looks at all of them.
+    /// Marks the members of a service as lost in all connections.
     #[cold]
     pub fn lose(&mut self, service: u16) {
         let seats = self.list.iter_mut().flat_map(Connection::seats_mut);
@@ -205,13 +189,12 @@ impl Connections {
         (hash >> 32) as usize & (self.index.len() - 1)
     }
 
-    /// Fetches ahead what [`find`](Self::find) looks at first: among many connections it is in no cache.
+    /// Prefetches what [`find`](Self::find) reads first: among many connections it is uncached.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         prefetch(&self.index[self.home(hash)]);
     }
 
-    /// Place of the connection with a key.
     #[inline]
     pub fn find(&self, key: &FlowKey, hash: u64) -> Option<u32> {
         let mask = self.index.len() - 1;
@@ -231,7 +214,7 @@ impl Connections {
         }
     }
 
-    /// Adds a connection whose key is not there. None if there are as many as there may be.
+    /// Adds a connection whose key is new. None if the list is full.
     pub fn insert(&mut self, key: FlowKey, hash: u64, life: Life, now_ms: u64) -> Option<u32> {
         let seat = Seat { service: 0, slot: LOST, turn: 0 };
         let flow = Flow { ingress: 0, dscp: 0, direction: 0 };
@@ -260,7 +243,7 @@ impl Connections {
             if self.list.len() >= self.most {
                 return None;
             }
-            // There is room: nothing is allocated.
+            // Capacity was reserved: nothing is allocated.
             self.list.push(connection);
             self.list.len() as u32 - 1
         };
@@ -274,7 +257,6 @@ impl Connections {
         Some(place)
     }
 
-    /// Removes a connection.
     pub fn remove(&mut self, place: u32) {
         let Some(hash) = self.get(place).map(|c| c.hash) else { return };
         self.dequeue(place);
@@ -287,7 +269,7 @@ impl Connections {
         let mut at = (hole + 1) & mask;
         while self.index[at] != EMPTY {
             let home = (self.index[at] >> 32) as usize & mask;
-            // It may move to the hole if its home is not between the hole and where it stands.
+            // It may fill the hole if its home is not between the hole and itself.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
                 self.index[hole] = self.index[at];
                 self.index[at] = EMPTY;
@@ -302,7 +284,7 @@ impl Connections {
         self.count -= 1;
     }
 
-    /// Puts a connection that has ended at the end of their queue.
+    /// Appends an ended connection to the queue.
     pub fn enqueue(&mut self, place: u32, until_ns: u64) {
         let tail = self.tail;
         let Some(connection) = self.get_mut(place).filter(|c| !c.queued) else { return };
@@ -329,18 +311,17 @@ impl Connections {
         }
     }
 
-    /// The connection that has ended first, if the time for its late packets is over.
+    /// The first ended connection, if its time for late packets is over.
     #[inline]
     pub fn first_over(&self, now_ns: u64) -> Option<u32> {
         self.get(self.head).filter(|c| c.until_ns <= now_ns).map(|_| self.head)
     }
 
-    /// The connection that has ended first.
     pub fn first_ended(&self) -> Option<u32> {
         self.get(self.head).map(|_| self.head)
     }
 
-    /// The one that has ended after the one at a place.
+    /// The next ended connection.
     pub fn next_ended(&self, at: u32) -> Option<u32> {
         let behind = self.get(at).filter(|c| c.queued)?.behind;
         self.get(behind).map(|_| behind)
@@ -373,7 +354,7 @@ mod tests {
     }
 
     proptest! {
-        // Few hashes, so that probing and moving back have work to do.
+        // Few hashes, to exercise probing and moving back.
         #[test]
         fn behaves_as_a_map_and_a_queue(
             acts in prop::collection::vec(

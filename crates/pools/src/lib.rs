@@ -1,34 +1,37 @@
-//! The flow director: which NFs the first packet of a flow finds, where a service has one for each flow.
+//! The flow director: selects the NFs of a flow where a service has one for each flow.
 //!
 //! # Terms
-//! A *pooled* service is one that is not shared; its NFs are *members* of its pool. A *connection* is both directions of a flow on all
-//! chains that it passes, and holds a member of each pooled service that it has met. A *seat* is one of these. With
-//! `per = "class"` all connections of a traffic class hold one member ([`classes`]), which is over with the last of them.
+//! A *pooled* service is one that is not shared; its NFs are *members* of its pool. A *connection*
+//! is both directions of a flow on all its chains; it holds a member of each pooled service that it
+//! has met. With `per = "class"` all connections of a traffic class share a member ([`classes`]).
 //!
 //! # Approach
-//! Each Rx thread has a director, and each member of a pool `per = "flow"` belongs to one of them, so that nothing is shared and nothing is
-//! locked. What is decided is put into the thread's flow table, and further packets do not come here: only SYN, FIN and RST do, and what the
-//! flow table has forgotten. A new connection costs a look at the connections, a member from the front of each queue, and the number
-//! of the path that these make, which the thread has noted if it has ever used it. Members of several pools are taken at the same place of each
-//! where they are idle, so that there are about as many paths as members.
+//! Each Rx thread has a director. Each member of a pool `per = "flow"` belongs to one director, so
+//! nothing is shared or locked. Decisions go into the thread's flow table. After that, the director
+//! gets only packets with SYN, FIN or RST, and flows that the flow table has forgotten. A new
+//! connection costs a look-up, a member from the front of each queue, and the path number of this
+//! combination, which the thread caches. If idle, members with the same index are taken from all
+//! pools, so that there are about as many paths as members.
 //!
-//! A connection that has ended keeps its members for its late packets, for a while, and no longer when somebody finds no idle one.
-//! When it is over ([`life`](sluice_policy::pool::life)), its keys leave the flow table, and when the last packet has left its
-//! members they are made as new: the word [`Control::Reset`] changes, and the member is idle. Its library looks at the word after it has read
-//! packets and before its handler sees them, so the state is clean before the next flow's first packet, without a wake and without waiting for
-//! an answer. With `isolation = "strict"` the process is condemned instead, and the member comes back with another.
+//! An ended connection keeps its members for late packets, for a while, and for less if idle ones
+//! are lacking. When it is over ([`life`](sluice_policy::pool::life)), its keys leave the flow
+//! table. When the last packet has left its members they are reset: the word [`Control::Reset`]
+//! changes, and the member is idle. The library reads the word after it has read packets and before
+//! its handler gets them, so the state is clean before the next flow's first packet, without a wake
+//! or an answer. With `isolation = "strict"` another process takes its place instead.
 //!
-//! Packets that wait for an idle member [are kept here](waiting), oldest first. While some wait, who comes later waits behind them.
+//! Packets that wait for an idle member [are kept here](waiting), in order of arrival.
 //!
-//! # What keeps flows apart
-//! A member gets packets of one connection from the moment it is assigned until it is drained. Packets that were classified before, and
-//! are still held at a gate, are looked at again when [`Director::moved`] has changed, before they are let in; and members are reset in
-//! [`Director::step`] alone, between two bursts.
+//! # Isolation of flows
+//! A member gets packets of one connection alone, from its assignment until it is drained. Packets
+//! that were classified earlier and are held at a gate are classified again before admission if
+//! [`Director::moved`] has changed. [`Director::step`] alone resets members, between two bursts.
 //!
 //! # Limits
-//! A connection is known by its addresses as they come in at the port: where a chain changes them (NAT), the two directions meet as two.
-//! Directions of a connection must come to the same Rx thread, which the configuration is checked for. A chain that names pooled services
-//! costs a decision for each TCP packet with SYN, so that a connection is known to be half-open.
+//! A connection is identified by its addresses at the ingress port: if a chain changes them (NAT),
+//! the two directions are two connections. Both directions must reach the same Rx thread; the
+//! configuration is checked for that. A chain with pooled services costs a decision for each TCP
+//! packet with SYN, to detect half-open connections.
 
 pub mod classes;
 pub mod connections;
@@ -70,76 +73,72 @@ use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
 use waiting::Lines;
 use waiting::Waiting;
 
-/// Members that one step looks at, of those whose last packets are awaited: the oldest are first through.
+/// Draining members that one step examines, oldest first.
 const DRAINED: usize = 16;
-/// Connections that are looked at for members that are kept for late packets and needed.
+/// Ended connections that one step examines for members that are needed.
 const CUT: usize = 64;
-/// Connections that one call of [`Director::age`] looks at, at least and at most.
+/// Least and most connections that one call of [`Director::age`] examines.
 const AGE_BUDGET: u32 = 64;
 const AGE_MOST: u32 = 16_384;
-/// Milliseconds in which it looks at all of them, where there are many.
+/// Time in which it examines all of them, if there are many, in milliseconds.
 const AGE_ROUND_MS: u64 = 2_000;
 
-/// What one thread counts of one pool, and how its part of it stands.
+/// Counters and state of one thread's part of a pool.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct PoolCounters {
-    /// Members that wait for a flow.
+    /// Members without a flow.
     pub idle: AtomicU32,
-    /// Members with a flow.
     pub assigned: AtomicU32,
-    /// Members whose flow has ended, and which late packets still meet.
+    /// Members whose flow has ended, but which still get its late packets.
     pub lingering: AtomicU32,
-    /// Members that are made as new, or wait for their last packets.
+    /// Members that are being reset or wait for their last packets.
     pub resetting: AtomicU32,
-    /// Flows that were given a member.
+    /// Flows that were assigned a member.
     pub activations: Counter,
     /// Members that became idle again.
     pub ended: Counter,
-    /// For how long they had their flows, in nanoseconds.
+    /// Sum of the times for which they had flows, in nanoseconds.
     pub lifetimes_ns: Counter,
-    /// Packets that had to wait for an idle member.
+    /// Packets that waited for an idle member.
     pub waits: Counter,
-    /// Flows that a shared service got instead.
+    /// Flows that went to a shared service instead.
     pub fallbacks: Counter,
     /// Packets dropped because no member was idle.
     pub drops: Counter,
 }
 
-/// A member of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolMember {
-    /// Number of the NF.
     pub nf: u16,
-    /// The Rx thread that it belongs to is this number, modulo their number.
+    /// Its Rx thread is this number modulo the number of Rx threads.
     pub part: u16,
-    /// It is of a former version: it gets no further flow, and goes with the one that it has.
+    /// It is of an old version: it gets no further flow, and leaves with its present one.
     pub leaves: bool,
 }
 
-/// A pool as the packet threads know it. A change makes a new one.
+/// A pool as the packet threads see it. A change makes a new table.
 #[derive(Debug, Clone)]
 pub struct PoolTable {
-    /// Number of the service.
     pub service: u16,
-    /// What its members are given. A service that is shared by now has no pool any more.
+    /// What its members receive. A service that is now shared has no pool.
     pub per: Per,
-    /// Its section.
+    /// Its `[service.pool]`.
     pub pool: model::Pool,
-    /// The service that has flows when no member is idle.
+    /// The service for flows without an idle member.
     pub fallback: Option<u16>,
-    /// Its living members.
+    /// Its live members.
     pub members: Vec<PoolMember>,
     /// Counters, by manager thread.
     pub counters: Arc<[PoolCounters]>,
-    /// Where members are told of whose priority the kernel has to learn; none if its classes have none.
+    /// Collects members whose new priority the kernel has to apply; none without priorities.
     pub assigned: Option<Arc<Assigned>>,
-    /// Rung when a flow finds no idle member and there may be more, and when a process is to be replaced.
+    /// Wakes the supervisor when a member is lacking or a process is to be replaced.
     pub bell: Option<Arc<Bell>>,
 }
 
 impl PoolTable {
-    /// A flow found no idle member: somebody may start one.
+    /// Requests a new member, since a flow found no idle one.
     #[cold]
     fn lacks_one(&self) {
         if let Some(bell) = self.bell.as_ref().filter(|_| (self.members.len() as u32) < self.pool.max) {
@@ -148,32 +147,31 @@ impl PoolTable {
     }
 }
 
-/// What a connection finds at a pool that it has no member of.
+/// The outcome of a search for a member.
 #[derive(Debug, Clone, Copy)]
 enum Finds {
-    /// An idle one.
+    /// An idle member.
     Idle,
-    /// The one that its class has.
+    /// The member of its class.
     Class(u32),
-    /// None: another service has it.
+    /// None: another service gets the flow.
     Nobody,
 }
 
-/// The pool of one service, as far as it is this thread's.
+/// One thread's part of a service's pool. Vectors are indexed by slot.
 #[derive(Debug)]
 struct Seats {
     table: Arc<PoolTable>,
     pool: Pool,
-    /// By slot: the NF.
     nfs: Vec<Option<Arc<NfHandle>>>,
-    /// By slot: place of the connection that holds it.
+    /// Index of the connection that holds the member.
     holders: Vec<u32>,
-    /// By slot: the last word of [`Control::Reset`].
+    /// The last word of [`Control::Reset`].
     resets: Vec<u32>,
-    /// By slot: whether the member goes with its flow.
+    /// Whether the member leaves with its flow.
     leaves: Vec<bool>,
     slots: HashMap<u16, u32>,
-    /// Of a pool of classes: what makes one, and who has which.
+    /// For a pool of classes: the kind of class, and the members of classes.
     class: Option<Class>,
     classes: Classes,
     turn: usize,
@@ -206,18 +204,18 @@ impl Seats {
         &self.table.counters[thread]
     }
 
-    /// Whether a connection that has this seat has a member.
+    /// Whether this record of a connection refers to a present member.
     fn holds(&self, seat: &Seat) -> bool {
         seat.slot != LOST && (self.class.is_none() || seat.slot == FALLEN_BACK || self.classes.turn(seat.slot.into()) == seat.turn)
     }
 
-    /// The member that the class of a packet has, if it takes further connections.
+    /// The member of a packet's class, if it accepts further connections.
     fn of_class(&self, asked: &Asked<'_>) -> Option<u32> {
         let slot = self.classes.find(&ClassKey::of(self.class?, asked.key, asked.terms.tenant))?;
         (self.pool.state(slot) == State::Assigned && !self.leaves[slot as usize]).then_some(slot)
     }
 
-    /// A member has no flow and gets no other one: whoever looks at its handle stops it.
+    /// Removes a member for good; the reader of its handle stops it.
     fn let_go(&mut self, slot: u32) {
         self.pool.leave(slot);
         if let Some(handle) = self.nfs[slot as usize].take() {
@@ -226,7 +224,7 @@ impl Seats {
         }
     }
 
-    /// Shows how it stands.
+    /// Publishes the counts by state.
     fn show(&self, thread: usize) {
         let counters = self.counters(thread);
         let count = |state| self.pool.count(state);
@@ -237,7 +235,7 @@ impl Seats {
     }
 }
 
-/// The director of one thread. See the module.
+/// The director of one thread; see the module.
 #[derive(Debug)]
 pub struct Director {
     thread: usize,
@@ -245,27 +243,26 @@ pub struct Director {
     most: usize,
     most_paths: usize,
     keys: HashKeys,
-    /// By number of the service.
     pools: Vec<Option<Seats>>,
     per_flow: bool,
     connections: Connections,
     ways: Ways,
     has_ways: bool,
-    /// Paths that end with what was told of a pool.
+    /// Paths that end because of a change of a pool.
     ends: Vec<End>,
-    /// Members whose last packets are awaited.
+    /// Members that wait for their last packets.
     draining: VecDeque<(u16, u32)>,
     waiting: Lines,
-    /// What the last packet wants that was told to wait.
+    /// What the last waiting packet needs.
     wanted: Wanted,
     looked_ns: u64,
-    /// A member has become idle since those that wait were looked at.
+    /// A member has become idle since the last look at the waiting packets.
     freed: bool,
-    /// Somebody found no idle member since the last step, where others are kept for late packets.
+    /// A flow found no idle member since the last step, while others linger.
     lacked: bool,
-    /// The connection that was looked at last for that: those before it have given back what they had, or nobody needs it.
+    /// The last connection examined for that; earlier ones hold no member that is needed.
     cut_at: Option<u32>,
-    /// Changed something that is shown.
+    /// A published value has changed.
     stirred: bool,
     moved: u32,
     hand: u32,
@@ -273,8 +270,8 @@ pub struct Director {
 }
 
 impl Director {
-    /// A director of thread number `thread`, which is `part` of the Rx threads, for up to `most` connections and `most_paths` paths;
-    /// `seed` is secret. It asks for memory when it has its first pool.
+    /// A director of thread number `thread`, which is `part` of the Rx threads. `seed` is secret.
+    /// Up to `most` connections and `most_paths` paths, allocated with the first pool.
     pub fn new(thread: usize, part: Part, most: usize, most_paths: usize, seed: u64) -> Self {
         Self {
             thread,
@@ -310,12 +307,11 @@ impl Director {
         self.pools.get_mut(service as usize)?.as_mut()
     }
 
-    /// Connections that hold members.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Takes in how a pool stands now: who came and who is gone. Flows whose way that changes are decided anew.
+    /// Applies a change of a pool. Flows whose path changes are decided again.
     #[cold]
     pub fn use_pool(&mut self, table: &Arc<PoolTable>, nfs: &[Option<NfEnd>], flows: &mut FlowTable, registry: &PathRegistry) {
         self.learn_pool(table, nfs, flows);
@@ -341,11 +337,11 @@ impl Director {
             if self.pools[at].is_some() {
                 let known: Vec<u32> = self.pools[at].iter().flat_map(|seats| seats.slots.values().copied()).collect();
                 known.into_iter().for_each(|slot| self.leave(service, slot, flows));
-                // Whoever had a part of a class has none of what comes now.
+                // Connections of a former class pool hold no member of the new one.
                 self.connections.lose(service);
             }
             self.pools[at] = (table.per != Per::Shared).then(|| Seats::new(table.clone()));
-            // Flows of chains with the service are decided anew, and no others.
+            // Only flows of chains with the service are decided again.
             self.ends.push(End::Service(service));
         }
         self.per_flow = self.pools.iter().flatten().any(|seats| seats.table.per.is_held());
@@ -361,7 +357,7 @@ impl Director {
         let mine = |member: &&PoolMember| part.has(member.part as usize);
         let here: HashSet<u16> = table.members.iter().filter(mine).map(|m| m.nf).collect();
         let gone: Vec<u32> = seats.slots.iter().filter(|(nf, _)| !here.contains(nf)).map(|(_, slot)| *slot).collect();
-        // Chains that bypass an empty pool do so no more, or from now on.
+        // Chains begin or cease to bypass the pool when it becomes empty or not.
         let ends = (former.members.is_empty() != table.members.is_empty()).then_some(End::Service(service));
         self.ends.extend(ends);
         gone.into_iter().for_each(|slot| self.leave(service, slot, flows));
@@ -408,7 +404,7 @@ impl Director {
         self.stirred = true;
     }
 
-    /// A member is gone: its connection, if it has not ended, is given another one when its next packet comes.
+    /// A member is gone: its connection, unless it has ended, gets another with its next packet.
     #[cold]
     fn leave(&mut self, service: u16, slot: u32, flows: &mut FlowTable) {
         self.moved = self.moved.wrapping_add(1);
@@ -421,7 +417,7 @@ impl Director {
         }
         if seats.class.is_some() {
             seats.classes.lose(slot);
-            // Whoever of its connections is in the flow table is decided about anew.
+            // Flows of its connections are decided again.
             self.ends.extend(nf.filter(|_| was != State::Idle).map(End::Nf));
             return;
         }
@@ -432,7 +428,7 @@ impl Director {
         }
     }
 
-    /// Lets so many idle members of a service go: whoever looks at their handles stops them.
+    /// Removes `n` idle members of a service; the readers of their handles stop them.
     #[cold]
     pub fn dismiss(&mut self, service: u16, n: u32) {
         self.stirred = true;
@@ -443,7 +439,7 @@ impl Director {
         }
     }
 
-    /// A connection has ended: late packets still find its members for a while.
+    /// Ends a connection; late packets still find its members for a while.
     fn end(&mut self, place: u32, now_ns: u64) {
         let Some(connection) = self.connections.get(place) else { return };
         let mut linger_ms = 0;
@@ -458,19 +454,19 @@ impl Director {
         self.stirred = true;
     }
 
-    /// A connection is over: its keys leave the flow table, and its members get no more packets.
+    /// Removes a connection and its keys in the flow table, and releases its members.
     fn finish(&mut self, place: u32, flows: &mut FlowTable) {
         self.release(place, flows);
         self.connections.remove(place);
     }
 
-    /// A connection gives its members back.
+    /// Releases the members of a connection.
     fn release(&mut self, place: u32, flows: &mut FlowTable) {
         let Some(connection) = self.connections.get_mut(place) else { return };
         forget(connection, flows);
         for seat in connection.seats_mut() {
             let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
-            // Whatever is done with the connection next, it has given this back.
+            // From here on the connection no longer holds it.
             let slot = std::mem::replace(&mut seat.slot, LOST);
             if seats.class.is_some() && !seats.classes.rise(slot.into(), seat.turn) {
                 continue;
@@ -484,8 +480,8 @@ impl Director {
         self.stirred = true;
     }
 
-    /// Somebody found no idle member: those that are kept for late packets alone are needed more. As many as there are flows that wait, or one where
-    /// they do not, those that were kept longest first. The connection is still known, so that its late packets take no other member.
+    /// Releases lingering members for flows that lack one, the longest lingering first.
+    /// As many as flows wait, or one. Their connections stay, so late packets take no other member.
     #[cold]
     fn cut_short(&mut self, flows: &mut FlowTable) {
         let behind = self.cut_at.and_then(|at| self.connections.next_ended(at));
@@ -501,7 +497,7 @@ impl Director {
         }
     }
 
-    /// Whether a member that is kept for late packets is needed.
+    /// Whether a lingering member is needed.
     fn wants_back(&self, seat: &Seat) -> bool {
         let Some(seats) = self.seats(seat.service).filter(|seats| seats.class.is_none()) else { return false };
         let count = |state| seats.pool.count(state) as usize;
@@ -510,7 +506,7 @@ impl Director {
             && count(State::Idle) + count(State::Draining) + count(State::Resetting) < waiting
     }
 
-    /// Makes members as new that the last packet has left: of those that are waited for, the next few.
+    /// Resets drained members: the next few of those that wait.
     fn make_new(&mut self, now_ns: u64) {
         for _ in 0..self.draining.len().min(DRAINED) {
             let Some((service, slot)) = self.draining.pop_front() else { return };
@@ -520,7 +516,7 @@ impl Director {
             else {
                 continue;
             };
-            // Acquire: whoever counted the last packet off has given it back.
+            // Acquire: the thread that counted off the last packet has returned it.
             if handle.in_flight.load(Ordering::Acquire) > 0 {
                 self.draining.push_back((service, slot));
                 continue;
@@ -535,10 +531,11 @@ impl Director {
             match seats.table.pool.isolation {
                 _ if leaves => seats.let_go(slot),
                 Isolation::Reset => {
-                    // Never the word that a process begins with.
+                    // Never the initial word of a process.
                     let word = seats.resets[slot as usize].wrapping_add(1).max(1);
                     seats.resets[slot as usize] = word;
-                    // Release: goes with the look of the library, after it has read what comes next.
+                    // Release: pairs with the library's read, which follows its read of further
+                    // packets.
                     handle.region.page.control(Control::Reset).store(word, Ordering::Release);
                     seats.pool.ready(slot);
                     self.freed = true;
@@ -552,15 +549,15 @@ impl Director {
         }
     }
 
-    /// Notes what a packet wants that is told to wait.
+    /// Records what a waiting packet needs.
     fn waits_for(&mut self, service: u16, chain: &Chain, asked: &Asked<'_>) -> Decision {
         let Asked { note, terms, .. } = *asked;
         self.wanted = Wanted { service, chain: chain.number, note, terms };
         Decision::Wait(WaitFor::Instance)
     }
 
-    /// Gives a connection, new or not, a member of each pooled service of a chain that it has none of. Says where it is, and one of the
-    /// services that it was given a member of; or what is done with the packet instead.
+    /// Gives a connection a member of each pooled service of a chain that it lacks.
+    /// Returns its index and one of these services; or another decision about the packet.
     fn seat(
         &mut self,
         chain: &Chain,
@@ -571,7 +568,7 @@ impl Director {
         now_ns: u64,
     ) -> Result<(u32, Option<u16>), Decision> {
         let known = found.and_then(|place| self.connections.get(place));
-        // All or nothing: one that waits holds no member that another one waits for.
+        // All or nothing: a waiting connection holds no member for which another waits.
         let mut lacking = [(0u16, Finds::Idle); SEATS];
         let (mut n, mut lacked) = (0, false);
         for service in &chain.services {
@@ -582,7 +579,7 @@ impl Director {
                 continue;
             }
             if known.is_some_and(|c| c.life.has_ended()) {
-                // A late packet is no reason for another member.
+                // A late packet takes no other member.
                 seats.counters(self.thread).drops.add(1);
                 return Err(Decision::Drop(Refusal::NoneIdle));
             }
@@ -680,7 +677,7 @@ impl Director {
         Ok((place, first))
     }
 
-    /// The path through the members that a packet's connection has, and an instance of each other service.
+    /// The path through a connection's members, and an instance of each other service.
     fn path(&mut self, asked: &Asked<'_>, place: u32, env: &Env<'_>) -> Decision {
         let chain = asked.chain;
         let ingress = asked.key.ingress();
@@ -790,7 +787,7 @@ impl ChooseInstances for Director {
                 && self.waiting.holds(&key)
                 && let Some(service) = chain.services.iter().copied().find(|service| self.waiting.of(*service) > 0)
             {
-                // Packets of it that came before are still in line.
+                // Earlier packets of it are still queued.
                 return self.waits_for(service, chain, asked);
             }
             match self.seat(chain, found, (key, hash), asked, now_ms, now_ns) {
@@ -809,7 +806,7 @@ impl ChooseInstances for Director {
         }
         let whole = matches!(decision, Decision::Path(_));
         let in_turn = chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::RoundRobin));
-        // A flow is asked about again as long as its TCP connection may be half-open, and always if its packets go in turn.
+        // Flows with a half-open TCP connection or packets in turn are decided again.
         if whole && asked.settles && !in_turn && (place == NONE || asked.flags & tcp::SYN == 0) {
             if let Some(connection) = self.connections.get_mut(place) {
                 let (_, direction) = asked.key.connection();
@@ -882,14 +879,15 @@ impl ChooseInstances for Director {
             let place = self.hand;
             let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
             let longest = connection.seats().iter().filter_map(|seat| Some(self.seats(seat.service)?.timeouts()));
-            // Those whose pools are all gone have the ordinary times.
+            // Without pools the default timeouts apply.
             let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
             let timeout = connection.life.timeout_ms(&timeouts);
             let silent = now_ms.saturating_sub(connection.seen_ms);
             if silent * 2 < timeout.min(flow_timeout_ms) {
                 continue;
             }
-            // The flow table knows when each of its keys was seen last. Packets that go elsewhere by now, or nowhere, are none of its members'.
+            // The flow table knows when its keys were last seen. Only keys with a path of a pool
+            // count.
             let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
             let idle = idle
                 .filter(|(_, known)| known.number().is_some_and(|path| self.ways.knows(path)))
@@ -924,7 +922,7 @@ impl ChooseInstances for Director {
 }
 
 impl Director {
-    /// Lets packets go on that waited for an idle member, as far as there is one now. Says how many.
+    /// Sends waiting packets on for which there is now a member. Returns their number.
     #[cold]
     fn let_go_on(&mut self, plane: &mut Plane, registry: &PathRegistry, flows: &mut FlowTable, clock: &Clock) -> usize {
         let mut went = 0;
@@ -944,7 +942,7 @@ impl Director {
             };
             let generation = plane.generation;
             let hash = flows.hash_of(&key);
-            // What is behind it in line goes first.
+            // Packets queued behind it must leave first.
             let settles = note == 0 && self.waiting.is_last(service);
             let (flags, old, has_waited, since_ns) = (waiting.tcp, None, true, clock.now_ns());
             let asked = Asked { key: &key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
@@ -957,7 +955,7 @@ impl Director {
                         plane.enter(path, number, &[packet], &[waiting.flags], traceable, urgent);
                         went += 1;
                     }
-                    // Its NF takes no packets now: the line where it is first stands until the next look.
+                    // Its NF accepts no packets now: its queue is skipped until the next look.
                     _ => self.waiting.pass(service, service, 0, false),
                 },
                 Decision::Drop(_) => {
@@ -970,13 +968,12 @@ impl Director {
     }
 }
 
-/// Drops a packet for which no member was idle.
 #[cold]
 fn give_up(plane: &mut Plane, waiting: &Waiting) {
     plane.refuse_one(waiting.packet, &waiting.key, Some(waiting.wanted.chain), Refusal::NoneIdle);
 }
 
-/// An instance of a shared service: the one that the flow had, if it lives, else by its hash.
+/// An instance of a shared service: the flow's former one if it lives, else by hash.
 fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option<u16> {
     let members = tables.services.get(service as usize).map_or(&[][..], |m| m);
     match members {
@@ -985,7 +982,7 @@ fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option
     }
 }
 
-/// Takes a connection's keys out of the flow table.
+/// Removes a connection's keys from the flow table.
 fn forget(connection: &mut connections::Connection, flows: &mut FlowTable) {
     for key in connection.flows() {
         flows.remove(&key, flows.hash_of(&key));

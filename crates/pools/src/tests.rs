@@ -10,10 +10,10 @@ use sluice_dataplane::fake::{self, Fake};
 use sluice_dataplane::frame::Packet;
 
 const MS: u64 = 1_000_000;
-/// After so long without a packet the flow table forgets a flow, in milliseconds.
+/// Idle timeout of the flow table, in milliseconds.
 const FLOW_MS: u64 = 30_000;
 
-/// A director with pools of services 0 and 1, whose NFs are 0 to 7 and 8 to 15; service 2 is shared and has NF 16.
+/// A director with pools of services 0 and 1 (NFs 0 to 7, 8 to 15); service 2 is shared (NF 16).
 struct Rig {
     director: Director,
     nfs: Vec<Option<NfEnd>>,
@@ -23,7 +23,6 @@ struct Rig {
     clock: Clock,
     counters: Vec<Arc<[PoolCounters]>>,
     assigned: Arc<Assigned>,
-    /// Of the flows that come.
     terms: Terms,
     per: Per,
     bell: Arc<Bell>,
@@ -80,12 +79,11 @@ impl Rig {
         rig
     }
 
-    /// Says which members a pool has.
     fn has(&mut self, service: u16, members: impl IntoIterator<Item = u16>, pool: &model::Pool) {
         self.has_and_leaves(service, members, &[], pool);
     }
 
-    /// The same, and which of them are of a former version.
+    /// As above, with members of an old version.
     fn has_and_leaves(&mut self, service: u16, members: impl IntoIterator<Item = u16>, leaves: &[u16], pool: &model::Pool) {
         let table = PoolTable {
             service,
@@ -100,7 +98,7 @@ impl Rig {
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows, &self.registry);
     }
 
-    /// A packet of connection `n` on a chain: the NFs that it meets, or what is done instead.
+    /// A packet of connection `n` on a chain: its NFs, or another decision.
     fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, Decision> {
         let key = key(n, back);
         let hash = self.flows.hash_of(&key);
@@ -129,7 +127,7 @@ impl Rig {
         registry.of(decision.into()).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(decision)
     }
 
-    /// Time goes by until late packets have had their time.
+    /// Waits until the time for late packets is over.
     fn step(&mut self) {
         self.director.step(&mut self.flows, u64::MAX);
     }
@@ -161,17 +159,17 @@ fn drops() -> model::Pool {
 fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
     let mut rig = Rig::new(drops());
     let handle = |rig: &Rig, nf: u16| rig.nfs[usize::from(nf)].as_ref().unwrap().handle.clone();
-    let told = |rig: &Rig| {
-        let mut told = Vec::new();
-        rig.assigned.take(|number| told.push(number));
-        told
+    let news = |rig: &Rig| {
+        let mut news = Vec::new();
+        rig.assigned.take(|number| news.push(number));
+        news
     };
     rig.packet(0, 0, false, tcp::SYN).unwrap();
-    assert!(told(&rig).is_empty(), "an ordinary flow changes nothing");
+    assert!(news(&rig).is_empty(), "an ordinary flow changes nothing");
     rig.terms.weight = Weight::new(4.0);
     rig.packet(0, 1, false, tcp::SYN).unwrap();
     rig.packet(0, 1, true, tcp::SYN | tcp::ACK).unwrap();
-    assert_eq!(told(&rig), [1, 9], "once for each member, and not the shared one");
+    assert_eq!(news(&rig), [1, 9], "once for each member, and not the shared one");
     for nf in [1, 9] {
         let nf = handle(&rig, nf);
         let page = &nf.core_page;
@@ -179,14 +177,14 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
         assert_eq!(fake::page_share(&nf), 4 * fake::page_share(&handle(&rig, 0)));
         assert!(page.budget(nf.slot) > 0, "its first packets go first");
     }
-    // Its flow ends, and an ordinary one gets the member when all others are taken.
+    // Its flow ends. An ordinary flow gets the member when all others are taken.
     rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     rig.terms.weight = Weight::ORDINARY;
     for n in 2..9 {
         rig.packet(0, n, false, tcp::SYN).unwrap();
     }
-    assert_eq!(told(&rig), [1, 9]);
+    assert_eq!(news(&rig), [1, 9]);
     let nf = handle(&rig, 1);
     assert_eq!((nf.weight(), nf.core_page.level(nf.slot)), (1.0, 0));
     assert_eq!(fake::page_share(&nf), fake::page_share(&handle(&rig, 0)));
@@ -269,7 +267,7 @@ fn who_dies_is_replaced_and_who_comes_back_is_idle() {
     rig.has(0, 0..8, &drops());
     assert_eq!(rig.packet(0, 1, false, tcp::ACK).unwrap(), after);
     assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
-    // The late packets of one that has ended are no reason for another member.
+    // Late packets of an ended connection take no other member.
     rig.packet(0, 1, false, tcp::RST).unwrap();
     let others: Vec<u16> = (0..8).filter(|nf| *nf != after[0]).collect();
     rig.has(0, others, &drops());
@@ -351,7 +349,7 @@ fn members_of_a_former_version_keep_their_flows_and_get_no_others() {
     rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!((let_go(&rig), rig.director.seats(0).unwrap().pool.size()), (7, 1));
-    // Told once more before they are gone, they do not come back.
+    // A second change before they are gone does not bring them back.
     rig.has_and_leaves(0, 0..8, &old, &drops());
     assert_eq!(rig.director.seats(0).unwrap().pool.size(), 1);
 }
@@ -456,12 +454,12 @@ fn the_member_of_a_class_is_worth_what_its_most_important_connection_is() {
         rig.terms.weight = Weight::new(weight);
         let met = rig.packet(0, n, false, tcp::ACK).unwrap();
         let handle = &rig.nfs[usize::from(met[0])].as_ref().unwrap().handle;
-        let mut told = Vec::new();
-        rig.assigned.take(|number| told.push(number));
-        (handle.weight(), told.len())
+        let mut news = Vec::new();
+        rig.assigned.take(|number| news.push(number));
+        (handle.weight(), news.len())
     };
     assert_eq!(worth(1, 1.0), (1.0, 0));
-    assert_eq!(worth(2, 4.0), (4.0, 2), "both members of the class are told of");
+    assert_eq!(worth(2, 4.0), (4.0, 2), "both members of the class are reported");
     assert_eq!(worth(3, 2.0), (4.0, 0));
     assert_eq!(worth(256, 2.0), (2.0, 2), "another class has another member");
 }
@@ -483,11 +481,11 @@ fn a_class_whose_member_dies_or_leaves_gets_another_one() {
     rig.step();
     let after = rig.packet(0, 2, false, tcp::ACK).unwrap();
     assert!(after[0] != before[0] && after[2] == before[2], "{before:?} {after:?}");
-    // The one from before is over: it held the member that died, and holds the other pool's still.
+    // The earlier connection ends: it held the dead member, and still holds the other pool's.
     let _ = rig.packet(0, 1, false, tcp::RST);
     rig.step();
     assert_eq!(rig.count(State::Assigned), 2);
-    // A member of a former version keeps the connections that it has.
+    // A member of an old version keeps its connections.
     rig.has_and_leaves(0, (0..8).filter(|nf| *nf != before[0]), &[after[0]], &classes());
     let next = rig.packet(0, 3, false, tcp::ACK).unwrap();
     assert!(next[0] != after[0] && next[2] == after[2], "{next:?}");
@@ -536,7 +534,7 @@ fn a_connection_ends_after_its_time_although_the_flow_table_has_forgotten_it_bef
         rig.director.connections()
     };
     assert_eq!(pass(&mut rig, 0..111, true), 1);
-    // Its last packet came at second 110, and the flow table forgets it at about second 140.
+    // Its last packet came at 110 s; the flow table forgets it at about 140 s.
     assert_eq!(pass(&mut rig, 111..400, false), 1, "silent for less than 300 s");
     assert_eq!(rig.flows.stats().entries, 0);
     assert_eq!(pass(&mut rig, 400..430, false), 0);
@@ -550,7 +548,7 @@ fn packets_that_go_elsewhere_by_now_hold_no_member() {
         let (key, now_ms) = (key(1, false), rig.clock.now_ns() / MS);
         let hash = rig.flows.hash_of(&key);
         let mut seen = rig.flows.lookup(&key, hash, now_ms).unwrap();
-        // Somebody outside has decided otherwise, and its packets still come.
+        // An outside decision has changed its path, and its packets still arrive.
         seen.decision = decision.map_or(seen.decision, Into::into);
         for after_ms in (0..4_000).step_by(100) {
             rig.flows.insert(&key, hash, seen, now_ms + after_ms);
@@ -569,7 +567,7 @@ enum Act {
 }
 
 proptest! {
-    // Whatever comes: a member never has two connections at a time, a connection always meets one member of a pool, and none is lost.
+    // Members never have two connections at a time, connections keep their members, none is lost.
     #[test]
     fn members_are_never_shared_and_never_lost(
         acts in prop::collection::vec(
@@ -614,7 +612,7 @@ proptest! {
             prop_assert_eq!(rig.director.seats(0).unwrap().pool.size(), there);
             prop_assert_eq!(rig.director.seats(1).unwrap().pool.size(), 8);
         }
-        // When all has ended, all are idle.
+        // When all have ended, all are idle.
         for n in 0..12 {
             for (chain, back) in [(0, false), (1, true)] {
                 let _ = rig.packet(chain, n, back, tcp::RST);

@@ -1,12 +1,13 @@
 //! Packets that wait for an idle member, by flow.
 //!
 //! # Approach
-//! Each service has a line of flows, the oldest first, and packets of one flow are behind each other: when a member is idle, the first flow
-//! is given it, and all of its packets go. So one look costs a decision for each packet that goes, and one more for each line, however many
-//! wait.
+//! Each service has a queue of flows, oldest first, each with its packets. An idle member goes to
+//! the first flow, with all of its packets. So one look costs a decision for each packet that
+//! leaves and one for each queue, however many wait.
 //!
-//! A full line lets its oldest packet go instead of refusing the newest. Who has waited longest is given up first at the other end too; and the end
-//! of a flow is never dropped while its beginning waits: a member that is given what is left of a flow would hold it until it times out.
+//! A full queue drops its oldest packet, whose wait has been the longest at the other end, too. But
+//! the end of a flow is never dropped while its beginning waits: a member with the rest of a flow
+//! would be held until a timeout.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -19,32 +20,25 @@ use sluice_dataplane::steer::{Arrival, Wanted};
 
 use super::Director;
 
-/// How long a packet waits for an idle member at most, in nanoseconds.
+/// Longest wait of a packet, in nanoseconds.
 pub(super) const LONGEST_WAIT_NS: u64 = 5_000_000_000;
-/// Nanoseconds between two looks at packets that wait, where no member became idle.
+/// Time between two looks at waiting packets if no member becomes idle, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;
-/// No packet.
 const NONE: usize = usize::MAX;
 
-/// A packet that waits for an idle member.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
-    /// The packet.
     pub packet: Packet,
-    /// Its key.
     pub key: FlowKey,
-    /// The descriptor's flags for it.
+    /// Its descriptor's flags.
     pub flags: u8,
-    /// Its TCP flags.
     pub tcp: u8,
-    /// What it waits for.
     pub wanted: Wanted,
-    /// When it came, in nanoseconds.
+    /// Its arrival, in nanoseconds.
     pub since_ns: u64,
 }
 
 impl Waiting {
-    /// Whether it has waited for too long.
     pub fn is_over(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.since_ns) >= LONGEST_WAIT_NS
     }
@@ -67,16 +61,14 @@ struct Flow {
 struct Line {
     flows: VecDeque<usize>,
     packets: u32,
-    /// Packets that there is room for.
     room: usize,
-    /// Flows that have not been looked at in this look.
+    /// Flows not yet examined in this look.
     unseen: usize,
 }
 
-/// The lines of one thread.
+/// The queues of one thread.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// By number of the service.
     lines: Vec<Line>,
     flows: Slab<Flow>,
     nodes: Slab<Node>,
@@ -84,7 +76,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Makes room for so many packets of a service, so that none is made when they come.
+    /// Reserves space for packets of a service, so that arrivals allocate nothing.
     pub fn reserve(&mut self, service: u16, packets: usize) {
         let at = service as usize;
         if self.lines.len() <= at {
@@ -93,48 +85,44 @@ impl Lines {
         let line = &mut self.lines[at];
         line.room = line.room.max(packets);
         line.flows.reserve(packets);
-        // Of all lines: what is free is above what waits now.
+        // Of all queues, since free elements must suffice beyond those in use.
         let room = self.lines.iter().map(|line| line.room).sum::<usize>();
         self.flows.reserve(room);
         self.nodes.reserve(room);
         self.by_connection.reserve(room);
     }
 
-    /// Packets that wait.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether none does.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Flows that wait for a service.
     pub fn flows_of(&self, service: u16) -> usize {
         self.lines.get(service as usize).map_or(0, |line| line.flows.len())
     }
 
-    /// Whether packets of a connection wait.
     #[inline]
     pub fn holds(&self, connection: &FlowKey) -> bool {
         !self.is_empty() && self.by_connection.contains_key(connection)
     }
 
-    /// Whether the first packet of a service's line is the last one of its flow that waits.
+    /// Whether the first packet of a service's queue is the last waiting one of its flow.
     pub fn is_last(&self, service: u16) -> bool {
         let flow = self.lines.get(service as usize).and_then(|line| self.flows.get(*line.flows.front()?));
         flow.is_none_or(|flow| flow.first == flow.last)
     }
 
-    /// Packets that wait for a service.
+    /// Waiting packets of a service.
     #[inline]
     pub fn of(&self, service: u16) -> u32 {
         self.lines.get(service as usize).map_or(0, |line| line.packets)
     }
 
-    /// Has a packet of a connection wait: behind those of it that do, if any, else at the end of its service's line. There is room for `most`
-    /// in the line: gives the packet back that has to go, which may be this one.
+    /// Enqueues a packet behind those of its connection, or else at the end of its service's queue.
+    /// The queue holds `most` packets: returns the one that is dropped, which may be this one.
     pub fn push(&mut self, connection: FlowKey, waiting: Waiting, most: u32) -> Option<Waiting> {
         if most == 0 {
             return Some(waiting);
@@ -147,7 +135,7 @@ impl Lines {
         }
         let gone = if self.of(service) >= most { self.pop(service) } else { None };
         let node = self.nodes.insert(Node { waiting, next: NONE });
-        // What has gone may have been all of it.
+        // The dropped packet may have been all of its flow.
         match self.by_connection.get(&connection).copied() {
             Some(flow) => {
                 let last = std::mem::replace(&mut self.flows[flow].last, node);
@@ -163,19 +151,19 @@ impl Lines {
         gone
     }
 
-    /// A look begins: all lines may be served.
+    /// Begins a look, in which all queues may be served.
     pub fn look(&mut self) {
         self.lines.iter_mut().for_each(|line| line.unseen = line.flows.len());
     }
 
-    /// The first packet of a line that is to be looked at in this look.
+    /// The first packet of a queue that is still to be served in this look.
     pub fn first(&self) -> Option<Waiting> {
         let line = self.lines.iter().find(|line| line.unseen > 0 && line.packets > 0)?;
         let flow = self.flows.get(*line.flows.front()?)?;
         Some(self.nodes[flow.first].waiting)
     }
 
-    /// The first packet of a service's line leaves it.
+    /// Dequeues the first packet of a service's queue.
     pub fn pop(&mut self, service: u16) -> Option<Waiting> {
         let line = self.lines.get_mut(service as usize)?;
         let flow = *line.flows.front()?;
@@ -192,9 +180,10 @@ impl Lines {
         Some(waiting)
     }
 
-    /// The first flow of a service's line waits on, for `lacking`: in that service's line, at the end, if it is another and has room for
-    /// `most`. The line where it waits then is not looked at until the next look: whoever is behind it lacks the same. If `alone`, only this flow
-    /// does: the others of its line are looked at, and it goes behind them.
+    /// Keeps the first flow of a service's queue waiting, for a member of `lacking`.
+    /// If that is another service, the flow moves to the end of its queue, which holds `most`
+    /// packets. The queue in which it then waits is skipped in this look, since flows behind lack
+    /// the same. With `alone` only this flow is skipped, and goes behind the others.
     pub fn pass(&mut self, service: u16, lacking: u16, most: u32, alone: bool) {
         let moves = service != lacking && self.move_first(service, lacking, most).is_some();
         let Some(line) = self.lines.get_mut(if moves { lacking } else { service } as usize) else { return };
@@ -227,7 +216,6 @@ impl Lines {
         Some(())
     }
 
-    /// Any packet leaves.
     pub fn pop_any(&mut self) -> Option<Waiting> {
         let service = self.lines.iter().position(|line| line.packets > 0)?;
         self.pop(service as u16)
@@ -235,8 +223,7 @@ impl Lines {
 }
 
 impl Director {
-    /// Keeps a packet that waits for a member of a pool. Gives a packet that is to be dropped for it, if too many wait: the one that has waited
-    /// longest.
+    /// Enqueues a packet that waits for a pool. Returns the oldest if it has to be dropped for it.
     pub(super) fn enqueue(&mut self, wanted: Wanted, arrival: &Arrival<'_>, now_ns: u64) -> Option<Waiting> {
         let thread = self.thread;
         let Arrival { packet, key, flags, tcp } = *arrival;
@@ -244,7 +231,7 @@ impl Director {
         let Some(seats) = self.seats(wanted.service) else { return Some(waiting) };
         let most = seats.table.pool.queue;
         seats.counters(thread).waits.add(1);
-        // A member may have become idle since it was told to wait.
+        // A member may have become idle since that decision.
         self.freed |= seats.pool.count(State::Idle) > 0;
         let (connection, _) = key.connection();
         let gone = self.waiting.push(connection, waiting, most)?;
@@ -258,7 +245,7 @@ impl Director {
         }
     }
 
-    /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
+    /// Whether to examine waiting packets: a member became idle, or time passed. Begins the look.
     #[inline]
     pub(super) fn wants_look(&mut self, now_ns: u64) -> bool {
         if self.waiting.is_empty() {
@@ -273,19 +260,19 @@ impl Director {
         due
     }
 
-    /// The first packet of its line waits no more, and is dropped.
+    /// Dequeues and drops the first packet of its queue.
     pub(super) fn gives_up(&mut self, waiting: &Waiting) {
         self.waiting.pop(waiting.wanted.service);
         self.count_drop(waiting.wanted.service);
     }
 
-    /// There was no member for the first packet of its line, and [`ChooseInstances::wanted`](sluice_dataplane::steer::ChooseInstances::wanted)
-    /// says what it lacks: its flow waits on.
+    /// Keeps the first flow of a queue waiting, for what
+    /// [`ChooseInstances::wanted`](sluice_dataplane::steer::ChooseInstances::wanted) reports.
     pub(super) fn waits_on(&mut self, waiting: &Waiting) {
         let lacking = self.wanted.service;
         let seats = self.seats(lacking);
         let most = seats.map_or(0, |seats| seats.table.pool.queue);
-        // Flows of another class may find that their class has a member by now.
+        // Flows of another class may have a member of their class by now.
         let alone = seats.is_some_and(|seats| seats.class.is_some());
         self.waiting.pass(waiting.wanted.service, lacking, most, alone);
     }
@@ -332,7 +319,7 @@ mod tests {
         assert_eq!([push(1, 0), push(1, 1), push(2, 2)], [None; 3]);
         assert_eq!([push(1, 3), push(3, 4)], [Some(0), Some(1)], "the end of a flow stays behind what is left of it");
         assert_eq!(frames(&mut lines, 0), [3, 2, 4]);
-        // One that is alone makes room for itself.
+        // A single flow makes space for itself.
         assert!(lines.push(key(1), waiting(1, 0, 5), 1).is_none());
         assert_eq!(lines.push(key(1), waiting(1, 0, 6), 1).unwrap().packet.frame, 5);
         assert_eq!(lines.push(key(2), waiting(2, 0, 7), 0).unwrap().packet.frame, 7, "no room at all");
@@ -352,11 +339,11 @@ mod tests {
         lines.pass(0, 3, 2, false);
         assert_eq!((lines.of(0), lines.of(3), lines.flows_of(3)), (1, 2, 1));
         assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (1, true));
-        // There is no room for another flow.
+        // There is no space for another flow.
         lines.pass(0, 3, 2, false);
         assert_eq!((lines.of(0), lines.of(3)), (1, 2));
         assert!(lines.first().is_none(), "until the next look");
-        // What comes of it goes where it waits.
+        // Further packets of it go where it waits.
         lines.push(key(1), waiting(1, 0, 4), 8);
         lines.look();
         assert_eq!(lines.first().unwrap().packet.frame, 1);
@@ -382,7 +369,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list that is searched.
+        /// Compares with a linear list.
         #[test]
         fn it_is_a_list_of_flows(steps in prop::collection::vec((0u8..4, 0u8..6), 1..200)) {
             let mut lines = Lines::default();

@@ -1,16 +1,19 @@
-//! Advice: what somebody outside (an SDN controller) decides about flows, compiled, and asked before the rules.
+//! Advice: the flow entries of an SDN controller, compiled, and looked up before the rules.
 //!
-//! Problem: thousands of entries that come and go while packets flow, each with a value and a mask for any field of the headers, and a
-//! priority; find the one of highest priority for a new flow within a microsecond, and count packets by entry.
+//! Problem: thousands of entries change while packets flow, each with a priority and, for any
+//! header field, a value and a mask. Find the best one within a microsecond; count packets by
+//! entry.
 //!
-//! Approach: tuple space search (Srinivasan, Suri, Varghese, SIGCOMM 1999). Entries with one mask are one hash table; the tables are
-//! asked in the order of the highest priority in them, until none can hold a better one. An [`Advice`] is immutable; a change is a new
-//! one. The flow table remembers what was found, and the number of the entry with it, by which each packet is counted ([`Tally`]).
+//! Approach: tuple space search (Srinivasan, Suri, Varghese, SIGCOMM 1999). Entries with one mask
+//! form one hash table. Tables are searched in the order of their highest priority, until none can
+//! hold a better entry. An [`Advice`] is immutable; a change makes a new one. The flow table stores
+//! the result with the number of the entry, by which packets are counted ([`Tally`]).
 //!
-//! Some fields (MAC addresses of IP packets, ICMP types, ARP's addresses) are not in the [`FlowKey`]: flows that differ in them share one.
-//! Where an entry that looks at them could have had a say, what was found holds for the one packet ([`Found::settles`]).
+//! Some fields (MAC addresses of IP packets, ICMP types, ARP's addresses) are not in the
+//! [`FlowKey`]: flows that differ in them share one. If an entry with such a field could have
+//! matched, the result holds for that one packet only ([`Found::settles`]).
 //!
-//! Limits: entries that are made of many different masks cost one look-up for each.
+//! Limits: each distinct mask costs one look-up.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,67 +22,63 @@ use sluice_dataplane::classify::flow_table::MAX_NOTE;
 use sluice_dataplane::classify::key::{self, FlowKey, WORDS};
 use sluice_dataplane::counter::Counter;
 
-/// Words of what is in no flow key: destination MAC and whether there is a VLAN tag; source MAC with ICMP type and code, or ARP's operation;
-/// ARP's protocol addresses; its hardware addresses.
+/// Words of the fields outside of the flow key.
+///
+/// Destination MAC and presence of a VLAN tag; source MAC with ICMP type and code, or with ARP's
+/// operation; ARP's protocol addresses; its two hardware addresses, a word each.
 pub const BEYOND: usize = 5;
 
-/// Words of a packet that entries look at: the flow key's, then those beyond.
+/// Words of a packet that entries compare: the flow key's, then those beyond.
 pub const WIDE: usize = WORDS + BEYOND;
 
-/// Instead of an entry's number: the flow is one to be asked about.
+/// In place of an entry's number: the controller has not been asked about this flow yet.
 pub const UNASKED: u32 = MAX_NOTE;
 
 /// Largest number of an entry; the smallest is 1.
 pub const MAX_NUMBER: u32 = MAX_NOTE - 1;
 
-/// What is to become of a flow.
+/// What happens to a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It goes through this chain.
     Chain(u16),
     /// The rules decide.
     Rules,
-    /// It is dropped.
     Drop,
-    /// The one outside is to be asked, and shown so many bytes.
+    /// The controller is asked, and gets up to this many bytes.
     Ask(u16),
 }
 
-/// What becomes of a packet that was asked about.
+/// What happens to a packet until the controller answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Meanwhile {
-    /// What the rules say.
+    /// The rules decide.
     #[default]
     Rules,
     /// It waits for the answer.
     Wait,
-    /// It is dropped.
     Drop,
 }
 
-/// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its number, 1 to [`MAX_NUMBER`].
     pub number: u32,
-    /// Of those that match, the highest wins.
+    /// The highest of the matching entries wins.
     pub priority: u16,
     /// Bits that are compared.
     pub mask: [u64; WIDE],
-    /// What they must be.
+    /// Their values.
     pub value: [u64; WIDE],
-    /// What it says.
     pub answer: Answer,
 }
 
 impl Entry {
-    /// Whether a packet matches: the definition, which [`Advice::find`] gives the same answer as fast.
+    /// Whether a packet matches: the definition, of which [`Advice::find`] is the fast form.
     pub fn matches(&self, words: &[u64; WIDE]) -> bool {
         words.iter().zip(&self.mask).zip(&self.value).all(|((word, mask), value)| word & mask == *value)
     }
 }
 
-/// Entries of one mask.
 #[derive(Debug)]
 struct Tuple {
     mask: [u64; WIDE],
@@ -88,31 +87,29 @@ struct Tuple {
     entries: HashMap<[u64; WIDE], Entry>,
 }
 
-/// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found<'a> {
-    /// The entry of highest priority that matches.
     pub entry: Option<&'a Entry>,
-    /// Whether it is the same for all packets of the flow.
+    /// Whether the result is the same for all packets of the flow.
     pub settles: bool,
 }
 
-/// Entries, compiled.
 #[derive(Debug, Default)]
 pub struct Advice {
     tuples: Vec<Tuple>,
     looks_beyond: bool,
-    /// What becomes of packets that match no entry. Never [`Answer::Ask`].
+    /// Answer for packets without an entry. Never [`Answer::Ask`].
     otherwise: Option<Answer>,
-    /// What becomes of packets that were asked about.
+    /// What happens to packets until the controller answers.
     pub meanwhile: Meanwhile,
-    /// What becomes of packets that waited too long. Never [`Answer::Ask`].
+    /// Answer for packets that waited too long. Never [`Answer::Ask`].
     unanswered: Option<Answer>,
 }
 
 impl Advice {
-    /// Compiles entries. Of two with one mask and value, the one of higher priority stands. `otherwise` is for packets that match none,
-    /// `unanswered` for those that waited too long; neither asks.
+    /// Compiles entries. Of two with the same mask and value, the one of higher priority stays.
+    ///
+    /// `otherwise` is for packets without a match, `unanswered` for expired ones; neither asks.
     pub fn new(entries: impl IntoIterator<Item = Entry>, otherwise: Answer, meanwhile: Meanwhile, unanswered: Answer) -> Self {
         let mut tuples: HashMap<[u64; WIDE], Tuple> = HashMap::new();
         for entry in entries {
@@ -131,17 +128,15 @@ impl Advice {
         Self { tuples, looks_beyond, otherwise: Some(otherwise), meanwhile, unanswered: Some(unanswered) }
     }
 
-    /// What becomes of packets that match no entry.
     pub fn otherwise(&self) -> Answer {
         self.otherwise.unwrap_or(Answer::Rules)
     }
 
-    /// What becomes of packets that waited too long.
     pub fn unanswered(&self) -> Answer {
         self.unanswered.unwrap_or(Answer::Rules)
     }
 
-    /// The entry of highest priority that a packet matches. `beyond` is asked for only if an entry looks at it.
+    /// The matching entry of highest priority. `beyond` is called only if an entry needs it.
     pub fn find(&self, key: &FlowKey, beyond: impl FnOnce() -> [u64; BEYOND]) -> Found<'_> {
         let mut words = [0; WIDE];
         words[..WORDS].copy_from_slice(key.words());
@@ -166,7 +161,7 @@ impl Advice {
     }
 }
 
-/// The words of a packet that are in no flow key, from a copy of its first bytes.
+/// The words of a packet that are not in the flow key, from a copy of its first bytes.
 pub fn beyond(bytes: &[u8]) -> [u64; BEYOND] {
     let mac = |at: usize| number::<6>(bytes, at);
     let tagged = matches!(key::u16_at(bytes, 12), Some(0x8100 | 0x88a8 | 0x9100));
@@ -193,7 +188,7 @@ pub fn beyond(bytes: &[u8]) -> [u64; BEYOND] {
     words
 }
 
-/// Where ICMPv6 starts in an IPv6 packet, if that is what it carries.
+/// Offset of the ICMPv6 header in an IPv6 packet, if it has one.
 fn icmpv6(bytes: &[u8], ip: usize) -> Option<usize> {
     let mut next = *bytes.get(ip + 6)?;
     let mut at = ip + 40;
@@ -211,12 +206,12 @@ fn icmpv6(bytes: &[u8], ip: usize) -> Option<usize> {
     None
 }
 
-/// A number of `N` bytes; 0 if they are not all there.
+/// A big-endian number of `N` bytes; 0 if some are missing.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     key::word::<N>(bytes, at).map_or(0, |bytes| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
 }
 
-/// What one thread counted by one entry.
+/// Counts of one thread for one entry.
 #[derive(Debug, Default)]
 struct Line {
     packets: Counter,
@@ -224,29 +219,28 @@ struct Line {
     seen_ms: AtomicU64,
 }
 
-/// Packets by entry, counted by each thread for itself. A number's counts never go back, whatever entry it is given to.
+/// Packets by entry, counted by each thread. Counts never decrease, even if a number is reused.
 #[derive(Debug)]
 pub struct Tally(Box<[Box<[Line]>]>);
 
 impl Tally {
-    /// For entries with numbers up to `most`.
     pub fn new(threads: usize, most: u32) -> Self {
         let lines = || (0..=most.min(MAX_NUMBER)).map(|_| Line::default()).collect();
         Self((0..threads).map(|_| lines()).collect())
     }
 
-    /// One more packet, by this thread. Only the thread itself may say so.
+    /// Counts one packet. Only thread `thread` may call this.
     #[inline]
     pub fn add(&self, thread: usize, number: u32, bytes: u16, now_ms: u64) {
         if let Some(line) = self.0.get(thread).and_then(|lines| lines.get(number as usize)) {
             line.packets.add(1);
             line.bytes.add(bytes.into());
-            // Relaxed: one writer, and nothing is published by it.
+            // Relaxed: one writer, and it publishes nothing else.
             line.seen_ms.store(now_ms, Ordering::Relaxed);
         }
     }
 
-    /// Packets, bytes and the time of the last one, in milliseconds, by a number.
+    /// Packets, bytes and time of the last packet, in milliseconds, of a number.
     pub fn get(&self, number: u32) -> (u64, u64, u64) {
         let lines = self.0.iter().filter_map(|lines| lines.get(number as usize));
         lines.fold((0, 0, 0), |(packets, bytes, seen), line| {
@@ -255,7 +249,6 @@ impl Tally {
         })
     }
 
-    /// Packets by any number.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().map(|line| line.packets.get()).sum()
     }

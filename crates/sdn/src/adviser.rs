@@ -1,4 +1,4 @@
-//! The Rx threads as the agent reaches them: new advice, and packets that go on.
+//! The Rx threads as the agent addresses them: new advice, and packets to send on.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -12,7 +12,7 @@ use sluice_dataplane::worker::{Command, Worker};
 use super::advice::{Advice, Answer};
 use super::asker::{Asker, BUFFER_BITS, Line, Question};
 
-/// Calls the asker of a packet thread with what it forwards with.
+/// Runs `act` on a packet thread's use of advice and on its plane.
 fn with(worker: &mut Worker, act: impl FnOnce(&mut Asker, &mut Plane)) {
     let (plane, rx) = worker.parts();
     if let Some(asker) = rx.chains.as_mut().and_then(|chains| chains.as_any().downcast_mut()) {
@@ -20,20 +20,19 @@ fn with(worker: &mut Worker, act: impl FnOnce(&mut Asker, &mut Plane)) {
     }
 }
 
-/// Which thread has asked about a flow, of the flows that were asked about last: a flow's packets are all for one thread. By a part of the
-/// [symmetric hash](FlowKey::symmetric_hash), so both directions are found; the rest of it tells which flow it is.
+/// Which thread last asked about a flow; all packets of a flow belong to one thread.
+/// Indexed by part of the [symmetric hash](FlowKey::symmetric_hash), which finds both directions.
 #[derive(Debug)]
 pub struct Homes {
     known: Box<[Option<(u32, u16)>]>,
 }
 
 impl Homes {
-    /// For so many flows, 1 at least; which ones meet in a place is by chance.
+    /// For this many flows, at least 1; a collision replaces an entry.
     pub fn new(flows: usize) -> Self {
         Self { known: vec![None; flows.max(1)].into() }
     }
 
-    /// Notes which thread has asked about a packet.
     pub fn note(&mut self, question: &Question) {
         let bytes = &question.bytes[..question.bytes.len().min(question.copied.into())];
         let hash = hash_of(bytes, question.len, question.ingress);
@@ -41,32 +40,30 @@ impl Homes {
         self.known[at] = Some((hash, question.thread));
     }
 
-    /// The thread that asked about the flow of this hash, if that is known.
+    /// The thread that asked about the flow with this hash, if known.
     fn find(&self, hash: u32) -> Option<usize> {
         self.known[hash as usize % self.known.len()].filter(|(whose, _)| *whose == hash).map(|(_, thread)| thread.into())
     }
 }
 
-/// The symmetric hash of a packet's flow, from its beginning.
+/// The symmetric hash of a packet's flow, from its first bytes.
 fn hash_of(bytes: &[u8], len: u16, ingress: u16) -> u32 {
     FlowKey::parse(&bytes[..bytes.len().min(LONG)], len, ingress).symmetric_hash()
 }
 
-/// The packet threads, as the one who gives advice reaches them.
+/// The Rx threads, addressed by the agent.
 #[derive(Clone)]
 pub struct Adviser {
     line: Arc<Line>,
-    /// Number of each Rx thread, where its commands go, and what tells it of them.
+    /// Number of each Rx thread, its command queue, and the alarm that announces commands.
     threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>,
 }
 
 impl Adviser {
-    /// Over these Rx threads.
     pub fn new(line: Arc<Line>, threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>) -> Self {
         Self { line, threads }
     }
 
-    /// What is shared with them.
     pub fn line(&self) -> &Line {
         &self.line
     }
@@ -77,7 +74,7 @@ impl Adviser {
         alarm.raise();
     }
 
-    /// Has all threads follow other advice. Whoever keeps the old one until nobody else has it ends it where that costs no packet time.
+    /// Makes all threads follow other advice. The caller keeps, and later frees, the old one.
     pub fn advise(&self, advice: &Arc<Advice>) {
         for thread in &self.threads {
             let advice = advice.clone();
@@ -88,7 +85,7 @@ impl Adviser {
         }
     }
 
-    /// Has a packet that is held go where an answer says; None: where the advice says.
+    /// Sends a held packet on by an answer; None: by the advice.
     pub fn release(&self, buffer: u32, answer: Option<Answer>) {
         let owner = self.threads.iter().find(|(number, ..)| *number as u32 == buffer >> BUFFER_BITS);
         if let Some(owner) = owner {
@@ -96,8 +93,9 @@ impl Adviser {
         }
     }
 
-    /// Has a packet go where an answer says, as if it had come in at a port that has so many queues. It goes to the thread that its flow's
-    /// other packets come to: the one that asked about it, else the one whose queue it is where [`queue_of`] spreads the flows.
+    /// Sends a packet by an answer, as if received by a port with `queues` queues.
+    /// Its thread is the one that asked about its flow, else that of the queue [`queue_of`]
+    /// selects.
     pub fn inject(&self, homes: &Homes, ingress: u16, queues: usize, answer: Option<Answer>, bytes: Vec<u8>) {
         let hash = hash_of(&bytes, bytes.len().try_into().unwrap_or(u16::MAX), ingress);
         let asked = homes.find(hash).and_then(|asked| self.threads.iter().find(|(number, ..)| *number == asked));
@@ -120,7 +118,7 @@ mod tests {
     use super::super::asker::NOT_HELD;
     use super::*;
 
-    /// An IPv4 packet with UDP on it.
+    /// An IPv4 UDP packet.
     fn packet(src: u8, sport: u16, dst: u8, dport: u16) -> Vec<u8> {
         let mut bytes = vec![0u8; 60];
         bytes[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
@@ -152,7 +150,7 @@ mod tests {
         let (adviser, commands) = adviser(3);
         let mut homes = Homes::new(64);
         let (there, back) = (packet(1, 1000, 2, 80), packet(2, 80, 1, 1000));
-        // Nobody has asked: both directions go where software spreads them, on ports whose queues are spread alike.
+        // No thread has asked: both directions reach the same one on ports with alike queues.
         for queues in [3, 6] {
             adviser.inject(&homes, 0, queues, None, there.clone());
             adviser.inject(&homes, 1, queues, None, back.clone());
@@ -160,12 +158,12 @@ mod tests {
             assert_eq!(took.iter().sum::<usize>(), 2);
             assert!(took.contains(&2), "{took:?}");
         }
-        // A port of one queue is one thread's.
+        // A port of one queue belongs to one thread.
         for port in 0..6 {
             adviser.inject(&homes, port, 1, None, there.clone());
         }
         assert_eq!(taken(&commands), [2, 2, 2]);
-        // Somebody has asked: that one, whichever direction it is.
+        // A thread has asked: it gets both directions.
         for thread in 0..3 {
             let bytes: Box<[u8]> = there.clone().into();
             let (len, copied) = (bytes.len() as u16, bytes.len() as u16);
@@ -174,7 +172,7 @@ mod tests {
             adviser.inject(&homes, 1, 3, None, back.clone());
             assert_eq!(taken(&commands)[usize::from(thread)], 2);
         }
-        // What is no packet goes somewhere, too.
+        // Bytes that are no packet reach some thread, too.
         adviser.inject(&homes, 0, 3, None, Vec::new());
         assert_eq!(taken(&commands).iter().sum::<usize>(), 1);
     }

@@ -1,11 +1,13 @@
-//! The thread that speaks with the controller.
+//! The thread that talks to the controller.
 //!
-//! One loop: take what the controller says, carry it out, show it packets, let entries expire, look after the connection. It sleeps in
-//! poll(2) on the connection; Rx threads make no system calls, so their questions are looked for each millisecond, while there are any.
+//! One loop: receive, execute, send packet-ins, expire entries, check the connection. It sleeps in
+//! poll(2) on the connection, and polls the questions of Rx threads, which make no system calls,
+//! each millisecond while there are any.
 //!
-//! What is bounded: messages that wait behind a barrier, bytes that wait to be sent (a controller that does not read is not read from either, is shown no packets, and is given
-//! up when it has been silent for too long), questions, held packets, entries. Entries in force are kept until no Rx thread has them any
-//! more: then their numbers are given out again, and barriers that waited for it are answered.
+//! All of these are bounded: messages behind a barrier, unsent bytes, questions, held packets,
+//! entries. A controller that does not read is not read from, gets no packet-ins, and is
+//! disconnected after a timeout. Once no Rx thread uses replaced entries, their numbers are reused
+//! and barriers are answered.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
@@ -37,28 +39,25 @@ use crate::advice::{Advice, Answer, Meanwhile};
 use sluice_api::config::{Fail, Miss, Openflow};
 use sluice_dataplane::chain::DropReason;
 
-/// How long an attempt to connect may take; the loop stands still meanwhile.
+/// Timeout of a connection attempt, during which the loop stands still.
 const CONNECT: Duration = Duration::from_secs(1);
-/// Time between two looks at timeouts, in milliseconds.
+/// Interval of timeout checks, in milliseconds.
 const EXPIRE_MS: u64 = 100;
-/// Bytes that wait to be sent from which the controller is not listened to any more, and is shown no packets.
+/// Unsent bytes above which the controller is neither read from nor sent packet-ins.
 const BACKLOG: usize = 1 << 20;
-/// Bytes of messages that wait behind a barrier from which the controller is not listened to either.
+/// Bytes of messages behind a barrier above which the controller is not read from.
 const WAITING: usize = 1 << 16;
-/// Bytes that are taken from the controller at a time.
 const CHUNK: usize = 1 << 16;
-/// Questions that are handled in one round.
 const QUESTIONS: usize = 256;
-/// Flows of which is known which thread has asked about them.
+/// Flows whose asking thread is known.
 const HOMES: usize = 1 << 12;
-/// How long an Rx thread may take to follow other entries before a barrier is answered all the same, in milliseconds.
+/// How long a barrier waits for Rx threads to follow other entries, in milliseconds.
 const FOLLOWED_MS: u64 = 1_000;
-/// Compiling may take one part in so many of the time.
+/// Compiling may take one part in this many of the time.
 const COMPILE_PART: u64 = 10;
-/// Held packets that the controller was told of and that are remembered longer than packets are held: so much, in milliseconds.
+/// How long a held packet is remembered beyond its wait, in milliseconds.
 const GRACE_MS: u64 = 1_000;
 
-/// What the switch asks about counters.
 struct View<'a> {
     adviser: &'a Adviser,
     topology: &'a Topology,
@@ -83,7 +82,7 @@ impl Plant for View<'_> {
             };
             return Some(PortStats {
                 number,
-                // What comes out of a chain is what came in from the other side of its port.
+                // Packets that leave a chain are received from the far side of its port.
                 rx_packets: chain.counters.iter().map(|c| c.left.get()).sum(),
                 tx_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
                 rx_bytes: NOT_COUNTED,
@@ -113,28 +112,25 @@ impl Plant for View<'_> {
     }
 }
 
-/// A connection that stands.
 struct Line {
     stream: TcpStream,
     session: Session,
-    /// Why it is to be closed once what waits was sent.
+    /// Why it is to be closed after the unsent bytes.
     over: Option<Close>,
 }
 
-/// Advice that was replaced: it and the numbers that came free with its successor.
+/// Replaced advice, and the numbers that its successor retired.
 struct Former {
     advice: Arc<Advice>,
     numbers: Vec<u32>,
 }
 
-/// What was logged of connections.
 struct Logged {
     last: Option<String>,
-    /// Lines about a connection that is lost or cannot be made, and about one that is made.
+    /// Notices about lost or failed connections, and about established ones.
     notices: [Notices<()>; 2],
 }
 
-/// The thread's own.
 pub(super) struct Speaker {
     config: Openflow,
     address: (String, u16),
@@ -144,24 +140,24 @@ pub(super) struct Speaker {
     seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
     topology: Topology,
-    /// Whether it knows what there is: the controller is not met before.
-    is_told: bool,
+    /// Whether ports and chains are known; the agent connects after that.
+    has_topology: bool,
     switch: Switch,
     line: Option<Line>,
     retry_at_ms: u64,
     retry_ms: u64,
-    /// Faults of connections before this one.
+    /// Errors of former connections.
     faults: u64,
     said: Logged,
     advice: Arc<Advice>,
     former: VecDeque<Former>,
     is_stale: bool,
     publish_at_ms: u64,
-    /// The barrier that waits, and until when at the latest.
+    /// The pending barrier, and its deadline.
     barrier: Option<(u32, u64)>,
-    /// What is still to be carried out, in order: after a barrier.
+    /// Events to execute in order, after a barrier.
     events: VecDeque<Event>,
-    /// Packets that are held and that the controller knows of, and until when.
+    /// Held packets that the controller knows, and their deadlines.
     held: HashMap<u32, u64>,
     expire_at_ms: u64,
     busy_ms: u64,
@@ -201,7 +197,7 @@ impl Speaker {
             seen,
             stop,
             topology: Topology::default(),
-            is_told: false,
+            has_topology: false,
             line: None,
             retry_at_ms: 0,
             faults: 0,
@@ -219,14 +215,13 @@ impl Speaker {
         }
     }
 
-    /// Speaks until told to stop.
     pub(super) fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             let now = now_ms();
             if let Some(topology) = self.changes.try_iter().last() {
                 self.take_topology(topology);
             }
-            if self.line.is_none() && self.is_told && now >= self.retry_at_ms {
+            if self.line.is_none() && self.has_topology && now >= self.retry_at_ms {
                 self.connect();
             }
             let now = now_ms();
@@ -252,7 +247,7 @@ impl Speaker {
     fn take_topology(&mut self, topology: Topology) {
         let mut ports = Vec::new();
         let mut add = |number: u32, name: &str, takes_packets: bool| {
-            // A local address that says which port it is.
+            // A locally administered address with the number of the port.
             let address = (0x0200_0000_0000u64 | u64::from(number)).to_be_bytes();
             let [_, _, address @ ..] = address;
             let desc = PortDesc { number, address, name: name.into(), config: 0, state: 1 << 2 };
@@ -261,10 +256,10 @@ impl Speaker {
         topology.ports.iter().for_each(|p| add(port_of(p.number), &p.name, false));
         topology.chains.iter().for_each(|c| add(port_of_chain(c.number), &c.name, true));
         self.topology = topology;
-        self.is_told = true;
-        let told = self.switch.set_ports(ports);
+        self.has_topology = true;
+        let sent = self.switch.set_ports(ports);
         if let Some(line) = self.line.as_mut().filter(|line| line.session.is_up()) {
-            told.iter().for_each(|message| line.session.send(0, message));
+            sent.iter().for_each(|message| line.session.send(0, message));
         }
     }
 
@@ -292,7 +287,7 @@ impl Speaker {
         self.say(why);
     }
 
-    /// Tells of a change for the worse or better, once.
+    /// Logs and publishes a change of the connection, once.
     fn say(&mut self, what: &str) {
         if self.said.last.as_deref() != Some(what) {
             let line = || format!("controller tcp:{}:{}: {what}", self.address.0, self.address.1);
@@ -307,7 +302,6 @@ impl Speaker {
         self.line.as_ref().is_some_and(|line| line.session.is_up() && line.over.is_none())
     }
 
-    /// Ends the connection.
     fn lose(&mut self, why: &str) {
         let Some(line) = self.line.take() else { return };
         self.faults += line.session.faults();
@@ -323,10 +317,9 @@ impl Speaker {
         self.wait_to_retry(why);
     }
 
-    /// Takes what the controller says.
     fn listen(&mut self, now: u64) {
         let Some(line) = &mut self.line else { return };
-        // What was asked before comes first, and a controller that does not read is not listened to.
+        // Earlier requests come first, and a controller that does not read is not read from.
         if line.over.is_some() || is_deaf(&self.events, &line.session) {
             return;
         }
@@ -351,7 +344,7 @@ impl Speaker {
         }
     }
 
-    /// Carries out what was asked, up to a barrier.
+    /// Executes requests, up to a barrier.
     fn carry_out(&mut self, now: u64) {
         loop {
             while self.barrier.is_none() {
@@ -408,7 +401,7 @@ impl Speaker {
         }
     }
 
-    /// What a packet-out's output means to Rx threads; None: the table, which is made sure to be in force before.
+    /// The answer for a packet-out's output; None: the table, whose entries are published first.
     fn answer_for(&mut self, output: Output) -> Option<Answer> {
         if output.port == port::TABLE {
             self.publish_if_stale();
@@ -441,7 +434,6 @@ impl Speaker {
         }
     }
 
-    /// Makes the entries that there are now the ones in force.
     fn publish(&mut self) {
         let began = monotonic_ns();
         let away = match self.config.fail {
@@ -471,7 +463,6 @@ impl Speaker {
         self.publish_at_ms = now_ms() + took_ms * COMPILE_PART;
     }
 
-    /// Ends advice that no Rx thread has any more.
     fn let_go(&mut self) {
         while self.former.front().is_some_and(|former| Arc::strong_count(&former.advice) == 1) {
             if let Some(former) = self.former.pop_front() {
@@ -489,7 +480,6 @@ impl Speaker {
         }
     }
 
-    /// Shows the controller what the Rx threads ask about.
     fn show_packets(&mut self, now: u64) {
         for _ in 0..QUESTIONS {
             let Some(question) = self.adviser.line().next() else { return };
@@ -502,7 +492,7 @@ impl Speaker {
 
     fn show(&mut self, question: &Question, now: u64) {
         let Some(line) = self.line.as_mut().filter(|line| line.session.is_up()) else { return };
-        // It may be gone by now; then whatever it said to ask is out of date.
+        // The entry may be gone; then its question is obsolete.
         let Some(entry) = self.switch.table().entry(question.number) else { return };
         if line.session.backlog() > BACKLOG {
             self.seen.unread.fetch_add(1, Ordering::Relaxed);
@@ -526,7 +516,7 @@ impl Speaker {
         self.seen.packet_ins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sends what waits, and looks whether the controller is there.
+    /// Sends unsent bytes and checks the connection for timeouts.
     fn speak(&mut self, now: u64) {
         let Some(line) = &mut self.line else { return };
         if line.over.is_none() {
@@ -546,14 +536,13 @@ impl Speaker {
         }
     }
 
-    /// Writes down what others may see.
     fn note(&self) {
         let faults = self.faults + self.line.as_ref().map_or(0, |line| line.session.faults());
         self.seen.errors.store(faults, Ordering::Relaxed);
         self.seen.entries.store(self.switch.table().len() as u64, Ordering::Relaxed);
     }
 
-    /// Sleeps until the controller says something, or it is time to look.
+    /// Sleeps until the controller sends, or the next round is due.
     fn wait(&mut self, now: u64) {
         let is_busy = now.saturating_sub(self.busy_ms) < 1_000 || self.barrier.is_some() || self.is_stale;
         let ms: i64 = if is_busy || !self.former.is_empty() { 1 } else { 5 };
@@ -571,7 +560,7 @@ impl Speaker {
     }
 }
 
-/// Whether the controller is not listened to: what it has asked for is still to be carried out, or it does not read.
+/// Whether the controller is not read from: requests are pending, or it does not read.
 fn is_deaf(events: &VecDeque<Event>, session: &Session) -> bool {
     !events.is_empty() || session.waiting() > WAITING || session.backlog() > BACKLOG
 }

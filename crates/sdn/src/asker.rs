@@ -1,15 +1,16 @@
-//! What packet threads do with advice: follow it, ask for it, and hold packets meanwhile.
+//! What packet threads do with advice: follow it, ask the controller, hold packets meanwhile.
 //!
-//! Problem: an SDN controller decides about flows, may take milliseconds for it, or never answer; the packet threads must
-//! neither wait nor lock, allocate or make a system call for it.
+//! Problem: an SDN controller takes milliseconds to decide about a flow, or never answers. The
+//! packet threads must neither wait, lock, allocate nor make a system call for it.
 //!
-//! Approach: each Rx thread has an [`Asker`], which chooses chains before the rules do ([`ChooseChain`]). It looks a new flow up in the
-//! [`Advice`] in force; where that says *ask*, it takes an empty [`Question`] from the [`Line`], copies the beginning of the packet into
-//! it, and puts it where the asking thread finds it: both are bounded queues without locks, filled with boxes that were made at the
-//! start. The answers come back as new advice or as commands ([`super::adviser`]). How many questions a thread asks in a second is
-//! bounded, and so is how many packets it holds. A flow that could not be asked about is asked about with one of its next packets.
+//! Approach: each Rx thread chooses chains before the rules do ([`ChooseChain`]). It looks a new
+//! flow up in the present [`Advice`]. If that says *ask*, it takes an empty [`Question`] from the
+//! [`Line`], copies the beginning of the packet into it, and enqueues it for the agent. Both queues
+//! are bounded and lock-free; their boxes are allocated at the start. Answers return as new advice
+//! or as commands. Questions a second and held packets are bounded. If a question fails, one of the
+//! flow's next packets repeats it.
 //!
-//! Limits: a packet that was held and finds its chain's gate closed is dropped, whatever its port says about overload.
+//! Limits: a held packet that finds its chain's gate closed is dropped, even if the port waits.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -26,83 +27,74 @@ use sluice_dataplane::steer::{Choice, ChooseChain, Chosen, Released};
 
 use super::advice::{Advice, Answer, BEYOND, MAX_NUMBER, Meanwhile, Tally, UNASKED, beyond};
 
-/// No packet is held for a question.
+/// The buffer number of a question without a held packet.
 pub const NOT_HELD: u32 = u32::MAX;
-/// Bits of a held packet's number that say which packet; those above say whose.
+/// Low bits of a buffer number, which identify the packet; the others identify the thread.
 pub(super) const BUFFER_BITS: u32 = 24;
 /// Questions that may be asked at once after a pause.
 const BURST: u64 = 32;
-/// Questions on their way at a time.
 const QUESTIONS: usize = 512;
 
-/// What the one outside is told of a packet.
+/// A packet about which the controller is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Number of the entry that says ask.
+    /// Number of the entry that asks.
     pub number: u32,
-    /// Number of the port where it came in.
     pub ingress: u16,
-    /// Number of the thread that asks.
     pub thread: u16,
-    /// Its length in bytes.
     pub len: u16,
-    /// The packet that is held for it, or [`NOT_HELD`].
+    /// The held packet, or [`NOT_HELD`].
     pub buffer: u32,
-    /// How many of `bytes` are the packet's.
+    /// Number of valid bytes in `bytes`.
     pub copied: u16,
-    /// Its beginning.
     pub bytes: Box<[u8]>,
 }
 
-/// What the packet threads and the one who asks share.
+/// State shared by the packet threads and the agent.
 #[derive(Debug)]
 pub struct Line {
     empty: ArrayQueue<Box<Question>>,
     asked: ArrayQueue<Box<Question>>,
-    /// Packets by entry.
     pub tally: Tally,
     missed: AtomicU64,
     held: AtomicU64,
 }
 
 impl Line {
-    /// For so many threads, with what the configuration says of sizes.
+    /// For `threads` threads, with the configured sizes.
     pub fn new(config: &Openflow, threads: usize) -> Self {
         let question = || Question { number: 0, ingress: 0, thread: 0, len: 0, buffer: NOT_HELD, copied: 0, bytes: Box::default() };
         let empty = ArrayQueue::new(QUESTIONS);
         for _ in 0..QUESTIONS {
             let _ = empty.push(Box::new(Question { bytes: vec![0; config.packet_in_bytes as usize].into(), ..question() }));
         }
-        // Twice as many numbers as entries: those of removed ones rest for a while.
+        // Twice as many numbers as entries, since the numbers of removed entries rest for a while.
         let tally = Tally::new(threads, config.entries.saturating_mul(2).min(MAX_NUMBER));
         Self { empty, asked: ArrayQueue::new(QUESTIONS), tally, missed: AtomicU64::new(0), held: AtomicU64::new(0) }
     }
 
-    /// The next question. Give it back with [`Line::give_back`].
+    /// The next question. It must be returned by [`Line::give_back`].
     pub fn next(&self) -> Option<Box<Question>> {
         self.asked.pop()
     }
 
-    /// Gives a question back, so that it can be used again.
     pub fn give_back(&self, question: Box<Question>) {
         let _ = self.empty.push(question);
     }
 
-    /// Questions that were not asked: too many on their way, or too many in a second.
+    /// Questions not asked because too many were in flight or in a second.
     pub fn missed(&self) -> u64 {
         self.missed.load(Ordering::Relaxed)
     }
 
-    /// Packets that are held at the moment.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 }
 
-/// Packets of the controller that may wait for a thread's next round; more are dropped as unanswered.
+/// Packet-outs that may wait for a thread's next round; more are dropped as unanswered.
 const INJECTED: usize = 256;
 
-/// A packet that is held.
 #[derive(Debug)]
 struct Waiting {
     buffer: u32,
@@ -113,20 +105,20 @@ struct Waiting {
     asked: bool,
 }
 
-/// A thread's end.
+/// The part of one Rx thread.
 #[derive(Debug)]
 pub struct Asker {
     line: Arc<Line>,
     thread: usize,
     advice: Arc<Advice>,
-    /// Time between two questions, in nanoseconds, and when the next one would be in its turn.
+    /// Time between two questions, and when the next one is due, in nanoseconds.
     interval_ns: u64,
     due_ns: u64,
     waiting: Vec<Waiting>,
     room: usize,
     wait_ns: u64,
     next_buffer: u32,
-    /// Packets that go on, oldest first, with room for all that may be held and for [`INJECTED`] of the controller.
+    /// Packets to send on, oldest first; room for those that wait and for [`INJECTED`] packet-outs.
     released: VecDeque<Released>,
 }
 
@@ -152,7 +144,6 @@ impl Asker {
         }
     }
 
-    /// Counts a packet by the number of its entry.
     #[inline]
     fn tally(&self, number: u32, bytes: u16, now_ns: u64) {
         self.line.tally.add(self.thread, number, bytes, now_ns / 1_000_000);
@@ -164,7 +155,6 @@ fn beyond_of(plane: &Plane, packet: Packet) -> [u64; BEYOND] {
     beyond(&bytes[..len])
 }
 
-/// What an answer chooses.
 fn choice(answer: Answer) -> Choice {
     match answer {
         Answer::Chain(chain) => Choice::Chain(chain),
@@ -187,7 +177,7 @@ impl ChooseChain for Asker {
         match advice.meanwhile {
             Meanwhile::Wait => Chosen { settles: false, ..chosen(Choice::Wait, entry.number) },
             Meanwhile::Rules => {
-                // Once for a flow: the entry that it was asked about is noted with it.
+                // Once for a flow: the flow table notes the entry about which it was asked.
                 let asked = old == entry.number || self.ask(plane, key.ingress(), packet, entry.number, max_len, NOT_HELD);
                 chosen(Choice::Rules, if asked { entry.number } else { UNASKED })
             }
@@ -233,8 +223,7 @@ impl ChooseChain for Asker {
         }
     }
 
-    /// Goes through the packets that are held, in the order in which they came: what could not be asked before, and those whose time is
-    /// over.
+    /// Retries failed questions and releases expired packets, in the order of arrival.
     #[cold]
     fn tend(&mut self, plane: &mut Plane) {
         let advice = self.advice.clone();
@@ -291,7 +280,8 @@ impl ChooseChain for Asker {
 }
 
 impl Asker {
-    /// Asks about a flow that could not be asked about before, or is to be asked about with each packet. Its entry, if it need not be again.
+    /// Asks about a flow which earlier packets could not ask about, or whose every packet asks.
+    /// Returns its entry if it need not be asked about again.
     #[cold]
     fn ask_again(&mut self, plane: &Plane, key: &FlowKey, packet: Packet) -> Option<u32> {
         let advice = self.advice.clone();
@@ -302,7 +292,7 @@ impl Asker {
         (asked && advice.meanwhile == Meanwhile::Rules).then_some(entry.number)
     }
 
-    /// Asks about a packet. Whether that was possible now; if not, that is counted.
+    /// Asks about a packet. Returns whether it succeeded; counts a failure.
     fn ask(&mut self, plane: &Plane, ingress: u16, packet: Packet, number: u32, max_len: u16, buffer: u32) -> bool {
         let asked = self.try_to_ask(plane, ingress, packet, number, max_len, buffer);
         if !asked {
@@ -320,11 +310,10 @@ impl Asker {
         let copied = if plane.frames.arena().read(packet.frame, packet.offset, &mut question.bytes[..copied]) { copied } else { 0 };
         (question.number, question.ingress, question.len, question.buffer) = (number, ingress, packet.len, buffer);
         (question.thread, question.copied) = (self.thread as u16, copied as u16);
-        // There are no more boxes than places.
+        // There are as many slots as boxes.
         self.line.asked.push(question).is_ok()
     }
 
-    /// Asks about the packet that was held last.
     fn ask_for_last(&mut self, plane: &Plane) {
         let advice = self.advice.clone();
         let Some(last) = self.waiting.last() else { return };
@@ -339,14 +328,14 @@ impl Asker {
         }
     }
 
-    /// Has other advice from now on. Packets that wait for it go where it says.
+    /// Replaces the advice. Packets that wait for it follow it.
     pub(super) fn follow(&mut self, plane: &mut Plane, advice: Arc<Advice>) {
-        // Whoever made the old one ends it: here it would cost time.
+        // The agent frees the old one: here that would take packet time.
         self.advice = advice;
         self.tend(plane);
     }
 
-    /// Does with a packet that is held what an answer says; None: what the advice says, but for asking again.
+    /// Sends a held packet on by an answer; None: by the advice, without asking.
     pub(super) fn release(&mut self, plane: &mut Plane, buffer: u32, answer: Option<Answer>) {
         if let Some(at) = self.waiting.iter().position(|w| w.buffer == buffer) {
             let Waiting { packet, key, .. } = self.waiting.remove(at);
@@ -355,7 +344,7 @@ impl Asker {
         }
     }
 
-    /// Sends a packet of the controller's, as if it had come in at a port.
+    /// Sends a packet from the controller, as if received by a port.
     pub(super) fn inject(&mut self, plane: &mut Plane, ingress: u16, answer: Option<Answer>, bytes: &[u8]) {
         let mut frame = [0];
         let Ok(len) = u16::try_from(bytes.len()) else { return };
@@ -373,7 +362,6 @@ impl Asker {
         self.send(plane, packet, key, answer);
     }
 
-    /// Has one packet go where an answer says.
     fn send(&mut self, plane: &mut Plane, packet: Packet, key: FlowKey, answer: Option<Answer>) {
         if self.released.len() >= self.room + INJECTED {
             return plane.refuse_one(packet, &key, None, Refusal::Unanswered);

@@ -1,9 +1,9 @@
-//! Flow entries as [`Advice`](crate::advice::Advice): what the words of OpenFlow mean here.
+//! Flow entries as [`Advice`](crate::advice::Advice): the meaning of OpenFlow's terms here.
 //!
-//! Ports of the configuration are 1 and on, in the order in which they came. Each chain is a *logical port*: [`CHAIN_BASE`] and on, with the
-//! chain's name. Where there is a controller, neither number is given twice while the daemon runs.
-//! An output to a chain's port sends packets into that chain; to a port
-//! of the configuration nothing can be sent, as chains alone end there.
+//! Ports of the configuration are numbered from 1, in the order of their creation. Each chain is a
+//! *logical port* with its name, numbered from [`CHAIN_BASE`]. With a controller, no number is
+//! reused while the daemon runs. An output to a chain's port sends packets into that chain; an
+//! output to a port of the configuration is impossible, since chains alone end there.
 
 use sluice_openflow::fault::Fault;
 use sluice_openflow::instruction::Output;
@@ -16,22 +16,21 @@ use sluice_dataplane::classify::key::WORDS;
 /// Number of the first chain's logical port: chain number N is [`CHAIN_BASE`] + N.
 pub const CHAIN_BASE: u32 = 0x1_0000;
 
-/// OpenFlow's number of a port of the configuration.
+/// The OpenFlow number of a port of the configuration.
 pub fn port_of(number: u16) -> u32 {
     u32::from(number) + 1
 }
 
-/// OpenFlow's number of a chain.
 pub fn port_of_chain(number: u16) -> u32 {
     CHAIN_BASE + u32::from(number)
 }
 
-/// The port of the configuration that an OpenFlow number means.
+/// The port of the configuration with an OpenFlow number.
 pub fn number_of(port: u32) -> Option<u16> {
     port.checked_sub(1).and_then(|n| u16::try_from(n).ok())
 }
 
-/// What an output means.
+/// The meaning of an output.
 pub fn answer(output: Option<Output>) -> Answer {
     match output.map(|o| (o.port, o.max_len)) {
         None => Answer::Drop,
@@ -44,7 +43,6 @@ pub fn answer(output: Option<Output>) -> Answer {
     }
 }
 
-/// Bits of a packet's words that a match compares, and what they must be.
 #[derive(Default)]
 struct Words {
     mask: [u64; WIDE],
@@ -58,13 +56,13 @@ impl Words {
     }
 }
 
-/// The words of a match.
+/// Mask and value of a match.
 ///
 /// # Errors
-/// [`Fault::MATCH_VALUE`] for a port that cannot be one of the configuration's.
+/// [`Fault::MATCH_VALUE`] for a port that the configuration cannot have.
 pub fn words(fields: &Match) -> Result<([u64; WIDE], [u64; WIDE]), Fault> {
     use FieldId::*;
-    // Places in the key: addresses, then ports, ingress and VLAN, then protocol, DSCP, kind, version and EtherType.
+    // Words of the key: addresses; ports, ingress, VLAN; protocol, DSCP, kind, version, EtherType.
     const EDGE: usize = WORDS - 2;
     const TAIL: usize = WORDS - 1;
     const FAR: usize = WORDS;
@@ -78,7 +76,7 @@ pub fn words(fields: &Match) -> Result<([u64; WIDE], [u64; WIDE]), Fault> {
             }
             EthDst => words.put(FAR, 0, mask, value),
             EthSrc => words.put(FAR + 1, 0, mask, value),
-            // IP by its version, which a malformed packet does not have; then the EtherType is not in the key.
+            // IP by version; the key then has no EtherType. A malformed packet has no version.
             EthType if value == 0x0800 => words.put(TAIL, 24, 0xff, 4),
             EthType if value == 0x86dd => words.put(TAIL, 24, 0xff, 6),
             EthType => {
@@ -89,7 +87,7 @@ pub fn words(fields: &Match) -> Result<([u64; WIDE], [u64; WIDE]), Fault> {
                 let present = u64::from(VLAN_PRESENT);
                 let id = mask & 0xfff;
                 words.put(EDGE, 48, if mask & present != 0 && value & present == 0 { 0xfff } else { id }, value & 0xfff);
-                // An id other than 0 says by itself that there is a tag; without a tag the id is 0.
+                // An ID other than 0 implies a tag; without a tag the ID is 0.
                 if mask & value & present != 0 && value & 0xfff == 0 {
                     words.put(FAR, 48, 1, 1);
                 }
@@ -107,7 +105,7 @@ pub fn words(fields: &Match) -> Result<([u64; WIDE], [u64; WIDE]), Fault> {
                 words.put(3, 0, mask, value);
             }
             TcpSrc | UdpSrc | SctpSrc | TcpDst | UdpDst | SctpDst => {
-                // Fragments have no ports: a whole packet's kind is 0.
+                // Fragments have no ports; the kind of a whole packet is 0.
                 words.put(TAIL, 16, 0xff, 0);
                 let shift = if matches!(field.id, TcpSrc | UdpSrc | SctpSrc) { 0 } else { 16 };
                 words.put(EDGE, shift, 0xffff, (value as u16).swap_bytes().into());
@@ -130,7 +128,7 @@ pub fn words(fields: &Match) -> Result<([u64; WIDE], [u64; WIDE]), Fault> {
     Ok((words.mask, words.value))
 }
 
-/// An entry as advice; None if no packet can ever match it.
+/// Compiles an entry; None if no packet can match it.
 pub fn compile(entry: &table::Entry) -> Option<advice::Entry> {
     let (mask, value) = words(&entry.fields).ok()?;
     Some(advice::Entry { number: entry.number, priority: entry.priority, mask, value, answer: answer(entry.output) })
@@ -164,7 +162,7 @@ mod tests {
         meets_match(packet, &Match::exact(fields).unwrap())
     }
 
-    /// Whether a packet that came in at port number 2 of the configuration meets an entry.
+    /// Whether a packet received by port number 2 matches.
     fn meets_match(packet: &[u8], fields: &Match) -> bool {
         let (mask, value) = words(fields).unwrap();
         let entry = advice::Entry { number: 1, priority: 1, mask, value, answer: Answer::Drop };

@@ -1,15 +1,14 @@
-//! The switch's side of OpenFlow 1.3: an SDN controller is asked about flows that no entry of its names.
+//! The switch side of OpenFlow 1.3: an SDN controller decides about flows without an entry.
 //!
-//! Problem: let a controller steer flows into chains, without letting it, or the lack of it, hold up a packet. Approach: one thread of its
-//! own speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::advice`]
-//! ([`entry`]), which the Rx threads follow before the rules; and packets to be asked about come over a bounded queue
-//! ([`asker`]). Nothing of it exists in a daemon whose configuration names no controller.
-//!
-//! Limits: one table; outputs to chains, to the controller and to the rules (`NORMAL`), one for each entry; no groups and meters. A change
-//! of entries has each known flow decided anew, so changes that come in quick succession take effect together. One controller at a
-//! time, by TCP without TLS.
+//! One thread talks to the controller, by the protocol of [`sluice_openflow`]. Flow entries become
+//! [`crate::advice`] ([`entry`]), which the Rx threads follow before the rules. Packets about which
+//! they ask arrive in a bounded queue. So neither the controller nor its absence delays a packet.
+//! Without a controller in the configuration nothing of this runs.
+//! Limits: one table; outputs to chains, to the controller and to the rules (`NORMAL`), one for
+//! each entry; no groups or meters. A change of entries re-decides every known flow, so changes in
+//! quick succession take effect together. One controller at a time, by TCP without TLS.
 
-// What panics when nobody reads it: the log does not.
+// These macros panic when the output is closed; logging does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
@@ -35,44 +34,39 @@ use sluice_api::parse;
 use sluice_dataplane::chain::Chain;
 use sluice_dataplane::queue::QueueCounters;
 
-/// A port of the configuration, as the controller is told of it.
+/// A port of the configuration, as shown to the controller.
 #[derive(Debug, Clone)]
 pub struct PortView {
-    /// Its number.
     pub number: u16,
-    /// Its name.
     pub name: String,
-    /// What its queues count.
+    /// Counters of its queues.
     pub counters: Vec<Arc<QueueCounters>>,
 }
 
-/// What there is: ports, and chains that entries can send packets into.
+/// The ports, and the chains into which entries can send packets.
 #[derive(Debug, Clone, Default)]
 pub struct Topology {
-    /// The ports.
     pub ports: Vec<PortView>,
-    /// The chains.
     pub chains: Vec<Arc<Chain>>,
 }
 
-/// What others may read of the agent.
+/// State of the agent that other threads read.
 #[derive(Debug, Default)]
 struct Seen {
     connected: AtomicBool,
-    /// When that began, in nanoseconds.
+    /// Time of the last change of `connected`, in nanoseconds.
     since_ns: AtomicU64,
     connections: AtomicU64,
     packet_ins: AtomicU64,
-    /// Packet-ins that were not sent because the controller does not read them.
+    /// Packet-ins not sent because the controller does not read.
     unread: AtomicU64,
     flow_mods: AtomicU64,
     errors: AtomicU64,
     entries: AtomicU64,
-    /// Why there is no connection.
     problem: Mutex<Option<String>>,
 }
 
-/// The agent as the supervisor sees it.
+/// The supervisor's handle of the agent.
 pub struct Agent {
     config: model::Openflow,
     adviser: Adviser,
@@ -86,7 +80,7 @@ impl Agent {
     /// Starts the thread, if the configuration names a controller.
     ///
     /// # Errors
-    /// The system's, if it makes no thread.
+    /// If the system cannot start a thread.
     pub fn start(config: &model::Openflow, adviser: Option<Adviser>) -> std::io::Result<Option<Self>> {
         let (Some(adviser), Some(address)) = (adviser, config.controller.as_deref()) else { return Ok(None) };
         let address = parse::controller(address).map_err(std::io::Error::other)?;
@@ -99,13 +93,12 @@ impl Agent {
         Ok(Some(Self { config: config.clone(), adviser, seen, topology, stop, thread: Some(thread) }))
     }
 
-    /// Says what ports and chains there are now.
+    /// Reports the present ports and chains to the agent.
     pub fn tell(&self, topology: Topology) {
-        // A thread that ended hears nothing.
+        // The thread may have ended.
         let _ = self.topology.send(topology);
     }
 
-    /// What there is to see.
     pub fn status(&self) -> api::Openflow {
         let seen = &self.seen;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -126,7 +119,6 @@ impl Agent {
         }
     }
 
-    /// Ends the thread.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

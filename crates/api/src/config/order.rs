@@ -1,17 +1,17 @@
-//! The order of keys: JSON schemas have them by the alphabet, and people read them as the types have them.
+//! The order of keys: JSON schemas sort them alphabetically, people read them in the types' order.
 
 use std::fmt;
 
 use schemars::Schema;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-/// Notes the names of the fields of `T`, in order, in its schema.
+/// Adds the names of the fields of `T`, in order, to its schema.
 pub(super) fn in_order<'de, T: Deserialize<'de>>(schema: &mut Schema) {
     let Err(Fields(names)) = T::deserialize(Fields(&[])).map(drop) else { return };
     schema.insert("x-order".into(), names.into());
 }
 
-/// What a type asks a deserializer for: the names of its fields. It is answered with an error that holds them.
+/// A deserializer that returns the field names which a type requests, as an error.
 #[derive(Debug)]
 struct Fields(&'static [&'static str]);
 

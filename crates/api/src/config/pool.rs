@@ -1,48 +1,51 @@
-//! What instances of services that are not shared are given: `[service.pool]`, and the words of `per`.
+//! Instances of pooled services: `[service.pool]`, and the values of `per`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::order::in_order;
 
-/// Instances of a service that is not shared.
+/// Instances of a pooled service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(rename = "PoolConfig", transform = in_order::<Self>)]
 pub struct Pool {
-    /// Least number of instances. There are so many at the start, and always so many with `per = "rss"` and `per = "round-robin"`.
+    /// Least number of instances, and that at start. Fixed with `per = "rss"` or `"round-robin"`.
     #[schemars(range(max = 65_000))]
     pub min: u32,
-    /// Most instances. There are as many as flows come and last.
+    /// Most instances. Their number follows the flows.
     #[schemars(range(min = 1, max = 65_000))]
     pub max: u32,
-    /// With `per = "class"`: what flows of one class have in common. `tenant` (of their rule), `vlan`, `port` (where they come in), `dscp`,
-    /// `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first packet of
-    /// a connection says it, for both directions.
+    /// With `per = "class"`: what flows of a class share: `tenant` (of their rule), `vlan`, `port`
+    /// (ingress), `dscp`, `source-prefix/24` or `destination-prefix/24`, with `/24/56` if IPv6
+    /// prefixes do not have 64 bits. The first packet of a connection decides for both directions.
     pub class: Option<String>,
-    /// Capacity of each ring of an instance, a power of two: small where it has one flow at a time.
+    /// Capacity of each ring of an instance, a power of two. Keep it small where an instance has
+    /// one flow at a time.
     #[schemars(range(min = 2, max = 1 << 20))]
     pub ring: u32,
-    /// How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.
+    /// How long late packets of an ended flow still reach its instance, in milliseconds. A class
+    /// ends with its last flow.
     #[schemars(range(max = 3_600_000))]
     pub linger_ms: u32,
-    /// An established TCP connection without packets for so long is over, in milliseconds.
+    /// Idle timeout of an established TCP connection, in milliseconds.
     #[schemars(range(min = 1))]
     pub tcp_idle_ms: u32,
-    /// A TCP connection that only one side has spoken in, or that one side has ended, is over without packets for so long, in milliseconds.
+    /// Idle timeout of a TCP connection in which one side has not sent, or one side has ended, in
+    /// milliseconds.
     #[schemars(range(min = 1))]
     pub half_open_ms: u32,
-    /// A flow that is not TCP is over without packets for so long, in milliseconds.
+    /// Idle timeout of a flow that is not TCP, in milliseconds.
     #[schemars(range(min = 1))]
     pub idle_ms: u32,
     /// What happens to a new flow when no instance is idle.
     pub when_empty: WhenEmpty,
-    /// With `when_empty = "wait"`: most packets that wait, at each Rx thread. For one more, the one that has waited longest is dropped.
+    /// With `when_empty = "wait"`: most waiting packets of an Rx thread; one more drops the oldest.
     #[schemars(range(min = 1, max = 1 << 16))]
     pub queue: u32,
-    /// With `when_empty = "fallback"`: the shared service that has the flow instead, to its end.
+    /// With `when_empty = "fallback"`: the shared service that handles the flow to its end.
     pub fallback: Option<String>,
-    /// How an instance is made as new for the next flow.
+    /// How an instance is reset for the next flow.
     pub isolation: Isolation,
 }
 
@@ -65,31 +68,31 @@ impl Default for Pool {
     }
 }
 
-/// What an instance of a service is given.
+/// What an instance of a service receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Per {
-    /// Whatever comes: flows are spread over the instances.
+    /// Any packets: flows are spread over the instances.
     #[default]
     Shared,
-    /// One flow at a time, both directions of it.
+    /// One flow at a time, in both directions.
     Flow,
-    /// All flows of a traffic class, both directions of them.
+    /// All flows of a traffic class, in both directions.
     Class,
-    /// The flows of one hash.
+    /// The flows of one hash value.
     Rss,
-    /// Packets in turn, whatever flow they are of.
+    /// Packets round robin, of any flow.
     RoundRobin,
 }
 
 impl Per {
-    /// Whether connections are given instances as they come, and hold them to their ends.
+    /// Whether connections are assigned to instances as they arrive, and stay to their end.
     #[inline]
     pub fn is_held(self) -> bool {
         matches!(self, Self::Flow | Self::Class)
     }
 
-    /// As a word.
+    /// Its name in the configuration.
     pub fn word(self) -> &'static str {
         match self {
             Self::Shared => "shared",
@@ -105,20 +108,20 @@ impl Per {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenEmpty {
-    /// Its packets wait until one is.
+    /// Its packets wait for an idle instance.
     Wait,
-    /// A shared service has it.
+    /// A shared service handles it.
     Fallback,
-    /// Its packets are dropped until one is.
+    /// Its packets are dropped until an instance is idle.
     Drop,
 }
 
-/// How an instance is made as new for the next flow.
+/// How an instance is reset for the next flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
     /// Its state cleaner is called.
     Reset,
-    /// It is ended, and another process takes its place.
+    /// Its process is replaced by another.
     Strict,
 }

@@ -1,4 +1,4 @@
-//! When instances that sleep are woken: `[service.wakeup]` and `[rule.wakeup]`.
+//! When sleeping instances are woken: `[service.wakeup]` and `[rule.wakeup]`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,33 +6,34 @@ use sluice_policy::sched::threshold::{self, Rules};
 
 use super::order::in_order;
 
-/// When an instance that sleeps is woken.
+/// When a sleeping instance is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Wakeup {
-    /// At every packet (`min`), at 32 packets or after a time (`naive-100us`, `naive-1ms`), or at the number that its flow makes worth while.
+    /// Wake at each packet (`min`), at 32 packets or after a time (`naive-100us`, `naive-1ms`), or
+    /// at a threshold that follows its flow (`adaptive`).
     pub policy: Policy,
-    /// With `adaptive`: each of so many packets at the beginning of a flow wakes it.
+    /// With `adaptive`: number of packets at the beginning of a flow that each wake the instance.
     pub early: u32,
-    /// With `adaptive`: least number of packets that wait for it when it is woken, after those.
+    /// With `adaptive`: least threshold after those, in packets.
     #[schemars(range(min = 1, max = 1 << 16))]
     pub least: u32,
-    /// With `adaptive`: largest such number; never more than half of its ring.
+    /// With `adaptive`: largest threshold, in packets; at most half of the ring.
     #[schemars(range(min = 1, max = 1 << 16))]
     pub most: u32,
-    /// With `adaptive`: how long packets wait for more at most, in microseconds.
+    /// With `adaptive`: longest time that packets wait for more, in microseconds.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub timer_us: u32,
 }
 
-/// By what an instance is woken.
+/// The wake policy of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// Every packet.
     Min,
-    /// A number of packets that grows and shrinks with its flow.
+    /// A threshold that grows and shrinks with its flow.
     Adaptive,
     /// 32 packets, or 100 µs.
     #[serde(rename = "naive-100us")]
@@ -50,7 +51,7 @@ impl Default for Wakeup {
 }
 
 impl Wakeup {
-    /// As the policy's numbers; None if every packet wakes.
+    /// The policy's parameters; None if every packet wakes.
     pub fn rules(&self) -> Option<Rules> {
         match self.policy {
             Policy::Min => None,
@@ -60,7 +61,7 @@ impl Wakeup {
         }
     }
 
-    /// The same for one that has a flow whose rule says so, where every packet that wakes is a policy too.
+    /// The parameters for a flow whose rule sets this policy; waking at every packet is one too.
     pub fn rules_of_flow(&self) -> Rules {
         self.rules().unwrap_or(Rules { early: 0, least: 1, most: 1, timer_ns: threshold::TIMER_NS })
     }
@@ -69,7 +70,7 @@ impl Wakeup {
         Rules { early: self.early, least: self.least, most: self.most, timer_ns: u64::from(self.timer_us) * 1_000 }
     }
 
-    /// Whether it has bounds that its policy does not look at.
+    /// Whether bounds are set that its policy ignores.
     pub fn has_idle_bounds(&self) -> bool {
         self.policy != Policy::Adaptive && self.bounds() != Self::default().bounds()
     }

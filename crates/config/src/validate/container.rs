@@ -1,4 +1,4 @@
-//! What is checked of services whose instances run in containers.
+//! Checks of services whose instances run in containers.
 
 use std::path::Component;
 
@@ -6,7 +6,7 @@ use super::{At, Validation};
 use sluice_api::config::{Container, Service};
 
 impl Validation<'_> {
-    /// A container is made of one thing, and its program is named once.
+    /// Checks that a container has one source, and that its program is named once.
     pub(super) fn container(&mut self, i: usize, service: &Service, container: &Container) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
+    fn what_is_wrong_is_reported_with_its_line() {
         for (service, line, wanted) in [
             ("container = { }", 3, "made of nothing"),
             ("exec = \"/nf\"\ncontainer = { root = \"/a\", bundle = \"/b\" }", 4, "a bundle and a root directory"),

@@ -1,4 +1,4 @@
-//! What is checked of services whose programs know nothing of Sluice.
+//! Checks of foreign services.
 
 use super::{At, Validation};
 use sluice_api::config::AF_XDP_LARGEST;
@@ -8,7 +8,7 @@ use sluice_api::config::{Chain, Drops, Service, Via, hop};
 use sluice_host::link;
 
 impl Validation<'_> {
-    /// Keys of foreign services mean nothing to others.
+    /// Checks that only foreign services have the keys of foreign services.
     pub(super) fn not_foreign(&mut self, i: usize, service: &Service) {
         let given = [
             ("via", service.via != Via::AfPacket),
@@ -29,7 +29,7 @@ impl Validation<'_> {
         }
     }
 
-    /// A program that knows nothing of Sluice can be started, fed and found.
+    /// Checks that a foreign program can be started, fed and found.
     pub(super) fn foreign(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -64,7 +64,7 @@ impl Validation<'_> {
                 );
             }
         }
-        // Ethernet header, and a VLAN tag.
+        // Ethernet header and VLAN tag.
         let largest = u64::from(service.mtu) + 18;
         if largest > u64::from(self.config.memory.packet_bytes) {
             self.error(
@@ -82,7 +82,7 @@ impl Validation<'_> {
         }
     }
 
-    /// There is one program, or something else that does the work.
+    /// Checks that the work is done by one of `exec` and `pid_file`, or by commands in `setup`.
     fn foreign_program(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -123,7 +123,7 @@ impl Validation<'_> {
         }
     }
 
-    /// The interfaces have two names, and what goes in by one comes back by the other.
+    /// Checks the one or two interfaces and their names; a tap counts no losses.
     fn interfaces(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -155,7 +155,7 @@ impl Validation<'_> {
         }
     }
 
-    /// A device of DPDK can be had, and somebody connects to it.
+    /// Checks that a DPDK device can be made, and that a program connects to it.
     fn device(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -180,7 +180,8 @@ impl Validation<'_> {
         }
     }
 
-    /// A hop that is met from its far side has one, and no chain meets a foreign program twice from the same side.
+    /// Checks that a reversed hop has a far side, and that no foreign program repeats in a
+    /// direction.
     pub(super) fn sides(&mut self, at: At, chain: &Chain, at_hop: usize) {
         let (name, reverse) = hop(&chain.services[at_hop]);
         let Some(service) = self.config.services.iter().find(|s| s.name == name) else { return };
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_once() {
+    fn what_is_wrong_is_reported_once() {
         let f = "kind = \"foreign\"\nsetup = [\"true\"]";
         let cases = [
             ("kind = \"foreign\"".to_string(), "neither a program nor a command"),

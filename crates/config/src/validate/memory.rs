@@ -1,4 +1,4 @@
-//! Checks of whose memory is whose: of ports that belong to a tenant, and of tenants that have frames of their own.
+//! Checks of tenants' memory: ports of a tenant, and tenants with their own number of frames.
 
 use super::Validation;
 use crate::problem::At;
@@ -6,7 +6,7 @@ use crate::tenancy;
 use sluice_api::nearest;
 
 impl Validation<'_> {
-    /// A tenant's name differs from the names of arenas that belong to no tenant.
+    /// Checks that a tenant's name is not that of an arena without a tenant.
     pub(super) fn name_of_tenant(&mut self, at: At, name: &str) {
         self.word(at, "the name of a tenant", name, true);
         if tenancy::is_taken(name) {
@@ -18,7 +18,7 @@ impl Validation<'_> {
         }
     }
 
-    /// A port that belongs to a tenant gives its packets to nobody else, and every tenant that is named is one.
+    /// Checks that a tenant's port leads to that tenant alone, and that every named tenant exists.
     pub(super) fn tenants(&mut self) {
         let config = self.config;
         let known: Vec<&str> = tenancy::tenants(config).into_iter().flatten().collect();

@@ -1,21 +1,21 @@
-//! Checks of services that are not shared: their pools, and the chains that they stand in.
+//! Checks of pooled services: their pools and their chains.
 
 use super::Validation;
 use crate::class::Class;
 use crate::problem::At;
 use sluice_api::config::{Config, Per, PortKind, Service, WhenEmpty, hop};
 
-/// Most pooled services of a connection, over all chains that it passes.
+/// Most pooled services of a connection, over all its chains.
 pub const MAX_POOLS: usize = 8;
 
-/// Most services of a chain that has a pooled one: its path is found without going through memory of any size.
+/// Most services in a chain with a pooled one: path search uses fixed-size memory.
 pub const MAX_POOLED_HOPS: usize = sluice_policy::spread::MAX_NFS;
 
-/// The ring of a service that says nothing about it.
+/// Default ring size.
 const USUAL_RING: u32 = 2048;
 
 impl Validation<'_> {
-    /// Services that are not shared go with the rest.
+    /// Checks all pooled services.
     pub(super) fn pools(&mut self) {
         let config = self.config;
         for (i, service) in config.services.iter().enumerate() {
@@ -78,7 +78,7 @@ impl Validation<'_> {
         self.both_directions(i, service);
     }
 
-    /// Keys that only services have which are shared.
+    /// Checks that pooled services have no keys of shared ones.
     fn keys_of_shared(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
@@ -108,7 +108,7 @@ impl Validation<'_> {
         }
     }
 
-    /// What makes a class is said where there is an instance for each, and only there.
+    /// Checks that `class` is set if and only if there is an instance for each class.
     fn class(&mut self, in_pool: At, service: &Service) {
         let name = &service.name;
         match (&service.pool().class, service.per) {
@@ -131,7 +131,7 @@ impl Validation<'_> {
         }
     }
 
-    /// A pool falls back to a service that is shared, if it does.
+    /// Checks that the fallback of a pool is a shared service.
     fn fallback(&mut self, in_pool: At, service: &Service) {
         let (name, pool) = (&service.name, service.pool());
         match (&pool.fallback, pool.when_empty) {
@@ -161,7 +161,7 @@ impl Validation<'_> {
         }
     }
 
-    /// Both directions of a connection come to one Rx thread.
+    /// Checks that both directions of a connection reach the same Rx thread.
     fn both_directions(&mut self, i: usize, service: &Service) {
         let threads = self.config.manager.rx.len() as u32;
         if !service.per.is_held() || threads < 2 {

@@ -7,10 +7,10 @@ use crate::problem::At;
 use sluice_api::config::{AfPacket, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, Port, PortKind};
 use sluice_host::link;
 
-/// Bytes of sequence number and time stamp in a generated packet's payload.
+/// Size of the sequence number and time stamp in a generated packet's payload, in bytes.
 const STAMP: usize = 16;
 
-/// Smallest packet of a generator, in bytes with the Ethernet header: headers, and a payload that holds [`STAMP`].
+/// Smallest packet of a generator, in bytes: Ethernet header, other headers, and [`STAMP`].
 fn smallest_packet(g: &Gen) -> usize {
     let vlan = if g.vlan.is_some() { 4 } else { 0 };
     let ip = if g.ipv6 { 40 } else { 20 };

@@ -5,7 +5,7 @@ use crate::problem::At;
 use sluice_api::nearest;
 
 impl Validation<'_> {
-    /// Every priority is above 0, and every tenant that a rule names is known.
+    /// Checks that every priority is above 0, and that the tenants of rules exist.
     pub(super) fn priorities(&mut self) {
         let config = self.config;
         let tenants = &config.sched.tenants;

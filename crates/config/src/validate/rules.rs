@@ -46,7 +46,7 @@ impl Validation<'_> {
         );
     }
 
-    /// What a rule says of packets can be true of one.
+    /// Checks that some packet can match a rule.
     fn matching(&mut self, i: usize, rule: &Rule) {
         let at = |key| At::entry("rule", i, key);
         let protocol = match rule.protocol.as_deref().map(parse::protocol) {
@@ -105,13 +105,13 @@ impl Validation<'_> {
         }
     }
 
-    /// A sentence of [`parse`], "what is wrong; what to do".
+    /// Splits an error of [`parse`], "problem; help".
     fn sentence(&mut self, at: At, text: &str) {
         let (message, help) = text.split_once("; ").unwrap_or((text, ""));
         self.error(at, message, help);
     }
 
-    /// Rules that an earlier one leaves no packets.
+    /// Warns about rules that an earlier rule covers.
     pub(super) fn covered(&mut self) {
         let config = self.config;
         for (i, rule) in config.rules.iter().enumerate() {
@@ -133,7 +133,7 @@ impl Validation<'_> {
     }
 }
 
-/// Whether all packets that `later` matches are matched by `earlier`, as far as each key alone tells.
+/// Whether `earlier` matches all packets that `later` matches, comparing key by key.
 fn covers(earlier: &Rule, later: &Rule) -> bool {
     fn key<T>(earlier: &Option<T>, later: &Option<T>, within: impl Fn(&T, &T) -> bool) -> bool {
         match (earlier, later) {

@@ -1,11 +1,10 @@
-//! Checks of when instances that sleep are woken.
+//! Checks of wake policies.
 
 use super::Validation;
 use crate::problem::At;
 use sluice_api::config::{Mode, Per, Service, Wakeup, hop};
 
 impl Validation<'_> {
-    /// The policies of services.
     pub(super) fn wakeups(&mut self) {
         let config = self.config;
         for (i, service) in config.services.iter().enumerate() {
@@ -23,7 +22,6 @@ impl Validation<'_> {
         }
     }
 
-    /// The policy of a rule.
     pub(super) fn wakeup_of_rule(&mut self, i: usize, chain: &str, wakeup: &Wakeup) {
         let at = At::entry("rule", i, "wakeup");
         self.wakeup(at, wakeup);
