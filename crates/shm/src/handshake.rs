@@ -12,7 +12,7 @@
 //! | expected | failed | the process ends, or no hello in time |
 //! | attached | ready | its message that its handler is ready |
 //! | ready | draining | removal, or the manager's stop: the NF's `Stop` word is set |
-//! | attached, ready, draining | gone | its process ends or its socket closes: frames are reclaimed |
+//! | attached, ready, draining | gone | its process ends or its socket closes: frames reclaimed |
 //!
 //! Forbidden: a hello for an attached NF (one process a name), and a second hello on one socket.
 
