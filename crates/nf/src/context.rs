@@ -44,8 +44,8 @@ impl Context {
         }
     }
 
-    pub(crate) fn of_zygote(told: &Surroundings) -> Self {
-        let Surroundings { name, ports, services, chains } = told.clone();
+    pub(crate) fn of_zygote(surroundings: &Surroundings) -> Self {
+        let Surroundings { name, ports, services, chains } = surroundings.clone();
         Self { name, ports, services, chains, core: None }
     }
 

@@ -40,8 +40,8 @@ use crate::context::Context;
 use crate::error::{AttachError, NfError};
 use crate::gate;
 use crate::options::Options;
-use crate::seat::{Place, Seat};
 use crate::signals;
+use crate::sleeper::{Place, Sleeper};
 
 /// Longest sleep: how late an orphan notices that its manager is gone.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub(crate) struct Engine {
     slot: u32,
     linger_ns: u64,
     poll: bool,
-    seat: Rc<Seat>,
+    sleeper: Rc<Sleeper>,
     socket: OwnedFd,
     clock: Clock,
     /// Ring that the next burst starts with.
@@ -153,7 +153,7 @@ impl Engine {
             slot,
             linger_ns,
             poll,
-            seat: Seat::new(place),
+            sleeper: Sleeper::new(place),
             socket,
             clock,
             turn: 0,
@@ -184,8 +184,8 @@ impl Engine {
     }
 
     /// The NF's sleeper, through which storage is polled without a borrow of the engine.
-    pub(crate) fn seat(&self) -> Rc<Seat> {
-        self.seat.clone()
+    pub(crate) fn sleeper(&self) -> Rc<Sleeper> {
+        self.sleeper.clone()
     }
 
     /// Now, in nanoseconds of CLOCK_MONOTONIC.
@@ -280,7 +280,7 @@ impl Engine {
     /// storage. An NF that is stopped from outside meanwhile has more packets, and so runs again.
     #[inline(always)]
     fn keeps_back(&self) -> bool {
-        self.seat.storage().is_none()
+        self.sleeper.storage().is_none()
     }
 
     /// Publishes after the burst that began at `now`, unless more bursts wait and the last time was
@@ -340,10 +340,10 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
-            let Self { seat, tx, page, .. } = self;
+            let Self { sleeper, tx, page, .. } = self;
             page.add(Counter::Sleeps, 1);
             // A wild cursor counts as room: the next enqueue reports it.
-            if seat.sleep(SUSPENDED, || tx.room() != Ok(0)) {
+            if sleeper.sleep(SUSPENDED, || tx.room() != Ok(0)) {
                 page.add(Counter::HandOvers, 1);
             }
         }
@@ -354,7 +354,7 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn must_yield(&mut self, now: u64) -> bool {
         // Relaxed: only the word matters.
-        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.seat.is_over_budget(now)
+        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.sleeper.is_over_budget(now)
     }
 
     /// Whether the NF got another flow, and must forget the former one before it handles what it
@@ -419,7 +419,8 @@ impl Engine {
         if self.linger_ns > 0 {
             let until = self.now_ns() + self.linger_ns;
             loop {
-                if Self::has_work(&mut self.rx, &self.page) || self.seat.storage().is_some_and(|storage| storage.has_completions())
+                if Self::has_work(&mut self.rx, &self.page)
+                    || self.sleeper.storage().is_some_and(|storage| storage.has_completions())
                 {
                     return Ok(());
                 }
@@ -446,8 +447,8 @@ impl Engine {
             None => LONGEST_SLEEP,
         };
         let mut slept = true;
-        let Self { core, rx, page, slot, seat, .. } = self;
-        let handed_over = seat.sleep(timeout, || {
+        let Self { core, rx, page, slot, sleeper, .. } = self;
+        let handed_over = sleeper.sleep(timeout, || {
             if with_work {
                 if rx.iter_mut().any(|ring| ring.available() != Ok(0)) {
                     // sleep() cleared the bit; the core's other NFs must see that packets wait
@@ -497,7 +498,7 @@ impl Engine {
     pub(crate) fn sample(&mut self, packets: usize, now: u64, ns: u64) {
         self.sample_at = now + GLANCE_NS;
         let since = self.taken.wrapping_sub(std::mem::replace(&mut self.sampled_at, self.taken));
-        let ns = ns + part_of(self.seat.storage_ns(), packets, since);
+        let ns = ns + part_of(self.sleeper.storage_ns(), packets, since);
         if self.samples < COLD_SAMPLES {
             self.samples += 1;
             return;
@@ -524,7 +525,7 @@ impl Engine {
 impl Drop for Engine {
     /// However the NF ends (return, error or panic), no other NF waits for it.
     fn drop(&mut self) {
-        self.seat.leave();
+        self.sleeper.leave();
         gate::let_go(&self.socket);
     }
 }

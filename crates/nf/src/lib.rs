@@ -35,8 +35,8 @@ mod options;
 mod packet;
 pub mod pull;
 mod run;
-mod seat;
 mod signals;
+mod sleeper;
 pub mod storage;
 #[cfg(feature = "trace")]
 mod trace;

@@ -223,15 +223,15 @@ impl Nf {
 
     #[inline(always)]
     fn wait_for(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
-        let seat = self.shared.engine.borrow().seat();
+        let sleeper = self.shared.engine.borrow().sleeper();
         let deadline = self.begin(timeout)?;
         if signals::stopped() {
-            seat.flush();
+            sleeper.flush();
             return Ok(None);
         }
         loop {
             // Not while the engine is borrowed: a callback may return packets.
-            let called = within(|| seat.poll());
+            let called = within(|| sleeper.poll());
             #[cfg(feature = "trace")]
             if let Some(feed) = &mut self.feed {
                 feed.turn(self.shared.engine.borrow().arena())?;
@@ -264,7 +264,7 @@ impl Nf {
                 return Ok(Some(0));
             }
         }
-        seat.flush();
+        sleeper.flush();
         Ok(None)
     }
 
@@ -273,7 +273,7 @@ impl Nf {
         let engine = &mut *self.shared.engine.borrow_mut();
         let now = engine.now_ns();
         if let Some((since, packets)) = self.sampling.take() {
-            if !engine.seat().has_waited() {
+            if !engine.sleeper().has_waited() {
                 engine.sample(packets, now, now.saturating_sub(since));
             }
             engine.glance(now)?;

@@ -102,10 +102,10 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
 /// The loop. Ok is a clean stop.
 fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     let mut ticker = Ticker::new(step.tick_every(), engine.now_ns());
-    let seat = engine.seat();
+    let sleeper = engine.sleeper();
     engine.ready();
     loop {
-        guarded(|| seat.poll()).inspect_err(|_| engine.count_errors(1))?;
+        guarded(|| sleeper.poll()).inspect_err(|_| engine.count_errors(1))?;
         if engine.is_shut_out() {
             engine.stand()?;
         }
@@ -114,7 +114,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         let (first, n) = engine.receive_burst()?;
         if engine.must_clean() {
             // Work begun for the former flow completes before the flow is forgotten.
-            guarded(|| seat.flush()).inspect_err(|_| engine.count_errors(1))?;
+            guarded(|| sleeper.flush()).inspect_err(|_| engine.count_errors(1))?;
             guarded(|| step.clean()).inspect_err(|_| engine.count_errors(1))?;
             engine.cleaned();
         }
@@ -153,7 +153,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         let drops = descriptors.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
         if engine.is_sample_due(now) {
             let after = engine.now_ns();
-            if !seat.has_waited() {
+            if !sleeper.has_waited() {
                 engine.sample(n, after, after.saturating_sub(now));
             }
             engine.send_burst(n, drops);
@@ -194,10 +194,10 @@ pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -
     }
     work(&mut engine, &mut step)?;
     // Storage completes before the handler is cleaned, and again after what that writes.
-    let seat = engine.seat();
-    guarded(|| seat.flush())?;
+    let sleeper = engine.sleeper();
+    guarded(|| sleeper.flush())?;
     guarded(|| step.clean())?;
-    guarded(|| seat.flush())
+    guarded(|| sleeper.flush())
 }
 
 /// As [`run`], but returns the error instead of printing it.

@@ -9,9 +9,9 @@
 //! - With `SLUICE_TRACE` set, an NF built with the feature `trace` does not attach: its own `main`
 //!   makes its handler, with its own arguments, and the [`harness`](crate::harness) runs it. An NF
 //!   that owns its loop attaches to a [stand-in](pull). First each flow once, then packets to warm
-//!   up, then those that count. The value is a list of these keys, each with a default: `packets=N`,
-//!   `warm_up=N`, `accesses=N`, `flows=N`, `zipf=S`, `bytes=N`, `spread=0|1`, `seed=N`, `l1=NxN`,
-//!   `input=0|1`, `output=0|1`, separated by commas.
+//!   up, then those that count. The value is a list of these keys, each with a default:
+//!   `packets=N`, `warm_up=N`, `accesses=N`, `flows=N`, `zipf=S`, `bytes=N`, `spread=0|1`, `seed=N`, `l1=NxN`,
+//!   `input=0|1`, `output=0|1`, with commas between.
 //! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the
 //!   flags). Built without the flags, the program runs under other tools, on the same packets.
 //! - A first cache of `l1=SETSxWAYS` (LRU) filters here: accesses that hit it are not recorded,

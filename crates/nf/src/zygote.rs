@@ -38,7 +38,7 @@ use crate::context::Context;
 use crate::engine::connect;
 use crate::error::{AttachError, NfError};
 use crate::options::Options;
-use crate::seat::Seat;
+use crate::sleeper::Sleeper;
 
 /// The name of the instance that this process was forked for.
 static FORKED_AS: OnceLock<String> = OnceLock::new();
@@ -97,7 +97,7 @@ pub(crate) fn serve<S>(
 
 /// Why this process cannot be forked, if it cannot.
 fn unfit() -> Option<String> {
-    if Seat::here().storage().is_some() {
+    if Sleeper::here().storage().is_some() {
         return Some("its storage was set up with its handler; set it up in `forked`".into());
     }
     match std::fs::read_dir("/proc/self/task").map(Iterator::count) {
@@ -172,8 +172,8 @@ fn thread_word() -> *mut libc::c_int {
     const PR_GET_TID_ADDRESS: libc::c_int = 40;
     let mut word: *mut libc::c_int = std::ptr::null_mut();
     // SAFETY: the kernel writes a pointer, which the C library set at the thread's start.
-    let told = unsafe { libc::prctl(PR_GET_TID_ADDRESS, &raw mut word) } == 0;
+    let ok = unsafe { libc::prctl(PR_GET_TID_ADDRESS, &raw mut word) } == 0;
     // SAFETY: the word lives as long as the thread. A C library without it names another word.
-    let is_number = told && !word.is_null() && unsafe { word.read_volatile() } == rustix::thread::gettid().as_raw_nonzero().get();
+    let is_number = ok && !word.is_null() && unsafe { word.read_volatile() } == rustix::thread::gettid().as_raw_nonzero().get();
     if is_number { word } else { std::ptr::null_mut() }
 }

@@ -64,8 +64,8 @@ pub fn in_hand(word: u64) -> u64 {
 }
 
 /// Counts steps in which packets of one path change frames, or their frames are given away. During
-/// such a step a scan of all words may miss the path's packets: see [`FrameTable::left`]. It is
-/// only needed for paths that have ended, and steps that began earlier do not matter.
+/// such a step a scan of all words may miss the path's packets: see [`FrameTable::left`]. Only a
+/// path that has ended needs it: no step that began before its end goes on during a scan for it.
 #[derive(Debug)]
 pub struct Moves(AtomicU64);
 

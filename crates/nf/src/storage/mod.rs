@@ -81,7 +81,7 @@ pub use error::{IoError, Outcome, RequestError, StorageError};
 pub use file::{At, File};
 
 use crate::context::Context;
-use crate::seat::{Bells, Completions, Seat};
+use crate::sleeper::{Completions, Doorbells, Sleeper};
 use buffer::Buffer;
 use callback::Callback;
 use ring::Ring;
@@ -110,7 +110,7 @@ pub struct Storage(Rc<Inner>);
 
 pub(crate) struct Inner {
     state: RefCell<State>,
-    seat: Rc<Seat>,
+    sleeper: Rc<Sleeper>,
     interval_ns: u64,
     /// Whether a callback runs: then no request may wait, and no other callback may run.
     is_calling: Cell<bool>,
@@ -182,8 +182,8 @@ impl Storage {
         if !(4096..=64 << 20).contains(&bytes) || !(1..=4096).contains(&operations) {
             return Err(StorageError::Options { bytes, operations });
         }
-        let seat = Seat::here();
-        if seat.storage().is_some() {
+        let sleeper = Sleeper::here();
+        if sleeper.storage().is_some() {
             return Err(StorageError::Second);
         }
         let buffer = || Buffer::new(bytes.next_multiple_of(4096), operations);
@@ -191,12 +191,12 @@ impl Storage {
             State { ring: Ring::new(operations)?, buffers: [buffer(), buffer()], filling: 0, kernel_has_other: false, since_ns: 0 };
         let inner = Rc::new(Inner {
             state: RefCell::new(state),
-            seat: seat.clone(),
+            sleeper: sleeper.clone(),
             interval_ns: u64::try_from(options.flush_interval.as_nanos()).unwrap_or(u64::MAX),
             is_calling: Cell::new(false),
         });
         let completions: Rc<dyn Completions> = inner.clone();
-        seat.set_storage(Rc::downgrade(&completions));
+        sleeper.set_storage(Rc::downgrade(&completions));
         Ok(Self(inner))
     }
 
@@ -358,7 +358,7 @@ impl Inner {
     /// Sleeps until the kernel has completed something.
     #[cold]
     fn suspend(&self) {
-        if !self.seat.suspend(self) {
+        if !self.sleeper.suspend(self) {
             self.state.borrow_mut().ring.wait_for_completion();
         }
     }
@@ -415,10 +415,10 @@ impl Completions for Inner {
         Duration::from_nanos(state.since_ns.saturating_add(self.interval_ns).saturating_sub(monotonic_ns()))
     }
 
-    fn wait(&self, bells: Bells, timeout: Duration) {
+    fn wait(&self, doorbells: Doorbells, timeout: Duration) {
         let state = &mut *self.state.borrow_mut();
         let under_way = state.kernel_has_other;
-        state.ring.wait(bells, timeout, under_way);
+        state.ring.wait(doorbells, timeout, under_way);
     }
 }
 

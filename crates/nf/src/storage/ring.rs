@@ -28,7 +28,7 @@ use rustix::io::Errno;
 
 use super::buffer::{Ask, Kind};
 use super::error::StorageError;
-use crate::seat::Bells;
+use crate::sleeper::Doorbells;
 
 /// The name of the doorbells' operation.
 const BELL: u64 = u64::MAX;
@@ -137,25 +137,25 @@ impl Ring {
     }
 
     /// Waits for a doorbell, a completion, or the timeout. `under_way`: the kernel has operations.
-    pub(super) fn wait(&mut self, bells: Bells, timeout: Duration, under_way: bool) {
+    pub(super) fn wait(&mut self, doorbells: Doorbells, timeout: Duration, under_way: bool) {
         // If only doorbells can wake it and no operation may consume a wake, futexes are cheaper.
         if !self.waits_for_futex || (!under_way && !self.is_armed) {
             self.submit();
-            bells.wait(if under_way { timeout.min(LOOK_EVERY) } else { timeout });
+            doorbells.wait(if under_way { timeout.min(LOOK_EVERY) } else { timeout });
             return;
         }
         if !self.is_armed {
             let waiter = |(bell, seen): (&std::sync::atomic::AtomicU32, u32)| {
                 types::FutexWaitV::new().val(seen.into()).uaddr(bell.as_ptr() as u64).flags(FUTEX2_SIZE_U32)
             };
-            self.armed[0] = waiter(bells.first);
-            if let Some(second) = bells.second {
+            self.armed[0] = waiter(doorbells.first);
+            if let Some(second) = doorbells.second {
                 self.armed[1] = waiter(second);
             }
-            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(bells.second.is_some()));
+            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(doorbells.second.is_some()));
             self.push(&wait.build().user_data(BELL));
             self.is_armed = true;
-        } else if bells.are_rung() {
+        } else if doorbells.are_rung() {
             return;
         }
         self.enter(1, Some(timeout));

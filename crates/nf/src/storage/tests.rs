@@ -306,10 +306,10 @@ fn wakes(forget: bool, by_neighbours: bool) {
     let bell: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
     let silent: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
     // The doorbell that rings is the core page's or the NF's own, alone or beside a silent one.
-    let bells = |seen| match by_neighbours {
-        true => Bells { first: (bell, seen), second: Some((silent, 0)) },
-        false if forget => Bells { first: (bell, seen), second: None },
-        false => Bells { first: (silent, 0), second: Some((bell, seen)) },
+    let doorbells = |seen| match by_neighbours {
+        true => Doorbells { first: (bell, seen), second: Some((silent, 0)) },
+        false if forget => Doorbells { first: (bell, seen), second: None },
+        false => Doorbells { first: (silent, 0), second: Some((bell, seen)) },
     };
     let long = Duration::from_secs(20);
     let started = std::time::Instant::now();
@@ -320,14 +320,14 @@ fn wakes(forget: bool, by_neighbours: bool) {
             sluice_shm::doorbell::ring(bell);
         });
         while bell.load(std::sync::atomic::Ordering::Acquire) == seen {
-            t.storage.0.wait(bells(seen), long);
+            t.storage.0.wait(doorbells(seen), long);
             t.storage.poll();
         }
         ringer.join().unwrap();
     };
     (0..3).for_each(ring);
     // A doorbell that has rung already prevents the sleep.
-    t.storage.0.wait(bells(0), long);
+    t.storage.0.wait(doorbells(0), long);
     t.storage.poll();
     // A completion wakes, with the doorbell silent.
     t.storage.write_data(&file, At::End, &[1; 4096], t.note(0)).unwrap();
@@ -343,7 +343,7 @@ fn wakes(forget: bool, by_neighbours: bool) {
         writer
     });
     while t.seen.borrow().len() == written {
-        t.storage.0.wait(bells(6), long);
+        t.storage.0.wait(doorbells(6), long);
         t.storage.poll();
     }
     late.join().unwrap();
@@ -354,7 +354,7 @@ fn wakes(forget: bool, by_neighbours: bool) {
     // The last wait's operation is in the ring: the next ring ends it, the one after the futex.
     (6..9).for_each(ring);
     // The timeout wakes, too.
-    t.storage.0.wait(bells(9), Duration::from_millis(2));
+    t.storage.0.wait(doorbells(9), Duration::from_millis(2));
     assert!(started.elapsed() < long);
 }
 

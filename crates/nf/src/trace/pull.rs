@@ -33,7 +33,7 @@ use super::{Traffic, begin, context, follow, write_out};
 use crate::context::Context;
 use crate::engine::Engine;
 use crate::error::NfError;
-use crate::seat::Place;
+use crate::sleeper::Place;
 
 /// Frames, and slots of their return ring: an NF may keep all but a burst of them. No more, as the
 /// ring takes up cache where other tools look at an untraced program.

@@ -31,12 +31,12 @@ pub(crate) trait Completions {
     /// Longest sleep before the next check of the storage.
     fn longest_sleep(&self) -> Duration;
     /// Waits for a doorbell, a completion, or the timeout.
-    fn wait(&self, bells: Bells, timeout: Duration);
+    fn wait(&self, doorbells: Doorbells, timeout: Duration);
 }
 
 /// How an NF sleeps. Without a place, as in unit tests, only its storage wakes it.
 #[derive(Default)]
-pub(crate) struct Seat {
+pub(crate) struct Sleeper {
     place: Option<Place>,
     /// Not owned: callbacks may hold packets, which hold the engine, which holds this.
     storage: RefCell<Option<Weak<dyn Completions>>>,
@@ -54,7 +54,7 @@ pub(crate) struct Seat {
 
 thread_local! {
     /// The sleeper of this thread's NF. Not in the NF's context, which other threads may hold.
-    static HERE: RefCell<Weak<Seat>> = const { RefCell::new(Weak::new()) };
+    static HERE: RefCell<Weak<Sleeper>> = const { RefCell::new(Weak::new()) };
 }
 
 pub(crate) struct Place {
@@ -70,12 +70,12 @@ pub(crate) struct Place {
 /// the NF's own page is rung by the manager only. As sleeping on both costs more, it is done only
 /// on the manager's request ([`Control::Guarded`]).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bells {
+pub(crate) struct Doorbells {
     pub(crate) first: doorbell::Seen<'static>,
     pub(crate) second: Option<doorbell::Seen<'static>>,
 }
 
-impl Bells {
+impl Doorbells {
     /// Sleeps until one of them is rung.
     pub(crate) fn wait(&self, timeout: Duration) {
         match self.second {
@@ -114,7 +114,7 @@ impl Place {
     }
 
     /// Sleeps by `wait`, with the bits `says` in its page. True if it handed the core over.
-    fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Bells)) -> bool {
+    fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Doorbells)) -> bool {
         let page = self.page;
         // Acquire: as for the doorbell on the core page.
         let own = (page.bell(), page.bell().load(Ordering::Acquire));
@@ -128,8 +128,8 @@ impl Place {
         let handed_over = core.sleep_by(self.slot, in_turns, has_work, |_, seen| {
             let shared = (core.bell(self.slot), seen);
             wait(match (hears_neighbours, hears_manager) {
-                (true, guarded) => Bells { first: shared, second: guarded.then_some(own) },
-                (false, _) => Bells { first: own, second: None },
+                (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own) },
+                (false, _) => Doorbells { first: own, second: None },
             });
         });
         page.asleep().store(0, Ordering::Relaxed);
@@ -137,20 +137,20 @@ impl Place {
     }
 }
 
-impl Seat {
+impl Sleeper {
     pub(crate) fn new(place: Place) -> Rc<Self> {
         let now = monotonic_ns();
-        let seat = Rc::new(Self { place: Some(place), ran_since: Cell::new(now), run_until: Cell::new(now), ..Self::default() });
-        HERE.set(Rc::downgrade(&seat));
-        seat
+        let sleeper = Rc::new(Self { place: Some(place), ran_since: Cell::new(now), run_until: Cell::new(now), ..Self::default() });
+        HERE.set(Rc::downgrade(&sleeper));
+        sleeper
     }
 
     /// The sleeper of this thread's NF; one without a place if it has not attached.
     pub(crate) fn here() -> Rc<Self> {
         HERE.with_borrow(Weak::upgrade).unwrap_or_else(|| {
-            let seat = Rc::default();
-            HERE.set(Rc::downgrade(&seat));
-            seat
+            let sleeper = Rc::default();
+            HERE.set(Rc::downgrade(&sleeper));
+            sleeper
         })
     }
 
@@ -260,11 +260,11 @@ impl Seat {
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
-            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |bells| bells.wait(timeout)));
+            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |doorbells| doorbells.wait(timeout)));
         };
         let timeout = timeout.min(storage.longest_sleep());
         self.turn(place, |in_turns| {
-            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |bells| storage.wait(bells, timeout))
+            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |doorbells| storage.wait(doorbells, timeout))
         })
     }
 
@@ -278,7 +278,7 @@ impl Seat {
         let suspended = place.core.suspended(place.slot);
         suspended.store(1, Ordering::Relaxed);
         let handed_over = self.turn(place, |in_turns| {
-            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |bells| storage.wait(bells, SUSPENDED))
+            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |doorbells| storage.wait(doorbells, SUSPENDED))
         });
         suspended.store(0, Ordering::Relaxed);
         if handed_over {
@@ -288,9 +288,9 @@ impl Seat {
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for Sleeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("slot", &self.place.as_ref().map(|place| place.slot)).finish_non_exhaustive()
+        f.debug_struct("Sleeper").field("slot", &self.place.as_ref().map(|place| place.slot)).finish_non_exhaustive()
     }
 }
 
@@ -313,9 +313,9 @@ mod tests {
         Box::leak(Box::new(page))
     }
 
-    fn seat(core: &'static CorePage, poll: bool) -> Rc<Seat> {
+    fn sleeper(core: &'static CorePage, poll: bool) -> Rc<Sleeper> {
         let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
-        Seat::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())) })
+        Sleeper::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())) })
     }
 
     /// Sets the packets of the other NF on the core.
@@ -325,72 +325,72 @@ mod tests {
     }
 
     /// Sleeps without a wait, as packets are there.
-    fn nod(seat: &Seat) {
-        assert!(!seat.sleep(Duration::ZERO, || true));
+    fn doze(sleeper: &Sleeper) {
+        assert!(!sleeper.sleep(Duration::ZERO, || true));
     }
 
     #[test]
     fn a_budget_that_is_used_up_counts_while_another_has_packets() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        let end = seat.run_until.get();
+        let sleeper = sleeper(core, false);
+        let end = sleeper.run_until.get();
         rival(core, 5);
-        assert!(!seat.is_over_budget(end - 1));
-        assert!(seat.is_over_budget(end) && seat.is_over_budget(end + MS));
+        assert!(!sleeper.is_over_budget(end - 1));
+        assert!(sleeper.is_over_budget(end) && sleeper.is_over_budget(end + MS));
         // A held NF is no reason to stop.
         core.hold(RIVAL).store(1, Ordering::Relaxed);
-        assert!(!seat.is_over_budget(end + 2 * MS));
+        assert!(!sleeper.is_over_budget(end + 2 * MS));
         core.hold(RIVAL).store(0, Ordering::Relaxed);
         // It came while we had the core for ourselves: it waits for the next check.
-        let look = seat.run_until.get();
+        let look = sleeper.run_until.get();
         assert_eq!(look, end + 2 * MS + LOOK_ROUND_NS);
-        assert!(!seat.is_over_budget(look - 1));
-        assert!(seat.is_over_budget(look));
+        assert!(!sleeper.is_over_budget(look - 1));
+        assert!(sleeper.is_over_budget(look));
     }
 
     #[test]
     fn alone_the_core_costs_nothing() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        let mut now = seat.run_until.get();
+        let sleeper = sleeper(core, false);
+        let mut now = sleeper.run_until.get();
         for _ in 0..10 {
             now += 3_600_000 * MS;
-            assert!(!seat.is_over_budget(now));
-            assert_eq!(seat.ran_since.get(), now);
-            assert!(!seat.is_over_budget(now + LOOK_ROUND_NS - 1));
-            assert_eq!(seat.ran_since.get(), now, "no look before its time");
+            assert!(!sleeper.is_over_budget(now));
+            assert_eq!(sleeper.ran_since.get(), now);
+            assert!(!sleeper.is_over_budget(now + LOOK_ROUND_NS - 1));
+            assert_eq!(sleeper.ran_since.get(), now, "no look before its time");
         }
         // The test's clock is ahead of the real one: no time passed since the last check.
-        nod(&seat);
+        doze(&sleeper);
         assert_eq!(core.budget(ME), 0);
     }
 
     #[test]
     fn time_is_paid_for_when_the_core_is_given_away() {
         let core = core_page(true);
-        let seat = seat(core, false);
+        let sleeper = sleeper(core, false);
         rival(core, 5);
-        seat.ran_since.set(monotonic_ns() - 3 * MS);
-        nod(&seat);
+        sleeper.ran_since.set(monotonic_ns() - 3 * MS);
+        doze(&sleeper);
         let budget = core.budget(ME);
         assert!(budget <= -3 * MS as i32, "{budget}");
         // Nothing is left: it goes on for one burst.
-        assert_eq!(seat.run_until.get(), seat.ran_since.get());
-        assert!(seat.is_over_budget(seat.ran_since.get()));
+        assert_eq!(sleeper.run_until.get(), sleeper.ran_since.get());
+        assert!(sleeper.is_over_budget(sleeper.ran_since.get()));
         // Paid once: time before the sleep is not paid again.
-        let slept = seat.ran_since.get();
-        nod(&seat);
-        let passed = seat.ran_since.get() - slept;
+        let slept = sleeper.ran_since.get();
+        doze(&sleeper);
+        let passed = sleeper.ran_since.get() - slept;
         assert!(core.budget(ME).abs_diff(budget) as u64 <= passed, "{} of {passed}", core.budget(ME).abs_diff(budget));
     }
 
     #[test]
     fn a_budget_lasts_from_when_the_core_is_had_again() {
         let core = core_page(true);
-        let seat = seat(core, false);
+        let sleeper = sleeper(core, false);
         core.share(ME).store(WHOLE, Ordering::Relaxed);
         rival(core, 5);
-        seat.sleep(Duration::ZERO, || {
+        sleeper.sleep(Duration::ZERO, || {
             // While it sleeps the others use up their budgets, and a round begins that is all its
             // own.
             core.posted(ME).store(1, Ordering::Relaxed);
@@ -401,53 +401,53 @@ mod tests {
         });
         let budget = u64::try_from(core.budget(ME)).unwrap();
         assert!(budget > 0);
-        let (since, until) = (seat.ran_since.get(), seat.run_until.get());
+        let (since, until) = (sleeper.ran_since.get(), sleeper.run_until.get());
         assert_eq!(until - since, budget);
         rival(core, 5);
-        assert!(!seat.is_over_budget(until - 1));
-        assert!(seat.is_over_budget(until));
+        assert!(!sleeper.is_over_budget(until - 1));
+        assert!(sleeper.is_over_budget(until));
     }
 
     #[test]
     fn who_goes_first_ends_a_turn_before_its_budget_does() {
         let core = core_page(true);
-        let seat = seat(core, false);
+        let sleeper = sleeper(core, false);
         core.set_level(RIVAL, 2);
         core.favour(RIVAL, true);
         rival(core, 5);
-        seat.sleep(Duration::ZERO, || {
+        sleeper.sleep(Duration::ZERO, || {
             core.endow(ME, MS);
             true
         });
-        let since = seat.ran_since.get();
-        assert_eq!(seat.run_until.get(), since + PRECEDENCE_NS);
-        assert!(!seat.is_over_budget(since + PRECEDENCE_NS - 1), "no look before its time");
+        let since = sleeper.ran_since.get();
+        assert_eq!(sleeper.run_until.get(), since + PRECEDENCE_NS);
+        assert!(!sleeper.is_over_budget(since + PRECEDENCE_NS - 1), "no look before its time");
         // The rival has no budget: it waits for its turn.
         let look = since + PRECEDENCE_NS;
-        assert!(!seat.is_over_budget(look));
+        assert!(!sleeper.is_over_budget(look));
         core.endow(RIVAL, MS);
-        assert!(!seat.is_over_budget(look + PRECEDENCE_NS - 1) && seat.is_over_budget(look + PRECEDENCE_NS));
+        assert!(!sleeper.is_over_budget(look + PRECEDENCE_NS - 1) && sleeper.is_over_budget(look + PRECEDENCE_NS));
         // One on the same level does not end it; the end of the budget does.
         core.set_level(ME, 2);
-        assert!(!seat.is_over_budget(look + 2 * PRECEDENCE_NS));
-        let end = seat.budget_until.get();
-        assert!(end <= since + MS && seat.is_over_budget(end.max(look + 3 * PRECEDENCE_NS)));
+        assert!(!sleeper.is_over_budget(look + 2 * PRECEDENCE_NS));
+        let end = sleeper.budget_until.get();
+        assert!(end <= since + MS && sleeper.is_over_budget(end.max(look + 3 * PRECEDENCE_NS)));
     }
 
     #[test]
     fn who_takes_no_turns_is_never_over_budget_and_pays_nothing() {
         let (handing, kernel) = (core_page(true), core_page(false));
         for (core, poll) in [(handing, true), (kernel, false)] {
-            let seat = seat(core, poll);
+            let sleeper = sleeper(core, poll);
             rival(core, 5);
-            seat.ran_since.set(0);
-            assert!(!seat.is_over_budget(u64::MAX - 1));
-            nod(&seat);
+            sleeper.ran_since.set(0);
+            assert!(!sleeper.is_over_budget(u64::MAX - 1));
+            doze(&sleeper);
             assert_eq!(core.budget(ME), 0);
-            assert!(!seat.is_over_budget(u64::MAX - 1));
+            assert!(!sleeper.is_over_budget(u64::MAX - 1));
         }
         // Unit tests of an NF have no place at all.
-        let nowhere = Seat::default();
+        let nowhere = Sleeper::default();
         assert!(!nowhere.is_over_budget(1) && !nowhere.is_over_budget(u64::MAX - 1));
         assert!(!nowhere.sleep(Duration::MAX, || panic!("there is nothing to sleep in")));
     }
@@ -455,21 +455,21 @@ mod tests {
     #[test]
     fn who_is_alone_takes_no_turns_until_it_is_so_no_more() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        let place = seat.place.as_ref().unwrap();
+        let sleeper = sleeper(core, false);
+        let place = sleeper.place.as_ref().unwrap();
         place.page.control(Control::Alone).store(1, Ordering::Relaxed);
         rival(core, 5);
-        seat.ran_since.set(0);
+        sleeper.ran_since.set(0);
         let now = monotonic_ns();
-        assert!(!seat.is_over_budget(now.max(seat.run_until.get())));
-        nod(&seat);
+        assert!(!sleeper.is_over_budget(now.max(sleeper.run_until.get())));
+        doze(&sleeper);
         assert_eq!(core.budget(ME), 0, "it pays nothing");
         core.running().store(ME + 1, Ordering::Relaxed);
-        assert!(!seat.sleep(Duration::ZERO, || false), "and starts nobody");
+        assert!(!sleeper.sleep(Duration::ZERO, || false), "and starts nobody");
         assert_eq!((core.running().load(Ordering::Relaxed), core.asleep(RIVAL).load(Ordering::Relaxed)), (0, 1));
         place.page.control(Control::Alone).store(0, Ordering::Relaxed);
         core.running().store(ME + 1, Ordering::Relaxed);
-        assert!(seat.sleep(Duration::ZERO, || false));
+        assert!(sleeper.sleep(Duration::ZERO, || false));
         assert_eq!((core.running().load(Ordering::Relaxed), core.asleep(RIVAL).load(Ordering::Relaxed)), (RIVAL + 1, 0));
     }
 
@@ -495,8 +495,8 @@ mod tests {
             })
             .collect();
         let sleeper = std::thread::spawn(move || {
-            let seat = Seat::new(Place { core, slot: ME, poll: false, page });
-            seat.sleep(Duration::from_secs(3600), || false);
+            let sleeper = Sleeper::new(Place { core, slot: ME, poll: false, page });
+            sleeper.sleep(Duration::from_secs(3600), || false);
         });
         while page.asleep().load(Ordering::Acquire) & asleep::HEARS == 0 {
             std::thread::yield_now();
@@ -508,14 +508,14 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_finds_the_seat_of_its_nf() {
+    fn the_thread_finds_the_sleeper_of_its_nf() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        assert!(Rc::ptr_eq(&Seat::here(), &seat));
-        drop(seat);
+        let sleeper = sleeper(core, false);
+        assert!(Rc::ptr_eq(&Sleeper::here(), &sleeper));
+        drop(sleeper);
         // Gone with its engine: the thread then has a sleeper without a place.
-        assert!(Seat::here().place.is_none());
-        let elsewhere = std::thread::spawn(|| Seat::here().place.is_none());
+        assert!(Sleeper::here().place.is_none());
+        let elsewhere = std::thread::spawn(|| Sleeper::here().place.is_none());
         assert!(elsewhere.join().unwrap());
     }
 }
