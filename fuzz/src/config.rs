@@ -1,6 +1,5 @@
 //! Configuration text: refused with a reason, or accepted.
 
-/// Runs one input.
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Err(errors) = sluice_config::load::parse(text, "fuzz") {

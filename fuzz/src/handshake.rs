@@ -2,7 +2,6 @@
 
 use sluice_shm::handshake::{Answer, Hello};
 
-/// Runs one message.
 pub fn run(bytes: &[u8]) {
     if let Ok(hello) = Hello::decode(bytes) {
         assert_eq!(Hello::decode(&hello.encode()).expect("it was understood before"), hello);

@@ -56,7 +56,6 @@ const SOCKET_NS: u64 = 1_000_000_000;
 /// First samples, which are skipped: they measure cold caches.
 const COLD_SAMPLES: u32 = 10;
 
-/// An attached NF.
 pub(crate) struct Engine {
     arena: Arena,
     rx: Vec<Consumer>,
@@ -80,7 +79,6 @@ pub(crate) struct Engine {
     publish_at: u64,
     /// Time at which the next service-time sample is due, in nanoseconds.
     sample_at: u64,
-    /// `taken` at the last sample.
     sampled_at: u32,
     /// The last [`Control::Reset`] for which the state was cleaned.
     cleaned: u32,
@@ -131,7 +129,6 @@ impl Engine {
         Ok((Self::new(arena, rx, tx, place, u64::from(welcome.linger_ns), socket, clock), context))
     }
 
-    /// An engine on these rings and this place, which lingers `linger_ns`.
     pub(crate) fn new(
         arena: Arena,
         rx: Vec<Consumer>,
@@ -188,7 +185,6 @@ impl Engine {
         self.sleeper.clone()
     }
 
-    /// Now, in nanoseconds of CLOCK_MONOTONIC.
     #[inline(always)]
     pub(crate) fn now_ns(&self) -> u64 {
         self.clock.now_ns()
@@ -480,13 +476,11 @@ impl Engine {
         now >= self.sample_at
     }
 
-    /// Whether a glance is due at `now`.
     #[inline(always)]
     pub(crate) fn is_glance_due(&self, now: u64) -> bool {
         now >= self.glance_at
     }
 
-    /// Checks what need not be checked every burst.
     #[cold]
     pub(crate) fn glance(&mut self, now: u64) -> Result<(), NfError> {
         self.glance_at = now + GLANCE_NS;
@@ -508,7 +502,6 @@ impl Engine {
         self.page.add(Counter::Sampled, packets as u64);
     }
 
-    /// Counts errors or a panic of the handler.
     #[cold]
     pub(crate) fn count_errors(&mut self, n: usize) {
         self.page.add(Counter::Errors, n as u64);

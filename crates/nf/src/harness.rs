@@ -117,7 +117,6 @@ impl<H: Handler> Harness<H> {
         descriptors.iter().map(|d| Outcome { verdict: Verdict::of(d), bytes: self.packet(d) }).collect()
     }
 
-    /// The bytes of a packet of the last burst.
     fn packet(&self, descriptor: &Descriptor) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.read(descriptor, &mut bytes);

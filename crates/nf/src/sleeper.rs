@@ -48,7 +48,6 @@ pub(crate) struct Sleeper {
     ran_since: Cell<u64>,
     /// Time of the next check whether to give the core away: at the end of its budget or before.
     run_until: Cell<u64>,
-    /// Time at which this round's budget ends.
     budget_until: Cell<u64>,
 }
 

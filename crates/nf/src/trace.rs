@@ -10,8 +10,8 @@
 //!   makes its handler, with its own arguments, and the [`harness`](crate::harness) runs it. An NF
 //!   that owns its loop attaches to a [stand-in](pull). First each flow once, then packets to warm
 //!   up, then those that count. The value is a list of these keys, each with a default:
-//!   `packets=N`, `warm_up=N`, `accesses=N`, `flows=N`, `zipf=S`, `bytes=N`, `spread=0|1`, `seed=N`, `l1=NxN`,
-//!   `input=0|1`, `output=0|1`, with commas between.
+//!   `packets=N`, `warm_up=N`, `accesses=N`, `flows=N`, `zipf=S`, `bytes=N`, `spread=0|1`,
+//!   `seed=N`, `l1=NxN`, `input=0|1`, `output=0|1`, with commas between.
 //! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the
 //!   flags). Built without the flags, the program runs under other tools, on the same packets.
 //! - A first cache of `l1=SETSxWAYS` (LRU) filters here: accesses that hit it are not recorded,
@@ -55,10 +55,8 @@ use crate::packet::Verdict;
 use packets::Source;
 use relay::Part;
 
-/// Records that are gathered before they are written.
 const RECORDS: usize = 8_192;
 
-/// The harness's clock before the first burst.
 const START_NS: u64 = 1_000_000_000;
 
 /// Most sets and ways of the first cache; the number of sets is a power of two.
@@ -304,7 +302,6 @@ called! {
     __sanitizer_cov_load16, __sanitizer_cov_store16: 4
 }
 
-/// The packets of a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Traffic {
     packets: u64,

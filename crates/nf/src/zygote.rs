@@ -40,7 +40,6 @@ use crate::error::{AttachError, NfError};
 use crate::options::Options;
 use crate::sleeper::Sleeper;
 
-/// The name of the instance that this process was forked for.
 static FORKED_AS: OnceLock<String> = OnceLock::new();
 
 /// The name of the instance that this process was forked for, if it was.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::CACHE_LINE;
 use crate::memory::{HUGEPAGE, Mapping, MemoryError, MemoryFile, Reservation, SharedMemory};
 
-/// Bytes before the packet in a fresh frame, for headers that an NF pushes; as in DPDK.
+/// Bytes before a fresh frame's packet, for pushed headers; as DPDK's RTE_PKTMBUF_HEADROOM.
 pub const HEADROOM: usize = 128;
 
 /// A frame, and the part of it that is a packet. Layout: as in `dpdk/shim.c`.
@@ -41,7 +41,7 @@ impl Packet {
     }
 }
 
-/// Default stride: 1,518-byte packets, their headroom, and DPDK's smallest data room fit.
+/// Default stride, 35 cache lines: fits 1,518 bytes, headroom, and DPDK's smallest data room.
 pub const DEFAULT_STRIDE: usize = 2240;
 
 /// Largest stride: offsets and lengths are 16 bits wide.

@@ -68,7 +68,7 @@ const ANY_FAVOURED: usize = 20;
 pub const WHOLE: u32 = 1 << 16;
 
 /// Candidates that an NF examines before it sleeps: all up to this number, else the next
-/// [`OF_MANY`]. Each one fetches cache lines that the manager's core has just written.
+/// [`OF_MANY`]. Each fetches lines that the manager's core has just written: costly if thousands.
 const LOOK_AT: usize = 16;
 const OF_MANY: usize = 6;
 /// Favoured candidates that are examined.
@@ -513,7 +513,6 @@ impl CorePage {
         self.hold(slot).load(Ordering::Relaxed) == 0 && self.suspended(slot).load(Ordering::Relaxed) == 0
     }
 
-    /// Whether more than `most` slots are pending.
     #[inline]
     fn has_more_than(&self, most: usize) -> bool {
         let mut count = 0;

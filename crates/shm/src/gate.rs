@@ -92,7 +92,6 @@ pub fn wait(word: &AtomicU32, timeout: Option<Duration>) {
     crate::doorbell::wait(word, CLOSED, timeout);
 }
 
-/// What the signal handler needs.
 struct Called {
     word: &'static AtomicU32,
     is_orphan: fn() -> bool,

@@ -36,7 +36,6 @@ struct Entry {
     len: AtomicUsize,
     page: AtomicUsize,
     holes: AtomicU32,
-    /// Times that it was taken.
     takings: AtomicU32,
 }
 
@@ -55,7 +54,6 @@ impl Entry {
         }
     }
 
-    /// Takes it for a mapping, if it is free.
     fn take(&self, start: usize, len: usize, page: usize) -> bool {
         // Acquire: the writes below come after.
         if self.start.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -98,10 +96,8 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Upper bound of the entries that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Holes that were found.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// The former handler of the signal.
 struct Before(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
 // SAFETY: written once, before the handler that reads it is installed.
@@ -137,7 +133,6 @@ impl Registered {
         self.0.map(|at| &TABLE[at])
     }
 
-    /// Size of its pages, in bytes.
     pub(crate) fn page(&self) -> usize {
         self.entry().map_or(4096, |entry| entry.page.load(Ordering::Relaxed))
     }

@@ -199,7 +199,6 @@ impl Reservation {
         Ok(Arc::new(Self { mapped, mapped_len, start, len: len.next_multiple_of(HUGEPAGE) }))
     }
 
-    /// First byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }

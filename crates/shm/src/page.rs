@@ -84,8 +84,8 @@ impl RegionLayout {
     }
 }
 
-/// Where the tx ring starts: half a page off the rx rings, unless they are small. A processor
-/// delays a load behind an earlier store to an address with the same last 12 bits.
+/// Where the tx ring starts: half a page off the rx rings, unless they are small. An NF reads one
+/// and writes the other in step, and loads wait for stores with the same last 12 address bits.
 const fn tx_ring(rx_rings: u32, capacity: u32) -> usize {
     let end = PAGE_BYTES + rx_rings as usize * ring::bytes(capacity);
     if ring::bytes(capacity) < PAGE_BYTES { end } else { end.next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2 }

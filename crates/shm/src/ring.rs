@@ -19,7 +19,6 @@ use crate::descriptor::{Descriptor, Slot};
 use crate::memory::Mapping;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Where the slots start.
 const SLOTS: usize = 2 * CACHE_LINE;
 
 /// Largest capacity of a ring.
@@ -118,9 +117,7 @@ impl Raw {
     }
 }
 
-/// Cache lines of a burst's slots.
 const BURST_LINES: u32 = (crate::BURST * size_of::<Descriptor>() / CACHE_LINE) as u32;
-/// Slots of a cache line.
 const SLOTS_A_LINE: u32 = (CACHE_LINE / size_of::<Descriptor>()) as u32;
 
 /// The writing end.
@@ -462,7 +459,6 @@ mod tests {
         assert_eq!((gauge.fill(), gauge.room()), (8, 0));
     }
 
-    /// A ring whose cursors are at `start`.
     fn ring_at(capacity: u32, start: u32) -> (Producer, Consumer) {
         let (mut producer, mut consumer) = private(capacity);
         producer.raw.head().store(start, Ordering::Relaxed);
@@ -522,7 +518,6 @@ mod tests {
         assert_eq!(producer.slots(1), Err(WildCursor));
     }
 
-    /// What one side does: put or take this many.
     #[derive(Debug, Clone)]
     enum Step {
         Put(usize),

@@ -91,7 +91,6 @@ fn remember(words: &str) {
     LAST.with(|last| *last.borrow_mut() = CString::new(clean).unwrap_or_default());
 }
 
-/// Records a failure and returns its code.
 fn fail(code: Code) -> c_int {
     remember(&code.words().to_string_lossy());
     code as c_int
@@ -129,13 +128,11 @@ extern "C" fn sluice_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The interface's version, to compare with the header's.
 #[unsafe(no_mangle)]
 extern "C" fn sluice_abi() -> u32 {
     ABI
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC.
 #[unsafe(no_mangle)]
 extern "C" fn sluice_now_ns() -> u64 {
     sluice_shm::clock::monotonic_ns()

@@ -15,7 +15,6 @@ pub struct CNf {
     nf: Nf,
     context: CContext,
     geometry: Geometry,
-    /// Address of frame 0.
     zero: *mut u8,
     /// One bit per frame: read, and not yet written.
     held: Box<[u64]>,

@@ -115,7 +115,6 @@ pub(super) struct Buffer {
     used: usize,
     /// Operations given to the kernel so far, from the front.
     given: usize,
-    /// Operations that the kernel has now.
     with_kernel: usize,
     /// Operations that have ended, with callbacks still to be called.
     ended: VecDeque<usize>,
@@ -282,7 +281,6 @@ impl Buffer {
         None
     }
 
-    /// Operations that the kernel has now.
     pub(super) fn with_kernel(&self) -> usize {
         self.with_kernel
     }

@@ -19,7 +19,6 @@ struct Table {
     drop: unsafe fn(*mut Room),
 }
 
-/// Carries the table of one type of closure.
 struct Of<F>(PhantomData<F>);
 
 impl<F: FnOnce(Outcome<'_>) + 'static> Of<F> {

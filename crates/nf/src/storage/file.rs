@@ -76,7 +76,6 @@ impl File {
         self.0.raw
     }
 
-    /// The offset for a write.
     pub(super) fn place(&self, at: At) -> u64 {
         match (self.0.kind, at) {
             (Kind::Stream, _) | (Kind::Lent, At::End) => STANDS,

@@ -149,7 +149,6 @@ impl State {
         ring.submit();
     }
 
-    /// Takes what the kernel has completed.
     fn take(&mut self) {
         let mut took = false;
         while let Some((name, result)) = self.ring.next() {

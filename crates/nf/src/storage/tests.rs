@@ -358,7 +358,6 @@ fn wakes(forget: bool, by_neighbours: bool) {
     assert!(started.elapsed() < long);
 }
 
-/// A pipe to read from, and its other end.
 fn pipe_reader(_: &Fixture) -> (File, std::fs::File) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     (File::new(read), write.into())

@@ -15,10 +15,8 @@ use crate::header::checksum;
 /// The warm-up's part of a sufficient number of accesses is one in this many.
 const WARM_UP_PART: u64 = 10;
 
-/// Stages of a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stage {
-    /// One of each flow.
     Flows,
     WarmUp,
     Counted,

@@ -104,7 +104,6 @@ pub(super) fn words(packet: &[u8]) -> impl Iterator<Item = u64> {
 mod tests {
     use super::*;
 
-    /// A batch as it is sent.
     fn batch(parts: &[Part<'_>]) -> Vec<u8> {
         let of = |part: &Part<'_>| match part {
             Part::Mark => vec![MARK],

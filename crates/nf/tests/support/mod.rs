@@ -229,7 +229,6 @@ impl Child {
         status.exit_status()
     }
 
-    /// A line of its status below /proc.
     pub fn status(&self, key: &str) -> String {
         status_of(self.pid.as_raw_nonzero().get().cast_unsigned(), key)
     }
@@ -263,7 +262,6 @@ pub struct Nf<'m> {
     socket: Option<OwnedFd>,
 }
 
-/// A returned packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Back {
     pub verdict: u8,
