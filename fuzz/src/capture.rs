@@ -1,11 +1,10 @@
-//! Capture files: any bytes are refused with a reason, or give packets that lie in the file and fit the room that there is.
+//! Capture files: refused with a reason, or their packets lie in the file and fit the room.
 
 use sluice_ports::capture;
 
-/// Bytes of a packet that there is room for.
+/// Largest packet, in bytes.
 const ROOM: usize = 2_048;
 
-/// Tries one file.
 pub fn run(bytes: &[u8]) {
     match capture::decode(bytes.to_vec(), ROOM) {
         Err(error) => assert!(!error.to_string().trim().is_empty(), "a refusal says why"),
@@ -17,7 +16,7 @@ pub fn run(bytes: &[u8]) {
                 assert!(record.due_ns >= last, "packets are in order");
                 last = record.due_ns;
             }
-            // A packet takes bytes of the file, so that there are not more of them than a file can hold.
+            // Each packet takes bytes of the file, which bounds their number.
             assert!((capture.records.len() as u64 + capture.empty) * 12 <= bytes.len() as u64);
         }
     }

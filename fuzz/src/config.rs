@@ -1,6 +1,5 @@
-//! The text of a configuration: any text is refused with a reason, or gives a configuration.
+//! Configuration text: refused with a reason, or accepted.
 
-/// Tries one text.
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Err(errors) = sluice_config::load::parse(text, "fuzz") {

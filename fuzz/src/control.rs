@@ -1,5 +1,5 @@
-//! Requests of the control API: any bytes are answered, none with a fault of the daemon's; and what a request's JSON was understood as
-//! means the same when it is said again.
+//! Requests of the control API: all get an answer that is no fault of the daemon's, and parsed JSON
+//! survives a round trip.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use sluice_manager::control::Backend;
 use sluice_manager::control::server::{Limits, Unconnected};
 use sluice_slo::assignment::Assignment;
 
-/// A daemon that has nothing and refuses everything, once it has understood it.
+/// A backend that has nothing and refuses every parsed request.
 struct Nobody;
 
 fn nothing<T>() -> Result<T, ApiError> {
@@ -127,7 +127,7 @@ impl Backend for Nobody {
     }
 }
 
-/// What a request of which only the body is drawn is for.
+/// Addresses of requests whose body alone is generated.
 const ADDRESSES: [(&str, &str); 12] = [
     ("POST", "/v1/nfs"),
     ("POST", "/v1/nfs/a.0/move"),
@@ -143,18 +143,18 @@ const ADDRESSES: [(&str, &str); 12] = [
     ("GET", "/v1/metrics"),
 ];
 
-/// The bytes of the body that the server reads.
+/// Largest body that the server reads, in bytes.
 const BODY: usize = 1 << 16;
 
 thread_local! {
-    /// One server for all inputs: it keeps nothing between them.
+    /// One server for all inputs; it keeps no state between them.
     static SERVER: Unconnected = {
         let limits = Limits { body_bytes: BODY, read: Duration::from_millis(50), ..Limits::default() };
         Unconnected::new(Arc::new(Nobody), limits).expect("memory for a server")
     };
 }
 
-/// Tries one request: its first byte says which address the rest is sent to; or the rest is the request.
+/// Runs one request: the first byte selects the address of the rest, or the rest is the request.
 pub fn run(bytes: &[u8]) {
     let Some((which, rest)) = bytes.split_first() else { return };
     let (request, is_whole) = match ADDRESSES.get(usize::from(which % 16)) {

@@ -1,5 +1,5 @@
-//! The page that the NFs of a core share, with one of them writing any word of it at any time: what the manager and an honest NF ask it is
-//! answered within the page's bounds.
+//! A core page on which one NF writes any word at any time: the manager and an honest NF get
+//! answers within the page's bounds.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -8,28 +8,27 @@ use arbitrary::{Arbitrary, Unstructured};
 use sluice_shm::core_page::CorePage;
 use sluice_shm::memory::SharedMemory;
 
-/// Slots: more than a word has bits.
+/// Slots: more than the bits of a word.
 const SLOTS: u32 = 70;
-/// Most steps of an input.
 const STEPS: usize = 256;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// The peer writes a word somewhere.
+    /// The peer writes a word anywhere.
     Write { at: u16, word: u32 },
-    /// The peer writes a word in the part before the slots, where every bit counts.
+    /// The peer writes a word before the slots, where every bit counts.
     Head { at: u8, word: u32 },
     /// The manager posts packets to a slot.
     Post { slot: u8, publish: bool },
     /// The manager takes what was returned.
     Take { word: u8, mine: u64 },
-    /// The manager says something of a slot.
+    /// The manager sets a slot's words.
     Say { slot: u8, level: u32, pressing: u32, ns: u64 },
     /// The manager gives a slot to another NF.
     Reset(u8),
-    /// Asks which NF is to run.
+    /// The next NF is chosen.
     Choose { me: Option<u8>, now_ns: u64 },
-    /// Somebody asks about a slot.
+    /// A slot is read.
     Ask(u8),
     /// An NF has run.
     Pay { slot: u8, ns: u64 },
@@ -41,7 +40,7 @@ thread_local! {
     static PAGE: RefCell<Option<(SharedMemory, CorePage, Vec<u64>)>> = const { RefCell::new(None) };
 }
 
-/// Lets a peer and the others take turns.
+/// Runs one input: steps of the peer and of the others.
 pub fn run(bytes: &[u8]) {
     PAGE.with_borrow_mut(|kept| {
         let (memory, page, as_made) = kept.get_or_insert_with(|| {
@@ -57,7 +56,7 @@ pub fn run(bytes: &[u8]) {
     });
 }
 
-/// Takes the bits of those that have returned something: first of all of them, then of some.
+/// Takes the bits of slots that returned packets: first of all, then of some.
 fn take(page: &CorePage, index: usize, mine: u64) {
     let note = |bits: u64| {
         let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);

@@ -1,8 +1,7 @@
-//! Messages on the NF socket, from either side: whatever is understood means the same when it is said again.
+//! Messages on the NF socket, from either side: a parsed message survives a round trip.
 
 use sluice_shm::handshake::{Answer, Hello};
 
-/// Tries one message.
 pub fn run(bytes: &[u8]) {
     if let Ok(hello) = Hello::decode(bytes) {
         assert_eq!(Hello::decode(&hello.encode()).expect("it was understood before"), hello);

@@ -1,7 +1,7 @@
-//! What comes from outside, and what must hold of any of it. Each module is a fuzz target: [`TARGETS`] lists them.
+//! Fuzz targets for input from outside, and what must hold for any input.
 //!
-//! `make fuzz` runs each with a fuzzer that follows coverage; the test of this crate runs each over the inputs in `fuzz/seeds`, among them
-//! every input that ever failed.
+//! `make fuzz` runs each with a coverage-guided fuzzer; this crate's test runs each over the inputs
+//! in `fuzz/seeds`, which include every input that ever failed.
 
 pub mod capture;
 pub mod config;
@@ -14,11 +14,10 @@ pub mod ring_peer;
 pub mod session;
 pub mod turns;
 
-/// A target: its name, which its folder of inputs and its program have as well, and what it does with an input. It panics if something
-/// does not hold.
+/// The name of a target, of its folder of inputs and of its program, and its function, which panics
+/// if a property does not hold.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
 pub const TARGETS: [Target; 10] = [
     ("ring-peer", ring_peer::run),
     ("handshake", handshake::run),
@@ -47,7 +46,7 @@ mod tests {
             assert!(!seeds.is_empty(), "{name} has no inputs in {}", folder.display());
             seeds.sort();
             for seed in seeds {
-                // The name of the input stands above the words of what fails.
+                // The name of the input is printed before what fails.
                 println!("{}", seed.display());
                 run(&std::fs::read(&seed).unwrap());
             }

@@ -1,5 +1,5 @@
-//! What a controller sends, in parts: nothing panics, what is understood means the same when it is said again, and the switch behind it
-//! stays within its bounds.
+//! OpenFlow messages in parts: no panic, parsed messages survive a round trip, and the switch stays
+//! within its bounds.
 
 use sluice_openflow::message::{HEADER, Message};
 use sluice_openflow::multipart::{Desc, PortStats};
@@ -26,10 +26,10 @@ impl Plant for Nothing {
     }
 }
 
-/// Entries that the switch has room for.
+/// Flow entries that the switch holds at most.
 pub const ENTRIES: u32 = 8;
 
-/// A switch with one port, and a session whose other side has greeted.
+/// A switch with one port, and a session after the other side's hello.
 pub fn pair() -> (Session, Switch) {
     let mut session = Session::new(Patience { echo_ms: 1000, dead_ms: 3000 }, 0);
     let mut switch = Switch::new(1, Desc::default(), ENTRIES, 4);
@@ -38,7 +38,7 @@ pub fn pair() -> (Session, Switch) {
     (session, switch)
 }
 
-/// Tries one message, and the same bytes as a stream of them.
+/// Runs one message, and the same bytes as a stream.
 pub fn run(bytes: &[u8]) {
     if let Some((kind, body)) = bytes.split_first()
         && let Ok(message) = Message::decode(*kind, body)

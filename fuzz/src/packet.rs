@@ -1,8 +1,8 @@
-//! The bytes of a packet: they have a key, which is the same each time, and bytes behind the packet's end are not looked at.
+//! Packet bytes: they have one key, which bytes behind the packet's end do not change.
 
 use sluice_dataplane::classify::key::FlowKey;
 
-/// Tries one packet: two bytes of ingress, a byte that says how much of its end is cut off, and the packet.
+/// Runs one packet: two bytes of ingress, one that says how much is cut off its end, the packet.
 pub fn run(bytes: &[u8]) {
     let [first, second, cut, bytes @ ..] = bytes else { return };
     let ingress = u16::from_le_bytes([*first, *second]);
@@ -10,10 +10,9 @@ pub fn run(bytes: &[u8]) {
     let len = bytes.len() - usize::from(*cut).min(bytes.len());
     let key = FlowKey::parse(&bytes[..len], len as u16, ingress);
     assert_eq!(key.words(), FlowKey::parse(&bytes[..len], len as u16, ingress).words());
-    // A frame is longer than its packet, and what is there is another's.
+    // A frame is longer than its packet; the rest may be another's.
     assert_eq!(key.words(), FlowKey::parse(bytes, len as u16, ingress).words());
     assert_eq!(key.ingress(), ingress);
-    // All that a key can be asked, whatever the packet was.
     let _ = (key.kind(), key.flags(), key.version(), key.vlan(), key.protocol(), key.dscp(), key.ethertype(), key.ports());
     let _ = (key.addresses(), key.symmetric_hash());
 }

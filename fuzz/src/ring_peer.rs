@@ -1,4 +1,4 @@
-//! The manager's side of an NF's rings, with a peer that writes any word of the region at any time.
+//! The manager's side of an NF's rings, with a peer that writes any word at any time.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -10,9 +10,9 @@ use sluice_shm::page::{Region, RegionLayout};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// The peer writes a word somewhere.
+    /// The peer writes a word anywhere.
     Write { at: u16, word: u32 },
-    /// The peer moves a cursor by a little: of the rx or tx ring, head or tail.
+    /// The peer moves a cursor by a little: head or tail of the rx or tx ring.
     Move { tx: bool, tail: bool, by: u8 },
     /// The manager posts this many descriptors.
     Post(u8),
@@ -21,11 +21,11 @@ enum Step {
 }
 
 thread_local! {
-    /// One region for all inputs, which each finds as it was made: making one takes longer than an input.
+    /// One region for all inputs, restored for each: making one takes longer than an input.
     static REGION: RefCell<Option<(Region, Vec<u64>)>> = const { RefCell::new(None) };
 }
 
-/// Lets a peer and the manager take turns.
+/// Runs one input: steps of the peer and of the manager.
 pub fn run(bytes: &[u8]) {
     REGION.with_borrow_mut(|kept| {
         let layout = RegionLayout::new(1, 16).expect("a valid layout");

@@ -1,4 +1,4 @@
-//! A controller that speaks OpenFlow as it should and does as it likes: whole messages of any kind in any order, with time going by. The
+//! An OpenFlow controller that sends whole messages of any kind in any order, over time. The
 //! session, the switch and its table stay within their bounds.
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -9,22 +9,22 @@ use crate::openflow::{ENTRIES, Nothing, pair};
 
 #[derive(Arbitrary, Debug)]
 enum Step<'a> {
-    /// A whole message; the length in its header is its length.
+    /// A whole message; the length in its header is correct.
     Message { kind: u8, xid: u32, body: &'a [u8] },
-    /// Bytes of a message, and how many come at once.
+    /// Bytes of a message, and how many arrive at once.
     Bytes { bytes: &'a [u8], at_once: u8 },
     /// Time goes by.
     Wait { ms: u16 },
-    /// What was to be sent has been.
+    /// All that was queued has been sent.
     Sent,
-    /// The ports are others now.
+    /// The ports change.
     Ports(u8),
 }
 
-/// Most bytes that wait to be sent for each one that came: what the other side does not read must not grow without bound from nothing.
+/// Most bytes queued per byte that came: unread answers must not grow without bound.
 const ANSWER: usize = 1 << 16;
 
-/// Lets a controller and time take turns.
+/// Runs one input: steps of the controller and of time.
 pub fn run(bytes: &[u8]) {
     let (mut session, mut switch) = pair();
     let mut input = Unstructured::new(bytes);

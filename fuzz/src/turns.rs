@@ -1,42 +1,40 @@
-//! The manager's side of a core's page: one of its NFs writes any word of the page and of its own
-//! region at any time, the others are honest. A round wakes no more NFs than a bound, and who has
-//! packets is woken, whatever stands there.
+//! The manager's side of a core page, with one hostile NF that writes any word of the page and of
+//! its own region. A round wakes a bounded number of NFs, and an NF with packets is woken, whatever
+//! the page says.
 
 use std::cell::RefCell;
 
 use arbitrary::{Arbitrary, Unstructured};
 use sluice_dataplane::worker::played::{MOST_WAKES, PlayedCore};
 
-/// NFs: more than are looked at in a round. The first one is hostile.
+/// NFs: more than a round examines. The first one is hostile.
 const NFS: u16 = 20;
-/// Slots: more than a word has bits.
+/// Slots: more than the bits of a word.
 const SLOTS: u32 = 70;
-/// Most steps of an input.
 const STEPS: usize = 256;
 const MS: u64 = 1_000_000;
-/// Rounds of a step, and one more.
+/// Most rounds of a step, plus one.
 const MOST_ROUNDS: u8 = 32;
-/// Nanoseconds of a round.
 const ROUND_NS: u64 = 50_000;
-/// Milliseconds within which an NF with packets is woken: the longest that one may have to wait
-/// for its turn, and the longest pause after a wake that it slept through.
+/// Milliseconds within which an NF with packets is woken: the longest wait for its turn, and the
+/// longest pause after a wake that it slept through.
 const PATIENCE_MS: u64 = 100;
 /// Words that are written in each of these milliseconds.
 const WRITES: usize = 16;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// The hostile one writes a word of the page.
+    /// The hostile NF writes a word of the page.
     Page { at: u16, word: u32 },
-    /// The same in the part before the slots, where every bit counts.
+    /// It writes a word before the slots, where every bit counts.
     Head { at: u8, word: u32 },
     /// It writes a word of its region.
     Region { at: u16, word: u32 },
     /// Packets come to an NF.
     Post { nf: u8, packets: u8 },
-    /// An NF returns what it has.
+    /// An NF returns its packets.
     Work(u8),
-    /// An NF says that it sleeps.
+    /// An NF marks itself asleep.
     Sleep(u8),
     /// Some rounds.
     Rounds(u8),
@@ -48,7 +46,7 @@ thread_local! {
     static CORE: RefCell<Option<PlayedCore>> = const { RefCell::new(None) };
 }
 
-/// Lets all of them take turns.
+/// Runs one input: steps of all parties.
 pub fn run(bytes: &[u8]) {
     CORE.with_borrow_mut(|kept| {
         let core = kept.get_or_insert_with(|| PlayedCore::new(NFS, SLOTS).expect("memory"));
@@ -90,7 +88,7 @@ fn steps(core: &mut PlayedCore, now: &mut u64, bytes: &[u8]) {
     }
 }
 
-/// Packets come to all honest NFs, and the hostile one goes on writing.
+/// Posts to all honest NFs while the hostile one goes on writing.
 fn nobody_waits_for_ever(core: &mut PlayedCore, mut now: u64, bytes: &[u8]) {
     let mut state =
         bytes.iter().fold(0x9e37_79b9_7f4a_7c15u64, |state, byte| (state ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)) | 1;

@@ -1,19 +1,19 @@
-//! A bridge that is a bad neighbour, for the tests of what NFs of one core and tenant do to each other.
+//! A bridge that is a bad neighbour, for tests of NFs that share a core and a tenant.
 //!
 //! | argument | what it does |
 //! |---|---|
-//! | `make MS` | needs so many milliseconds to make its handler |
-//! | `hang FILE` | makes its handler at once if there is no such file, which it makes; else never |
-//! | `block MS` | sleeps so many milliseconds over each burst |
+//! | `make MS` | takes MS milliseconds to make its handler |
+//! | `hang FILE` | waits while FILE exists before it makes its handler; creates it otherwise |
+//! | `block MS` | sleeps MS milliseconds in each burst |
 //! | `noise` | a thread writes random words all over the core page |
-//! | `flood` | the same, all over its own region, too |
-//! | `bits` | a thread says all the time that all slots have packets and nobody has the core |
-//! | `claim SLOT` | a thread says all the time that this slot has the core, that all others wait for their disks, and that none has budget |
-//! | `quiet SLOT` | a thread says all the time that this slot, its own, has the core, and that all others have no packets and no budget |
-//! | `steal N` | so many threads wait for the bells of all others, to take their wakes |
+//! | `flood` | the same, also all over its own region |
+//! | `bits` | a thread keeps marking all slots as having packets and the core as free |
+//! | `claim SLOT` | a thread keeps giving this slot the core; others are suspended without budget |
+//! | `quiet SLOT` | a thread keeps giving its own slot the core; others have no packets or budget |
+//! | `steal N` | N threads wait on the doorbells of slots 0 to 7, to take their wakes |
 //!
-//! Besides, packets pass it as they pass a bridge. `noise`, `flood` and `bits` begin after so many milliseconds as the next argument says. The
-//! core page is written as it lies there, by the table in `core_page`.
+//! Packets pass it as they pass a bridge. `noise`, `flood` and `bits` take the milliseconds until
+//! they begin as next argument. The core page is written by offset, by the table in `core_page`.
 
 #![allow(unsafe_code)] // it writes to memory that the library has mapped
 
@@ -45,13 +45,13 @@ impl Handler for Neighbour {
 struct Words(&'static [AtomicU32]);
 
 impl Words {
-    /// Those of the first mapping whose name holds `name`.
+    /// The words of the first mapping whose name contains `name`.
     fn of(name: &str) -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc is there");
         let line = maps.lines().find(|line| line.contains(name)).expect("the library has mapped it");
         let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
         let [from, to] = [from, to].map(|end| usize::from_str_radix(end, 16).expect("a number"));
-        // SAFETY: shared memory, mapped for reading and writing until the process ends, and of words that are only touched as atomics.
+        // SAFETY: shared memory, mapped read-write until the process ends; all access is atomic.
         Self(unsafe { std::slice::from_raw_parts(from as *const AtomicU32, (to - from) / 4) })
     }
 
@@ -60,7 +60,6 @@ impl Words {
     }
 }
 
-/// The core page.
 #[derive(Clone, Copy)]
 struct Core {
     words: Words,
@@ -81,7 +80,7 @@ impl Core {
         self.words.at((2 * LINE + 3 * self.bits_bytes()).next_multiple_of(SLOT) + slot * SLOT + offset)
     }
 
-    /// Nobody has the core, and all slots have packets.
+    /// Frees the core, and marks all slots as having packets.
     fn set_all_bits(self) {
         self.words.at(LINE).store(0, Ordering::Relaxed);
         for offset in (0..self.slots / 8).step_by(4) {
@@ -89,8 +88,8 @@ impl Core {
         }
     }
 
-    /// The core is `mine`, and the others have neither packets nor budget. Only words that the
-    /// manager does not write again at a look.
+    /// Gives the core to `mine`, and takes packets and budget from the others. Writes only words
+    /// that the manager does not restore.
     fn hide_others(self, mine: usize) {
         self.words.at(LINE).store(mine as u32 + 1, Ordering::Relaxed);
         for offset in (0..self.slots / 8).step_by(4) {
@@ -102,7 +101,7 @@ impl Core {
         }
     }
 
-    /// The core is `mine`, and the others cannot take it.
+    /// Gives the core to `mine`, so that the others cannot take it.
     fn claim(self, mine: usize) {
         self.words.at(LINE).store(mine as u32 + 1, Ordering::Relaxed);
         for slot in (0..self.slots.min(64)).filter(|slot| *slot != mine) {
@@ -112,7 +111,7 @@ impl Core {
     }
 }
 
-/// Random words over all of it, but for the first line: which slots there are is known to each NF from the start.
+/// Writes random words all over, except the first line: NFs keep its contents from the start.
 fn scribble(words: Words, state: &mut u64) {
     for word in &words.0[LINE / 4..] {
         *state ^= *state << 13;
@@ -122,7 +121,7 @@ fn scribble(words: Words, state: &mut u64) {
     }
 }
 
-/// Does this again and again, after a while.
+/// Repeats `what` for ever, from `after` on.
 fn forever(after: Duration, mut what: impl FnMut() + Send + 'static) {
     std::thread::spawn(move || {
         std::thread::sleep(after);

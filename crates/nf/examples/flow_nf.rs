@@ -1,11 +1,12 @@
-//! An NF for the tests of pools: it takes for granted that it has one flow at a time, and writes down what it sees.
+//! An NF for tests of pools, which assumes one flow at a time and logs what it sees.
 //!
-//! Its arguments are a file, which several instances may share, and `--leak`, with which its state cleaner forgets nothing. The lines:
+//! Its arguments are a file, which instances may share, and `--leak`, which disables its state
+//! cleaner. The lines:
 //!
 //! | line | when |
 //! |---|---|
 //! | `begin NF PROCESS CONNECTION` | a first packet came |
-//! | `mixed NF PROCESS CONNECTION OTHER` | a packet of another connection came, and the state is of the former one |
+//! | `mixed NF PROCESS CONNECTION OTHER` | a packet of another connection found the former state |
 //! | `clean NF PROCESS CONNECTION` | the state cleaner was called |
 
 use std::fs::{File, OpenOptions};
@@ -77,7 +78,6 @@ impl Handler for FlowNf {
     }
 }
 
-/// The NF's name and its process.
 fn who(context: &Context) -> String {
     format!("{} {}", context.name, std::process::id())
 }

@@ -1,7 +1,7 @@
-//! The NF that the integration tests run against a fake manager. The first byte of a packet says what to do with it; see [`Probe`].
+//! The NF of the integration tests. The first byte of a packet selects an action; see [`Probe`].
 //!
-//! Its first argument is the style: `callback`, `pull`, `broken` (its handler cannot be made), `threads` (it starts a thread with its
-//! handler), `storage` (see [`Writer`]) or `storage-pull`.
+//! Its first argument is the style: `callback`, `pull`, `broken` (its handler cannot be made),
+//! `threads` (it starts a thread with its handler), `storage` (see [`Writer`]) or `storage-pull`.
 
 use std::cell::{Cell, RefCell};
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use sluice_nf::storage::{At, File, Storage, StorageOptions};
 use sluice_nf::{Burst, Context, Handler, Packet, PortId, ServiceId, pull};
 
-/// Does what a packet's first byte says, and tells its life on stdout.
+/// Acts on a packet's first byte, and reports its life on stdout.
 struct Probe {
     wan: PortId,
     ids: ServiceId,
@@ -117,7 +117,7 @@ fn storage(context: &Context) -> Result<(Storage, File), Box<dyn std::error::Err
     Ok((Storage::new(context, &options)?, File::new(file)))
 }
 
-/// Writes packets that start with `w` behind each other to a file, and reads five bytes for one that starts with `r`.
+/// Appends packets that start with `w` to a file; reads five bytes for one that starts with `r`.
 struct Writer {
     storage: Storage,
     file: File,

@@ -1,7 +1,8 @@
-//! What it costs to wake many sleepers of another core: one system call for each, or one for all, by io_uring (kernel 6.7 and newer).
+//! The cost of waking many sleepers of another core: a system call each, or one io_uring call.
 //!
-//! `cargo run --release -p sluice-nf --example wake_many [SLEEPERS…]`. Each sleeper waits on a futex of its own, as NFs do, all on core 1, or on
-//! the last that there is; the waker is on core 0. Printed are medians of a hundred turns each, in turns.
+//! `cargo run --release -p sluice-nf --example wake_many [SLEEPERS…]` (kernel 6.7 or newer). Each
+//! sleeper waits on a futex of its own, as NFs do, all on core 1 or the last one; the waker is on
+//! core 0. Prints medians of a hundred rounds each, interleaved.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,6 @@ use io_uring::{IoUring, opcode, squeue};
 use rustix::thread::{CpuSet, futex, sched_setaffinity};
 
 const TURNS: usize = 100;
-/// Any sleeper of the futex.
 const ANY: u64 = 0xffff_ffff;
 /// The futex has 32 bits: FUTEX2_SIZE_U32.
 const SIZE_U32: u32 = 2;
@@ -93,7 +93,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             while some.iter().any(|sleeper| sleeper.asleep.load(Ordering::Acquire) == 0) {
                 std::thread::yield_now();
             }
-            // From the word to the sleep it is a moment more.
+            // It takes a moment longer from the word to the sleep.
             std::thread::sleep(Duration::from_micros(200));
             let began = Instant::now();
             if turn % 2 == 0 {

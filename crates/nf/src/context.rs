@@ -1,4 +1,4 @@
-//! What an NF is told when it attaches: its name, and the numbers of ports, services and chains.
+//! An NF's surroundings: its name, and the numbers of ports, services and chains.
 
 use sluice_shm::handshake::Welcome;
 use sluice_shm::zygote::Surroundings;
@@ -8,13 +8,13 @@ use crate::packet::{PortId, ServiceId};
 /// The NF's surroundings, as they were when it attached.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
-    /// The NF's name, such as `ids.0`; such as `ids.zygote` of a process that instances are forked from.
+    /// The NF's name, such as `ids.0`, or its zygote's, such as `ids.zygote`.
     pub name: String,
-    /// Names of the ports, by number. An empty name is a number not in use.
+    /// Names of the ports, by number. The name of an unused number is empty.
     pub ports: Vec<String>,
-    /// Names of the services, by number. An empty name is a number not in use.
+    /// Names of the services, by number. The name of an unused number is empty.
     pub services: Vec<String>,
-    /// Names of the chains, by number. An empty name is a number not in use.
+    /// Names of the chains, by number. The name of an unused number is empty.
     pub chains: Vec<String>,
     /// Processor that the NF belongs on, if it has one.
     pub core: Option<u32>,
@@ -44,26 +44,23 @@ impl Context {
         }
     }
 
-    pub(crate) fn of_zygote(told: &Surroundings) -> Self {
-        let Surroundings { name, ports, services, chains } = told.clone();
+    pub(crate) fn of_zygote(surroundings: &Surroundings) -> Self {
+        let Surroundings { name, ports, services, chains } = surroundings.clone();
         Self { name, ports, services, chains, core: None }
     }
 
-    /// The port of this name. None if there was none when this NF was started, or its zygote: start
-    /// it again for it to know one that was added since. A number that it knows is given to no
-    /// other port while it runs.
+    /// The port of this name. None if it did not exist when this NF, or its zygote, was started:
+    /// restart it to find a new one. No other port gets a number that it knows while it runs.
     pub fn port(&self, name: &str) -> Option<PortId> {
         find(&self.ports, name).map(PortId)
     }
 
-    /// The service of this name. As [`Context::port`]: of those that there were when this NF was
-    /// started.
+    /// The service of this name, of those at the NF's start, as [`Context::port`].
     pub fn service(&self, name: &str) -> Option<ServiceId> {
         find(&self.services, name).map(ServiceId)
     }
 
-    /// Number of the chain of this name, as [`crate::Packet::chain`] gives it. As
-    /// [`Context::port`]: of those that there were when this NF was started.
+    /// Number of the chain of this name, as in [`crate::Packet::chain`]; as [`Context::port`].
     pub fn chain(&self, name: &str) -> Option<u16> {
         find(&self.chains, name)
     }
@@ -73,7 +70,7 @@ impl Context {
         self.chains.get(number as usize).map(String::as_str).filter(|n| !n.is_empty())
     }
 
-    /// Name of port `number`, as [`crate::Packet::ingress`] gives it.
+    /// Name of port `number`, as in [`crate::Packet::ingress`].
     pub fn port_name(&self, number: u16) -> Option<&str> {
         self.ports.get(number as usize).map(String::as_str).filter(|n| !n.is_empty())
     }

@@ -1,19 +1,22 @@
 //! An attached NF: its rings, its page, its clock, and how it waits.
 //!
 //! # Terms
-//! `taken` is the number of descriptors ever dequeued from all rx rings, modulo 2³²; neighbours on the core and the manager compare
-//! it with what was posted. To *linger* is to go on looking for packets before sleeping. A *glance* is the look about once a
-//! millisecond at everything that need not be looked at every burst: the clock's drift, the manager's socket, the tick.
+//! `taken` is the number of descriptors ever dequeued from all rx rings, modulo 2³²; the other NFs
+//! of the core and the manager compare it with what was posted. To *linger* is to go on looking for
+//! packets before sleeping. A *glance* is the check, about once a millisecond, of the clock's
+//! drift, the manager's socket and the tick.
 //!
 //! # Approach
-//! The packet path reads the time-stamp counter once a burst, two control words and the rings, and writes its own cursors and
-//! counters: no lock, no system call, no allocation. All system calls are in [`Engine::wait`] and [`Engine::suspend`], and, once a
-//! second, in the glance.
+//! Per burst the packet path reads the time-stamp counter, two control words and the rings, and
+//! writes its own cursors and counters: no lock, no system call, no allocation. All system calls
+//! are in [`Engine::wait`], [`Engine::suspend`] and, once a second, the glance.
 //!
-//! An NF sleeps for at most a second at a time, so that one whose manager died (its socket then hangs up) leaves by itself.
+//! An NF sleeps for at most a second, so that it leaves by itself after its manager has died, which
+//! hangs up its socket.
 //!
 //! # Sources
-//! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice (SIGCOMM 2017), section 3.2.
+//! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice
+//! (SIGCOMM 2017), section 3.2.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -37,8 +40,8 @@ use crate::context::Context;
 use crate::error::{AttachError, NfError};
 use crate::gate;
 use crate::options::Options;
-use crate::seat::{Place, Seat};
 use crate::signals;
+use crate::sleeper::{Place, Sleeper};
 
 /// Longest sleep: how late an orphan notices that its manager is gone.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -46,26 +49,24 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const SUSPENDED: Duration = Duration::from_millis(1);
 /// Nanoseconds between glances, and between service-time samples.
 const GLANCE_NS: u64 = 1_000_000;
-/// Longest time for which the cursors of bursts that are done are kept back while more bursts wait, in nanoseconds.
+/// Longest time that cursors of finished bursts are held back while more wait, in nanoseconds.
 const PUBLISH_NS: u64 = 8_000;
-/// Nanoseconds between looks at the manager's socket.
+/// Nanoseconds between checks of the manager's socket.
 const SOCKET_NS: u64 = 1_000_000_000;
-/// Samples that say more about cold caches than about the handler.
+/// First samples, which are skipped: they measure cold caches.
 const COLD_SAMPLES: u32 = 10;
 
-/// An attached NF.
 pub(crate) struct Engine {
     arena: Arena,
     rx: Vec<Consumer>,
     tx: Producer,
     page: Page,
-    /// Leaked: a signal handler may ring the bell in it at any time.
+    /// Leaked: a signal handler may ring its doorbell at any time.
     core: &'static CorePage,
     slot: u32,
     linger_ns: u64,
     poll: bool,
-    /// Where it sleeps, and what its storage has to say.
-    seat: Rc<Seat>,
+    sleeper: Rc<Sleeper>,
     socket: OwnedFd,
     clock: Clock,
     /// Ring that the next burst starts with.
@@ -74,17 +75,16 @@ pub(crate) struct Engine {
     glance_at: u64,
     socket_at: u64,
     samples: u32,
-    /// When cursors are published whatever waits, in nanoseconds.
+    /// Time at which cursors are published in any case, in nanoseconds.
     publish_at: u64,
-    /// When the next service-time sample is due, in nanoseconds.
+    /// Time at which the next service-time sample is due, in nanoseconds.
     sample_at: u64,
-    /// `taken` at the last sample.
     sampled_at: u32,
-    /// The last [`Control::Reset`] that the state was cleaned for.
+    /// The last [`Control::Reset`] for which the state was cleaned.
     cleaned: u32,
 }
 
-/// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
+/// Moves the process to its core. If that fails it stays where it is: slower, never wrong.
 fn pin(core: Option<u32>) {
     let Some(core) = core.map(|c| c as usize).filter(|c| *c < CpuSet::MAX_CPU) else { return };
     let mut cpus = CpuSet::new();
@@ -92,7 +92,7 @@ fn pin(core: Option<u32>) {
     let _ = sched_setaffinity(None, &cpus);
 }
 
-/// Connects to the manager that `options` name. Gives the connection, and the name to come under.
+/// Connects to the manager of `options`. Returns the connection and the name to attach by.
 pub(crate) fn connect(options: &Options) -> Result<(OwnedFd, String), AttachError> {
     let path = options.socket.as_deref().ok_or(AttachError::NoSocket)?;
     let name = options.name.clone().ok_or(AttachError::NoName)?;
@@ -103,7 +103,7 @@ pub(crate) fn connect(options: &Options) -> Result<(OwnedFd, String), AttachErro
 }
 
 impl Engine {
-    /// Connects to the manager, maps what it passes and moves to the core that it names.
+    /// Connects to the manager, maps what it passes and moves to the assigned core.
     pub(crate) fn attach(options: &Options) -> Result<(Self, Context), AttachError> {
         let (socket, name) = connect(options)?;
         let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
@@ -129,7 +129,6 @@ impl Engine {
         Ok((Self::new(arena, rx, tx, place, u64::from(welcome.linger_ns), socket, clock), context))
     }
 
-    /// One with these rings, at this place. It lingers so many nanoseconds.
     pub(crate) fn new(
         arena: Arena,
         rx: Vec<Consumer>,
@@ -151,7 +150,7 @@ impl Engine {
             slot,
             linger_ns,
             poll,
-            seat: Seat::new(place),
+            sleeper: Sleeper::new(place),
             socket,
             clock,
             turn: 0,
@@ -166,14 +165,14 @@ impl Engine {
         }
     }
 
-    /// Tells the manager that packets can come.
+    /// Reports to the manager that packets can come.
     pub(crate) fn ready(&mut self) {
-        // Relaxed: a hint for neighbours; sleep() sets both right.
+        // Relaxed: hints for the other NFs of the core; sleep() corrects both.
         self.core.asleep(self.slot).store(0, Ordering::Relaxed);
         self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
-        // Release: whatever the handler set up is done before the manager sees it.
+        // Release: the handler's set-up comes before the manager's read of it.
         self.page.counter(Counter::Ready).store(1, Ordering::Release);
-        // A manager that is gone is noticed later.
+        // The loss of a manager is noticed later.
         let _ = handshake::send(self.socket.as_fd(), &handshake::ready(), &[]);
     }
 
@@ -181,19 +180,18 @@ impl Engine {
         &self.arena
     }
 
-    /// Where the NF sleeps. Its storage is polled through it, with no borrow of the engine that a callback may need.
-    pub(crate) fn seat(&self) -> Rc<Seat> {
-        self.seat.clone()
+    /// The NF's sleeper, through which storage is polled without a borrow of the engine.
+    pub(crate) fn sleeper(&self) -> Rc<Sleeper> {
+        self.sleeper.clone()
     }
 
-    /// Now, in nanoseconds of CLOCK_MONOTONIC.
     #[inline(always)]
     pub(crate) fn now_ns(&self) -> u64 {
         self.clock.now_ns()
     }
 
-    /// Takes up to `out.len()` descriptors from the rx rings, beginning with another ring each time, and says how many. Each lies in
-    /// its frame, and its verdict is `Next`.
+    /// Takes up to `out.len()` descriptors from the rx rings, from another ring first each time,
+    /// and returns how many. Each lies in its frame, and its verdict is `Next`.
     #[inline]
     pub(crate) fn receive(&mut self, out: &mut [Descriptor]) -> Result<usize, NfError> {
         // SAFETY: out is ours.
@@ -204,8 +202,8 @@ impl Engine {
         Ok(n)
     }
 
-    /// Takes a burst from the rx rings to where it is returned, in the tx ring, and says how many: to be handled there and then sent
-    /// with [`Engine::send_burst`]. So a descriptor is copied once. Otherwise as [`Engine::receive`]; nobody sees what was read until
+    /// As [`Engine::receive`], straight into the tx ring, where the burst is handled and then sent
+    /// by [`Engine::send_burst`]: one copy per descriptor. Nothing of it is visible before
     /// [`Engine::publish`].
     #[inline]
     pub(crate) fn receive_burst(&mut self) -> Result<(NonNull<Descriptor>, usize), NfError> {
@@ -228,14 +226,14 @@ impl Engine {
         Ok((slots.cast(), n))
     }
 
-    /// Packets wait. A wild cursor counts as packets: who reads then reports it.
+    /// Whether packets wait. A wild cursor counts as packets: the next read reports it.
     #[cold]
     fn has_packets(&mut self) -> bool {
         self.rx.iter_mut().any(|ring| ring.available() != Ok(0))
     }
 
     /// # Safety
-    /// `out` may be written to, and nobody else looks at it.
+    /// `out` may be written to, and no other code reads it.
     #[inline(always)]
     unsafe fn gather(&mut self, out: NonNull<[Descriptor]>) -> Result<usize, NfError> {
         let geometry = self.arena.geometry();
@@ -247,12 +245,12 @@ impl Engine {
             ring.read_words(out.len() - n, |words| {
                 let Descriptor { frame, offset, len, .. } = Descriptor::from_words(words);
                 valid &= geometry.contains(frame, offset, len);
-                // SAFETY: read_words() calls no more often than it was told to, so n is below the length.
+                // SAFETY: read_words() calls at most out.len() times, so n is below the length.
                 unsafe { out.cast::<[u64; 2]>().add(n).write_unaligned(Descriptor::with_next(words)) };
                 n += 1;
             })
             .map_err(broken)?;
-            // What the next call reads comes while the handler works.
+            // Fetches what the next call reads while the handler works.
             ring.prefetch_known();
             if n == out.len() {
                 break;
@@ -263,26 +261,26 @@ impl Engine {
         if valid { Ok(n) } else { Err(NfError::Broken("a descriptor is out of its frame")) }
     }
 
-    /// Shows the others what was read and what was returned.
+    /// Publishes what was read and what was returned.
     #[inline]
     pub(crate) fn publish(&mut self) {
-        // The slots first: who sees a packet returned may post another for it.
+        // The slots first: the manager may post another packet for each one it sees returned.
         self.rx.iter().for_each(Consumer::release);
         self.tx.publish();
         self.core.note_returned(self.slot);
-        // Relaxed: a hint for those who share the core.
+        // Relaxed: a hint for the other NFs of the core.
         self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
     }
 
-    /// Whether cursors are published later than they move. Not those of an NF that may sleep in its handler, for its storage. One that is
-    /// stopped from outside while it keeps something back has more packets, and so another turn.
+    /// Whether cursors may be published late. Not if the NF may sleep in its handler, for its
+    /// storage. An NF that is stopped from outside meanwhile has more packets, and so runs again.
     #[inline(always)]
     fn keeps_back(&self) -> bool {
-        self.seat.storage().is_none()
+        self.sleeper.storage().is_none()
     }
 
-    /// Publishes after the burst that began at `now`, unless more bursts wait and it was done a short while ago: each publishing takes
-    /// lines away from the manager's core and back.
+    /// Publishes after the burst that began at `now`, unless more bursts wait and the last time was
+    /// recent: each publishing moves cache lines to the manager's core and back.
     #[inline(always)]
     pub(crate) fn publish_at(&mut self, now: u64) {
         let is_last = self.rx.iter().all(|ring| (ring.known() as usize) < BURST);
@@ -292,8 +290,8 @@ impl Engine {
         }
     }
 
-    /// Returns frames to the manager, and counts. Waits if the tx ring is full, which an honest NF does not see: the manager lets no
-    /// more packets into an NF than its ring holds.
+    /// Returns frames to the manager and counts them. Waits if the tx ring is full, which an honest
+    /// NF never sees: no more packets are inside an NF than its ring holds.
     #[inline]
     pub(crate) fn send(&mut self, descriptors: &[Descriptor]) -> Result<(), NfError> {
         let drops = descriptors.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
@@ -307,7 +305,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the burst of `n` that was received last, where it lies; it is seen after [`Engine::publish`].
+    /// Returns the received burst of `n` in place; visible after [`Engine::publish`].
     #[inline]
     pub(crate) fn send_burst(&mut self, n: usize, drops: usize) {
         self.tx.advance(n);
@@ -338,36 +336,37 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
-            let Self { seat, tx, page, .. } = self;
+            let Self { sleeper, tx, page, .. } = self;
             page.add(Counter::Sleeps, 1);
             // A wild cursor counts as room: the next enqueue reports it.
-            if seat.sleep(SUSPENDED, || tx.room() != Ok(0)) {
+            if sleeper.sleep(SUSPENDED, || tx.room() != Ok(0)) {
                 page.add(Counter::HandOvers, 1);
             }
         }
     }
 
-    /// Whether to give the core away after the burst that began at `now`: because the manager said so, or because the budget of this
-    /// round is used up and another NF has packets.
+    /// Whether to give the core away after the burst that began at `now`: on the manager's request,
+    /// or when this round's budget is used up and another NF has packets.
     #[inline(always)]
     pub(crate) fn must_yield(&mut self, now: u64) -> bool {
         // Relaxed: only the word matters.
-        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.seat.is_over_budget(now)
+        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.sleeper.is_over_budget(now)
     }
 
-    /// Whether the NF was given to another flow, and has to forget the former one before it handles what it has read. Asked after
-    /// reading: the word changes before the first packet of the new flow is there.
+    /// Whether the NF got another flow, and must forget the former one before it handles what it
+    /// has read. Called after reading: the word changes before the new flow's first packet comes.
     #[inline(always)]
     pub(crate) fn must_clean(&self) -> bool {
-        // Acquire: goes with the manager's release, so that what was read after the change is seen to be.
+        // Acquire: pairs with the manager's Release; packets read after the change are seen to be.
         self.page.control(Control::Reset).load(Ordering::Acquire) != self.cleaned
     }
 
-    /// The state is clean.
+    /// Reports that the state is clean.
     #[cold]
     pub(crate) fn cleaned(&mut self) {
         self.cleaned = self.page.control(Control::Reset).load(Ordering::Acquire);
-        // Release: the cleaning is done before the manager sees it.
+        // Release: the cleaning is done before the manager sees it. Whether this NF looks at its
+        // gate, and the gate is closed.
         self.page.counter(Counter::Reset).store(self.cleaned.into(), Ordering::Release);
     }
 
@@ -377,7 +376,7 @@ impl Engine {
         sluice_shm::gate::is_closed(self.page.control(Control::Gate)) && !self.poll
     }
 
-    /// Waits at its gate until that is open, or the NF is to leave.
+    /// Waits at the gate until it opens, or the NF is to leave.
     #[cold]
     pub(crate) fn stand(&mut self) -> Result<(), NfError> {
         self.publish();
@@ -393,11 +392,11 @@ impl Engine {
     /// Whether the manager asked this NF to leave once its rx rings are empty.
     #[inline(always)]
     pub(crate) fn must_stop(&self) -> bool {
-        // Acquire: packets posted before the word are seen by the look at the rings after it.
+        // Acquire: the read of the rings that follows sees packets posted before the word.
         self.page.control(Control::Stop).load(Ordering::Acquire) != 0
     }
 
-    /// Packets wait, or a stop. A wild cursor counts as packets: receive() reports it.
+    /// Whether packets or a stop wait. A wild cursor counts as packets: receive() reports it.
     #[inline]
     fn has_work(rx: &mut [Consumer], page: &Page) -> bool {
         rx.iter_mut().any(|ring| ring.available() != Ok(0))
@@ -405,8 +404,8 @@ impl Engine {
             || page.control(Control::Stop).load(Ordering::Relaxed) != 0
     }
 
-    /// Called when there was nothing to receive: lingers, then sleeps until there is, until `deadline_ns`, or until a stop. A polling
-    /// NF only pauses for a moment.
+    /// Waits for packets: lingers, then sleeps until there are any, until `deadline_ns`, or until a
+    /// stop. A polling NF only pauses for a moment.
     #[cold]
     pub(crate) fn wait(&mut self, deadline_ns: Option<u64>) -> Result<(), NfError> {
         if self.poll {
@@ -416,7 +415,8 @@ impl Engine {
         if self.linger_ns > 0 {
             let until = self.now_ns() + self.linger_ns;
             loop {
-                if Self::has_work(&mut self.rx, &self.page) || self.seat.storage().is_some_and(|storage| storage.has_completions())
+                if Self::has_work(&mut self.rx, &self.page)
+                    || self.sleeper.storage().is_some_and(|storage| storage.has_completions())
                 {
                     return Ok(());
                 }
@@ -430,7 +430,7 @@ impl Engine {
         self.sleep(deadline_ns, false)
     }
 
-    /// Gives the core away after a burst because the manager said so, packets or not.
+    /// Gives the core away after a burst on the manager's request, even with packets.
     #[cold]
     pub(crate) fn rest(&mut self, deadline_ns: Option<u64>) -> Result<(), NfError> {
         self.sleep(deadline_ns, true)
@@ -443,11 +443,12 @@ impl Engine {
             None => LONGEST_SLEEP,
         };
         let mut slept = true;
-        let Self { core, rx, page, slot, seat, .. } = self;
-        let handed_over = seat.sleep(timeout, || {
+        let Self { core, rx, page, slot, sleeper, .. } = self;
+        let handed_over = sleeper.sleep(timeout, || {
             if with_work {
                 if rx.iter_mut().any(|ring| ring.available() != Ok(0)) {
-                    // sleep() took the mark off; those who share the core must know that packets wait here.
+                    // sleep() cleared the bit; the core's other NFs must see that packets wait
+                    // here.
                     core.set_pending(*slot, now);
                 }
                 slept = !(signals::stopped() || page.control(Control::Stop).load(Ordering::Relaxed) != 0);
@@ -468,32 +469,30 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a service-time sample is due at `now`. It has a time of its own: an NF that sleeps between bursts has its glances when
-    /// it wakes, and would never be sampled by them.
+    /// Whether a service-time sample is due at `now`. Not part of the glance, which an NF that
+    /// sleeps between bursts has when it wakes.
     #[inline(always)]
     pub(crate) fn is_sample_due(&self, now: u64) -> bool {
         now >= self.sample_at
     }
 
-    /// Whether a glance is due at `now`.
     #[inline(always)]
     pub(crate) fn is_glance_due(&self, now: u64) -> bool {
         now >= self.glance_at
     }
 
-    /// The look at everything that need not be looked at every burst.
     #[cold]
     pub(crate) fn glance(&mut self, now: u64) -> Result<(), NfError> {
         self.glance_at = now + GLANCE_NS;
         if now >= self.socket_at { self.look_at_socket() } else { Ok(()) }
     }
 
-    /// Notes that a burst of `packets` took `ns`, and with it its part of what storage has cost between bursts since the last sample.
+    /// Records that `packets` took `ns`, plus their part of storage's time since the last sample.
     #[cold]
     pub(crate) fn sample(&mut self, packets: usize, now: u64, ns: u64) {
         self.sample_at = now + GLANCE_NS;
         let since = self.taken.wrapping_sub(std::mem::replace(&mut self.sampled_at, self.taken));
-        let ns = ns + part_of(self.seat.storage_ns(), packets, since);
+        let ns = ns + part_of(self.sleeper.storage_ns(), packets, since);
         if self.samples < COLD_SAMPLES {
             self.samples += 1;
             return;
@@ -503,13 +502,12 @@ impl Engine {
         self.page.add(Counter::Sampled, packets as u64);
     }
 
-    /// Counts errors or a panic of the handler.
     #[cold]
     pub(crate) fn count_errors(&mut self, n: usize) {
         self.page.add(Counter::Errors, n as u64);
     }
 
-    /// Whether the manager is still there; once a second also the time to take off the clock's drift.
+    /// Checks the manager's socket, and corrects the clock's drift, once a second.
     fn look_at_socket(&mut self) -> Result<(), NfError> {
         self.clock.resync();
         self.socket_at = self.now_ns() + SOCKET_NS;
@@ -518,14 +516,14 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// However it ends, by a return, an error or a panic, its neighbours wait for nothing.
+    /// However the NF ends (return, error or panic), no other NF waits for it.
     fn drop(&mut self) {
-        self.seat.leave();
+        self.sleeper.leave();
         gate::let_go(&self.socket);
     }
 }
 
-/// The part of `ns` that `packets` of all `since` have. Both are of the same count, so `since` is no less.
+/// The part of `ns` for `packets` of `since`, which is not less.
 fn part_of(ns: u64, packets: usize, since: u32) -> u64 {
     (u128::from(ns) * packets as u128 / u128::from(since.max(1))) as u64
 }

@@ -1,4 +1,4 @@
-//! Why an NF could not start, or had to leave.
+//! Errors of an NF that could not start, or had to leave.
 
 use std::path::PathBuf;
 
@@ -23,15 +23,15 @@ pub enum AttachError {
     Connect {
         /// The socket.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: rustix::io::Errno,
     },
-    /// It owns its loop, so nobody can tell when it is initialised.
+    /// A zygote in pull style owns its loop, so the library cannot tell when it is initialised.
     #[error(
         "an NF in pull style cannot be forked from a zygote: the library cannot tell when it is initialised; write it in callback style, or leave `zygote` out of its service"
     )]
     PullZygote,
-    /// The manager refused, or speaks another language.
+    /// The manager refused, or its message is not valid.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
     /// What the manager passed could not be mapped.
@@ -48,16 +48,16 @@ pub enum NfError {
     /// Its handler could not be made.
     #[error("{0}")]
     Handler(Box<dyn std::error::Error>),
-    /// Its handler panicked; the burst at hand went back as dropped.
+    /// Its handler panicked; the current burst went back as dropped.
     #[error("the handler panicked; its burst was dropped and every frame returned: {0}")]
     Panicked(String),
-    /// Its handler reported an error; the burst at hand went back as dropped.
+    /// Its handler reported an error; the current burst went back as dropped.
     #[error("the handler failed with code {0}; its burst was dropped and every frame returned")]
     Failed(i32),
     /// The manager closed its socket.
     #[error("the manager is gone; start this NF again when it is back")]
     ManagerGone,
-    /// The manager wrote what it never writes.
+    /// The manager wrote an impossible value.
     #[error("the manager's side of the shared memory is broken ({0}); build both sides from the same release and report this")]
     Broken(&'static str),
 }

@@ -1,13 +1,15 @@
-//! The NF's gate: where a scheduler that may do nothing else makes it wait.
+//! The NF's gate: where a scheduler without other means makes it wait.
 //!
-//! An NF does one or both of two things about its [gate](sluice_shm::gate), and says which in its page:
-//! - it *looks* at the gate before each burst, and waits there while it is closed, unless it polls: a polling NF is one that the
-//!   scheduler alone stops, in whatever way it stops a stranger;
-//! - it *comes when called*: a real-time signal makes each thread of the process wait at the gate, in a handler, between two
-//!   instructions. That works for NFs that poll and for threads that the library knows nothing of. A program that wants no handlers
-//!   installed ([`Options::signals`](crate::Options)) has none.
+//! An NF uses its [gate](sluice_shm::gate) in one or both of two ways, and reports which in its
+//! page:
+//! - it *looks* at the gate before each burst, and waits there while it is closed, unless it polls:
+//!   a polling NF is stopped by the scheduler, as a foreign program is;
+//! - it *comes when called*: a real-time signal makes each thread of the process wait at the gate,
+//!   in a handler, between two instructions. That also works for polling NFs and for threads that
+//!   the library does not know. A program that wants no handlers
+//!   ([`Options::signals`](crate::Options)) has none.
 //!
-//! An NF whose manager is gone waits for at most a second: nobody would open the gate.
+//! An NF whose manager is gone waits for at most a second: nothing would open the gate.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -19,10 +21,10 @@ use sluice_shm::page::{Control, Counter, Page};
 /// The connection to the manager, for the handler; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
-/// Whether the manager at the other end of this connection is gone. Safe in a signal handler.
+/// Whether the manager at the other end is gone. Safe in a signal handler.
 pub(crate) fn is_gone(socket: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
-    // An interrupted call is no answer; the next look will do.
+    // An interrupted call is no answer; the next check will do.
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR | PollFlags::NVAL)
 }
@@ -32,12 +34,12 @@ fn is_orphan() -> bool {
     if fd < 0 {
         return true;
     }
-    // SAFETY: let_go() takes the number away before the socket is closed; a number that another thread uses again in this very
-    // moment is asked a question that changes nothing.
+    // SAFETY: let_go() removes the number before the socket is closed; if another thread has just
+    // reused it, the poll changes nothing there.
     is_gone(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Prepares what the NF does about its gate, and says it in its page. The process's first NF alone can be called.
+/// Sets up the use of the gate and reports it in the page. Only a process's first NF can be called.
 pub(crate) fn prepare(page: &Page, socket: &OwnedFd, polls: bool, may_handle: bool) {
     let looks = if polls { IGNORES } else { LOOKS };
     let mut comes = IGNORES;
@@ -49,11 +51,11 @@ pub(crate) fn prepare(page: &Page, socket: &OwnedFd, polls: bool, may_handle: bo
             comes = COMES_WHEN_CALLED;
         }
     }
-    // Release: the handler is there before anybody reads of it.
+    // Release: the handler is installed before the word is visible.
     page.counter(Counter::Gate).store(looks + comes, Ordering::Release);
 }
 
-/// Says that the connection is about to be closed, if it is the one that the handler asks.
+/// Removes a connection that is about to be closed, if the handler uses it.
 pub(crate) fn let_go(socket: &OwnedFd) {
     let _ = SOCKET.compare_exchange(socket.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
 }
@@ -78,7 +80,6 @@ mod tests {
         }
     }
 
-    // One test: a process has one handler.
     #[test]
     fn a_thread_that_is_called_waits_until_the_gate_opens_or_nobody_is_left_to_open_it() {
         let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();

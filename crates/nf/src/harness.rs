@@ -18,7 +18,7 @@
 //! assert_eq!(nf.send(&[0; 64]).verdict, Verdict::Next);
 //! assert_eq!(nf.send(&[0; 20]).verdict, Verdict::Drop);
 //! ```
-//! The clock is the test's: it stands at 0 until [`Harness::set_now`] or [`Harness::tick`] moves it.
+//! The test moves the clock, from 0, by [`Harness::set_now`] and [`Harness::tick`].
 
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, Geometry, HEADROOM};
@@ -49,7 +49,7 @@ pub struct Harness<H> {
 }
 
 impl<H: Handler> Harness<H> {
-    /// A harness with frames of the usual size: packets of up to 2,112 bytes behind 128 bytes of headroom.
+    /// A harness for packets of up to 2,112 bytes behind 128 bytes of headroom, as usual.
     pub fn new(handler: H) -> Self {
         Self::with_packet_bytes(handler, 2112)
     }
@@ -57,7 +57,7 @@ impl<H: Handler> Harness<H> {
     /// A harness with frames that hold packets of `bytes`.
     ///
     /// # Panics
-    /// If the kernel gives no memory, or no frame can be so large (65,344 bytes and more).
+    /// If the kernel gives no memory, or a packet is too large for a frame (from 65,344 bytes).
     pub fn with_packet_bytes(handler: H, bytes: usize) -> Self {
         let geometry = Geometry { first: 0, frames: BURST as u32, stride: Geometry::stride_for(bytes) as u32 };
         let (memory, arena) = Arena::create(geometry, false).expect("a test needs memory");
@@ -69,12 +69,12 @@ impl<H: Handler> Harness<H> {
         &mut self.handler
     }
 
-    /// Sets what [`Burst::now_ns`] says.
+    /// Sets [`Burst::now_ns`].
     pub fn set_now(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
     }
 
-    /// Sets the port where the next packets enter.
+    /// Sets the ingress port of the next packets.
     pub fn set_ingress(&mut self, port: PortId) {
         self.ingress = port.0;
     }
@@ -84,7 +84,7 @@ impl<H: Handler> Harness<H> {
         self.chain = chain;
     }
 
-    /// Gives the handler one packet.
+    /// Passes one packet to the handler.
     ///
     /// # Panics
     /// If the packet is empty or does not fit a frame.
@@ -92,7 +92,7 @@ impl<H: Handler> Harness<H> {
         self.chunk(&[packet]).remove(0)
     }
 
-    /// Gives the handler packets, in bursts of up to 32.
+    /// Passes packets to the handler, in bursts of up to 32.
     ///
     /// # Panics
     /// As [`Harness::send`].
@@ -117,20 +117,19 @@ impl<H: Handler> Harness<H> {
         descriptors.iter().map(|d| Outcome { verdict: Verdict::of(d), bytes: self.packet(d) }).collect()
     }
 
-    /// The bytes of a packet of the last burst.
     fn packet(&self, descriptor: &Descriptor) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.read(descriptor, &mut bytes);
         bytes
     }
 
-    /// The same, in place of what is there.
+    /// As [`packet`](Self::packet), in place of what `bytes` holds.
     pub(crate) fn read(&self, descriptor: &Descriptor, bytes: &mut Vec<u8>) {
         bytes.resize(descriptor.len as usize, 0);
         assert!(self.arena.read(descriptor.frame, descriptor.offset, bytes), "a packet never leaves its frame");
     }
 
-    /// Gives the handler one burst, and leaves the packets where they are.
+    /// Passes one burst to the handler, and leaves the packets where they are.
     pub(crate) fn give<P: AsRef<[u8]>>(&mut self, packets: &[P]) -> Vec<Descriptor> {
         self.give_of_kind(packets, |bytes| match header::parse(bytes).and_then(|h| h.ip) {
             None => flags::NON_IP,
@@ -139,13 +138,13 @@ impl<H: Handler> Harness<H> {
         })
     }
 
-    /// The same, with flags by the caller.
+    /// As [`give`](Self::give), with flags by the caller.
     pub(crate) fn give_of_kind<P: AsRef<[u8]>>(&mut self, packets: &[P], flags: impl Fn(&[u8]) -> u8) -> Vec<Descriptor> {
         let mut descriptors: Vec<Descriptor> =
             packets.iter().zip(0..).map(|(bytes, frame)| self.place(frame, bytes.as_ref(), flags(bytes.as_ref()))).collect();
         let geometry = self.arena.geometry();
         assert!(descriptors.iter().all(|d| geometry.contains(d.frame, d.offset, d.len)), "place() puts every packet in its frame");
-        // SAFETY: the arena is this harness's own, the frames are numbered apart, and the last burst's slices ended with it.
+        // SAFETY: the harness owns the arena, frames are distinct, and former slices have ended.
         let mut burst = unsafe { Burst::new(&self.arena, &mut descriptors, self.now_ns) };
         self.handler.burst(&mut burst);
         descriptors

@@ -1,9 +1,11 @@
 //! The library that a Sluice network function (NF) is written with.
 //!
-//! An NF is a process. The manager gives it packets in shared memory, without copying; the NF looks at them, changes them, gives each
-//! a verdict (next, drop, to a port, to a service), and they go on. Two styles:
+//! An NF is a process. The manager passes it packets in shared memory, without copies; the NF reads
+//! or changes each packet and returns it with a verdict (next, drop, to a port, to a service). Two
+//! styles:
 //!
-//! - **callback**: implement [`Handler`] and call [`run`], or call [`run_each`] with one function of a packet;
+//! - **callback**: implement [`Handler`] and call [`run`], or call [`run_each`] with one function
+//!   of a packet;
 //! - **pull**: [`pull::Nf`] reads packets and writes them back, and the NF owns its loop.
 //!
 //! ```no_run
@@ -12,12 +14,12 @@
 //! }
 //! ```
 //! is a whole bridge. [`header`] finds and changes headers, [`storage`] reads and writes files
-//! without waiting, [`harness`] runs a handler in a unit test without a manager, and
+//! without blocking, [`harness`] runs a handler in a unit test without a manager, and
 //! `include/sluice_nf.h` is the same for C.
 //!
 //! # Limits
-//! A packet lies in one frame. One thread of a process is the NF; another one needs an NF of its own. An NF on the packet path should
-//! not lock, allocate, log or make system calls; the library does not.
+//! A packet lies in one frame. An NF is one thread; another thread needs an NF of its own. An NF on
+//! the packet path should not lock, allocate, log or make system calls; the library does not.
 
 #![warn(missing_docs)]
 
@@ -33,8 +35,8 @@ mod options;
 mod packet;
 pub mod pull;
 mod run;
-mod seat;
 mod signals;
+mod sleeper;
 pub mod storage;
 #[cfg(feature = "trace")]
 mod trace;
@@ -52,8 +54,8 @@ pub fn now_ns() -> u64 {
     sluice_shm::clock::monotonic_ns()
 }
 
-/// Whether this program's loads and stores are written, instead of it being run by a manager. An NF that places its data at random should not
-/// do so then, or no two traces are alike.
+/// Whether this program is traced (its loads and stores recorded) instead of run by a manager. An
+/// NF with a randomised memory layout should then turn that off, or no two traces agree.
 pub fn is_traced() -> bool {
     #[cfg(feature = "trace")]
     return trace::asked().is_some();

@@ -1,4 +1,4 @@
-//! How an NF finds its manager: two variables that the manager sets for NFs that it starts, or two arguments.
+//! How an NF finds its manager: by two variables that the manager sets, or by two arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,17 +7,17 @@ use std::path::PathBuf;
 use sluice_shm::handshake::{ENV_NF, ENV_SOCKET};
 use sluice_shm::zygote::ENV_ZYGOTE;
 
-/// How an NF finds its manager and what it does with signals.
+/// How an NF finds its manager and handles signals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The manager's socket.
     pub socket: Option<PathBuf>,
-    /// This NF's name, such as `ids.0`, or its service's, such as `ids`: then the manager picks a free instance.
+    /// The name of this NF (`ids.0`), or of its service (`ids`): the manager picks an instance.
     pub name: Option<String>,
-    /// Whether SIGTERM and SIGINT stop the NF cleanly. Off, the process's own handlers stay.
+    /// Whether SIGTERM and SIGINT stop the NF cleanly. If off, the process's own handlers stay.
     pub signals: bool,
-    /// Whether this process is a zygote: it makes its handler, and is forked for each instance that the manager wants. The manager says
-    /// so with the variable `SLUICE_ZYGOTE`.
+    /// Whether this process is a zygote: it makes its handler, and is forked for each instance. The
+    /// manager sets the variable `SLUICE_ZYGOTE` for it.
     pub zygote: bool,
 }
 
@@ -28,8 +28,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// From the variables `SLUICE_SOCKET` and `SLUICE_NF`, overridden by the arguments `--sluice-socket PATH` and
-    /// `--sluice-nf NAME` (or with `=`) of this process.
+    /// Options from the variables `SLUICE_SOCKET` and `SLUICE_NF`, overridden by this process's
+    /// arguments `--sluice-socket PATH` and `--sluice-nf NAME` (or with `=`).
     pub fn from_env() -> Self {
         let mut options = Self {
             socket: std::env::var_os(ENV_SOCKET).map(PathBuf::from),
@@ -64,13 +64,13 @@ impl Options {
     }
 }
 
-/// The name of this program, as it was called.
+/// The name by which this program was called.
 pub(crate) fn program() -> String {
     let path = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
     path.file_name().map_or_else(|| "nf".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// What an NF that reads no arguments of its own says to `--help` and `--version`, if one of them is all that it was given.
+/// The answer of an NF without own arguments to a single `--help` or `--version`.
 pub(crate) fn answer(program: &str, args: &[OsString]) -> Option<String> {
     let [arg] = args else { return None };
     let version = env!("CARGO_PKG_VERSION");
@@ -120,7 +120,7 @@ fn split(arg: &OsStr) -> Option<(Key, Option<OsString>)> {
     None
 }
 
-/// The arguments of this process that are the NF's own: without the program's name and without `--sluice-socket` and `--sluice-nf`.
+/// The NF's own arguments: without the program's name, `--sluice-socket` and `--sluice-nf`.
 pub fn args() -> Vec<OsString> {
     Options::default().take(std::env::args_os().skip(1))
 }

@@ -1,12 +1,13 @@
-//! What a handler sees: a burst of packets, and a packet in its frame.
+//! A burst of packets, and a packet in its frame, as a handler sees them.
 //!
-//! # Why handing out slices is sound
-//! A frame lies in memory that other processes have mapped. The manager gives a frame to one NF at a time, and gives nothing else of
-//! it away until the NF returned it, so the slice of a packet is exclusive as far as honest processes go. The library checks once,
-//! when it takes a burst in, that every descriptor lies inside its frame, and trusts the manager for the rest: an NF can do nothing
-//! against a manager that lies. A hostile NF of the same tenant could write to a frame that is not its own, because all NFs of a tenant map
-//! its arena whole; the bytes of a packet are plain data (any value is valid), nothing in this library decides about memory safety by them, and
-//! a handler must not either: read a length once, check it, use the copy. Nothing of the library's own state is in that memory.
+//! # Why slices are sound
+//! A frame lies in memory that other processes map. The manager gives a frame to one NF until the
+//! NF returns it, so among honest processes the slice of a packet is exclusive. The library checks
+//! once, when it takes a burst in, that every descriptor lies inside its frame, and trusts the
+//! manager for the rest. A hostile NF of the same tenant could write to it, because all NFs of a
+//! tenant map its whole arena; but packet bytes are plain data (any value is valid), memory safety
+//! does not depend on them, and the library's state is elsewhere. A handler must not depend on them
+//! either: read a length once, check it, use the copy.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,7 +26,7 @@ pub struct ServiceId(pub u16);
 /// What an NF wants done with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verdict {
-    /// On to the next hop of its chain. Every packet starts with this.
+    /// To the next hop of its chain. Every packet starts with this.
     #[default]
     Next,
     /// Drop it.
@@ -37,7 +38,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// What a descriptor on its way back says. A number that is no verdict reads as `Next`; the library writes none.
+    /// The verdict of a descriptor. An invalid number, which the library never writes, is `Next`.
     pub(crate) fn of(descriptor: &Descriptor) -> Self {
         match RawVerdict::from_raw(descriptor.verdict) {
             None | Some(RawVerdict::Next) => Self::Next,
@@ -48,15 +49,14 @@ impl Verdict {
     }
 }
 
-/// The frame has no room for what was asked, or the packet is too short for it (at least one byte must stay).
+/// The frame has no room, or the packet is too short (one byte must remain).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the frame has no room for that, or the packet is too short for it")]
 pub struct NoRoom;
 
-/// A packet in its frame, as long as the burst that it came in.
-///
-/// It begins with its Ethernet header. Room before it (headroom, 128 bytes in a fresh frame) and behind it can be taken and given
-/// back with [`push`](Self::push), [`pull`](Self::pull), [`append`](Self::append) and [`trim`](Self::trim).
+/// A packet in its frame, as long as the burst that it came in. It begins with its Ethernet header.
+/// [`push`](Self::push) and [`append`](Self::append) take room before it (headroom, 128 bytes in a
+/// fresh frame) and behind it; [`pull`](Self::pull) and [`trim`](Self::trim) give it back.
 pub struct Packet<'a> {
     descriptor: &'a mut Descriptor,
     /// First byte of the frame.
@@ -68,8 +68,8 @@ pub struct Packet<'a> {
 #[allow(clippy::should_implement_trait)] // next and drop are this field's words, and neither is the trait's method
 impl<'a> Packet<'a> {
     /// # Safety
-    /// The descriptor lies in a frame of `stride` bytes that starts at `frame`, and nobody else has a reference into that frame for
-    /// `'a`, within this process.
+    /// The descriptor lies in a frame of `stride` bytes that starts at `frame`, and no other
+    /// reference into that frame exists in this process for `'a`.
     #[inline(always)]
     pub(crate) unsafe fn new(descriptor: &'a mut Descriptor, frame: *mut u8, stride: u32) -> Self {
         Self { descriptor, frame, stride, bytes: PhantomData }
@@ -77,18 +77,18 @@ impl<'a> Packet<'a> {
 
     #[inline(always)]
     fn at(&self) -> *mut u8 {
-        // SAFETY: new() was promised that offset lies in the frame, and every change of it below keeps that.
+        // SAFETY: offset lies in the frame, as new() requires and each change of it keeps.
         unsafe { self.frame.add(self.descriptor.offset as usize) }
     }
 
     /// The packet's bytes.
     #[inline(always)]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: offset and len lie in the frame (promised to new(), kept since); exclusive by the module's argument.
+        // SAFETY: offset and len lie in the frame (as new() requires); exclusive as argued above.
         unsafe { std::slice::from_raw_parts(self.at(), self.descriptor.len as usize) }
     }
 
-    /// The packet's bytes, to be changed in place.
+    /// The packet's bytes, to change in place.
     #[inline(always)]
     pub fn data_mut(&mut self) -> &mut [u8] {
         // SAFETY: as data(); &mut self makes it the only slice.
@@ -102,22 +102,22 @@ impl<'a> Packet<'a> {
         self.descriptor.len as usize
     }
 
-    /// Bytes that [`push`](Self::push) can still take.
+    /// Bytes that [`push`](Self::push) can still add.
     #[inline(always)]
     pub fn headroom(&self) -> usize {
         self.descriptor.offset as usize
     }
 
-    /// Bytes that [`append`](Self::append) can still take.
+    /// Bytes that [`append`](Self::append) can still add.
     #[inline(always)]
     pub fn tailroom(&self) -> usize {
         self.stride as usize - self.descriptor.offset as usize - self.descriptor.len as usize
     }
 
-    /// Makes the packet `n` bytes longer at the front and returns those bytes. They hold whatever lay there before.
+    /// Adds `n` bytes at the front and returns them, with whatever they held before.
     ///
     /// # Errors
-    /// [`NoRoom`] if there are fewer than `n` bytes of headroom; nothing changed.
+    /// [`NoRoom`] if there are fewer than `n` bytes of headroom; nothing changes.
     #[inline]
     pub fn push(&mut self, n: usize) -> Result<&mut [u8], NoRoom> {
         if n > self.headroom() {
@@ -131,7 +131,7 @@ impl<'a> Packet<'a> {
     /// Takes `n` bytes off the front.
     ///
     /// # Errors
-    /// [`NoRoom`] if no byte would stay; nothing changed.
+    /// [`NoRoom`] if no byte would remain; nothing changes.
     #[inline]
     pub fn pull(&mut self, n: usize) -> Result<(), NoRoom> {
         if n >= self.len() {
@@ -142,10 +142,10 @@ impl<'a> Packet<'a> {
         Ok(())
     }
 
-    /// Makes the packet `n` bytes longer at the end and returns those bytes. They hold whatever lay there before.
+    /// Adds `n` bytes at the end and returns them, with whatever they held before.
     ///
     /// # Errors
-    /// [`NoRoom`] if the frame has fewer than `n` bytes behind the packet; nothing changed.
+    /// [`NoRoom`] if the frame has fewer than `n` bytes behind the packet; nothing changes.
     #[inline]
     pub fn append(&mut self, n: usize) -> Result<&mut [u8], NoRoom> {
         if n > self.tailroom() {
@@ -159,7 +159,7 @@ impl<'a> Packet<'a> {
     /// Takes `n` bytes off the end.
     ///
     /// # Errors
-    /// [`NoRoom`] if no byte would stay; nothing changed.
+    /// [`NoRoom`] if no byte would remain; nothing changes.
     #[inline]
     pub fn trim(&mut self, n: usize) -> Result<(), NoRoom> {
         if n >= self.len() {
@@ -169,7 +169,7 @@ impl<'a> Packet<'a> {
         Ok(())
     }
 
-    /// Verdict: on to the next hop of its chain. The default.
+    /// Verdict: to the next hop of its chain. The default.
     #[inline(always)]
     pub fn next(&mut self) {
         self.descriptor.verdict = RawVerdict::Next as u8;
@@ -188,14 +188,14 @@ impl<'a> Packet<'a> {
         self.descriptor.arg = port.0;
     }
 
-    /// Verdict: to `service`. The packet leaves its chain; a later verdict `Next` takes it to the chain's egress port.
+    /// Verdict: to `service`, off its chain; a later `Next` sends it to the chain's egress port.
     #[inline(always)]
     pub fn to_service(&mut self, service: ServiceId) {
         self.descriptor.verdict = RawVerdict::ToService as u8;
         self.descriptor.arg = service.0;
     }
 
-    /// Gives any verdict.
+    /// Sets any verdict.
     #[inline]
     pub fn set_verdict(&mut self, verdict: Verdict) {
         match verdict {
@@ -206,7 +206,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The verdict as it stands.
+    /// The current verdict.
     #[inline]
     pub fn verdict(&self) -> Verdict {
         Verdict::of(self.descriptor)
@@ -224,7 +224,7 @@ impl<'a> Packet<'a> {
         self.descriptor.ingress
     }
 
-    /// Whether it is an IP fragment (the first one counts too).
+    /// Whether it is an IP fragment, the first one included.
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
         self.descriptor.flags & flags::FRAGMENT != 0
@@ -248,7 +248,7 @@ impl fmt::Debug for Packet<'_> {
     }
 }
 
-/// Up to 32 packets that are handled together. Every packet's verdict starts as `Next`.
+/// Up to 32 packets that are handled together, each with verdict `Next` at first.
 ///
 /// ```
 /// # use sluice_nf::{Burst, Handler};
@@ -267,16 +267,16 @@ pub struct Burst<'a> {
     descriptors: &'a mut [Descriptor],
     arena: &'a Arena,
     now_ns: u64,
-    /// Packets are fetched as the next iteration goes along.
+    /// Whether the next iteration fetches packets as it goes.
     fetching: bool,
 }
 
 impl<'a> Burst<'a> {
-    /// A burst that was taken in at `now_ns`, every verdict of it `Next`.
+    /// A burst that was received at `now_ns`, with verdict `Next` for every packet.
     ///
     /// # Safety
-    /// Every packet lies in its frame. The frames that the descriptors name are this NF's alone, each named once, and no reference into
-    /// them lives on.
+    /// Every packet lies in its frame. The descriptors name frames of this NF alone, each once, and
+    /// no other reference into them exists.
     #[inline(always)]
     pub(crate) unsafe fn new(arena: &'a Arena, descriptors: &'a mut [Descriptor], now_ns: u64) -> Self {
         Self { descriptors, arena, now_ns, fetching: false }
@@ -294,16 +294,16 @@ impl<'a> Burst<'a> {
         self.descriptors.is_empty()
     }
 
-    /// When the burst was taken, in nanoseconds of CLOCK_MONOTONIC.
+    /// Time at which the burst was received, in nanoseconds of CLOCK_MONOTONIC.
     #[inline(always)]
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// Fetches the first cache line of every packet: of some now, of each other one while a packet a few places before it is handled by
-    /// the next [`Burst::iter_mut`]. All at once would be more than a core can fetch at a time, and it would wait. Worth its price for
-    /// a handler that reads headers of packets that another core wrote and does much between one packet and the next; a handler that
-    /// does not look into packets must not.
+    /// Fetches the first cache line of every packet: some now, each other one during the next
+    /// [`Burst::iter_mut`], a few packets ahead; a core cannot fetch all at once. Worth its cost if
+    /// another core wrote the headers and the handler does much per packet. A handler that does not
+    /// read packets must not call it.
     #[inline]
     pub fn prefetch(&mut self) {
         for descriptor in self.descriptors.iter().take(FETCHED_AHEAD) {
@@ -326,7 +326,7 @@ impl<'a> Burst<'a> {
         IterMut { descriptors: self.descriptors.iter_mut(), arena: self.arena, ahead }
     }
 
-    /// The descriptors as they stand, for the library's other faces.
+    /// The descriptors as they are, for the library's other interfaces.
     pub(crate) fn descriptors(&mut self) -> &mut [Descriptor] {
         self.descriptors
     }
@@ -336,14 +336,14 @@ impl<'a> Burst<'a> {
     }
 }
 
-/// The packet of a descriptor that a burst admitted.
+/// The packet of a descriptor of a burst.
 #[inline(always)]
 fn packet<'a>(arena: &'a Arena, descriptor: &'a mut Descriptor) -> Packet<'a> {
     let stride = arena.geometry().stride;
-    // new() was promised that the frame is one of the arena's.
+    // new()'s caller guaranteed that the frame is one of the arena's.
     let frame = arena.zero().wrapping_add(descriptor.frame as usize * stride as usize);
-    // SAFETY: new() was promised that the packet lies in its frame, and that the frame is this burst's alone; the borrow of the
-    // descriptor keeps a second Packet of it away.
+    // SAFETY: new()'s caller guaranteed that the packet lies in its frame, which is this burst's
+    // alone; the borrow of the descriptor excludes a second Packet.
     unsafe { Packet::new(descriptor, frame, stride) }
 }
 
@@ -362,13 +362,13 @@ impl<'b> IntoIterator for &'b mut Burst<'_> {
     }
 }
 
-/// Packets that [`Burst::prefetch`] is ahead: as many lines as a core fetches at a time.
+/// Packets by which [`Burst::prefetch`] is ahead: as many lines as a core fetches at a time.
 const FETCHED_AHEAD: usize = 8;
 
 /// The packets of a burst, in order.
 pub struct IterMut<'a> {
     descriptors: std::slice::IterMut<'a, Descriptor>,
-    /// How many packets further on one is fetched.
+    /// How many packets ahead one is fetched.
     ahead: usize,
     arena: &'a Arena,
 }

@@ -10,9 +10,9 @@
 //! # Ok(())
 //! # }
 //! ```
-//! A packet that is dropped (in Rust's sense) without having been written goes back to the manager as dropped, also when the thread
-//! unwinds or the [`Nf`] is gone first: no frame is lost. Reading costs a few nanoseconds more than the callback style; use
-//! [`Nf::read_burst`] where that counts.
+//! A packet that is dropped (in Rust's sense) without being written goes back to the manager as
+//! dropped, even when the thread unwinds or the [`Nf`] is gone first: no frame is lost. Reading
+//! costs a few nanoseconds more than callback style; use [`Nf::read_burst`] where that counts.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,7 +32,6 @@ use crate::zygote;
 #[cfg(feature = "trace")]
 use crate::trace::pull::{Feed, apart, reading, within};
 
-/// The same where nothing is traced.
 #[cfg(not(feature = "trace"))]
 #[inline(always)]
 fn apart<T>(library: impl FnOnce() -> T) -> T {
@@ -50,9 +49,9 @@ struct Shared {
 pub struct Nf {
     shared: Rc<Shared>,
     context: Context,
-    /// When the packets that the NF works on were read, if their service time is sampled, and how many they are.
+    /// When the current packets were read, if their service time is sampled, and their number.
     sampling: Option<(u64, usize)>,
-    /// Where packets come from that it is traced on.
+    /// Source of packets in a traced run.
     #[cfg(feature = "trace")]
     feed: Option<Feed>,
 }
@@ -64,15 +63,16 @@ pub struct OwnedPacket {
 }
 
 impl OwnedPacket {
-    /// The packet, to look at, change and give a verdict.
+    /// The packet, to read, change and give a verdict.
     #[inline(always)]
     pub fn packet(&mut self) -> Packet<'_> {
         let engine = self.shared.engine.borrow();
         let arena = engine.arena();
         let stride = arena.geometry().stride;
         let frame = arena.frame_ptr(self.descriptor.frame).expect("read() checked the frame");
-        // SAFETY: read() checked that the packet lies in its frame. The frame is this value's alone until it is written or dropped,
-        // and the borrow of self keeps a second Packet of it away. The arena stays mapped: self holds it.
+        // SAFETY: read() checked that the packet lies in its frame, which is this value's alone
+        // until written or dropped. The borrow excludes a second Packet; self keeps the arena
+        // mapped.
         unsafe { Packet::new(&mut self.descriptor, frame, stride) }
     }
 }
@@ -80,7 +80,7 @@ impl OwnedPacket {
 impl Drop for OwnedPacket {
     fn drop(&mut self) {
         self.descriptor.verdict = RawVerdict::Drop as u8;
-        // A manager that is gone or broken takes nothing back, and the next read says so.
+        // If the manager is gone or broken this fails, and the next read reports it.
         let _ = apart(|| self.shared.engine.borrow_mut().send(&[self.descriptor]));
     }
 }
@@ -112,7 +112,7 @@ impl Nf {
         Ok(Self::new(engine, context))
     }
 
-    /// One without a manager, on packets that are made for it.
+    /// An NF without a manager, on generated packets.
     #[cfg(feature = "trace")]
     pub(crate) fn traced(traffic: Result<crate::trace::Traffic, String>) -> Result<Self, NfError> {
         let (engine, context, feed) = crate::trace::pull::attach(traffic)?;
@@ -129,13 +129,13 @@ impl Nf {
         }
     }
 
-    /// What the manager told about ports, services and chains.
+    /// The NF's surroundings: ports, services and chains.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Whether this NF was given to another flow since this was asked last: then it must forget everything that it has learnt from
-    /// packets, before it handles those that it has read meanwhile. Ask after each read, where the service says `per = "flow"`.
+    /// Whether this NF got another flow since the last call. If so it must forget its state before
+    /// it handles packets read meanwhile. Call after each read of a service with `per = "flow"`.
     pub fn must_clean(&mut self) -> bool {
         let mut engine = self.shared.engine.borrow_mut();
         let must = engine.must_clean();
@@ -150,7 +150,7 @@ impl Nf {
         self.shared.engine.borrow().now_ns()
     }
 
-    /// Waits for a packet. None: the NF is to stop, on the manager's word with nothing left to read, or on a signal.
+    /// Waits for a packet. None: stop, on a signal or on request with nothing left to read.
     ///
     /// # Errors
     /// [`NfError::ManagerGone`], [`NfError::Broken`].
@@ -166,9 +166,9 @@ impl Nf {
         }
     }
 
-    /// Waits up to `timeout` for packets, adds up to 32 of them to `out` and says how many: 0 after the timeout, and when callbacks
-    /// of a [`storage`](crate::storage) have run. None: stop, as [`Nf::read`]; the storage has been flushed then. Without a timeout
-    /// it waits as long as it takes.
+    /// Waits up to `timeout` (None: for ever) for packets, adds up to 32 to `out` and returns how
+    /// many: 0 after the timeout, or after callbacks of a [`storage`](crate::storage). None: stop,
+    /// as [`Nf::read`], with the storage flushed.
     ///
     /// # Errors
     /// As [`Nf::read`].
@@ -179,7 +179,7 @@ impl Nf {
         Ok(n)
     }
 
-    /// Returns a packet to the manager with the verdict that it has.
+    /// Returns a packet to the manager with its verdict.
     ///
     /// # Errors
     /// As [`Nf::read`].
@@ -211,28 +211,27 @@ impl Nf {
         apart(|| self.shared.engine.borrow_mut().send(descriptors))
     }
 
-    /// Runs `f` with the arena that packets lie in.
     pub(crate) fn with_arena<T>(&self, f: impl FnOnce(&sluice_shm::arena::Arena) -> T) -> T {
         f(self.shared.engine.borrow().arena())
     }
 
-    /// Waits for descriptors, checks them and sets their verdicts to `Next`. None is a stop, 0 the timeout or that callbacks of the
-    /// storage have run.
+    /// Waits for descriptors, checks them and sets their verdicts to `Next`. None is a stop; 0 the
+    /// timeout or callbacks of the storage.
     pub(crate) fn take(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
         reading(|| self.wait_for(out, timeout))
     }
 
     #[inline(always)]
     fn wait_for(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
-        let seat = self.shared.engine.borrow().seat();
+        let sleeper = self.shared.engine.borrow().sleeper();
         let deadline = self.begin(timeout)?;
         if signals::stopped() {
-            seat.flush();
+            sleeper.flush();
             return Ok(None);
         }
         loop {
             // Not while the engine is borrowed: a callback may return packets.
-            let called = within(|| seat.poll());
+            let called = within(|| sleeper.poll());
             #[cfg(feature = "trace")]
             if let Some(feed) = &mut self.feed {
                 feed.turn(self.shared.engine.borrow().arena())?;
@@ -265,16 +264,16 @@ impl Nf {
                 return Ok(Some(0));
             }
         }
-        seat.flush();
+        sleeper.flush();
         Ok(None)
     }
 
-    /// What comes before a look at the rings: the last burst's sample, and the core if the manager wants it. Gives the deadline.
+    /// Prepares a read: takes the last burst's sample and yields on request. Returns the deadline.
     fn begin(&mut self, timeout: Option<Duration>) -> Result<Option<u64>, NfError> {
         let engine = &mut *self.shared.engine.borrow_mut();
         let now = engine.now_ns();
         if let Some((since, packets)) = self.sampling.take() {
-            if !engine.seat().has_waited() {
+            if !engine.sleeper().has_waited() {
                 engine.sample(packets, now, now.saturating_sub(since));
             }
             engine.glance(now)?;
@@ -292,7 +291,7 @@ impl OwnedPacket {
     fn into_descriptor(self) -> Descriptor {
         let mut this = std::mem::ManuallyDrop::new(self);
         let descriptor = this.descriptor;
-        // SAFETY: the Rc is dropped here once and never again: ManuallyDrop keeps the destructor of self from running.
+        // SAFETY: the Rc is dropped only here: ManuallyDrop suppresses the destructor of self.
         unsafe { std::ptr::drop_in_place(&raw mut this.shared) };
         descriptor
     }

@@ -1,15 +1,17 @@
 //! Callback style: the library owns the loop, the NF is a [`Handler`].
 //!
 //! # Life of an NF
-//! attach → make the handler → ready → bursts and ticks → stop → storage flushed → [`Handler::clean`] → exit code 0.
-//! An NF that serves one flow at a time is cleaned in the same way between two flows, and goes on.
+//! attach → make the handler → ready → bursts and ticks → stop → storage flushed →
+//! [`Handler::clean`] → exit code 0. An NF that serves one flow at a time is cleaned in the same
+//! way between two flows, and goes on.
 //!
-//! Where its service has a zygote, the handler was made in another process, once for all instances: fork → attach →
+//! With a zygote, the handler was made in another process, once for all instances: fork → attach →
 //! [`Handler::forked`] → ready → ….
 //!
-//! It leaves when the manager says so (after its rx rings are empty), on SIGTERM or SIGINT (after the burst in hand), when the
-//! manager is gone, and when the handler panics: then every packet of the burst goes back as dropped, the error is counted, and the
-//! exit code is 1. Packets that still wait in its rx rings belong to the manager again as soon as the process has left.
+//! It leaves on the manager's request (after its rx rings are empty), on SIGTERM or SIGINT (after
+//! the current burst), when the manager is gone, and when the handler panics: then the burst's
+//! packets go back as dropped, the error is counted, and the exit code is 1. Packets left in its rx
+//! rings belong to the manager again as soon as the process has left.
 
 use std::any::Any;
 use std::io::Write;
@@ -30,7 +32,7 @@ use crate::zygote;
 
 /// A handler that may also fail: what [`Handler`] and the C interface have in common.
 pub(crate) trait Step {
-    /// The number of packets that it left in an impossible state (they are marked as dropped), or its error code.
+    /// The number of packets left in an impossible state (marked as dropped), or an error code.
     fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32>;
     fn tick(&mut self, now_ns: u64);
     fn tick_every(&self) -> Option<Duration>;
@@ -60,7 +62,6 @@ impl<H: Handler> Step for Plain<H> {
     }
 }
 
-/// When the next tick is due.
 struct Ticker {
     every_ns: Option<u64>,
     next_ns: u64,
@@ -76,7 +77,7 @@ impl Ticker {
         self.every_ns.map(|_| self.next_ns)
     }
 
-    /// Whether a tick is due at `now`; then the next one is a period later. Ticks that were missed are not made up for.
+    /// Whether a tick is due at `now`; the next is then a period later. Missed ticks are skipped.
     fn is_due(&mut self, now: u64) -> bool {
         let Some(every) = self.every_ns else { return false };
         if now < self.next_ns {
@@ -87,7 +88,7 @@ impl Ticker {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn words_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
@@ -101,19 +102,19 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
 /// The loop. Ok is a clean stop.
 fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     let mut ticker = Ticker::new(step.tick_every(), engine.now_ns());
-    let seat = engine.seat();
+    let sleeper = engine.sleeper();
     engine.ready();
     loop {
-        guarded(|| seat.poll()).inspect_err(|_| engine.count_errors(1))?;
+        guarded(|| sleeper.poll()).inspect_err(|_| engine.count_errors(1))?;
         if engine.is_shut_out() {
             engine.stand()?;
         }
-        // Looked at before the rings: what was posted before the word was set is still handled.
+        // Read before the rings: packets posted before the word was set are still handled.
         let stop = engine.must_stop();
         let (first, n) = engine.receive_burst()?;
         if engine.must_clean() {
-            // What was begun for the former flow ends before it is forgotten.
-            guarded(|| seat.flush()).inspect_err(|_| engine.count_errors(1))?;
+            // Work begun for the former flow completes before the flow is forgotten.
+            guarded(|| sleeper.flush()).inspect_err(|_| engine.count_errors(1))?;
             guarded(|| step.clean()).inspect_err(|_| engine.count_errors(1))?;
             engine.cleaned();
         }
@@ -132,10 +133,10 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
             continue;
         }
         let now = engine.now_ns();
-        // SAFETY: n slots of the tx ring that this NF alone looks at until they are sent. The reference ends with this round.
+        // SAFETY: n slots of the tx ring, this NF's until sent. The reference ends with this round.
         let descriptors = unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), n) };
-        // SAFETY: receive_burst() checked them. The manager gave these frames to this NF alone, and what earlier bursts named of them
-        // went back with send_burst().
+        // SAFETY: receive_burst() checked them. The manager gave these frames to this NF alone, and
+        // those of earlier bursts went back with send_burst().
         let mut burst = unsafe { Burst::new(engine.arena(), descriptors, now) };
         let outcome = guarded(|| step.burst(&mut burst)).and_then(|code| code.map_err(NfError::Failed));
         match outcome {
@@ -152,7 +153,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         let drops = descriptors.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
         if engine.is_sample_due(now) {
             let after = engine.now_ns();
-            if !seat.has_waited() {
+            if !sleeper.has_waited() {
                 engine.sample(n, after, after.saturating_sub(now));
             }
             engine.send_burst(n, drops);
@@ -176,7 +177,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     }
 }
 
-/// Attaches, makes the handler, and runs it until it stops. In a zygote, the same of each process that is forked from it.
+/// Attaches, makes the handler, and runs it until it stops; in a zygote, in each forked process.
 pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), NfError> {
     let make = |context: &Context| guarded(|| make(context))?;
     let (mut engine, mut step);
@@ -192,17 +193,17 @@ pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -
         step = make(&context)?;
     }
     work(&mut engine, &mut step)?;
-    // What was begun ends before the handler sums up; what it then still writes, after.
-    let seat = engine.seat();
-    guarded(|| seat.flush())?;
+    // Storage completes before the handler is cleaned, and again after what that writes.
+    let sleeper = engine.sleeper();
+    guarded(|| sleeper.flush())?;
     guarded(|| step.clean())?;
-    guarded(|| seat.flush())
+    guarded(|| sleeper.flush())
 }
 
-/// Runs a handler made by `make` until the NF is stopped. As [`run`], with the error for the caller to show.
+/// As [`run`], but returns the error instead of printing it.
 ///
 /// # Errors
-/// [`NfError`]: it could not attach, its handler could not be made or panicked, or the manager is gone.
+/// [`NfError`]: attaching or making the handler failed, it panicked, or the manager is gone.
 pub fn run_with<H: Handler>(
     options: &Options,
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
@@ -214,11 +215,10 @@ pub fn run_with<H: Handler>(
     run_step(options, |context| make(context).map(Plain).map_err(NfError::Handler))
 }
 
-/// An NF's `main`: attaches to the manager, makes the handler, runs it, and stops cleanly on SIGTERM, SIGINT and the manager's word.
-/// The manager is found as [`Options::from_env`] says. An error is printed to stderr, once, with what to do, and the exit code is 1.
-///
-/// A program whose only argument is `--help` or `--version` is answered on stdout instead, and its exit code is 0. One with
-/// arguments of its own reads them before it calls this.
+/// An NF's `main`: attaches, makes the handler, runs it, and stops on SIGTERM, SIGINT or request.
+/// [`Options::from_env`] finds the manager. An error is printed to stderr, once, with what to do,
+/// and the exit code is 1. If the only argument is `--help` or `--version`, it answers on stdout
+/// instead, with exit code 0; programs with other arguments read them before this call.
 pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>) -> ExitCode {
     if is_answered() {
         return ExitCode::SUCCESS;
@@ -234,7 +234,7 @@ pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::err
     }
 }
 
-/// Whether the program was only asked for its help or its version, which has been printed then.
+/// Prints the help or version if that is all that was asked for; returns whether it was.
 pub(crate) fn is_answered() -> bool {
     let Some(answer) = options::answer(&options::program(), &options::args()) else { return false };
     // A closed stdout is no error.

@@ -1,8 +1,8 @@
 //! Clean stop on SIGTERM and SIGINT.
 //!
-//! The handler sets a flag and rings the NF's own doorbell, so that a sleeping NF wakes whichever thread the signal came to. Ringing
-//! is an atomic addition and one system call, both safe in a signal handler. A second signal of the same kind ends the process at
-//! once: the first one restores the default action.
+//! The handler sets a flag and rings the NF's own doorbell, so that a sleeping NF wakes whichever
+//! thread got the signal: an atomic addition and one system call, both safe in a handler. A second
+//! signal of the same kind ends the process at once: the first restores the default action.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
@@ -20,17 +20,17 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     }
 }
 
-/// Makes SIGTERM and SIGINT set the flag and ring `bell`.
+/// Makes SIGTERM and SIGINT set the flag and ring the given doorbell.
 pub(crate) fn install(bell: &'static AtomicU32) {
     STOP.store(false, Ordering::Relaxed);
-    // Release: the handler, on whatever thread, sees the word that the pointer leads to.
+    // Release: the handler, on any thread, sees the word behind the pointer.
     BELL.store(std::ptr::from_ref(bell).cast_mut(), Ordering::Release);
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        // SAFETY: sigaction is plain data for which all zeroes are valid; no SA_RESTART, so that blocking calls return.
+        // SAFETY: all zeroes are a valid sigaction; no SA_RESTART, so that blocking calls return.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
         action.sa_flags = libc::SA_RESETHAND;
-        // SAFETY: the handler is async-signal-safe (see the module), and action lives through the call.
+        // SAFETY: the handler is async-signal-safe (see the module), and action outlives the call.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
 }

@@ -1,30 +1,40 @@
-//! An NF without a manager, on generated packets, that writes its loads and stores: what a model of the cache is fed with.
+//! Runs an NF without a manager on generated packets, and records its loads and stores.
 //!
 //! # Problem
-//! How many cache misses a packet costs depends on which addresses the NF's handler touches. Tools that follow a program from outside slow it
-//! down a hundred times, and tell nothing of other cache sizes.
+//! The cache misses of a packet depend on the addresses that the NF's handler touches. Tools that
+//! follow a program from outside slow it down a hundred times, and show nothing of other cache
+//! sizes; a model of the cache needs the addresses themselves.
 //!
 //! # Approach
-//! - With `SLUICE_TRACE` set, an NF that was built with the feature `trace` attaches to nobody: its handler is made by its own `main`, with its
-//!   own arguments, and run in the [`harness`](crate::harness); one that owns its loop attaches to a [stand-in](pull). All flows once, then
-//!   packets to warm up, then those that count. The value is
-//!   `packets=N,warm_up=N,accesses=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN,input=0|1,output=0|1`; what is left out has a default.
-//! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the flags). Without the flags nobody calls them,
-//!   and the same program runs under other tools, on the same packets.
-//! - A first cache of `l1=SETSxWAYS` stands here already, least recently used replaced: what it holds goes no further, which leaves a
-//!   twentieth to be written. Without it, an access to the same line as the one before is left out: no cache notices it.
-//! - Records go to standard output, eight bytes each, least first: the address in 56 bits; above it 1 to 5 for 1, 2, 4, 8 or 16 bytes;
-//!   the uppermost bit for a store. Of an access over two lines each that is not held has a record, as of one byte. With no size it is a
-//!   mark, and in place of the address the number of accesses until then, those included that were left out and those before the first
-//!   packet: 0 is a program that the pass has not been over. The first mark ends the warm-up, the second the trace.
-//! - `accesses=N` ends the trace with the burst in which so many have been made since the first mark, and the warm-up with a tenth of them: an NF
-//!   that makes thousands for a packet tells as much with fewer packets. A third mark then has, for its number, the packets that count.
-//! - NFs of a chain hand packets on: `input=1` takes them from standard input instead, `output=1` writes those that go on ([`relay`]).
+//! - With `SLUICE_TRACE` set, an NF built with the feature `trace` does not attach: its own `main`
+//!   makes its handler, with its own arguments, and the [`harness`](crate::harness) runs it. An NF
+//!   that owns its loop attaches to a [stand-in](pull). First each flow once, then packets to warm
+//!   up, then those that count. The value is a list of these keys, each with a default:
+//!   `packets=N`, `warm_up=N`, `accesses=N`, `flows=N`, `zipf=S`, `bytes=N`, `spread=0|1`,
+//!   `seed=N`, `l1=NxN`, `input=0|1`, `output=0|1`, with commas between.
+//! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the
+//!   flags). Built without the flags, the program runs under other tools, on the same packets.
+//! - A first cache of `l1=SETSxWAYS` (LRU) filters here: accesses that hit it are not recorded,
+//!   which leaves a twentieth. Without it, an access to the same line as the one before is left
+//!   out: no cache notices it.
+//! - Records go to standard output, eight bytes each, little-endian: the address in 56 bits; above
+//!   it 1 to 5 for 1, 2, 4, 8 or 16 bytes; the top bit for a store. An access over two lines has a
+//!   record of one byte for each line that misses. A record of no size is a mark, with the number
+//!   of accesses so far in place of the address, including those left out and those before the
+//!   first packet: 0 means that the pass was not applied. The first mark ends the warm-up, the
+//!   second the trace.
+//! - `accesses=N` ends the trace after the burst in which N accesses since the first mark are
+//!   reached, and the warm-up after a tenth of N: an NF with thousands of accesses a packet needs
+//!   fewer packets. A third mark then has the number of packets that count.
+//! - NFs of a chain hand packets on: `input=1` reads them from standard input instead, `output=1`
+//!   writes those that go on ([`relay`]).
 //!
 //! # Limits
-//! Code that comes compiled (the standard library's, comparisons of the C library's) is not followed but for [`copies`], nor what the code
-//! generator makes of copies and comparisons of a fixed size; spills neither. The packets lie in the 32 frames of the harness, so they are
-//! always cached, as they are where receive queues are bounded. Time moves a microsecond a burst, and no ticks come. The NF must print nothing.
+//! Precompiled code (the standard library's, the C library's comparisons) is not followed except
+//! for [`copies`]; nor are spills, or copies and comparisons of a fixed size, which the code
+//! generator expands. The packets lie in the harness's 32 frames, so they are always cached, as
+//! with bounded receive queues. Time moves 1 µs a burst, and no ticks come. The NF must print
+//! nothing.
 
 #[cfg(target_arch = "x86_64")]
 mod copies;
@@ -45,13 +55,11 @@ use crate::packet::Verdict;
 use packets::Source;
 use relay::Part;
 
-/// Records that are gathered before they are written.
 const RECORDS: usize = 8_192;
 
-/// The harness's clock before the first burst.
 const START_NS: u64 = 1_000_000_000;
 
-/// Most sets and ways that the first cache has; sets are a power of two.
+/// Most sets and ways of the first cache; the number of sets is a power of two.
 const MOST_SETS: usize = 1 << u8::BITS;
 const MOST_WAYS: usize = 16;
 
@@ -59,42 +67,41 @@ const MOST_WAYS: usize = 16;
 const SIZES: u64 = 5;
 const KINDS: usize = 2 * SIZES as usize;
 
-/// A line is 64 bytes.
 const LINE_BITS: u32 = 6;
 const LINE_BYTES: u64 = 1 << LINE_BITS;
 
 const STORE: u64 = 1 << 63;
 const ADDRESS: u64 = (1 << 56) - 1;
 
-// One thread runs the handler and is followed; other threads of an NF are not, but must do no harm. So all is relaxed: a torn trace is
-// refused by its reader. Calls that two threads make at once may be counted as one.
+// One thread runs the handler and is followed; others are not, but must do no harm. So all is
+// relaxed: the reader refuses a torn trace. Calls by two threads at once may count as one.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BUFFER: [AtomicU64; RECORDS] = [const { AtomicU64::new(0) }; RECORDS];
 static FIRST: First = First::new();
 
-/// The first cache, and what came to it: together, so that an access finds all of it from one address.
+/// The first cache and its counts, together, so that one address leads to all of them.
 #[repr(C, align(64))]
 struct First {
-    /// The line of each set that was used last. No line has the number 0.
+    /// The most recently used line of each set. No line has the number 0.
     last: [AtomicU64; MOST_SETS],
-    /// Calls so far, of each kind: each its own, so that none waits for the one before.
+    /// Calls so far, by kind: separate counters, so that none waits for the one before.
     calls: [AtomicU64; KINDS],
     /// Sets, less one.
     mask: AtomicU8,
-    /// Whether the pass has been over this program.
+    /// Whether the pass was applied to this program.
     instrumented: AtomicBool,
-    /// Whether anybody is followed.
+    /// Whether accesses are followed.
     following: AtomicBool,
-    /// Loads and stores before the first packet, and then of who was followed. While somebody is, less the calls until he was.
+    /// Loads and stores before the first packet and while following; then minus earlier calls.
     made: AtomicU64,
     /// Ways, less one.
     others: AtomicUsize,
-    /// The other lines of each set, that used last first.
+    /// The other lines of each set, most recently used first.
     before: [AtomicU64; MOST_SETS * (MOST_WAYS - 1)],
 }
 
-// What the compiler's calls lead to is a part of them (`inline(always)`) or has a name that begins as theirs do: the pass would put calls
-// into other functions.
+// Functions below the compiler's calls are inlined (`inline(always)`) or have names that begin as
+// the pass's do: the pass adds calls to all other functions.
 
 impl First {
     const fn new() -> Self {
@@ -110,7 +117,6 @@ impl First {
         }
     }
 
-    /// Sets, a power of two, and ways.
     fn shape(&self, (sets, ways): (usize, usize)) {
         self.mask.store((sets - 1) as u8, Relaxed);
         self.others.store(ways - 1, Relaxed);
@@ -121,7 +127,7 @@ impl First {
         usize::from(line as u8 & self.mask.load(Relaxed))
     }
 
-    /// Whether a line is that of its set which was used last.
+    /// Whether a line is the most recently used one of its set.
     #[inline(always)]
     fn is_last(&self, line: u64) -> bool {
         self.last[self.set(line)].load(Relaxed) == line
@@ -136,7 +142,7 @@ impl First {
             return true;
         }
         self.last[set].store(line, Relaxed);
-        // Those used later than this one move one place back; where it is not held, the last one goes.
+        // More recently used lines move one place back; if it was not held, the last one goes.
         let others = self.others.load(Relaxed).min(MOST_WAYS - 1);
         for place in &self.before[set * (MOST_WAYS - 1)..][..others] {
             let held = place.load(Relaxed);
@@ -150,17 +156,18 @@ impl First {
     }
 }
 
-/// Loads and stores so far, to be asked while nobody is followed.
+/// Loads and stores so far; only valid while not following.
 fn made() -> u64 {
     FIRST.made.load(Relaxed)
 }
 
-/// Follows from now on, or no more. Says what was before.
+/// Starts or stops following. Returns the former state.
 fn follow(is_followed: bool) -> bool {
     __sanitizer_sluice_follow(is_followed)
 }
 
-/// The same. Its own loads and stores are not counted. Of a program that the pass has not been over nobody is followed: others look at that one.
+/// As [`follow`], without counting its own loads and stores. A program without the pass is never
+/// followed: other tools look at it.
 // SAFETY: no other code has this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -176,7 +183,7 @@ extern "C" fn __sanitizer_sluice_follow(is_followed: bool) -> bool {
     was_followed
 }
 
-/// Calls so far, of whoever made them.
+/// Calls so far, followed or not.
 #[inline(always)]
 fn calls() -> u64 {
     let mut sum = 0;
@@ -186,7 +193,7 @@ fn calls() -> u64 {
     sum
 }
 
-/// Most accesses are to the line of its set that was used last, and change nothing: not even who is followed is asked.
+/// Most accesses are to the most recently used line of a set and change nothing else.
 #[inline(always)]
 fn record(address: usize, kind: usize) {
     FIRST.calls[kind].store(FIRST.calls[kind].load(Relaxed) + 1, Relaxed);
@@ -201,7 +208,7 @@ fn record(address: usize, kind: usize) {
     }
 }
 
-/// The rest of [`record`], in functions of their own so that the first part saves no registers, nor the second.
+/// The rest of [`record`], in functions of their own: neither part then saves registers.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -224,7 +231,7 @@ extern "C" fn __sanitizer_sluice_two(line: u64) {
     }
 }
 
-/// Loads or stores (`kind` as of one byte) of `bytes` bytes, line by line.
+/// Loads or stores (`kind` as for one byte) of `bytes` bytes, line by line.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -250,14 +257,14 @@ extern "C" fn __sanitizer_sluice_put(record: u64) {
         COUNT.store(count + 1, Relaxed);
     }
     if count + 1 >= RECORDS {
-        // Packets that are handed on get here too, while nobody is followed.
+        // Relayed packets get here too, while not following.
         let was_followed = follow(false);
         write_out();
         follow(was_followed);
     }
 }
 
-/// Writes what was gathered. Nobody may be followed meanwhile.
+/// Writes what was gathered; not while following.
 #[inline(never)]
 fn write_out() {
     let count = COUNT.swap(0, Relaxed).min(RECORDS);
@@ -266,15 +273,15 @@ fn write_out() {
         *record = slot.load(Relaxed).to_le_bytes();
     }
     if std::io::stdout().lock().write_all(&bytes).is_err() {
-        // Who reads has gone: there is nothing left to do.
+        // The reader has gone: there is nothing left to do.
         std::process::exit(1);
     }
 }
 
-/// The functions that the compiler's pass calls. It leaves functions with such names alone, so they do not call themselves.
+/// The functions that the pass calls. It skips such names, so they do not call themselves.
 macro_rules! called {
     ($($load:ident, $store:ident: $size:literal)*) => { $(
-        // SAFETY: the name is one that the compiler's pass looks for and that no other code has, and the signature is the pass's.
+        // SAFETY: only this code has the name that the pass looks for; the signature is its.
         #[unsafe(no_mangle)]
         extern "C" fn $load(address: usize) {
             record(address, $size);
@@ -295,21 +302,20 @@ called! {
     __sanitizer_cov_load16, __sanitizer_cov_store16: 4
 }
 
-/// What the packets are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Traffic {
     packets: u64,
     warm_up: u64,
-    /// Accesses that are enough, if there is such a number.
+    /// The number of accesses that suffices, if any.
     accesses: Option<u64>,
     flows: u32,
-    /// Exponent; none is every flow as often as the others.
+    /// Exponent; None: all flows are equally frequent.
     zipf: Option<f64>,
     bytes: usize,
-    /// Whether flows have destinations all over the address space, and not one.
+    /// Whether flows have destinations all over the address space instead of one.
     spread: bool,
     seed: u64,
-    /// Sets and ways of the first cache; one line is none.
+    /// Sets and ways of the first cache; one line means none.
     l1: (usize, usize),
     /// Whether packets come from standard input.
     input: bool,
@@ -373,21 +379,19 @@ impl Traffic {
     }
 }
 
-/// What `SLUICE_TRACE` asks for.
+/// The traffic that `SLUICE_TRACE` requests.
 pub(crate) fn asked() -> Option<Result<Traffic, String>> {
     std::env::var("SLUICE_TRACE").ok().map(|text| Traffic::parse(&text))
 }
 
-/// Sets the first cache up.
 fn begin(traffic: &Traffic) {
     FIRST.shape(traffic.l1);
-    // The compiler's pass was here if there are any, even where the handler has none.
+    // The pass was applied if there were calls, even if the handler itself has none.
     let calls = calls();
     FIRST.instrumented.store(calls > 0, Relaxed);
     FIRST.made.store(calls, Relaxed);
 }
 
-/// What a traced NF is told of its surroundings.
 fn context() -> Context {
     Context::for_test("trace", &["in", "out"], &[], &["trace"])
 }
@@ -418,7 +422,7 @@ pub(crate) fn run<H: Handler>(
         }
     }
     write_out();
-    // What the handler would say when it is dropped would be taken for records.
+    // Output of the handler's drop would be taken for records.
     std::mem::forget(harness);
     Ok(())
 }
@@ -461,14 +465,14 @@ fn hand_on<H: Handler>(harness: &Harness<H>, back: &[Descriptor]) {
     follow(false);
 }
 
-/// A mark, with the accesses until then; the third with the packets that count.
+/// A mark, with the accesses so far; the third one with the packets that count.
 fn mark(number: u64) {
     __sanitizer_sluice_put(number & ADDRESS);
     // What follows is not the handler.
     follow(false);
 }
 
-/// Follows the handler alone, not the harness.
+/// Follows only the handler, not the harness.
 struct Followed<H>(H);
 
 impl<H: Handler> Handler for Followed<H> {
@@ -485,7 +489,7 @@ mod tests {
     use super::*;
 
     proptest::proptest! {
-        /// Sets of lines, the one used last first.
+        /// Sets of lines, the most recently used one first.
         #[test]
         fn a_line_is_held_until_as_many_others_of_its_set_were_used(
             lines in proptest::collection::vec(1u64..60, 1..400), sets in 0u32..4, ways in 1usize..6,

@@ -1,4 +1,4 @@
-//! NFs in C: compiled with the system's compiler, linked with the library, run against a fake manager.
+//! NFs in C, compiled by the system's compiler and run against a fake manager.
 
 mod support;
 
@@ -19,7 +19,6 @@ enum Link {
     Shared,
 }
 
-/// Compiles a source file of the repository into `folder`.
 fn compile(source: &str, folder: &Path, link: Link) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = folder.join("nf");

@@ -188,7 +188,7 @@ fn a_full_tx_ring_suspends_and_loses_nothing() {
     nf.post(0, &[N0; 8]);
     nf.post(1, &[N0; 8]);
     nf.wake();
-    // The tx ring holds 8, so it has taken so many.
+    // The tx ring holds 8 descriptors, so the NF has taken 8.
     wait_for("as many to be taken as can be returned", || (nf.waiting() == 8).then_some(()));
     wait_for("sleep", || nf.is_asleep().then_some(()));
     let got: Vec<_> = (0..16).map(|_| nf.one()).collect();
@@ -204,7 +204,7 @@ fn an_nf_that_goes_to_sleep_starts_the_next_one() {
     let mut a = manager.welcome(0, Mode::default());
     let _second = manager.spawn(test_nf("callback"));
     let mut b = manager.welcome(3, Mode::default());
-    // B's packets lie there and nobody wakes it but A. B's own timeout may come first: then try again.
+    // B has packets, and only A wakes it. B's own timeout may come first: then try again.
     wait_for("a hand-over", || {
         wait_for("sleep", || (a.is_asleep() && b.is_asleep()).then_some(()));
         b.post(0, &[b"n0"]);

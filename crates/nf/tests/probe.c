@@ -1,6 +1,6 @@
 /*
- * The NF that tests the C interface. Its first argument is the style: callback, first (the same, built for SLUICE_ABI 1), zygote, pull,
- * storage, headers (needs no manager) or errors.
+ * The NF that tests the C interface. Its first argument is the style: callback, first (the same,
+ * built for SLUICE_ABI 1), zygote, pull, storage, headers (needs no manager) or errors.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 
 static int wan, ids;
 
-/* Does what a packet's first byte says. */
+/* Acts on a packet's first byte. */
 static int handle(sluice_packet *packet) {
     switch (packet->data[0]) {
     case 'd': sluice_drop(packet); break;
@@ -98,7 +98,7 @@ static int make(const sluice_context *context, void *arg, sluice_handler *handle
     return 0;
 }
 
-/* In a zygote: the number of packets that start with '#' that this instance has had, and its surroundings. */
+/* With a zygote: this instance's number of packets that start with '#', and its surroundings. */
 static int zygote_burst(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns) {
     (void)now_ns;
     for (uint32_t i = 0; i < count; i++) packets[i].data[1] = (uint8_t)++*(int *)state;
@@ -121,7 +121,7 @@ static int zygote_make(const sluice_context *context, void *arg, sluice_handler 
     return 0;
 }
 
-/* A program of before sluice_handler had grown. */
+/* A program built with the smaller sluice_handler of SLUICE_ABI 1. */
 struct first_handler {
     void *state;
     int (*burst)(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns);
@@ -262,7 +262,7 @@ static void headers(void) {
     CHECK(sluice_set_ip_len(packet, sizeof packet, &headers, 61) == SLUICE_E_NOT_THERE);
     CHECK(sluice_parse(packet, sizeof packet, &again) == 0 && memcmp(&again, &headers, sizeof again) == 0);
     CHECK(sluice_checksum_update(0xdd2f, 0x5555, 0x3285) == 0);
-    memset(&headers, 0xff, sizeof headers); /* nonsense is refused, and nothing behind the packet is touched */
+    memset(&headers, 0xff, sizeof headers); /* nonsense is refused; nothing behind the packet changes */
     headers.ip_version = 4;
     CHECK(sluice_fix_checksums(packet, sizeof packet, &headers) == SLUICE_E_NOT_THERE);
 }

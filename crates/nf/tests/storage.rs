@@ -1,4 +1,4 @@
-//! Storage within an NF, against a fake manager. A pipe stands for a slow disk: it takes 64 KiB, then nothing until the test reads.
+//! Storage within an NF, against a fake manager. A pipe is a slow disk: 64 KiB until it is read.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{Manager, Mode, test_nf, wait_for};
 
 const DROP: u8 = 1;
 
-/// Bytes that a pipe takes.
+/// Capacity of a pipe, in bytes.
 const PIPE: usize = 64 << 10;
 
 fn nf(style: &str, path: &PathBuf, batch: usize) -> Command {
@@ -29,7 +29,7 @@ fn empty_file(manager: &Manager) -> PathBuf {
     path
 }
 
-/// A named pipe, open at the test's end.
+/// A named pipe, opened by the test.
 fn pipe(manager: &Manager) -> (PathBuf, File) {
     let path = manager.folder().join("pipe");
     mknodat(CWD, &path, FileType::Fifo, FileMode::RUSR | FileMode::WUSR, 0).unwrap();
@@ -102,7 +102,7 @@ fn with_both_buffers_full_the_nf_sleeps_and_goes_on_with_the_disk() {
         let mut process = manager.spawn(nf("storage", &path, PIPE));
         let mut nf = manager.welcome(0, mode);
         let large = [b"w".to_vec(), vec![7; 1999]].concat();
-        // The pipe takes 32 packets (and a piece of one), and each buffer as many. Others go on all the time.
+        // The pipe and each buffer take about 32 packets. Other packets go on all the time.
         let mut sent = 0;
         for _ in 0..6 {
             nf.send(&[&large[..]; 16]);
@@ -119,7 +119,7 @@ fn with_both_buffers_full_the_nf_sleeps_and_goes_on_with_the_disk() {
         nf.post(1, &[b"held up"]);
         if !mode.poll {
             wait_for("the suspension", || (nf.is_asleep() && nf.count(Counter::Sleeps) > sleeps).then_some(()));
-            // Waking it for packets does not help it, and does it no harm.
+            // A wake for packets does it neither good nor harm.
             nf.wake();
             wait_for("the suspension", || nf.is_asleep().then_some(()));
         }
@@ -130,7 +130,7 @@ fn with_both_buffers_full_the_nf_sleeps_and_goes_on_with_the_disk() {
             (all == large.repeat(sent), pipe)
         });
         assert_eq!(nf.collect(17).last().unwrap().bytes, b"held up");
-        // The last of them go with the stop, as no interval makes them go.
+        // The last ones are written at the stop, as no interval ends before.
         process.signal(Signal::TERM);
         let (same, _pipe) = reader.join().unwrap();
         assert!(same);
@@ -184,7 +184,7 @@ fn packets_wait_for_their_writes_in_pull_style() {
     }
     assert_eq!(std::fs::read(&path).unwrap(), b"onetwothree".repeat(20));
 
-    // With an interval that never comes, the stop writes them.
+    // With an interval that never ends, the stop writes them.
     let path = manager.folder().join("second");
     File::create(&path).unwrap();
     let mut process = manager.spawn(self::nf("storage-pull", &path, 4096));
@@ -198,7 +198,7 @@ fn packets_wait_for_their_writes_in_pull_style() {
     assert_eq!(out, "ready ids.0\nclean\n");
     assert_eq!(std::fs::read(&path).unwrap(), b"heldfast");
 
-    // Without room on the disk they are dropped, as the callback says.
+    // Without room on the disk they are dropped, as the callback reports the error.
     let mut process = manager.spawn(self::nf("storage-pull", &"/dev/full".into(), 4096));
     let mut nf = manager.welcome(2, Mode::default());
     nf.send(&[b"held"]);

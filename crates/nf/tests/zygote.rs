@@ -31,7 +31,7 @@ fn each_instance_has_a_copy_of_the_handler_and_a_life_of_its_own() {
     for same in ["Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigBlk", "CapEff"] {
         assert_eq!(first_child.status(same), status_of(process.pid(), same), "{same}");
     }
-    // An instance stops on these two, whether or not whoever started all this had told it to ignore them.
+    // An instance stops on these two, even if the test itself was started with them ignored.
     let stops = [Signal::INT, Signal::TERM].map(|signal| 1u64 << (signal.as_raw() - 1)).iter().sum::<u64>();
     let ignored = |mask: &str| u64::from_str_radix(mask, 16).unwrap() & !stops;
     assert_eq!(ignored(&first_child.status("SigIgn")), ignored(&status_of(process.pid(), "SigIgn")));
@@ -54,7 +54,7 @@ fn each_instance_has_a_copy_of_the_handler_and_a_life_of_its_own() {
     let mut third = manager.welcome(2, Mode::default());
     let mut third_child = zygote.forked("ids.5");
     assert_eq!(process.line(), "forked ids.5");
-    // The zygote dies, and nobody minds.
+    // The zygote dies, and its instances go on.
     process.signal(Signal::KILL);
     assert_eq!(zygote.report(), None);
     third.send(&[b"n0"]);

@@ -1,18 +1,18 @@
 //! Credits: how many packets are on their way to an NF.
 //!
-//! A packet takes a credit of each NF of its path before it starts, and gives it back when it has passed the NF for the last time, or
-//! will not come. The count of an NF never passes its limit, however many threads take credits at once, so its ring has room for each
-//! packet that has one; and no count goes below zero.
+//! Before it starts, a packet takes a credit of each NF of its path; it returns the credit when it
+//! has passed the NF for the last time, or will not reach it. However many threads take credits, an
+//! NF's count stays between zero and its limit, so its ring has room for each packet with a credit.
 //!
-//! One packet thread alone needs no atomic step: that would wait until all that the thread has stored before is seen by the others, which
-//! takes longer than all else that a packet costs at the gate. So every function is given the number of packet threads.
+//! Functions take the number of threads: a single one needs no atomic step, which would wait for
+//! the thread's earlier stores, longer than all other work at the gate.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Takes up to `n` credits, as many as keep the count within `limit`, and says how many.
+/// Takes up to `n` credits that keep the count within `limit`, and returns how many.
 #[inline(always)]
 pub fn reserve(count: &AtomicU32, n: u32, limit: u32, threads: usize) -> u32 {
-    // Relaxed: the count says nothing about other memory; the frames travel by the rings, and by their words in the table.
+    // Relaxed: the count orders no other memory; frames travel by rings and the frame table.
     let mut before = count.load(Ordering::Relaxed);
     loop {
         let granted = n.min(limit.saturating_sub(before));
@@ -25,7 +25,7 @@ pub fn reserve(count: &AtomicU32, n: u32, limit: u32, threads: usize) -> u32 {
         }
         match count.compare_exchange_weak(before, before + granted, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => return granted,
-            // Another packet thread was here: no NF can keep this one going.
+            // Another packet thread was here; no NF can repeat this for ever.
             Err(now) => before = now,
         }
     }
@@ -42,10 +42,10 @@ pub fn take(count: &AtomicU32, n: u32, threads: usize) {
     }
 }
 
-/// Gives `n` credits back that were taken.
+/// Returns `n` credits that were taken.
 #[inline(always)]
 pub fn give_back(count: &AtomicU32, n: u32, threads: usize) {
-    // Relaxed: whoever waits for the last one looks again, and by that learns nothing about the frames.
+    // Relaxed: a thread that waits for the last one polls, and learns nothing about frames by it.
     let before = if threads == 1 {
         let before = count.load(Ordering::Relaxed);
         count.store(before.wrapping_sub(n), Ordering::Relaxed);

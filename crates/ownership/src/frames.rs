@@ -1,4 +1,4 @@
-//! Who has each frame.
+//! The owner of each frame.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use sluice_shm::ring::{Producer, WildCursor};
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Who has a frame.
+/// Owners of a frame.
 pub mod owner {
-    /// No NF: free, or with a port or a manager thread.
+    /// No NF: free, or held by a port or a manager thread.
     pub const FREE: u16 = 0;
-    /// A packet thread, which has claimed it from one NF and has not handed it over to the next.
+    /// A packet thread that has claimed it from one NF and not yet handed it over to the next.
     pub const IN_HAND: u16 = 1;
     /// NF number `n` is `FIRST_NF + n`.
     pub const FIRST_NF: u16 = 2;
 }
 
-/// What the manager remembers of a frame in use, packed in one word.
+/// The manager's record of a frame in use, packed in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// See [`owner`].
     pub owner: u16,
-    /// Hop of the path that the packet is at.
+    /// The hop of the path at which the packet is.
     pub hop: u8,
     /// [`SAMPLED`], [`TRACED`], [`URGENT`].
     pub flags: u8,
@@ -36,17 +36,17 @@ pub struct Held {
 pub const SAMPLED: u8 = 1;
 /// The packet's path is traced.
 pub const TRACED: u8 = 2;
-/// A packet that NFs are woken for whatever their threshold says.
+/// NFs are woken for this packet, whatever their threshold.
 pub const URGENT: u8 = 4;
 
 impl Held {
-    /// As one word.
+    /// Packs it into one word.
     #[inline(always)]
     pub fn pack(self) -> u64 {
         u64::from(self.path) | u64::from(self.owner) << 32 | u64::from(self.hop) << 48 | u64::from(self.flags) << 56
     }
 
-    /// From one word.
+    /// Unpacks one word.
     #[inline(always)]
     pub fn unpack(word: u64) -> Self {
         Self { path: word as u32, owner: (word >> 32) as u16, hop: (word >> 48) as u8, flags: (word >> 56) as u8 }
@@ -56,22 +56,20 @@ impl Held {
 /// The word of a frame that no NF has.
 const NOBODYS: u64 = 0;
 
-/// The word of a frame that was claimed, whose word was `word`, until it goes to the next NF. It keeps the path: that is not freed while a
-/// frame names it.
+/// The word of a claimed frame until the next NF gets it. It keeps the path, which is not freed
+/// while a frame names it.
 #[inline(always)]
 pub fn in_hand(word: u64) -> u64 {
     word & !(0xffff << 32) | u64::from(owner::IN_HAND) << 32
 }
 
-/// Notes that packets of one path change frames, or that their frames are being given away: then a
-/// look at all words may miss the path, though packets are on it. See [`FrameTable::left`].
-///
-/// Needed only of a path that has ended: it is looked for by none of these steps that began before
-/// it had.
+/// Counts steps in which packets of one path change frames, or their frames are given away. During
+/// such a step a scan of all words may miss the path's packets: see [`FrameTable::left`]. Only a
+/// path that has ended needs it: no step that began before its end goes on during a scan for it.
 #[derive(Debug)]
 pub struct Moves(AtomicU64);
 
-/// In [`Moves`]: one step is over. Below are the steps that go on.
+/// In [`Moves`]: one finished step. The bits below count the steps in progress.
 const OVER: u64 = 1 << 32;
 
 impl Default for Moves {
@@ -81,24 +79,24 @@ impl Default for Moves {
 }
 
 impl Moves {
-    /// Notes that a step begins, which lasts until what this gives is dropped.
+    /// Notes the beginning of a step, which ends when the returned value is dropped.
     #[cold]
     pub fn begin(&self) -> Moving<'_> {
-        // Release by the fence: whoever sees a word that has changed since then sees this too.
+        // Release by the fence: a reader of a word that changed since then sees this too.
         self.0.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         Moving(self)
     }
 
-    /// How many steps are over, if none goes on.
+    /// Number of finished steps, if none is in progress.
     fn at_rest(&self) -> Option<u64> {
-        // Acquire: whoever sees that a step is over sees its words.
+        // Acquire: a reader of a finished step sees its words.
         let now = self.0.load(Ordering::Acquire);
         now.is_multiple_of(OVER).then_some(now)
     }
 }
 
-/// A step that goes on: see [`Moves::begin`].
+/// A step in progress: see [`Moves::begin`].
 #[derive(Debug)]
 pub struct Moving<'a>(&'a Moves);
 
@@ -121,16 +119,17 @@ impl FrameTable {
         Self { words: (0..frames).map(|_| AtomicU64::new(NOBODYS)).collect() }
     }
 
-    /// What is known of a frame, as a word. None if there is no such frame.
+    /// The word of a frame. None if there is no such frame.
     #[inline(always)]
     pub fn word(&self, frame: u32) -> Option<u64> {
-        // Acquire: what was done for a frame before it was handed over, its credits above all, comes before what is done by this word.
+        // Acquire: what was done before a hand-over, such as with credits, comes before what
+        // follows.
         self.words.get(frame as usize).map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Takes a frame from an NF that returned it, and gives what its word was. None, and nothing is changed, if the NF does not have it.
-    ///
-    /// For the thread that drains the NF alone. It needs no exchange: nobody else changes a word that names this NF.
+    /// Claims a frame that an NF returned, and returns its former word. None, and no change, if the
+    /// NF does not have it. Only for the thread that drains the NF: no other thread changes a word
+    /// that names this NF, so no exchange is needed.
     #[inline(always)]
     pub fn claim(&self, frame: u32, owner: u16) -> Option<u64> {
         let cell = self.words.get(frame as usize)?;
@@ -139,13 +138,13 @@ impl FrameTable {
         if Held::unpack(word).owner != owner {
             return None;
         }
-        // Release: to others it is still nothing that they may change, but `left` looks at it.
+        // Release: other threads may not change this word, but `left` reads it.
         cell.store(in_hand(word), Ordering::Release);
         Some(word)
     }
 
-    /// The same where the whole word must be `word`, which names the NF. `meanwhile`: what it says from then on, [`in_hand`], or 0 if
-    /// no NF comes next.
+    /// As [`claim`](Self::claim), if the word is `word`, which names the NF. `meanwhile` is the new
+    /// word: [`in_hand`], or 0 if no NF comes next.
     #[inline(always)]
     pub fn claim_same(&self, frame: u32, word: u64, meanwhile: u64) -> bool {
         let Some(cell) = self.words.get(frame as usize) else { return false };
@@ -157,31 +156,30 @@ impl FrameTable {
         same
     }
 
-    /// Takes a frame back that an NF had which is gone. None if it does not have the frame.
-    ///
-    /// For the thread that drains the NF alone, when no thread has a ring to it any more.
+    /// Reclaims a frame of an NF that has gone. None if the NF does not have it. Only for the
+    /// thread that drains the NF, when no thread has a ring to it any more.
     pub fn reclaim(&self, frame: u32, owner: u16) -> Option<Held> {
         let word = self.word(frame).filter(|word| Held::unpack(*word).owner == owner)?;
-        // The rules say that the exchange cannot fail. It costs nothing here, and it would keep an error elsewhere from becoming two
-        // packets in one frame. Acquire: as in `word`.
+        // By the rules the exchange cannot fail. It is cheap here, and keeps an error elsewhere
+        // from putting two packets in one frame. Acquire: as in `word`.
         let taken = self.words[frame as usize].compare_exchange(word, NOBODYS, Ordering::Acquire, Ordering::Relaxed);
         debug_assert!(taken.is_ok(), "frame {frame} of owner {owner} changed hands while it was taken back");
         taken.ok().map(Held::unpack)
     }
 
-    /// Notes that no NF has a frame, which is in the hands of the thread that says so.
+    /// Notes that a frame in this thread's hands has no NF.
     #[inline(always)]
     pub fn free(&self, frame: u32) {
         if let Some(word) = self.words.get(frame as usize) {
-            // Release: the frame goes to another thread by a queue, which orders this; but `left`
-            // looks at it from outside.
+            // Release: the queue to the next thread orders this, but `left` reads it without a
+            // queue.
             word.store(NOBODYS, Ordering::Release);
         }
     }
 
-    /// Notes that nobody has frames of this thread, [`BURST`] at most, gives them away by `give`,
-    /// which may free them anywhere at once and says how many of the first it took, and puts back
-    /// the words of the others. If their path has ended, [`Moves`] say so meanwhile.
+    /// Gives away up to [`BURST`] frames of this thread. It clears their words, calls `give`, which
+    /// may free them anywhere at once and returns how many of the first it took, and restores the
+    /// words of the rest. For a path that has ended a [`Moves`] step must be in progress.
     pub fn give_away(&self, frames: impl Iterator<Item = u32> + Clone, give: impl FnOnce() -> usize) -> usize {
         let mut words = [NOBODYS; BURST];
         for (word, frame) in words.iter_mut().zip(frames.clone()) {
@@ -195,12 +193,12 @@ impl FrameTable {
         taken
     }
 
-    /// Puts frames that are in this thread's hands on an NF's ring, as many of the first as there is room for, and says how many. `words`
-    /// gives the word of each, by its place in the burst. `prepare` is called before with those that will go: from then on the NF may have
-    /// returned any of them, so their contents are no more this thread's to change.
+    /// Enqueues the first frames in this thread's hands that fit to an NF; returns how many.
+    /// `words` gives the word of each place in the burst. `prepare` gets those that will go: later
+    /// the NF may have returned any, so this thread may not change their contents.
     ///
     /// # Errors
-    /// [`WildCursor`] if the NF has forged its end of the ring. Nothing was handed over.
+    /// [`WildCursor`] if the NF has forged its end of the ring. No frame was handed over.
     #[inline(always)]
     pub fn hand_over(
         &self,
@@ -236,18 +234,16 @@ impl FrameTable {
         }
     }
 
-    /// Of paths that have ended, and that no thread lets packets in by any more, those that no
-    /// packet is on: no frame names them, and nothing of theirs has moved while that was looked. Of
-    /// the others it is not known; ask again.
-    ///
-    /// Steps of other paths do not matter, so this comes to an end however busy they are.
+    /// Of `paths`, which have ended and admit no more packets, those that no packet is on: no frame
+    /// names them, and no step of theirs occurred during the scan. Of the others it is not known;
+    /// ask again. Steps of other paths do not matter, so it succeeds however busy they are.
     pub fn left<'a>(&self, paths: impl IntoIterator<Item = (u32, &'a Moves)>) -> HashSet<u32> {
         let at_rest = |(number, moves): (u32, &'a Moves)| Some((number, (moves, moves.at_rest()?)));
         let mut left: HashMap<u32, (&Moves, u64)> = paths.into_iter().filter_map(at_rest).collect();
         let mut last = None;
         for word in &*self.words {
-            // Relaxed: the fence below stands for all of them. A packet stays in its word, or
-            // moves, which its path's moves say, or is gone for ever.
+            // Relaxed: the fence below orders all of them. A packet stays in its word, moves in a
+            // step of its path, or is gone for ever.
             let word = word.load(Ordering::Relaxed);
             let path = Held::unpack(word).path;
             if word != NOBODYS && last != Some(path) {
@@ -255,38 +251,38 @@ impl FrameTable {
                 last = Some(path);
             }
         }
-        // Acquire: whoever has written what was read here had seen the steps before that begin.
+        // Acquire: the writer of each word read here saw the steps that began before it.
         fence(Ordering::Acquire);
         left.retain(|_, (moves, before)| moves.0.load(Ordering::Relaxed) == *before);
         left.into_keys().collect()
     }
 
-    /// Frames that an NF has, or that are between two.
+    /// Number of frames that an NF or a packet thread between two NFs has.
     pub fn in_use(&self) -> usize {
-        // Relaxed: a number that has changed when it is read.
+        // Relaxed: a number that may change at any time.
         self.words.iter().filter(|word| word.load(Ordering::Relaxed) != NOBODYS).count()
     }
 
-    /// The same of `frames` frames from `first` on.
+    /// As [`in_use`](Self::in_use), of `frames` frames from `first` on.
     pub fn in_use_of(&self, first: u32, frames: u32) -> usize {
         let words = self.words.get(first as usize..first as usize + frames as usize).unwrap_or_default();
         // Relaxed: as in `in_use`.
         words.iter().filter(|word| word.load(Ordering::Relaxed) != NOBODYS).count()
     }
 
-    /// A packet that is in this thread's hands is in another frame of this thread's from now on;
-    /// the one that it was in is nobody's. If its path has ended, [`Moves`] say so meanwhile: a
-    /// look at both words, one after the other, may find the packet in neither.
+    /// Moves a packet between two frames in this thread's hands; `from` becomes free. For a path
+    /// that has ended a [`Moves`] step must be in progress, as a scan may find the packet in
+    /// neither word.
     #[inline(always)]
     pub fn carry(&self, from: u32, to: u32) {
         if let (Some(from), Some(to)) = (self.words.get(from as usize), self.words.get(to as usize)) {
-            // Relaxed: both are this thread's. Release: as in `free`.
+            // Relaxed: both words are this thread's. Release: as in `free`.
             to.store(from.load(Ordering::Relaxed), Ordering::Release);
             from.store(NOBODYS, Ordering::Release);
         }
     }
 
-    /// How many frames each NF has, by its number.
+    /// Number of frames of each NF, by its number.
     pub fn held(&self) -> HashMap<u16, u64> {
         let mut held = HashMap::new();
         for word in &*self.words {

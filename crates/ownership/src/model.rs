@@ -1,16 +1,15 @@
-//! Packet threads that pass frames to an NF, take them back, and let it go; and the look for paths
-//! that no packet is on, while packets of them change frames or are given away: `make loom`.
+//! Models of packet threads that pass frames to an NF, reclaim them, and let the NF go, and of the
+//! scan for paths without packets while packets change frames or are given away: `make loom`.
 //!
 //! # What is tried
-//! The interleavings of two or three threads with one to three frames that loom tells apart, and
-//! what each may then read by the rules of the memory model, with at most [`PREEMPTIONS`] switches
-//! of threads where none was due. What the manager does around these functions is played here in as
-//! few lines.
+//! The interleavings of two or three threads with one to three frames that loom distinguishes, and
+//! what each may then read by the memory model, with at most [`PREEMPTIONS`] preemptions. The
+//! manager's code around these functions is reduced to a few lines here.
 //!
-//! What an NF writes is on its ring before the threads begin, and its end of the ring to it stands still. As each thread may read a ring
-//! at any time, that is every time at which the NF may write it, and every way in which it may die: a returned frame that it has, one that
-//! it guesses, and the same one twice. Each model is run once more with the order of steps that the manager had before, and must find it
-//! out.
+//! What an NF returns is on its ring before the threads begin. As threads may read the ring at any
+//! time, this covers every time at which the NF may write, and every way in which it may die: a
+//! frame that it has, one that it guesses, and the same one twice. Each model is also run with a
+//! wrong order of steps, and must find the error.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32};
@@ -21,10 +20,10 @@ use sluice_shm::ring::{self, Consumer, Producer};
 use crate::sync::Ordering;
 use crate::{FrameTable, Held, Moves, credits, in_hand, owner};
 
-/// More switches of threads than that take hours, and have found nothing that fewer did not.
+/// More preemptions take hours, and have found nothing more.
 const PREEMPTIONS: usize = 4;
 
-/// The NF before, and the NF that dies.
+/// The former NF, and the NF that dies.
 const BEFORE: u16 = owner::FIRST_NF;
 const DIES: u16 = BEFORE + 1;
 
@@ -36,7 +35,7 @@ fn descriptor(frame: u32) -> Descriptor {
     Descriptor { frame, len: 60, ..Default::default() }
 }
 
-/// Puts frames that are in a thread's hands on an NF's ring, if there is one still; says how many went.
+/// Enqueues frames in a thread's hands to an NF, if it still has a ring; returns how many.
 type Pass = fn(&FrameTable, Option<&mut Producer>, &[Descriptor], u64) -> usize;
 
 /// As the manager does it.
@@ -44,24 +43,23 @@ fn reserve_first(table: &FrameTable, to: Option<&mut Producer>, burst: &[Descrip
     to.map_or(0, |to| table.hand_over(to, burst, |_| word, |_| {}).unwrap_or(0))
 }
 
-/// As it did it: the owner is written before there is room.
+/// The wrong order: the owner is written before there is room.
 fn own_first(table: &FrameTable, to: Option<&mut Producer>, burst: &[Descriptor], word: u64) -> usize {
     burst.iter().for_each(|descriptor| table.own(descriptor.frame, word));
     to.map_or(0, |to| to.enqueue(burst).unwrap_or(0))
 }
 
-/// What the packet threads have in common.
+/// State that the packet threads share.
 struct Manager {
     table: FrameTable,
     /// Packets on their way to the NF that dies.
     in_flight: AtomicU32,
-    /// Times that each frame came free.
     freed: Vec<AtomicU32>,
     posted: AtomicU32,
-    /// Frames that were taken back, and that should have been.
+    /// Frames that were reclaimed, and frames that should have been.
     found: AtomicU32,
     left: AtomicU32,
-    /// Nobody is to post any more, and nobody does.
+    /// Posting is to stop, and has stopped.
     detach: AtomicBool,
     is_detached: AtomicBool,
     pass: Pass,
@@ -87,7 +85,7 @@ impl Manager {
         assert_eq!(self.freed[frame as usize].fetch_add(1, Ordering::Relaxed), 0, "frame {frame} is freed twice");
     }
 
-    /// Passes frames on to the NF that dies; what it has no room for is dropped.
+    /// Passes frames on to the NF that dies; drops those that do not fit.
     fn pass_on(&self, to: Option<&mut Producer>, burst: &[Descriptor]) {
         let queued = (self.pass)(&self.table, to, burst, word(DIES));
         self.posted.fetch_add(queued as u32, Ordering::Relaxed);
@@ -97,9 +95,8 @@ impl Manager {
         }
     }
 
-    /// Takes a burst that an NF returned; `next` gets what was its own. As the manager: the first
-    /// of a run is claimed, those behind it if they have the same word. `meanwhile` is what their
-    /// words say then.
+    /// Takes a burst that an NF returned; `next` gets its own frames. As in the manager, the first
+    /// of a run is claimed, then those with the same word. `meanwhile` gives their new word.
     fn take(&self, from: &mut Consumer, owner: u16, meanwhile: fn(u64) -> u64, mut next: impl FnMut(&[Descriptor])) -> u32 {
         let mut burst = [Descriptor::default(); 2];
         let n = from.dequeue(&mut burst).unwrap_or(0);
@@ -120,7 +117,7 @@ impl Manager {
         claimed.len() as u32
     }
 
-    /// The thread that drains the NF that dies: takes what it returned, then, when nobody posts to it any more, all that it had.
+    /// The drain thread of the NF that dies: takes what it returned, then all that it had.
     fn drain_to_the_end(&self, mut from: Consumer) {
         let drop = |burst: &[Descriptor]| {
             credits::give_back(&self.in_flight, burst.len() as u32, 2);
@@ -144,7 +141,7 @@ impl Manager {
         self.left.store(left, Ordering::Relaxed);
     }
 
-    /// At the end each frame is free, once, and no credit is left.
+    /// At the end each frame was freed once, and no credit is left.
     fn check(&self) {
         let [found, left] = [&self.found, &self.left].map(|n| n.load(Ordering::Relaxed));
         assert_eq!(found, left, "what was posted and not returned is what it had");
@@ -167,8 +164,8 @@ fn check<T: Copy + Send + Sync + 'static>(model: fn(T), with: T) {
     builder.check(move || model(with));
 }
 
-/// A thread passes two frames to an NF whose ring has room for one, and another drains the NF, which returns both, by guess, the second one
-/// twice.
+/// One thread passes two frames to an NF whose ring has room for one; another drains the NF, which
+/// returns both by guess, the second one twice.
 fn early_returns(pass: Pass) {
     let manager = Manager::new(3, pass);
     let (mut to, _nf) = ring::private(2);
@@ -186,12 +183,12 @@ fn early_returns(pass: Pass) {
     manager.check();
 }
 
-/// A thread that drains the NF before passes frames on while the next one dies, lets go of its ring at some time, and goes on; another
-/// takes back what the dead one had.
+/// The drain thread of the former NF passes frames on while the next NF dies, drops its ring at
+/// some time, and goes on; another thread reclaims what the dead NF had.
 fn dies_under_load(pass: Pass) {
     let manager = Manager::new(3, pass);
     let (mut to, _nf) = ring::private(2);
-    // All have been let in, and are with the NF before.
+    // All have been admitted, and are with the former NF.
     assert_eq!(credits::reserve(&manager.in_flight, 3, 4, 2), 3);
     (0..3).for_each(|frame| manager.table.own(frame, word(BEFORE)));
     let mut before = returns(&[0, 1, 2]);
@@ -201,7 +198,7 @@ fn dies_under_load(pass: Pass) {
         move || {
             let mut to = Some(&mut to);
             manager.take(&mut before, BEFORE, in_hand, |burst| manager.pass_on(to.as_deref_mut(), burst));
-            // What the supervisor asks for is done between two rounds.
+            // The supervisor's request is carried out between two rounds.
             while !manager.detach.load(Ordering::Acquire) {
                 thread::yield_now();
             }
@@ -242,14 +239,14 @@ fn an_owner_before_there_is_room_is_found_out_by_a_death() {
     check(dies_under_load, own_first);
 }
 
-/// A path that has ended, and what its last packet is in.
+/// A path that has ended, with its last packets.
 struct Ended {
     table: FrameTable,
     moves: Moves,
 }
 
 impl Ended {
-    /// Its packet is in the last of so many frames, in the hands of a thread.
+    /// Its packet is in the last of `frames` frames, in the hands of a thread.
     fn new(frames: u32) -> Arc<Self> {
         let ended = Self { table: FrameTable::new(frames), moves: Moves::default() };
         ended.table.own(frames - 1, in_hand(word(BEFORE)));
@@ -257,13 +254,13 @@ impl Ended {
     }
 
     fn is_left(&self) -> bool {
-        // The others begin: of a look before a thread's own look at a word loom does not see that
-        // it depends on what that thread writes there.
+        // Lets the others begin: loom does not see that a scan before a thread's own load of a word
+        // depends on what that thread writes there.
         thread::yield_now();
         !self.table.left([(1, &self.moves)]).is_empty()
     }
 
-    /// `says`: whether it is said that the packet moves.
+    /// Runs a step, as one of the path's moves if `says`.
     fn step(&self, says: bool, step: impl FnOnce(&FrameTable)) {
         let moving = says.then(|| self.moves.begin());
         step(&self.table);
@@ -271,9 +268,8 @@ impl Ended {
     }
 }
 
-/// A thread carries the packet into a frame that was looked at before the one that it is in;
-/// another one gives that one to a packet of another path, and takes it back; the packet then goes
-/// on to an NF.
+/// A thread carries the packet into a frame that was scanned before; another thread gives the old
+/// frame to a packet of another path, and takes it back; the packet then goes to an NF.
 fn carries(says: bool) {
     let ended = Ended::new(2);
     let is_free = Arc::new(AtomicBool::new(false));
@@ -315,7 +311,7 @@ fn gives_away(says: bool) {
     assert!(ended.is_left());
 }
 
-/// Two threads carry a packet of the path each.
+/// Two threads each carry a packet of the path.
 fn two_carry(says: bool) {
     let ended = Ended::new(4);
     ended.table.own(2, in_hand(word(DIES)));

@@ -1,14 +1,16 @@
 //! Packet memory: frames of one size, cut out of shared mappings.
 //!
-//! A frame's stride is an odd number of cache lines, so that the headers of neighbouring frames fall on different sets of the L1
-//! cache. The arena holds packet bytes and nothing else: free lists, owners and chains are in the manager's private memory.
+//! A frame's stride is an odd number of cache lines, so that the headers of neighbouring frames
+//! fall on different sets of the L1 cache. The arena holds packet bytes only: free lists, owners
+//! and chains are in the manager's private memory.
 //!
 //! # Several arenas in one range
-//! Packets of tenants that do not trust each other lie in arenas of their own, each a file of its own, of which an NF maps one. Frame
-//! numbers are the same on both sides all the same: the manager reserves one [`Range`] of addresses, cut in slots of as many frames as
-//! a power of two, and maps each arena at the beginning of its slot. So a frame's number says which slot it is in by a shift, its
-//! address is the number times the stride, whatever its arena, and an arena is the frames `first..first + frames`. An NF maps the file
-//! anywhere, and takes `first` frames off the address once. With one arena, `first` is 0.
+//! Each tenant has an arena of its own: one file, which only its NFs map. The manager reserves one
+//! [`Range`] of addresses, cut into slots of a power of two of frames, and maps each arena at the
+//! beginning of its slot. So frame numbers are the same on both sides, a shift of a number gives
+//! the slot, and a frame's address is its number times the stride in every arena. An arena is the
+//! frames `first..first + frames` (`first` is 0 if it is the only one); an NF maps it anywhere and
+//! subtracts `first` frames from the address once.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,10 +18,10 @@ use std::sync::Arc;
 use crate::CACHE_LINE;
 use crate::memory::{HUGEPAGE, Mapping, MemoryError, MemoryFile, Reservation, SharedMemory};
 
-/// Bytes before the packet in a fresh frame, for headers that an NF pushes. The same as DPDK's RTE_PKTMBUF_HEADROOM.
+/// Bytes before a fresh frame's packet, for pushed headers; as DPDK's RTE_PKTMBUF_HEADROOM.
 pub const HEADROOM: usize = 128;
 
-/// A frame, and the part of it that is a packet. Layout: as `dpdk/shim.c` has it.
+/// A frame, and the part of it that is a packet. Layout: as in `dpdk/shim.c`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packet {
@@ -27,7 +29,7 @@ pub struct Packet {
     pub frame: u32,
     /// Where the packet starts in its frame, in bytes.
     pub offset: u16,
-    /// Its length in bytes.
+    /// Length of the packet, in bytes.
     pub len: u16,
 }
 
@@ -39,13 +41,13 @@ impl Packet {
     }
 }
 
-/// Default distance between frames: 35 cache lines, room for a 1,518-byte packet, its headroom, and DPDK's smallest data room.
+/// Default stride, 35 cache lines: fits 1,518 bytes, headroom, and DPDK's smallest data room.
 pub const DEFAULT_STRIDE: usize = 2240;
 
 /// Largest stride: offsets and lengths are 16 bits wide.
 pub const MAX_STRIDE: usize = 65_472;
 
-/// Frames of the smallest slot of a [`Range`]: with any stride of an odd number of cache lines these are whole hugepages.
+/// Frames of the smallest slot of a [`Range`]: whole hugepages with any valid stride.
 pub const SLOT: u32 = (HUGEPAGE / CACHE_LINE) as u32;
 
 /// How frames lie in an arena.
@@ -85,19 +87,19 @@ impl Geometry {
     /// Whether there is a frame with number `frame`.
     #[inline(always)]
     pub fn has(&self, frame: u32) -> bool {
-        // What is below the first one wraps around, and is far too large.
+        // A number below the first wraps around to one that is far too large.
         frame.wrapping_sub(self.first) < self.frames
     }
 
     /// Whether `offset..offset + len` lies in a frame with number `frame`.
     #[inline(always)]
     pub fn contains(&self, frame: u32, offset: u16, len: u16) -> bool {
-        // Bitwise: one branch a packet.
+        // Bitwise: one branch per packet.
         self.has(frame) & (u32::from(offset) + u32::from(len) <= self.stride) & (len != 0)
     }
 }
 
-/// Addresses for the frames of several arenas: slots of `1 << shift` frames, each of which may hold an arena.
+/// Addresses for several arenas: slots of `1 << shift` frames, each for one arena.
 #[derive(Debug, Clone)]
 pub struct Range {
     addresses: Arc<Reservation>,
@@ -107,31 +109,31 @@ pub struct Range {
 }
 
 impl Range {
-    /// Reserves addresses for so many slots, each for at least `frames` frames.
+    /// Reserves addresses for `slots` slots, each for at least `frames` frames.
     ///
     /// # Errors
-    /// [`MemoryError::System`] if the kernel refuses, or there are more frames than numbers for them.
+    /// [`MemoryError::System`], or [`MemoryError::TooManyFrames`] if frame numbers do not suffice.
     pub fn reserve(slots: u32, frames: u32, stride: u32) -> Result<Self, MemoryError> {
         assert!(Geometry { first: 0, frames, stride }.is_valid(), "the configuration checks the geometry");
         let shift = frames.max(SLOT).next_power_of_two().trailing_zeros();
         let too_many = || MemoryError::TooManyFrames { arenas: slots, frames };
-        // Half of the numbers, so that a slot's number is below 2³² whatever the shift.
+        // Half of the numbers, so that the number of a slot is below 2³² for every shift.
         let all = (u64::from(slots) << shift).checked_mul(u64::from(stride)).filter(|_| u64::from(slots) << shift <= 1 << 31);
         let bytes = all.and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(too_many)?;
         Ok(Self { addresses: Reservation::new(bytes)?, stride, shift, slots })
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// By how many bits a frame's number is shifted for the number of its slot.
+    /// The shift that turns a frame's number into that of its slot, in bits.
     pub fn shift(&self) -> u32 {
         self.shift
     }
 
-    /// Makes an arena of `frames` frames in a slot. Whatever was there is there no more.
+    /// Makes an arena of `frames` frames in a slot, in place of what was there.
     ///
     /// # Errors
     /// As [`SharedMemory::create`] and [`SharedMemory::create_huge`]; then the slot is empty.
@@ -143,14 +145,14 @@ impl Range {
         Ok((file, self.view(geometry)))
     }
 
-    /// Empties a slot: who uses a frame of it from here on is ended by the kernel.
+    /// Empties a slot. A later access to a frame of it ends the process.
     pub fn clear(&self, slot: u32) {
         let bytes = (1usize << self.shift) * self.stride as usize;
         self.addresses.clear(slot as usize * bytes, bytes);
     }
 
-    /// The frames of all slots as one arena, for those who are given frame numbers by the manager alone: not every number below the
-    /// number of frames has memory.
+    /// The frames of all slots as one arena, for code whose frame numbers all come from the
+    /// manager. Not every number below the number of frames has memory.
     pub fn whole(&self) -> Arena {
         self.view(Geometry { first: 0, frames: self.slots << self.shift, stride: self.stride })
     }
@@ -161,23 +163,23 @@ impl Range {
     }
 }
 
-/// Address of frame 0, which is in the mapping only if the arena has it.
+/// Address of frame 0, which is in the mapping only if the arena has that frame.
 #[derive(Debug, Clone, Copy)]
 struct Zero(*mut u8);
 
-// SAFETY: an address is plain data; whoever makes a pointer to a frame of it is bound by the rules for what it points to.
+// SAFETY: an address is plain data; the code that dereferences it keeps the crate's rules.
 unsafe impl Send for Zero {}
 // SAFETY: as above.
 unsafe impl Sync for Zero {}
 
-/// What an arena's frames are mapped by, which lives as long as the arena.
+/// The mapping of an arena's frames, kept as long as the arena.
 #[derive(Debug, Clone)]
 enum Keeps {
     File(Arc<Mapping>),
     Range { _addresses: Arc<Reservation> },
 }
 
-/// The mapped arena.
+/// A mapped arena.
 #[derive(Debug, Clone)]
 pub struct Arena {
     zero: Zero,
@@ -186,7 +188,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Makes an arena by itself.
+    /// Makes an arena in memory of its own.
     ///
     /// # Errors
     /// As [`SharedMemory::create`] and [`SharedMemory::create_huge`].
@@ -195,7 +197,7 @@ impl Arena {
         let memory = if hugepages {
             SharedMemory::create_huge("sluice-arena", geometry.bytes())?
         } else {
-            // Not populated before the advice, or it would stand on small pages for good.
+            // Not populated before the advice, which would leave it on small pages for good.
             let memory = SharedMemory::create("sluice-arena", geometry.bytes(), false)?;
             memory.mapping().advise_hugepages();
             memory
@@ -226,7 +228,7 @@ impl Arena {
         self.geometry
     }
 
-    /// The memory of its frames, for a DPDK memory pool over it: first byte and length.
+    /// First byte and length of the memory of its frames, for a DPDK memory pool over it.
     pub fn raw(&self) -> (*mut u8, usize) {
         let len = match &self.keeps {
             Keeps::File(mapping) => mapping.len(),
@@ -235,20 +237,20 @@ impl Arena {
         (self.at(self.geometry.first, 0), len)
     }
 
-    /// Address of frame 0, from which that of a frame is its number times the stride. It is none to be used by itself: the arena may
-    /// begin with another frame.
+    /// Address of frame 0; the address of a frame is this plus its number times the stride. It is
+    /// not to be dereferenced: the arena may begin with another frame.
     #[inline(always)]
     pub fn zero(&self) -> *mut u8 {
         self.zero.0
     }
 
-    /// Address of a byte of a frame, if there is such a frame.
+    /// Address of a byte of a frame, which the caller has checked.
     #[inline(always)]
     fn at(&self, frame: u32, offset: usize) -> *mut u8 {
         self.zero.0.wrapping_add(frame as usize * self.geometry.stride as usize + offset)
     }
 
-    /// First byte of a frame, for device drivers and the NF library. None if there is no such frame.
+    /// First byte of a frame, for drivers and the NF library. None if there is no such frame.
     #[inline(always)]
     pub fn frame_ptr(&self, frame: u32) -> Option<*mut u8> {
         self.geometry.has(frame).then(|| self.at(frame, 0))
@@ -267,13 +269,13 @@ impl Arena {
         if !self.geometry.has(frame) || end > self.geometry.stride as usize {
             return false;
         }
-        // SAFETY: the source lies in the mapping; out is private memory, so the two do not overlap. A peer that writes meanwhile
-        // makes the copy nonsense, and the caller only uses the copy.
+        // SAFETY: the source lies in the mapping; out is private memory, so the two do not overlap.
+        // A peer that writes meanwhile makes the copy nonsense, and the caller only uses the copy.
         unsafe { std::ptr::copy_nonoverlapping(self.at(frame, offset.into()), out.as_mut_ptr(), out.len()) };
         true
     }
 
-    /// Copies `N` bytes out of a frame, without a loop when `N` is small. None if they do not lie in it.
+    /// As [`Arena::read`], for `N` bytes: without a loop when `N` is small.
     #[inline(always)]
     pub fn read_array<const N: usize>(&self, frame: u32, offset: u16) -> Option<[u8; N]> {
         if !self.geometry.has(frame) || offset as usize + N > self.geometry.stride as usize {
@@ -306,8 +308,8 @@ impl Arena {
         true
     }
 
-    /// Copies a packet from one frame to the same place of another, byte for byte and no byte more: what lies beside it may be of
-    /// somebody else. False, and nothing copied, if it does not lie in its frame, or there is no such frame, or it is the same one.
+    /// Copies a packet, and no byte beside it, to the same place of another frame. False, and
+    /// nothing copied, if it does not lie in its frame or `to` is the same frame or none.
     #[inline(always)]
     pub fn copy(&self, from: u32, to: u32, offset: u16, len: u16) -> bool {
         let geometry = self.geometry;
@@ -315,9 +317,9 @@ impl Arena {
             return false;
         }
         let (source, target) = (self.at(from, offset.into()), self.at(to, offset.into()));
-        // SAFETY: contains() said that the bytes lie in their frame, and frames are equally large, so they lie in the other one too; the
-        // frames are two, so they do not overlap. A peer that writes to one of them meanwhile makes nonsense of the copy, and that
-        // packet is the peer's own.
+        // SAFETY: contains() checked that the bytes lie in their frame, and so in the other, which
+        // is as large. The frames differ, so they do not overlap. A peer that writes meanwhile
+        // makes nonsense of the copy, which is its own packet.
         unsafe { copy_bytes(source, target, len.into()) };
         true
     }
@@ -340,7 +342,7 @@ impl Arena {
     #[inline(always)]
     pub fn prefetch_write(&self, frame: u32, offset: u16) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address; PREFETCHW is a no-op where it is unknown.
+        // SAFETY: a prefetch never faults; PREFETCHW is a no-op where unknown.
         unsafe {
             let at = self.at(frame, offset.into());
             std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
@@ -356,10 +358,10 @@ impl Arena {
 /// As [`std::ptr::copy_nonoverlapping`].
 #[inline(always)]
 unsafe fn copy_bytes(source: *const u8, target: *mut u8, len: usize) {
-    // Two halves that overlap in the middle are any length between one and two of them.
+    // Two halves that overlap in the middle cover every length between one and two halves.
     if (32..=64).contains(&len) {
         let last = len - 32;
-        // SAFETY: the caller's; both halves lie in the packet. An array of bytes has no alignment and no invalid values.
+        // SAFETY: as the caller's; both halves lie in the packet. Byte arrays need no alignment.
         unsafe {
             let first = source.cast::<[u8; 32]>().read_unaligned();
             let second = source.add(last).cast::<[u8; 32]>().read_unaligned();
@@ -426,13 +428,13 @@ mod tests {
         assert_eq!((red.read_array(7, 128), red.read_array::<64>(first(2) + 7, 128)), (Some([1; 64]), None));
         assert_eq!((blue.read_array(first(2) + 7, 128), blue.read_array::<64>(7, 128)), (Some([2; 64]), None));
         assert!(blue.frame_ptr(first(2) + 50).is_none());
-        // An NF maps the file wherever the kernel likes and uses the same numbers.
+        // An NF maps the file anywhere and uses the same numbers.
         let nf = Arena::map(blue_file.fd(), blue.geometry()).unwrap();
         assert_eq!(nf.read_array(first(2) + 7, 128), Some([2; 64]));
         assert!(nf.write(first(2) + 49, 0, &[3; 192]) && !nf.write(first(2) + 50, 0, &[3]) && !nf.write(0, 0, &[3]));
         assert_eq!(whole.read_array(first(2) + 49, 0), Some([3; 192]));
         assert_eq!(nf.zero() as usize + (first(2) as usize + 1) * 192, nf.frame_ptr(first(2) + 1).unwrap() as usize);
-        // A fresh file in the same slot: nothing of the old one is left there, and who has the old one sees nothing of the new one.
+        // Neither side of a fresh file in the same slot sees anything of the old one's.
         let (_file, _) = range.make(2, 50, false).unwrap();
         assert_eq!(whole.read_array(first(2) + 7, 128), Some([0; 64]));
         assert!(whole.write(first(2) + 7, 128, &[4; 64]));

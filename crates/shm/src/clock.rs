@@ -1,7 +1,7 @@
 //! The monotonic clock, read without a system call.
 //!
-//! On x86-64 with an invariant time-stamp counter the counter is read and scaled; elsewhere the kernel's clock is read. Both sides of
-//! a ring use it, so it lives here. Nanoseconds are those of CLOCK_MONOTONIC, to within the drift that [`Clock::resync`] takes off.
+//! An invariant time-stamp counter (x86-64) is read and scaled; elsewhere the kernel's clock is
+//! read. Times are CLOCK_MONOTONIC's, within the drift that [`Clock::resync`] corrects.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -23,11 +23,11 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The processor's counter; on other machines than x86-64 the kernel's clock.
+/// The processor's counter; the kernel's clock on machines other than x86-64.
 #[inline(always)]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: RDTSC has no memory effects and is there on every x86-64 processor.
+    // SAFETY: RDTSC has no memory effects, and every x86-64 processor has it.
     #[allow(unused_unsafe)]
     unsafe {
         core::arch::x86_64::_rdtsc()
@@ -38,7 +38,7 @@ pub fn ticks() -> u64 {
 
 fn counter_is_invariant() -> bool {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: CPUID is there on every x86-64 processor.
+    // SAFETY: every x86-64 processor has CPUID.
     #[allow(unused_unsafe)]
     unsafe {
         use core::arch::x86_64::__cpuid;
@@ -49,7 +49,7 @@ fn counter_is_invariant() -> bool {
 }
 
 impl Clock {
-    /// Calibrates against the kernel's clock, which takes two milliseconds. `resync` refines it later.
+    /// Calibrates against the kernel's clock, which takes 2 ms. `resync` refines it later.
     pub fn new() -> Self {
         if !counter_is_invariant() {
             return Self { base_ticks: 0, base_ns: 0, scale: 0 };
@@ -62,7 +62,7 @@ impl Clock {
         Self { base_ticks: t1, base_ns: n1, scale: Self::scale(t1 - t0, n1 - n0) }
     }
 
-    /// A clock that was calibrated before, from `scale_raw`, for a process that must start at once.
+    /// A clock with a scale that `scale_raw` returned, for a process that must start at once.
     pub fn with_scale(scale: u64) -> Self {
         let (base_ticks, base_ns) = Self::pair();
         Self { base_ticks, base_ns, scale: if counter_is_invariant() { scale } else { 0 } }
@@ -82,7 +82,7 @@ impl Clock {
         ((u128::from(ns) << SHIFT) / u128::from(ticks.max(1))) as u64
     }
 
-    /// A reading of both clocks at one moment: the closest of a few tries.
+    /// A reading of both clocks at one moment: the closest of five tries.
     fn pair() -> (u64, u64) {
         (0..5)
             .map(|_| {
@@ -112,8 +112,8 @@ impl Clock {
         self.base_ns + ((u128::from(ticks.saturating_sub(self.base_ticks)) * u128::from(self.scale)) >> SHIFT) as u64
     }
 
-    /// Measures the scale again over all the time since the last call, and takes off the drift. Call it every second or so; it costs
-    /// well under a microsecond. Time never runs backwards by it: the new line starts where the old one stands.
+    /// Measures the scale since the last call, and corrects the drift. Call it about every second;
+    /// it costs below 1 µs. Time never runs backwards: each line starts where the last one ends.
     pub fn resync(&mut self) {
         if self.scale == 0 {
             return;
@@ -125,7 +125,7 @@ impl Clock {
         }
         let ours = self.at(ticks);
         let measured = Self::scale(passed, ns.saturating_sub(self.base_ns).max(1));
-        // A suspended machine makes nonsense of one interval: take only small corrections.
+        // A suspended machine makes nonsense of one interval, so only small corrections are taken.
         if measured.abs_diff(self.scale) < self.scale / 100 {
             self.scale = measured;
         }

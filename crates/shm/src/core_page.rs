@@ -1,32 +1,35 @@
 //! The page that the NFs of one core share: doorbells and hand-over hints, nothing else.
 //!
-//! Waking a process from another core costs the waker five times what a switch on the core costs, so an NF that is about to sleep
-//! starts the next one itself. For that it needs to know who has work. The manager says so here, in words of its own; each NF
-//! publishes how far it has read.
+//! A wake from another core costs the waker five times what a switch on the core costs, so an NF
+//! that is about to sleep starts the next one itself. The manager publishes here which NFs have
+//! work; each NF publishes how far it has read.
 //!
-//! All NFs of the page can write all of it. So the page is a hint: it says which of several that may run runs next. The manager keeps for
-//! itself who has which slot, who has packets and who moves, writes its own words again where they are no longer what it wrote, and wakes
-//! an NF whose packets have waited too long, by a bell that no other NF can reach ([`crate::page::Page::bell`]). An NF whose turns do not
-//! come, or who does not give them away, takes none for a while: the kernel starts and stops it ([`crate::page::Control::Alone`]).
+//! Every NF of the core can write the whole page, so it is a hint: it decides which of several
+//! runnable NFs runs next. The manager keeps the slots, the packets and the progress of all NFs in
+//! private memory, restores its words where they were changed, and wakes an NF whose packets have
+//! waited too long by a doorbell that no other NF can reach ([`crate::page`]). An NF that gets no
+//! time slices, or does not give them up, gets none for a while: the kernel schedules it
+//! ([`crate::page::Control::Alone`]).
 //!
-//! # Who runs, and for how long
-//! The rule is [`sluice_policy::sched::wakeup`]'s: here are its numbers. An NF pays for the time that it had the core, and hands the
-//! core over when its budget is used up and another has packets. The shares are the manager's; so the core is divided as it says
-//! whatever scheduling class the NFs have, because only one of them is runnable at a time. An NF that the manager *holds* is not
-//! chosen, and goes to sleep after its burst; one that is *suspended* waits for something else than packets, and wakes by itself.
+//! # Which NF runs, and for how long
+//! The rule is [`sluice_policy::sched::wakeup`]'s; its numbers are here. An NF pays for its time on
+//! the core, and hands the core over when its budget is used up and another NF has packets. The
+//! manager sets the shares, and only one NF is runnable at a time, so the shares hold in any
+//! scheduling class. An NF that the manager *holds* is not chosen, and sleeps after its burst; a
+//! *suspended* one waits for something other than packets, and wakes by itself.
 //!
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
 //! | 0 | magic, version, slots, hand-over on or off; whether any slot is favoured | the manager |
 //! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
-//! | 128 | `pending`: one bit a slot, set when packets were posted | the manager sets, the NF clears |
-//! | next line | `returned`: one bit a slot, set when packets were returned | the NF sets, the manager clears |
-//! | next line | `favoured`: one bit a slot that may go before others | the manager |
+//! | 128 | `pending`: one bit a slot that got packets | set by the manager, cleared by the NF |
+//! | then | `returned`: one bit a slot that returned some | set by the NF, cleared by the manager |
+//! | then | `favoured`: one bit a slot that may go before others | the manager |
 //! | then | the slots, 256 bytes each | – |
 //!
-//! A slot's lines: 0 `posted`, `depth`, `hold`, `share`, `level` and `pressing` (the manager), 1 `taken` and `suspended` (the NF), 2 `asleep`, `bell`,
-//! `budget` and `since` (all).
+//! Lines of a slot: 0 `posted`, `depth`, `hold`, `share`, `level`, `pressing` (the manager); 1
+//! `taken`, `suspended` (the NF); 2 `asleep`, doorbell, `budget`, `since` (all).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -64,21 +67,21 @@ const ANY_FAVOURED: usize = 20;
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
 
-/// How many candidates an NF looks at before it sleeps: all, if there are no more than these, and else the next [`OF_MANY`]. Each look
-/// fetches lines that the manager's core has just written, and a switch between thousands of NFs would spend a good part on them.
+/// Candidates that an NF examines before it sleeps: all up to this number, else the next
+/// [`OF_MANY`]. Each fetches lines that the manager's core has just written: costly if thousands.
 const LOOK_AT: usize = 16;
 const OF_MANY: usize = 6;
-/// How many that may go before others are looked at.
+/// Favoured candidates that are examined.
 const FAVOURED: usize = 32;
-/// How many slots that say that they have packets are looked at, at most: a neighbour can say so of all.
+/// Pending slots that are examined at most: a hostile neighbour can mark all of them.
 const MOST_LOOKED_AT: usize = 64;
 
-/// Bits of [`CorePage::hold`]: backpressure says so.
+/// Bit of [`CorePage::hold`]: backpressure.
 pub const HELD: u32 = 1;
-/// The slot's NF takes no turns.
+/// Bit of [`CorePage::hold`]: the slot's NF takes no part in the hand-over.
 pub const ALONE: u32 = 2;
 
-/// What the manager says of a slot.
+/// The manager's words about a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Said {
     /// See [`CorePage::depth`].
@@ -93,7 +96,7 @@ pub struct Said {
     pub pressing: u32,
 }
 
-/// Bytes of one bit for each slot, in whole cache lines.
+/// Bytes of one bit per slot, in whole cache lines.
 fn bits_bytes(slots: u32) -> usize {
     ((slots as usize).div_ceil(64) * 8).next_multiple_of(CACHE_LINE)
 }
@@ -102,7 +105,7 @@ fn slots_at(slots: u32) -> usize {
     (PENDING + 3 * bits_bytes(slots)).next_multiple_of(SLOT)
 }
 
-/// Bytes of a core page with so many slots.
+/// Bytes of a core page with `slots` slots.
 pub fn bytes(slots: u32) -> usize {
     slots_at(slots) + slots as usize * SLOT
 }
@@ -112,15 +115,15 @@ pub fn bytes(slots: u32) -> usize {
 pub struct CorePage {
     mapping: Arc<Mapping>,
     slots: u32,
-    /// Where the slots begin.
+    /// Offset of the first slot.
     first: usize,
-    /// As it was when the page was made or mapped: a neighbour that writes there changes nothing.
+    /// As it was when the page was made or mapped: later writes by a neighbour change nothing.
     hands_over: bool,
 }
 
 impl CorePage {
-    /// Makes the page of a core. Its memory is only taken as slots are used. Without `hand_over` its NFs start nobody: the manager
-    /// wakes each one, and the kernel's scheduler divides the core.
+    /// Makes the page of a core, whose memory is only taken as slots are used. Without `hand_over`
+    /// NFs start no others: the manager wakes each, and the kernel's scheduler divides the core.
     ///
     /// # Errors
     /// As [`SharedMemory::create`].
@@ -128,7 +131,7 @@ impl CorePage {
         assert!((1..=MAX_SLOTS).contains(&slots), "the configuration checks the number of NFs");
         let memory = SharedMemory::create("sluice-core", bytes(slots), false)?;
         let page = Self { mapping: memory.mapping().clone(), slots, first: slots_at(slots), hands_over: hand_over };
-        // Relaxed: nobody else has the descriptor yet.
+        // Relaxed: no other process has the descriptor yet.
         page.word64(0).store(MAGIC, Ordering::Relaxed);
         page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
         page.word(HAND_OVER).store(u32::from(hand_over), Ordering::Relaxed);
@@ -138,7 +141,7 @@ impl CorePage {
     /// Maps a core page that a manager passed.
     ///
     /// # Errors
-    /// [`MemoryError::TooSmall`] if it does not hold so many slots.
+    /// [`MemoryError::TooSmall`] if it does not hold `slots` slots.
     pub fn map(fd: std::os::fd::BorrowedFd<'_>, slots: u32) -> Result<Self, MemoryError> {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(MemoryError::TooSmall { actual: 0, expected: bytes(MAX_SLOTS) });
@@ -148,7 +151,7 @@ impl CorePage {
         Ok(page)
     }
 
-    /// Whether two values are the same page of this process.
+    /// Whether two values share one mapping.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.mapping, &other.mapping)
     }
@@ -183,29 +186,29 @@ impl CorePage {
         self.word64(PENDING + bits_bytes(self.slots) + index * 8)
     }
 
-    /// Says that a slot's NF has returned packets, for a manager that does not look at all rings each time. The bit is only written when it
-    /// was not set. A hint: it may be missed when the manager takes it off at the same time.
+    /// Marks a slot whose NF has returned packets; writes the bit only if it is clear. A hint,
+    /// which a concurrent [`take_returned`](Self::take_returned) may miss.
     #[inline(always)]
     pub fn note_returned(&self, slot: u32) {
         let (word, bit) = (self.returned_word((slot / 64) as usize), 1u64 << (slot % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
-            // Release: whoever sees the bit sees what was returned.
+            // Release: a reader of the bit sees what was returned.
             word.fetch_or(bit, Ordering::Release);
         }
     }
 
-    /// The number of words that [`take_returned`](Self::take_returned) knows, of 64 slots each.
+    /// Number of words of [`take_returned`](Self::take_returned), each for 64 slots.
     pub fn words(&self) -> usize {
         (self.slots as usize).div_ceil(64)
     }
 
-    /// Which of the slots `index * 64 + i` have returned packets since the last look, of those whose bit i is in `mine`.
+    /// Takes the bits of the slots `index * 64 + i` that returned packets, for i in `mine`.
     #[inline(always)]
     pub fn take_returned(&self, index: usize, mine: u64) -> u64 {
         let word = self.returned_word(index);
         let found = word.load(Ordering::Relaxed) & mine;
         if found != 0 {
-            // Acquire: what was returned before the bit was set is seen.
+            // Acquire: sees what was returned before the bit was set.
             word.fetch_and(!found, Ordering::Acquire);
         }
         found
@@ -216,7 +219,7 @@ impl CorePage {
         self.word64(PENDING + 2 * bits_bytes(self.slots) + index * 8)
     }
 
-    /// Slot + 1 of the NF that is thought to have the core; 0 if none.
+    /// Slot + 1 of the NF that seems to have the core; 0 if none.
     #[inline(always)]
     pub fn running(&self) -> &AtomicU32 {
         self.word(RUNNING)
@@ -228,7 +231,7 @@ impl CorePage {
         self.slot_word(slot, 0)
     }
 
-    /// How far down its chains the slot's NF is: the largest hop number. The manager's word.
+    /// Position of the slot's NF in its chains: its largest hop number. The manager's word.
     #[inline(always)]
     pub fn depth(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, DEPTH)
@@ -240,7 +243,7 @@ impl CorePage {
         self.hands_over
     }
 
-    /// Not 0 while a slot's NF is not to be started by its neighbours, packets or not: [`HELD`] and [`ALONE`]. The manager's word.
+    /// Not 0 if neighbours must not start a slot's NF: [`HELD`] and [`ALONE`]. The manager's word.
     #[inline(always)]
     pub fn hold(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, HOLD)
@@ -252,40 +255,40 @@ impl CorePage {
         self.slot_word(slot, SHARE)
     }
 
-    /// A slot's level: who has a higher one goes first while it has budget. The manager's word.
+    /// A slot's level: a higher one goes first while it has budget. The manager's word.
     #[inline(always)]
     pub fn level(&self, slot: u32) -> u32 {
         self.slot_word(slot, LEVEL).load(Ordering::Relaxed)
     }
 
-    /// So many packets make a slot's NF go before those above it; 0 if none do. The manager's word.
+    /// Packets from which a slot's NF precedes those above it; 0: never. The manager's word.
     #[inline(always)]
     pub fn pressing(&self, slot: u32) -> u32 {
         self.slot_word(slot, PRESSING).load(Ordering::Relaxed)
     }
 
-    /// Says which level a slot has. [`favour`](Self::favour) comes next.
+    /// Sets a slot's level; [`favour`](Self::favour) must follow.
     pub fn set_level(&self, slot: u32, level: u32) {
         self.slot_word(slot, LEVEL).store(level, Ordering::Relaxed);
     }
 
-    /// Says how many packets make a slot's NF go before those above it; 0 if none do. [`favour`](Self::favour) comes next.
+    /// Sets [`pressing`](Self::pressing); [`favour`](Self::favour) must follow.
     pub fn set_pressing(&self, slot: u32, packets: u32) {
         self.slot_word(slot, PRESSING).store(packets, Ordering::Relaxed);
     }
 
-    /// Whether any slot ever was to go before others.
+    /// Whether any slot has ever been favoured.
     #[inline(always)]
     pub fn has_favoured(&self) -> bool {
         self.word(ANY_FAVOURED).load(Ordering::Relaxed) != 0
     }
 
-    /// Says whether a slot's level and what makes it pressing are worth a look. Says whether the page said something else.
+    /// Sets whether a slot's level and pressing count are examined. True if the page differed.
     pub fn favour(&self, slot: u32, is_favoured: bool) -> bool {
         let (word, bit) = (self.favoured_word((slot / 64) as usize), 1u64 << (slot % 64));
         let differs = is_favoured != (word.load(Ordering::Relaxed) & bit != 0);
         if differs {
-            // Relaxed: who comes too late for a look has its turn in the circle.
+            // Relaxed: an NF that misses the bit still reaches the slot in the circle.
             if is_favoured {
                 word.fetch_or(bit, Ordering::Relaxed)
             } else {
@@ -298,13 +301,13 @@ impl CorePage {
         differs
     }
 
-    /// Writes what the manager says of a slot, where the page says something else. Says how many words were not as they should be.
+    /// Restores the manager's words of a slot. Returns how many had been changed.
     pub fn restore(&self, slot: u32, said: &Said) -> u32 {
         let words = [(DEPTH, said.depth), (HOLD, said.hold), (SHARE, said.share), (LEVEL, said.level), (PRESSING, said.pressing)];
         let mut wrong = 0;
         for (offset, value) in words {
             let word = self.slot_word(slot, offset);
-            // Relaxed: hints, each for itself.
+            // Relaxed: independent hints.
             if word.load(Ordering::Relaxed) != value {
                 word.store(value, Ordering::Relaxed);
                 wrong += 1;
@@ -313,30 +316,30 @@ impl CorePage {
         wrong + u32::from(self.favour(slot, said.level != 0 || said.pressing != 0))
     }
 
-    /// Nanoseconds that a slot's NF may still have the core in this round; negative if it had more. As a word: two's complement.
+    /// The budget as a two's complement word; negative if overdrawn.
     #[inline(always)]
     fn budget_word(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, BUDGET)
     }
 
-    /// Nanoseconds that a slot's NF may still have the core in this round; not positive if it had all.
+    /// Nanoseconds that a slot's NF may still run in this round; not positive if it has none left.
     #[inline(always)]
     pub fn budget(&self, slot: u32) -> i32 {
         self.budget_word(slot).load(Ordering::Relaxed) as i32
     }
 
-    /// Says what a slot's NF has left of its budget, in nanoseconds.
+    /// Sets the rest of a slot's budget, in nanoseconds.
     pub fn set_budget(&self, slot: u32, ns: i64) {
-        // Relaxed, and no read-modify-write: only who has the core writes, and a mistake costs time alone.
+        // Relaxed, no read-modify-write: only the NF with the core writes; errors cost only time.
         self.budget_word(slot).store(ns.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32, Ordering::Relaxed);
     }
 
-    /// Gives a slot's NF a budget, whatever it had.
+    /// Sets a slot's budget, whatever it was.
     pub fn endow(&self, slot: u32, ns: u64) {
         self.set_budget(slot, i64::try_from(ns).unwrap_or(i64::MAX));
     }
 
-    /// Takes time that a slot's NF had the core off its budget.
+    /// Subtracts time on the core from a slot's budget.
     pub fn pay(&self, slot: u32, ns: u64) {
         self.set_budget(slot, wakeup::paid(i64::from(self.budget(slot)), ns));
     }
@@ -347,13 +350,13 @@ impl CorePage {
         self.slot_word(slot, TAKEN)
     }
 
-    /// 1 while a slot's NF waits for something else than packets, such as the disk, and cannot take any. The NF's word.
+    /// 1 while a slot's NF waits for something other than packets, such as the disk. The NF's word.
     #[inline(always)]
     pub fn suspended(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, SUSPENDED)
     }
 
-    /// Since when a slot has been pending, in microseconds modulo 2³².
+    /// Time since which a slot has been pending, in microseconds modulo 2³².
     #[inline(always)]
     fn since(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, SINCE)
@@ -365,7 +368,7 @@ impl CorePage {
         self.slot_word(slot, ASLEEP)
     }
 
-    /// What a slot's NF sleeps on.
+    /// The doorbell that a slot's NF sleeps on.
     #[inline(always)]
     pub fn bell(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, BELL)
@@ -389,58 +392,58 @@ impl CorePage {
         self.release(slot);
     }
 
-    /// Nobody is to start a slot's NF, or wait for it: its process has ended.
+    /// Clears a slot whose process has ended, so that no NF starts it or waits for it.
     pub fn release(&self, slot: u32) {
         self.clear_pending(slot);
         self.give_up(slot);
     }
 
-    /// Says that a slot's NF has the core no more, if the page says that it has.
+    /// Clears `running` if it names this slot.
     pub fn give_up(&self, slot: u32) {
-        // AcqRel: who sees that nobody has the core sees what the NF did before.
+        // AcqRel: an NF that sees the core free sees what the former one did before.
         let _ = self.running().compare_exchange(slot + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Says at `now_ns` (of CLOCK_MONOTONIC) that a slot has packets.
+    /// Marks a slot as having packets, at `now_ns` of CLOCK_MONOTONIC.
     #[inline(always)]
     pub fn set_pending(&self, slot: u32, now_ns: u64) {
         Self::publish_posts();
         self.mark_pending(slot, now_ns);
     }
 
-    /// Stands between what was posted to any slots and [`mark_pending`](Self::mark_pending) for them. Once for many: it waits until all that
-    /// this thread has stored is seen by the others.
+    /// Orders posts to any number of slots before [`mark_pending`](Self::mark_pending) for them.
+    /// Called once for many: it waits until this thread's stores are visible.
     #[inline(always)]
     pub fn publish_posts() {
-        // SeqCst: what was posted is visible before we look at the bit. The sleeper takes the bit off, then looks for packets: one of
-        // the two sees the other.
+        // SeqCst: posts become visible before we read the bit. The sleeper clears the bit, then
+        // looks for packets: one of the two sees the other.
         fence(Ordering::SeqCst);
     }
 
-    /// As [`set_pending`](Self::set_pending), after [`publish_posts`](Self::publish_posts). The bit is only written when it was not set: the line
-    /// stays shared while it is.
+    /// As [`set_pending`](Self::set_pending), after [`publish_posts`](Self::publish_posts). Writes
+    /// the bit only if it is clear, so that its line stays shared.
     #[inline(always)]
     pub fn mark_pending(&self, slot: u32, now_ns: u64) {
         let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             self.since(slot).store((now_ns / 1_000) as u32, Ordering::Relaxed);
-            // Release: whoever sees the bit sees the posted count and the time before it.
+            // Release: a reader of the bit sees the posted count and the time before it.
             word.fetch_or(bit, Ordering::Release);
         }
     }
 
-    /// Whether a slot's NF sleeps and nobody has said that it has packets: they can wait on its ring, and nobody starts it.
+    /// Whether a slot's NF sleeps and is not pending: packets on its ring would not start it.
     #[inline]
     pub fn is_dormant(&self, slot: u32) -> bool {
-        // SeqCst: what was posted is visible before we look. The sleeper says "asleep", then looks for packets: one of the two sees the
-        // other.
+        // SeqCst: posts become visible before the load. The sleeper sets "asleep", then looks for
+        // packets: one of the two sees the other.
         fence(Ordering::SeqCst);
         let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
-        // Acquire: what it had taken before it went to sleep is known.
+        // Acquire: sees what it had taken before it went to sleep.
         self.asleep(slot).load(Ordering::Acquire) != 0 && word.load(Ordering::Relaxed) & bit == 0
     }
 
-    /// Says that a slot has no packets.
+    /// Marks a slot as having no packets.
     #[inline(always)]
     pub fn clear_pending(&self, slot: u32) {
         let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
@@ -449,47 +452,47 @@ impl CorePage {
         }
     }
 
-    /// Packets that wait for a slot, as far as the page knows.
+    /// Packets that wait for a slot, by the page's counts.
     #[inline(always)]
     pub fn waiting(&self, slot: u32) -> u32 {
         let waiting = self.posted(slot).load(Ordering::Acquire).wrapping_sub(self.taken(slot).load(Ordering::Relaxed));
-        // A count that cannot be is a hostile neighbour's doing.
+        // An impossible count comes from a hostile neighbour.
         if waiting > 1 << 31 { 0 } else { waiting }
     }
 
-    /// Who should run next at `now_ns`, by [`wakeup::choose`]. Looks at all candidates if they are
-    /// no more than 16, else at the next six after `me`. `me` is never chosen, nor is a slot that is on hold or suspended.
+    /// The slot to run next at `now_ns`, by [`wakeup::choose`], among all candidates up to 16, else
+    /// the next six after `me`. Never `me`, nor a slot that is held or suspended.
     pub fn choose(&self, me: Option<u32>, now_ns: u64) -> Option<u32> {
         wakeup::choose(&mut Choice { page: self, me, now_us: (now_ns / 1_000) as u32 }, &Rules::default())
     }
 
-    /// Whether a slot says that it has packets.
+    /// Whether a slot is marked as having packets.
     #[inline(always)]
     pub fn is_pending(&self, slot: u32) -> bool {
         self.pending_word((slot / 64) as usize).load(Ordering::Relaxed) & 1u64 << (slot % 64) != 0
     }
 
-    /// Which of the slots `index * 64 + i` say that they have packets.
+    /// The slots `index * 64 + i` that are marked as having packets, as bits i.
     #[inline(always)]
     pub fn pending(&self, index: usize) -> u64 {
-        // Acquire: who sees a bit sees the posted count and the time before it.
+        // Acquire: a reader of a bit sees the posted count and the time before it.
         self.pending_word(index).load(Ordering::Acquire)
     }
 
-    /// How long a slot has said that it has packets, in nanoseconds, at `now_us` of the page's clock. A time that is still to come is
-    /// another core's clock, or a neighbour's doing.
+    /// Nanoseconds for which a slot has been pending, at `now_us` of the page's clock. A future
+    /// time, which is another core's clock or a neighbour's lie, counts as 0.
     #[inline(always)]
     pub fn age_ns(&self, slot: u32, now_us: u32) -> u64 {
         let age_us = now_us.wrapping_sub(self.since(slot).load(Ordering::Relaxed));
         if age_us > 1 << 31 { 0 } else { u64::from(age_us) * 1_000 }
     }
 
-    /// Gives a slot's NF budget for so many rounds, as [`wakeup::refilled`].
+    /// Adds a budget of `rounds` rounds to a slot, as [`wakeup::refilled`].
     pub fn refill(&self, slot: u32, part_ns: i64, rounds: i64) {
         self.set_budget(slot, wakeup::refilled(i64::from(self.budget(slot)), part_ns, rounds));
     }
 
-    /// Whether anybody but `me` may run, without changing a thing.
+    /// Whether any NF but `me` may run; changes nothing.
     #[inline]
     pub fn has_other(&self, me: u32) -> bool {
         let mut found = false;
@@ -497,7 +500,7 @@ impl CorePage {
         found
     }
 
-    /// Whether another goes before `me`, whatever budget it has left, by [`wakeup::is_preceded`]. Changes nothing.
+    /// Whether another NF precedes `me` despite its budget ([`wakeup::is_preceded`]).
     #[cold]
     pub fn is_preceded(&self, me: u32) -> bool {
         let choice = Choice { page: self, me: Some(me), now_us: 0 };
@@ -510,7 +513,6 @@ impl CorePage {
         self.hold(slot).load(Ordering::Relaxed) == 0 && self.suspended(slot).load(Ordering::Relaxed) == 0
     }
 
-    /// Whether more slots than so many are pending.
     #[inline]
     fn has_more_than(&self, most: usize) -> bool {
         let mut count = 0;
@@ -520,13 +522,13 @@ impl CorePage {
         })
     }
 
-    /// Calls `each` with up to `most` slots that have packets and may take them, those after `me` first, and `me` never. With
-    /// `favoured`, only with those that may go before others.
+    /// Calls `each` with up to `most` slots that have packets and may take them, those after `me`
+    /// first and `me` never. With `favoured`, only with favoured slots.
     #[inline]
     fn visit(&self, me: Option<u32>, most: usize, favoured: bool, mut each: impl FnMut(u32)) {
         let words = (self.slots as usize).div_ceil(64);
         let (mut left, mut looks) = (most, MOST_LOOKED_AT);
-        // Begin behind me, and come to what is before me last: with more candidates than are looked at, all come in their turn.
+        // Begins after `me` and wraps around, so that of many candidates all get their turn.
         let from = me.map_or(0, |me| (me + 1) % self.slots);
         let (first, behind) = (from as usize / 64, u64::MAX << (from % 64));
         for step in 0..=words {
@@ -558,7 +560,7 @@ impl CorePage {
         }
     }
 
-    /// Wakes a slot's NF by its bell on this page if it sleeps, and says that it has the core. True if this call woke it.
+    /// Wakes a slot's NF by this page's doorbell and gives it the core. True if this call woke it.
     pub fn wake(&self, slot: u32) -> bool {
         // AcqRel: exactly one waker takes the 1.
         if self.asleep(slot).swap(0, Ordering::AcqRel) == 0 {
@@ -569,31 +571,30 @@ impl CorePage {
         true
     }
 
-    /// Says that a slot's NF has the core, which was `before`'s: the slot + 1 of that, or 0. False if it is somebody else's by now. Comes
-    /// before the look whether that NF sleeps.
+    /// Passes the core to a slot from `before` (slot + 1, or 0 for none). False if another has it
+    /// by now. The caller then checks whether that NF sleeps.
     pub fn pass_to(&self, slot: u32, before: u32) -> bool {
         if self.running().compare_exchange(before, slot + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
-        // SeqCst: we say that it has the core, then look whether it sleeps. It says that it sleeps, then looks who has the core. One of
-        // the two sees the other: we wake it, or it gives the core away.
+        // SeqCst: we set `running`, then check "asleep". The NF sets "asleep", then reads
+        // `running`. One of the two sees the other: we wake it, or it gives the core away.
         fence(Ordering::SeqCst);
         true
     }
 
-    /// Goes to sleep in slot `me` and starts the next NF of the core, if any has packets. Returns when woken, when `has_work` says
-    /// that packets came meanwhile, or after `timeout`. Returns true if it handed the core over.
-    ///
-    /// The order of the steps is what makes no wake get lost. We say "asleep", fence, then look for work; the manager posts work,
-    /// then looks whether we sleep. One of the two sees the other: the manager polls, so a store of ours that it missed in one
-    /// round it sees in the next.
+    /// Sleeps in slot `me` and starts the next NF of the core that has packets. Returns when woken,
+    /// when `has_work` finds packets, or after `timeout`; true if it handed the core over. No wake
+    /// is lost: we set "asleep", fence, then look for work; the manager posts work, then checks
+    /// "asleep". One of the two sees the other, as the manager polls: a store of ours that it
+    /// missed in one round it sees in the next.
     pub fn sleep(&self, me: u32, timeout: Option<std::time::Duration>, has_work: impl FnMut() -> bool) -> bool {
         self.sleep_by(me, self.hands_over(), has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
     }
 
-    /// As [`sleep`](Self::sleep), for a sleeper that waits for more than its doorbell: `wait` returns when the bell's value is no
-    /// longer the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed. One that takes no
-    /// turns (`in_turns`) starts nobody.
+    /// As [`sleep`](Self::sleep), for an NF that waits for more than its doorbell: `wait` returns
+    /// when the doorbell's value differs from the given one, on any other event, or without cause.
+    /// Without `in_turns` it starts no NF.
     pub fn sleep_by(
         &self,
         me: u32,
@@ -604,12 +605,12 @@ impl CorePage {
         let seen = self.bell(me).load(Ordering::Acquire);
         self.clear_pending(me);
         self.asleep(me).store(1, Ordering::Relaxed);
-        // SeqCst: "asleep" is visible before we look for work, and before we look who has the core.
+        // SeqCst: "asleep" is visible before we look for work, and before we read `running`.
         fence(Ordering::SeqCst);
         if has_work() {
             self.asleep(me).store(0, Ordering::Relaxed);
             if in_turns {
-                // If it is nobody's. Who has it otherwise will give it away.
+                // Takes a free core. Another NF that has it gives it away later.
                 let _ = self.running().compare_exchange(0, me + 1, Ordering::AcqRel, Ordering::Relaxed);
             }
             return false;
@@ -620,34 +621,34 @@ impl CorePage {
             self.give_up(me);
             false
         };
-        // Not asked whether we still sleep by the page: whoever wakes us changes the bell.
+        // The page is not asked whether we still sleep: every waker changes the doorbell.
         wait(self.bell(me), seen);
-        // Who woke us has said that we have the core. After a mere timeout it may be another's: the hint stays.
+        // The waker set `running`. After a timeout another NF may have the core: the hint stays.
         self.asleep(me).store(0, Ordering::Relaxed);
         handed_over
     }
 
-    /// Gives the core, if `me` has it, to the next NF that has packets, and says whether there is one. What the manager or a neighbour
-    /// has given to somebody else meanwhile stays with that one.
+    /// Gives the core, if `me` has it, to the next NF with packets, and returns whether it woke
+    /// one. A core that was passed on meanwhile is left alone.
     pub fn hand_over(&self, me: u32) -> bool {
         self.hand_over_at(me, monotonic_ns())
     }
 
-    /// The same, at `now_ns`, in nanoseconds of the monotonic clock.
+    /// As [`hand_over`](Self::hand_over), at `now_ns` of the monotonic clock.
     pub fn hand_over_at(&self, me: u32, now_ns: u64) -> bool {
         let mut before = me + 1;
         loop {
             match self.choose(Some(me), now_ns) {
                 Some(next) if !self.pass_to(next, before) => return false,
                 Some(next) => {
-                    // If it is awake already it has the core next, and hands over itself.
+                    // If it is awake it has the core next, and hands over itself.
                     let woken = self.asleep(next).swap(0, Ordering::AcqRel) != 0;
                     if woken {
                         doorbell::ring(self.bell(next));
                     }
                     return woken;
                 }
-                // Whoever posts from now on sees that nobody runs; what was posted before, we see.
+                // A later poster sees that no NF runs; an earlier post is seen here.
                 None if before == 0 => return false,
                 None => {
                     if self.running().compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
@@ -669,7 +670,7 @@ impl CorePage {
     }
 }
 
-/// A core page as who gives the core away sees it.
+/// A core page as seen by the NF that gives the core away.
 struct Choice<'a> {
     page: &'a CorePage,
     me: Option<u32>,
@@ -683,7 +684,7 @@ impl Choice<'_> {
         Candidate {
             waiting: page.waiting(slot),
             age_ns: page.age_ns(slot, self.now_us),
-            // The manager lets no more packets in than there is room for all the way.
+            // The manager admits no more packets than the whole path has room for.
             room: u32::MAX,
             held: false,
             depth: page.depth(slot).load(Ordering::Relaxed),
@@ -731,7 +732,7 @@ impl Core for Choice<'_> {
 mod tests {
     use super::*;
 
-    /// In nanoseconds; the clock of the page runs over soon after.
+    /// In nanoseconds; the page's clock wraps soon after.
     const NOW: u64 = (u32::MAX as u64 - 5) * 1_000;
 
     fn page(slots: u32) -> CorePage {
@@ -763,7 +764,7 @@ mod tests {
         assert_eq!(page.choose(Some(70), NOW), None);
     }
 
-    /// Whoever has the core works for so long at a time until its budget is used up, so many turns. Time of each slot.
+    /// Runs the chosen NF for `turn_ns` at a time, `turns` times. Returns the time of each slot.
     fn work(page: &CorePage, turn_ns: u64, turns: usize) -> Vec<u64> {
         let mut used = vec![0u64; page.slots() as usize];
         let mut me = None;
@@ -786,7 +787,7 @@ mod tests {
             page.share(slot as u32).store(share, Ordering::Relaxed);
             post(&page, slot as u32, 1_000_000);
         }
-        // Turns of 40 µs, whatever the budget: debts are paid back.
+        // Slices of 40 µs, whatever the budget: debts are paid back.
         let used = work(&page, 40_000, 10_000);
         let total: u64 = used.iter().sum();
         for (used, percent) in used.into_iter().zip([50, 25, 25]) {
@@ -802,7 +803,7 @@ mod tests {
             post(&page, slot, 10);
         }
         page.pay(1, 2_000_000);
-        // 2 ms of debt are six parts of a third of a millisecond; the others have theirs of each.
+        // 2 ms of debt are six parts of a third of a millisecond; the others get theirs of each.
         let used = work(&page, 20_000, 12);
         assert!(used[1] == 0 && (1_900_000..2_300_000).contains(&used[0]), "{used:?}");
         assert!(work(&page, 20_000, 4)[1] > 0);
@@ -837,7 +838,7 @@ mod tests {
         page.favour(150, false);
         assert!(!page.is_preceded(7));
         assert_eq!(page.choose(Some(7), NOW), Some(8));
-        // One that is further down and has a full ring goes before all, and a new NF in its slot does not.
+        // One that is further down with a full ring precedes all; a new NF in its slot does not.
         page.depth(180).store(1, Ordering::Relaxed);
         page.set_pressing(180, 5);
         page.favour(180, true);
@@ -871,11 +872,11 @@ mod tests {
         page.posted(1).store(100, Ordering::Relaxed);
         assert_eq!(page.choose(None, later), Some(1));
         assert_eq!(page.choose(None, later + 1_000), Some(0));
-        // Once it has run, it waits anew.
+        // Once it has run, its wait starts anew.
         page.clear_pending(0);
         page.set_pending(0, later);
         assert_eq!(page.choose(None, later + 1_000), Some(1));
-        // A time to come is none.
+        // A future time counts as no wait.
         page.clear_pending(0);
         page.set_pending(0, later + 1_000_000_000);
         assert_eq!(page.choose(None, later), Some(1));
@@ -942,7 +943,7 @@ mod tests {
         page.asleep(1).store(0, Ordering::Relaxed);
         assert!(!page.hand_over(0));
         assert_eq!(page.running().load(Ordering::Relaxed), 2, "it is awake, and hands over itself");
-        // It has gone to sleep between: by the time of the look it has seen who has the core, or it is woken.
+        // It fell asleep meanwhile: it has read `running` before the check, or it is woken.
         page.running().store(1, Ordering::Relaxed);
         page.asleep(1).store(1, Ordering::Relaxed);
         assert!(page.hand_over(0));
@@ -963,7 +964,7 @@ mod tests {
         assert_eq!(page.running().load(Ordering::Relaxed), 3);
         page.release(2);
         assert_eq!(page.running().load(Ordering::Relaxed), 0);
-        // Nobody had it: who finds packets takes it.
+        // No NF had the core: the one that finds packets takes it.
         page.sleep_by(0, true, || true, |_, _| panic!("work came"));
         assert_eq!(page.running().load(Ordering::Relaxed), 1);
     }
@@ -977,7 +978,7 @@ mod tests {
         page.leave(0);
         assert_eq!((page.running().load(Ordering::Relaxed), page.asleep(2).load(Ordering::Relaxed)), (3, 0));
         assert!(!page.is_pending(0));
-        // One that takes no turns starts nobody.
+        // One outside the hand-over starts no NF.
         page.asleep(2).store(1, Ordering::Relaxed);
         page.running().store(2, Ordering::Relaxed);
         assert!(!page.sleep_by(1, false, || false, |_, _| {}));
@@ -996,7 +997,7 @@ mod tests {
         assert_eq!((page.depth(68).load(Ordering::Relaxed), page.favoured_word(1).load(Ordering::Relaxed)), (3, 1 << 4));
     }
 
-    /// Xorshift: noise that is the same in each run.
+    /// Xorshift: the same noise in each run.
     fn noise() -> impl FnMut() -> u32 {
         let mut state = 0x5eed_5eed_5eed_5eedu64;
         move || {
@@ -1016,7 +1017,7 @@ mod tests {
                 page.word(offset).store(noise(), Ordering::Relaxed);
             }
             if round == 0 {
-                // All say that they have packets, and none has.
+                // All claim to have packets, and none has.
                 (0..64).for_each(|index| page.pending_word(index).store(u64::MAX, Ordering::Relaxed));
                 (0..4096).for_each(|slot| page.posted(slot).store(page.taken(slot).load(Ordering::Relaxed), Ordering::Relaxed));
                 let mut named = 0;

@@ -6,15 +6,15 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Verdict {
-    /// On to the next hop of its chain.
+    /// To the next hop of its chain.
     #[default]
     Next = 0,
     /// Drop it.
     Drop = 1,
     /// Out of the port whose number is in [`Descriptor::arg`].
     ToPort = 2,
-    /// To the service whose number is in [`Descriptor::arg`]; the packet leaves its chain, and its next verdict `Next` takes it to
-    /// the chain's egress port.
+    /// To the service whose number is in [`Descriptor::arg`]. The packet leaves its chain, and its
+    /// next verdict `Next` sends it to the chain's egress port.
     ToService = 3,
 }
 
@@ -31,17 +31,17 @@ impl Verdict {
     }
 }
 
-/// Flags that the manager sets on the way to an NF; on the way back they are ignored.
+/// Flags that the manager sets on the way to an NF; ignored on the way back.
 pub mod flags {
     /// The packet's path is traced.
     pub const TRACED: u8 = 1;
-    /// An IP fragment (first ones too).
+    /// An IP fragment, the first one included.
     pub const FRAGMENT: u8 = 2;
     /// Neither IPv4 nor IPv6.
     pub const NON_IP: u8 = 4;
 }
 
-/// Names a frame of the arena and the packet in it. Never a pointer.
+/// A frame of the arena and the packet in it. Never a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Descriptor {
@@ -59,7 +59,7 @@ pub struct Descriptor {
     pub flags: u8,
     /// To the NF: zero. From the NF: the port or service of the verdict.
     pub arg: u16,
-    /// Number of the port where the packet entered; information for the NF, ignored on the way back.
+    /// Number of the ingress port; information for the NF, ignored on the way back.
     pub ingress: u16,
 }
 
@@ -67,7 +67,7 @@ const _: () = assert!(size_of::<Descriptor>() == 16);
 const _: () = assert!(align_of::<Descriptor>() == 4);
 
 impl Descriptor {
-    /// As the two words that a ring's slot holds.
+    /// The two words that a ring's slot holds.
     #[inline(always)]
     pub fn to_words(self) -> [u64; 2] {
         [
@@ -80,21 +80,21 @@ impl Descriptor {
         ]
     }
 
-    /// [`Descriptor::to_words`] of a descriptor with verdict `Next`. As words a descriptor is copied in two steps, field by field in eight.
+    /// A descriptor's words with verdict `Next`: two copies, where its fields would take eight.
     #[inline(always)]
     pub fn with_next([a, b]: [u64; 2]) -> [u64; 2] {
         [a, b & !(0xff << 16)]
     }
 
-    /// Stores it as two words. What is stored field by field and loaded as words soon after has to wait until all stores before have left the
-    /// core's buffer, which takes long where they go to lines of other cores.
+    /// Stores a descriptor as two words. Loads of words that were stored as fields wait until the
+    /// store buffer has drained, which takes long for cache lines of other cores.
     #[inline(always)]
     pub fn put(place: &mut Self, descriptor: Self) {
-        // SAFETY: both have the same size, and all bits are valid in both; the write asks for no alignment.
+        // SAFETY: equal sizes, all bits are valid in both, and the write needs no alignment.
         unsafe { std::ptr::from_mut(place).cast::<[u64; 2]>().write_unaligned(descriptor.to_words()) }
     }
 
-    /// From the two words of a slot. Any words make a descriptor; whether it makes sense is for the receiver to check.
+    /// A descriptor from any two words of a slot; the receiver checks whether it makes sense.
     #[inline(always)]
     pub fn from_words(words: [u64; 2]) -> Self {
         let [a, b] = words;
@@ -111,7 +111,7 @@ impl Descriptor {
     }
 }
 
-/// A ring's slot: a descriptor as two atomic words, so that a peer that writes out of turn causes nonsense, not undefined behaviour.
+/// A ring's slot, as atomics: a peer that writes out of turn causes nonsense, not UB.
 #[derive(Debug, Default)]
 #[repr(C, align(16))]
 pub(crate) struct Slot([AtomicU64; 2]);
@@ -130,7 +130,7 @@ impl Slot {
 
     #[inline(always)]
     pub(crate) fn load(&self) -> [u64; 2] {
-        // Relaxed: the Acquire load of the ring's cursor came before. Each word is read exactly once.
+        // Relaxed: follows the Acquire load of the ring's cursor. Each word is read exactly once.
         [self.0[0].load(Ordering::Relaxed), self.0[1].load(Ordering::Relaxed)]
     }
 }

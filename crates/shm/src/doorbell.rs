@@ -8,30 +8,30 @@ use rustix::thread::{ClockId, futex};
 
 use crate::clock::monotonic_ns;
 
-/// Sleeps until `bell` is rung, unless its value is no longer `seen`, or `timeout` is over. Wakes without cause are possible: the
-/// caller looks at its rings again.
+/// Sleeps until the doorbell rings, its value differs from `seen`, or `timeout` expires. It may
+/// also wake without cause: the caller looks at its rings again.
 pub fn wait(bell: &AtomicU32, seen: u32, timeout: Option<Duration>) {
     let timeout = timeout.map(|t| futex::Timespec { tv_sec: t.as_secs() as _, tv_nsec: t.subsec_nanos() as _ });
     // EAGAIN (rung meanwhile), EINTR and ETIMEDOUT all mean: look again.
     let _ = futex::wait(bell, futex::Flags::empty(), seen, timeout.as_ref());
 }
 
-/// A bell, and the value with which it is waited for.
+/// A doorbell, and the value with which it is waited for.
 pub type Seen<'a> = (&'a AtomicU32, u32);
 
-/// The kernel can wait for more than one futex (Linux 5.16).
+/// Whether the kernel can wait for more than one futex (Linux 5.16).
 static WAITS_FOR_MORE: AtomicBool = AtomicBool::new(true);
 
 /// Whether [`wait_for_either`] can wait for both.
 pub fn waits_for_more() -> bool {
-    // Relaxed: a fact about the kernel, which is found out again by whoever does not know it.
+    // Relaxed: a fact about the kernel; a thread that does not know it finds it out again.
     WAITS_FOR_MORE.load(Ordering::Relaxed)
 }
 
 /// Finds out whether the kernel can wait for more than one futex.
 pub fn look_for_more() -> bool {
     let word = AtomicU32::new(0);
-    // A value that the word does not have: the kernel says so at once, if it knows the call.
+    // The word does not have this value, so a kernel that knows the call returns at once.
     let answer = futex::waitv(&[waiter((&word, 1))], futex::WaitvFlags::empty(), None, ClockId::Monotonic);
     let knows = answer != Err(Errno::NOSYS) && answer != Err(Errno::PERM);
     WAITS_FOR_MORE.store(knows, Ordering::Relaxed);
@@ -46,7 +46,7 @@ fn waiter((bell, seen): Seen<'_>) -> futex::Wait {
     waiter
 }
 
-/// As [`wait`], for two bells: whichever is rung first ends the sleep. Where the kernel cannot wait for both it waits for the first.
+/// As [`wait`], for either of two doorbells; for `first` alone on a kernel that cannot do both.
 pub fn wait_for_either(first: Seen<'_>, second: Seen<'_>, timeout: Option<Duration>) {
     if !waits_for_more() {
         return wait(first.0, first.1, timeout);
@@ -62,15 +62,15 @@ pub fn wait_for_either(first: Seen<'_>, second: Seen<'_>, timeout: Option<Durati
     }
 }
 
-/// Rings `bell`: changes its value and wakes the one who sleeps on it.
+/// Rings a doorbell: changes its value and wakes one sleeper.
 pub fn ring(bell: &AtomicU32) {
     ring_for(bell, 1);
 }
 
-/// As [`ring`], where others may sleep on it who took the place of the one who is meant: wakes up
-/// to `sleepers`, those first that came first. Says how many.
+/// As [`ring`], for a doorbell on which other threads may sleep in the intended one's place. It
+/// wakes up to `sleepers`, in the order in which they came, and returns how many it woke.
 pub fn ring_for(bell: &AtomicU32, sleepers: u32) -> usize {
-    // Release: what the caller wrote before is seen by the one who wakes.
+    // Release: the woken one sees what the caller wrote before.
     bell.fetch_add(1, Ordering::Release);
     futex::wake(bell, futex::Flags::empty(), sleepers).unwrap_or(0)
 }
@@ -97,7 +97,7 @@ mod tests {
             }
             sleeper.join().unwrap();
         }
-        // A value that has changed, and a time that is over.
+        // A value that has changed, and a timeout that expires.
         wait_for_either((&bells[0], 0), (&bells[1], u32::MAX), None);
         let seen = bells.each_ref().map(|bell| bell.load(Ordering::Acquire));
         wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), Some(Duration::from_micros(50)));

@@ -1,7 +1,7 @@
 //! A gate: a word in shared memory at which a process waits while it is closed.
 //!
-//! The manager closes and opens it; the process passes it, either between two bursts (it *looks*) or in a signal handler (it is
-//! *called*). Whatever the process writes there itself stops or runs nobody else.
+//! The manager closes and opens it. The process passes it between two bursts (it *looks*) or in a
+//! signal handler (it is *called*). What the process writes there affects only itself.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -12,11 +12,11 @@ use rustix::thread::futex;
 
 use crate::memory::Mapping;
 
-/// The real-time signal that calls a process to its gate: far from those that C libraries keep for themselves (32 to 34), and from
-/// SIGRTMIN and SIGRTMAX, which programs take first.
+/// The real-time signal that calls a process to its gate. It is far from those that C libraries
+/// reserve (32 to 34), and from SIGRTMIN and SIGRTMAX, which programs take first.
 pub const SIGNAL: i32 = 44;
 
-/// What a process says that it does about its gate: nothing. Sums of these bits.
+/// How a process uses its gate: not at all. Other values are sums of the bits below.
 pub const IGNORES: u64 = 0;
 /// It looks at the gate between two bursts.
 pub const LOOKS: u64 = 1;
@@ -34,7 +34,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate at an offset of a mapping. None if it is not inside or not aligned. Zeroed memory is an open gate.
+    /// The gate at an aligned offset inside a mapping, or None. Zeroed memory is an open gate.
     pub fn in_mapping(mapping: &Arc<Mapping>, at: usize) -> Option<Self> {
         mapping.atomic_u32(at)?;
         Some(Self { mapping: mapping.clone(), at })
@@ -45,23 +45,23 @@ impl Gate {
         self.at
     }
 
-    /// Its word.
+    /// The word in shared memory.
     #[inline(always)]
     pub fn word(&self) -> &AtomicU32 {
         self.mapping.atomic_u32(self.at).expect("in_mapping has asked")
     }
 
-    /// Closes it. Who passes later waits.
+    /// Closes it. A process that comes later waits.
     #[inline(always)]
     pub fn close(&self) {
-        // Release: what the manager wrote before is seen by who finds it closed.
+        // Release: a process that finds it closed sees what the manager wrote before.
         self.word().store(CLOSED, Ordering::Release);
     }
 
-    /// Opens it and wakes all who wait. One system call.
+    /// Opens it and wakes all waiting threads, with one system call.
     #[inline(always)]
     pub fn open(&self) {
-        // Release: as in close(). The kernel orders the store before the look for sleepers.
+        // Release: as in close(). The kernel orders the store before its search for sleepers.
         self.word().store(OPEN, Ordering::Release);
         let _ = futex::wake(self.word(), futex::Flags::empty(), u32::MAX >> 1);
     }
@@ -87,12 +87,11 @@ pub fn is_closed(word: &AtomicU32) -> bool {
     word.load(Ordering::Acquire) == CLOSED
 }
 
-/// Waits at the gate with this word until it is opened, or `timeout` is over. Returns without cause, too. Safe in a signal handler.
+/// Waits until the gate opens, `timeout` expires, or without cause. Safe in a signal handler.
 pub fn wait(word: &AtomicU32, timeout: Option<Duration>) {
     crate::doorbell::wait(word, CLOSED, timeout);
 }
 
-/// What the handler needs.
 struct Called {
     word: &'static AtomicU32,
     is_orphan: fn() -> bool,
@@ -100,7 +99,7 @@ struct Called {
 
 static CALLED: OnceLock<Called> = OnceLock::new();
 
-/// Longest wait in the handler before it asks whether somebody is still there who could open the gate.
+/// Longest wait in the handler between two calls of `is_orphan`.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 extern "C" fn on_signal(_signal: libc::c_int) {
@@ -114,9 +113,9 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     }
 }
 
-/// From now on a thread that gets [`SIGNAL`] waits at this gate. `is_orphan` is asked once a second by those who wait, in the
-/// signal handler: whether nobody is left who could open it; it may do only what is safe there. The first call of a process counts;
-/// says whether this was it.
+/// Makes a thread that receives [`SIGNAL`] wait at this gate. The handler asks `is_orphan`, which
+/// must be safe there, once a second whether no process is left to open the gate, and then returns.
+/// True if this was the process's first call, and it succeeded.
 pub fn come_when_called(word: &'static AtomicU32, is_orphan: fn() -> bool) -> bool {
     if CALLED.set(Called { word, is_orphan }).is_err() {
         return false;
@@ -124,9 +123,9 @@ pub fn come_when_called(word: &'static AtomicU32, is_orphan: fn() -> bool) -> bo
     // SAFETY: sigaction is plain data for which all zeroes are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
-    // Calls that are interrupted go on by themselves, and a program that has a stack for its signals gets it used.
+    // Interrupted calls resume by themselves, and a program's alternative signal stack is used.
     action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
-    // SAFETY: the handler makes atomic loads and system calls alone, which are safe in it, and action lives through the call.
+    // SAFETY: the handler only loads atomics and makes system calls; action outlives the call.
     unsafe { libc::sigaction(SIGNAL, &raw const action, std::ptr::null_mut()) == 0 }
 }
 

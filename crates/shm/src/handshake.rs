@@ -1,19 +1,20 @@
-//! How an NF and the manager meet: one message each way over a Unix socket (SOCK_SEQPACKET), the second with file descriptors.
+//! How an NF and the manager meet: one message each way over a SOCK_SEQPACKET Unix socket.
 //!
-//! 1. The NF connects to the manager's socket (its path is in the variable `SLUICE_SOCKET` of a spawned NF) and sends [`Hello`].
-//! 2. The manager answers [`Welcome`] with the descriptors of its tenant's arena, the NF's region and its core page, or [`Answer::Refusal`].
-//! 3. When its handler is made the NF says so ([`ready`]). It is given no packets before.
-//! 4. The socket stays open. The NF's end closing means that it has left.
+//! 1. The NF connects to the manager's socket (`SLUICE_SOCKET` holds the path) and sends [`Hello`].
+//! 2. The manager answers [`Welcome`] with the descriptors of the arena of the NF's tenant, the
+//!    NF's region and its core page, or [`Answer::Refusal`].
+//! 3. When its handler is ready the NF sends [`ready`]. It gets no packets before.
+//! 4. The socket stays open. When the NF's end closes, the NF has left.
 //!
 //! | state | may become | by |
 //! |---|---|---|
 //! | expected (spawned or `attach = true`) | attached | a valid hello |
 //! | expected | failed | the process ends, or no hello in time |
-//! | attached | ready | its word that its handler is made |
+//! | attached | ready | its message that its handler is ready |
 //! | ready | draining | removal, or the manager's stop: the NF's `Stop` word is set |
-//! | attached, ready, draining | gone | its process ends or its socket closes; its frames are taken back |
+//! | attached, ready, draining | gone | its process ends or its socket closes: frames reclaimed |
 //!
-//! Forbidden: a hello for an NF that is attached already (a name has one process), and a second hello on one socket.
+//! Forbidden: a hello for an attached NF (one process a name), and a second hello on one socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -33,10 +34,10 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"slu1");
 /// Longest name of a service, an NF, a port or a chain, in bytes.
 pub const NAME: usize = 63;
 
-/// Variable with the path of the manager's socket.
+/// Variable that holds the path of the manager's socket.
 pub const ENV_SOCKET: &str = "SLUICE_SOCKET";
 
-/// Variable with the name of the NF, such as `ids.0`.
+/// Variable that holds the name of the NF, such as `ids.0`.
 pub const ENV_NF: &str = "SLUICE_NF";
 
 pub(crate) const MESSAGE: usize = 32 * 1024;
@@ -47,7 +48,7 @@ pub enum HandshakeError {
     /// The socket failed or was closed.
     #[error("the connection to the manager broke: {0}")]
     Socket(#[from] rustix::io::Errno),
-    /// What came is not a message of this protocol.
+    /// The message is not one of this protocol.
     #[error("the peer sent something that is not a Sluice handshake")]
     NotSluice,
     /// The other side was built from another version.
@@ -56,26 +57,26 @@ pub enum HandshakeError {
         /// The peer's version.
         theirs: u32,
     },
-    /// The manager said no.
+    /// The manager refused, with its reason.
     #[error("the manager refused: {0}")]
     Refused(String),
 }
 
-/// What an NF says first.
+/// First message of an NF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// Name of the NF, such as `ids.0`, or of its service: then the manager picks a free instance.
     pub name: String,
-    /// It is no NF but a zygote: see [`crate::zygote`].
+    /// Whether it is a zygote instead of an NF: see [`crate::zygote`].
     pub is_zygote: bool,
 }
 
-/// What the manager answers. The descriptors of arena, region and core page come with it.
+/// The manager's answer. The descriptors of arena, region and core page come with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// How frames lie in the arena of its tenant, the only one that it is given.
+    /// How frames lie in the arena of the NF's tenant.
     pub geometry: Geometry,
-    /// What lies where in the region.
+    /// The layout of the region.
     pub region: RegionLayout,
     /// Slots of the core page.
     pub slots: u32,
@@ -85,13 +86,13 @@ pub struct Welcome {
     pub name: String,
     /// Processor that the NF belongs on; `u32::MAX` for any.
     pub core: u32,
-    /// Never sleep.
+    /// Whether the NF never sleeps.
     pub poll: bool,
-    /// Nanoseconds to go on looking for work before sleeping.
+    /// Nanoseconds for which the NF goes on looking for work before it sleeps.
     pub linger_ns: u32,
-    /// Scale of the time-stamp counter ([`crate::clock::Clock::with_scale`]), so that the NF need not calibrate.
+    /// Scale of the clock ([`crate::clock::Clock::with_scale`]), so that the NF need not calibrate.
     pub clock_scale: u64,
-    /// Names of the ports, by number. An empty name is a number not in use.
+    /// Names of the ports, by number. The name of an unused number is empty.
     pub ports: Vec<String>,
     /// Names of the services, by number.
     pub services: Vec<String>,
@@ -102,9 +103,9 @@ pub struct Welcome {
 /// An answer of the manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// Come in.
+    /// The NF is accepted.
     Welcome(Box<Welcome>),
-    /// No, and why.
+    /// The NF is refused, with the reason.
     Refusal(String),
 }
 
@@ -184,25 +185,25 @@ const REFUSAL: u32 = 3;
 const ZYGOTE_HELLO: u32 = 4;
 const READY: u32 = 5;
 
-/// The message of an NF whose handler is made: packets may come.
+/// The message of an NF whose handler is ready for packets.
 pub fn ready() -> Vec<u8> {
     header(READY).0
 }
 
-/// Whether a message that came from an NF says that it is ready.
+/// Whether a message from an NF is that of [`ready`].
 pub fn is_ready(message: &[u8]) -> bool {
     Reader(message).header().is_ok_and(|kind| kind == READY)
 }
 
 impl Hello {
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = header(if self.is_zygote { ZYGOTE_HELLO } else { HELLO });
         out.text(&self.name);
         out.0
     }
 
-    /// From bytes that came from a peer.
+    /// Decodes bytes from a peer.
     ///
     /// # Errors
     /// [`HandshakeError::NotSluice`], [`HandshakeError::Version`].
@@ -218,7 +219,7 @@ impl Hello {
 }
 
 impl Answer {
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Refusal(why) => {
@@ -250,7 +251,7 @@ impl Answer {
         }
     }
 
-    /// From bytes that came from a manager.
+    /// Decodes bytes from a manager.
     ///
     /// # Errors
     /// [`HandshakeError::NotSluice`], [`HandshakeError::Version`].
@@ -300,7 +301,7 @@ impl Answer {
 /// Sends one message with file descriptors (at most 4).
 ///
 /// # Errors
-/// What the socket says.
+/// The socket's errors.
 pub fn send(socket: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), HandshakeError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -314,7 +315,7 @@ pub fn send(socket: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> R
 /// Receives one message and its file descriptors. Extra descriptors are closed.
 ///
 /// # Errors
-/// What the socket says; [`HandshakeError::NotSluice`] if the message was cut or the peer closed.
+/// The socket's errors; [`HandshakeError::NotSluice`] if the message was cut or the peer closed.
 pub fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), HandshakeError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

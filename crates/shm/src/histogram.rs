@@ -1,7 +1,7 @@
-//! A histogram of durations with a bounded relative error, small enough for a page that two processes share.
+//! A histogram of durations with a bounded relative error, small enough for a shared page.
 //!
-//! Buckets are log-linear: [`SUB`] buckets to each power of two, so a value is known to within 1/[`SUB`] = 12.5 %. Values are
-//! nanoseconds, from 0 to 2⁴⁰ (18 minutes); larger ones count in the last bucket.
+//! Buckets are log-linear: [`SUB`] to each power of two, so a value is known to within 1/[`SUB`] =
+//! 12.5 %. Values are nanoseconds from 0 to 2⁴⁰ (18 minutes); larger ones count in the last bucket.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -67,7 +67,7 @@ impl Histogram {
         self.counts[bucket(value)] += n;
     }
 
-    /// Adds all of another one's counts.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine = mine.wrapping_add(*theirs);
@@ -79,12 +79,12 @@ impl Histogram {
         Self { counts: self.counts.iter().zip(&earlier.counts).map(|(now, then)| now.wrapping_sub(*then)).collect() }
     }
 
-    /// How many values were added.
+    /// Number of values that were added.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, n| sum.wrapping_add(*n))
     }
 
-    /// The value below which a share `q` (0 to 1) of the values lies, or None if there are none.
+    /// The value below which a share `q` (0 to 1) of the values lies. None if there are no values.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let count = self.count();
         if count == 0 {
@@ -107,8 +107,8 @@ impl Histogram {
     }
 }
 
-/// A histogram in shared memory, written by one side and read by the other. Counts are 32 bits and
-/// wrap: a reader follows them by [`Followed`].
+/// A histogram in shared memory, with one writer. Its counts are 32 bits wide and wrap: a reader
+/// follows them by [`Followed`].
 #[derive(Debug, Clone)]
 pub struct SharedHistogram {
     mapping: Arc<Mapping>,
@@ -151,9 +151,8 @@ impl Default for Followed {
 }
 
 impl Followed {
-    /// Adds what was counted since this was called last, less than 2³² of each bucket, and gives
-    /// all counts since the first time. The other side may be writing: counts may be of slightly
-    /// different moments.
+    /// Adds what was counted since the last call, less than 2³² in each bucket, and returns all
+    /// counts. The writer may be active: counts may be of slightly different moments.
     pub fn follow(&mut self, shared: &SharedHistogram) -> &Histogram {
         for (i, (seen, count)) in self.seen.iter_mut().zip(&mut self.counts.counts).enumerate() {
             let now = shared.count(i).load(Ordering::Relaxed);
@@ -163,13 +162,12 @@ impl Followed {
         &self.counts
     }
 
-    /// All that it has seen, as of the last [`follow`](Self::follow).
+    /// All counts, as of the last [`follow`](Self::follow).
     pub fn counts(&self) -> &Histogram {
         &self.counts
     }
 
-    /// From now on another histogram is followed, which has begun at 0. What was seen of the one
-    /// before stays.
+    /// Follows another histogram from now on, which began at 0. Former counts stay.
     pub fn begin(&mut self) {
         self.seen.fill(0);
     }

@@ -1,22 +1,26 @@
 //! Survives holes in shared memory.
 //!
 //! # Problem
-//! Memory that is shared by a descriptor can lose pages under the feet of whoever has it mapped: another process punches a hole
-//! (`fallocate`, `madvise(MADV_REMOVE)`; seals do not forbid it), and the next touch gets a new page. If there is none, because the memory
-//! stands on hugepages and somebody has taken them all, or the host has no memory left, the kernel sends SIGBUS, which ends the process.
+//! Memory that is shared by a descriptor can lose pages: another process punches a hole
+//! (`fallocate`, `madvise(MADV_REMOVE)`; seals do not forbid it), and the next touch gets a new
+//! page. If all hugepages are taken, or all memory, the kernel sends SIGBUS, which ends the
+//! process.
 //!
 //! # Approach
-//! Every [`Mapping`](crate::memory::Mapping) is in a table of this process. After [`install`], a SIGBUS for an address in one of them maps
-//! private zeroed memory over the page that is missing, counts it ([`count`], [`Mapping::holes`](crate::memory::Mapping::holes)), and the
-//! access is tried again and finds zeroes. Whoever looks at the count ends the cause, and puts shared memory back where there is some
-//! ([`SharedMemory::mend`](crate::memory::SharedMemory::mend)). Any other SIGBUS goes to whatever handled it before: it ends the process.
+//! Every [`Mapping`](crate::memory::Mapping) is in a table of this process. After [`install`], a
+//! SIGBUS for an address in one of them maps private zeroed memory over the missing page and counts
+//! it ([`count`], [`Mapping::holes`](crate::memory::Mapping::holes)); the access is repeated and
+//! finds zeroes. The reader of the count ends the cause, and restores shared memory when there is
+//! some ([`SharedMemory::mend`](crate::memory::SharedMemory::mend)). Any other SIGBUS goes to its
+//! former handler: it ends the process.
 //!
-//! The handler does nothing but read and write atomics and call `mmap` directly. It runs on the alternative stack of its thread, if it has
-//! one, as threads of Rust's library do.
+//! The handler only uses atomics and calls `mmap` directly. It runs on its thread's alternative
+//! stack, if there is one (Rust's library makes one).
 //!
 //! # Limits
-//! The kernel touches memory for a process, too, and says EFAULT then. Until it is mended, the page is this process's alone: others see
-//! another one there. The table holds [`ENTRIES`] mappings; those beyond are not survived. A broken memory chip (`BUS_MCEERR_AR`) is no hole.
+//! When the kernel itself touches such a page it returns EFAULT. Until it is mended, the page is
+//! private: other processes see another one. The table holds [`ENTRIES`] mappings; holes in others
+//! end the process. A broken memory chip (`BUS_MCEERR_AR`) is no hole.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -26,13 +30,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 /// Mappings that the table holds.
 pub const ENTRIES: usize = 1 << 17;
 
-/// A mapping. `start` is 0 in one that is free, and [`TAKEN`] while it is filled.
+/// A mapping. `start` is 0 in a free entry, and [`TAKEN`] while it is being filled.
 struct Entry {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
     holes: AtomicU32,
-    /// How often it was taken.
     takings: AtomicU32,
 }
 
@@ -51,9 +54,8 @@ impl Entry {
         }
     }
 
-    /// Takes it for a mapping, if it is free.
     fn take(&self, start: usize, len: usize, page: usize) -> bool {
-        // Acquire: what is written below comes after.
+        // Acquire: the writes below come after.
         if self.start.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -63,26 +65,25 @@ impl Entry {
         self.len.store(len, Ordering::Relaxed);
         self.page.store(page, Ordering::Relaxed);
         self.holes.store(0, Ordering::Relaxed);
-        // Release: who sees the start sees the rest.
+        // Release: a reader of the start sees the rest.
         self.start.store(start, Ordering::Release);
         true
     }
 
-    /// Start, length and page size, all of one mapping. None of one that is free, or was given to
-    /// another meanwhile.
+    /// Start, length and page size of one mapping. None if it is free or changed meanwhile.
     fn mapping(&self) -> Option<(usize, usize, usize)> {
         self.mapping_while(|| ())
     }
 
-    /// The same, if something happens when the start was read.
+    /// As [`mapping`](Self::mapping), with a call after the start is read, for tests.
     fn mapping_while(&self, happens: impl FnOnce()) -> Option<(usize, usize, usize)> {
-        // Acquire: what is read next is not older than this.
+        // Acquire: the next loads are not older than this.
         let takings = self.takings.load(Ordering::Acquire);
         // Acquire: with the length and the page that belong to it.
         let start = self.start.load(Ordering::Acquire);
         happens();
         let (len, page) = (self.len.load(Ordering::Relaxed), self.page.load(Ordering::Relaxed));
-        // Acquire: whoever has read something of a later mapping sees that it was taken for that.
+        // Acquire: a reader of a value of a later mapping sees that `takings` has changed.
         fence(Ordering::Acquire);
         let is_same = self.start.load(Ordering::Relaxed) == start && self.takings.load(Ordering::Relaxed) == takings;
         (start > TAKEN && page > 0 && is_same).then_some((start, len, page))
@@ -92,33 +93,31 @@ impl Entry {
 /// Where to look for a free entry first.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Entries that were ever used.
+/// Upper bound of the entries that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Holes that were found.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// What handled the signal before.
 struct Before(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
-// SAFETY: written once, before the handler that reads it is there.
+// SAFETY: written once, before the handler that reads it is installed.
 unsafe impl Sync for Before {}
 
 static BEFORE: Before = Before(UnsafeCell::new(MaybeUninit::uninit()));
 
-/// A place in the table. Dropping it gives the place back.
+/// An entry of the table, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Registered(Option<usize>);
 
 impl Registered {
-    /// Enters a mapping of pages of this size.
+    /// Enters a mapping with pages of `page` bytes.
     pub(crate) fn new(start: usize, len: usize, page: usize) -> Self {
         // Relaxed: a hint.
         let first = NEXT.fetch_add(1, Ordering::Relaxed);
         for n in 0..ENTRIES {
             let at = (first + n) % ENTRIES;
             if TABLE[at].take(start, len, page) {
-                // Release, for the handler's Acquire: what it looks through holds this entry.
+                // Release, for the handler's Acquire: the part that it searches holds this entry.
                 USED.fetch_max(at + 1, Ordering::Release);
                 return Self(Some(at));
             }
@@ -126,7 +125,6 @@ impl Registered {
         Self(None)
     }
 
-    /// No place.
     pub(crate) fn none() -> Self {
         Self(None)
     }
@@ -135,20 +133,19 @@ impl Registered {
         self.0.map(|at| &TABLE[at])
     }
 
-    /// Size of its pages, in bytes.
     pub(crate) fn page(&self) -> usize {
         self.entry().map_or(4096, |entry| entry.page.load(Ordering::Relaxed))
     }
 
     /// Pages of it that were found missing.
     pub(crate) fn holes(&self) -> u32 {
-        // Relaxed: a number that is looked at again and again.
+        // Relaxed: a number that is polled.
         self.entry().map_or(0, |entry| entry.holes.load(Ordering::Relaxed))
     }
 
-    /// It is whole again.
+    /// Subtracts holes that are mended.
     pub(crate) fn is_mended(&self, holes: u32) {
-        // Relaxed: as above. Those that have come since stay.
+        // Relaxed: as above. Holes found since then stay counted.
         if let Some(entry) = self.entry() {
             entry.holes.fetch_sub(holes, Ordering::Relaxed);
         }
@@ -157,18 +154,18 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // Release: whoever takes the entry finds nothing of what was there in use.
+        // Release: the next taker of the entry comes after all uses of it.
         self.entry().into_iter().for_each(|entry| entry.start.store(0, Ordering::Release));
     }
 }
 
-/// How many pages of all mappings were found missing since this process has begun.
+/// Pages of all mappings that were found missing since this process began.
 pub fn count() -> u64 {
-    // Relaxed: a number that is looked at again and again.
+    // Relaxed: a number that is polled.
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Survives holes from now on, in all threads. The first call counts.
+/// Survives holes from now on, in all threads. Only the first call has an effect.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -177,9 +174,9 @@ pub fn install() {
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
         action.sa_sigaction = handler as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: nobody else touches it: the handler that reads it comes after.
+        // SAFETY: no other code touches it: the handler that reads it is installed later.
         let before = unsafe { (*BEFORE.0.get()).as_mut_ptr() };
-        // SAFETY: both are live and of the type that the calls take; what was there is read before it is replaced.
+        // SAFETY: both are live and of the right type; `before` is read before it is replaced.
         unsafe {
             libc::sigaction(libc::SIGBUS, std::ptr::null(), before);
             libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut());
@@ -188,7 +185,7 @@ pub fn install() {
 }
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a siginfo, which is of a fault if the code says so; errno is this thread's.
+    // SAFETY: the kernel passes a siginfo, of a fault if its code says so; errno is this thread's.
     unsafe {
         let errno = *libc::__errno_location();
         let is_fault = (*info).si_code == libc::BUS_ADRERR;
@@ -197,11 +194,11 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
             return;
         }
     }
-    // SAFETY: it was written before this handler was installed, and never after.
+    // SAFETY: written before this handler was installed, and never after.
     let before = unsafe { (*BEFORE.0.get()).assume_init_ref() };
     let with_info = before.sa_flags & libc::SA_SIGINFO != 0;
     if before.sa_sigaction == libc::SIG_DFL || before.sa_sigaction == libc::SIG_IGN || !with_info {
-        // SAFETY: the default again: when this returns, the access is repeated and ends the process. One that was sent comes again.
+        // SAFETY: restores the default: the repeated access, or a signal sent again, is fatal.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             if (*info).si_code <= 0 {
@@ -210,32 +207,32 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         }
         return;
     }
-    // SAFETY: the address is of a handler of this form, as its flag says, which gets what the kernel gave.
+    // SAFETY: the flag says that the handler has this form; it gets the kernel's arguments.
     unsafe {
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(before.sa_sigaction);
         handler(signal, info, context);
     }
 }
 
-/// Maps zeroes over the page of a mapping in which an address lies. False if it lies in none.
+/// Maps zeroes over the page of a mapping that holds an address. False if no mapping does.
 fn fill(address: usize) -> bool {
     // Acquire: with the entries that were ever used.
     for entry in &TABLE[..USED.load(Ordering::Acquire).min(ENTRIES)] {
-        // The mapping of the address is in use, so nobody gives up its entry; that of another one
-        // may go at any moment.
+        // The mapping of the address is in use, so its entry stays; that of another may go
+        // meanwhile.
         let Some((start, len, page)) = entry.mapping() else { continue };
         if address < start || address - start >= len {
             continue;
         }
         let at = address / page * page;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
-        // SAFETY: the page lies in a mapping of this process that is used as plain memory only, whose start is a whole page's; what comes
-        // in its place is as large, readable and writable. A raw system call is allowed in a handler.
+        // SAFETY: the page lies in a mapping of plain memory that starts at a page; the replacement
+        // is as large, readable and writable. A handler may make a raw system call.
         let mapped = unsafe { libc::syscall(libc::SYS_mmap, at, page, protection, flags, -1 as libc::c_long, 0 as libc::c_long) };
         if mapped < 0 {
             return false;
         }
-        // Relaxed: numbers that are looked at again and again.
+        // Relaxed: numbers that are polled.
         entry.holes.fetch_add(1, Ordering::Relaxed);
         COUNT.fetch_add(1, Ordering::Relaxed);
         return true;
@@ -264,9 +261,8 @@ mod tests {
         let word = |at: usize| mapping.atomic_u64(at).unwrap();
         (0..4).for_each(|page| word(page * 4096).store(7, Ordering::Relaxed));
         let before = count();
-        // What only a hole without memory for another page does elsewhere: there is nothing behind these addresses.
+        // Stands in for a hole without memory for a page: nothing lies behind these addresses.
         ftruncate(&file, 2 * 4096).unwrap();
-        // From a thread of its own, too.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_eq!(word(2 * 4096 + 8).load(Ordering::Relaxed), 0);
@@ -308,20 +304,20 @@ mod tests {
             entry.start.store(0, Ordering::Release);
             assert!(entry.take(start, HUGE, HUGE));
         };
-        // Its place among the addresses may be another's, or the very same.
+        // The new start may differ from the old one or be the same.
         assert_eq!(entry.mapping_while(|| give_to(0x7000_2000_0000)), None, "the start of one and the length of the other");
         assert_eq!(entry.mapping_while(|| give_to(0x7000_2000_0000)), None);
         assert_eq!(entry.mapping(), Some((0x7000_2000_0000, HUGE, HUGE)));
         assert_eq!(entry.mapping_while(|| entry.start.store(0, Ordering::Release)), None);
     }
 
-    /// No test of its own: what [`any_other_sigbus_is_fatal`] runs.
+    /// No test of its own: [`any_other_sigbus_is_fatal`] runs it.
     #[test]
     fn one_that_is_killed() {
         let Ok(what) = std::env::var(ROLE) else { return };
         install();
         if what == "raised" {
-            // SAFETY: it takes no memory.
+            // SAFETY: raise() takes no memory.
             unsafe { libc::raise(libc::SIGBUS) };
         }
         let file = memfd_create("unknown", MemfdFlags::CLOEXEC).unwrap();
@@ -330,7 +326,7 @@ mod tests {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, read, shared, &file, 0) }.unwrap();
         ftruncate(&file, 0).unwrap();
-        // SAFETY: mapped, and readable but for what is asked here.
+        // SAFETY: mapped and readable, except for the hole that is tested here.
         println!("survived {}", unsafe { at.cast::<u8>().read_volatile() });
     }
 

@@ -1,17 +1,18 @@
 //! Shared memory between Sluice's manager and its network functions.
 //!
-//! Everything that both sides of the trust boundary compile is here, and nothing else: the [`arena`] of packet frames, the 16-byte
-//! [`descriptor`], the single-producer single-consumer [`ring`], the [`page`] of an NF, the [`core_page`] with doorbells and
-//! hand-over hints, the [`histogram`], and the [`handshake`] that passes their file descriptors.
+//! Only what both sides of the trust boundary compile: the [`arena`] of frames, the 16-byte
+//! [`descriptor`], the [`ring`] (one producer, one consumer), the [`page`] of an NF, the
+//! [`core_page`] with doorbells and hand-over hints, the [`histogram`], and the [`handshake`].
 //!
 //! # Rules for unsafe code
-//! All unsafe shared-memory code of the project lives in this crate. The other side of a mapping may be hostile and may write any
-//! byte at any time, so
+//! All unsafe shared-memory code of the project is here. The other side of a mapping may be hostile
+//! and may write any byte at any time, so
 //! - words that both sides touch are atomics, never plain references;
-//! - packet bytes are copied in and out through raw pointers ([`arena::Arena::read`], [`arena::Arena::write`]), and the manager
-//!   never holds a reference into them;
-//! - an offset, index or cursor that came from the other side is copied once, checked, and only the copy is used;
-//! - a mapping outlives everything made from it, because each such thing holds an `Arc` of it.
+//! - packet bytes are copied in and out through raw pointers ([`arena::Arena::read`],
+//!   [`arena::Arena::write`]), never referenced by the manager;
+//! - an offset, index or cursor from the other side is copied once and checked, and only the copy
+//!   is used;
+//! - whatever is made from a mapping holds an `Arc` of it.
 
 #![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -40,7 +41,7 @@ pub const BURST: usize = 32;
 /// Version of every layout in this crate. Both sides must have the same.
 pub const LAYOUT_VERSION: u32 = 7;
 
-/// Fetches the cache line that a value starts in, to be read soon.
+/// Fetches the cache line that a value starts in, for a read soon after.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -53,11 +54,11 @@ pub fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// Fetches the cache line that a value starts in, to be written soon.
+/// Fetches the cache line that a value starts in, for a write soon after.
 #[inline(always)]
 pub fn prefetch_write<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults, whatever the address; PREFETCHW is a no-op where it is unknown.
+    // SAFETY: a prefetch never faults, whatever the address; PREFETCHW is a no-op where unknown.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) std::ptr::from_ref(value), options(nostack, preserves_flags, readonly));
     }

@@ -1,4 +1,4 @@
-//! Anonymous shared memory that can be passed to another process: a sealed memfd and its mapping.
+//! Shared memory that can be passed to another process: a sealed memfd and its mapping.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ pub enum MemoryError {
         doing: &'static str,
         /// Size of the memory.
         bytes: usize,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: rustix::io::Errno,
     },
     /// No hugepages are free.
@@ -28,18 +28,18 @@ pub enum MemoryError {
         "{needed} hugepages of 2 MiB are needed and the host has too few free; reserve them (echo {needed} > /proc/sys/vm/nr_hugepages) or set `hugepages = \"auto\"`"
     )]
     NoHugepages {
-        /// Hugepages that the arena takes.
+        /// Hugepages that the arena needs.
         needed: usize,
     },
     /// More frames than there are numbers for.
     #[error("{arenas} arenas of {frames} frames are more frames than there are numbers for; lower `frames` in [memory]")]
     TooManyFrames {
-        /// How many arenas.
+        /// Number of arenas.
         arenas: u32,
         /// Frames of each.
         frames: u32,
     },
-    /// The peer passed memory that is smaller than it said.
+    /// The peer passed less memory than it announced.
     #[error("the peer passed {actual} bytes of memory where {expected} were announced")]
     TooSmall {
         /// Size of the memory that came.
@@ -49,7 +49,7 @@ pub enum MemoryError {
     },
 }
 
-/// The kernel's number of the file system that hugepages are of.
+/// The number of the file system of hugepages.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Size of a hugepage, in bytes.
@@ -63,16 +63,16 @@ pub struct Mapping {
     registered: Registered,
 }
 
-// SAFETY: the mapping is plain memory, valid in every thread until it is dropped; all access goes through atomics or raw copies.
+// SAFETY: plain memory, valid in every thread until dropped; access is by atomics or raw copies.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Before the addresses can be somebody else's.
+        // Before the addresses can be reused.
         self.registered = Registered::none();
-        // SAFETY: start and len are those of a mapping that this value owns, and everything made from it holds an Arc of it.
+        // SAFETY: this value owns the mapping, and everything made from it holds an Arc of it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -81,7 +81,7 @@ impl Mapping {
     /// Maps the first `len` bytes of `fd`, readable, writable and shared.
     ///
     /// # Errors
-    /// [`MemoryError::TooSmall`] if the file is shorter than `len`; [`MemoryError::System`] if the kernel refuses.
+    /// [`MemoryError::TooSmall`] if the file is shorter than `len`; [`MemoryError::System`].
     pub fn new(fd: BorrowedFd<'_>, len: usize, populate: bool) -> Result<Arc<Self>, MemoryError> {
         let fail = |doing| move |source| MemoryError::System { doing, bytes: len, source };
         let actual = fstat(fd).map_err(fail("read the size of"))?.st_size as usize;
@@ -99,7 +99,7 @@ impl Mapping {
         Ok(Arc::new(Self { start, len, registered }))
     }
 
-    /// Pages of it that were found missing, and have private memory in their place: see [`crate::hole`].
+    /// Pages that were found missing and have private memory instead: see [`crate::hole`].
     pub fn holes(&self) -> u32 {
         self.registered.holes()
     }
@@ -116,7 +116,7 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// Address of `len` bytes at `offset`, aligned to `align`, or None if they are not inside.
+    /// Address of `len` bytes at `offset`, aligned to `align`. None if they are not inside.
     pub(crate) fn at(&self, offset: usize, len: usize, align: usize) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len)?;
         if end > self.len || !(self.start.as_ptr() as usize + offset).is_multiple_of(align) {
@@ -126,29 +126,29 @@ impl Mapping {
         Some(unsafe { self.start.add(offset) })
     }
 
-    /// Reference to the atomic word at `offset`, or None if it is not inside or not aligned.
+    /// The atomic word at `offset`. None if it is not inside or not aligned.
     pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let at = self.at(offset, 4, 4)?;
-        // SAFETY: inside the mapping, aligned, and lives as long as self; any bit pattern is a valid u32.
+        // SAFETY: inside the mapping, aligned, lives as long as self; any bits are a valid u32.
         Some(unsafe { AtomicU32::from_ptr(at.as_ptr().cast()) })
     }
 
-    /// Reference to the atomic word at `offset`, or None if it is not inside or not aligned.
+    /// The atomic word at `offset`. None if it is not inside or not aligned.
     pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.at(offset, 8, 8)?;
-        // SAFETY: inside the mapping, aligned, and lives as long as self; any bit pattern is a valid u64.
+        // SAFETY: inside the mapping, aligned, lives as long as self; any bits are a valid u64.
         Some(unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) })
     }
 
-    /// Asks the kernel for transparent hugepages. A kernel that has none is no error.
+    /// Asks the kernel for transparent hugepages. A kernel without them is no error.
     pub fn advise_hugepages(&self) {
         // SAFETY: advice about a mapping that self owns changes no contents.
         let _ = unsafe { madvise(self.start().cast(), self.len, Advice::LinuxHugepage) };
     }
 }
 
-/// Asks the kernel for transparent hugepages under private memory: the whole hugepages that `slice` holds. Best called before the
-/// memory is touched. A kernel that has none is no error.
+/// As [`Mapping::advise_hugepages`], for the whole hugepages in a slice of private memory. Best
+/// called before the memory is touched.
 pub fn advise_hugepages<T>(slice: &[T]) {
     let from = (slice.as_ptr() as usize).next_multiple_of(HUGEPAGE);
     let to = (slice.as_ptr() as usize + size_of_val(slice)) / HUGEPAGE * HUGEPAGE;
@@ -158,30 +158,30 @@ pub fn advise_hugepages<T>(slice: &[T]) {
     }
 }
 
-/// A range of addresses without memory, of which parts are given memory later ([`Reservation::place`]). Dropping it unmaps all.
+/// Addresses without memory, parts of which get memory by [`place`](Reservation::place).
 #[derive(Debug)]
 pub struct Reservation {
-    /// What was mapped: more than the range, which begins at a hugepage.
+    /// The whole mapping, larger than the range, which begins at a hugepage.
     mapped: NonNull<u8>,
     mapped_len: usize,
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it is addresses; what is read and written there is bound by the rules for arenas.
+// SAFETY: plain addresses; reads and writes there are bound by the rules for arenas.
 unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: this is what new() mapped, with whatever was placed in it; every arena over it holds an Arc of it.
+        // SAFETY: new() mapped it; every arena over it holds an Arc of it.
         let _ = unsafe { munmap(self.mapped.as_ptr().cast(), self.mapped_len) };
     }
 }
 
 impl Reservation {
-    /// Reserves `len` bytes of addresses, from the beginning of a hugepage on. They take no memory.
+    /// Reserves `len` bytes of addresses, aligned to a hugepage. They take no memory.
     ///
     /// # Errors
     /// [`MemoryError::System`] if the kernel refuses.
@@ -199,23 +199,22 @@ impl Reservation {
         Ok(Arc::new(Self { mapped, mapped_len, start, len: len.next_multiple_of(HUGEPAGE) }))
     }
 
-    /// First byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Maps a file over the addresses from `offset` on, which is the beginning of a page (of a hugepage, if the file is of them).
-    /// Whatever was mapped there before is so no more.
+    /// Maps a file over the addresses from `offset` (a multiple of a hugepage) on.
     ///
     /// # Errors
-    /// [`MemoryError::NoHugepages`] if the file is of hugepages and too few are free; [`MemoryError::System`]. Then there is no memory.
+    /// [`MemoryError::NoHugepages`] if too few are free for its file; [`MemoryError::System`]. Then
+    /// the addresses have no memory.
     pub fn place(&self, offset: usize, file: &MemoryFile) -> Result<(), MemoryError> {
         assert!(offset.is_multiple_of(HUGEPAGE) && offset + file.len <= self.len, "an arena lies in its slot");
-        // SAFETY: inside the range, which the assertion says.
+        // SAFETY: inside the range, as asserted.
         let at = unsafe { self.start.add(offset) };
         let flags = MapFlags::SHARED | MapFlags::FIXED | if file.huge { MapFlags::POPULATE } else { MapFlags::empty() };
-        // SAFETY: MAP_FIXED replaces addresses of this range alone, which is this value's, and nobody has a reference to what is there:
-        // arenas copy their bytes. A file that is replaced is one whose frames have all come back.
+        // SAFETY: MAP_FIXED replaces addresses of this range only, and no reference to them exists:
+        // arenas copy their bytes. A file that is replaced has all its frames back.
         let placed = unsafe { mmap(at.as_ptr().cast(), file.len, ProtFlags::READ | ProtFlags::WRITE, flags, file.fd.as_fd(), 0) };
         if let Ok(at) = placed {
             let address = at.expose_provenance();
@@ -224,28 +223,28 @@ impl Reservation {
         match placed {
             Ok(_) if file.huge => Ok(()),
             Ok(_) => {
-                // SAFETY: advice about what was just mapped changes no contents. A kernel that has no hugepages is no error.
+                // SAFETY: advice about a new mapping changes no contents. Its failure is no error.
                 let _ = unsafe { madvise(at.as_ptr().cast(), file.len, Advice::LinuxHugepage) };
                 Ok(())
             }
             Err(source) => {
-                // Half done is not reserved any more.
+                // Reserves again what a failed call may have unmapped.
                 self.clear(offset, file.len);
                 Err(refused(file.huge, file.len, MemoryError::System { doing: "map", bytes: file.len, source }))
             }
         }
     }
 
-    /// Takes the memory away from addresses of the range, which are whole pages.
+    /// Takes the memory away from whole pages of the range.
     pub fn clear(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len, "a slot lies in its range");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: as in place(). A kernel that refuses leaves what was there, which is no less safe.
+        // SAFETY: as in place(). If the kernel refuses, the former memory stays, which is as safe.
         let _ = unsafe { mmap_anonymous(self.start.as_ptr().add(offset).cast(), len, ProtFlags::empty(), flags) };
     }
 }
 
-/// A failure to have memory, which of hugepages means that there are none.
+/// Turns a failure to get hugepages into [`MemoryError::NoHugepages`].
 fn refused(huge: bool, len: usize, error: MemoryError) -> MemoryError {
     match error {
         MemoryError::System { source, .. } if huge && [rustix::io::Errno::NOMEM, rustix::io::Errno::NOSYS].contains(&source) => {
@@ -255,19 +254,19 @@ fn refused(huge: bool, len: usize, error: MemoryError) -> MemoryError {
     }
 }
 
-/// A memfd that this process made, to be placed in a [`Reservation`] here and mapped by a peer.
+/// A memfd of this process, to be placed in a [`Reservation`] here and mapped by a peer.
 #[derive(Debug)]
 pub struct MemoryFile {
     fd: OwnedFd,
     len: usize,
     huge: bool,
-    /// Where it was placed first, and what holes were met there.
+    /// Where it was placed first, and the holes found there.
     placed: OnceLock<(usize, Registered)>,
 }
 
 impl MemoryFile {
-    /// Makes a file of `len` zeroed bytes, on 2 MiB hugepages or on ordinary ones: of whole pages. Its size is sealed, so that no peer
-    /// can shrink it under our feet.
+    /// Makes a file of `len` zeroed bytes, rounded up to whole pages (2 MiB if `huge`). Its size is
+    /// sealed, so that no peer can shrink it.
     ///
     /// # Errors
     /// [`MemoryError::System`] with what the kernel refused; [`MemoryError::NoHugepages`].
@@ -284,7 +283,7 @@ impl MemoryFile {
         Ok(Self { fd, len, huge, placed: OnceLock::new() })
     }
 
-    /// The memfd, to be passed to a peer.
+    /// The memfd, which is passed to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -299,7 +298,7 @@ impl MemoryFile {
         if self.huge { HUGEPAGE } else { rustix::param::page_size() }
     }
 
-    /// Pages that were missing when they were touched, since it was whole last.
+    /// Pages that were missing when touched, since it was last whole.
     pub fn holes(&self) -> u32 {
         self.placed.get().map_or(0, |(_, registered)| registered.holes())
     }
@@ -311,13 +310,13 @@ impl MemoryFile {
         if holes == 0 {
             return true;
         }
-        // All pages, or the next touch would be the next hole.
+        // All pages, or the next touch would find the next hole.
         if fallocate(&self.fd, FallocateFlags::KEEP_SIZE, 0, self.len as u64).is_err() {
             return false;
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE);
-        // SAFETY: the file was placed there, in a range that outlives it, and what comes in its place is the same file, as large, readable
-        // and writable. All access to it goes through raw copies.
+        // SAFETY: the file was placed there, in a range that outlives it; the replacement is the
+        // same file, as large, readable and writable. All access goes through raw copies.
         let is_mapped =
             unsafe { mmap(std::ptr::with_exposed_provenance_mut(*at), self.len, protection, flags, &self.fd, 0) }.is_ok();
         if is_mapped {
@@ -326,7 +325,7 @@ impl MemoryFile {
         is_mapped
     }
 
-    /// Whether it stands on hugepages.
+    /// Whether it consists of hugepages.
     pub fn is_huge(&self) -> bool {
         self.huge
     }
@@ -341,7 +340,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Makes `len` bytes of zeroed memory on ordinary pages. Its size is sealed, so that no peer can shrink it under our feet.
+    /// Makes `len` bytes of zeroed memory on ordinary pages, with a sealed size.
     ///
     /// # Errors
     /// [`MemoryError::System`] with what the kernel refused.
@@ -359,13 +358,13 @@ impl SharedMemory {
 
     fn make(name: &str, len: usize, populate: bool, huge: bool) -> Result<Self, MemoryError> {
         let file = MemoryFile::create(name, len, huge)?;
-        // Hugepages are whole ones, and a file of others is mapped as far as it was asked for.
+        // Only a file of hugepages is mapped beyond the requested length.
         let len = if huge { file.len } else { len };
         let mapping = Mapping::new(file.fd(), len, populate).map_err(|error| refused(huge, len, error))?;
         Ok(Self { fd: file.fd, mapping, huge })
     }
 
-    /// The memfd, to be passed to a peer.
+    /// The memfd, which is passed to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -375,22 +374,22 @@ impl SharedMemory {
         &self.mapping
     }
 
-    /// Puts shared memory back where pages of it were missing, if there is memory for them now, and says whether it is whole. Contents of
-    /// such pages are zeroes, or what others have written there.
+    /// Restores shared memory for missing pages, if there is memory now. Returns whether all is
+    /// whole. Such pages hold zeroes, or what other processes wrote there.
     pub fn mend(&self) -> bool {
         let holes = self.mapping.holes();
         if holes == 0 {
             return true;
         }
         let len = self.mapping.len.next_multiple_of(self.mapping.registered.page());
-        // All pages, or the next touch would be the next hole.
+        // All pages, or the next touch would find the next hole.
         if fallocate(&self.fd, FallocateFlags::KEEP_SIZE, 0, self.mapping.len as u64).is_err() {
             return false;
         }
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE);
         let start = self.mapping.start.as_ptr().cast();
-        // SAFETY: the range is that of a mapping that this value holds, and what comes in its place is the memory that it was made of, as
-        // large, readable and writable. All access to it goes through atomics or raw copies.
+        // SAFETY: this value holds the mapping of that range; the replacement is the same memory,
+        // as large, readable and writable. All access goes through atomics or raw copies.
         let is_mapped = unsafe { mmap(start, len, protection, flags, &self.fd, 0) }.is_ok();
         if is_mapped {
             self.mapping.registered.is_mended(holes);
@@ -398,7 +397,7 @@ impl SharedMemory {
         is_mapped
     }
 
-    /// Whether it stands on hugepages.
+    /// Whether it consists of hugepages.
     pub fn is_huge(&self) -> bool {
         self.huge
     }

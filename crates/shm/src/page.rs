@@ -1,15 +1,15 @@
-//! The region of one NF: its page, its rx rings and its tx ring, in one shared mapping that no other NF has.
+//! The region of one NF: its page, its rx rings and its tx ring, in a mapping of its own.
 //!
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
 //! | 0 | [`RegionLayout`]: magic, version, sizes and offsets | the manager, once |
-//! | 128 | [`asleep`](Page::asleep) and [`bell`](Page::bell) | both |
+//! | 128 | [`asleep`](Page::asleep) and the NF's own doorbell | both |
 //! | 256 | control words: [`Control`] | the manager |
 //! | 320 | counters: [`Counter`] | the NF |
 //! | 448 | reserved | – |
 //! | 512 | service-time histogram, ns per burst | the NF |
-//! | 4096 | the rx rings, one for each manager thread that may enqueue to this NF | see [`crate::ring`] |
+//! | 4096 | the rx rings, one for each manager thread that may enqueue | see [`crate::ring`] |
 //! | … | the tx ring | see [`crate::ring`] |
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"sluiceNF");
 /// Where the rings start.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Most rx rings, that is manager threads that enqueue.
+/// Most rx rings, that is, manager threads that enqueue.
 pub const MAX_RX_RINGS: u32 = 64;
 
 const ASLEEP: usize = 128;
@@ -37,7 +37,7 @@ const COUNTERS: usize = 320;
 const HISTOGRAM: usize = 512;
 const _: () = assert!(HISTOGRAM + SHARED_BYTES <= PAGE_BYTES);
 
-/// What lies where in a region. Sent in the handshake, checked by the NF against what it maps.
+/// Layout of a region. Sent in the handshake; the NF checks it against what it maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct RegionLayout {
@@ -51,7 +51,7 @@ pub struct RegionLayout {
     pub rx_rings: u32,
     /// Capacity of each ring.
     pub capacity: u32,
-    /// Offset of the first rx ring; the others follow, each [`ring::bytes`] further on, and then the tx ring.
+    /// Offset of the first rx ring. The others follow, [`ring::bytes`] apart, then the tx ring.
     pub rings: u32,
     /// Zero.
     pub reserved: u32,
@@ -60,7 +60,7 @@ pub struct RegionLayout {
 const _: () = assert!(size_of::<RegionLayout>() == 32);
 
 impl RegionLayout {
-    /// The layout for so many rx rings of this capacity. None if out of limits.
+    /// The layout for `rx_rings` rx rings of this capacity. None if out of limits.
     pub fn new(rx_rings: u32, capacity: u32) -> Option<Self> {
         if rx_rings == 0 || rx_rings > MAX_RX_RINGS || !ring::is_valid_capacity(capacity) {
             return None;
@@ -70,7 +70,7 @@ impl RegionLayout {
         Some(Self { magic: MAGIC, version: LAYOUT_VERSION, bytes, rx_rings, capacity, rings: PAGE_BYTES as u32, reserved: 0 })
     }
 
-    /// Whether a layout that came from elsewhere is one that [`RegionLayout::new`] makes.
+    /// Whether a layout from elsewhere is one that [`RegionLayout::new`] makes.
     pub fn is_valid(&self) -> bool {
         Self::new(self.rx_rings, self.capacity) == Some(*self)
     }
@@ -84,8 +84,8 @@ impl RegionLayout {
     }
 }
 
-/// Where the tx ring starts: half a page off the rx rings, unless they are small. An NF reads the one and writes the other at the same
-/// pace, and a processor holds a load back behind an earlier store whose address has the same last 12 bits.
+/// Where the tx ring starts: half a page off the rx rings, unless they are small. An NF reads one
+/// and writes the other in step, and loads wait for stores with the same last 12 address bits.
 const fn tx_ring(rx_rings: u32, capacity: u32) -> usize {
     let end = PAGE_BYTES + rx_rings as usize * ring::bytes(capacity);
     if ring::bytes(capacity) < PAGE_BYTES { end } else { end.next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2 }
@@ -99,29 +99,30 @@ pub enum Control {
     Stop = 0,
     /// 1: go to sleep after this burst.
     Yield = 1,
-    /// The NF's gate, see [`crate::gate`].
+    /// The NF's gate: see [`crate::gate`].
     Gate = 2,
-    /// Changes when the NF is given to another flow: forget everything learnt from packets before handling what is read after the word
-    /// was seen to change. The manager sets it when all packets of the former flow have come back, and posts none before.
+    /// Changes when the NF gets another flow: it forgets its state before it handles packets read
+    /// later. The manager waits until all packets of the former flow are back, then sets it, then
+    /// posts.
     Reset = 3,
-    /// 1: the NF takes no turns. The kernel divides the core between it and the others; the manager alone starts it, and it starts nobody.
+    /// 1: outside the hand-over. The kernel schedules the NF; only the manager wakes it.
     Alone = 4,
-    /// 1: the NF sleeps by its own bell too ([`Page::bell`]), because somebody else took a wake from the core page that was meant for it.
+    /// 1: the NF sleeps on its own doorbell too: another NF took a wake meant for it.
     Guarded = 5,
 }
 
-/// What an NF says in [`Page::asleep`]; 0 while it is awake.
+/// Bits of [`Page::asleep`]; 0 while the NF is awake.
 pub mod asleep {
     /// It sleeps or is about to.
     pub const ASLEEP: u32 = 1;
-    /// It waits for its own bell ([`Page::bell`](super::Page::bell)). One that takes turns waits for that on the core page besides, or
-    /// for that alone.
+    /// It waits for its own doorbell. In the hand-over it also waits for, or only for, the core
+    /// page's.
     pub const HEARS: u32 = 2;
-    /// It waits for something else than packets, such as the disk, and cannot take any.
+    /// It waits for something other than packets, such as the disk, and cannot take any.
     pub const SUSPENDED: u32 = 4;
 }
 
-/// Counters that the NF writes and the manager shows. They are the NF's word, never used for a decision about safety.
+/// Counters that the NF writes and the manager shows, never used for a decision about safety.
 #[derive(Debug, Clone, Copy)]
 #[repr(usize)]
 pub enum Counter {
@@ -143,10 +144,10 @@ pub enum Counter {
     Ready = 7,
     /// Packets whose service time was sampled.
     Sampled = 8,
-    /// What it does about its gate: a sum of [`LOOKS`](crate::gate::LOOKS) and
+    /// Its use of its gate: a sum of [`LOOKS`](crate::gate::LOOKS) and
     /// [`COMES_WHEN_CALLED`](crate::gate::COMES_WHEN_CALLED).
     Gate = 9,
-    /// The value of [`Control::Reset`] that it has cleaned its state for.
+    /// The value of [`Control::Reset`] for which it has cleared its state.
     Reset = 10,
 }
 
@@ -168,12 +169,12 @@ impl Page {
         (mapping.len() >= layout.bytes as usize).then_some(Self { mapping, layout, service_time })
     }
 
-    /// What lies where.
+    /// The layout of its region.
     pub fn layout(&self) -> RegionLayout {
         self.layout
     }
 
-    /// A word of the manager's.
+    /// A word that the manager writes.
     #[inline(always)]
     pub fn control(&self, word: Control) -> &AtomicU32 {
         self.mapping.atomic_u32(CONTROL + word as usize * 4).expect("the page is mapped")
@@ -184,19 +185,19 @@ impl Page {
         Gate::in_mapping(&self.mapping, CONTROL + Control::Gate as usize * 4).expect("the page is mapped")
     }
 
-    /// How the NF sleeps, by the bits of [`asleep`]. Who takes them off wakes it.
+    /// How the NF sleeps, by the bits of [`asleep`]. Clearing them wakes it.
     #[inline(always)]
     pub fn asleep(&self) -> &AtomicU32 {
         self.mapping.atomic_u32(ASLEEP).expect("the page is mapped")
     }
 
-    /// What the NF sleeps on, besides its bell on the core page: no other NF can ring it, or wait for it in its place.
+    /// The NF's own doorbell, besides that on the core page: no other NF can ring it or wait on it.
     #[inline(always)]
     pub fn bell(&self) -> &AtomicU32 {
         self.mapping.atomic_u32(BELL).expect("the page is mapped")
     }
 
-    /// A counter of the NF's.
+    /// A counter that the NF writes.
     #[inline(always)]
     pub fn counter(&self, counter: Counter) -> &AtomicU64 {
         self.mapping.atomic_u64(COUNTERS + counter as usize * 8).expect("the page is mapped")
@@ -206,11 +207,11 @@ impl Page {
     #[inline(always)]
     pub fn add(&self, counter: Counter, n: u64) {
         let word = self.counter(counter);
-        // Relaxed, and no read-modify-write: one writer, and nothing is published by it.
+        // Relaxed, no read-modify-write: one writer, and it publishes nothing.
         word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Time that its bursts take, in nanoseconds per burst.
+    /// Service time of its bursts, in nanoseconds per burst.
     pub fn service_time(&self) -> &SharedHistogram {
         &self.service_time
     }
@@ -240,7 +241,7 @@ impl Region {
             u64::from(layout.rings) | u64::from(layout.reserved) << 32,
         ];
         for (i, word) in words.into_iter().enumerate() {
-            // Relaxed: nobody else has the descriptor yet.
+            // Relaxed: no other process has the descriptor yet.
             memory.mapping().atomic_u64(i * 8).expect("the region holds its page").store(word, Ordering::Relaxed);
         }
         let page = Page::new(memory.mapping().clone(), layout).expect("the region holds its page");
@@ -256,7 +257,7 @@ impl Region {
         Producer::in_mapping(self.memory.mapping(), layout.rx_ring(index), layout.capacity)
     }
 
-    /// The far end of rx ring `index`, where the manager reads it itself for somebody who cannot.
+    /// The far end of rx ring `index`, which the manager reads for a program that cannot.
     pub fn rx_consumer(&self, index: u32) -> Option<Consumer> {
         let layout = self.page.layout;
         if index >= layout.rx_rings {
@@ -265,7 +266,7 @@ impl Region {
         Consumer::in_mapping(self.memory.mapping(), layout.rx_ring(index), layout.capacity)
     }
 
-    /// What waits on rx ring `index`.
+    /// Gauge of rx ring `index`.
     pub fn rx_gauge(&self, index: u32) -> Option<Gauge> {
         let layout = self.page.layout;
         if index >= layout.rx_rings {
@@ -274,7 +275,7 @@ impl Region {
         Gauge::in_mapping(self.memory.mapping(), layout.rx_ring(index), layout.capacity)
     }
 
-    /// What waits on the tx ring.
+    /// Gauge of the tx ring.
     pub fn tx_gauge(&self) -> Gauge {
         let layout = self.page.layout;
         Gauge::in_mapping(self.memory.mapping(), layout.tx_ring(), layout.capacity).expect("the layout is valid")

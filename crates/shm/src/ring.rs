@@ -1,4 +1,4 @@
-//! A bounded queue of descriptors between two processes: one producer, one consumer, either of which may be hostile.
+//! A bounded queue of descriptors from one producer process to one consumer process.
 //!
 //! # Layout
 //! | offset | what | written by |
@@ -7,9 +7,9 @@
 //! | 64 | `tail`: descriptors ever dequeued, modulo 2³² | the consumer |
 //! | 128 | `capacity` slots of 16 bytes | the producer |
 //!
-//! Capacity is a power of two. Each side keeps its own cursor in private memory and only publishes it, so a peer that overwrites it
-//! confuses nobody but itself; the peer's cursor is cached, and read again only when the cached one shows no room (or nothing to
-//! read). A peer's cursor that is out of the possible range is [`WildCursor`]: the caller counts a violation.
+//! Capacity is a power of two. Either side may be hostile: each keeps its own cursor in private
+//! memory and only publishes it. The peer's cursor is cached, and read again when the cached one
+//! shows no room (or nothing to read). One out of range is [`WildCursor`], a violation.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -19,18 +19,17 @@ use crate::descriptor::{Descriptor, Slot};
 use crate::memory::Mapping;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Where the slots start.
 const SLOTS: usize = 2 * CACHE_LINE;
 
 /// Largest capacity of a ring.
 pub const MAX_CAPACITY: u32 = 1 << 20;
 
-/// The peer's cursor is where it cannot be: more than a capacity ahead, or behind.
+/// The peer's cursor is impossible: more than a capacity ahead, or behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's cursor is out of range")]
 pub struct WildCursor;
 
-/// Bytes that a ring of `capacity` descriptors takes, a whole number of cache lines.
+/// Bytes of a ring of `capacity` descriptors, a whole number of cache lines.
 pub const fn bytes(capacity: u32) -> usize {
     (SLOTS + capacity as usize * size_of::<Descriptor>()).next_multiple_of(CACHE_LINE)
 }
@@ -63,7 +62,7 @@ struct Raw {
     _owner: Owner,
 }
 
-// SAFETY: the pointers are to atomics in memory that the owner keeps alive and that any thread may touch.
+// SAFETY: points to atomics in memory that the owner keeps alive and any thread may touch.
 unsafe impl Send for Raw {}
 
 impl Raw {
@@ -72,7 +71,7 @@ impl Raw {
             return None;
         }
         let start = mapping.at(offset, bytes(capacity), CACHE_LINE)?.as_ptr();
-        // SAFETY: at() checked that bytes(capacity) bytes from start are mapped; the parts lie within them.
+        // SAFETY: at() checked that bytes(capacity) bytes are mapped; the parts lie in them.
         let (tail, slots) = unsafe { (start.add(CACHE_LINE), start.add(SLOTS)) };
         Some(Self {
             head: start.cast(),
@@ -101,7 +100,7 @@ impl Raw {
 
     #[inline(always)]
     fn head(&self) -> &AtomicU32 {
-        // SAFETY: aligned, alive as long as self (the owner holds the memory), and only ever accessed as an atomic.
+        // SAFETY: aligned, kept alive by the owner, and only ever accessed as an atomic.
         unsafe { &*self.head }
     }
 
@@ -113,14 +112,12 @@ impl Raw {
 
     #[inline(always)]
     fn slot(&self, cursor: u32) -> &Slot {
-        // SAFETY: the mask keeps the index below capacity, and that many slots are there.
+        // SAFETY: the mask keeps the index below capacity, the number of slots.
         unsafe { &*self.slots.add((cursor & (self.capacity - 1)) as usize) }
     }
 }
 
-/// Cache lines of a burst's slots.
 const BURST_LINES: u32 = (crate::BURST * size_of::<Descriptor>() / CACHE_LINE) as u32;
-/// Slots of a cache line.
 const SLOTS_A_LINE: u32 = (CACHE_LINE / size_of::<Descriptor>()) as u32;
 
 /// The writing end.
@@ -132,11 +129,11 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// The producer of the ring at `offset` in a mapping; it goes on where the ring stands. None if the ring does not lie inside,
-    /// is not aligned to a cache line, or has no valid capacity.
+    /// The producer of the ring at `offset` in a mapping, from its published cursor on. None if the
+    /// ring is not inside, not aligned to a cache line, or its capacity is not valid.
     pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
         let raw = Raw::in_mapping(mapping, offset, capacity)?;
-        // Relaxed: this side alone writes head.
+        // Relaxed: only this side writes head.
         let head = raw.head().load(Ordering::Relaxed);
         let cached_tail = head.wrapping_sub(capacity); // "full": the first enqueue reads the real one
         Some(Self { raw, head, cached_tail })
@@ -153,13 +150,13 @@ impl Producer {
         self.head
     }
 
-    /// Free slots, by a fresh look at the consumer's cursor.
+    /// Free slots, by a fresh read of the consumer's cursor.
     ///
     /// # Errors
     /// [`WildCursor`] if the consumer claims to have read what was never written.
     #[inline]
     pub fn room(&mut self) -> Result<u32, WildCursor> {
-        // Acquire: the consumer's reads of the slots that it freed come before our writes to them.
+        // Acquire: the consumer's reads of freed slots come before our writes to them.
         let tail = self.raw.tail().load(Ordering::Acquire);
         let used = self.head.wrapping_sub(tail);
         if used > self.raw.capacity {
@@ -169,8 +166,8 @@ impl Producer {
         Ok(self.raw.capacity - used)
     }
 
-    /// Of `n` free slots, how many there are, by a look at the consumer's cursor if fewer are known. They stay free until this side
-    /// writes them.
+    /// How many of `n` slots are free, by a read of the consumer's cursor if fewer are known to be.
+    /// They stay free until this side writes them.
     ///
     /// # Errors
     /// [`WildCursor`] as [`Producer::room`].
@@ -183,14 +180,14 @@ impl Producer {
         Ok(n.min(room as usize))
     }
 
-    /// Descriptors in the ring as far as this side knows without a look at the consumer's cursor: never too few.
+    /// Upper bound of the descriptors in the ring, without a read of the consumer's cursor.
     #[inline(always)]
     pub fn at_most(&self) -> u32 {
         self.head.wrapping_sub(self.cached_tail)
     }
 
-    /// Fetches the lines of the slots of a burst that will be written after `ahead` more. The consumer had them last, a whole ring
-    /// ago.
+    /// Fetches the lines of the slots of the burst after the next `ahead` slots. The consumer had
+    /// them last.
     #[inline(always)]
     pub fn prefetch(&self, ahead: usize) {
         for line in 0..BURST_LINES {
@@ -198,7 +195,7 @@ impl Producer {
         }
     }
 
-    /// Enqueues the first descriptors that fit, and says how many.
+    /// Enqueues the first descriptors that fit, and returns how many.
     ///
     /// # Errors
     /// [`WildCursor`] as [`Producer::room`]; nothing was enqueued.
@@ -209,7 +206,7 @@ impl Producer {
         Ok(n)
     }
 
-    /// Writes the first descriptors that fit, and says how many. The consumer sees them after [`Producer::publish`].
+    /// Writes the first descriptors that fit; returns how many. [`Producer::publish`] shows them.
     ///
     /// # Errors
     /// [`WildCursor`] as [`Producer::room`]; nothing was written.
@@ -223,8 +220,8 @@ impl Producer {
         Ok(n)
     }
 
-    /// The next slots to be written, as they lie in the ring: at most `most`, less where the ring ends or is full. They are
-    /// [`Producer::advance`]d over when they are written.
+    /// The next slots to write: at most `most`, less where the ring ends or is full. After the
+    /// writes, call [`Producer::advance`].
     ///
     /// # Errors
     /// [`WildCursor`] as [`Producer::room`].
@@ -234,13 +231,13 @@ impl Producer {
         let room = self.room_for(most)?;
         let to_end = self.raw.capacity - (self.head & (self.raw.capacity - 1));
         let n = room.min(to_end as usize);
-        // SAFETY: the mask keeps the index below capacity, and that many slots are there; the memory is not null.
+        // SAFETY: the mask keeps the index below the number of slots; the memory is not null.
         let first =
             unsafe { NonNull::new_unchecked(self.raw.slots.add((self.head & (self.raw.capacity - 1)) as usize).cast_mut()) };
         Ok(NonNull::slice_from_raw_parts(first.cast(), n))
     }
 
-    /// Notes that the next `n` slots are written. The consumer sees them after [`Producer::publish`].
+    /// Advances over the next `n` written slots; [`Producer::publish`] shows them.
     #[inline(always)]
     pub fn advance(&mut self, n: usize) {
         debug_assert!(n <= (self.raw.capacity - self.head.wrapping_sub(self.cached_tail)) as usize, "slots() gave fewer");
@@ -267,7 +264,7 @@ impl Consumer {
     /// The consumer of the ring at `offset` in a mapping. None as for [`Producer::in_mapping`].
     pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
         let raw = Raw::in_mapping(mapping, offset, capacity)?;
-        // Relaxed: this side alone writes tail.
+        // Relaxed: only this side writes tail.
         let tail = raw.tail().load(Ordering::Relaxed);
         Some(Self { raw, tail, cached_head: tail })
     }
@@ -283,7 +280,7 @@ impl Consumer {
         self.tail
     }
 
-    /// Descriptors that wait, by a fresh look at the producer's cursor.
+    /// Descriptors that wait, by a fresh read of the producer's cursor.
     ///
     /// # Errors
     /// [`WildCursor`] if the producer claims more than the ring holds.
@@ -299,8 +296,8 @@ impl Consumer {
         Ok(waiting)
     }
 
-    /// Looks what the producer has written, if nothing is known to wait, and fetches the lines of the next burst's slots, for a
-    /// [`Consumer::dequeue`] that comes a little later. A wild cursor is left to that.
+    /// Reads the producer's cursor if no descriptor is known to wait, and fetches the slots of the
+    /// next burst for a later [`Consumer::dequeue`], which reports a wild cursor.
     #[inline(always)]
     pub fn look_ahead(&mut self) {
         if self.known() == 0 {
@@ -309,8 +306,8 @@ impl Consumer {
         self.prefetch_known();
     }
 
-    /// Fetches the lines of the next burst's slots, as far as they are known to be written: a line that the producer is at would be
-    /// taken away from it.
+    /// Fetches the lines of the next burst's slots that are known to be written: the producer keeps
+    /// the line that it is writing.
     #[inline(always)]
     pub fn prefetch_known(&self) {
         let known = self.cached_head.wrapping_sub(self.tail);
@@ -319,13 +316,13 @@ impl Consumer {
         }
     }
 
-    /// Descriptors that wait, as far as is known without a look at the producer's cursor.
+    /// Descriptors that are known to wait without a read of the producer's cursor.
     #[inline(always)]
     pub fn known(&self) -> u32 {
         self.cached_head.wrapping_sub(self.tail)
     }
 
-    /// Dequeues up to `out.len()` descriptors into `out` and says how many.
+    /// Dequeues up to `out.len()` descriptors into `out`; returns how many.
     ///
     /// # Errors
     /// [`WildCursor`] as [`Consumer::available`]; nothing was dequeued.
@@ -338,8 +335,8 @@ impl Consumer {
         Ok(n)
     }
 
-    /// Reads up to `out.len()` descriptors into `out` and says how many. The producer may use their slots again after
-    /// [`Consumer::release`].
+    /// Reads up to `out.len()` descriptors into `out`; returns how many. [`Consumer::release`]
+    /// frees their slots.
     ///
     /// # Errors
     /// [`WildCursor`] as [`Consumer::available`]; nothing was read.
@@ -357,7 +354,7 @@ impl Consumer {
         Ok(n)
     }
 
-    /// Calls `take` with up to `most` descriptors as words, in order, and says how many. Slots as with [`Consumer::read`].
+    /// Calls `take` with up to `most` descriptors as words, in order; else as [`Consumer::read`].
     ///
     /// # Errors
     /// As [`Consumer::read`].
@@ -368,12 +365,12 @@ impl Consumer {
             waiting = self.available()?;
         }
         let n = most.min(waiting as usize);
-        // In two runs, without a look at anything but the slots: what `take` writes to could be the ring's own fields, for all that the
-        // compiler knows.
+        // Two runs that load only the slots: for all the compiler knows, `take` may write to the
+        // ring's fields.
         let first = self.tail & (self.raw.capacity - 1);
         let run = n.min((self.raw.capacity - first) as usize);
         for (start, count) in [(first, run), (0, n - run)] {
-            // SAFETY: start + count is at most the capacity, and that many slots are there.
+            // SAFETY: start + count is at most the capacity, the number of slots.
             let slots = unsafe { std::slice::from_raw_parts(self.raw.slots.add(start as usize), count) };
             slots.iter().for_each(|slot| take(slot.load()));
         }
@@ -389,17 +386,17 @@ impl Consumer {
     }
 }
 
-/// Looks at a ring without being an end of it.
+/// A view of a ring's fill, from neither end.
 #[derive(Debug)]
 pub struct Gauge {
     raw: Raw,
 }
 
-// SAFETY: it reads the two cursors as atomics and touches no slot, so threads may share it; the memory lives as long as it does.
+// SAFETY: threads may share it, as it only loads the two cursors; it keeps the memory alive.
 unsafe impl Sync for Gauge {}
 
 impl Gauge {
-    /// Of the ring at `offset` in a mapping. None as for [`Producer::in_mapping`].
+    /// The gauge of the ring at `offset` in a mapping. None as for [`Producer::in_mapping`].
     pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
         Raw::in_mapping(mapping, offset, capacity).map(|raw| Self { raw })
     }
@@ -409,29 +406,29 @@ impl Gauge {
         self.raw.capacity
     }
 
-    /// Descriptors that wait on it. Cursors that cannot be, which are a hostile end's doing, make it full.
+    /// Descriptors that wait. Impossible cursors, which a hostile end wrote, make it full.
     #[inline(always)]
     pub fn fill(&self) -> u32 {
-        // Relaxed: a number, by which no slot is read. The tail first: what is enqueued meanwhile must not make it negative.
+        // Relaxed: it reads no slot. Tail first: a concurrent enqueue must not make it negative.
         let tail = self.raw.tail().load(Ordering::Relaxed);
         self.raw.head().load(Ordering::Relaxed).wrapping_sub(tail).min(self.raw.capacity)
     }
 
-    /// Descriptors ever dequeued, modulo 2³², as the reading end says.
+    /// Descriptors ever dequeued, modulo 2³², as published by the consumer.
     #[inline(always)]
     pub fn taken(&self) -> u32 {
-        // Relaxed: a number that shows whether it moves.
+        // Relaxed: a number that shows progress.
         self.raw.tail().load(Ordering::Relaxed)
     }
 
-    /// Descriptors that it still takes.
+    /// Free slots.
     #[inline(always)]
     pub fn room(&self) -> u32 {
         self.raw.capacity - self.fill()
     }
 }
 
-/// A ring in this process's own memory, for tests, harnesses and hand-over between the manager's threads.
+/// A ring in private memory, for tests, harnesses and hand-over between the manager's threads.
 pub fn private(capacity: u32) -> (Producer, Consumer) {
     let raw = Raw::private(capacity);
     (Producer { raw: raw.clone(), head: 0, cached_tail: 0 }, Consumer { raw, tail: 0, cached_head: 0 })
@@ -458,12 +455,10 @@ mod tests {
         assert_eq!((gauge.fill(), gauge.room()), (5, 3));
         consumer.dequeue(&mut [Descriptor::default(); 4]).unwrap();
         assert_eq!((gauge.fill(), gauge.room()), (1, 7));
-        // The consumer claims to have read what was never written.
         producer.raw.tail().store(1000, Ordering::Relaxed);
         assert_eq!((gauge.fill(), gauge.room()), (8, 0));
     }
 
-    /// A ring whose cursors have come to `start` already.
     fn ring_at(capacity: u32, start: u32) -> (Producer, Consumer) {
         let (mut producer, mut consumer) = private(capacity);
         producer.raw.head().store(start, Ordering::Relaxed);
@@ -501,7 +496,7 @@ mod tests {
         let (mut producer, mut consumer) = ring_at(8, 5);
         let put = |producer: &mut Producer, most, frame| {
             let slots = producer.slots(most).unwrap();
-            // SAFETY: nobody else looks at them before they are published.
+            // SAFETY: no other code looks at them before they are published.
             (0..slots.len()).for_each(|i| unsafe { slots.cast::<Descriptor>().add(i).write(descriptor(frame + i as u32)) });
             producer.advance(slots.len());
             producer.publish();
@@ -523,7 +518,6 @@ mod tests {
         assert_eq!(producer.slots(1), Err(WildCursor));
     }
 
-    /// What one side does: put or take so many.
     #[derive(Debug, Clone)]
     enum Step {
         Put(usize),
@@ -616,8 +610,8 @@ mod tests {
     }
 }
 
-/// Every order in which the processor may do what both sides do, as far as loom knows them:
-/// `RUSTFLAGS="--cfg loom" cargo test -p sluice-shm --lib --release loom`.
+/// Every order of both sides' steps that loom knows the processor to allow: `RUSTFLAGS="--cfg loom"
+/// cargo test -p sluice-shm --lib --release loom`.
 #[cfg(all(test, loom))]
 mod loom_model {
     use loom::thread;

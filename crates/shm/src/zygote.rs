@@ -1,22 +1,23 @@
-//! What a manager and a zygote say to each other.
+//! The protocol between a manager and a zygote.
 //!
-//! A *zygote* is a process of a service that has made its handler and has no packets, no rings and no threads: instances of the service
-//! are forked from it. It comes as an NF does ([`crate::handshake`]), with a hello that says so, and gets no memory:
+//! A *zygote* is a process of a service that has made its handler and has no packets, rings or
+//! threads: instances are forked from it. It connects as an NF does ([`crate::handshake`]) and gets
+//! no memory:
 //!
-//! 1. zygote: [`Hello`] with `is_zygote`. 2. manager: [`Surroundings`], or a refusal. 3. zygote, when its handler
-//!    is made: [`Report::Ready`], or [`Report::Unfit`] and it leaves.
-//! 4. For each instance, manager: [`Fork`], with a pipe for its standard output and error; zygote:
-//!    [`Report::Forked`] or [`Report::Failed`]. The child is a child of the zygote's parent, leaves
-//!    this connection and attaches by itself, as every NF does, under the name that the manager
-//!    chose.
+//! 1. Zygote: [`Hello`] with `is_zygote`.
+//! 2. Manager: [`Surroundings`], or a refusal.
+//! 3. Zygote, when its handler is ready: [`Report::Ready`], or [`Report::Unfit`] and it leaves.
+//! 4. For each instance, manager: [`Fork`], with a pipe for standard output and error; zygote:
+//!    [`Report::Forked`] or [`Report::Failed`]. The child has the zygote's parent, leaves this
+//!    connection and attaches as every NF does, by the name that the manager chose.
 //!
-//! All of it goes over one socket that stays open; either end closing it is the end of the zygote. Its children go on.
+//! All messages use one socket. Closing either end ends the zygote, but not its children.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::handshake::{Answer, HandshakeError, Hello, MESSAGE, NAME, Reader, header, receive, send};
 
-/// Variable that says to a program that it is started as a zygote.
+/// Variable that starts a program as a zygote.
 pub const ENV_ZYGOTE: &str = "SLUICE_ZYGOTE";
 
 const SURROUNDINGS: u32 = 5;
@@ -25,15 +26,15 @@ const READY: u32 = 7;
 const UNFIT: u32 = 8;
 const FORKED: u32 = 9;
 const FAILED: u32 = 10;
-/// Answer of the manager to a hello; see [`Answer`].
+/// The manager's refusal of a hello; see [`Answer`].
 const REFUSAL: u32 = 3;
 
-/// What a zygote is told of where its children will be.
+/// Where the zygote's children will run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Surroundings {
     /// The zygote's name, such as `ids.zygote`.
     pub name: String,
-    /// Names of the ports, by number. An empty name is a number not in use.
+    /// Names of the ports, by number. The name of an unused number is empty.
     pub ports: Vec<String>,
     /// Names of the services, by number.
     pub services: Vec<String>,
@@ -42,7 +43,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = header(SURROUNDINGS);
         out.text(&self.name);
@@ -50,7 +51,7 @@ impl Surroundings {
         out.0
     }
 
-    /// From bytes that came from a manager.
+    /// Decodes bytes from a manager.
     ///
     /// # Errors
     /// [`HandshakeError::NotSluice`], [`HandshakeError::Version`].
@@ -63,22 +64,22 @@ impl Surroundings {
     }
 }
 
-/// One more instance is wanted.
+/// A request for one more instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fork {
-    /// Its name, such as `ids.7`.
+    /// Name of the instance, such as `ids.7`.
     pub name: String,
 }
 
 impl Fork {
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = header(FORK);
         out.text(&self.name);
         out.0
     }
 
-    /// From bytes that came from a manager.
+    /// Decodes bytes from a manager.
     ///
     /// # Errors
     /// As [`Surroundings::decode`].
@@ -91,12 +92,12 @@ impl Fork {
     }
 }
 
-/// What a zygote says.
+/// A zygote's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// Its handler is made: it can be forked.
+    /// Its handler is ready: it can be forked.
     Ready,
-    /// It cannot be forked, and why.
+    /// It cannot be forked, with the reason.
     Unfit(String),
     /// An instance was forked.
     Forked {
@@ -109,13 +110,13 @@ pub enum Report {
     Failed {
         /// Its name.
         name: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
 
 impl Report {
-    /// As bytes.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let of = |kind, texts: &[&str]| {
             let mut out = header(kind);
@@ -134,7 +135,7 @@ impl Report {
         }
     }
 
-    /// From bytes that came from a zygote.
+    /// Decodes bytes from a zygote.
     ///
     /// # Errors
     /// As [`Surroundings::decode`].
@@ -150,10 +151,10 @@ impl Report {
     }
 }
 
-/// The zygote's half of the meeting: says hello on a connected socket and waits for the answer.
+/// The zygote's half of the handshake: sends its hello on a connected socket, awaits the answer.
 ///
 /// # Errors
-/// [`HandshakeError::Refused`] with the manager's reason, and what the socket says.
+/// [`HandshakeError::Refused`] with the manager's reason, and the socket's errors.
 pub fn attach(socket: &OwnedFd, name: &str) -> Result<Surroundings, HandshakeError> {
     send(socket.as_fd(), &Hello { name: name.into(), is_zygote: true }.encode(), &[])?;
     let (message, _) = receive(socket.as_fd())?;

@@ -73,7 +73,7 @@ impl From<&Headers> for CHeaders {
 }
 
 impl CHeaders {
-    /// Whatever C put in: all that is done with it is checked against the packet.
+    /// C may have written anything; every use is checked against the packet.
     fn headers(&self) -> Headers {
         let fragment = Fragment { id: self.fragment_id, offset: self.fragment_offset, more: self.more_fragments != 0 };
         let ip = Ip {
@@ -100,17 +100,17 @@ impl CHeaders {
     }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_parse(data: *const u8, len: u32, out: *mut CHeaders) -> c_int {
     guard(|| {
         if data.is_null() || out.is_null() {
             return fail(Code::Argument);
         }
-        // SAFETY: not null, and the header asks for `len` bytes.
+        // SAFETY: not null, and the header requires `len` bytes.
         let packet = unsafe { std::slice::from_raw_parts(data, len as usize) };
         let Some(headers) = header::parse(packet) else { return fail(Code::NotThere) };
-        // SAFETY: not null, and the header asks for a struct that can be written.
+        // SAFETY: not null, and the header requires a writable struct.
         unsafe { out.write(CHeaders::from(&headers)) };
         0
     })
@@ -119,7 +119,7 @@ unsafe extern "C" fn sluice_parse(data: *const u8, len: u32, out: *mut CHeaders)
 /// Runs `change` on a packet and its headers, and writes the headers back.
 ///
 /// # Safety
-/// `data` is null or `len` bytes that nobody else uses; `headers` is null or a struct that can be read and written.
+/// `data` is null or `len` bytes that no other code uses; `headers` is null or a writable struct.
 unsafe fn edit(
     data: *mut u8,
     len: u32,
@@ -127,9 +127,9 @@ unsafe fn edit(
     change: impl FnOnce(&mut Headers, &mut [u8]) -> Result<(), NotThere>,
 ) -> c_int {
     guard(|| {
-        // SAFETY: promised by the caller.
+        // SAFETY: as the caller promised.
         let (false, Some(outside)) = (data.is_null(), unsafe { headers.as_mut() }) else { return fail(Code::Argument) };
-        // SAFETY: promised by the caller.
+        // SAFETY: as the caller promised.
         let packet = unsafe { std::slice::from_raw_parts_mut(data, len as usize) };
         let mut inside = outside.headers();
         match change(&mut inside, packet) {
@@ -156,88 +156,88 @@ unsafe fn address(address: *const u8, len: u32) -> Result<IpAddr, NotThere> {
     if len == 4 { v4 } else { bytes.first_chunk::<16>().copied().map(IpAddr::from) }.ok_or(NotThere)
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_src(data: *mut u8, len: u32, headers: *mut CHeaders, new: *const u8, new_len: u32) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_src(packet, address(new, new_len)?)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_dst(data: *mut u8, len: u32, headers: *mut CHeaders, new: *const u8, new_len: u32) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_dst(packet, address(new, new_len)?)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_src_port(data: *mut u8, len: u32, headers: *mut CHeaders, port: u16) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_src_port(packet, port)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_dst_port(data: *mut u8, len: u32, headers: *mut CHeaders, port: u16) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_dst_port(packet, port)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_ttl(data: *mut u8, len: u32, headers: *mut CHeaders, ttl: u8) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_ttl(packet, ttl)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_dscp(data: *mut u8, len: u32, headers: *mut CHeaders, dscp: u8) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_dscp(packet, dscp)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_ecn(data: *mut u8, len: u32, headers: *mut CHeaders, ecn: u8) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_ecn(packet, ecn)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_ip_len(data: *mut u8, len: u32, headers: *mut CHeaders, end: u32) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_ip_len(packet, end as usize)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_fix_checksums(data: *mut u8, len: u32, headers: *mut CHeaders) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.fix_checksums(packet)) }
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_are_checksums_right(data: *const u8, len: u32, headers: *const CHeaders) -> c_int {
     guard(|| {
-        // SAFETY: null or valid, as the header asks.
+        // SAFETY: null or valid, as the header requires.
         let (false, Some(headers)) = (data.is_null(), unsafe { headers.as_ref() }) else { return fail(Code::Argument) };
-        // SAFETY: not null, and the header asks for `len` bytes.
+        // SAFETY: not null, and the header requires `len` bytes.
         let packet = unsafe { std::slice::from_raw_parts(data, len as usize) };
         c_int::from(headers.headers().are_checksums_right(packet))
     })
 }
 
-// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
+// SAFETY: the name is unique. sluice_nf.h has the pointers' contract; null is checked first.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_checksum(data: *const u8, len: u32) -> u16 {
     if data.is_null() {
         return 0xffff; // of nothing
     }
-    // SAFETY: not null, and the header asks for `len` bytes.
+    // SAFETY: not null, and the header requires `len` bytes.
     checksum::compute(unsafe { std::slice::from_raw_parts(data, len as usize) })
 }
 

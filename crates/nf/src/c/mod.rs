@@ -1,15 +1,16 @@
 //! The C interface: what `include/sluice_nf.h` declares.
 //!
 //! # Rules
-//! - No panic and no exit crosses the border: every function returns a negative [`Code`] instead, and [`sluice_last_error`] has the
-//!   words of the calling thread's last failure.
-//! - Structs that both sides touch are `repr(C)` with fixed widths; their sizes and offsets are asserted here and in the header.
-//! - What a C handler leaves in a [`CPacket`] is checked before it becomes a descriptor: a packet that left its frame is dropped and
-//!   counted as an error of the NF.
-//! - A null pointer where one is needed is [`Code::Argument`]. Other bad pointers are the caller's fault, as everywhere in C.
+//! - No panic and no exit crosses the border: every function returns a negative [`Code`] instead,
+//!   and [`sluice_last_error`] returns the message of the thread's last failure.
+//! - Shared structs are `repr(C)` with fixed widths; sizes and offsets are asserted here and there.
+//! - A [`CPacket`] from a C handler is checked before it becomes a descriptor: a packet outside its
+//!   frame is dropped and counted as an error of the NF.
+//! - A null pointer where one is needed is [`Code::Argument`]. Other bad pointers are the caller's
+//!   fault, as everywhere in C.
 //!
-//! The library keeps nothing that C passes beyond the call, but for the handler's functions and state in [`sluice_run`],
-//! and a request's function and context until it has ended.
+//! The library keeps nothing from C beyond a call, except the handler's functions and state in
+//! [`sluice_run`], and a request's function and context until it has ended.
 
 #![allow(clippy::missing_safety_doc)] // the contract of each function is in the header, which its users read
 
@@ -32,7 +33,7 @@ mod storage;
 /// Version of this interface; the header's SLUICE_ABI.
 const ABI: u32 = 2;
 
-/// What a function returns when it fails. The numbers are the header's.
+/// Error codes. The numbers are the header's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 enum Code {
@@ -90,7 +91,6 @@ fn remember(words: &str) {
     LAST.with(|last| *last.borrow_mut() = CString::new(clean).unwrap_or_default());
 }
 
-/// Notes a failure and gives its code.
 fn fail(code: Code) -> c_int {
     remember(&code.words().to_string_lossy());
     code as c_int
@@ -111,31 +111,28 @@ fn fail_with(error: &NfError) -> c_int {
     code_of(error) as c_int
 }
 
-/// Keeps a panic on this side of the border.
 fn guard(f: impl FnOnce() -> c_int) -> c_int {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| fail(Code::Panic))
 }
 
-/// What an error code means, for ever. Never null.
+/// The meaning of an error code. Never null; never freed.
 #[unsafe(no_mangle)]
 extern "C" fn sluice_strerror(code: c_int) -> *const c_char {
     let known = Code::ALL.into_iter().find(|known| *known as c_int == code);
     known.map_or(if code >= 0 { c"no error" } else { c"unknown error" }, Code::words).as_ptr()
 }
 
-/// The words of this thread's last failure, until its next one. Never null.
+/// The message of this thread's last failure, until its next one. Never null.
 #[unsafe(no_mangle)]
 extern "C" fn sluice_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The interface's version, to be compared with the header's.
 #[unsafe(no_mangle)]
 extern "C" fn sluice_abi() -> u32 {
     ABI
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC.
 #[unsafe(no_mangle)]
 extern "C" fn sluice_now_ns() -> u64 {
     sluice_shm::clock::monotonic_ns()
@@ -178,7 +175,7 @@ impl CPacket {
         reserved2: 0,
     };
 
-    /// For a descriptor that was checked; `frame` is the first byte of its frame.
+    /// For a checked descriptor; `frame` is the first byte of its frame.
     #[inline(always)]
     fn new(descriptor: &Descriptor, frame: *mut u8, stride: u32) -> Self {
         Self {
@@ -196,7 +193,7 @@ impl CPacket {
         }
     }
 
-    /// The descriptor of what C left, in `frame`. None if it is not inside its frame or its verdict is none.
+    /// The descriptor of a packet from C. None if it is outside `frame` or its verdict is invalid.
     #[inline(always)]
     fn descriptor(&self, frame: u32, geometry: Geometry) -> Option<Descriptor> {
         let valid = geometry.contains(frame, self.headroom, self.len) && RawVerdict::from_raw(self.verdict).is_some();
@@ -225,7 +222,7 @@ pub struct COptions {
 
 const _: () = assert!(size_of::<COptions>() == 24);
 
-/// The text that `text` points to.
+/// The text at `text`.
 ///
 /// # Safety
 /// Null, or a string that ends with a zero and lives as long as the result.
@@ -233,19 +230,19 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: promised by the caller.
+    // SAFETY: as the caller promised.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// What C's options, if any, say over those of the environment.
+/// The environment's options, overridden by C's, if any.
 ///
 /// # Safety
 /// Null, or a valid `struct sluice_options` whose strings are null or end with a zero.
 unsafe fn options(given: *const COptions) -> Options {
     let mut options = Options::from_env();
-    // SAFETY: promised by the caller.
+    // SAFETY: as the caller promised.
     if let Some(given) = unsafe { given.as_ref() } {
-        // SAFETY: promised by the caller.
+        // SAFETY: as the caller promised.
         let (socket, name) = unsafe { (text(given.socket), text(given.name)) };
         options.socket = socket.map(Into::into).or(options.socket);
         options.name = name.map(str::to_owned).or(options.name);
@@ -277,13 +274,13 @@ impl CContext {
     }
 }
 
-/// Looks a name up.
+/// Looks up a name.
 ///
 /// # Safety
 /// `context` is null or valid, `name` null or a string that ends with a zero.
 unsafe fn number(context: *const CContext, name: *const c_char, find: impl FnOnce(&Context, &str) -> Option<u16>) -> c_int {
     guard(|| {
-        // SAFETY: promised by the caller.
+        // SAFETY: as the caller promised.
         let (Some(context), Some(name)) = (unsafe { context.as_ref() }, unsafe { text(name) }) else {
             return fail(Code::Argument);
         };
@@ -293,43 +290,43 @@ unsafe fn number(context: *const CContext, name: *const c_char, find: impl FnOnc
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_port(context: *const CContext, name: *const c_char) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { number(context, name, |c, name| c.port(name).map(|p| p.0)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_service(context: *const CContext, name: *const c_char) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { number(context, name, |c, name| c.service(name).map(|s| s.0)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_chain(context: *const CContext, name: *const c_char) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { number(context, name, Context::chain) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_name(context: *const CContext) -> *const c_char {
-    // SAFETY: null or valid, as the header asks.
+    // SAFETY: null or valid, as the header requires.
     unsafe { context.as_ref() }.map_or(c"".as_ptr(), |c| c.name.as_ptr())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_port_name(context: *const CContext, number: u16) -> *const c_char {
-    // SAFETY: null or valid, as the header asks.
+    // SAFETY: null or valid, as the header requires.
     unsafe { context.as_ref() }.and_then(|c| c.ports.get(number as usize)).map_or(c"".as_ptr(), |name| name.as_ptr())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_chain_name(context: *const CContext, number: u16) -> *const c_char {
-    // SAFETY: null or valid, as the header asks.
+    // SAFETY: null or valid, as the header requires.
     unsafe { context.as_ref() }.and_then(|c| c.chains.get(number as usize)).map_or(c"".as_ptr(), |name| name.as_ptr())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_core(context: *const CContext) -> c_int {
-    // SAFETY: null or valid, as the header asks.
+    // SAFETY: null or valid, as the header requires.
     let core = unsafe { context.as_ref() }.and_then(|c| c.context.core);
     core.and_then(|core| c_int::try_from(core).ok()).unwrap_or(-1)
 }
@@ -359,7 +356,7 @@ mod tests {
     #[test]
     fn failures_have_words() {
         assert_eq!(fail(Code::Timeout), -9);
-        // SAFETY: both return strings that end with a zero and live on.
+        // SAFETY: both return strings that end with a zero and are never freed.
         let (last, general) = unsafe { (CStr::from_ptr(sluice_last_error()), CStr::from_ptr(sluice_strerror(-9))) };
         assert_eq!(last, general);
         // SAFETY: as above.

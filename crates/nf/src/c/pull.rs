@@ -15,9 +15,8 @@ pub struct CNf {
     nf: Nf,
     context: CContext,
     geometry: Geometry,
-    /// Address of frame 0.
     zero: *mut u8,
-    /// One bit a frame: read, and not yet written.
+    /// One bit per frame: read, and not yet written.
     held: Box<[u64]>,
 }
 
@@ -33,7 +32,6 @@ impl CNf {
         }
     }
 
-    /// Takes a frame from C. False if C has no such frame.
     fn release(&mut self, frame: u32) -> bool {
         let Some((word, bit)) = self.word(frame) else { return false };
         let held = *word & bit != 0;
@@ -47,7 +45,7 @@ impl Drop for CNf {
         for frame in self.geometry.first..self.geometry.first + self.geometry.frames {
             if self.release(frame) {
                 let drop = Descriptor { frame, len: 1, verdict: RawVerdict::Drop as u8, ..Default::default() };
-                // A manager that is gone takes its frames back by itself.
+                // If the manager is gone it takes its frames back by itself.
                 let _ = self.nf.send(&[drop]);
             }
         }
@@ -60,9 +58,9 @@ unsafe extern "C" fn sluice_attach(given: *const COptions, out: *mut *mut CNf) -
         if out.is_null() {
             return fail(Code::Argument);
         }
-        // SAFETY: not null, and the header asks for a pointer that can be written.
+        // SAFETY: not null, and the header requires a writable pointer.
         unsafe { *out = std::ptr::null_mut() };
-        // SAFETY: the header asks the same of the caller.
+        // SAFETY: the header requires the same of the caller.
         match Nf::attach_with(&unsafe { options(given) }) {
             Err(error) => fail_with(&error),
             Ok(nf) => {
@@ -91,14 +89,14 @@ unsafe extern "C" fn sluice_detach(nf: *mut CNf) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_context_of(nf: *const CNf) -> *const CContext {
-    // SAFETY: null or from sluice_attach, as the header asks.
+    // SAFETY: null or from sluice_attach, as the header requires.
     unsafe { nf.as_ref() }.map_or(std::ptr::null(), |nf| &raw const nf.context)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_read(nf: *mut CNf, out: *mut CPacket, max: u32, timeout_ms: c_int) -> c_int {
     guard(|| {
-        // SAFETY: null or from sluice_attach and used by one thread, as the header asks.
+        // SAFETY: null or from sluice_attach and used by one thread, as the header requires.
         let Some(nf) = (unsafe { nf.as_mut() }) else { return fail(Code::Argument) };
         if out.is_null() || max == 0 {
             return fail(Code::Argument);
@@ -115,7 +113,7 @@ unsafe extern "C" fn sluice_read(nf: *mut CNf, out: *mut CPacket, max: u32, time
             nf.hold(descriptor.frame);
             let frame = nf.zero.wrapping_add(descriptor.frame as usize * nf.geometry.stride as usize);
             let packet = CPacket::new(descriptor, frame, nf.geometry.stride);
-            // SAFETY: the header asks for room for `max` packets, and n is not more.
+            // SAFETY: the header requires room for `max` packets, and n is not more.
             unsafe { out.add(i).write(packet) };
         }
         n as c_int
@@ -125,7 +123,7 @@ unsafe extern "C" fn sluice_read(nf: *mut CNf, out: *mut CPacket, max: u32, time
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_write(nf: *mut CNf, packets: *const CPacket, count: u32) -> c_int {
     guard(|| {
-        // SAFETY: null or from sluice_attach and used by one thread, as the header asks.
+        // SAFETY: null or from sluice_attach and used by one thread, as the header requires.
         let Some(nf) = (unsafe { nf.as_mut() }) else { return fail(Code::Argument) };
         if packets.is_null() && count > 0 {
             return fail(Code::Argument);
@@ -133,10 +131,10 @@ unsafe extern "C" fn sluice_write(nf: *mut CNf, packets: *const CPacket, count: 
         let mut burst = [Descriptor::default(); BURST];
         let mut n = 0;
         for i in 0..count as usize {
-            // SAFETY: the header asks for `count` packets.
+            // SAFETY: the header requires `count` packets.
             let packet = unsafe { packets.add(i).read() };
             let valid = packet.descriptor(packet.frame, nf.geometry);
-            // A packet that left its frame is C's until it is written right; a frame that C does not have is no packet at all.
+            // A packet outside its frame stays C's until it is written right.
             let Some(descriptor) = valid.filter(|d| nf.release(d.frame)) else {
                 return match nf.nf.send(&burst[..n]) {
                     Ok(()) => fail(Code::Packet),

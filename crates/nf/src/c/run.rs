@@ -21,7 +21,7 @@ pub struct CHandler {
     tick: Option<unsafe extern "C" fn(state: *mut c_void, now_ns: u64)>,
     clean: Option<unsafe extern "C" fn(state: *mut c_void)>,
     tick_ns: u64,
-    /// Since SLUICE_ABI 2; programs of before have a struct that ends here.
+    /// Since SLUICE_ABI 2; before, the struct ended here.
     forked: Option<unsafe extern "C" fn(state: *mut c_void, context: *const CContext) -> c_int>,
 }
 
@@ -38,9 +38,9 @@ type Make = unsafe extern "C" fn(context: *const CContext, arg: *mut c_void, han
 struct CStep {
     handler: CHandler,
     packets: [CPacket; BURST],
-    /// Kept for the handler, which may have kept pointers to its names.
+    /// Kept for the handler, which may hold pointers to its names.
     _context: Box<CContext>,
-    /// That of an instance that was forked, kept for the same reason.
+    /// The context of a forked instance, kept for the same reason.
     forked_context: Option<Box<CContext>>,
 }
 
@@ -56,7 +56,7 @@ impl Step for CStep {
             let frame = zero.wrapping_add(descriptor.frame as usize * geometry.stride as usize);
             *slot = CPacket::new(descriptor, frame, geometry.stride);
         }
-        // SAFETY: the function and its state are what the NF's make() gave; packets has n elements and is this thread's alone.
+        // SAFETY: function and state are the NF's make()'s; packets has n elements.
         let code = unsafe { handle(self.handler.state, self.packets.as_mut_ptr(), n as u32, now_ns) };
         let mut errors = 0;
         for (descriptor, packet) in burst.descriptors().iter_mut().zip(&self.packets) {
@@ -101,7 +101,7 @@ impl Step for CStep {
 fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfError> {
     let context = Box::new(CContext::new(context.clone()));
     let mut handler = CHandler { state: arg, burst: None, tick: None, clean: None, tick_ns: 0, forked: None };
-    // SAFETY: make is the NF's function; context and handler live through the call, and context as long as the handler is used.
+    // SAFETY: make is the NF's function; handler outlives the call, context outlives the handler.
     let code = unsafe { make(&raw const *context, arg, &raw mut handler) };
     if code != 0 {
         return Err(NfError::Failed(code));
@@ -112,10 +112,10 @@ fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfErro
     Ok(CStep { handler, packets: [CPacket::EMPTY; BURST], _context: context, forked_context: None })
 }
 
-/// For programs of SLUICE_ABI 1. What their make() does not know of the struct stays null.
+/// For programs of SLUICE_ABI 1. Fields that their make() does not know stay null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_run(given: *const COptions, make: Option<Make>, arg: *mut c_void) -> c_int {
-    // SAFETY: the header asks the same of the caller.
+    // SAFETY: the header requires the same of the caller.
     unsafe { sluice_run_sized(given, make, arg, FIRST_SIZE) }
 }
 
@@ -128,7 +128,7 @@ unsafe extern "C" fn sluice_run_sized(given: *const COptions, make: Option<Make>
         if given.is_null() && is_answered() {
             return 0;
         }
-        // SAFETY: the header asks the same of the caller.
+        // SAFETY: the header requires the same of the caller.
         let options = unsafe { options(given) };
         match run_step(&options, |context| made(context, make, arg)) {
             Ok(()) => 0,

@@ -49,7 +49,7 @@ fn callback(done: Option<Done>, context: *mut c_void) -> impl FnOnce(Outcome<'_>
             Ok(bytes) => (0, bytes.as_ptr(), bytes.len()),
             Err(error) => (error.errno.raw_os_error(), std::ptr::null(), error.done),
         };
-        // SAFETY: the function and its context are what the NF's request gave; the bytes live through the call.
+        // SAFETY: function and context come from the NF's request; the bytes live through the call.
         unsafe { done(context, error, data, len as u32) };
     }
 }
@@ -74,11 +74,11 @@ unsafe extern "C" fn sluice_storage_open(
     out: *mut *mut CStorage,
 ) -> c_int {
     guard(|| {
-        // SAFETY: null or valid, as the header asks.
+        // SAFETY: null or valid, as the header requires.
         let Some(context) = (unsafe { context.as_ref() }).filter(|_| !out.is_null()) else { return fail(Code::Argument) };
-        // SAFETY: not null, and the header asks for a pointer that can be written.
+        // SAFETY: not null, and the header requires a writable pointer.
         unsafe { *out = std::ptr::null_mut() };
-        // SAFETY: null or valid, as the header asks.
+        // SAFETY: null or valid, as the header requires.
         let options = unsafe { given.as_ref() }.map_or_else(StorageOptions::default, |given| StorageOptions {
             batch_bytes: given.batch_bytes as usize,
             batch_operations: given.batch_operations as usize,
@@ -109,9 +109,9 @@ unsafe extern "C" fn sluice_read_data(
     context: *mut c_void,
 ) -> c_int {
     guard(|| {
-        // SAFETY: null or from sluice_storage_open, as the header asks.
+        // SAFETY: null or from sluice_storage_open, as the header requires.
         let Some(storage) = (unsafe { storage.as_ref() }).filter(|_| fd >= 0) else { return fail(Code::Argument) };
-        // SLUICE_APPEND is also what the library calls the place where a file stands.
+        // SLUICE_APPEND equals the library's number for a file's position.
         code(storage.storage.read_data(&storage.file(fd), offset, len as usize, callback(done, context)))
     })
 }
@@ -127,11 +127,11 @@ unsafe extern "C" fn sluice_write_data(
     context: *mut c_void,
 ) -> c_int {
     guard(|| {
-        // SAFETY: null or from sluice_storage_open, as the header asks.
+        // SAFETY: null or from sluice_storage_open, as the header requires.
         let Some(storage) = (unsafe { storage.as_ref() }).filter(|_| fd >= 0 && !data.is_null()) else {
             return fail(Code::Argument);
         };
-        // SAFETY: not null, and the header asks for `len` bytes.
+        // SAFETY: not null, and the header requires `len` bytes.
         let data = unsafe { std::slice::from_raw_parts(data, len as usize) };
         let at = if offset == APPEND { At::End } else { At::Byte(offset) };
         code(storage.storage.write_data(&storage.file(fd), at, data, callback(done, context)))
@@ -141,7 +141,7 @@ unsafe extern "C" fn sluice_write_data(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_storage_poll(storage: *const CStorage) -> c_int {
     guard(|| {
-        // SAFETY: null or from sluice_storage_open, as the header asks.
+        // SAFETY: null or from sluice_storage_open, as the header requires.
         let Some(storage) = (unsafe { storage.as_ref() }) else { return fail(Code::Argument) };
         storage.storage.poll();
         0
@@ -151,7 +151,7 @@ unsafe extern "C" fn sluice_storage_poll(storage: *const CStorage) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_storage_flush(storage: *const CStorage) -> c_int {
     guard(|| {
-        // SAFETY: null or from sluice_storage_open, as the header asks.
+        // SAFETY: null or from sluice_storage_open, as the header requires.
         let Some(storage) = (unsafe { storage.as_ref() }) else { return fail(Code::Argument) };
         storage.storage.flush();
         0
@@ -162,7 +162,7 @@ unsafe extern "C" fn sluice_storage_flush(storage: *const CStorage) -> c_int {
 unsafe extern "C" fn sluice_storage_close(storage: *mut CStorage) {
     guard(|| {
         if !storage.is_null() {
-            // SAFETY: not null, made by sluice_storage_open, and the header forbids its use afterwards.
+            // SAFETY: not null, from sluice_storage_open; the header forbids its use afterwards.
             drop(unsafe { Box::from_raw(storage) });
         }
         0

@@ -1,19 +1,19 @@
 //! Internet checksums: computed whole, or updated for a change.
 //!
-//! Sums are computed by etherparse; an update is RFC 1624, equation 3: HC' = ~(~HC + ~m + m'). Checksums are numbers in host order,
-//! as read with `u16::from_be_bytes`.
+//! etherparse computes sums; an update is RFC 1624, equation 3: HC' = ~(~HC + ~m + m'). Checksums
+//! are numbers in host order, as read with `u16::from_be_bytes`.
 
 use etherparse::checksum::u64_16bit_word;
 
-/// The checksum of `bytes`: the one's complement of their one's complement sum. An odd last byte counts as if a zero followed.
+/// The complemented one's complement sum of `bytes`. An odd last byte is padded with a zero.
 #[inline]
 pub fn compute(bytes: &[u8]) -> u16 {
     // etherparse's words are in memory order, and so is its result.
     u16::from_be(u64_16bit_word::ones_complement(u64_16bit_word::add_slice(0, bytes)))
 }
 
-/// The checksum of a TCP, UDP or ICMPv6 message with its pseudo-header. `addresses` is source and destination as they lie in the IP
-/// header (8 bytes or 32).
+/// The checksum of a TCP, UDP or ICMPv6 message with its pseudo-header. `addresses` is source and
+/// destination as in the IP header (8 bytes or 32).
 #[inline]
 pub fn compute_with_pseudo_header(addresses: &[u8], protocol: u8, message: &[u8]) -> u16 {
     let mut sum = u64_16bit_word::add_slice(0, addresses);
@@ -27,10 +27,10 @@ fn sum(bytes: &[u8], flip: u16) -> u32 {
     bytes.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]) ^ flip)).sum()
 }
 
-/// The checksum after `old` became `new` in what it covers.
+/// The checksum after a change from `old` to `new` in what it covers.
 ///
 /// # Panics
-/// In debug builds if the two differ in length, or the length is odd: a change starts at an even offset and is whole words.
+/// In debug builds if the lengths differ or are odd: a change is whole words at an even offset.
 #[inline]
 pub fn update(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     debug_assert!(old.len() == new.len() && old.len().is_multiple_of(2));
@@ -40,7 +40,7 @@ pub fn update(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     !(folded as u16)
 }
 
-/// The checksum after one word that it covers changed from `old` to `new`.
+/// The checksum after a change of one word that it covers.
 #[inline]
 pub fn update16(checksum: u16, old: u16, new: u16) -> u16 {
     update(checksum, &old.to_be_bytes(), &new.to_be_bytes())
@@ -71,7 +71,7 @@ mod tests {
             let before = compute(&bytes);
             let old: [u8; 4] = bytes[at..at + 4].try_into().unwrap();
             bytes[at..at + 4].copy_from_slice(&new);
-            // Covered data that is all zero has two sums; any IP header and pseudo-header has a byte that is not.
+            // All-zero data has two sums; IP headers and pseudo-headers are not all zero.
             prop_assume!(bytes.iter().any(|b| *b != 0));
             prop_assert_eq!(update(before, &old, &new), compute(&bytes));
         }

@@ -6,10 +6,9 @@ use super::checksum::{compute, compute_with_pseudo_header, update};
 use super::{ETHERNET, Headers, Ip, NotThere, is_vlan, protocol};
 use crate::packet::{NoRoom, Packet};
 
-/// Where the IPv4 header's checksum is.
 const IPV4_CHECKSUM: usize = 10;
 
-/// Where the checksum is in a transport header, and whether it covers the IP addresses.
+/// Offset of the checksum in a transport header, and whether it covers the IP addresses.
 fn l4_checksum(number: u8) -> Option<(usize, bool)> {
     match number {
         protocol::TCP => Some((16, true)),
@@ -107,7 +106,7 @@ impl Headers {
         self.update_l4(packet, &old.to_be_bytes(), &port.to_be_bytes(), false)
     }
 
-    /// Sets the echo identifier of an ICMP or ICMPv6 echo message (what NAT uses for a port).
+    /// Sets the identifier of an ICMP or ICMPv6 echo message, which NAT uses as a port.
     ///
     /// # Errors
     /// [`NotThere`] if it is no echo request or reply.
@@ -221,9 +220,10 @@ impl Headers {
         set_word(packet, at, sum)
     }
 
-    /// Computes the IPv4 header's checksum and that of TCP, UDP, ICMP or ICMPv6 anew, from all the bytes. The transport checksum of a
-    /// fragment or a truncated packet covers bytes that are not here, and is left as it is, as is that of UDP-Lite, whose coverage
-    /// varies. After growing or shrinking the payload, set the lengths first: [`Headers::set_ip_len`].
+    /// Computes the checksums of the IPv4 header and of TCP, UDP, ICMP or ICMPv6. The latter stay
+    /// as they are in fragments and truncated packets, which lack covered bytes; so does
+    /// UDP-Lite's, whose coverage varies. After a change of length call [`Headers::set_ip_len`]
+    /// first.
     ///
     /// # Errors
     /// [`NotThere`] if it is not IP.
@@ -239,8 +239,8 @@ impl Headers {
         set_word(packet, at, sum)
     }
 
-    /// Whether the checksums that [`Headers::fix_checksums`] would set are as it would set them. A UDP checksum of 0 (none) over IPv4
-    /// is right.
+    /// Whether the checksums are as [`Headers::fix_checksums`] would set them. A UDP checksum of 0
+    /// (none) over IPv4 is right.
     pub fn are_checksums_right(&self, packet: &[u8]) -> bool {
         let Some(ip) = self.ip else { return true };
         let at = ip.offset as usize;
@@ -259,7 +259,7 @@ impl Headers {
         }
     }
 
-    /// Where the transport checksum is and what it should be; the field is 0 afterwards. None if it cannot be computed.
+    /// Offset and right value of the transport checksum; clears the field. None if not computable.
     fn l4_sum(&self, packet: &mut [u8], ip: &Ip) -> Result<Option<(usize, u16)>, NotThere> {
         let Some(l4) = self.l4.filter(|l4| l4.protocol != protocol::UDP_LITE) else { return Ok(None) };
         let Some((field, covers_addresses)) = l4_checksum(l4.protocol) else { return Ok(None) };
@@ -278,11 +278,11 @@ impl Headers {
         Ok(Some((start + field, if sum == 0 && l4.protocol == protocol::UDP { 0xffff } else { sum })))
     }
 
-    /// Tells the headers that the IP packet now ends at `end`, after an NF made its payload longer or shorter: sets IPv4's total
-    /// length or IPv6's payload length and UDP's length. Checksums are wrong until [`Headers::fix_checksums`].
+    /// Ends the IP packet at `end`, after a change of the payload's length: sets IPv4's total
+    /// length or IPv6's payload length, and UDP's length. [`Headers::fix_checksums`] must follow.
     ///
     /// # Errors
-    /// [`NotThere`] if it is not IP, or `end` lies before the end of its headers or behind the packet's last byte.
+    /// [`NotThere`] if it is not IP, or `end` lies before its headers' end or behind the packet.
     pub fn set_ip_len(&mut self, packet: &mut [u8], end: usize) -> Result<(), NotThere> {
         let payload = self.payload as usize;
         let ip = self.ip.as_mut().ok_or(NotThere)?;
@@ -329,8 +329,8 @@ impl Headers {
         Ok(())
     }
 
-    /// Lowers TTL or hop limit by one and returns what it is then. At 0 or 1 nothing changes and 0 is returned: such a packet goes no
-    /// further.
+    /// Lowers TTL or hop limit by one and returns the new value. At 0 or 1 it changes nothing and
+    /// returns 0: such a packet goes no further.
     ///
     /// # Errors
     /// [`NotThere`] if it is not IP.
@@ -345,7 +345,7 @@ impl Headers {
     }
 }
 
-/// Where an address is, and its length.
+/// Offset and length of an address.
 fn address_at(ip: &Ip, destination: bool) -> (usize, usize) {
     let at = ip.offset as usize;
     match (ip.version, destination) {
@@ -360,7 +360,7 @@ fn ttl_at(ip: &Ip) -> usize {
     ip.offset as usize + if ip.version == 4 { 8 } else { 7 }
 }
 
-/// Puts a VLAN tag (EtherType 0x8100) on, outside of others. `tci` is priority and id; its lower 12 bits are the id.
+/// Adds an outermost VLAN tag (EtherType 0x8100). `tci` is the priority and, in 12 bits, the id.
 ///
 /// # Errors
 /// [`NoRoom`] if the packet has no Ethernet header or less than four bytes of headroom.
@@ -376,7 +376,7 @@ pub fn push_vlan(packet: &mut Packet<'_>, tci: u16) -> Result<(), NoRoom> {
     Ok(())
 }
 
-/// Takes the outermost VLAN tag off and returns its priority and id. None if there is none.
+/// Removes the outermost VLAN tag and returns its priority and id. None if there is none.
 pub fn pop_vlan(packet: &mut Packet<'_>) -> Option<u16> {
     let bytes = packet.data_mut();
     if bytes.len() < ETHERNET + 4 || !is_vlan(word(bytes, 12)?) {

@@ -1,19 +1,20 @@
-//! Finds headers in a packet, shows them, and changes them with their checksums.
+//! Finds, reads and changes headers of a packet, with their checksums.
 //!
 //! # Terms
-//! All offsets are from the packet's first byte, its Ethernet header. L2 is Ethernet and its VLAN tags; L4 is TCP, UDP, ICMP, ICMPv6,
-//! SCTP or UDP-Lite.
+//! All offsets are from the packet's first byte, its Ethernet header. L2 is Ethernet and its VLAN
+//! tags; L4 is TCP, UDP, ICMP, ICMPv6, SCTP or UDP-Lite.
 //!
 //! # Approach
-//! [`parse`] walks the headers once and keeps offsets, so that they outlive changes to the bytes. The headers themselves are read by
-//! etherparse, which is re-exported as [`etherparse`]: [`Headers::ipv4`] and its sisters give its checked views. Setters
-//! ([`Headers::set_src`] and so on) write through the offsets and update checksums by difference ([`checksum::update`]), so a
-//! checksum that was wrong stays wrong, and one that is right stays right. Nothing here panics, whatever the bytes.
+//! [`parse`] walks the headers once and keeps offsets, which outlive changes to the bytes. Headers
+//! are read by the re-exported [`etherparse`]: [`Headers::ipv4`] and its siblings return its
+//! checked views. Setters ([`Headers::set_src`] and so on) write through the offsets and update
+//! checksums by difference ([`checksum::update`]), so a wrong checksum stays wrong and a right one
+//! right. Nothing here panics, whatever the bytes.
 //!
 //! # Limits
-//! Four VLAN tags and eight IPv6 extension headers; a packet with more has no [`Headers::ip`], or no [`Headers::l4`]. A packet inside
-//! a tunnel is payload. The L4 checksum of a packet with an IPv6 routing header covers the final destination, and
-//! [`Headers::set_dst`] changes the next one.
+//! Four VLAN tags and eight IPv6 extension headers; a packet with more has no [`Headers::ip`], or
+//! no [`Headers::l4`]. A packet in a tunnel is payload. With an IPv6 routing header the L4 checksum
+//! covers the final destination, and [`Headers::set_dst`] changes the next one.
 
 use std::net::IpAddr;
 
@@ -53,7 +54,7 @@ pub mod protocol {
     pub const UDP_LITE: u8 = 136;
 }
 
-/// A header that a setter or getter needs is not there (any more).
+/// The packet does not have, or no longer has, the header that this needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the packet has no such header")]
 pub struct NotThere;
@@ -63,9 +64,9 @@ pub struct NotThere;
 pub struct Fragment {
     /// The same in all fragments of a packet.
     pub id: u32,
-    /// Where its payload lies in that of the whole packet, in bytes. 0 for the first one, which alone has an L4 header.
+    /// Byte offset in the whole payload; 0 for the first one, which alone has an L4 header.
     pub offset: u16,
-    /// Whether it is not the last.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
@@ -80,15 +81,15 @@ pub struct Ip {
     pub header_len: u16,
     /// Protocol of its payload.
     pub protocol: u8,
-    /// Set for fragments, first ones too.
+    /// Set for fragments, the first one included.
     pub fragment: Option<Fragment>,
-    /// Where the IP packet ends. What lies behind is Ethernet padding.
+    /// Where the IP packet ends. Ethernet padding may follow.
     pub end: u16,
-    /// The header promises more bytes than are there.
+    /// Whether the packet is shorter than the header says.
     pub truncated: bool,
 }
 
-/// A transport header, complete. Fragments after the first have none.
+/// A complete transport header. Fragments after the first have none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct L4 {
     /// Where it starts.
@@ -110,15 +111,15 @@ pub struct Headers {
     pub ethertype: u16,
     vlans: [u16; MAX_VLANS],
     vlan_count: u8,
-    /// The IP header, if there is one that makes sense.
+    /// The IP header, if there is a valid one.
     pub ip: Option<Ip>,
     /// The transport header, if there is a complete one.
     pub l4: Option<L4>,
-    /// Where the payload of the innermost header that was understood starts.
+    /// Where the payload of the innermost parsed header starts.
     pub payload: u16,
 }
 
-/// What packets of one conversation in one direction have in common.
+/// What the packets of one conversation in one direction have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
     /// Source address.
@@ -140,8 +141,8 @@ impl Flow {
     }
 }
 
-/// Finds the headers of a packet. None if it is shorter than an Ethernet header. Headers that make no sense are left out, with all
-/// that follow them.
+/// Finds the headers of a packet. None if it is shorter than an Ethernet header. Invalid headers
+/// are left out, with all that follow them.
 #[inline]
 pub fn parse(packet: &[u8]) -> Option<Headers> {
     // Offsets are 16 bits wide; no frame is longer.
@@ -273,7 +274,7 @@ fn l4(packet: &[u8], offset: u16, number: u8) -> Option<L4> {
             (udp.slice().len(), Some((udp.source_port(), udp.destination_port())))
         }
         protocol::SCTP => {
-            // Source port, destination port, verification tag, checksum (RFC 9260, section 3.1); etherparse does not know it.
+            // Ports, verification tag, checksum (RFC 9260, section 3.1); etherparse has no SCTP.
             let &[a, b, c, d, ..] = rest.first_chunk::<12>()?;
             (12, Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))))
         }
@@ -285,7 +286,7 @@ fn l4(packet: &[u8], offset: u16, number: u8) -> Option<L4> {
 }
 
 impl Headers {
-    /// Headers that were taken apart: (L2 length, EtherType, payload), VLAN ids, and the rest.
+    /// Headers from parts: (L2 length, EtherType, payload), VLAN ids, and the rest.
     pub(crate) fn from_parts(fixed: (u16, u16, u16), vlan_ids: &[u16], ip: Option<Ip>, l4: Option<L4>) -> Self {
         let mut vlans = [0; MAX_VLANS];
         vlans[..vlan_ids.len()].copy_from_slice(vlan_ids);
@@ -299,7 +300,7 @@ impl Headers {
         &self.vlans[..self.vlan_count as usize]
     }
 
-    /// Whether it is an IP fragment, the first one too.
+    /// Whether it is an IP fragment, the first one included.
     #[inline]
     pub fn is_fragment(&self) -> bool {
         self.ip.is_some_and(|ip| ip.fragment.is_some())
@@ -359,14 +360,14 @@ impl Headers {
         Icmpv6Slice::from_slice(self.ip_part(packet, self.l4_of(protocol::ICMPV6)?)?).ok()
     }
 
-    /// What lies behind the innermost header that was understood, without Ethernet padding.
+    /// The payload of the innermost parsed header, without Ethernet padding.
     #[inline]
     pub fn payload<'a>(&self, packet: &'a [u8]) -> &'a [u8] {
         let end = self.ip.map_or(packet.len(), |ip| (ip.end as usize).min(packet.len()));
         packet.get(self.payload as usize..end).unwrap_or_default()
     }
 
-    /// As [`Headers::payload`], to be changed in place. [`Headers::fix_checksums`] makes the checksums right afterwards.
+    /// As [`Headers::payload`], mutable. Correct checksums by [`Headers::fix_checksums`].
     #[inline]
     pub fn payload_mut<'a>(&self, packet: &'a mut [u8]) -> &'a mut [u8] {
         let end = self.ip.map_or(packet.len(), |ip| (ip.end as usize).min(packet.len()));
@@ -385,8 +386,8 @@ impl Headers {
         self.address(packet, true)
     }
 
-    /// Flow of the packet: addresses, ports, protocol. None if it is not IP. Fragments have no ports, the first one neither, so that
-    /// all fragments of a packet are of one flow.
+    /// Flow of the packet: addresses, ports, protocol. None if it is not IP. No fragment, not even
+    /// the first, has ports, so that all fragments of a packet are in one flow.
     #[inline]
     pub fn flow(&self, packet: &[u8]) -> Option<Flow> {
         let ip = self.ip?;

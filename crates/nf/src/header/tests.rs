@@ -44,7 +44,7 @@ fn icmp6() -> Vec<u8> {
     packet
 }
 
-/// `udp6` with a chain of extension headers, each given as number and bytes (whose first byte, the next header, is filled in).
+/// `udp6` with extension headers, each as number and bytes (the first one, next header, is set).
 fn with_extensions(extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut packet = udp6();
     let mut inserted = Vec::new();
@@ -106,7 +106,7 @@ fn vlan_tags_are_stepped_over() {
     assert_eq!(headers.vlan_ids(), [0x64, 7]);
     assert_eq!((headers.l2_len, headers.ethertype), (22, 0x0800));
     assert_eq!(headers.payload(&packet), PAYLOAD);
-    // More tags than we follow: no IP header, and no panic.
+    // More tags than are followed: no IP header, and no panic.
     let tags = [0x81, 0x00, 0x00, 0x01].repeat(3);
     packet.splice(12..12, tags);
     let headers = parse(&packet).unwrap();

@@ -1,13 +1,14 @@
-//! One of the two buffers: the bytes, the requests that they belong to, and the operations that move them.
+//! One of the two buffers: bytes, the requests for them, and the operations that move them.
 //!
 //! # Terms
-//! A *request* is one call of `read_data` or `write_data`, with its callback. An *operation* is one read or write that the kernel
-//! is asked for. Writes that follow each other in the buffer and in the file are one operation.
+//! A *request* is one call of `read_data` or `write_data`, with its callback. An *operation* is one
+//! read or write of the kernel. Writes that are adjacent in the buffer and in the file share one.
 //!
 //! # Order
-//! The kernel may carry operations out in any order. An operation that touches bytes which an earlier one of the same buffer
-//! writes, or writes bytes which an earlier one reads, is a *barrier*: it starts when all before it have ended. Buffers follow each
-//! other as wholes, so nothing else is needed for order.
+//! The kernel may carry operations out in any order. An operation that touches bytes which an
+//! earlier one of the buffer writes, or writes bytes which an earlier one reads, is a *barrier*: it
+//! starts when all before it have ended. Buffers follow each other as wholes, which keeps the rest
+//! in order.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
@@ -20,12 +21,12 @@ use super::callback::Callback;
 use super::error::IoError;
 use super::file::{File, STANDS};
 
-/// Alignment of a buffer, and the most that a read's place in it is aligned to: enough for files that bypass the page cache.
+/// Alignment of a buffer, and the largest of a read in it: enough to bypass the page cache.
 const ALIGN: usize = 4096;
-/// A request takes as much of a buffer's room as if it had at least so many bytes: its bookkeeping is as large.
+/// A request takes at least as much room as this many bytes: its bookkeeping is as large.
 const SMALLEST: usize = 32;
 
-/// Bytes that the kernel reads and writes while nobody else does.
+/// Bytes that the kernel reads and writes while no other code does.
 struct Memory {
     start: NonNull<u8>,
     layout: Layout,
@@ -53,7 +54,6 @@ impl Drop for Memory {
     }
 }
 
-/// What the kernel is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -89,7 +89,7 @@ impl Operation {
     }
 }
 
-/// What remains to be asked of the kernel for one operation.
+/// The rest of an operation that the kernel is to do.
 pub(super) struct Ask {
     pub(super) kind: Kind,
     pub(super) fd: std::os::fd::RawFd,
@@ -101,7 +101,6 @@ pub(super) struct Ask {
 /// A request that has ended.
 pub(super) struct Ended {
     pub(super) callback: Callback,
-    /// Where its bytes lie, and how many they are.
     pub(super) start: *const u8,
     pub(super) len: usize,
     pub(super) failure: Option<IoError>,
@@ -113,13 +112,11 @@ pub(super) struct Buffer {
     requests: Vec<Request>,
     operations: Vec<Operation>,
     most_operations: usize,
-    /// Bytes taken from the front.
     used: usize,
     /// Operations given to the kernel so far, from the front.
     given: usize,
-    /// Operations that the kernel has now.
     with_kernel: usize,
-    /// Operations that have ended and whose callbacks are still to be called.
+    /// Operations that have ended, with callbacks still to be called.
     ended: VecDeque<usize>,
     /// The next request of the first of them.
     next: usize,
@@ -153,7 +150,7 @@ impl Buffer {
         self.requests.is_empty()
     }
 
-    /// Whether it is no use to wait for more requests.
+    /// Whether it can take no more requests.
     pub(super) fn is_full(&self) -> bool {
         self.used == self.bytes() || self.operations.len() == self.most_operations || self.requests.len() == self.most_requests()
     }
@@ -162,7 +159,7 @@ impl Buffer {
         self.bytes() / SMALLEST
     }
 
-    /// Takes a write of all `parts` together, `len` bytes. Gives the callback back if there is no room.
+    /// Takes a write of all `parts`, `len` bytes in all. Returns the callback if there is no room.
     pub(super) fn write(&mut self, file: &File, at: u64, parts: &[&[u8]], len: usize, callback: Callback) -> Result<(), Callback> {
         let start = self.used;
         if self.bytes() - start < len || self.requests.len() == self.most_requests() {
@@ -179,8 +176,9 @@ impl Buffer {
         }
         let mut to = start;
         for part in parts {
-            // SAFETY: the parts are `len` bytes together, which fit behind `start`; the kernel has none of this buffer while it
-            // fills, and no part lies in it: slices of it are only lent to callbacks, of the other buffer.
+            // SAFETY: the parts are `len` bytes in all and fit behind `start`; the kernel has
+            // nothing of a filling buffer. No part lies in it: only the other's slices are lent to
+            // callbacks.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.memory.at(to), part.len()) };
             to += part.len();
         }
@@ -189,9 +187,9 @@ impl Buffer {
         Ok(())
     }
 
-    /// Takes a read of `len` bytes. Gives the callback back if there is no room.
+    /// Takes a read of `len` bytes. Returns the callback if there is no room.
     pub(super) fn read(&mut self, file: &File, at: u64, len: usize, callback: Callback) -> Result<(), Callback> {
-        // The sector that a file without page cache asks for is a power of two and at most as long as what is read.
+        // A sector of a file without page cache is a power of two and no longer than the read.
         let start = self.used.next_multiple_of(len.next_power_of_two().min(ALIGN));
         let fits = start + len <= self.bytes();
         if !fits || self.requests.len() == self.most_requests() || self.operations.len() == self.most_operations {
@@ -206,7 +204,7 @@ impl Buffer {
         let number = self.requests.len();
         self.requests.push(Request { bytes: bytes.clone(), callback: Some(callback) });
         if joins && let Some(last) = self.operations.last() {
-            // What it became larger by may touch what others before it do.
+            // The added bytes may conflict with earlier operations.
             let grown = Operation { at, bytes: bytes.clone(), ..Operation::bare(kind, file) };
             let before = self.operations.len() - 1;
             let is_barrier = last.is_barrier || self.needs_order(&grown, before);
@@ -222,7 +220,7 @@ impl Buffer {
         self.operations.push(operation);
     }
 
-    /// Whether an operation must wait for one of the first `before`, not counting those before the last barrier.
+    /// Whether an operation must wait for one of the first `before` since the last barrier.
     fn needs_order(&self, operation: &Operation, before: usize) -> bool {
         if operation.kind == Kind::Read && !self.has_writes {
             return false;
@@ -238,7 +236,7 @@ impl Buffer {
         false
     }
 
-    /// Gives the kernel what it can have now: all up to the next barrier, or that barrier when the kernel has nothing else.
+    /// Submits all up to the next barrier, or that barrier when the kernel has nothing else.
     pub(super) fn give(&mut self, mut ask: impl FnMut(usize, Ask)) {
         while self.given < self.operations.len() {
             if self.operations[self.given].is_barrier && self.with_kernel > 0 {
@@ -262,7 +260,7 @@ impl Buffer {
         }
     }
 
-    /// Notes what the kernel says about an operation; what is to be asked again, if it has not ended.
+    /// Records the kernel's answer to an operation; returns what is left to do, if any.
     pub(super) fn answer(&mut self, number: usize, result: i32) -> Option<Ask> {
         let operation = &mut self.operations[number];
         match usize::try_from(result) {
@@ -283,12 +281,11 @@ impl Buffer {
         None
     }
 
-    /// Operations that the kernel has now.
     pub(super) fn with_kernel(&self) -> usize {
         self.with_kernel
     }
 
-    /// The next request that has ended. [`settle`](Self::settle) follows when its callback has returned.
+    /// The next ended request. [`settle`](Self::settle) must follow when its callback has returned.
     pub(super) fn next_ended(&mut self) -> Option<Ended> {
         let number = *self.ended.front()?;
         let operation = &self.operations[number];
@@ -306,7 +303,7 @@ impl Buffer {
         Some(Ended { callback, start: self.memory.at(request.bytes.start), len: done, failure })
     }
 
-    /// A callback has returned. True when that was the last one and the buffer is empty again.
+    /// Notes that a callback has returned. True if it was the last, and the buffer is empty again.
     pub(super) fn settle(&mut self) -> bool {
         self.settled += 1;
         if self.settled < self.requests.len() {
@@ -333,7 +330,7 @@ mod tests {
         Callback::new(|_| {})
     }
 
-    /// What the kernel gets at a time, as (kind, offset, length), when each round ends before the next.
+    /// What the kernel gets per round, as (kind, offset, length), if each ends before the next.
     fn rounds(buffer: &mut Buffer) -> Vec<Vec<(Kind, u64, u32)>> {
         let mut all = Vec::new();
         loop {

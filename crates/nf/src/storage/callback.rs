@@ -1,7 +1,7 @@
 //! A closure that is called once, without an allocation of its own where it is small.
 //!
-//! A request for storage is made for a packet, and a handler must not allocate for a packet. So a closure of up to six words lies
-//! in the request itself; a larger one is boxed.
+//! A storage request is made for a packet, and a handler must not allocate for a packet. So a
+//! closure of up to six words lies in the request itself; a larger one is boxed.
 
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -12,30 +12,28 @@ const WORDS: usize = 6;
 
 type Room = MaybeUninit<[usize; WORDS]>;
 
-/// What can be done with the closure that lies in a [`Room`].
+/// Operations on the closure in a [`Room`].
 struct Table {
     /// Moves the closure out of the room and calls it.
     call: unsafe fn(*mut Room, Outcome<'_>),
-    /// Drops the closure in its place.
     drop: unsafe fn(*mut Room),
 }
 
-/// Carries the table of one type of closure.
 struct Of<F>(PhantomData<F>);
 
 impl<F: FnOnce(Outcome<'_>) + 'static> Of<F> {
     const TABLE: Table = Table {
         call: |room, outcome| {
-            // SAFETY: the room holds an F (see Callback::inline), which is read once: the callback forgets it before.
+            // SAFETY: the room holds an F (see Callback::inline), which is read only once (see
+            // call).
             let f = unsafe { room.cast::<F>().read() };
             f(outcome);
         },
-        // SAFETY: the room holds an F, which nobody uses afterwards.
+        // SAFETY: the room holds an F, which is not used afterwards.
         drop: |room| unsafe { room.cast::<F>().drop_in_place() },
     };
 }
 
-/// A closure of any type that is called once.
 pub(super) struct Callback {
     room: Room,
     table: &'static Table,
@@ -64,7 +62,7 @@ impl Callback {
     }
 
     pub(super) fn call(self, outcome: Outcome<'_>) {
-        // The closure is moved out by the call, also when it panics: then nothing here drops it a second time.
+        // The call moves the closure out, also when it panics: nothing here drops it again.
         let mut this = ManuallyDrop::new(self);
         let call = this.table.call;
         // SAFETY: the room holds the closure that the table is for, and is not used again.

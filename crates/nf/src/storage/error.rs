@@ -1,4 +1,4 @@
-//! What can go wrong with storage: at its start, with a request, and with what the disk says.
+//! Errors of storage: at its start, of a request, and of the disk.
 
 use rustix::io::Errno;
 
@@ -19,18 +19,18 @@ pub enum StorageError {
     /// The options are out of range.
     #[error("batch_bytes is 4096 to 64 Mi and batch_operations 1 to 4096; {bytes} bytes and {operations} operations are asked for")]
     Options {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
-        /// Operations asked for.
+        /// Operations requested.
         operations: usize,
     },
-    /// There is one already.
+    /// The NF has a storage already.
     #[error("this NF has a storage already: clone it")]
     Second,
 }
 
 impl StorageError {
-    /// What the kernel's refusal of a ring means.
+    /// The meaning of the kernel's refusal of a ring.
     pub(super) fn refused(error: &std::io::Error) -> Self {
         match Errno::from_io_error(error).unwrap_or(Errno::IO) {
             Errno::NOSYS => Self::Missing,
@@ -56,17 +56,17 @@ pub enum RequestError {
     Full,
 }
 
-/// Why a read or a write failed, as its callback is told.
+/// The error of a read or a write, which its callback gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{errno} after {done} bytes")]
 pub struct IoError {
-    /// What the kernel said: `NOSPC` for a full disk, `BADF` for a file that is not open for this, `IO` where it wrote nothing.
+    /// The kernel's error, such as `NOSPC`; `BADF`: no such access; `IO`: it wrote nothing.
     pub errno: Errno,
     /// Bytes of this request that were written before.
     pub done: usize,
 }
 
-/// What a callback is told: the bytes that were read (fewer than asked for at the end of the file) or written, or the error.
+/// A callback's argument: the bytes read (fewer at the end of the file) or written, or the error.
 pub type Outcome<'a> = Result<&'a [u8], IoError>;
 
 #[cfg(test)]

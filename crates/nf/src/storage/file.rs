@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use rustix::fs::FileType;
 
-/// Offset that means: where the file stands.
+/// Offset that stands for the file's position.
 pub(super) const STANDS: u64 = u64::MAX;
 
 /// Where in a file to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
-    /// Behind what was written last. Two writes at the end lie in the file in the order of their calls.
+    /// Behind the last write. Writes at the end lie in the file in the order of their calls.
     End,
     /// From this byte on, counted from 0.
     Byte(u64),
@@ -20,33 +20,32 @@ pub enum At {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Has bytes with numbers, and an end that we know.
+    /// Has numbered bytes, and an end that we track.
     Numbered,
     /// Has only a position: a pipe, a socket, a terminal.
     Stream,
-    /// Somebody else's descriptor: bytes have numbers if the caller gives them, and its own position is its end.
+    /// The caller's descriptor: numbered if the caller gives offsets; its position is its end.
     Lent,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// None: the descriptor is the caller's, who keeps it open.
+    /// None: the descriptor is the caller's, which keeps it open.
     _owned: Option<OwnedFd>,
     raw: RawFd,
     kind: Kind,
     end: Cell<u64>,
 }
 
-/// An open file, shared by whoever holds a clone of this. It is closed when the last clone is gone and the last request for it has
-/// ended.
-///
-/// A regular file or a block device has an end, which moves on with each write [`At::End`]. Anything else (a pipe, a socket, a
-/// terminal) is written as a stream, whatever [`At`] says.
+/// An open file, shared by its clones. It closes when the last clone is gone and the last request
+/// for it has ended. A regular file or a block device has an end, which moves with each write
+/// [`At::End`]. Any other file (a pipe, a socket, a terminal) is written as a stream, whatever
+/// [`At`] says.
 #[derive(Debug, Clone)]
 pub struct File(Rc<Inner>);
 
 impl File {
-    /// Takes an open file, for example a [`std::fs::File`]. Its end is where it ends now.
+    /// Takes an open file, for example a [`std::fs::File`], with its current end.
     pub fn new(file: impl Into<OwnedFd>) -> Self {
         let owned = file.into();
         let stat = rustix::fs::fstat(&owned).ok();
@@ -58,7 +57,7 @@ impl File {
         Self(Rc::new(Inner { raw: owned.as_raw_fd(), _owned: Some(owned), kind, end: Cell::new(end) }))
     }
 
-    /// A descriptor that somebody else keeps open; its end is where it stands.
+    /// A descriptor that other code keeps open; its end is its position.
     pub(crate) fn lent(raw: RawFd) -> Self {
         Self(Rc::new(Inner { _owned: None, raw, kind: Kind::Lent, end: Cell::new(0) }))
     }
@@ -68,17 +67,15 @@ impl File {
         self.0.end.get()
     }
 
-    /// Moves the end, for example back to what is known to be written after an error.
+    /// Moves the end, for example back to the last byte known to be written after an error.
     pub fn set_end(&self, end: u64) {
         self.0.end.set(end);
     }
 
-    /// The descriptor's number.
     pub(super) fn raw(&self) -> RawFd {
         self.0.raw
     }
 
-    /// The offset for a write.
     pub(super) fn place(&self, at: At) -> u64 {
         match (self.0.kind, at) {
             (Kind::Stream, _) | (Kind::Lent, At::End) => STANDS,

@@ -1,22 +1,24 @@
 //! Files for an NF that must not wait for a disk: `read_data` and `write_data` with a callback.
 //!
 //! # Problem
-//! A packet whose handling needs a disk waits for it. If the NF waited with it, every packet behind would wait too; and a system
-//! call for each small read or write costs more than the packet.
+//! A packet that needs a disk waits for it. If the NF waited too, so would every packet behind; and
+//! a system call for each small read or write costs more than the packet.
 //!
 //! # Terms
-//! A *request* is one call of [`Storage::read_data`] or [`Storage::write_data`]; its *callback* is a closure that is called once,
-//! with what was read or written or with the error. What the callback needs (counters, a packet that waits) is the *context*: the
-//! closure captures it. A *batch* is what one buffer holds when it goes to the kernel.
+//! A *request* is one call of [`Storage::read_data`] or [`Storage::write_data`]. Its *callback* is
+//! a closure that is called once, with the bytes read or written or with the error; it captures its
+//! *context* (counters, a waiting packet). A *batch* is what one buffer holds when it goes to the
+//! kernel.
 //!
 //! # Approach
-//! - Requests are copied into a buffer, and go to the kernel together, by io_uring: when the buffer is full, or its oldest request
-//!   has waited for the *flush interval*. Writes that follow each other become one.
-//! - Two buffers alternate: while the kernel has one, requests fill the other, and packets go on. When both are full, the next
-//!   request waits: the NF is suspended, hands its core to the next NF, and wakes with the kernel's completion.
-//! - Completions are noticed once a burst by a look at memory. The library calls the callbacks then, between bursts, on the NF's
-//!   thread; or within a request that has to wait.
-//! - On a clean stop the library gives everything to the kernel, waits, and calls the callbacks, before
+//! - Requests are copied into a buffer, and go to the kernel together, by io_uring, when the buffer
+//!   is full or its oldest request has waited for the *flush interval*. Adjacent writes become one.
+//! - Two buffers alternate: while the kernel has one, requests fill the other. When both are full,
+//!   the next request waits: the NF is suspended, hands its core over, and wakes with the
+//!   completion.
+//! - Completions are found once a burst by a read of memory. The library calls the callbacks
+//!   between bursts, on the NF's thread, or within a request that has to wait.
+//! - On a clean stop the library submits everything, waits, and calls the callbacks, before
 //!   [`Handler::clean`](crate::Handler::clean) and after it.
 //!
 //! ```no_run
@@ -38,26 +40,28 @@
 //! ```
 //!
 //! # Order
-//! Requests that touch the same bytes of a file (one of them a write) are carried out in the order of their calls, and writes
-//! [`At::End`] lie in the file in that order. Callbacks of writes that became one come in order; otherwise callbacks come as the
-//! operations end.
+//! Requests that touch the same bytes of a file, one of them a write, are carried out in the order
+//! of their calls; so are writes [`At::End`]. Callbacks of merged writes come in order; otherwise
+//! callbacks come as the operations end.
 //!
 //! # Limits
-//! An NF has one storage (clones are the same). A request that is larger than a buffer is refused. A callback may make requests,
-//! but cannot wait: with both buffers full it gets [`RequestError::Full`]. No borrow of a `RefCell` that a callback takes may be
-//! held over a request, which may call callbacks while it waits. At the end of a process that was not stopped cleanly, what was not
-//! given to the kernel is lost, and its callbacks are not called. Nothing here calls fsync: completed writes are in the page cache,
-//! unless the file was opened otherwise. Buffers are aligned to 4,096 bytes, reads in them to their own size: files without page
-//! cache (`O_DIRECT`) can be read.
+//! An NF has one storage (clones are the same). A request larger than a buffer is refused. A
+//! callback may make requests, but cannot wait: with both buffers full it gets
+//! [`RequestError::Full`]. A request may call callbacks while it waits, so hold no `RefCell` borrow
+//! that a callback takes. If a process is not stopped cleanly, requests not yet submitted are lost
+//! and their callbacks are not called. Nothing here calls fsync: completed writes are in the page
+//! cache, unless the file was opened otherwise. Buffers are aligned to 4,096 bytes, reads in them
+//! to their own size, so files without page cache (`O_DIRECT`) can be read.
 //!
-//! Giving a batch to the kernel is one system call, which copies to the page cache where the file system can do so without waiting;
-//! else threads of the kernel do (ext4). They count as the NF's in its cgroup, and may run on every processor of its cpuset. On one
-//! loaded core a write of 80 bytes cost the NF 50 ns, of 1,516 bytes 105 to 140; a system call for each 32 of them 160 to 200 and
-//! 1,200 to 1,800, with all the waiting.
+//! Submitting a batch is one system call, which copies to the page cache where the file system can
+//! do so without waiting; else kernel threads do (ext4). They count as the NF's in its cgroup, and
+//! may run on every processor of its cpuset. On one loaded core a write of 80 bytes cost the NF 50
+//! ns, of 1,516 bytes 105 to 140; with a blocking system call per 32 writes 160 to 200 and 1,200 to
+//! 1,800.
 //!
 //! # Source
-//! NFVnice (SIGCOMM 2017), section 3.4: asynchronous I/O with batches, double buffering and suspension. Its library uses an I/O
-//! thread for each NF; io_uring needs none.
+//! NFVnice (SIGCOMM 2017), section 3.4: asynchronous I/O with batches, double buffering and
+//! suspension. Its library uses an I/O thread for each NF; io_uring needs none.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -77,7 +81,7 @@ pub use error::{IoError, Outcome, RequestError, StorageError};
 pub use file::{At, File};
 
 use crate::context::Context;
-use crate::seat::{Bells, Completions, Seat};
+use crate::sleeper::{Completions, Doorbells, Sleeper};
 use buffer::Buffer;
 use callback::Callback;
 use ring::Ring;
@@ -85,12 +89,11 @@ use ring::Ring;
 /// How a storage batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StorageOptions {
-    /// Bytes of a buffer, 4 KiB to 64 MiB, rounded up to whole pages. A request takes at least 32 of them.
+    /// Bytes of a buffer, 4 KiB to 64 MiB, in whole pages. A request takes at least 32 of them.
     pub batch_bytes: usize,
-    /// Most operations of a buffer, 1 to 4096. A read is one, and so are all writes that follow each other in a file.
+    /// Most operations of a buffer, 1 to 4096: a read each, or a run of adjacent writes to a file.
     pub batch_operations: usize,
-    /// Longest time that a request waits in a buffer for company while the kernel has nothing to do; zero: until the end of the
-    /// burst.
+    /// Longest wait of a request in a buffer while the kernel is idle; zero: until the burst ends.
     pub flush_interval: Duration,
 }
 
@@ -107,16 +110,16 @@ pub struct Storage(Rc<Inner>);
 
 pub(crate) struct Inner {
     state: RefCell<State>,
-    seat: Rc<Seat>,
+    sleeper: Rc<Sleeper>,
     interval_ns: u64,
-    /// A callback is running: nothing may wait, and no other callback may run.
+    /// Whether a callback runs: then no request may wait, and no other callback may run.
     is_calling: Cell<bool>,
 }
 
 struct State {
     ring: Ring,
     buffers: [Buffer; 2],
-    /// The buffer that requests go to. The kernel has the other one, or nothing.
+    /// The buffer that takes requests. The kernel has the other one, or nothing.
     filling: usize,
     kernel_has_other: bool,
     /// When the first request came into the filling buffer.
@@ -128,7 +131,7 @@ impl State {
         &mut self.buffers[1 - self.filling]
     }
 
-    /// Gives the filling buffer to the kernel. Only while the kernel has nothing.
+    /// Gives the filling buffer to the kernel, which must have nothing.
     fn turn(&mut self) {
         debug_assert!(!self.kernel_has_other);
         self.filling = 1 - self.filling;
@@ -139,14 +142,13 @@ impl State {
     fn give(&mut self) {
         let Self { ring, buffers, filling, .. } = self;
         buffers[1 - *filling].give(|number, ask| {
-            // SAFETY: the buffer keeps bytes and file until the answer to this operation, and is not freed before (see
-            // Inner::drop).
+            // SAFETY: the buffer keeps bytes and file until the answer to this operation, and is
+            // not freed before (see Inner::drop).
             unsafe { ring.ask(number as u64, &ask) };
         });
         ring.submit();
     }
 
-    /// Takes what the kernel has completed.
     fn take(&mut self) {
         let mut took = false;
         while let Some((name, result)) = self.ring.next() {
@@ -161,7 +163,6 @@ impl State {
         }
     }
 
-    /// Whether the filling buffer should go to the kernel.
     fn is_due(&self, interval_ns: u64) -> bool {
         let filling = &self.buffers[self.filling];
         !self.kernel_has_other
@@ -171,17 +172,17 @@ impl State {
 }
 
 impl Storage {
-    /// Sets the storage of an NF up, in the thread that runs it. Whoever has a `_context` has attached, or is a test.
+    /// Sets up the storage of an NF, on the NF's thread. `_context` shows that it has attached.
     ///
     /// # Errors
-    /// [`StorageError`]: io_uring is not there or forbidden, the options make no sense, or the NF has one already.
+    /// [`StorageError`]: no io_uring, or forbidden; wrong options; or the NF has a storage already.
     pub fn new(_context: &Context, options: &StorageOptions) -> Result<Self, StorageError> {
         let (bytes, operations) = (options.batch_bytes, options.batch_operations);
         if !(4096..=64 << 20).contains(&bytes) || !(1..=4096).contains(&operations) {
             return Err(StorageError::Options { bytes, operations });
         }
-        let seat = Seat::here();
-        if seat.storage().is_some() {
+        let sleeper = Sleeper::here();
+        if sleeper.storage().is_some() {
             return Err(StorageError::Second);
         }
         let buffer = || Buffer::new(bytes.next_multiple_of(4096), operations);
@@ -189,17 +190,17 @@ impl Storage {
             State { ring: Ring::new(operations)?, buffers: [buffer(), buffer()], filling: 0, kernel_has_other: false, since_ns: 0 };
         let inner = Rc::new(Inner {
             state: RefCell::new(state),
-            seat: seat.clone(),
+            sleeper: sleeper.clone(),
             interval_ns: u64::try_from(options.flush_interval.as_nanos()).unwrap_or(u64::MAX),
             is_calling: Cell::new(false),
         });
         let completions: Rc<dyn Completions> = inner.clone();
-        seat.set_storage(Rc::downgrade(&completions));
+        sleeper.set_storage(Rc::downgrade(&completions));
         Ok(Self(inner))
     }
 
-    /// Reads `len` bytes of `file` from byte `at` on, and calls `callback` with them. At the end of the file they are fewer. A
-    /// stream is read where it stands. Waits while both buffers are full.
+    /// Reads `len` bytes of `file` from byte `at` on, fewer at its end, and calls `callback` with
+    /// them. A stream is read at its position. Waits while both buffers are full.
     ///
     /// # Errors
     /// [`RequestError`]: the request was not taken, and the callback is not called.
@@ -214,7 +215,7 @@ impl Storage {
         self.0.request(len, Callback::new(callback), |buffer, callback| buffer.read(file, at, len, callback))
     }
 
-    /// Writes `data` to `file`, and calls `callback` when that is done. The bytes are copied. Waits while both buffers are full.
+    /// Writes a copy of `data`, then calls `callback`. Waits while both buffers are full.
     ///
     /// # Errors
     /// As [`read_data`](Self::read_data).
@@ -240,21 +241,21 @@ impl Storage {
         callback: impl FnOnce(Outcome<'_>) + 'static,
     ) -> Result<(), RequestError> {
         let len = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
-        // The place is asked for after a wait: callbacks may have moved the file's end.
+        // Evaluated after a wait: callbacks may have moved the file's end.
         let place = || file.place(at);
         self.0.request(len, Callback::new(callback), |buffer, callback| buffer.write(file, place(), parts, len, callback))?;
         file.moved(at, len as u64);
         Ok(())
     }
 
-    /// Calls the callbacks of what has ended, and gives the kernel what has waited long enough. The library does so once a burst; a
-    /// test without a manager, or a long task within a handler, may call it. Does nothing within a callback.
+    /// Calls due callbacks, and submits what has waited long enough. The library does so once a
+    /// burst; a long task in a handler, or a test, may call it. Does nothing within a callback.
     pub fn poll(&self) {
         self.0.poll();
     }
 
-    /// Gives everything to the kernel, waits until it is done, and calls the callbacks. Does nothing within a callback. The library
-    /// does so at a clean stop.
+    /// Submits everything, waits until it is done, and calls the callbacks. The library does so at
+    /// a clean stop. Does nothing within a callback.
     pub fn flush(&self) {
         self.0.flush();
     }
@@ -319,9 +320,9 @@ impl Inner {
         }
     }
 
-    /// Calls the callbacks of what has ended, and says how many.
+    /// Calls the callbacks of ended requests, and returns how many.
     fn call_back(&self) -> usize {
-        /// Ends the time of callbacks, also when one panics.
+        /// Clears `is_calling`, also when a callback panics.
         struct Calling<'a>(&'a Cell<bool>);
         impl Drop for Calling<'_> {
             fn drop(&mut self) {
@@ -340,9 +341,9 @@ impl Inner {
             called += 1;
             let outcome = match ended.failure {
                 Some(error) => Err(error),
-                // SAFETY: the bytes lie in the buffer that the kernel had. It is done with them, and the buffer takes no requests
-                // before settle() says that this callback, the last that has them, has returned. Nobody else can run until then:
-                // is_calling.
+                // SAFETY: the bytes lie in the buffer that the kernel is done with. It takes no
+                // requests before settle() reports that this callback, the last with them, has
+                // returned; is_calling excludes others.
                 None => Ok(unsafe { std::slice::from_raw_parts(ended.start, ended.len) }),
             };
             ended.callback.call(outcome);
@@ -356,7 +357,7 @@ impl Inner {
     /// Sleeps until the kernel has completed something.
     #[cold]
     fn suspend(&self) {
-        if !self.seat.suspend(self) {
+        if !self.sleeper.suspend(self) {
             self.state.borrow_mut().ring.wait_for_completion();
         }
     }
@@ -413,10 +414,10 @@ impl Completions for Inner {
         Duration::from_nanos(state.since_ns.saturating_add(self.interval_ns).saturating_sub(monotonic_ns()))
     }
 
-    fn wait(&self, bells: Bells, timeout: Duration) {
+    fn wait(&self, doorbells: Doorbells, timeout: Duration) {
         let state = &mut *self.state.borrow_mut();
         let under_way = state.kernel_has_other;
-        state.ring.wait(bells, timeout, under_way);
+        state.ring.wait(doorbells, timeout, under_way);
     }
 }
 
@@ -427,7 +428,7 @@ impl Drop for Inner {
         while state.other().with_kernel() > 0 {
             while let Some((name, result)) = state.ring.next() {
                 let failed = result.min(0);
-                // What was short or interrupted is not asked again: it counts as failed.
+                // A short or interrupted operation is not repeated: it counts as failed.
                 if state.buffers[1 - state.filling].answer(name as usize, failed).is_some() {
                     let _ = state.buffers[1 - state.filling].answer(name as usize, -libc::ECANCELED);
                 }

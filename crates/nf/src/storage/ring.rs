@@ -1,22 +1,24 @@
 //! The kernel's side: an io_uring, and how a sleeping NF waits on it.
 //!
 //! # Approach
-//! Completions lie in memory that the kernel shares, so that looking for them is a load and no system call. Operations go to the
-//! kernel a buffer at a time, in one call.
+//! Completions lie in memory that the kernel shares, so a check for them is a load and no system
+//! call. Operations go to the kernel a buffer at a time, in one call.
 //!
-//! An NF sleeps on its doorbells, which are futexes, and must wake for a completion too. With operations under way it waits in io_uring for
-//! all: with a futex-wait operation on the doorbells in the ring (Linux 6.7), whatever ends first ends the wait. The operation
-//! stays in the ring when something else ended it. As long as it is there it may take a ring of a doorbell, so the NF goes on to
-//! sleep here; once it is gone and nothing is under way, the NF sleeps on the futexes themselves.
+//! An NF sleeps on its doorbells, which are futexes, and must wake for a completion too. With
+//! operations under way it waits in io_uring, with a futex-wait operation on the doorbells in the
+//! ring (Linux 6.7): whatever ends first ends the wait. The operation stays in the ring after
+//! another event, and may then consume a doorbell's wake; so the NF goes on to sleep here until it
+//! is gone and nothing is under way, and then sleeps on the futexes themselves.
 //!
-//! Where the kernel does not know that operation, the NF sleeps on its doorbell and looks after [`LOOK_EVERY`] while operations are
-//! under way.
+//! On a kernel without that operation, the NF sleeps on its doorbell and checks every
+//! [`LOOK_EVERY`] while operations are under way.
 //!
-//! # Why not otherwise
-//! Waiting in the ring costs up to 1.8 µs more than on the futex (measured: there and back between two threads of a core 6.3 µs
-//! against 4.5; on two cores 34.5 against 33.3), once for each sleep with operations under way. Sleeping for a bounded time instead
-//! costs a switch each time, and half the bound in latency. A thread that rings the doorbell when an eventfd fires costs two
-//! switches for each batch, and has its own place in the core's scheduler.
+//! # Alternatives
+//! Waiting in the ring costs up to 1.8 µs more than on the futex (measured: round trip between two
+//! threads of a core 6.3 µs against 4.5; on two cores 34.5 against 33.3), once for each sleep with
+//! operations under way. A bounded sleep costs a switch each time, and half the bound in latency. A
+//! thread that rings the doorbell on an eventfd costs two switches a batch, and competes for the
+//! core.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -26,14 +28,14 @@ use rustix::io::Errno;
 
 use super::buffer::{Ask, Kind};
 use super::error::StorageError;
-use crate::seat::Bells;
+use crate::sleeper::Doorbells;
 
 /// The name of the doorbells' operation.
 const BELL: u64 = u64::MAX;
 /// Longest sleep with operations under way where the kernel cannot wait for both.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// From linux/futex.h: the futex is 32 bits wide (and not private to the process).
+/// From linux/futex.h: a 32-bit futex, not private to the process.
 const FUTEX2_SIZE_U32: u32 = 2;
 
 /// A ring with room for the operations of one buffer.
@@ -49,7 +51,7 @@ pub(super) struct Ring {
 
 impl Ring {
     pub(super) fn new(operations: usize) -> Result<Self, StorageError> {
-        // One more for the doorbell. Each operation is in the ring once, so completions never overflow.
+        // One more for the doorbells. Operations are in the ring once: completions fit.
         let uring = IoUring::builder().dontfork().build(operations as u32 + 1).map_err(|e| StorageError::refused(&e))?;
         if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_rw_cur_pos() {
             return Err(StorageError::Missing);
@@ -60,25 +62,25 @@ impl Ring {
         Ok(Self { waits_for_futex, uring, is_armed: false, armed: Box::default() })
     }
 
-    /// Behaves as on a kernel that does not know the futex operation.
+    /// Behaves as on a kernel without the futex operation.
     #[cfg(test)]
     pub(super) fn forget_futex(&mut self) {
         self.waits_for_futex = false;
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: of an operation, the buffer keeps the memory and the file until the completion is taken (promised to ask()); of
-        // the doorbells, the bells are there for ever, and what names them as long as the ring.
+        // SAFETY: the buffer keeps memory and file of an operation until its completion (see
+        // ask()); doorbells are never freed, and `armed` lives as long as the ring.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
-            // The kernel takes what it has been given first; there is room for all of a buffer.
+            // The kernel takes earlier entries first; all of a buffer fits.
             self.enter(0, None);
         }
     }
 
-    /// Puts an operation into the ring. It goes to the kernel with the next [`submit`](Self::submit) or wait.
+    /// Puts an operation into the ring, for the next [`submit`](Self::submit) or wait.
     ///
     /// # Safety
-    /// The bytes and the descriptor stay, and nobody else touches the bytes, until the completion with this name is taken.
+    /// Bytes and descriptor stay, and no other code touches the bytes, until the completion.
     pub(super) unsafe fn ask(&mut self, name: u64, ask: &Ask) {
         let fd = types::Fd(ask.fd as RawFd);
         let entry = match ask.kind {
@@ -88,7 +90,7 @@ impl Ring {
         self.push(&entry.user_data(name));
     }
 
-    /// Gives the kernel what was put into the ring, in one system call.
+    /// Submits what was put into the ring, in one system call.
     pub(super) fn submit(&mut self) {
         if !self.uring.submission().is_empty() {
             self.enter(0, None);
@@ -105,7 +107,7 @@ impl Ring {
             }
         };
         match result.as_ref().err().and_then(Errno::from_io_error) {
-            // Out of time, interrupted, or the kernel has no memory just now: what is in the ring stays there for the next call.
+            // Timeout, interrupt, or no kernel memory for now: the ring keeps it for the next call.
             None | Some(Errno::TIME | Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {}
             Some(errno) => {
                 panic!("io_uring does not work any more ({errno}): has this NF closed a descriptor that is not its own?")
@@ -113,7 +115,7 @@ impl Ring {
         }
     }
 
-    /// Whether there are completions to take. A look at memory.
+    /// Whether there are completions to take. Only reads memory.
     #[inline]
     pub(super) fn has_completions(&mut self) -> bool {
         !self.uring.completion().is_empty()
@@ -130,32 +132,30 @@ impl Ring {
         }
     }
 
-    /// Waits for a completion.
     pub(super) fn wait_for_completion(&mut self) {
         self.enter(1, None);
     }
 
-    /// Waits until one of the bells is rung, until a completion, or until `timeout` is over. `under_way` says whether operations are with
-    /// the kernel.
-    pub(super) fn wait(&mut self, bells: Bells, timeout: Duration, under_way: bool) {
-        // With nothing to wait for but the bells, and no operation that may take their rings, the futexes themselves are cheaper.
+    /// Waits for a doorbell, a completion, or the timeout. `under_way`: the kernel has operations.
+    pub(super) fn wait(&mut self, doorbells: Doorbells, timeout: Duration, under_way: bool) {
+        // If only doorbells can wake it and no operation may consume a wake, futexes are cheaper.
         if !self.waits_for_futex || (!under_way && !self.is_armed) {
             self.submit();
-            bells.wait(if under_way { timeout.min(LOOK_EVERY) } else { timeout });
+            doorbells.wait(if under_way { timeout.min(LOOK_EVERY) } else { timeout });
             return;
         }
         if !self.is_armed {
             let waiter = |(bell, seen): (&std::sync::atomic::AtomicU32, u32)| {
                 types::FutexWaitV::new().val(seen.into()).uaddr(bell.as_ptr() as u64).flags(FUTEX2_SIZE_U32)
             };
-            self.armed[0] = waiter(bells.first);
-            if let Some(second) = bells.second {
+            self.armed[0] = waiter(doorbells.first);
+            if let Some(second) = doorbells.second {
                 self.armed[1] = waiter(second);
             }
-            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(bells.second.is_some()));
+            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(doorbells.second.is_some()));
             self.push(&wait.build().user_data(BELL));
             self.is_armed = true;
-        } else if bells.are_rung() {
+        } else if doorbells.are_rung() {
             return;
         }
         self.enter(1, Some(timeout));

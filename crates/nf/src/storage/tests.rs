@@ -1,4 +1,4 @@
-//! Real files, and a pipe where the disk is to be slow: it takes 64 KiB and then stands until the test reads.
+//! Tests with real files, and with a pipe as a slow disk, which takes 64 KiB until it is read.
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ impl Fixture {
         File::new(std::fs::File::options().read(true).write(true).create(true).truncate(false).open(self.path()).unwrap())
     }
 
-    /// A callback that notes what it is told under `name`.
+    /// A callback that records its argument under `name`.
     fn note(&self, name: u32) -> impl FnOnce(Outcome<'_>) + use<> {
         let seen = self.seen.clone();
         move |outcome| seen.borrow_mut().push((name, outcome.map(<[u8]>::to_vec)))
@@ -45,7 +45,6 @@ impl Fixture {
         self.seen.borrow().iter().map(|(name, _)| *name).collect()
     }
 
-    /// Polls until `n` callbacks have been called.
     fn poll_until(&self, n: usize) {
         let started = std::time::Instant::now();
         while self.seen.borrow().len() < n {
@@ -306,11 +305,11 @@ fn wakes(forget: bool, by_neighbours: bool) {
     }
     let bell: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
     let silent: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
-    // The bell that rings is that of the neighbours, or the manager's, alone or with a silent one beside it.
-    let bells = |seen| match by_neighbours {
-        true => Bells { first: (bell, seen), second: Some((silent, 0)) },
-        false if forget => Bells { first: (bell, seen), second: None },
-        false => Bells { first: (silent, 0), second: Some((bell, seen)) },
+    // The doorbell that rings is the core page's or the NF's own, alone or beside a silent one.
+    let doorbells = |seen| match by_neighbours {
+        true => Doorbells { first: (bell, seen), second: Some((silent, 0)) },
+        false if forget => Doorbells { first: (bell, seen), second: None },
+        false => Doorbells { first: (silent, 0), second: Some((bell, seen)) },
     };
     let long = Duration::from_secs(20);
     let started = std::time::Instant::now();
@@ -321,23 +320,22 @@ fn wakes(forget: bool, by_neighbours: bool) {
             sluice_shm::doorbell::ring(bell);
         });
         while bell.load(std::sync::atomic::Ordering::Acquire) == seen {
-            t.storage.0.wait(bells(seen), long);
+            t.storage.0.wait(doorbells(seen), long);
             t.storage.poll();
         }
         ringer.join().unwrap();
     };
-    // The doorbell wakes with nothing under way, again and again.
     (0..3).for_each(ring);
-    // A bell that was rung already does not let it sleep.
-    t.storage.0.wait(bells(0), long);
+    // A doorbell that has rung already prevents the sleep.
+    t.storage.0.wait(doorbells(0), long);
     t.storage.poll();
-    // A completion wakes, with the bell silent.
+    // A completion wakes, with the doorbell silent.
     t.storage.write_data(&file, At::End, &[1; 4096], t.note(0)).unwrap();
     t.storage.flush();
     let (read, written) = (pipe_reader(&t), t.seen.borrow().len());
     t.storage.read_data(&read.0, 0, 5, t.note(1)).unwrap();
     t.storage.poll();
-    // With a read under way the doorbell still does, and leaves nothing behind that would take the next ring.
+    // With a read under way the doorbell still wakes, and no operation consumes the next ring.
     (3..6).for_each(ring);
     let mut writer = read.1;
     let late = std::thread::spawn(move || {
@@ -345,7 +343,7 @@ fn wakes(forget: bool, by_neighbours: bool) {
         writer
     });
     while t.seen.borrow().len() == written {
-        t.storage.0.wait(bells(6), long);
+        t.storage.0.wait(doorbells(6), long);
         t.storage.poll();
     }
     late.join().unwrap();
@@ -353,14 +351,13 @@ fn wakes(forget: bool, by_neighbours: bool) {
     let mut all = [0; 4096];
     out.read_exact(&mut all).unwrap();
     assert!(started.elapsed() < long, "nothing was found only by the end of a sleep");
-    // The bell's operation of the last wait is still in the ring. The next ring ends it, and the one after finds the futex.
+    // The last wait's operation is in the ring: the next ring ends it, the one after the futex.
     (6..9).for_each(ring);
-    // And the end of the sleep does.
-    t.storage.0.wait(bells(9), Duration::from_millis(2));
+    // The timeout wakes, too.
+    t.storage.0.wait(doorbells(9), Duration::from_millis(2));
     assert!(started.elapsed() < long);
 }
 
-/// A pipe to read from, and its other end.
 fn pipe_reader(_: &Fixture) -> (File, std::fs::File) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     (File::new(read), write.into())

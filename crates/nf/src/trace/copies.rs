@@ -1,7 +1,8 @@
-//! Copies of lengths that are known only as they are made, followed.
+//! Copies of variable length, followed.
 //!
-//! The compiler's pass has not been over the C library, so these stand in its place in a traced program: they tell each line that they read or
-//! write, and leave the rest to an instruction. Those of a fixed, small size are no calls, and are not followed.
+//! The pass was not applied to the C library, so in a traced program these functions replace its
+//! own: they record each line that they read or write, and leave the rest to an instruction. Copies
+//! of a fixed, small size are no calls, and are not followed.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
@@ -16,13 +17,13 @@ const STORE: usize = SIZES as usize;
 // SAFETY: the program has this in place of the C library's, and it does the same.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut c_void, from: *const c_void, bytes: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promised.
     unsafe { forward(to, from, bytes) };
     to
 }
 
 /// # Safety
-/// As that of memcpy, but the ranges may overlap where the bytes move down.
+/// As that of memcpy, but the ranges may overlap if the bytes move down.
 #[inline(always)]
 unsafe fn forward(to: *mut c_void, from: *const c_void, bytes: usize) {
     __sanitizer_sluice_many(from as usize, bytes, LOAD);
@@ -39,7 +40,7 @@ unsafe fn forward(to: *mut c_void, from: *const c_void, bytes: usize) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, bytes: usize) -> *mut c_void {
     if (to as usize).wrapping_sub(from as usize) >= bytes {
-        // SAFETY: the caller's promise; nothing is written before it is read.
+        // SAFETY: as the caller promised; no byte is written before it is read.
         unsafe { forward(to, from, bytes) };
         return to;
     }
@@ -63,14 +64,14 @@ unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, bytes: usize)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut c_void, byte: c_int, bytes: usize) -> *mut c_void {
     __sanitizer_sluice_many(to as usize, bytes, STORE);
-    // SAFETY: as above; a byte is what is left of the number, as C has it.
+    // SAFETY: as above; only the low byte of `byte` is used, as in C.
     unsafe {
         asm!("rep stosb", inout("rcx") bytes => _, inout("rdi") to => _, in("al") byte as u8, options(nostack, preserves_flags));
     }
     to
 }
 
-// Calls that the code generator makes come after whoever decides what is used.
+// The code generator's calls come after the decision which functions are used.
 #[used]
 static COPY: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = memcpy;
 #[used]
@@ -88,7 +89,7 @@ mod tests {
         for (to, from, bytes) in
             [(0, 0, 0), (0, 500, 300), (10, 3, 400), (3, 10, 400), (7, 7, 90), (1, 0, 999), (0, 1, 999), (5, 6, 1)]
         {
-            // Byte by byte: the library's own copies are those that are tested.
+            // Byte by byte: the library's copies are under test.
             let moved = |i: usize| if (to..to + bytes).contains(&i) { whole[from + (i - to)] } else { whole[i] };
             let (wanted, mut got): (Vec<u8>, _) = ((0..whole.len()).map(moved).collect(), whole.clone());
             let start = got.as_mut_ptr();

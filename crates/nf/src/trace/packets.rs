@@ -1,23 +1,22 @@
 //! The packets that an NF is traced on.
 //!
-//! The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion, and powers by series, where the C
-//! library's have tables of some KiB.
+//! The generator keeps no table, so that only the NF fills a cache: Zipf by rejection-inversion,
+//! and powers by series, where the C library's have tables of some KiB.
 //!
 //! # Source
-//! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete distributions, 1996.
+//! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete
+//! distributions, 1996.
 
 use sluice_shm::BURST;
 
 use super::{Traffic, made, mark};
 use crate::header::checksum;
 
-/// The part of the accesses that are enough after which a warm-up is too.
+/// The warm-up's part of a sufficient number of accesses is one in this many.
 const WARM_UP_PART: u64 = 10;
 
-/// What packets are for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Stage {
-    /// One of each flow.
     Flows,
     WarmUp,
     Counted,
@@ -31,7 +30,7 @@ pub(super) struct Source {
     maker: Maker,
     burst: Vec<Vec<u8>>,
     stage: Stage,
-    /// Packets of this stage so far, and the loads and stores when it began.
+    /// Packets of this stage so far, and the loads and stores at its beginning.
     sent: u64,
     began: u64,
 }
@@ -43,7 +42,7 @@ impl Source {
         Self { traffic, draw: Draw::new(&traffic), maker, burst, stage: Stage::Flows, sent: 0, began: made() }
     }
 
-    /// The next burst, to be asked for while nobody is followed. None: there have been enough, and all marks are written.
+    /// The next burst; call it while not following. None: the trace and all marks are complete.
     pub(super) fn burst(&mut self) -> Option<&[Vec<u8>]> {
         loop {
             let Traffic { flows, warm_up, packets, accesses, .. } = self.traffic;
@@ -96,7 +95,7 @@ fn ln(x: f64) -> f64 {
     2.0 * z * series + exponent * std::f64::consts::LN_2
 }
 
-/// e to the power of a number that keeps it within what a float is, to nine digits.
+/// e to the power of a number, within a float's range, to nine digits.
 fn exp(y: f64) -> f64 {
     let twos = (y / std::f64::consts::LN_2).round().clamp(-1022.0, 1023.0);
     let rest = y - twos * std::f64::consts::LN_2;
@@ -108,7 +107,7 @@ fn pow(x: f64, y: f64) -> f64 {
     if x <= 0.0 { 0.0 } else { exp(y * ln(x)) }
 }
 
-/// Numbers from 0 to 1, and from 1 to `n` by Zipf's law.
+/// Random numbers from 0 to 1, and from 1 to `n` by Zipf's law.
 struct Draw {
     state: u64,
     n: f64,
@@ -161,9 +160,9 @@ impl Draw {
     }
 }
 
-/// Makes UDP packets that differ in their flows alone, so that little is written for each.
+/// Makes UDP packets that differ only in their flows, so that little is written for each.
 struct Maker {
-    /// A packet of no flow.
+    /// The packet without a flow.
     whole: Vec<u8>,
     /// The sum of its header's words.
     sum: u32,
@@ -184,13 +183,13 @@ impl Maker {
         Self { whole, sum, spread }
     }
 
-    /// Makes a packet one of this flow.
+    /// Turns a packet into one of this flow.
     fn write(&self, packet: &mut [u8], flow: u32) {
         let from = 10 << 24 | flow & 0xff_ffff;
         let mut to = u32::from_be_bytes([198, 18, 0, 1]);
         if self.spread {
             to = flow.wrapping_mul(0x9e37_79b1);
-            // Addresses of hosts: not 0/8, 127/8, or above 223.
+            // Host addresses: not 0/8, 127/8, or above 223.
             to = to & 0xff_ffff | (1 + (to >> 24) % 126) << 24;
         }
         let port = 1_024 + (flow % 60_000) as u16;

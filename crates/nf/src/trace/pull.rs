@@ -1,16 +1,19 @@
-//! An NF that owns its loop, traced: what stands in for its manager.
+//! A stand-in for the manager of a traced NF that owns its loop.
 //!
 //! # Approach
-//! The NF has rings as if it had attached, and a [`Feed`] at their other ends, in its own thread. Whenever the NF asks for packets, the feed takes
-//! back what has been written, and posts the next burst if none waits. Frames that came back last go out first: an NF that writes what it
-//! has read before it reads on sees the frames of one burst, and one whose packets wait for something as many as wait.
+//! The NF has rings as if it had attached, and a [`Feed`] at their other ends, in its own thread.
+//! Whenever the NF asks for packets, the feed takes back what was written, and posts the next burst
+//! if none waits. Frames that came back last go out first: an NF that writes packets before it
+//! reads more uses the frames of one burst, and one whose packets wait as many as wait.
 //!
-//! It is followed from when it reads first, but for what the library does where packets are read and written; callbacks of its storage are its own.
-//! The process ends with the trace: the loop is not ours to leave, and what the NF would say at its end would be taken for records.
+//! It is followed from its first read on, except in the library's code for reads and writes; its
+//! storage callbacks are followed. The process ends with the trace, as the loop is not ours to
+//! leave and the NF's last output would be taken for records.
 //!
 //! # Limits
-//! Packets that wait when the warm-up ends are among those that count, and those that wait at the end are not. The clock is the machine's.
-//! What the kernel writes (a read of the storage) is not followed. One of these hands no packets on to another traced NF.
+//! Packets that wait when the warm-up ends count; those that wait at the end do not. The clock is
+//! the machine's. The kernel's writes (a read of the storage) are not followed. Such an NF cannot
+//! hand packets on to another traced NF.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -30,12 +33,12 @@ use super::{Traffic, begin, context, follow, write_out};
 use crate::context::Context;
 use crate::engine::Engine;
 use crate::error::NfError;
-use crate::seat::Place;
+use crate::sleeper::Place;
 
-/// Frames, and slots of the ring that they come back by: an NF may keep all but a burst of them. No more, as the ring takes up cache of who looks
-/// at a program that is not traced.
+/// Frames, and slots of their return ring: an NF may keep all but a burst of them. No more, as the
+/// ring takes up cache where other tools look at an untraced program.
 const FRAMES: u32 = 1_024;
-/// How long an NF may keep so many that there is no burst to give it.
+/// How long an NF may keep too many frames for another burst.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest packet, as in the harness.
 const PACKET_BYTES: usize = 2_112;
@@ -43,13 +46,13 @@ const PACKET_BYTES: usize = 2_112;
 /// Whether the NF of this process owns its loop and is traced.
 static IS_TRACED: AtomicBool = AtomicBool::new(false);
 
-/// What the library does on behalf of the NF.
+/// Runs library code on behalf of the NF, without following it.
 #[inline(always)]
 pub(crate) fn apart<T>(library: impl FnOnce() -> T) -> T {
     change(false, library)
 }
 
-/// What the library does when the NF reads, which is followed from then on.
+/// Runs the library's part of a read; from then on the NF is followed.
 #[inline(always)]
 pub(crate) fn reading<T>(read: impl FnOnce() -> T) -> T {
     let done = apart(read);
@@ -59,7 +62,7 @@ pub(crate) fn reading<T>(read: impl FnOnce() -> T) -> T {
     done
 }
 
-/// What the NF does, called by the library.
+/// Runs NF code that the library calls, following it.
 #[inline(always)]
 pub(crate) fn within<T>(nf: impl FnOnce() -> T) -> T {
     change(true, nf)
@@ -81,9 +84,9 @@ pub(crate) struct Feed {
     source: Source,
     rx: Producer,
     tx: Consumer,
-    /// Frames that no packet is in, those that came back last at the end.
+    /// Free frames; those that came back last are at the end.
     free: Vec<u32>,
-    /// When there was a burst to give last.
+    /// Time at which there last was a burst to give.
     given: Instant,
     /// The other end of the NF's connection.
     _peer: OwnedFd,
@@ -92,7 +95,7 @@ pub(crate) struct Feed {
 /// An NF with its feed.
 ///
 /// # Errors
-/// What was asked for cannot be understood or is not for such NFs, or there is no memory.
+/// The traffic cannot be parsed or is not for such NFs, or there is no memory.
 pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Context, Feed), NfError> {
     let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
     if traffic.input || traffic.output {
@@ -104,14 +107,14 @@ pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Contex
     let none = |error: &dyn std::fmt::Display| NfError::Handler(format!("there is no memory for packets: {error}").into());
     let geometry = Geometry { first: 0, frames: FRAMES, stride: Geometry::stride_for(PACKET_BYTES) as u32 };
     let (_memory, arena) = Arena::create(geometry, false).map_err(|e| none(&e))?;
-    // Of the region the page alone is used: the rings are this process's own.
+    // Of the region only the page is used: the rings are this process's own.
     let layout = RegionLayout::new(1, BURST as u32).expect("the constants are within the limits");
     let page = Region::create(layout).map_err(|e| none(&e))?.page;
     let (_memory, core) = CorePage::create(1, false).map_err(|e| none(&e))?;
     let place = Place { core: Box::leak(Box::new(core)), slot: 0, poll: true, page: Box::leak(Box::new(page)) };
     let (socket, peer) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(|e| none(&e))?;
-    // A burst is posted where none waits.
+    // A burst is posted only if none waits.
     let ((to_nf, rx), (tx, from_nf)) = (ring::private(BURST as u32), ring::private(FRAMES));
     let engine = Engine::new(arena, vec![rx], tx, place, 0, socket, Clock::new());
     let free = (0..FRAMES).rev().collect();
@@ -190,7 +193,7 @@ mod tests {
         assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST));
         let (again, flows) = seen(&mut burst);
         assert_eq!((again, flows[0]), (frames.clone(), 32));
-        // While these wait, others come elsewhere; what is dropped comes back too.
+        // While these wait, others get other frames; dropped ones come back too.
         kept.append(&mut burst);
         assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST));
         let (others, flows) = seen(&mut burst);

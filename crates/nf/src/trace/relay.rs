@@ -1,12 +1,14 @@
-//! Packets from one traced NF to the next of a chain: through whoever reads the traces, in words of eight bytes, least byte first.
+//! Packets from one traced NF to the next of a chain, by way of the reader of the traces.
 //!
-//! # Approach
-//! - *Input.* With `input=1` packets come from standard input, in batches. A batch is a word with the number of its bytes, then its bursts; it is
-//!   read whole before its first burst is handled, so that who writes it never waits for who waits for him. A burst is a word with the number of
-//!   its packets, then the packets; [`MARK`] in place of the number is a mark. A packet is a word with its length, then its bytes, filled up to
-//!   whole words. All that comes of a batch is written before the next one is read.
-//! - *Output.* With `output=1` there is, amid the records and behind those of each burst, [`ON`] with the number of packets that go on to the next
-//!   hop, and then these packets.
+//! All is in words of eight bytes, little-endian.
+//! - *Input.* With `input=1` batches of packets come from standard input: a word with the number of
+//!   bytes, then bursts. A batch is read whole before its first burst is handled, so that reader
+//!   and writer never wait for each other. A burst is a word with its number of packets, then the
+//!   packets; [`MARK`] instead of the number is a mark. A packet is a word with its length, then
+//!   its bytes, padded to whole words. All output for a batch is written before the next one is
+//!   read.
+//! - *Output.* With `output=1`, amid the records and after those of each burst, there is [`ON`]
+//!   with the number of packets that go on to the next hop, then these packets.
 
 use std::io::{self, Read};
 
@@ -16,18 +18,15 @@ pub(super) const MARK: u64 = u64::MAX;
 /// A store of no bytes, which no access is.
 pub(super) const ON: u64 = 1 << 63;
 
-/// Most bytes of a batch.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Bytes of a word.
 const WORD: usize = 8;
 
-/// What a batch holds.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Part<'a> {
     /// Packets.
     Burst(Vec<&'a [u8]>),
-    /// The end of the warm-up, or of all.
+    /// The end of the warm-up, or of the trace.
     Mark,
 }
 
@@ -35,10 +34,10 @@ fn broken(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("SLUICE_TRACE: {what}"))
 }
 
-/// Reads a batch; none at the end of the stream.
+/// Reads a batch; None at the end of the stream.
 ///
 /// # Errors
-/// It cannot be read, ends too early, or is none.
+/// The batch cannot be read, ends too early, or is invalid.
 pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut word = [0; WORD];
     let mut have = 0;
@@ -60,10 +59,10 @@ pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(batch))
 }
 
-/// What a batch holds.
+/// The parts of a batch.
 ///
 /// # Errors
-/// It ends too early.
+/// The batch ends too early.
 pub(super) fn parts(mut batch: &[u8]) -> io::Result<Vec<Part<'_>>> {
     let mut parts = Vec::new();
     while !batch.is_empty() {
@@ -93,7 +92,6 @@ fn part<'a>(rest: &mut &'a [u8]) -> Option<Part<'a>> {
     Some(Part::Burst(packets))
 }
 
-/// The words of a packet.
 pub(super) fn words(packet: &[u8]) -> impl Iterator<Item = u64> {
     let (whole, rest) = packet.as_chunks::<WORD>();
     let mut last = [0; WORD];
@@ -106,7 +104,6 @@ pub(super) fn words(packet: &[u8]) -> impl Iterator<Item = u64> {
 mod tests {
     use super::*;
 
-    /// A batch as it comes.
     fn batch(parts: &[Part<'_>]) -> Vec<u8> {
         let of = |part: &Part<'_>| match part {
             Part::Mark => vec![MARK],

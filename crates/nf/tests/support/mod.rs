@@ -1,6 +1,6 @@
-//! A fake manager: the other side of the handshake and of the rings, driven step by step by a test.
+//! A fake manager: the other side of handshake and rings, driven by a test.
 //!
-//! Nothing here sleeps: waiting is looking again, with a limit that only a hang reaches.
+//! Nothing here sleeps: waits poll, with a limit that only a hang reaches.
 
 #![allow(dead_code)] // each test file uses its part
 
@@ -25,7 +25,7 @@ use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 /// Longer than anything takes that does not hang.
 const HANG: Duration = Duration::from_secs(30);
 
-/// Looks until `found` finds something.
+/// Polls until `found` returns a value.
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -37,7 +37,7 @@ pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The frames of its tenant, of which the arena is not the first.
+/// The tenant's first frame; its arena is not the first one.
 const FIRST_FRAME: u32 = 32_768;
 
 /// How an NF is to run.
@@ -109,7 +109,7 @@ impl Manager {
         self.spawn_as("ids.zygote", command)
     }
 
-    /// Lets the next process in as a zygote.
+    /// Accepts the next process as a zygote.
     pub fn welcome_zygote(&self) -> Zygote {
         let (socket, hello) = self.hello();
         assert_eq!(hello, Hello { name: "ids.zygote".into(), is_zygote: true });
@@ -124,20 +124,18 @@ impl Manager {
         (socket, Hello::decode(&message).unwrap())
     }
 
-    /// Refuses the next NF.
     pub fn refuse(&self, why: &str) {
         let (socket, _) = self.hello();
         handshake::send(socket.as_fd(), &Answer::Refusal(why.into()).encode(), &[]).unwrap();
     }
 
-    /// Lets the next NF in, into `slot`, and waits until it is ready.
+    /// Accepts the next NF, into `slot`, and waits until it is ready.
     pub fn welcome(&self, slot: u32, mode: Mode) -> Nf<'_> {
         let nf = self.accept_with(slot, mode);
         wait_for("the NF to be ready", || (nf.count(Counter::Ready) == 1).then_some(()));
         nf
     }
 
-    /// Lets the next NF in, into `slot`.
     pub fn accept(&self, slot: u32) -> Nf<'_> {
         self.accept_with(slot, Mode::default())
     }
@@ -188,18 +186,18 @@ pub struct Zygote {
 }
 
 impl Zygote {
-    /// What it says next; None when it has closed its end.
+    /// Its next report; None when it has closed its end.
     pub fn report(&self) -> Option<Report> {
         let (message, _) = handshake::receive(self.socket.as_fd()).ok()?;
         Some(Report::decode(&message).unwrap())
     }
 
-    /// Asks for an instance.
+    /// Requests an instance.
     pub fn ask(&self, name: &str) {
         handshake::send(self.socket.as_fd(), &Fork { name: name.into() }.encode(), &[]).unwrap();
     }
 
-    /// Waits until an instance that was asked for is forked, and gives its process.
+    /// Waits until a requested instance is forked, and returns its process.
     pub fn forked(&self, expected: &str) -> Child {
         match self.report() {
             Some(Report::Forked { name, pid }) if name == expected => Child::from_pid(pid),
@@ -231,7 +229,6 @@ impl Child {
         status.exit_status()
     }
 
-    /// A line of its status below /proc.
     pub fn status(&self, key: &str) -> String {
         status_of(self.pid.as_raw_nonzero().get().cast_unsigned(), key)
     }
@@ -265,7 +262,6 @@ pub struct Nf<'m> {
     socket: Option<OwnedFd>,
 }
 
-/// A packet as it came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Back {
     pub verdict: u8,
@@ -301,18 +297,17 @@ impl Nf<'_> {
         core.set_pending(self.slot, sluice_shm::clock::monotonic_ns());
     }
 
-    /// Wakes the NF if it sleeps.
     pub fn wake(&self) {
         self.manager.core.wake(self.slot);
     }
 
-    /// Posts packets on the first ring and wakes.
+    /// Posts packets on the first ring and wakes the NF.
     pub fn send(&mut self, packets: &[&[u8]]) {
         self.post(0, packets);
         self.wake();
     }
 
-    /// Waits for the next packet that comes back. Does not wake the NF.
+    /// Waits for the next returned packet. Does not wake the NF.
     pub fn one(&mut self) -> Back {
         let tx = &mut self.tx;
         let mut out = [Descriptor::default()];
@@ -323,7 +318,7 @@ impl Nf<'_> {
         Back { verdict: descriptor.verdict, arg: descriptor.arg, bytes }
     }
 
-    /// Waits for `n` packets, waking the NF whenever it sleeps with packets waiting, as the manager's poll does.
+    /// Waits for `n` packets, waking the NF when it sleeps with packets, as the manager does.
     pub fn collect(&mut self, n: usize) -> Vec<Back> {
         (0..n)
             .map(|_| {
@@ -339,7 +334,7 @@ impl Nf<'_> {
             .collect()
     }
 
-    /// Begins with the first frame again: all have come back.
+    /// Starts again with the first frame: all have come back.
     pub fn reuse_frames(&mut self) {
         self.frame = FIRST_FRAME + self.slot * 128;
     }
@@ -352,20 +347,18 @@ impl Nf<'_> {
         self.manager.core.waiting(self.slot)
     }
 
-    /// Closes the manager's end of the socket.
     pub fn hang_up(&mut self) {
         self.socket = None;
     }
 }
 
-/// A started NF process.
 pub struct Process {
     child: std::process::Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Process {
-    /// The next line that it prints, without its end; empty when it has closed its output.
+    /// The next line that it prints, without its end; empty when its output is closed.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
@@ -380,7 +373,7 @@ impl Process {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end; what it printed since, and to stderr.
+    /// Waits for its end. Returns its status, its remaining output, and its stderr.
     pub fn end(&mut self) -> (ExitStatus, String, String) {
         let status = wait_for("the NF to end", || self.child.try_wait().unwrap());
         let (mut out, mut err) = (String::new(), String::new());
@@ -403,7 +396,7 @@ pub fn outputs() -> PathBuf {
     test.parent().and_then(Path::parent).unwrap().to_owned()
 }
 
-/// The test NF, in a style. `cargo test` builds it; a test that runs by its own name may find none.
+/// The test NF, in a style. `cargo test` builds it; a single test may not find it.
 pub fn test_nf(style: &str) -> Command {
     let program = outputs().join("examples/test_nf");
     assert!(program.exists(), "run `cargo test -p sluice-nf` as a whole, or `cargo build -p sluice-nf --examples` first");

@@ -1,4 +1,4 @@
-//! Where an NF sleeps: its place on the core page, and the storage that also wakes it.
+//! How an NF sleeps: its place on the core page, and the storage that also wakes it.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -11,72 +11,70 @@ use sluice_shm::core_page::CorePage;
 use sluice_shm::doorbell;
 use sluice_shm::page::{Control, Counter, Page, asleep};
 
-/// Nanoseconds between looks for others with packets, of an NF that found none when its budget was used up.
+/// Nanoseconds between checks for other NFs with packets, once the budget is used up.
 const LOOK_ROUND_NS: u64 = 20_000;
-/// Nanoseconds between looks for those that go before others, where there are any.
+/// Nanoseconds between checks for NFs that go first, where there are any.
 const PRECEDENCE_NS: u64 = 20_000;
-/// Longest sleep of an NF that both buffers of its storage are full of: the doorbell and completions wake it, this only guards.
+/// Longest sleep of an NF whose storage is full; the doorbell and completions wake it before.
 const SUSPENDED: Duration = Duration::from_millis(100);
 
 /// What the kernel completes for an NF: its storage.
 pub(crate) trait Completions {
     /// Whether a [`poll`](Self::poll) has something to do.
     fn has_work(&self) -> bool;
-    /// Calls the callbacks that are due, and says how many.
+    /// Calls the callbacks that are due, and returns how many.
     fn poll(&self) -> usize;
-    /// Ends everything that was begun.
+    /// Completes everything that was begun.
     fn flush(&self);
-    /// Whether there are completions to take. A look at memory.
+    /// Whether there are completions to take. Only reads memory.
     fn has_completions(&self) -> bool;
-    /// How long the NF may sleep before it looks here again.
+    /// Longest sleep before the next check of the storage.
     fn longest_sleep(&self) -> Duration;
-    /// Waits until one of the bells is rung, until a completion, or until `timeout` is over.
-    fn wait(&self, bells: Bells, timeout: Duration);
+    /// Waits for a doorbell, a completion, or the timeout.
+    fn wait(&self, doorbells: Doorbells, timeout: Duration);
 }
 
-/// Where an NF sleeps. Without a place, as in unit tests, nobody wakes it but its storage.
+/// How an NF sleeps. Without a place, as in unit tests, only its storage wakes it.
 #[derive(Default)]
-pub(crate) struct Seat {
+pub(crate) struct Sleeper {
     place: Option<Place>,
     /// Not owned: callbacks may hold packets, which hold the engine, which holds this.
     storage: RefCell<Option<Weak<dyn Completions>>>,
-    /// A handler has waited for the disk since this was asked last.
+    /// Whether a handler has waited for the disk since the last query.
     has_waited: Cell<bool>,
-    /// Time that the storage took between bursts, in nanoseconds, since this was asked last.
+    /// Storage's time between bursts since the last query, in nanoseconds.
     storage_ns: Cell<u64>,
-    /// Since when it has had the core, in nanoseconds.
+    /// Time since which the NF has had the core, in nanoseconds.
     ran_since: Cell<u64>,
-    /// When it looks whether it has to give the core away: when its budget of this round is used up, or before.
+    /// Time of the next check whether to give the core away: at the end of its budget or before.
     run_until: Cell<u64>,
-    /// When its budget of this round is used up.
     budget_until: Cell<u64>,
 }
 
 thread_local! {
-    /// The seat of the NF that this thread runs. Not part of the NF's context, which may go to other threads.
-    static HERE: RefCell<Weak<Seat>> = const { RefCell::new(Weak::new()) };
+    /// The sleeper of this thread's NF. Not in the NF's context, which other threads may hold.
+    static HERE: RefCell<Weak<Sleeper>> = const { RefCell::new(Weak::new()) };
 }
 
-/// An attached NF's place.
 pub(crate) struct Place {
     pub(crate) core: &'static CorePage,
     pub(crate) slot: u32,
     pub(crate) poll: bool,
-    /// Leaked, as the core page: a signal handler may ring the bell in it at any time.
+    /// Leaked, as the core page: a signal handler may ring its doorbell at any time.
     pub(crate) page: &'static Page,
 }
 
-/// The bells that a sleeping NF waits for, each with the value that it had when the NF looked for work.
-///
-/// Neighbours ring that on the core page, where others can sleep in the NF's place; the manager alone rings that in the NF's own page.
-/// A sleep on two costs more, so both are waited for only while the manager says so ([`Control::Guarded`]).
+/// The doorbells that a sleeping NF waits for, each with its value before the check for work. That
+/// on the core page is rung by other NFs, and others can sleep on it in the NF's place; the one in
+/// the NF's own page is rung by the manager only. As sleeping on both costs more, it is done only
+/// on the manager's request ([`Control::Guarded`]).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bells {
+pub(crate) struct Doorbells {
     pub(crate) first: doorbell::Seen<'static>,
     pub(crate) second: Option<doorbell::Seen<'static>>,
 }
 
-impl Bells {
+impl Doorbells {
     /// Sleeps until one of them is rung.
     pub(crate) fn wait(&self, timeout: Duration) {
         match self.second {
@@ -85,16 +83,15 @@ impl Bells {
         }
     }
 
-    /// Whether one of them was rung.
     pub(crate) fn are_rung(&self) -> bool {
-        // Acquire: what who rang wrote before is seen.
+        // Acquire: sees what the waker wrote before.
         let rung = |(bell, seen): doorbell::Seen<'_>| bell.load(Ordering::Acquire) != seen;
         rung(self.first) || self.second.is_some_and(rung)
     }
 }
 
 impl Place {
-    /// Whether the NFs of the core divide it among themselves, and this is one of them now.
+    /// Whether this NF currently takes part in the hand-over.
     fn takes_turns(&self) -> bool {
         self.could_take_turns() && !self.is_alone()
     }
@@ -103,35 +100,35 @@ impl Place {
         !self.poll && self.core.hands_over()
     }
 
-    /// Whether the manager has taken it out of the turns for a while.
+    /// Whether the manager has taken it out of the hand-over for a while.
     fn is_alone(&self) -> bool {
         // Relaxed: only the word matters.
         self.page.control(Control::Alone).load(Ordering::Relaxed) != 0
     }
 
-    /// Whether somebody may be sleeping in its place.
+    /// Whether another NF may be sleeping in its place.
     fn is_guarded(&self) -> bool {
         // Relaxed: only the word matters.
         self.page.control(Control::Guarded).load(Ordering::Relaxed) != 0
     }
 
-    /// Sleeps by `wait`, with what it says of its sleep besides. Whether it handed the core over.
-    fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Bells)) -> bool {
+    /// Sleeps by `wait`, with the bits `says` in its page. True if it handed the core over.
+    fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Doorbells)) -> bool {
         let page = self.page;
-        // Acquire: as the bell on the core page.
+        // Acquire: as for the doorbell on the core page.
         let own = (page.bell(), page.bell().load(Ordering::Acquire));
         let hears_neighbours = self.core.hands_over();
-        // One that is alone is woken by the manager only.
+        // An NF outside the hand-over is woken by the manager only.
         let hears_manager = !hears_neighbours || (self.is_guarded() || self.is_alone()) && doorbell::waits_for_more();
         let hears = if hears_manager { asleep::HEARS } else { 0 };
-        // Relaxed: the fence in sleep_by() stands between this word and the look for work.
+        // Relaxed: the fence in sleep_by() separates this word from the check for work.
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
         let core = self.core;
         let handed_over = core.sleep_by(self.slot, in_turns, has_work, |_, seen| {
             let shared = (core.bell(self.slot), seen);
             wait(match (hears_neighbours, hears_manager) {
-                (true, guarded) => Bells { first: shared, second: guarded.then_some(own) },
-                (false, _) => Bells { first: own, second: None },
+                (true, guarded) => Doorbells { first: shared, second: guarded.then_some(own) },
+                (false, _) => Doorbells { first: own, second: None },
             });
         });
         page.asleep().store(0, Ordering::Relaxed);
@@ -139,24 +136,24 @@ impl Place {
     }
 }
 
-impl Seat {
+impl Sleeper {
     pub(crate) fn new(place: Place) -> Rc<Self> {
         let now = monotonic_ns();
-        let seat = Rc::new(Self { place: Some(place), ran_since: Cell::new(now), run_until: Cell::new(now), ..Self::default() });
-        HERE.set(Rc::downgrade(&seat));
-        seat
+        let sleeper = Rc::new(Self { place: Some(place), ran_since: Cell::new(now), run_until: Cell::new(now), ..Self::default() });
+        HERE.set(Rc::downgrade(&sleeper));
+        sleeper
     }
 
-    /// Where the NF of this thread sleeps; one without a place if it has not attached.
+    /// The sleeper of this thread's NF; one without a place if it has not attached.
     pub(crate) fn here() -> Rc<Self> {
         HERE.with_borrow(Weak::upgrade).unwrap_or_else(|| {
-            let seat = Rc::default();
-            HERE.set(Rc::downgrade(&seat));
-            seat
+            let sleeper = Rc::default();
+            HERE.set(Rc::downgrade(&sleeper));
+            sleeper
         })
     }
 
-    /// Whether the budget of this round is used up at `now`, and another NF of the core has packets, or one goes before it anyway.
+    /// Whether at `now` the budget is used up and another NF has packets, or another goes first.
     #[inline(always)]
     pub(crate) fn is_over_budget(&self, now: u64) -> bool {
         now >= self.run_until.get() && self.has_rival(now)
@@ -182,13 +179,13 @@ impl Seat {
         if place.core.has_other(place.slot) {
             return true;
         }
-        // Alone: the core costs nobody anything.
+        // Alone: the core costs no other NF anything.
         self.ran_since.set(now);
         self.run_until.set(now + LOOK_ROUND_NS);
         false
     }
 
-    /// Pays for the time that the NF had the core, sleeps by `sleep`, and notes that it has the core again.
+    /// Pays for the NF's time on the core, sleeps by `sleep`, and notes the time of waking.
     fn turn<T>(&self, place: &Place, sleep: impl FnOnce(bool) -> T) -> T {
         if !place.could_take_turns() {
             return sleep(false);
@@ -207,7 +204,6 @@ impl Seat {
         slept
     }
 
-    /// The NF's storage, if it has one.
     #[inline(always)]
     pub(crate) fn storage(&self) -> Option<Rc<dyn Completions>> {
         self.storage.borrow().as_ref()?.upgrade()
@@ -217,7 +213,7 @@ impl Seat {
         *self.storage.borrow_mut() = Some(storage);
     }
 
-    /// Calls the storage's callbacks that are due, and says how many. No borrow that they may need is held.
+    /// Calls the storage's callbacks that are due, without a borrow that they may need.
     #[inline(always)]
     pub(crate) fn poll(&self) -> usize {
         self.storage().map_or(0, |storage| self.poll_storage(&*storage))
@@ -234,54 +230,54 @@ impl Seat {
         called
     }
 
-    /// Time that requests and callbacks took outside of the handler since the last call, in nanoseconds.
+    /// Time of requests and callbacks outside the handler since the last call, in nanoseconds.
     pub(crate) fn storage_ns(&self) -> u64 {
         self.storage_ns.take()
     }
 
-    /// Whether a handler has waited for the disk since the last call: then its time is no service time.
+    /// Whether a handler has waited for the disk since the last call, which voids its service time.
     pub(crate) fn has_waited(&self) -> bool {
         self.has_waited.take()
     }
 
-    /// Ends everything that the storage has begun.
+    /// Completes everything that the storage has begun.
     pub(crate) fn flush(&self) {
         if let Some(storage) = self.storage() {
             storage.flush();
         }
     }
 
-    /// The NF leaves: it hands the core over for the last time.
+    /// Hands the core over for the last time.
     pub(crate) fn leave(&self) {
         if let Some(place) = self.place.as_ref().filter(|place| !place.poll) {
             place.core.leave(place.slot);
         }
     }
 
-    /// Sleeps and hands the core over; see [`CorePage::sleep`]. A completion of the storage ends the sleep too. Returns whether the
-    /// core was handed over.
+    /// Sleeps and hands the core over; see [`CorePage::sleep`]. A completion of the storage also
+    /// ends the sleep. True if the core was handed over.
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
-            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |bells| bells.wait(timeout)));
+            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |doorbells| doorbells.wait(timeout)));
         };
         let timeout = timeout.min(storage.longest_sleep());
         self.turn(place, |in_turns| {
-            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |bells| storage.wait(bells, timeout))
+            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |doorbells| storage.wait(doorbells, timeout))
         })
     }
 
-    /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller
-    /// waits in the kernel.
+    /// Sleeps because `storage` is full. False if the NF has no place or never sleeps: then the
+    /// caller waits in the kernel.
     pub(crate) fn suspend(&self, storage: &dyn Completions) -> bool {
         self.has_waited.set(true);
         let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
         place.page.add(Counter::Sleeps, 1);
-        // Packets are no reason to wake it; a completion is.
+        // Packets do not wake it; a completion does.
         let suspended = place.core.suspended(place.slot);
         suspended.store(1, Ordering::Relaxed);
         let handed_over = self.turn(place, |in_turns| {
-            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |bells| storage.wait(bells, SUSPENDED))
+            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |doorbells| storage.wait(doorbells, SUSPENDED))
         });
         suspended.store(0, Ordering::Relaxed);
         if handed_over {
@@ -291,9 +287,9 @@ impl Seat {
     }
 }
 
-impl fmt::Debug for Seat {
+impl fmt::Debug for Sleeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("slot", &self.place.as_ref().map(|place| place.slot)).finish_non_exhaustive()
+        f.debug_struct("Sleeper").field("slot", &self.place.as_ref().map(|place| place.slot)).finish_non_exhaustive()
     }
 }
 
@@ -316,85 +312,86 @@ mod tests {
         Box::leak(Box::new(page))
     }
 
-    fn seat(core: &'static CorePage, poll: bool) -> Rc<Seat> {
+    fn sleeper(core: &'static CorePage, poll: bool) -> Rc<Sleeper> {
         let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
-        Seat::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())) })
+        Sleeper::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())) })
     }
 
-    /// The other NF of the core has packets, or none.
+    /// Sets the packets of the other NF on the core.
     fn rival(core: &CorePage, packets: u32) {
         core.posted(RIVAL).store(core.taken(RIVAL).load(Ordering::Relaxed) + packets, Ordering::Relaxed);
         core.set_pending(RIVAL, 0);
     }
 
     /// Sleeps without a wait, as packets are there.
-    fn nod(seat: &Seat) {
-        assert!(!seat.sleep(Duration::ZERO, || true));
+    fn doze(sleeper: &Sleeper) {
+        assert!(!sleeper.sleep(Duration::ZERO, || true));
     }
 
     #[test]
     fn a_budget_that_is_used_up_counts_while_another_has_packets() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        let end = seat.run_until.get();
+        let sleeper = sleeper(core, false);
+        let end = sleeper.run_until.get();
         rival(core, 5);
-        assert!(!seat.is_over_budget(end - 1));
-        assert!(seat.is_over_budget(end) && seat.is_over_budget(end + MS));
-        // One that is on hold is no reason to stop.
+        assert!(!sleeper.is_over_budget(end - 1));
+        assert!(sleeper.is_over_budget(end) && sleeper.is_over_budget(end + MS));
+        // A held NF is no reason to stop.
         core.hold(RIVAL).store(1, Ordering::Relaxed);
-        assert!(!seat.is_over_budget(end + 2 * MS));
+        assert!(!sleeper.is_over_budget(end + 2 * MS));
         core.hold(RIVAL).store(0, Ordering::Relaxed);
-        // It came while we had the core for ourselves: it waits for the next look.
-        let look = seat.run_until.get();
+        // It came while we had the core for ourselves: it waits for the next check.
+        let look = sleeper.run_until.get();
         assert_eq!(look, end + 2 * MS + LOOK_ROUND_NS);
-        assert!(!seat.is_over_budget(look - 1));
-        assert!(seat.is_over_budget(look));
+        assert!(!sleeper.is_over_budget(look - 1));
+        assert!(sleeper.is_over_budget(look));
     }
 
     #[test]
     fn alone_the_core_costs_nothing() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        let mut now = seat.run_until.get();
+        let sleeper = sleeper(core, false);
+        let mut now = sleeper.run_until.get();
         for _ in 0..10 {
             now += 3_600_000 * MS;
-            assert!(!seat.is_over_budget(now));
-            assert_eq!(seat.ran_since.get(), now);
-            assert!(!seat.is_over_budget(now + LOOK_ROUND_NS - 1));
-            assert_eq!(seat.ran_since.get(), now, "no look before its time");
+            assert!(!sleeper.is_over_budget(now));
+            assert_eq!(sleeper.ran_since.get(), now);
+            assert!(!sleeper.is_over_budget(now + LOOK_ROUND_NS - 1));
+            assert_eq!(sleeper.ran_since.get(), now, "no look before its time");
         }
-        // The clock of this test is ahead of the one that is paid by: nothing passed since the last look.
-        nod(&seat);
+        // The test's clock is ahead of the real one: no time passed since the last check.
+        doze(&sleeper);
         assert_eq!(core.budget(ME), 0);
     }
 
     #[test]
     fn time_is_paid_for_when_the_core_is_given_away() {
         let core = core_page(true);
-        let seat = seat(core, false);
+        let sleeper = sleeper(core, false);
         rival(core, 5);
-        seat.ran_since.set(monotonic_ns() - 3 * MS);
-        nod(&seat);
+        sleeper.ran_since.set(monotonic_ns() - 3 * MS);
+        doze(&sleeper);
         let budget = core.budget(ME);
         assert!(budget <= -3 * MS as i32, "{budget}");
         // Nothing is left: it goes on for one burst.
-        assert_eq!(seat.run_until.get(), seat.ran_since.get());
-        assert!(seat.is_over_budget(seat.ran_since.get()));
-        // Paid once: what it had before it slept is not paid again.
-        let slept = seat.ran_since.get();
-        nod(&seat);
-        let passed = seat.ran_since.get() - slept;
+        assert_eq!(sleeper.run_until.get(), sleeper.ran_since.get());
+        assert!(sleeper.is_over_budget(sleeper.ran_since.get()));
+        // Paid once: time before the sleep is not paid again.
+        let slept = sleeper.ran_since.get();
+        doze(&sleeper);
+        let passed = sleeper.ran_since.get() - slept;
         assert!(core.budget(ME).abs_diff(budget) as u64 <= passed, "{} of {passed}", core.budget(ME).abs_diff(budget));
     }
 
     #[test]
     fn a_budget_lasts_from_when_the_core_is_had_again() {
         let core = core_page(true);
-        let seat = seat(core, false);
+        let sleeper = sleeper(core, false);
         core.share(ME).store(WHOLE, Ordering::Relaxed);
         rival(core, 5);
-        seat.sleep(Duration::ZERO, || {
-            // While it sleeps the others use up what they have, and a round begins that gives all of it to this one.
+        sleeper.sleep(Duration::ZERO, || {
+            // While it sleeps the others use up their budgets, and a round begins that is all its
+            // own.
             core.posted(ME).store(1, Ordering::Relaxed);
             core.set_pending(ME, 0);
             rival(core, 0);
@@ -403,53 +400,53 @@ mod tests {
         });
         let budget = u64::try_from(core.budget(ME)).unwrap();
         assert!(budget > 0);
-        let (since, until) = (seat.ran_since.get(), seat.run_until.get());
+        let (since, until) = (sleeper.ran_since.get(), sleeper.run_until.get());
         assert_eq!(until - since, budget);
         rival(core, 5);
-        assert!(!seat.is_over_budget(until - 1));
-        assert!(seat.is_over_budget(until));
+        assert!(!sleeper.is_over_budget(until - 1));
+        assert!(sleeper.is_over_budget(until));
     }
 
     #[test]
     fn who_goes_first_ends_a_turn_before_its_budget_does() {
         let core = core_page(true);
-        let seat = seat(core, false);
+        let sleeper = sleeper(core, false);
         core.set_level(RIVAL, 2);
         core.favour(RIVAL, true);
         rival(core, 5);
-        seat.sleep(Duration::ZERO, || {
+        sleeper.sleep(Duration::ZERO, || {
             core.endow(ME, MS);
             true
         });
-        let since = seat.ran_since.get();
-        assert_eq!(seat.run_until.get(), since + PRECEDENCE_NS);
-        assert!(!seat.is_over_budget(since + PRECEDENCE_NS - 1), "no look before its time");
+        let since = sleeper.ran_since.get();
+        assert_eq!(sleeper.run_until.get(), since + PRECEDENCE_NS);
+        assert!(!sleeper.is_over_budget(since + PRECEDENCE_NS - 1), "no look before its time");
         // The rival has no budget: it waits for its turn.
         let look = since + PRECEDENCE_NS;
-        assert!(!seat.is_over_budget(look));
+        assert!(!sleeper.is_over_budget(look));
         core.endow(RIVAL, MS);
-        assert!(!seat.is_over_budget(look + PRECEDENCE_NS - 1) && seat.is_over_budget(look + PRECEDENCE_NS));
+        assert!(!sleeper.is_over_budget(look + PRECEDENCE_NS - 1) && sleeper.is_over_budget(look + PRECEDENCE_NS));
         // One on the same level does not end it; the end of the budget does.
         core.set_level(ME, 2);
-        assert!(!seat.is_over_budget(look + 2 * PRECEDENCE_NS));
-        let end = seat.budget_until.get();
-        assert!(end <= since + MS && seat.is_over_budget(end.max(look + 3 * PRECEDENCE_NS)));
+        assert!(!sleeper.is_over_budget(look + 2 * PRECEDENCE_NS));
+        let end = sleeper.budget_until.get();
+        assert!(end <= since + MS && sleeper.is_over_budget(end.max(look + 3 * PRECEDENCE_NS)));
     }
 
     #[test]
     fn who_takes_no_turns_is_never_over_budget_and_pays_nothing() {
         let (handing, kernel) = (core_page(true), core_page(false));
         for (core, poll) in [(handing, true), (kernel, false)] {
-            let seat = seat(core, poll);
+            let sleeper = sleeper(core, poll);
             rival(core, 5);
-            seat.ran_since.set(0);
-            assert!(!seat.is_over_budget(u64::MAX - 1));
-            nod(&seat);
+            sleeper.ran_since.set(0);
+            assert!(!sleeper.is_over_budget(u64::MAX - 1));
+            doze(&sleeper);
             assert_eq!(core.budget(ME), 0);
-            assert!(!seat.is_over_budget(u64::MAX - 1));
+            assert!(!sleeper.is_over_budget(u64::MAX - 1));
         }
-        // In unit tests of an NF there is no place at all.
-        let nowhere = Seat::default();
+        // Unit tests of an NF have no place at all.
+        let nowhere = Sleeper::default();
         assert!(!nowhere.is_over_budget(1) && !nowhere.is_over_budget(u64::MAX - 1));
         assert!(!nowhere.sleep(Duration::MAX, || panic!("there is nothing to sleep in")));
     }
@@ -457,21 +454,21 @@ mod tests {
     #[test]
     fn who_is_alone_takes_no_turns_until_it_is_so_no_more() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        let place = seat.place.as_ref().unwrap();
+        let sleeper = sleeper(core, false);
+        let place = sleeper.place.as_ref().unwrap();
         place.page.control(Control::Alone).store(1, Ordering::Relaxed);
         rival(core, 5);
-        seat.ran_since.set(0);
+        sleeper.ran_since.set(0);
         let now = monotonic_ns();
-        assert!(!seat.is_over_budget(now.max(seat.run_until.get())));
-        nod(&seat);
+        assert!(!sleeper.is_over_budget(now.max(sleeper.run_until.get())));
+        doze(&sleeper);
         assert_eq!(core.budget(ME), 0, "it pays nothing");
         core.running().store(ME + 1, Ordering::Relaxed);
-        assert!(!seat.sleep(Duration::ZERO, || false), "and starts nobody");
+        assert!(!sleeper.sleep(Duration::ZERO, || false), "and starts nobody");
         assert_eq!((core.running().load(Ordering::Relaxed), core.asleep(RIVAL).load(Ordering::Relaxed)), (0, 1));
         place.page.control(Control::Alone).store(0, Ordering::Relaxed);
         core.running().store(ME + 1, Ordering::Relaxed);
-        assert!(seat.sleep(Duration::ZERO, || false));
+        assert!(sleeper.sleep(Duration::ZERO, || false));
         assert_eq!((core.running().load(Ordering::Relaxed), core.asleep(RIVAL).load(Ordering::Relaxed)), (RIVAL + 1, 0));
     }
 
@@ -484,7 +481,7 @@ mod tests {
             return;
         }
         page.control(Control::Guarded).store(1, Ordering::Relaxed);
-        // Thieves that wait for the sleeper's bell before it does.
+        // Thieves that wait on the sleeper's doorbell before it does.
         let stop: &'static std::sync::atomic::AtomicBool = Box::leak(Box::default());
         let thieves: Vec<_> = (0..4)
             .map(|_| {
@@ -497,8 +494,8 @@ mod tests {
             })
             .collect();
         let sleeper = std::thread::spawn(move || {
-            let seat = Seat::new(Place { core, slot: ME, poll: false, page });
-            seat.sleep(Duration::from_secs(3600), || false);
+            let sleeper = Sleeper::new(Place { core, slot: ME, poll: false, page });
+            sleeper.sleep(Duration::from_secs(3600), || false);
         });
         while page.asleep().load(Ordering::Acquire) & asleep::HEARS == 0 {
             std::thread::yield_now();
@@ -510,14 +507,14 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_finds_the_seat_of_its_nf() {
+    fn the_thread_finds_the_sleeper_of_its_nf() {
         let core = core_page(true);
-        let seat = seat(core, false);
-        assert!(Rc::ptr_eq(&Seat::here(), &seat));
-        drop(seat);
-        // Gone with its engine: who asks then has one without a place.
-        assert!(Seat::here().place.is_none());
-        let elsewhere = std::thread::spawn(|| Seat::here().place.is_none());
+        let sleeper = sleeper(core, false);
+        assert!(Rc::ptr_eq(&Sleeper::here(), &sleeper));
+        drop(sleeper);
+        // Gone with its engine: the thread then has a sleeper without a place.
+        assert!(Sleeper::here().place.is_none());
+        let elsewhere = std::thread::spawn(|| Sleeper::here().place.is_none());
         assert!(elsewhere.join().unwrap());
     }
 }
