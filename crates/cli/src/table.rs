@@ -61,9 +61,6 @@ impl Table {
     }
 
     /// Prints the table.
-    ///
-    /// # Errors
-    /// Those of `out`.
     pub fn print(&self, out: &mut dyn Write, colour: bool) -> io::Result<()> {
         let width = |text: &str| text.chars().count();
         let widths: Vec<usize> = (0..self.head.len())

@@ -13,11 +13,11 @@ Examples:
   sluice estimate fw --config edge.toml
                                         the service fw as edge.toml starts it
   sluice estimate ids --config edge.toml --capture noon.pcap --keep
-                                        with captured packets; the daemon and `sluice simulate` know the result from now on
+                                        with captured packets; the daemon and `sluice simulate` use the result from now on
 
-The NF runs alone on a core. Bursts of 32 packets are sent to it, one alone and eight in a row, in turn, and what one more in a row
-takes is the cost. What the rings take is measured with sluice-nf-bridge and sluice-nf-cost and taken off. INSIDE is what the NF's own
-library says of bursts beside them.";
+The NF runs alone on a core. Bursts of 32 packets are sent to it, alternately one alone and eight in a row; the cost is the time of
+one more burst in a row. The cost of the rings is measured with sluice-nf-bridge and sluice-nf-cost, and subtracted. INSIDE is the time
+of the same bursts by the NF's own library.";
 
 /// Largest number of distinct packets, which are sent in turn.
 pub const MOST_PACKETS: usize = 65_536;

@@ -121,7 +121,7 @@ pub struct OptimiseArgs {
     #[arg(long, value_name = "SERVERS", default_value_t = 1)]
     pub threshold: usize,
     /// In the steps, flows stay on an instance that is to go until they end; by default they move
-    /// at once
+    /// with the new flows
     #[arg(long)]
     pub leave_old: bool,
     /// Write the result into the plan as the new placement

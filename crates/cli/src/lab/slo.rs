@@ -45,7 +45,7 @@ Examples:
                                         and be sure that the profile is of this program
   sluice slo add --json web.toml dns.toml | jq '.refused[].nearest'
 
-If there is no room, nothing changes, and the nearest promise is told that would fit.")]
+Without enough capacity nothing changes, and the nearest promise that would fit is shown.")]
     Add(AddArgs),
     /// List the SLOs
     List {

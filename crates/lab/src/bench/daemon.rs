@@ -72,9 +72,6 @@ impl Programs {
     }
 
     /// Checks that a program is beside the daemon. `package` is the package that builds it.
-    ///
-    /// # Errors
-    /// It is missing.
     pub fn has(&self, program: &str, package: &str) -> anyhow::Result<()> {
         let folder = self.sluiced.parent().unwrap_or(Path::new("/"));
         ensure!(
@@ -102,9 +99,6 @@ impl Programs {
     }
 
     /// Checks that the experiment may continue.
-    ///
-    /// # Errors
-    /// It was interrupted.
     pub fn go_on(&self) -> anyhow::Result<()> {
         ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted; what ran was stopped, and nothing was written");
         Ok(())
@@ -144,9 +138,6 @@ fn spawn(programs: &Programs, folder: &Path, config: &str) -> anyhow::Result<Chi
 }
 
 /// Sends a request to the daemon at a socket; a refusal is a normal result.
-///
-/// # Errors
-/// No answer comes.
 pub fn call(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
     Client::new(socket)?.call(method, address, body).with_context(|| format!("cannot ask sluiced for {method} {address}"))
 }
@@ -178,9 +169,6 @@ impl Daemon {
     }
 
     /// Kills it, and waits for the end of its process; its children may remain.
-    ///
-    /// # Errors
-    /// It cannot be killed.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().context("cannot kill sluiced")?;
         self.child.wait()?;
@@ -249,17 +237,11 @@ impl Daemon {
     }
 
     /// Sends a request; a refusal is a normal result. Returns the status and the JSON.
-    ///
-    /// # Errors
-    /// No answer comes.
     pub fn call(&self, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
         call(&self.socket(), method, address, body)
     }
 
     /// Reads all counters.
-    ///
-    /// # Errors
-    /// It does not answer.
     pub fn stats(&self) -> anyhow::Result<Stats> {
         Ok(serde_json::from_value(self.ask("GET", "/v1/stats", None)?)?)
     }
@@ -310,7 +292,7 @@ impl Daemon {
     /// It failed, took too long, or left something behind.
     pub fn stop(mut self) -> anyhow::Result<()> {
         let nfs: Vec<u32> = self.stats()?.nfs.iter().filter_map(|nf| nf.pid).collect();
-        let status = self.end(STOP_PATIENCE)?.context("sluiced did not stop when told to, and was killed")?;
+        let status = self.end(STOP_PATIENCE)?.context("sluiced did not stop in time, and was killed")?;
         let how = status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
         ensure!(status.success(), "sluiced did not end well ({how}): {}", self.log());
         let left: Vec<u32> = nfs.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();

@@ -28,8 +28,9 @@
 //!   kernel's share) by polling, with a resolution of a millisecond.
 //!
 //! # Limits
-//! Needs two cores. It inherits its scheduling class: on a busy host, `chrt -r 5 sluice bench
-//! forward` shows what the host allows. Times that the daemon does not report are left out.
+//! Needs two cores. It inherits its scheduling class: on a busy host,
+//! `chrt -r 5 sluice bench forward` shows what the host allows. Times that the daemon does not
+//! report are left out.
 
 use std::time::{Duration, Instant};
 

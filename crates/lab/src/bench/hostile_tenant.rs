@@ -122,11 +122,11 @@ fn one(lab: &Lab, is_hostile: bool, is_checked: bool) -> Result<Sample, Miss> {
     let after = daemon.stats()?;
     // Also ends all processes that red has forked.
     daemon.stop()?;
-    Ok(told(&before, &after)?)
+    Ok(outcome(&before, &after)?)
 }
 
 /// What happened to blue's packets in between.
-fn told(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
+fn outcome(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
     let window = Window { before, after };
     let detail = |name: &str| -> anyhow::Result<f64> {
         let of = |stats: &Stats| stats.ports.iter().find(|port| port.name == BLUE)?.details.get(name).copied();
@@ -179,11 +179,11 @@ mod tests {
                 "nfs": [{"name": "red.0", "service": "red", "stops": n}],
             }))
         };
-        let out = told(&stats(1, 1), &stats(3, 5)).unwrap();
+        let out = outcome(&stats(1, 1), &stats(3, 5)).unwrap();
         let of = |metric: &str| out[metric];
         assert_eq!((of("delivered_pps"), of("altered_count"), of("lost_count"), of("whole_count")), (200.0, 8.0, 12.0, 400.0));
         assert_eq!((of("refused_count"), of("stopped_count")), (8.0, 4.0));
-        let error = told(&Stats::default(), &Stats::default()).unwrap_err().to_string();
+        let error = outcome(&Stats::default(), &Stats::default()).unwrap_err().to_string();
         assert!(error.contains("altered"), "a daemon that does not count them has not shown that there are none: {error}");
     }
 

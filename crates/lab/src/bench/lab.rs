@@ -181,9 +181,6 @@ impl Lab {
     }
 
     /// Like [`Lab::read`], where NFs of some services may end and be restarted.
-    ///
-    /// # Errors
-    /// As [`Lab::read`].
     pub fn read_where(&self, daemon: &Daemon, may_end: impl Fn(&str) -> bool) -> anyhow::Result<Reading> {
         let stats = daemon.stats()?;
         let tasks = Tasks::of(&stats.nfs);

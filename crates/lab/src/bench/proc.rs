@@ -46,9 +46,6 @@ impl Task {
 }
 
 /// CPU time of all current threads of a process, in nanoseconds. Ended threads do not count.
-///
-/// # Errors
-/// There is no such process.
 pub fn threads_run_ns(pid: u32) -> std::io::Result<u64> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?;
     let of_one = |thread: std::fs::DirEntry| schedstat(&std::fs::read_to_string(thread.path().join("schedstat")).ok()?);

@@ -118,9 +118,6 @@ pub struct Report {
 
 impl Report {
     /// Writes it as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');

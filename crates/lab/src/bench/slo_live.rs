@@ -103,7 +103,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const TRAFFIC: &str = "64 B, 16 flows";
 
 const GROUP: Group = Group {
-    title: "Three SLOs, each on a quarter of a core, beside a tenant that sends so many times what it was promised",
+    title: "Three SLOs, each on a quarter of a core, beside a tenant that sends a multiple of what it was promised",
     keys: &["rogue_times"],
     columns: &[
         Column::new("offered_of_promised", "offered, of promised", 1.0, 3),
@@ -536,13 +536,13 @@ mod tests {
 
     #[test]
     fn the_rogue_is_named_as_a_sender_or_as_a_cause() {
-        let told = |of: Value| named(&json!({ "promises": of }));
+        let found = |of: Value| named(&json!({ "promises": of }));
         let quiet = json!({"slo": "a", "excess": null, "violations": []});
-        assert_eq!(told(json!([quiet])), (false, false));
-        assert_eq!(told(json!([quiet, {"slo": "rogue", "excess": {"offered_pps": 1.0}, "violations": []}])), (true, false));
+        assert_eq!(found(json!([quiet])), (false, false));
+        assert_eq!(found(json!([quiet, {"slo": "rogue", "excess": {"offered_pps": 1.0}, "violations": []}])), (true, false));
         let blames = |who: Value| json!([{"slo": "a", "excess": null, "violations": [{"cause": who}]}]);
-        assert_eq!(told(blames(json!({"tenant": "rogue"}))), (true, false));
-        assert_eq!(told(blames(json!({"tenant": "b"}))), (false, true));
-        assert_eq!(told(blames(Value::Null)), (false, false));
+        assert_eq!(found(blames(json!({"tenant": "rogue"}))), (true, false));
+        assert_eq!(found(blames(json!({"tenant": "b"}))), (false, true));
+        assert_eq!(found(blames(Value::Null)), (false, false));
     }
 }

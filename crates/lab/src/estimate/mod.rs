@@ -120,14 +120,9 @@ pub enum EstimateError {
     #[error(
         "a packet of {bytes} bytes does not fit in a frame; at most {most} do: cut the capture, for instance with `editcap -s {most}`"
     )]
-    TooLong {
-        bytes: usize,
-        most: usize,
-    },
+    TooLong { bytes: usize, most: usize },
     #[error("NF and measurement need a core each, and core {core} is the only one that this process may use; allow it another one")]
-    OneCore {
-        core: usize,
-    },
+    OneCore { core: usize },
     #[error(
         "{0} is missing: it is what the cost of the rings is measured with; it stands beside sluice (`make build` builds both)"
     )]
@@ -145,23 +140,14 @@ pub enum EstimateError {
         said: String,
     },
     #[error("{name} did not attach within {} s: only programs that use Sluice's NF library can be measured", PATIENCE.as_secs())]
-    Silent {
-        name: String,
-    },
+    Silent { name: String },
     #[error("{name} has returned {returned} of {packets} packets after {} s: it keeps packets, so what a burst takes cannot be said",
             PATIENCE.as_secs())]
-    Keeps {
-        name: String,
-        returned: usize,
-        packets: usize,
-    },
+    Keeps { name: String, returned: usize, packets: usize },
     #[error("{name} breaks the rules of its rings: {what}; it would be stopped in use")]
-    Broken {
-        name: String,
-        what: &'static str,
-    },
+    Broken { name: String, what: &'static str },
     #[error(
-        "other programs keep the cores so busy that what a burst takes cannot be told: in between, the rings alone took up to \
+        "other programs keep the cores so busy that the time of a burst cannot be measured: in between, the rings alone took up to \
              {spread_us:.0} µs of it more than at best; stop them, or measure when they are done"
     )]
     Disturbed {
@@ -170,10 +156,7 @@ pub enum EstimateError {
     },
     /// A system call failed.
     #[error("cannot {what}: {source}")]
-    System {
-        what: &'static str,
-        source: std::io::Error,
-    },
+    System { what: &'static str, source: std::io::Error },
 }
 
 /// Rounds of one NF.
@@ -273,9 +256,6 @@ fn middle(values: &mut [f64]) -> Option<f64> {
 
 /// Measures an NF several times, and the references before and after each; repeats if other
 /// programs had the cores.
-///
-/// # Errors
-/// [`EstimateError`].
 pub fn estimate(subject: &Subject, references: &References, plan: &Plan) -> Result<Estimate, EstimateError> {
     if plan.packets.is_empty() {
         return Err(EstimateError::NoPackets);

@@ -21,15 +21,9 @@ pub enum PacketsError {
     #[error("cannot make packets: {0}")]
     Memory(#[from] MemoryError),
     #[error("cannot read {path}: {source}; give a pcap or pcapng file", path = path.display())]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {source}", path = path.display())]
-    Capture {
-        path: PathBuf,
-        source: CaptureError,
-    },
+    Capture { path: PathBuf, source: CaptureError },
 }
 
 /// The first packets of a generator with these settings: one per flow, at least a burst, at most

@@ -144,9 +144,6 @@ pub struct Stand {
 
 impl Stand {
     /// Starts an NF on `core`, and waits until it is ready.
-    ///
-    /// # Errors
-    /// [`EstimateError`].
     pub fn start(subject: &Subject, core: usize) -> Result<Self, EstimateError> {
         let system = |what: &'static str| move |source: io::Error| EstimateError::System { what, source };
         let other = |what: &'static str| move |error: &dyn std::fmt::Display| system(what)(io::Error::other(error.to_string()));
@@ -276,9 +273,6 @@ impl Stand {
     }
 
     /// Stops the NF and waits; kills it if it does not end in time.
-    ///
-    /// # Errors
-    /// [`EstimateError::System`].
     pub fn stop(self) -> Result<(), EstimateError> {
         // Release: nothing is posted after it.
         self.region.page.control(Control::Stop).store(1, Ordering::Release);

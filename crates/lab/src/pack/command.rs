@@ -21,7 +21,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
         margin: args.margin / 100.0,
         sensitive: args.sensitive.clone(),
     };
-    let mut told = None;
+    let mut reported = None;
     loop {
         let plan = super::over(look(client)?).and_then(|stats| super::plan(&stats, &request));
         let Some(every) = args.every else {
@@ -41,22 +41,22 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
                 } else {
                     print(&plan, out)?
                 }
-                told = None;
+                reported = None;
                 // NFs may change at the same time, for example by an applied configuration. If the
                 // daemon is gone, the next round reports it.
                 if let Err(error) = carry_out(&plan, args, client, out) {
                     let text = format!("{error:#}");
                     tell(&text, every);
-                    told = Some(text);
+                    reported = Some(text);
                 }
             }
-            Ok(_) => told = None,
+            Ok(_) => reported = None,
             // A passing condition: load changes, and a moved NF has to be measured first.
             Err(error) if error.passes() => {
                 let text = error.to_string();
-                if told.as_ref() != Some(&text) {
+                if reported.as_ref() != Some(&text) {
                     tell(&text, every);
-                    told = Some(text);
+                    reported = Some(text);
                 }
             }
             Err(error) => return Err(error.into()),

@@ -81,7 +81,7 @@ pub enum PackError {
     Unsettled(String),
     #[error("no NF is running; start some first")]
     Nothing,
-    #[error("nobody knows what a packet costs {}: let them work under load, or measure them with `sluice estimate --keep` before they start", .0.join(", "))]
+    #[error("the cost of a packet is unknown for {}: run them under load, or measure them with `sluice estimate --keep` before they start", .0.join(", "))]
     Unknown(Vec<String>),
     #[error("there is no service {0}")]
     NoService(String),
@@ -98,10 +98,7 @@ pub enum PackError {
     },
     /// The measured load is no valid number.
     #[error("{nf} is said to need {load} cores, which cannot be; wait for new measurements")]
-    Load {
-        nf: String,
-        load: f64,
-    },
+    Load { nf: String, load: f64 },
     /// It cannot be moved, and its core is not one for NFs.
     #[error("{0} cannot be moved, and its core is not among those for NFs: add that with --cores")]
     Pinned(String),
@@ -165,9 +162,6 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
 }
 
 /// Plans for the running NFs.
-///
-/// # Errors
-/// [`PackError`].
 pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     if !(0.0..=0.9).contains(&request.margin) {
         return Err(PackError::Margin(request.margin));

@@ -110,12 +110,12 @@ fn bars(plan: &Plan) -> Result<Vec<Bars<'_>>, PlacementError> {
 
 /// Servers that are not in use, for people.
 fn unused(plan: &Plan) -> Option<String> {
-    const TOLD: usize = 12;
+    const SHOWN: usize = 12;
     let names: Vec<&str> = plan.placement.servers.iter().filter(|s| s.instances.is_empty()).map(|s| s.name.as_str()).collect();
-    let more = names.len().saturating_sub(TOLD);
-    let told = names.iter().take(TOLD).copied().collect::<Vec<_>>().join(" ");
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(" ");
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    (!names.is_empty()).then(|| format!("not in use: {told}{more}"))
+    (!names.is_empty()).then(|| format!("not in use: {shown}{more}"))
 }
 
 pub fn print(plan: &Plan, colour: bool, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -251,12 +251,12 @@ mod tests {
             return;
         }
         let before = std::fs::read(folder.placement()).unwrap();
-        let told = text(&folder, &args(false)).unwrap();
+        let shown = text(&folder, &args(false)).unwrap();
         assert!(
-            told.starts_with("2 servers in use, 1 would do, and no fewer would do\n1 server saved, 1 instance started"),
-            "{told}"
+            shown.starts_with("2 servers in use, 1 would do, and no fewer would do\n1 server saved, 1 instance started"),
+            "{shown}"
         );
-        assert!(told.contains("stay until they end"), "{told}");
+        assert!(shown.contains("stay until they end"), "{shown}");
         assert_eq!(std::fs::read(folder.placement()).unwrap(), before, "nothing is changed unasked");
         let many = text(&folder, &OptimiseArgs { threshold: 2, ..args(true) }).unwrap();
         assert!(many.ends_with("less than the threshold of 2: the placement stays as it is\n"), "{many}");
@@ -318,8 +318,8 @@ mod tests {
         plan.placement.servers[1].instances.push(Instance { cores: vec![5], ..leased.unwrap() });
         plan.slos.push(Admitted { slo: dns, profile: None });
         folder.write(&plan).unwrap();
-        let told = text(&folder, &args(true)).unwrap();
-        assert!(told.starts_with("2 servers in use, 1 would do"), "{told}");
+        let shown = text(&folder, &args(true)).unwrap();
+        assert!(shown.starts_with("2 servers in use, 1 would do"), "{shown}");
         let placement = folder.read().unwrap().placement;
         let dns: Vec<_> = placement.instances().filter(|(_, instance)| instance.slo == "dns").collect();
         assert_eq!((placement.used(), dns.len(), dns[0].1.ways, dns[0].1.cores.len()), (1, 1, 0, 1));

@@ -243,18 +243,18 @@ mod tests {
         let (_dir, folder, migration) = spread();
         let promised = |folder: &Folder| folder.read().unwrap().placement.loads_pps()["web"];
         let before = promised(&folder);
-        let told = step(&folder, true).unwrap();
-        assert_eq!(told, "step 1 of 3: start web.1 on s0: core 1, ".to_string() + told.rsplit(", ").next().unwrap());
+        let shown = step(&folder, true).unwrap();
+        assert_eq!(shown, "step 1 of 3: start web.1 on s0: core 1, ".to_string() + shown.rsplit(", ").next().unwrap());
         assert!(step(&folder, false).unwrap().contains("now `sluice slo apply` on s0\n"));
         let on = |folder: &Folder| folder.read().unwrap().placement.servers.iter().map(|s| s.instances.len()).collect::<Vec<_>>();
         assert_eq!((on(&folder), promised(&folder)), (vec![2, 1, 0], before));
-        let told = step(&folder, false).unwrap();
-        assert!(told.starts_with("step 2 of 3: send no new flows to web.0: 100 % to web.1"), "{told}");
-        assert!(told.contains("  lead packets of web to its servers"), "{told}");
-        assert!(told.contains("on s0, s1\n  and before the next step, wait until no packets come to web.0 any more\n"), "{told}");
+        let shown = step(&folder, false).unwrap();
+        assert!(shown.starts_with("step 2 of 3: send no new flows to web.0: 100 % to web.1"), "{shown}");
+        assert!(shown.contains("  lead packets of web to its servers"), "{shown}");
+        assert!(shown.contains("on s0, s1\n  and before the next step, wait until no packets come to web.0 any more\n"), "{shown}");
         assert!((promised(&folder) / before - 1.0).abs() < 1e-9);
-        let told = step(&folder, false).unwrap();
-        assert!(told.starts_with("step 3 of 3: stop web.0 on s1") && told.ends_with("that was the last step\n"), "{told}");
+        let shown = step(&folder, false).unwrap();
+        assert!(shown.starts_with("step 3 of 3: stop web.0 on s1") && shown.ends_with("that was the last step\n"), "{shown}");
         let sorted = |placement: &Placement| {
             let mut all: Vec<_> =
                 placement.instances().map(|(at, i)| (at, i.slo.clone(), i.number, i.ways, i.cores.clone())).collect();

@@ -63,9 +63,6 @@ impl Again {
 }
 
 /// Measures the NF of a profile again, at this number of loads.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn measure(subject: &Subject, core: usize, packets: Packets, profile: &Profile, loads: u32) -> Result<Again, MeasureError> {
     let _pin = stand::Pin::away_from(core)?;
     let (mut bench, _) = Bench::start(subject, core, packets)?;

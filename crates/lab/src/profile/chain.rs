@@ -70,9 +70,6 @@ impl Part {
 }
 
 /// Measures the NFs of a chain, in order.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, MeasureError> {
     let Plan { core, mut packets, model } = plan;
     let _pin = stand::Pin::away_from(core)?;

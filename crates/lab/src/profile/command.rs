@@ -217,7 +217,7 @@ fn without(why: &anyhow::Error) -> String {
 /// The cost of a miss, and its source.
 fn miss(args: &ProfileArgs, cache_bytes: u64) -> (f64, String) {
     let (ns, what) = match (args.ways.miss_ns, args.ways.miss_ns.is_none().then(|| chase::miss_ns(cache_bytes)).flatten()) {
-        (Some(ns), _) => (ns, "as was said"),
+        (Some(ns), _) => (ns, "as given"),
         (None, Some(ns)) => (ns, "measured"),
         (None, None) => (chase::STATED_NS, "stated: there is too little memory to measure it"),
     };
@@ -245,7 +245,7 @@ fn print(found: &Profile, out: &mut dyn Write) -> std::io::Result<()> {
     }
     table.print(out, colour())?;
     for (which, curve) in [("throughput", &found.throughput), ("latency", &found.latency)] {
-        writeln!(out, "{which}: {}", told(curve))?;
+        writeln!(out, "{which}: {}", summary(curve))?;
     }
     Ok(())
 }
@@ -275,7 +275,7 @@ fn print_again(found: &Again, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "  and at {always} of them whenever it was measured: there the profile promises too much, or the host is busier")
 }
 
-fn told(curve: &Curve) -> String {
+fn summary(curve: &Curve) -> String {
     let Curve { measured, error_bound, spread, margin, confidence, .. } = curve;
     let [error, spread, margin] = [error_bound, spread, margin].map(|part| part * 100.0);
     let points = if *measured == 1 { "1 point".into() } else { format!("{measured} points") };
@@ -300,9 +300,9 @@ mod tests {
     fn what_is_odd_is_told_below_a_curve() {
         let curve = Curve { measured: 1, spread: 0.012, margin: 0.05, notes: vec!["noisy".into()], ..Curve::default() };
         let confidence = Confidence { samples: 40, within: 30, points: 1, unsure: 0 };
-        let with = told(&Curve { confidence, ..curve.clone() });
+        let with = summary(&Curve { confidence, ..curve.clone() });
         assert!(with.contains("margin 5.0 %; 30 of 40 samples (75 %) within what is promised\n  noisy"), "{with}");
-        assert_eq!(told(&curve), "1 point, within 0.0 %, spread 1.2 %, margin 5.0 %\n  noisy");
+        assert_eq!(summary(&curve), "1 point, within 0.0 %, spread 1.2 %, margin 5.0 %\n  noisy");
     }
 
     #[test]

@@ -110,23 +110,16 @@ pub enum MeasureError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     #[error("no {which} curve: {why}")]
-    Curve {
-        which: &'static str,
-        why: String,
-    },
+    Curve { which: &'static str, why: String },
     #[error(
         "there is no traced {program} for the model of the cache: run `scripts/trace-nf {}`, say where it is with --traced, or leave the cache out \
          with --cache none", program.strip_prefix("sluice-nf-").unwrap_or(program)
     )]
-    NotTraced {
-        program: String,
-    },
+    NotTraced { program: String },
     #[error(
         "none of this traffic gets past {name}, so the NFs behind it have nothing to do: profile with traffic that it lets through"
     )]
-    Dropped {
-        name: String,
-    },
+    Dropped { name: String },
     #[error("this host does not say how large its last-level cache is, so there is none to model; use --cache none")]
     NoCache,
 }
@@ -139,9 +132,6 @@ fn no_curve(which: &'static str, error: CurveError<MeasureError>) -> MeasureErro
 }
 
 /// The traced version of a program.
-///
-/// # Errors
-/// [`MeasureError::NotTraced`].
 pub fn traced(program: &Path) -> Result<PathBuf, MeasureError> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     trace::beside(program).ok_or(MeasureError::NotTraced { program: name })
@@ -155,9 +145,6 @@ fn host_caches() -> Result<(Hierarchy, u64), MeasureError> {
 
 /// An NF's misses, from one run of its traced program on a model of this host's caches; and the
 /// size of the last cache in bytes.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureError> {
     if let Followed::Made(traffic) = traffic {
         let (hierarchy, bytes) = host_caches()?;
@@ -168,9 +155,6 @@ pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureE
 }
 
 /// Like [`misses`], for the NFs of a chain, which share the last cache.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn chain_misses(nfs: &[Traced], traffic: &Followed) -> Result<(Vec<Sharing>, u64), MeasureError> {
     let (hierarchy, bytes) = host_caches()?;
     Ok((trace::chain::profile(nfs, traffic.feed(), hierarchy)?, bytes))
@@ -260,9 +244,6 @@ impl Throughput {
 }
 
 /// Measures an NF.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn measure(subject: &Subject, plan: Plan, key: Key) -> Result<Profile, MeasureError> {
     let Plan { core, packets, mut ways } = plan;
     let _pin = stand::Pin::away_from(core)?;

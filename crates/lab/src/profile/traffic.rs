@@ -42,10 +42,7 @@ pub enum NoPackets {
     Capture(#[from] PacketsError),
     /// A packet is too long, or there is none.
     #[error("{path}: {why}", path = path.display())]
-    Unfit {
-        path: PathBuf,
-        why: EstimateError,
-    },
+    Unfit { path: PathBuf, why: EstimateError },
     #[error("{flows} flows of packets of {size} bytes do not fit in {} MiB; choose fewer flows or smaller packets", ROOM >> 20)]
     Room {
         flows: u32,
@@ -55,9 +52,6 @@ pub enum NoPackets {
 }
 
 /// The packets of a traffic.
-///
-/// # Errors
-/// [`NoPackets`].
 pub fn packets(traffic: &Traffic) -> Result<Packets, NoPackets> {
     match traffic {
         Traffic::Crafted(crafted) => made(crafted),
@@ -66,9 +60,6 @@ pub fn packets(traffic: &Traffic) -> Result<Packets, NoPackets> {
 }
 
 /// A traffic as input of a traced NF.
-///
-/// # Errors
-/// [`NoPackets`].
 pub fn followed(traffic: &Traffic) -> Result<Followed, NoPackets> {
     match traffic {
         Traffic::Crafted(Crafted { size, flows, zipf, spread }) => {

@@ -100,9 +100,7 @@ pub enum SimulateError {
         names(ports),
         ports[0]
     )]
-    NoRate {
-        ports: Vec<String>,
-    },
+    NoRate { ports: Vec<String> },
     #[error(
         "nothing says what a packet costs {}; there are four ways: --cost {}=CYCLES for each; --measured, where a daemon runs them \
          under load; `sluice estimate {} --config CONFIG --keep`, which measures one alone; or exec = \"sluice-nf-cost\" with args = [\"--cycles\", \"CYCLES\"] in the configuration",
@@ -110,9 +108,7 @@ pub enum SimulateError {
         services[0],
         services[0]
     )]
-    NoCost {
-        services: Vec<String>,
-    },
+    NoCost { services: Vec<String> },
     /// An option names something that the configuration lacks.
     #[error("{option} {name}: the configuration has no {what} of that name; {hint}")]
     Unknown {
@@ -123,23 +119,14 @@ pub enum SimulateError {
         hint: String,
     },
     #[error("port {port} has a rate of {rate} packets per second; it can be 0 to {:e}", traffic::MOST_PPS)]
-    Rate {
-        port: String,
-        rate: f64,
-    },
+    Rate { port: String, rate: f64 },
     /// Settings or rules that the daemon would refuse, too.
     #[error("{0}")]
     Refused(String),
     #[error("service {service}: {what}; mend its args, or say --cost {service}=CYCLES")]
-    Arguments {
-        service: String,
-        what: String,
-    },
+    Arguments { service: String, what: String },
     #[error("chain {chain} passes service {service}, which has no instances; write instances = 1 or more")]
-    NoInstances {
-        chain: String,
-        service: String,
-    },
+    NoInstances { chain: String, service: String },
     #[error(
         "no packet would meet an NF; `sluice check` tells whether rules lead to chains with services, and rates must be above 0"
     )]

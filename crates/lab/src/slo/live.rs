@@ -44,7 +44,7 @@ pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bo
     };
     let mut placed = client.place(&assignment)?;
     placed.notes.extend(gone);
-    told(&placed, as_json, out)
+    reported(&placed, as_json, out)
 }
 
 /// Adds to an assignment the instances that the daemon has added for SLOs on demand. Returns those
@@ -83,10 +83,10 @@ fn keep_added(assignment: &mut Assignment, now: &Assignment, plan: &Plan) -> Vec
 }
 
 pub fn withdraw(client: &mut Client, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    told(&client.withdraw()?, as_json, out)
+    reported(&client.withdraw()?, as_json, out)
 }
 
-fn told(placed: &Placed, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+fn reported(placed: &Placed, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     if as_json {
         return json(out, placed);
     }

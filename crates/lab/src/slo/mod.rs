@@ -267,7 +267,7 @@ fn tell<'a>(plan: &'a Plan, admitted: &'a Admitted) -> TellSlo<'a> {
             TellInstance { server: &server.name, instance, mask: format!("{mask:x}") }
         }));
     }
-    instances.sort_by_key(|told| told.instance.number);
+    instances.sort_by_key(|entry| entry.instance.number);
     TellSlo { admitted, instances }
 }
 
@@ -300,8 +300,8 @@ fn list(plan: &Plan, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let mut table = Table::new(&["NAME", "WORKLOAD", ">PROMISED", ">95 % WITHIN", ">INSTANCES", ">CORES", ">WAYS", "SERVERS"]);
     for TellSlo { admitted: Admitted { slo, .. }, instances } in &all {
-        let servers: BTreeSet<&str> = instances.iter().map(|told| told.server).collect();
-        let sum = |of: &dyn Fn(&Instance) -> u64| instances.iter().map(|told| of(told.instance)).sum::<u64>().to_string();
+        let servers: BTreeSet<&str> = instances.iter().map(|entry| entry.server).collect();
+        let sum = |of: &dyn Fn(&Instance) -> u64| instances.iter().map(|entry| of(entry.instance)).sum::<u64>().to_string();
         table.row(vec![
             slo.name.clone().into(),
             slo.workload.to_string().into(),
@@ -321,11 +321,11 @@ fn latency(slo: &Slo) -> String {
 }
 
 fn show(plan: &Plan, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let told = tell(plan, plan.find(name)?);
+    let found = tell(plan, plan.find(name)?);
     if as_json {
-        return json(out, &told);
+        return json(out, &found);
     }
-    let Admitted { slo, profile } = told.admitted;
+    let Admitted { slo, profile } = found.admitted;
     writeln!(out, "{}: {}", slo.name, slo.promise)?;
     match profile {
         Some(profile) => {
@@ -340,7 +340,7 @@ fn show(plan: &Plan, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::
             writeln!(out, "admitted without a profile: the daemon finds out what it needs, up to its cap")?;
         }
     }
-    Ok(instances(&told).print(out, colour())?)
+    Ok(instances(&found).print(out, colour())?)
 }
 
 fn remove(folder: &Folder, names: &[String], out: &mut dyn Write) -> anyhow::Result<()> {
@@ -383,8 +383,8 @@ mod tests {
         let shown = text(|out| show(&plan, "acme", false, out));
         assert!(shown.contains("acme: 5000000 packets/s, 95 % within 100.0 µs\nruns nat-zipf with"), "{shown}");
         assert!(shown.contains("acme.0"), "{shown}");
-        let told: serde_json::Value = serde_json::from_str(&text(|out| show(&plan, "acme", true, out))).unwrap();
-        assert_eq!((&told["slo"]["name"], &told["instances"][0]["server"]), (&"acme".into(), &"s0".into()), "{told}");
+        let found: serde_json::Value = serde_json::from_str(&text(|out| show(&plan, "acme", true, out))).unwrap();
+        assert_eq!((&found["slo"]["name"], &found["instances"][0]["server"]), (&"acme".into(), &"s0".into()), "{found}");
         assert!(show(&plan, "acmes", false, &mut Vec::new()).is_err());
     }
 
@@ -431,7 +431,7 @@ mod tests {
         let plan = folder.read().unwrap();
         let shown = text(|out| show(&plan, "web", false, out));
         assert!(shown.contains("on demand up to 4 instances") && shown.contains("without a profile"), "{shown}");
-        assert!(shown.contains("runs anything\n"), "of what was not said nothing is told: {shown}");
+        assert!(shown.contains("runs anything\n"), "nothing is shown about an unknown configuration: {shown}");
         let row: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!((row[0], row[2], &row[row.len() - 2..]), ("web.0", "0", &["-", "-"][..]), "{shown}");
         let big = Asked { name: "big".into(), ..asked("footprint = { cores = 99, memory_mib = 1 }") };

@@ -115,7 +115,7 @@ fn measure(lab: &Lab) -> Result<f64, Miss> {
     lab.programs.pause(Duration::from_secs_f64(lab.args.seconds.min(MEASURED_FOR)))?;
     let after = daemon.stats()?;
     daemon.stop()?;
-    Ok(told(&before, &after, 0)["delivered_pps"])
+    Ok(outcome(&before, &after, 0)["delivered_pps"])
 }
 
 fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
@@ -134,12 +134,12 @@ fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
     }
     let after = daemon.stats()?;
     daemon.stop()?;
-    let mut out = told(&before, &after, killed);
+    let mut out = outcome(&before, &after, killed);
     out.insert("offered_pps".into(), rate);
     Ok(out)
 }
 
-fn told(before: &Stats, after: &Stats, killed: u64) -> Sample {
+fn outcome(before: &Stats, after: &Stats, killed: u64) -> Sample {
     let chain = |stats: &Stats| stats.chains.iter().find(|chain| chain.name == "kept").cloned().unwrap_or_default();
     let (then, now) = (chain(before), chain(after));
     let lost = |chain: &sluice_api::model::Chain| chain.drops.values().sum::<u64>();
@@ -170,7 +170,7 @@ mod tests {
         let stats = |time_ns, kept, other| Stats { time_ns, chains: vec![kept, other], ..Stats::default() };
         let before = stats(0, chain("kept", 10, 1), chain("other", 5, 0));
         let after = stats(2_000_000_000, chain("kept", 30, 4), chain("other", 5, 900));
-        let out = told(&before, &after, 7);
+        let out = outcome(&before, &after, 7);
         assert_eq!((out["delivered_pps"], out["lost_count"], out["killed_count"]), (10.0, 3.0, 7.0));
     }
 

@@ -9,8 +9,8 @@
 //! bottleneck.
 //!
 //! # Limits
-//! Needs root, nginx and wrk. wrk opens a connection per request if configured (`Connection:
-//! close`), and has one request at a time on each connection.
+//! Needs root, nginx and wrk. wrk opens a connection per request if configured
+//! (`Connection: close`), and has one request at a time on each connection.
 
 use sluice_api::model::NfState;
 use std::fmt::Write as _;
@@ -98,9 +98,6 @@ pub struct Server {
 
 impl Server {
     /// Starts a server whose answers have this many bytes.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn start(lab: &Lab, wires: &Wires, bytes: usize) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("sluice-bench-web-")
@@ -163,9 +160,6 @@ fn ends(lab: &Lab) -> String {
 }
 
 /// Waits until all NFs of the pool run.
-///
-/// # Errors
-/// They do not, in time.
 pub fn wait_for_nfs(lab: &Lab, daemon: &crate::bench::daemon::Daemon, nfs: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs run", PATIENCE, |daemon| {
         let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();

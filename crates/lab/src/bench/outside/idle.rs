@@ -1,8 +1,8 @@
 //! `sluice bench idle`: what the daemon costs while nothing happens.
 //!
 //! # Approach
-//! Two namespaces joined by a chain of three NFs, without traffic. The daemon may sleep (`idle =
-//! "adaptive"`, its default), and its ports support that. The cost is CPU time of all of its
+//! Two namespaces joined by a chain of three NFs, without traffic. The daemon may sleep (its
+//! default, `idle = "adaptive"`), and its ports support that. The cost is CPU time of all of its
 //! threads, by the kernel: packet threads, the scheduler of NFs that poll, the controller of
 //! weights, and the control socket.
 //!
@@ -23,7 +23,7 @@ use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "idle",
-    about: "what the daemon spends while nobody sends, with NFs that sleep and with NFs that poll",
+    about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll",
     run,
 };
 

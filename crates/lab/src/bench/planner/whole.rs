@@ -54,9 +54,6 @@ pub const GROUP: Group = Group {
 };
 
 /// Makes the profile of an example with flows of this law, and measures again.
-///
-/// # Errors
-/// The NF cannot be profiled here.
 pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| folder.path().join(name);

@@ -206,7 +206,7 @@ fn soak(lab: &Lab) -> Result<Sample, Miss> {
     apply(&daemon, &calm(&setup))?;
     wait_for_calm(&daemon, members)?;
     let at_last = things(&daemon)?;
-    let out = told(&Seen { before: &before, after: &after, at_first, at_last, killed, memories: &memories });
+    let out = outcome(&Seen { before: &before, after: &after, at_first, at_last, killed, memories: &memories });
     ensure_nothing_left(&out)?;
     daemon.stop()?;
     Ok(out)
@@ -222,7 +222,7 @@ struct Seen<'a> {
     memories: &'a [f64],
 }
 
-fn told(seen: &Seen<'_>) -> Sample {
+fn outcome(seen: &Seen<'_>) -> Sample {
     let window = Window { before: seen.before, after: seen.after };
     let mut out = Sample::new();
     let mut put = |metric: &str, value: f64| {
@@ -279,7 +279,7 @@ mod tests {
 
     fn of(at_last: Things, memories: &[f64]) -> Sample {
         let stats = Stats::default();
-        told(&Seen { before: &stats, after: &stats, at_first: NONE, at_last, killed: 3, memories })
+        outcome(&Seen { before: &stats, after: &stats, at_first: NONE, at_last, killed: 3, memories })
     }
 
     #[test]

@@ -19,8 +19,8 @@
 //! estimate from outside, unless a scheduler parks the NF between slices. The ring is read through
 //! the control API every other millisecond, so in `load` the NF with the cheaper packets is
 //! measured only where it sleeps. The process clock advances at the kernel's tick. `decrypt` gets
-//! packets that `encrypt` made, in a capture. NFs in C are measured where they are built (`make -C
-//! nfs/c`).
+//! packets that `encrypt` made, in a capture. NFs in C are measured where they are built
+//! (`make -C nfs/c`).
 //!
 //! # Source
 //! UNiS (Anthony and Bai), figure 4.

@@ -19,7 +19,7 @@ use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
-    Experiment { name: "multicore", about: "costs 550/2200/4500, on a core each where there are so many (table 5)", run };
+    Experiment { name: "multicore", about: "costs 550/2200/4500, on separate cores if there are enough (table 5)", run };
 
 /// With separate cores: without weights alone, which have nothing to weigh.
 const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];

@@ -81,9 +81,6 @@ struct End {
 }
 
 /// Runs a program to its end, and returns its output.
-///
-/// # Errors
-/// It cannot be run, or fails.
 pub(crate) fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
     let out = Command::new(program)
         .args(args)
@@ -152,9 +149,6 @@ impl Wires {
     }
 
     /// Adds a second address to both ends, and a route from the inner to the outer one.
-    ///
-    /// # Errors
-    /// `ip` fails.
     pub fn lay_second(&self) -> anyhow::Result<()> {
         for (end, own, other, of) in
             [(&self.inside, SECOND[0], SECOND[1], &self.outside), (&self.outside, SECOND[1], SECOND[0], &self.inside)]
@@ -263,9 +257,6 @@ impl Running {
     }
 
     /// Its exit status, if it has ended.
-    ///
-    /// # Errors
-    /// The kernel does not report it.
     pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
         self.0.try_wait()
     }

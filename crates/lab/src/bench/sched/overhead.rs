@@ -208,7 +208,7 @@ fn pin(core: usize) -> anyhow::Result<()> {
 /// State of two threads.
 #[derive(Default)]
 struct Shared {
-    bell: AtomicU32,
+    doorbell: AtomicU32,
     other: AtomicU32,
     /// When the woken thread ran, in nanoseconds; 0 until then.
     ran: AtomicU64,
@@ -223,8 +223,8 @@ fn wakes(from: usize, to: usize) -> Result<Sample, Miss> {
             pin(to)?;
             let mut seen = 0;
             while !shared.stop.load(Ordering::Acquire) {
-                doorbell::wait(&shared.bell, seen, Some(PATIENCE));
-                let now = shared.bell.load(Ordering::Acquire);
+                doorbell::wait(&shared.doorbell, seen, Some(PATIENCE));
+                let now = shared.doorbell.load(Ordering::Acquire);
                 if now != seen {
                     seen = now;
                     shared.ran.store(monotonic_ns(), Ordering::Release);
@@ -239,7 +239,7 @@ fn wakes(from: usize, to: usize) -> Result<Sample, Miss> {
         std::thread::spawn(move || -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
             let measured = wake_all(&shared, from);
             shared.stop.store(true, Ordering::Release);
-            doorbell::ring(&shared.bell);
+            doorbell::ring(&shared.doorbell);
             measured
         })
     };
@@ -256,7 +256,7 @@ fn wake_all(shared: &Shared, from: usize) -> anyhow::Result<(Vec<f64>, Vec<f64>)
         std::thread::sleep(ASLEEP);
         shared.ran.store(0, Ordering::Release);
         let (began, start) = (Instant::now(), monotonic_ns());
-        doorbell::ring(&shared.bell);
+        doorbell::ring(&shared.doorbell);
         caller.push(began.elapsed().as_nanos() as f64);
         let ran = loop {
             let ran = shared.ran.load(Ordering::Acquire);
@@ -278,7 +278,7 @@ fn switches(core: usize) -> Result<Sample, Miss> {
         let shared = shared.clone();
         move || -> anyhow::Result<f64> {
             pin(core)?;
-            let (own, other) = if first { (&shared.bell, &shared.other) } else { (&shared.other, &shared.bell) };
+            let (own, other) = if first { (&shared.doorbell, &shared.other) } else { (&shared.other, &shared.doorbell) };
             let began = Instant::now();
             for round in 0..TIMES as u32 {
                 if first {

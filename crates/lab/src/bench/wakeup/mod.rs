@@ -35,9 +35,6 @@ pub fn pooled(name: &str, core: usize, cycles: u64, (policy, per): (&str, &str),
 }
 
 /// Waits until this many NFs run: members of a pool start after the daemon is ready.
-///
-/// # Errors
-/// They do not start in time.
 pub fn wait_for_members(daemon: &Daemon, nfs: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs running", Duration::from_secs(60), |daemon| {
         let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();

@@ -60,9 +60,6 @@ fn conf(folder: &Path) -> String {
 
 impl Server {
     /// Starts it in the outer namespace, on `cores`, and waits until it listens.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn start(wires: &Wires, programs: &Programs, cores: &[usize]) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("sluice-bench-web-").permissions(crate::bench::daemon::open_to_nfs()).tempdir()?;
@@ -87,9 +84,6 @@ pub struct Clients(Running, Duration);
 
 impl Clients {
     /// Starts clients, each of which sends one request after another for `seconds`.
-    ///
-    /// # Errors
-    /// wrk cannot be run.
     pub fn start(wires: &Wires, cores: &[usize], clients: u32, seconds: f64) -> anyhow::Result<Self> {
         let seconds = seconds.ceil().max(1.0);
         let (address, clients) = (format!("http://{OUTSIDE}:{PORT}/"), clients.to_string());
@@ -99,9 +93,6 @@ impl Clients {
     }
 
     /// Waits for their end.
-    ///
-    /// # Errors
-    /// They do not end, or their output cannot be parsed.
     pub fn answers(self, programs: &Programs) -> anyhow::Result<Answers> {
         let said = self.0.text(programs, self.1)?.context("wrk does not end")?;
         answers(&said).with_context(|| format!("wrk's answer is not understood: {said}"))

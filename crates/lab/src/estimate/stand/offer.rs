@@ -29,9 +29,6 @@ pub struct Sequence {
 
 impl Sequence {
     /// Adds a packet at the end.
-    ///
-    /// # Errors
-    /// [`EstimateError::TooLong`].
     pub fn push(&mut self, packet: &[u8]) -> Result<(), EstimateError> {
         if packet.len() > ROOM {
             return Err(EstimateError::TooLong { bytes: packet.len(), most: ROOM });
