@@ -1,4 +1,4 @@
-//! Plots of a profile: throughput against ways, latency against load, each with its promised curve.
+//! Plots of a profile's two curves, each as measured and as promised.
 
 use serde_json::json;
 use sluice_slo::curve::Curve;

@@ -1,4 +1,4 @@
-//! Plots of a result as SVG: bars of medians with the range of samples, or lines over a param.
+//! Plots of a result as SVG: bars of medians with their range, or lines over a param.
 //!
 //! A panel per metric. A panel has a bar per variant, from zero, or a line per variant (module
 //! `lines`). The SVG is written by hand: rectangles and texts need no library.

@@ -1,4 +1,4 @@
-//! `sluice bench slo-live`: SLOs of three tenants while a fourth sends ten times its promised rate.
+//! `sluice bench slo-live`: SLOs of three tenants beside a rogue one.
 //!
 //! # Approach
 //! All four run the same NF, each on a quarter of one core, from generators to a sink. First the NF
@@ -13,7 +13,7 @@
 //! Variants: `kept` polices the input and guarantees each place its part of the core; `policed` and
 //! `isolated` do one of them; `open` does neither; `default` does neither and uses the kernel's
 //! scheduler without the daemon's. The param `rogue_times` is the fourth tenant's rate as a
-//! multiple of what it was promised.
+//! multiple of what it was promised: 10, or 1 in one case of `kept`.
 //!
 //! Metrics that end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`,
 //! `kept_ratio`. The latter is the share of the daemon's windows in which neither throughput nor

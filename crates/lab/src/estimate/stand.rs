@@ -1,4 +1,4 @@
-//! A test stand for one NF: an arena, two rings, and a caller that sends bursts and awaits them.
+//! A test stand for one NF: an arena, two rings, and a caller that sends bursts.
 //!
 //! The NF polls on its own core; the caller waits on another one. Returned descriptors are checked
 //! as in use: a frame that was not in the burst, or a packet that leaves its frame, ends the

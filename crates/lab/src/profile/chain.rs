@@ -1,5 +1,4 @@
-//! The profile of a chain from its NFs, each measured with the packets that its predecessor sends
-//! on.
+//! The profile of a chain, composed of measurements of its NFs.
 //!
 //! # Terms and units
 //! *Share* of an NF: packets that it gets per packet that enters the chain; 1 unless an earlier NF
@@ -7,8 +6,9 @@
 //!
 //! # Approach
 //! Each NF of the chain has its own core, and all share one class of the cache. The NFs are
-//! measured one after another, so that two cores suffice: throughput with all ways, and latency
-//! against load. The chain's profile is composed of these:
+//! measured one after another, each with the packets that its predecessor sends on, so that two
+//! cores suffice: throughput with all ways, and latency against load. The chain's profile is
+//! composed of these:
 //! - *Throughput* is that of the NF that needs most time for its share. With w ways each NF takes
 //!   longer by its additional misses, relative to the measurement alone. They come from one model
 //!   of all NFs behind one cache ([`trace::chain`](sluice_cache::trace::chain)), in which they take

@@ -1,5 +1,4 @@
-//! Profiles of NFs: throughput against cache ways and latency against load, for the planner of
-//! SLOs.
+//! Profiles of NFs: throughput against cache ways, and latency against load.
 //!
 //! # Problem
 //! An SLO needs an NF's throughput for an amount of cache, and its latency under a load: before it

@@ -1,4 +1,4 @@
-//! `sluice bench affinity`: packets of a flow to all NFs in turn, to one by hash, or to its own.
+//! `sluice bench affinity`: packets of flows in turn, by hash, or per flow.
 //!
 //! # Approach
 //! 240 concurrent requests for a file of some packets, through the same number of NFs in each

@@ -1,4 +1,4 @@
-//! `sluice bench chain-priority`: a chain of rising costs, with or without downstream priority.
+//! `sluice bench chain-priority`: rising costs, with and without priority.
 //!
 //! # Approach
 //! Costs 1 : 3 : 7 on one core at line rate. Without refusal at the entry, packets for which the

@@ -1,4 +1,4 @@
-//! A web server and clients around a chain: real HTTP over real TCP, for experiments with pools.
+//! A web server and clients around a chain: real HTTP, for experiments with pools.
 //!
 //! ```text
 //! wrk ── inside ── veth ──► sluiced: there ──► veth ── outside ── nginx

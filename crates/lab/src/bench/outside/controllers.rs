@@ -1,4 +1,4 @@
-//! `sluice bench controllers`: stopping one process and running another from outside, by mechanism.
+//! `sluice bench controllers`: switches between processes, by mechanism.
 //!
 //! # Approach
 //! Two busy processes share a core; a third, on the manager's core, switches between them. All

@@ -21,11 +21,8 @@ use crate::bench::setup::{Service, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-pub const EXPERIMENT: Experiment = Experiment {
-    name: "idle",
-    about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll",
-    run,
-};
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "idle", about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll", run };
 
 const NFS: usize = 3;
 const VARIANTS: [(&str, Sharing); 2] = [("cooperative", Sharing::Cooperative), ("uncooperative/auto", Sharing::Uncooperative)];

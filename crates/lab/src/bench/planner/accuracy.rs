@@ -1,4 +1,4 @@
-//! `sluice bench profile-accuracy`: points and error of a throughput curve against a full sweep.
+//! `sluice bench profile-accuracy`: a curve of few points against all.
 //!
 //! # Approach
 //! Each NF built by `scripts/trace-nf` runs once on a million packets, or on as many as give enough

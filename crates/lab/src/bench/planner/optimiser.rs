@@ -1,4 +1,4 @@
-//! `sluice bench optimiser`: time to find the least number of servers, and quality of the result.
+//! `sluice bench optimiser`: time and quality of the optimiser.
 //!
 //! # Approach
 //! Mixed sets of SLOs, all different, for about 10, 20, 40, 100, 200 and 1,000 servers, the last in

@@ -1,4 +1,4 @@
-//! `sluice bench flow-churn`: highest rate at which flows begin and end, each with its own NF.
+//! `sluice bench flow-churn`: the highest rate of new flows with an NF each.
 //!
 //! # Approach
 //! A generator maintains a number of TCP flows (`flows`) of a fixed length (`flow_packets`), with

@@ -1,4 +1,4 @@
-//! `sluice bench cpu-usage`: CPU time of 20 NFs against the offered rate, sleeping and polling.
+//! `sluice bench cpu-usage`: CPU time of 20 NFs against the offered rate.
 //!
 //! # Approach
 //! Light NFs with a flow each, at rates from nothing to the last of [`RATES`]. `nf_cpu_percent` is

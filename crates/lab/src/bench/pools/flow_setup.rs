@@ -1,4 +1,4 @@
-//! `sluice bench flow-setup`: time to assign an NF to a flow's first packet, beside live flows.
+//! `sluice bench flow-setup`: time to assign an NF to a new flow.
 //!
 //! # Approach
 //! A crowd of `live` flows uses its own chain, whose pool has no idle NF for them and falls back to

@@ -1,5 +1,4 @@
-//! Experiments on pools, where each flow has its own NF: those of the Flurries paper, and related
-//! ones.
+//! Experiments on pools: those of the Flurries paper, and related ones.
 //!
 //! # Terms
 //! *Light* and *heavy* are the two kinds of NF ([`Kind`]). The NFs of an experiment are the members

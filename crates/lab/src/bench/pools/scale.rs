@@ -1,4 +1,4 @@
-//! `sluice bench pool-scale`: 1 to 2,000 NFs on one core, one flow each, and 10,000 idle ones.
+//! `sluice bench pool-scale`: 1 to 2,000 busy NFs on one core, and 10,000 idle ones.
 //!
 //! # Approach
 //! - `light`, `heavy`: packets of 64 bytes as fast as the chain takes them; the delivered rate

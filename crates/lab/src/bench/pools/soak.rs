@@ -1,4 +1,4 @@
-//! `sluice bench soak`: flow churn at a high rate while NFs are killed; nothing may be left behind.
+//! `sluice bench soak`: flow churn with killed NFs must leave nothing behind.
 //!
 //! # Approach
 //! As `flow-churn`, for the requested time (the product must endure ten minutes); every

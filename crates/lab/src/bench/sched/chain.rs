@@ -1,4 +1,4 @@
-//! `sluice bench chain`: a chain of three NFs on one core, in every mode under every scheduler.
+//! `sluice bench chain`: three NFs on one core, by mode and scheduler.
 //!
 //! # Approach
 //! Costs 120, 270 and 550 on one core at line rate. A packet for which the third NF has no room has

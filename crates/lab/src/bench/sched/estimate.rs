@@ -1,4 +1,4 @@
-//! `sluice bench estimate`: packet costs of NFs, measured from outside and by their own library.
+//! `sluice bench estimate`: packet costs of NFs, from outside and inside.
 //!
 //! # Approach
 //! - `nf/NAME`: `sluice estimate` runs every included NF, with a configuration that gives it work.

@@ -1,4 +1,4 @@
-//! `sluice bench mixed-order`: up to six flows through the same three NFs, in different orders.
+//! `sluice bench mixed-order`: flows through the same NFs in different orders.
 //!
 //! # Approach
 //! Costs 120, 270 and 550 on one core; flow i takes the chain with the i-th of the six orders, in a

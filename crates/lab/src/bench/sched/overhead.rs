@@ -1,5 +1,4 @@
-//! `sluice bench overhead`: the cost of tuning: a sample, a weight, a wake, and everything
-//! together.
+//! `sluice bench overhead`: the cost of tuning, by part and in total.
 //!
 //! # Approach
 //! - `sample`: reading the clock twice and counting the difference, as an NF does once a

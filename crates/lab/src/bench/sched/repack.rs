@@ -1,4 +1,4 @@
-//! `sluice bench repack`: load falls and a core is freed; load rises and the core is taken back.
+//! `sluice bench repack`: cores in use follow the load.
 //!
 //! # Approach
 //! Four chains of one NF each, with [`CYCLES`] per packet, spread over two cores and repacked by
