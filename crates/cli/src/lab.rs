@@ -11,28 +11,28 @@ pub mod traffic;
 
 use clap::Subcommand;
 
-/// A command of the lab.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Run an experiment; without a name, list them
     #[command(after_help = bench::HELP)]
     Bench(bench::BenchArgs),
-    /// Say what a configuration would carry on so many cores; nothing is started
+    /// Estimate what a configuration carries on a number of cores; starts nothing
     #[command(after_help = simulate::HELP)]
     Simulate(simulate::SimulateArgs),
-    /// Measure what a packet costs an NF; no daemon is needed
+    /// Measure what a packet costs an NF; needs no daemon
     #[command(after_help = estimate::HELP)]
     Estimate(estimate::EstimateArgs),
-    /// Measure what an NF or a chain can do: throughput against cache, latency against load; no daemon is needed
+    /// Measure throughput against cache and latency against load of an NF or a chain; needs no
+    /// daemon
     #[command(after_help = profile::HELP)]
     Profile(profile::ProfileArgs),
-    /// Put NFs on as few cores as their load needs
+    /// Place NFs on as few cores as their load allows
     #[command(after_help = pack::HELP)]
     Pack(pack::PackArgs),
-    /// Promises to tenants: add, list, show and remove them, and have them kept
+    /// SLOs of tenants: add, list, show and remove them, and apply them to the daemon
     #[command(after_help = slo::HELP)]
     Slo(slo::SloArgs),
-    /// Servers and what is promised on them; on how few it could be kept
+    /// Servers and the SLOs placed on them; the least number of servers that would do
     #[command(after_help = plan::HELP)]
     Plan(plan::PlanArgs),
 }

@@ -1,4 +1,4 @@
-//! Numbers as people read them: three significant digits and a unit.
+//! Numbers for people: three significant digits and a unit.
 
 /// A number with a prefix: `0`, `12.3`, `1.23 k`, `45.6 M`.
 pub fn short(value: f64) -> String {
@@ -52,7 +52,8 @@ pub fn grouped(value: u64) -> String {
     out
 }
 
-/// Digits and prefix. What rounds to four digits takes the next prefix: 999.6 k is 1.00 M. Whole numbers without one stay whole.
+/// Digits and prefix. A value that rounds to four digits takes the next prefix: 999.6 k is 1.00 M.
+/// Whole numbers below 1000 stay whole.
 fn scale(value: f64) -> (String, &'static str) {
     if value == value.trunc() && value.abs() < 999.5 {
         return (format!("{value:.0}"), "");

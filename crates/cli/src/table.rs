@@ -1,8 +1,8 @@
-//! Tables for terminals and pipes: columns aligned with spaces, numbers to the right, colour only where it is seen.
+//! Tables for terminals and pipes: aligned columns, and colour on terminals only.
 
 use std::io::{self, IsTerminal, Write};
 
-/// How a column stands.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     /// Words.
@@ -11,21 +11,17 @@ pub enum Align {
     Right,
 }
 
-/// What a cell says beyond its text.
+/// Meaning of a cell beyond its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tone {
-    /// Nothing.
     #[default]
     Plain,
-    /// All is well.
     Good,
-    /// Look here.
+    /// Needs attention.
     Warn,
-    /// Something is broken.
     Bad,
 }
 
-/// A cell.
 #[derive(Debug, Clone)]
 pub struct Cell {
     text: String,
@@ -39,13 +35,12 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    /// A cell with a tone.
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
         Self { text: text.into(), tone }
     }
 }
 
-/// A table that is printed when it is complete.
+/// A table, printed when it is complete.
 #[derive(Debug)]
 pub struct Table {
     head: Vec<(&'static str, Align)>,
@@ -53,22 +48,19 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns; a name that begins with `>` is a column of numbers.
+    /// A table with these columns. A leading `>` in a name marks a column of numbers.
     pub fn new(columns: &[&'static str]) -> Self {
         let head = columns.iter().map(|c| c.strip_prefix('>').map_or((*c, Align::Left), |name| (name, Align::Right))).collect();
         Self { head, rows: Vec::new() }
     }
 
-    /// Adds a row: one cell to each column.
+    /// Adds a row, with one cell per column.
     pub fn row(&mut self, cells: Vec<Cell>) {
         debug_assert_eq!(cells.len(), self.head.len());
         self.rows.push(cells);
     }
 
-    /// Prints it.
-    ///
-    /// # Errors
-    /// Those of `out`.
+    /// Prints the table.
     pub fn print(&self, out: &mut dyn Write, colour: bool) -> io::Result<()> {
         let width = |text: &str| text.chars().count();
         let widths: Vec<usize> = (0..self.head.len())
@@ -106,12 +98,13 @@ fn code(tone: Tone) -> &'static str {
     }
 }
 
-/// Whether standard output shows colour: a terminal that is not dumb, and nobody said NO_COLOR (<https://no-color.org>).
+/// Whether standard output takes colour: a capable terminal, without NO_COLOR
+/// (<https://no-color.org>).
 pub fn colour() -> bool {
     colour_wanted() && io::stdout().is_terminal()
 }
 
-/// Whether colour is wanted, where it can be shown.
+/// Whether colour is wanted, on an output that can show it.
 pub fn colour_wanted() -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")

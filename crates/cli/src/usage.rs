@@ -1,4 +1,4 @@
-//! What commands share: errors with exit codes of their own, output as JSON, input from files.
+//! What commands share: errors with their own exit codes, JSON output, file input.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -7,22 +7,21 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-/// Something on the command line makes no sense: exit code 2.
+/// Wrong usage of the command line: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
 
-/// The daemon is degraded, which was said: exit code 3.
+/// The daemon is degraded, as already reported: exit code 3.
 #[derive(Debug, thiserror::Error)]
 #[error("degraded")]
 pub struct Degraded;
 
-/// Prints JSON.
 pub fn json<T: Serialize + ?Sized>(out: &mut dyn Write, value: &T) -> anyhow::Result<()> {
     Ok(writeln!(out, "{}", serde_json::to_string_pretty(value)?)?)
 }
 
-/// The text of a file, or of standard input for `-`.
+/// Reads a file, or standard input for `-`.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     if path == Path::new("-") {
@@ -33,15 +32,13 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Print JSON.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Json {
-    /// Print JSON, as the API gives it
+    /// Print JSON, as the API returns it
     #[arg(long)]
     pub json: bool,
 }
 
-/// Reads a number of seconds.
 pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),

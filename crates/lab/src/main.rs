@@ -1,7 +1,7 @@
-//! `sluice-lab`: what measures, simulates, plans and compares.
+//! `sluice-lab`: experiments, measurements, simulation and planning.
 //!
-//! `sluice` starts it for its commands `bench`, `simulate`, `estimate`, `profile`, `pack`, `slo` and `plan`. So the client is built
-//! without experiments and without a solver.
+//! `sluice` starts it for its commands `bench`, `simulate`, `estimate`, `profile`, `pack`, `slo`
+//! and `plan`. So the client needs no experiments and no solver.
 
 mod bench;
 mod estimate;
@@ -22,14 +22,14 @@ use sluice_api::client::Client;
 use sluice_cli::ending;
 use sluice_cli::lab::LabCommand;
 
-/// Measure NFs, simulate configurations, plan servers and run experiments; `sluice` starts this for its commands of the same names.
+/// Measure NFs, simulate configurations, plan servers and run experiments; `sluice` starts it for
+/// its commands of the same names
 #[derive(Debug, Parser)]
 #[command(name = "sluice-lab", version, propagate_version = true)]
 struct Cli {
     /// Control socket of the daemon
     #[arg(long, global = true, value_name = "PATH", env = "SLUICE_CONTROL", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// What to do
     #[command(subcommand)]
     command: Command,
 }
@@ -38,12 +38,12 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Shared(Box<LabCommand>),
-    /// An NF that breaks the rules, which `sluice bench chaos` has its daemon start
+    /// An NF that breaks the rules, for `sluice bench chaos`
     #[command(hide = true)]
     HostileNf {
-        /// How
+        /// Mode
         mode: String,
-        /// Words that its processes are found by
+        /// Words by which its processes are found
         words: Vec<String>,
     },
 }

@@ -1,6 +1,6 @@
-//! What pictures share.
+//! Helpers for SVG pictures.
 
-/// A text in XML.
+/// Escapes a text for XML.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

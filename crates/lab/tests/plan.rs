@@ -1,4 +1,4 @@
-//! `sluice slo` and `sluice plan` as a user runs them: no daemon, no root.
+//! `sluice slo` and `sluice plan` from the command line: no daemon, no root.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ impl Plan {
         self.path("profiles").join(format!("{name}.json"))
     }
 
-    /// A file, outside of the plan's own, with an SLO: so many times what an instance does with its fair share of the cache.
+    /// A file outside of the plan with an SLO, of a multiple of an instance's rate with its fair
+    /// share of the cache.
     fn slo(&self, name: &str, kind: &str, times: f64) -> String {
         let kind = KINDS.iter().find(|known| known.name == kind).unwrap();
         let fair = f64::from(server().ways()) / f64::from(server().cores);
@@ -79,7 +80,7 @@ impl Plan {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What a command says that fails, and changes no byte and no file of the plan.
+    /// Output of a command that fails and changes no byte and no file of the plan.
     fn fails(&self, code: i32, args: &[&str]) -> String {
         let before = self.bytes();
         let output = self.output(args);
@@ -134,13 +135,13 @@ fn slos_are_added_refused_shown_and_removed() {
     let output = plan.output(&["slo", "add", "--json", &huge]);
     let refused: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &refused["refused"][0]["name"]), (Some(1), &"huge".into()));
-    // What is offered fits.
+    // The offered SLO fits.
     let nearest = &refused["refused"][0]["nearest"]["reserved"];
     let text = format!(
         "{{\"name\": \"huge\", \"workload\": {{\"nf\": \"redundancy\"}}, \"traffic\": \"sample\", \"promise\": {{\"reserved\": {nearest}}}}}"
     );
     plan.ok(&["slo", "add", "--dry-run", &plan.file("nearest.json", &text)]);
-    // One that does not fit takes the other with it.
+    // One that does not fit rejects the other, too.
     plan.fails(1, &["slo", "add", &plan.slo("small", "firewall", 0.3), &huge]);
     assert!(plan.fails(1, &["slo", "add", &nat]).contains("an SLO named \"nat\" is there already"));
 

@@ -1,4 +1,4 @@
-//! `sluice simulate` as a user runs it: no daemon, no root.
+//! `sluice simulate` from the command line: no daemon, no root.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::usage::seconds;
 
-/// What `sluice bench --help` says below the options.
+/// Text of `sluice bench --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice bench                                         what there is
@@ -21,7 +21,6 @@ Examples:
 /// Parameters of a variant, by name.
 pub type Params = BTreeMap<String, Value>;
 
-/// Arguments of `sluice bench`.
 #[derive(Debug, Clone, PartialEq, Default, Args)]
 pub struct BenchArgs {
     /// The experiment
@@ -29,27 +28,27 @@ pub struct BenchArgs {
     /// File for the result and its raw samples
     #[arg(long, value_name = "OUT")]
     pub json: Option<PathBuf>,
-    /// File for the plot; with --json and without this, it goes beside the result
+    /// File for the plot; without it, --json puts the plot beside the result
     #[arg(long, value_name = "OUT")]
     pub svg: Option<PathBuf>,
-    /// Run only variants whose name has one of these parts in it, such as sluice/other,ideal
+    /// Run only variants whose name contains one of these parts, such as sluice/other,ideal
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Run only variants with one of these values of a parameter, such as nfs=45,900; for several parameters, several times
+    /// Run only variants with one of these parameter values, such as nfs=45,900; repeatable
     #[arg(long = "where", value_name = "PARAM=VALUE,…")]
     pub given: Vec<Given>,
-    /// Seconds that each variant runs, each time
+    /// Seconds that each repetition of a variant runs
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
-    /// How often each variant runs
+    /// Repetitions of each variant
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
-    /// What random choices are made of: the same ones for the same number (chaos)
+    /// Seed of random choices: the same seed makes the same choices (chaos)
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
 }
 
-/// A parameter of variants, and the values of it that are wanted.
+/// A parameter of variants, and the accepted values of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
     key: String,
@@ -69,7 +68,6 @@ impl FromStr for Given {
 }
 
 impl Given {
-    /// Its name.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -84,7 +82,7 @@ impl Given {
 }
 
 impl BenchArgs {
-    /// Whether a variant of this name with these parameters is to run.
+    /// Whether a variant of this name with these parameters is selected.
     pub fn asks_for(&self, variant: &str, params: &Params) -> bool {
         let is_named = self.only.is_empty() || self.only.iter().any(|part| variant.contains(part.as_str()));
         is_named && self.given.iter().all(|given| given.admits(params))

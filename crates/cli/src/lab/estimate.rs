@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use sluice_api::config::ESTIMATES;
 
-/// What `sluice estimate --help` says below the options.
+/// Text of `sluice estimate --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice estimate sluice-nf-firewall -- --rules edge.rules
@@ -13,16 +13,15 @@ Examples:
   sluice estimate fw --config edge.toml
                                         the service fw as edge.toml starts it
   sluice estimate ids --config edge.toml --capture noon.pcap --keep
-                                        with captured packets; the daemon and `sluice simulate` know the result from now on
+                                        with captured packets; the daemon and `sluice simulate` use the result from now on
 
-The NF runs alone on a core. Bursts of 32 packets are sent to it, one alone and eight in a row, in turn, and what one more in a row
-takes is the cost. What the rings take is measured with sluice-nf-bridge and sluice-nf-cost and taken off. INSIDE is what the NF's own
-library says of bursts beside them.";
+The NF runs alone on a core. Bursts of 32 packets are sent to it, alternately one alone and eight in a row; the cost is the time of
+one more burst in a row. The cost of the rings is measured with sluice-nf-bridge and sluice-nf-cost, and subtracted. INSIDE is the time
+of the same bursts by the NF's own library.";
 
-/// Most packets that are dealt in turn.
+/// Largest number of distinct packets, which are sent in turn.
 pub const MOST_PACKETS: usize = 65_536;
 
-/// Arguments of `sluice estimate`.
 #[derive(Debug, Args)]
 pub struct EstimateArgs {
     /// A program that uses the NF library, or with --config the name of a service
@@ -33,19 +32,20 @@ pub struct EstimateArgs {
     /// Send the packets of this capture, in turn, instead of crafted ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "flows"])]
     pub capture: Option<PathBuf>,
-    /// Bytes of crafted packets, with their Ethernet header
+    /// Bytes of a crafted packet, with its Ethernet header
     #[arg(long, value_name = "BYTES", default_value_t = 60)]
     pub size: u16,
-    /// Flows of crafted packets, taken in turn
+    /// Flows of crafted packets, sent in turn
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=MOST_PACKETS as i64))]
     pub flows: u32,
-    /// Bursts that count, at least
+    /// Least number of measured bursts
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub bursts: u32,
-    /// Core that the NF has for itself; the last that this process may use without
+    /// Core for the NF alone; the default is the last one that this process may use
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
-    /// Keep the result in this file, where daemon and simulator find it [default: /var/lib/sluice/estimates.json]
+    /// Keep the result in this file, which the daemon and the simulator read [default:
+    /// /var/lib/sluice/estimates.json]
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = ESTIMATES)]
     pub keep: Option<PathBuf>,
     /// Print JSON

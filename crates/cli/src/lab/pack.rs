@@ -4,35 +4,35 @@ use clap::Args;
 
 use crate::usage::seconds;
 
-/// What `sluice pack --help` says below the options.
+/// Text of `sluice pack --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice pack                           which NFs could share which cores, by what is measured now
   sluice pack --apply                   move them; packets flow on
-  sluice pack --apply --every 10        and look again every ten seconds, until Ctrl-C
+  sluice pack --apply --every 10        and repeat every ten seconds, until Ctrl-C
   sluice pack --cores 2-5 --margin 20 --sensitive ids,lookup
 
-An NF is moved as by `sluice nf move`: another instance on the new core takes its place, no packet is lost, and none overtakes another. What
-it has learnt from packets is learnt anew. Foreign NFs, those that attach, and those with a flow to themselves stay where they are. Loads are those of half a second. LOAD
-is in cores: the larger of what the packets of an NF ask for (those refused at an entry with them, times what one costs) and of the CPU time
-that it really used, waking and switching with it. Of an NF that polls, which is always busy, what its packets ask for. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
+An NF is moved as by `sluice nf move`: another instance on the new core takes its place; no packet is lost or
+reordered, and its flow state starts anew. Foreign NFs, those that attach, and those with a flow of their own stay in place. Loads are
+measured over half a second. LOAD is in cores: the larger of the demand of the NF's packets (including those refused at an entry, times
+the cost of one) and the CPU time that it used, with wake-ups and switches. For an NF that polls, which is always busy, it is the demand
+of its packets. With --every, NFs are moved only if a core is overloaded, or if one can be freed.";
 
-/// Arguments of `sluice pack`.
 #[derive(Debug, Args)]
 pub struct PackArgs {
-    /// Cores for NFs, such as 1,3 or 2-5; those of the services, without the manager's, if not given
+    /// Cores for NFs, such as 1,3 or 2-5; by default those of the services, without the manager's
     #[arg(long, value_name = "CORES", value_parser = core_list, value_delimiter = ',')]
     pub cores: Vec<std::ops::RangeInclusive<usize>>,
     /// Percent of each core to keep free
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
     pub margin: f64,
-    /// Services whose cost grows when their data leave the caches: kept apart where that costs no core
+    /// Services that are slow with cold caches: kept apart where that costs no core
     #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
     pub sensitive: Vec<String>,
     /// Move NFs
     #[arg(long)]
     pub apply: bool,
-    /// Look again after so many seconds, and so on
+    /// Repeat after this many seconds, without end
     #[arg(long, value_name = "SECONDS", requires = "apply", value_parser = seconds)]
     pub every: Option<f64>,
     /// Print JSON

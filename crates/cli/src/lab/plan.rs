@@ -7,7 +7,7 @@ use sluice_cache::resctrl::MOUNT_POINT;
 
 use crate::usage::seconds;
 
-/// What `sluice plan --help` says below the options.
+/// Text of `sluice plan --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice plan init                      servers.toml for this host
@@ -34,10 +34,9 @@ servers.toml has for each server, which is what shares one last-level cache:
   path_us = 30             what packets take beside NFs, from port to port, 99.9 % of them at most; 0 if left out
 No daemon is needed.";
 
-/// Where a plan is if nothing else is said, for root.
+/// Default folder of the plan, for root.
 const DEFAULT: &str = "/var/lib/sluice/plan";
 
-/// The folder of a plan.
 #[derive(Debug, Clone, Args)]
 pub struct PlanFolder {
     /// Folder of the plan: servers.toml, profiles/*.json and placement.json
@@ -45,21 +44,17 @@ pub struct PlanFolder {
     pub plan: PathBuf,
 }
 
-/// Arguments of `sluice plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Which plan
     #[command(flatten)]
     pub folder: PlanFolder,
-    /// What to do
     #[command(subcommand)]
     pub command: PlanCommand,
 }
 
-/// What to do with a plan.
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
-    /// Begin a plan: this host as its server
+    /// Create a plan with this host as its server
     #[command(after_help = INIT)]
     Init(InitArgs),
     /// Show servers as bars of cores and cache ways
@@ -74,7 +69,6 @@ A letter is an SLO on that server, `=` the class that instances without a class 
     Step(StepArgs),
 }
 
-/// Arguments of `sluice plan show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     /// Write a picture, and print nothing
@@ -85,18 +79,17 @@ pub struct ShowArgs {
     pub json: bool,
 }
 
-/// What `sluice plan init --help` says below the options.
+/// Text of `sluice plan init --help` below the options.
 const INIT: &str = "\
 It writes servers.toml, which people keep from then on, and makes the folder `profiles`. Where the kernel gives no cache ways (`sluice doctor`
 says why), the server has ddio_ways = 0, as profiles of the whole cache (`sluice profile --cache none`) ask for.";
 
-/// Arguments of `sluice plan init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
     /// Name of the server, as `server` in `[promises]` of its configuration
     #[arg(long, value_name = "NAME", default_value = "s0")]
     pub server: String,
-    /// Cores that NFs may have; all but one without
+    /// Cores for NFs; all but one by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub cores: Option<u32>,
     /// Where resctrl is mounted
@@ -104,7 +97,7 @@ pub struct InitArgs {
     pub resctrl: PathBuf,
 }
 
-/// What `sluice plan optimise --help` says below the options.
+/// Text of `sluice plan optimise --help` below the options.
 const OPTIMISE: &str = "\
 Examples:
   sluice plan optimise                            how few servers would do, within a minute
@@ -119,22 +112,22 @@ that at once, where new instances are ready before old ones go, and flows move. 
 how far it may be from the least; if none is better, the placement stays as it is.
 A build with `--features optimiser` is needed.";
 
-/// Arguments of `sluice plan optimise`.
 #[derive(Debug, Args)]
 pub struct OptimiseArgs {
-    /// Time for the solver
+    /// Time limit of the solver
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
     pub limit: f64,
-    /// Servers that it must save, or nobody is moved
+    /// Servers that a new placement must save; otherwise nothing moves
     #[arg(long, value_name = "SERVERS", default_value_t = 1)]
     pub threshold: usize,
-    /// In the steps, flows of an instance that is to go stay until they end; without it, they move with the new ones
+    /// In the steps, flows stay on an instance that is to go until they end; by default they move
+    /// with the new flows
     #[arg(long)]
     pub leave_old: bool,
-    /// Write the end result into the plan as the new placement
+    /// Write the result into the plan as the new placement
     #[arg(long)]
     pub apply: bool,
-    /// Keep the steps in the plan, to be taken one by one with `sluice plan step`
+    /// Keep the steps in the plan, for `sluice plan step` to take one by one
     #[arg(long, conflicts_with = "apply")]
     pub in_steps: bool,
     /// Print JSON
@@ -142,7 +135,7 @@ pub struct OptimiseArgs {
     pub json: bool,
 }
 
-/// What `sluice plan step --help` says below the options.
+/// Text of `sluice plan step --help` below the options.
 const STEPS: &str = "\
 Examples:
   sluice plan optimise --in-steps       keep the steps, and change nothing yet; old flows stay until they end
@@ -151,10 +144,9 @@ Examples:
 
 At each step every promise holds. A change of the plan in between (an SLO added or removed) makes the steps void: optimise again.";
 
-/// Arguments of `sluice plan step`.
 #[derive(Debug, Args)]
 pub struct StepArgs {
-    /// Only say what the next step is
+    /// Only print the next step
     #[arg(long)]
     pub dry_run: bool,
     /// Print JSON

@@ -7,7 +7,7 @@ use sluice_cache::resctrl::MOUNT_POINT;
 
 use super::traffic::Traffic;
 
-/// What `sluice profile --help` says below the options.
+/// Text of `sluice profile --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice profile sluice-nf-nat --traffic flows=100000 --out nat.json -- --inside 10.0.0.0/8 --outside 203.0.113.1
@@ -28,40 +28,40 @@ after another, each with what the one before it sends on, and composed; ways of 
 Other work on the host makes a profile promise less: it says how many of its samples are within what it promises, and where a quarter of
 its points is not known to within half of their value, nothing is written without --noisy.";
 
-/// Loads at which latency is measured again, unless it is said.
+/// Default number of loads at which --check measures latency.
 const LOADS: u32 = 20;
 
-/// Where throughput with fewer cache ways comes from.
+/// Source of throughput with fewer cache ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Cache {
-    /// resctrl where the kernel gives ways, or else simulated where there is a traced NF, or else none
+    /// resctrl if the kernel offers ways; else simulated if there is a traced NF; else none
     Auto,
-    /// Classes of the cache, given by the kernel (root)
+    /// Cache classes of the kernel (root)
     Resctrl,
     /// A model of the cache, from one run of the traced NF
     Simulated,
-    /// One value, with the whole cache: an SLO by it takes all ways of a server with ddio_ways = 0
+    /// One value for the whole cache: its SLOs take all ways of a server with ddio_ways = 0
     None,
 }
 
-/// Where throughput with fewer cache ways comes from.
+/// Options for throughput with fewer cache ways.
 #[derive(Debug, Args)]
 pub struct WaysArgs {
-    /// Where throughput with fewer cache ways comes from
+    /// Source of throughput with fewer cache ways
     #[arg(long, value_enum, default_value_t = Cache::Auto)]
     pub cache: Cache,
     /// Where resctrl is mounted
     #[arg(long, value_name = "PATH", default_value = MOUNT_POINT)]
     pub resctrl: PathBuf,
-    /// The NF as scripts/trace-nf has built it, or the folder of such NFs; looked for beside the program without
+    /// The NF as built by scripts/trace-nf, or a folder of such NFs; by default looked for beside
+    /// the program
     #[arg(long, value_name = "FILE|FOLDER")]
     pub traced: Option<PathBuf>,
-    /// What a cache miss costs, for the model; measured without
+    /// Cost of a cache miss in the model; measured by default
     #[arg(long, value_name = "NS", value_parser = parse_ns)]
     pub miss_ns: Option<f64>,
 }
 
-/// Arguments of `sluice profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
     /// A program that uses the NF library, or with --config the name of a service or of a chain
@@ -69,10 +69,10 @@ pub struct ProfileArgs {
     /// Take programs, arguments, environment and users from the services of this configuration
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// It is the chain of this name, where a service has the same
+    /// The name is that of a chain, where a service has the same name
     #[arg(long, requires = "config")]
     pub chain: bool,
-    /// What is sent: settings, or a capture (.pcap or .pcapng)
+    /// Packets to send: settings, or a capture (.pcap or .pcapng)
     #[arg(long, value_name = "SPEC|FILE", default_value = "size=60,flows=1000")]
     pub traffic: Traffic,
     /// Write the profile to this file
@@ -81,23 +81,23 @@ pub struct ProfileArgs {
     /// Draw both curves, as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// Throughput with fewer ways
     #[command(flatten)]
     pub ways: WaysArgs,
-    /// Core that the NF has for itself; the last that this process may use without
+    /// Core for the NF alone; the default is the last one that this process may use
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
-    /// Measure again, at loads close together, what this profile of the same NF, configuration and traffic says
+    /// Measure this profile again, with the same NF, configuration and traffic, at closely spaced
+    /// loads
     #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "plot", "cache", "traced", "miss_ns"])]
     pub check: Option<PathBuf>,
     /// Loads at which --check measures latency
     #[arg(long, value_name = "N", default_value_t = LOADS, requires = "check")]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub loads: u32,
-    /// Write the profile though the host was too noisy for it; its notes say so
+    /// Write the profile even if the host was too noisy; its notes say so
     #[arg(long, conflicts_with = "check")]
     pub noisy: bool,
-    /// Print the profile, or what --check found, as JSON
+    /// Print the profile, or the findings of --check, as JSON
     #[arg(long)]
     pub json: bool,
     /// Arguments of the program

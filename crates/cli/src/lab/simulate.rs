@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::usage::seconds;
 
-/// What `sluice simulate --help` says below the options.
+/// Text of `sluice simulate --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice simulate edge.toml --cores 16 --rate 2e6 --cost fw=300,nat=450
@@ -28,22 +28,24 @@ DROPS of an NF are wasted work: packets that another NF worked on before they me
 Limits: flows are spread evenly over instances; ports that wait drop; ECN changes nothing; the manager has cores of its own and
 is never the bottleneck; caches and other processes are left out. So compare the runs first, and then with a measurement.";
 
-/// Most cores; the simulator's time goes with them.
+/// Most cores; the simulator's run time grows with them.
 const MOST_CORES: i64 = 1024;
 
-/// Most cycles of a packet: what `sluice-nf-cost` takes.
+/// Most cycles per packet: the limit of `sluice-nf-cost`.
 const MOST_CYCLES: u64 = 1_000_000_000;
-/// What a switch to an NF costs its core, in nanoseconds, unless it is said: the way out of sleep and back, the wake-up of the next NF, and the
-/// first touch of what the caches lost meanwhile. With it a simulation of the example configuration says what the kernel counted of its NFs
-/// on a busy two-core virtual machine: 39 % of a core, 3 % of it for packets.
+/// Default cost of a switch to an NF on its core, in nanoseconds.
+///
+/// It covers leaving and entering sleep, waking the next NF, and the first accesses to data that
+/// the caches have lost meanwhile. With this value, a simulation of the example configuration
+/// matches the kernel's count on a busy two-core virtual machine: its NFs use 39 % of a core, of
+/// which 3 % is for packets.
 pub const SWITCH_NS: u64 = 5_000;
 
-/// Arguments of `sluice simulate`.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// The configuration
     pub config: PathBuf,
-    /// Cores for NFs, which take them in turn; the configured cores without
+    /// Cores for NFs, assigned round-robin; by default those of the configuration
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_CORES))]
     pub cores: Option<u32>,
     /// Packets per second: of each port without a rate of its own, or of a named port
@@ -52,19 +54,19 @@ pub struct SimulateArgs {
     /// Cycles that a packet costs a service
     #[arg(long, value_name = "SERVICE=CYCLES", value_parser = service_cost, value_delimiter = ',')]
     pub cost: Vec<(String, u64)>,
-    /// Ask the running daemon what packets cost its services, with the clock of this host
+    /// Get the packet costs of services from the running daemon, with the clock of this host
     #[arg(long)]
     pub measured: bool,
-    /// Clock of the cores in GHz; that of this host without
+    /// Clock of the cores in GHz; by default that of this host
     #[arg(long, value_name = "GHZ", value_parser = ghz)]
     pub ghz: Option<f64>,
-    /// What a switch to an NF costs its core, waking and going to sleep with it
+    /// Cost of a switch to an NF on its core, with wake-up and going to sleep
     #[arg(long, value_name = "NS", default_value_t = SWITCH_NS, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub switch: u64,
     /// Simulated seconds, after a warm-up of 0.2
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Run default, weights, backpressure, sluice and ideal instead of what the section sched says
+    /// Run default, weights, backpressure, sluice and ideal instead of the configured section sched
     #[arg(long)]
     pub compare: bool,
     /// Print JSON

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use super::plan::PlanFolder;
 use crate::usage::Json;
 
-/// What `sluice slo --help` says below the options.
+/// Text of `sluice slo --help` below the options.
 pub const HELP: &str = "\
 Examples:
   sluice slo add --dry-run acme.toml    would it fit, and where?
@@ -27,21 +27,17 @@ On demand, no profile and no traffic are needed, and footprint = { cores = 1, me
 The latency is that of 95 % of the packets. `configuration`, the digest in the profile, is needed only where several are profiled.
 What runs already is not moved. `sluice plan` shows the servers. Only apply, withdraw and --live need a daemon.";
 
-/// Arguments of `sluice slo`.
 #[derive(Debug, Args)]
 pub struct SloArgs {
-    /// Which plan
     #[command(flatten)]
     pub folder: PlanFolder,
-    /// What to do
     #[command(subcommand)]
     pub command: SloCommand,
 }
 
-/// What to do with promises.
 #[derive(Debug, Subcommand)]
 pub enum SloCommand {
-    /// Promise SLOs if there is room: all of them, or none
+    /// Add SLOs if there is capacity: all of them, or none
     #[command(after_help = "\
 Examples:
   sluice slo add acme.toml
@@ -49,14 +45,12 @@ Examples:
                                         and be sure that the profile is of this program
   sluice slo add --json web.toml dns.toml | jq '.refused[].nearest'
 
-If there is no room, nothing changes, and the nearest promise is told that would fit.")]
+Without enough capacity nothing changes, and the nearest promise that would fit is shown.")]
     Add(AddArgs),
-    /// List what is promised
+    /// List the SLOs
     List {
-        /// Placed, or kept
         #[command(flatten)]
         live: Live,
-        /// How it is printed
         #[command(flatten)]
         json: Json,
     },
@@ -64,14 +58,12 @@ If there is no room, nothing changes, and the nearest promise is told that would
     Show {
         /// The SLO
         name: String,
-        /// Placed, or kept
         #[command(flatten)]
         live: Live,
-        /// How it is printed
         #[command(flatten)]
         json: Json,
     },
-    /// Have the running daemon keep what is placed on its server
+    /// Have the running daemon apply the SLOs that are placed on its server
     #[command(after_help = "\
 Each SLO is kept by the chain of its name, which the daemon's configuration defines: its rules and its egress, and services that say what
 runs. Section [promises] says which cores a placement counts, and by what means promises are kept. A placement that cannot be kept changes
@@ -81,16 +73,15 @@ Examples:
   sluice slo apply                      the server is the one that [promises] names
   sluice slo apply --server s0")]
     Apply {
-        /// Which server of the plan the daemon is; the one that its configuration names without
+        /// Server of the plan that the daemon is; by default the one that its configuration names
         #[arg(long, value_name = "NAME")]
         server: Option<String>,
-        /// How it is printed
         #[command(flatten)]
         json: Json,
     },
-    /// Have the running daemon keep nothing any more: chains are as its configuration says
+    /// Have the running daemon drop all SLOs: chains are as its configuration says
     Withdraw(Json),
-    /// Take a promise back: what its instances have is free
+    /// Remove SLOs, and free what their instances have
     #[command(visible_alias = "rm")]
     Remove {
         /// The SLOs
@@ -99,24 +90,24 @@ Examples:
     },
 }
 
-/// What the daemon says, instead of the plan.
+/// Report from the daemon instead of the plan.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Live {
-    /// Tell how the running daemon keeps it: rates, latency, CPU, cache, and who breaks it
+    /// Show how the running daemon meets it: rates, latency, CPU, cache, and the cause of
+    /// violations
     #[arg(long)]
     pub live: bool,
 }
 
-/// Arguments of `sluice slo add`.
 #[derive(Debug, Args)]
 pub struct AddArgs {
     /// Files of one SLO each, TOML or JSON; - reads standard input
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Program that runs as an NF: a profile of another is refused; for several NFs, several times
+    /// Program that runs as an NF: a profile of another one is refused; repeatable
     #[arg(long = "binary", value_name = "NF=FILE")]
     pub binaries: Vec<String>,
-    /// Say what would come of it, and change nothing
+    /// Print the outcome, and change nothing
     #[arg(long, short = 'n')]
     pub dry_run: bool,
     /// Print JSON

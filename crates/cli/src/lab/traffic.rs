@@ -1,22 +1,19 @@
-//! The traffic that a profile is of, as it is written.
+//! The traffic of a profile, and its textual form.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Most flows.
 pub const MOST_FLOWS: u32 = 1 << 18;
 
-/// Crafted packets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Crafted {
-    /// Bytes of a packet, with its Ethernet header.
+    /// With the Ethernet header.
     pub size: u32,
-    /// Flows.
     pub flows: u32,
-    /// Zipf's exponent; none is all flows alike.
+    /// Zipf's exponent; without one, all flows are equally frequent.
     pub zipf: Option<f64>,
-    /// Whether flows have destinations all over the address space, and not one.
+    /// Whether destinations are spread over the address space, or all the same.
     pub spread: bool,
 }
 
@@ -26,23 +23,20 @@ impl Default for Crafted {
     }
 }
 
-/// What is sent.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Traffic {
-    /// Crafted packets.
     Crafted(Crafted),
     /// The packets of a file, in turn.
     Captured(PathBuf),
 }
 
-/// Why a text names no traffic.
+/// A text does not describe traffic.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{word}\" names no traffic; write size (60 to 1514), flows (1 to {MOST_FLOWS}), zipf (above 0, at most 8) and spread (0 or 1), \
      such as size=60,flows=1000,zipf=1.1, or the name of a capture that ends in .pcap or .pcapng"
 )]
 pub struct TrafficError {
-    /// The part of it that is wrong.
     word: String,
 }
 

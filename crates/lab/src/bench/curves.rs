@@ -1,4 +1,4 @@
-//! The curves of a profile, drawn: throughput against ways, and latency against load, and what is promised of each.
+//! Plots of a profile's two curves, each as measured and as promised.
 
 use serde_json::json;
 use sluice_slo::curve::Curve;
@@ -23,7 +23,7 @@ const LATENCY: Group = Group {
     form: Form::Series("load Mpps"),
 };
 
-/// A picture of both; nothing if both are empty.
+/// A picture of both curves; none if both are empty.
 pub fn svg(profile: &Profile) -> Option<String> {
     let throughput = variants(&profile.throughput, "ways", 1.0, "throughput_pps", 1.0 - profile.throughput.margin);
     let latency = variants(&profile.latency, "load Mpps", 1e6, "latency_us", 1.0 + profile.latency.margin);
@@ -31,11 +31,11 @@ pub fn svg(profile: &Profile) -> Option<String> {
     plot::svg(&title, &[(&THROUGHPUT, throughput.iter().collect()), (&LATENCY, latency.iter().collect())])
 }
 
-/// The points of a curve, as they are and as they are promised.
+/// The points of a curve, as measured and as promised.
 fn variants(curve: &Curve, x: &str, unit: f64, metric: &str, promised: f64) -> Vec<Variant> {
     let line = |name: &'static str, times: f64| {
         curve.points.iter().map(move |point| {
-            // Digits enough to mark an axis.
+            // Enough digits for the axis.
             let at = (point.x / unit * 100.0).round() / 100.0;
             let mut variant = Variant::new(name, Params::from([(x.to_string(), json!(at))]));
             variant.add(metric, point.y * times);

@@ -1,7 +1,7 @@
-//! A `sluiced` that runs for one variant of an experiment: started with a configuration of its own in a folder of its own, measured
-//! through its control socket, stopped, and looked after until nothing of it is left.
+//! A `sluiced` for one variant of an experiment, with its own configuration and folder.
 //!
-//! Whatever happens (an error, an interruption), dropping a [`Daemon`] stops it and removes its folder.
+//! It is measured through its control socket. Dropping a [`Daemon`], also after an error or an
+//! interruption, stops it and removes its folder.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -20,30 +20,30 @@ use crate::bench::setup::Setup;
 use sluice_api::client::Client;
 use sluice_api::model::{Nf, Stats};
 
-/// How long a daemon may take to be ready.
+/// Time limit for a daemon to be ready.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to leave.
+/// Time limit for a daemon to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
-/// How often a wait looks again.
+/// Polling interval of waits.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// This program: experiments start it for other commands, and daemons start it as a hostile NF.
 pub const LAB: &str = "sluice-lab";
 
-/// What daemons are started with.
+/// Programs that experiments start, and the interruption flag.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    /// The daemon. NFs are looked for beside it.
+    /// The daemon. NFs are expected beside it.
     pub sluiced: PathBuf,
-    /// Set when the experiment should end.
     pub interrupted: Arc<AtomicBool>,
 }
 
 impl Programs {
-    /// The programs beside this one; SIGINT and SIGTERM end the experiment tidily, a second one at once.
+    /// The programs beside this one. The first SIGINT or SIGTERM ends the experiment cleanly, a
+    /// second one at once.
     ///
     /// # Errors
-    /// `sluiced` or one of the NFs is not there.
+    /// `sluiced` or one of the NFs is missing.
     pub fn beside_this_one(nfs: &[&str]) -> anyhow::Result<Self> {
         let exe = std::env::current_exe().context("cannot find this program's own folder")?;
         let programs = Self::in_folder(exe.parent().unwrap_or(Path::new("/")), nfs)?;
@@ -57,7 +57,7 @@ impl Programs {
     /// The programs in a folder.
     ///
     /// # Errors
-    /// `sluiced` or one of the NFs is not there.
+    /// `sluiced` or one of the NFs is missing.
     pub fn in_folder(folder: &Path, nfs: &[&str]) -> anyhow::Result<Self> {
         let programs = Self { sluiced: folder.join("sluiced"), interrupted: Arc::default() };
         programs.has("sluiced", "sluice-manager")?;
@@ -67,15 +67,11 @@ impl Programs {
         Ok(programs)
     }
 
-    /// A program beside the daemon.
     pub fn path(&self, program: &str) -> PathBuf {
         self.sluiced.with_file_name(program)
     }
 
-    /// Checks that a program is beside the daemon. `package` is the one that has it.
-    ///
-    /// # Errors
-    /// It is not there.
+    /// Checks that a program is beside the daemon. `package` is the package that builds it.
     pub fn has(&self, program: &str, package: &str) -> anyhow::Result<()> {
         let folder = self.sluiced.parent().unwrap_or(Path::new("/"));
         ensure!(
@@ -86,7 +82,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Waits.
+    /// Sleeps.
     ///
     /// # Errors
     /// The experiment was interrupted.
@@ -102,28 +98,23 @@ impl Programs {
         }
     }
 
-    /// Whether the experiment goes on.
-    ///
-    /// # Errors
-    /// It was interrupted.
+    /// Checks that the experiment may continue.
     pub fn go_on(&self) -> anyhow::Result<()> {
         ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted; what ran was stopped, and nothing was written");
         Ok(())
     }
 }
 
-/// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
     programs: Programs,
     child: Child,
     folder: TempDir,
-    /// From its start until it answered.
+    /// Time from start to the first answer.
     pub ready_after: Duration,
 }
 
-/// Where its sockets are.
-/// The mode of folders that NFs read and write, which run as users of their own where the daemon is root.
+/// Mode of folders that NFs access; they run as their own users where the daemon is root.
 pub fn open_to_nfs() -> std::fs::Permissions {
     std::os::unix::fs::PermissionsExt::from_mode(0o1777)
 }
@@ -132,7 +123,7 @@ fn run_dir(folder: &TempDir) -> PathBuf {
     folder.path().join("run")
 }
 
-/// The configuration and the log are in `folder`; what an earlier daemon has said there stays.
+/// Starts a daemon. Configuration and log are in `folder`; the log of an earlier daemon is kept.
 fn spawn(programs: &Programs, folder: &Path, config: &str) -> anyhow::Result<Child> {
     let file = folder.join("sluice.toml");
     std::fs::write(&file, config).context("cannot write the configuration")?;
@@ -146,27 +137,24 @@ fn spawn(programs: &Programs, folder: &Path, config: &str) -> anyhow::Result<Chi
         .with_context(|| format!("cannot start {}", programs.sluiced.display()))
 }
 
-/// Asks the daemon at a socket; a refusal is an answer like any other.
-///
-/// # Errors
-/// No answer comes.
+/// Sends a request to the daemon at a socket; a refusal is a normal result.
 pub fn call(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
     Client::new(socket)?.call(method, address, body).with_context(|| format!("cannot ask sluiced for {method} {address}"))
 }
 
 impl Daemon {
-    /// Starts one and waits until it is ready.
+    /// Starts a daemon and waits until it is ready.
     ///
     /// # Errors
-    /// It does not start; with what it said.
+    /// It does not start; the error includes its log.
     pub fn start(programs: &Programs, setup: &Setup) -> anyhow::Result<Self> {
         Self::start_with(programs, |run_dir| setup.toml(run_dir))
     }
 
-    /// The same, with the configuration that is written for the folder of its sockets.
+    /// Like [`Daemon::start`], with a configuration made for the folder of its sockets.
     ///
     /// # Errors
-    /// It does not start; with what it said.
+    /// It does not start; the error includes its log.
     pub fn start_with(programs: &Programs, config: impl FnOnce(&Path) -> String) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("sluice-bench-")
@@ -180,10 +168,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Kills it, and waits for the end of its process; what it had started may still be there.
-    ///
-    /// # Errors
-    /// It cannot be killed.
+    /// Kills it, and waits for the end of its process; its children may remain.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill().context("cannot kill sluiced")?;
         self.child.wait()?;
@@ -193,7 +178,7 @@ impl Daemon {
     /// Starts it again after its end, in the same folder.
     ///
     /// # Errors
-    /// It does not start; with what it said.
+    /// It does not start; the error includes its log.
     pub fn start_again(&mut self, config: &str) -> anyhow::Result<()> {
         let began = Instant::now();
         self.child = spawn(&self.programs, self.folder.path(), config)?;
@@ -214,34 +199,32 @@ impl Daemon {
         }
     }
 
-    /// Where its sockets are.
+    /// Folder of its sockets.
     pub fn run_dir(&self) -> PathBuf {
         run_dir(&self.folder)
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its control socket.
     pub fn socket(&self) -> PathBuf {
         run_dir(&self.folder).join("control.sock")
     }
 
-    /// Another configuration, as it would have to be for this one.
+    /// The configuration of another setup for this daemon.
     pub fn config(&self, setup: &Setup) -> String {
         setup.toml(&run_dir(&self.folder))
     }
 
-    /// What it has said, the end of it.
+    /// The end of its log.
     pub fn log(&self) -> String {
         let text = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(8)..].join("\n  ")
     }
 
-    /// Asks it.
+    /// Sends a request.
     ///
     /// # Errors
     /// It refuses, or is gone.
@@ -253,31 +236,25 @@ impl Daemon {
         Ok(json)
     }
 
-    /// The same, and a refusal is an answer like any other: the status, and the JSON that came with it.
-    ///
-    /// # Errors
-    /// No answer comes.
+    /// Sends a request; a refusal is a normal result. Returns the status and the JSON.
     pub fn call(&self, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
         call(&self.socket(), method, address, body)
     }
 
-    /// Everything that it counts.
-    ///
-    /// # Errors
-    /// It does not answer.
+    /// Reads all counters.
     pub fn stats(&self) -> anyhow::Result<Stats> {
         Ok(serde_json::from_value(self.ask("GET", "/v1/stats", None)?)?)
     }
 
-    /// One NF.
+    /// Reads the state of one NF.
     ///
     /// # Errors
-    /// There is none of the name.
+    /// There is none of this name.
     pub fn nf(&self, name: &str) -> anyhow::Result<Nf> {
         Ok(serde_json::from_value(self.ask("GET", &format!("/v1/nfs/{name}"), None)?)?)
     }
 
-    /// A moment, in a loop that waits for something.
+    /// Sleeps for one polling interval.
     ///
     /// # Errors
     /// The experiment was interrupted.
@@ -285,7 +262,7 @@ impl Daemon {
         self.programs.pause(LOOK)
     }
 
-    /// Looks again and again until `look` gives something.
+    /// Polls until `look` returns something.
     ///
     /// # Errors
     /// It takes longer than `patience`, or the experiment was interrupted.
@@ -309,13 +286,13 @@ impl Daemon {
         }
     }
 
-    /// Stops it, and checks that it left nothing behind.
+    /// Stops it, and checks that nothing is left.
     ///
     /// # Errors
-    /// It failed, took too long, or something of it is still there.
+    /// It failed, took too long, or left something behind.
     pub fn stop(mut self) -> anyhow::Result<()> {
         let nfs: Vec<u32> = self.stats()?.nfs.iter().filter_map(|nf| nf.pid).collect();
-        let status = self.end(STOP_PATIENCE)?.context("sluiced did not stop when told to, and was killed")?;
+        let status = self.end(STOP_PATIENCE)?.context("sluiced did not stop in time, and was killed")?;
         let how = status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
         ensure!(status.success(), "sluiced did not end well ({how}): {}", self.log());
         let left: Vec<u32> = nfs.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
@@ -327,7 +304,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Tells it to stop and waits; kills it and gives back nothing if that takes too long.
+    /// Stops it and waits; if that takes too long, kills it and returns nothing.
     fn end(&mut self, patience: Duration) -> anyhow::Result<Option<ExitStatus>> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(Some(status));
@@ -359,14 +336,14 @@ impl Drop for Daemon {
 pub mod tests {
     use super::*;
 
-    /// The programs that were built beside this test, if all of them were.
+    /// The programs built beside this test, if all of them were.
     pub fn built(nfs: &[&str]) -> Option<Programs> {
         let exe = std::env::current_exe().ok()?;
         let found = Programs::in_folder(exe.parent()?.parent()?, nfs);
         found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
     }
 
-    /// Has `sluice check` look at a configuration, if it and the NFs were built.
+    /// Runs `sluice check` on a configuration, if it and the NFs were built.
     pub fn assert_accepted(setup: &Setup, nfs: &[&str]) {
         let Some(sluice) = built(nfs).map(|p| p.path("sluice")).filter(|s| s.is_file()) else {
             eprintln!("skipped: sluice is not built");

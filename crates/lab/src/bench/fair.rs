@@ -1,6 +1,7 @@
-//! Arithmetic of fairness and of spread: plain numbers in, plain numbers out.
+//! Arithmetic of fairness and of spread.
 
-/// Jain's index of fairness: 1 if all are equal, 1/n if one has everything. Of nothing at all, or of zeros only, there is none.
+/// Jain's index of fairness: 1 if all are equal, 1/n if one has everything; none without positive
+/// rates.
 ///
 /// Source: Jain, Chiu, Hawe, *A quantitative measure of fairness* (DEC TR-301, 1984).
 pub fn jain(rates: &[f64]) -> Option<f64> {
@@ -16,7 +17,7 @@ pub fn spread_percent(values: &[f64]) -> Option<f64> {
     (most > 0.0).then(|| (most - least) / most * 100.0)
 }
 
-/// Standard deviation, of all of them (not of a sample).
+/// Standard deviation of a population (not of a sample).
 pub fn deviation(values: &[f64]) -> Option<f64> {
     if values.is_empty() {
         return None;
@@ -25,7 +26,7 @@ pub fn deviation(values: &[f64]) -> Option<f64> {
     Some((values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt())
 }
 
-/// The mean; 0 of none.
+/// Mean; 0 of an empty slice.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
@@ -42,7 +43,7 @@ mod tests {
         assert!((jain(&[1.0, 2.0, 3.0]).unwrap() - 36.0 / 42.0).abs() < 1e-12);
         // Equal shares of a core for costs 1:2:5:20:40:60, so rates are their inverses.
         let rates = [1.0, 2.0, 5.0, 20.0, 40.0, 60.0].map(|cost| 1.0 / cost);
-        // 1.79167² / (6 · 1.29340).
+        // The index is 1.79167² / (6 · 1.29340).
         assert!((jain(&rates).unwrap() - 0.41365).abs() < 1e-4);
         assert_eq!((jain(&[]), jain(&[0.0, 0.0])), (None, None));
     }

@@ -1,24 +1,36 @@
-//! `sluice bench forward`: what it costs to bring a packet through chains of bridge NFs.
+//! `sluice bench forward`: the cost of forwarding packets through chains of bridge NFs.
 //!
 //! # Terms
-//! *poll* NFs poll, each on a core of its own; *shared* NFs sleep and share one core. *open* loop: the generator goes as fast as it
-//! can and what finds no room is dropped at the entry; *closed* loop: it waits for room, and at most [`CLOSED_RING`] packets are in
-//! flight. *Capacity* is what the open loop delivered, as its median. Packets have 64 bytes on the wire and [`FLOWS`] flows.
+//! - *poll* NFs poll, each on its own core; *shared* NFs sleep and share one core.
+//! - *open* loop: the generator sends as fast as it can, and packets without room are dropped at
+//!   the entry.
+//! - *closed* loop: the generator waits for room, and at most [`CLOSED_RING`] packets are in
+//!   flight.
+//! - *Capacity*: the median of what the open loop delivered.
+//!
+//! Packets have 64 bytes on the wire and [`FLOWS`] flows.
 //!
 //! # Approach
-//! Each run starts a daemon of its own, with all its roles on one core, lets it warm up, and reads its counters twice. All variants
-//! of a part run in turns, so that whatever else the host does meets all of them. The parts:
-//! - throughput, and cycles per packet per hop: the time between two delivered packets in ticks of the time-stamp counter, over the
-//!   number of NFs. The manager works at the same time on its own core, so this is a cost in time, not the sum of both cores' work;
-//! - latency from entry to exit at 10, 50 and 90 % of capacity, from the daemon's histograms (one packet in 128, known to an eighth);
-//! - start of an NF, from spawn to its first packet returned, beside 0, 99 and 999 others that carry packets, by the daemon's clock;
-//! - memory: private pages of each of 1, 100 and 1,000 NFs that have all carried packets, and how long starting them all takes;
-//! - reclaim: NFs are killed one after another under overload; how long until their frames are back, from the daemon's news of the
-//!   end by its own clock, and from the kill (so with the kernel's share) by polling, which is a millisecond coarse.
+//! Each run starts its own daemon with all roles on one core, lets it warm up, and reads its
+//! counters twice. All variants of a part alternate, so that disturbances of the host affect all of
+//! them. The parts:
+//! - throughput, and cycles per packet per hop: the time between two delivered packets in ticks of
+//!   the time-stamp counter, over the number of NFs. The manager works concurrently on its own
+//!   core, so this is elapsed time, not the sum of both cores' work;
+//! - latency from entry to exit at 10, 50 and 90 % of capacity, from the daemon's histograms (one
+//!   packet in 128, with a resolution of an eighth);
+//! - start of an NF, from spawn to its first returned packet, beside 0, 99 and 999 others that
+//!   carry packets, by the daemon's clock;
+//! - memory: private pages of each of 1, 100 and 1,000 NFs that have all carried packets, and the
+//!   time to start them all;
+//! - reclaim: NFs are killed one after another under overload. The time until their frames are back
+//!   counts from the daemon's event of the end by its own clock, and from the kill (with the
+//!   kernel's share) by polling, with a resolution of a millisecond.
 //!
 //! # Limits
-//! Needs two cores. It inherits the scheduling class that it is started with: on a host that does other work too,
-//! `chrt -r 5 sluice bench forward` shows what the host allows. Times that the daemon does not report are left out.
+//! Needs two cores. It inherits its scheduling class: on a busy host,
+//! `chrt -r 5 sluice bench forward` shows what the host allows. Times that the daemon does not
+//! report are left out.
 
 use std::time::{Duration, Instant};
 
@@ -38,17 +50,14 @@ use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::{Nf, NfState};
 use sluice_host::process::Proc;
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "forward", about: "packets through 1, 2 and 3 bridges: rate, latency, start, memory, reclaim", run };
 
-/// The NF.
 const NF: &str = "sluice-nf-bridge";
-/// Lengths of the chains.
 const LENGTHS: [usize; 3] = [1, 2, 3];
 const FLOWS: u32 = 16;
 const OPEN_RING: u32 = 2048;
-/// Ring of the closed loop: the most packets that may be in flight.
+/// Ring of the closed loop: the most packets in flight.
 const CLOSED_RING: u32 = 4096;
 /// Shares of capacity at which latency is measured.
 const LOADS: [u32; 3] = [10, 50, 90];
@@ -56,16 +65,16 @@ const LOADS: [u32; 3] = [10, 50, 90];
 const CROWDS: [u32; 3] = [1, 100, 1000];
 /// NFs started one after another in each run.
 const STARTS: usize = 5;
-/// Packets per second through a crowd: enough that each NF gets some, too few to be a load.
+/// Packets per second through a crowd: each NF gets some, and the load is negligible.
 const CROWD_PPS: f64 = 20_000.0;
-/// Packets per second that wait for an NF to start, so that its first packet is there when it is.
+/// Packets per second for an NF that starts, so that its first packet is already there.
 const PROBE_PPS: f64 = 1_000_000.0;
 /// NFs of which all but one are killed in each run.
 const VICTIMS: u32 = 8;
-/// How long anything may take that takes milliseconds.
+/// Time limit for actions that take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a variant runs.
+/// What a variant measures.
 #[derive(Debug, Clone, PartialEq)]
 enum Run {
     Throughput {
@@ -78,7 +87,7 @@ enum Run {
         poll: bool,
         load_percent: u32,
     },
-    /// Spawned, or forked from a process that has made its handler.
+    /// Spawned, or forked from a zygote.
     Start {
         nfs: u32,
         forked: bool,
@@ -151,7 +160,7 @@ fn crowd_flows(nfs: u32) -> u32 {
     FLOWS * nfs.max(1)
 }
 
-/// How the groups are shown.
+/// Presentation of the groups.
 const GROUPS: [Group; 5] = [
     Group {
         title: "Throughput, 64-byte packets",
@@ -215,7 +224,7 @@ const GROUPS: [Group; 5] = [
     },
 ];
 
-/// Which of [`GROUPS`] a variant stands in.
+/// Index of a variant's group in [`GROUPS`].
 fn group_of(variant: &str) -> usize {
     match variant {
         "poll/load" | "shared/load" => 1,
@@ -226,7 +235,7 @@ fn group_of(variant: &str) -> usize {
     }
 }
 
-/// Everything that runs need.
+/// State of all runs.
 struct Bench<'a> {
     args: &'a BenchArgs,
     programs: Programs,
@@ -235,7 +244,7 @@ struct Bench<'a> {
     manager_core: usize,
     variants: Vec<Variant>,
     left_out: Vec<LeftOut>,
-    /// How many variants failed, which is not the same as having been left out.
+    /// Failed variants, which are not among those left out.
     failed: usize,
 }
 
@@ -248,7 +257,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all parts: the result, and how many variants failed.
+/// Runs all parts; returns the result, and the number of failed variants.
 ///
 /// # Errors
 /// The experiment cannot run here, or was interrupted.
@@ -286,7 +295,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
 }
 
 impl Bench<'_> {
-    /// Runs the variants of a part in turns.
+    /// Runs the variants of a part alternately.
     fn part(&mut self, runs: &[Run]) -> anyhow::Result<()> {
         let runs: Vec<&Run> = runs.iter().filter(|run| self.args.asks_for(run.name(), &run.params())).collect();
         let mut variants: Vec<Option<Variant>> = runs.iter().map(|r| Some(Variant::new(r.name(), r.params()))).collect();
@@ -329,7 +338,7 @@ impl Bench<'_> {
         }
     }
 
-    /// What the open loop delivered.
+    /// Packets per second that the open loop delivered.
     fn capacity(&self, nfs: usize, poll: bool) -> Result<f64, Miss> {
         let of = Run::Throughput { nfs, poll, closed: false };
         let variant = self.variants.iter().find(|v| v.name == of.name() && v.params == of.params());
@@ -337,7 +346,7 @@ impl Bench<'_> {
         delivered.ok_or_else(|| Miss::LeaveOut(format!("{} did not run, so its capacity is not known", of.name())))
     }
 
-    /// Warms up and measures a stretch of time.
+    /// Warms up, then measures one window.
     fn window(&mut self, daemon: &Daemon, look: impl FnOnce(Window, &Tasks, &Tasks)) -> anyhow::Result<()> {
         let warm_up = (self.args.seconds * 0.3).clamp(0.1, 1.0);
         self.programs.pause(Duration::from_secs_f64(warm_up))?;
@@ -354,7 +363,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Packets through a chain of bridges.
+    /// Measures packets through a chain of bridges.
     fn flow(&mut self, nfs: usize, poll: bool, closed: bool, rate: f64, variant: &mut Variant) -> Result<(), Miss> {
         let cores = if poll { self.cores.own(nfs).map_err(Miss::LeaveOut)?.to_vec() } else { vec![self.cores.shared(); nfs] };
         let ring = if closed { CLOSED_RING } else { OPEN_RING };
@@ -406,7 +415,7 @@ impl Bench<'_> {
         Ok(daemon.stop()?)
     }
 
-    /// One more NF beside others that carry packets, several times.
+    /// Starts one more NF beside others that carry packets, several times.
     fn start(&mut self, nfs: u32, forked: bool, variant: &mut Variant) -> Result<(), Miss> {
         let core = self.cores.shared();
         let mut setup = Setup {
@@ -457,12 +466,12 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Many NFs of one service.
+    /// Measures the memory of many NFs of one service.
     fn memory(&mut self, nfs: u32, forked: bool, variant: &mut Variant) -> Result<(), Miss> {
         let mut setup = Setup { manager_core: self.manager_core, ..Setup::default() };
         crowd(&mut setup, nfs, self.cores.shared(), forked);
         let daemon = Daemon::start(&self.programs, &setup)?;
-        // The daemon answers when all its NFs have said hello.
+        // The daemon answers once all its NFs have attached.
         variant.add("start_all_ms", daemon.ready_after.as_secs_f64() * 1e3);
         let running = |nfs: &[Nf]| nfs.iter().filter(|nf| nf.state == NfState::Running).count();
         let all = daemon.wait_for("all NFs running", PATIENCE, |d| {
@@ -488,13 +497,14 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// NFs are killed while they hold packets.
+    /// Kills NFs while they hold packets.
     fn reclaim(&mut self, variant: &mut Variant) -> Result<(), Miss> {
         let setup = Setup {
             manager_core: self.manager_core,
             traffic: vec![Traffic { name: "in".into(), chain: "c".into(), flows: crowd_flows(VICTIMS), ..Traffic::default() }],
             services: vec![bridge("victim", VICTIMS, self.cores.shared(), false, OPEN_RING)],
-            // Nobody is started again, so what a dead one holds can be watched. The flows go to those that are left.
+            // No NF is restarted, so a dead one's packets can be observed. Its flows go to the
+            // remaining NFs.
             chains: vec![chain("c", vec!["victim".into()], "drop")],
             ..Setup::default()
         };
@@ -531,7 +541,7 @@ fn chain(name: &str, services: Vec<String>, on_failure: &'static str) -> Chain {
     Chain { name: name.into(), services, on_failure, ..Chain::default() }
 }
 
-/// Adds `nfs` instances of one service, over which a little traffic is spread.
+/// Adds `nfs` instances of one service, and a little traffic spread over them.
 fn crowd(setup: &mut Setup, nfs: u32, core: usize, forked: bool) {
     let flows = crowd_flows(nfs);
     setup.traffic.push(Traffic { name: "crowds".into(), chain: "crowd".into(), rate: CROWD_PPS, flows, ..Traffic::default() });

@@ -1,7 +1,7 @@
-//! What an experiment says and needs to know of the host: its processor, and which cores to give to whom.
+//! The host of an experiment: its processor, and the order in which cores are used.
 //!
-//! Everything is read, nothing is changed. Cores that are hardware threads of one physical core disturb each other, so of each
-//! physical core one thread is taken first, and the others only where nothing else is left.
+//! Everything is read, nothing is changed. Hardware threads of one physical core disturb each
+//! other. So one thread of each physical core comes first, and the others are a last resort.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,21 +10,19 @@ use serde::{Deserialize, Serialize};
 use sluice_cache::host::Processor;
 use sluice_shm::clock::Clock;
 
-/// What a result says of the host.
+/// The host, as a result describes it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct HostInfo {
-    /// Name of the processor.
     pub cpu: String,
-    /// Cores that the experiment may use.
     pub cores: usize,
-    /// Release of the kernel.
     pub kernel: String,
-    /// Whether packet memory stood on hugepages.
+    /// Whether packet memory was on hugepages.
     pub hugepages: bool,
-    /// Version of DPDK that packets came and went by; none where no port was a DPDK device.
+    /// Version of DPDK; none where no port was a DPDK device.
     pub dpdk: Option<String>,
-    /// Frequency of the time-stamp counter, whose ticks are the cycles of this result: measured against the kernel's clock, and
-    /// not the frequency that a core happens to run at. None where there is no such counter.
+    /// Frequency of the time-stamp counter, whose ticks are the cycles of this result. It is
+    /// measured against the kernel's clock, and is not the current frequency of a core. None
+    /// without such a counter.
     pub tsc_hz: Option<f64>,
 }
 
@@ -51,16 +49,16 @@ pub fn tsc_hz() -> Option<f64> {
     (clock.scale_raw() > 0).then(|| 1e9 * 2f64.powi(32) / clock.scale_raw() as f64)
 }
 
-/// Cores that an experiment may use, the ones to take first in front.
+/// Cores that an experiment may use, in order of preference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cores {
     all: Vec<usize>,
-    /// How many of them are on physical cores of their own.
+    /// How many of them are distinct physical cores.
     physical: usize,
 }
 
 impl Cores {
-    /// Those of this process, on this host.
+    /// The cores of this process, on this host.
     pub fn here() -> Self {
         let allowed = rustix::thread::sched_getaffinity(None)
             .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect::<Vec<_>>())
@@ -68,12 +66,12 @@ impl Cores {
         Self::of(&allowed, Path::new("/sys"))
     }
 
-    /// `allowed`, in the order in which to take them, by the topology below `sys`.
+    /// `allowed` in order of preference, by the topology below `sys`.
     fn of(allowed: &[usize], sys: &Path) -> Self {
         let mut seen = BTreeSet::new();
         let (first, rest): (Vec<usize>, Vec<usize>) = allowed.iter().partition(|core| {
             let path = sys.join(format!("devices/system/cpu/cpu{core}/topology/thread_siblings_list"));
-            // Without topology, a core is its own.
+            // Without topology, each core counts as a physical one.
             seen.insert(std::fs::read_to_string(path).unwrap_or_else(|_| core.to_string()).trim().to_string())
         });
         Self { physical: first.len(), all: [first, rest].concat() }
@@ -92,17 +90,17 @@ impl Cores {
         Ok(self.all[0])
     }
 
-    /// The core that NFs share.
     pub fn shared(&self) -> usize {
         self.all.get(1).copied().unwrap_or(self.all[0])
     }
 
-    /// All but the manager's; never none.
+    /// All but the manager's; never empty.
     pub fn besides_manager(&self) -> Vec<usize> {
         if self.all.len() > 1 { self.all[1..].to_vec() } else { self.all.clone() }
     }
 
-    /// A core of its own for each of `nfs` NFs, besides the manager's; or why there are not enough.
+    /// A separate core for each of `nfs` NFs, besides the manager's; or the reason why there are
+    /// too few.
     pub fn own(&self, nfs: usize) -> Result<&[usize], String> {
         let need = nfs + 1;
         let have = self.physical.max(2.min(self.all.len()));

@@ -1,20 +1,18 @@
-//! `sluice bench hostile-tenant`: does an NF that does everything it can reach the packets of
-//! another tenant?
+//! `sluice bench hostile-tenant`: packets of a tenant beside a hostile NF of another tenant.
 //!
 //! # Approach
-//! One generator, whose flows go half by a chain of the tenant red and half by one of the tenant
-//! blue, each of one NF; both NFs share a core. Packets have a checksum over all of their bytes,
-//! and blue's sink counts those that are not as they were made, or that did not come. Blue gets
-//! [`RATE`] packets a second.
-//! - `honest`: red's NF is a bridge, too. What blue delivers is said as a part of this.
+//! The flows of one generator are split in half between a chain of the tenant red and one of the
+//! tenant blue, each with one NF; both NFs share a core. Packets have a checksum over all of their
+//! bytes, and blue's sink counts altered and missing ones. Blue gets [`RATE`] packets per second.
+//! - `honest`: red's NF is a bridge, too. Blue's deliveries in other variants are relative to this.
 //! - `hostile`: red's NF writes noise over its tenant's packet memory, its region and the core
-//!   page, forks processes that do the same, and tries to make holes there
-//!   ([`hostile::EVERYTHING`]). It is stopped for its violations again and again, and comes again.
-//! - `unchecked`: the same without the filter of system calls, so that holes are made, and without
-//!   the limits for which it would be stopped, so that it goes on all the time.
+//!   page, forks processes that do the same, and tries to punch holes there
+//!   ([`hostile::EVERYTHING`]). It is stopped for its violations and restarted, again and again.
+//! - `unchecked`: the same without the system-call filter, so that holes are punched, and without
+//!   the limits for which it would be stopped, so that it runs all the time.
 //!
 //! # Limits
-//! Of a packet that is altered one in 2⁴⁸ does not show. What comes too late to be let in counts as
+//! One altered packet in 2⁴⁸ goes unnoticed. Packets that come too late to be admitted count as
 //! refused.
 
 use std::fmt::Write;
@@ -32,7 +30,6 @@ use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::Stats;
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "hostile-tenant",
     about: "packets of a tenant beside an NF of another that does all it can (--seconds 60)",
@@ -40,18 +37,17 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const NF: &str = "sluice-nf-bridge";
-/// Packets a second of blue, and as many of red.
+/// Packets per second of blue, and of red.
 const RATE: f64 = 200_000.0;
-/// Bytes of a packet on the wire.
 const PACKET_BYTES: u32 = 256;
 /// Blue's sink; red's is the usual one.
 const BLUE: &str = "blue";
 const HONEST: &str = "honest";
 const DELIVERED: &str = "delivered_pps";
-/// Nothing ends an NF.
+/// Limits that no NF reaches.
 const NO_LIMITS: &str = "max_violations = 1000000000000\nstall_ms = 0\n";
 
-/// A variant: its name, whether red's NF is hostile, and whether anything checks it.
+/// A variant: name, whether red's NF is hostile, and whether it is checked.
 const VARIANTS: [(&str, bool, bool); 3] = [(HONEST, false, true), ("hostile", true, true), ("unchecked", true, false)];
 
 const GROUP: Group = Group {
@@ -89,7 +85,7 @@ fn plan() -> Plan {
     plan
 }
 
-/// A generator of 16 flows, of which eight go by each chain.
+/// A generator of 16 flows, eight for each chain.
 fn setup(lab: &Lab, is_hostile: bool, is_checked: bool) -> Setup {
     let core = lab.cores.shared();
     let hostile = lab.programs.path(LAB).display().to_string();
@@ -124,13 +120,13 @@ fn one(lab: &Lab, is_hostile: bool, is_checked: bool) -> Result<Sample, Miss> {
     let before = daemon.stats()?;
     lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
     let after = daemon.stats()?;
-    // With all processes that red has made.
+    // Also ends all processes that red has forked.
     daemon.stop()?;
-    Ok(told(&before, &after)?)
+    Ok(outcome(&before, &after)?)
 }
 
-/// What blue's packets met in between.
-fn told(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
+/// What happened to blue's packets in between.
+fn outcome(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
     let window = Window { before, after };
     let detail = |name: &str| -> anyhow::Result<f64> {
         let of = |stats: &Stats| stats.ports.iter().find(|port| port.name == BLUE)?.details.get(name).copied();
@@ -154,7 +150,7 @@ fn told(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
     Ok(out)
 }
 
-/// What blue delivers, of what it does beside a bridge.
+/// Blue's deliveries, relative to those beside a bridge.
 fn of_honest(rows: &mut [Row]) -> Vec<Row> {
     let honest = rows.iter().find(|row| row.name == HONEST).and_then(|row| row.get(DELIVERED));
     for row in rows.iter_mut().filter(|row| row.name != HONEST) {
@@ -183,11 +179,11 @@ mod tests {
                 "nfs": [{"name": "red.0", "service": "red", "stops": n}],
             }))
         };
-        let out = told(&stats(1, 1), &stats(3, 5)).unwrap();
+        let out = outcome(&stats(1, 1), &stats(3, 5)).unwrap();
         let of = |metric: &str| out[metric];
         assert_eq!((of("delivered_pps"), of("altered_count"), of("lost_count"), of("whole_count")), (200.0, 8.0, 12.0, 400.0));
         assert_eq!((of("refused_count"), of("stopped_count")), (8.0, 4.0));
-        let error = told(&Stats::default(), &Stats::default()).unwrap_err().to_string();
+        let error = outcome(&Stats::default(), &Stats::default()).unwrap_err().to_string();
         assert!(error.contains("altered"), "a daemon that does not count them has not shown that there are none: {error}");
     }
 

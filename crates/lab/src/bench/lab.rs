@@ -1,11 +1,13 @@
-//! Where experiments run: cases in turns, several times over, each with a daemon of its own, and what they give as one result.
+//! The runner of experiments: alternating cases with a daemon each, and one result.
 //!
 //! # Terms
-//! A *case* is one thing to run: a variant with its params. A *row* is what one run of it gave. A *turn* is one run of all cases;
-//! ratios between cases are taken within a turn, so that whatever the host does meanwhile meets both sides of a ratio.
+//! - *Case*: one thing to run: a variant with its params.
+//! - *Row*: the measurements of one run of a case.
+//! - *Turn*: one run of all cases. Ratios between cases are taken within a turn, so that a
+//!   disturbance of the host affects both sides of a ratio.
 //!
 //! # Limits
-//! A case that fails once does not run again; what it gave until then is not reported.
+//! A case that fails does not run again, and its earlier rows are not reported.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -24,12 +26,12 @@ use crate::bench::table::{Group, table};
 use crate::bench::{BenchArgs, plot};
 use sluice_api::model::NfState;
 
-/// Share of the measured time that a daemon warms up before.
+/// Warm-up of a daemon, as a share of the measured time.
 const WARM_UP: f64 = 0.3;
-/// Least and most of it, in seconds: shares follow load after a few tenths of a second.
+/// Shortest and longest warm-up, in seconds: shares follow load after a few tenths of a second.
 const WARM_UP_LIMITS: (f64, f64) = (0.4, 1.0);
 
-/// Why a run gave nothing.
+/// Why a run gave no result.
 #[derive(Debug)]
 pub enum Miss {
     /// It cannot be run or measured here: the variant is left out.
@@ -50,24 +52,19 @@ impl From<std::io::Error> for Miss {
     }
 }
 
-/// What one run gave.
+/// Measurements of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Name of the variant.
     pub name: String,
-    /// Its params.
     pub params: Params,
-    /// What was measured.
     pub sample: Sample,
 }
 
 impl Row {
-    /// A row.
     pub fn new(name: &str, params: &Params, sample: Sample) -> Self {
         Self { name: name.into(), params: params.clone(), sample }
     }
 
-    /// A measurement.
     pub fn get(&self, metric: &str) -> Option<f64> {
         self.sample.get(metric).copied()
     }
@@ -78,21 +75,18 @@ impl Row {
     }
 }
 
-/// How a case is run. The first row is its own, others may be more of it (points of a curve).
+/// Runs a case. The first row is the case's own; others may follow (points of a curve).
 pub type Runner = Box<dyn Fn(&Lab) -> Result<Vec<Row>, Miss>>;
 
-/// One thing to run.
 pub struct Case {
-    /// Name of the variant.
     pub name: String,
-    /// Its params.
     pub params: Params,
-    /// How.
     pub run: Runner,
 }
 
 impl Case {
-    /// Packets through a setup, measured for as long as was asked for. The names of the setup's services and chains name metrics.
+    /// Packets through a setup, measured for the requested time. Metrics are named after its
+    /// services and chains.
     pub fn flow(name: &str, params: Params, setup: Setup) -> Self {
         let (row_name, row_params) = (name.to_string(), params.clone());
         let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, lab.flow(&setup)?)]);
@@ -100,61 +94,53 @@ impl Case {
     }
 }
 
-/// A group of variants, and which variants are in it.
+/// A group of variants, and the predicate that selects them.
 pub type Shown = (Group, fn(&Variant) -> bool);
 
-/// What computes metrics of several rows of a turn.
+/// Computes metrics from several rows of a turn.
 pub type Derive = fn(&mut [Row]) -> Vec<Row>;
 
-/// For [`Plan::derive`]: nothing is computed.
+/// A [`Plan::derive`] that computes nothing.
 pub fn nothing(_: &mut [Row]) -> Vec<Row> {
     Vec::new()
 }
 
-/// An experiment as it is to be run.
+/// An experiment that is ready to run.
 pub struct Plan {
-    /// Its name.
     pub experiment: &'static str,
-    /// What to run, in turns.
     pub cases: Vec<Case>,
-    /// What is not run here, and why.
     pub left_out: Vec<LeftOut>,
-    /// What is computed of the rows of each turn, and added to them; gives back rows that are more than one case's.
+    /// Computes metrics from the rows of each turn and adds them; returns rows that span several
+    /// cases.
     pub derive: Derive,
-    /// How the result is shown.
     pub groups: Vec<Shown>,
 }
 
 impl Plan {
-    /// Nothing to run yet.
     pub fn new(experiment: &'static str, derive: Derive, groups: Vec<Shown>) -> Self {
         Self { experiment, cases: Vec::new(), left_out: Vec::new(), derive, groups }
     }
 
-    /// Leaves a variant out.
     pub fn leave_out(&mut self, name: &str, params: Params, why: impl Into<String>) {
         self.left_out.push(LeftOut { name: name.into(), params, why: why.into() });
     }
 }
 
-/// What every run has.
+/// State that all runs share.
 pub struct Lab {
-    /// What was asked for.
     pub args: BenchArgs,
-    /// What daemons are started with.
     pub programs: Programs,
-    /// Cores that may be used.
     pub cores: Cores,
-    /// The manager's.
     pub manager_core: usize,
     /// The host, as far as it is known.
     host: RefCell<HostInfo>,
-    /// What daemons have warned of.
+    /// Warnings of daemons so far.
     warnings: RefCell<BTreeSet<String>>,
 }
 
 impl Lab {
-    /// On this host, with the programs beside this one. `nfs` are those that the experiment needs.
+    /// A lab on this host, with the programs beside this one. `nfs` are the NFs that the experiment
+    /// needs.
     ///
     /// # Errors
     /// There are too few cores, or a program is missing.
@@ -162,7 +148,7 @@ impl Lab {
         Self::with(args, Programs::beside_this_one(nfs)?)
     }
 
-    /// On this host, with these programs.
+    /// A lab on this host, with these programs.
     ///
     /// # Errors
     /// There are too few cores.
@@ -172,7 +158,7 @@ impl Lab {
         Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings: RefCell::default() })
     }
 
-    /// Frequency of the host's time-stamp counter, if it is known.
+    /// Frequency of the host's time-stamp counter, if known.
     pub fn tsc_hz(&self) -> Option<f64> {
         self.host.borrow().tsc_hz
     }
@@ -194,10 +180,7 @@ impl Lab {
         self.read_where(daemon, |_| false)
     }
 
-    /// The same, where NFs of some services end and are started again all the time.
-    ///
-    /// # Errors
-    /// As [`Lab::read`].
+    /// Like [`Lab::read`], where NFs of some services may end and be restarted.
     pub fn read_where(&self, daemon: &Daemon, may_end: impl Fn(&str) -> bool) -> anyhow::Result<Reading> {
         let stats = daemon.stats()?;
         let tasks = Tasks::of(&stats.nfs);
@@ -209,10 +192,10 @@ impl Lab {
         Ok(Reading { stats, tasks })
     }
 
-    /// Starts a daemon; says once what it warns of.
+    /// Starts a daemon, and prints each warning once.
     ///
     /// # Errors
-    /// It does not start. If that is because the host does not allow real-time scheduling, the variant is left out.
+    /// It does not start. If the host does not allow real-time scheduling, the variant is left out.
     pub fn start(&self, setup: &Setup) -> Result<Daemon, Miss> {
         let daemon = Daemon::start(&self.programs, setup).map_err(|error| {
             let words = format!("{error:#}");
@@ -228,7 +211,7 @@ impl Lab {
         Ok(daemon)
     }
 
-    /// Runs a setup and measures it for as long as was asked for.
+    /// Runs a setup and measures it for the requested time.
     pub fn flow(&self, setup: &Setup) -> Result<Sample, Miss> {
         let daemon = self.start(setup)?;
         self.warm_up()?;
@@ -239,7 +222,7 @@ impl Lab {
         Ok(sample(setup, &before, &after))
     }
 
-    /// Runs a plan: all of its cases in turns. The result, and how many cases failed.
+    /// Runs all cases of a plan in turns; returns the result, and the number of failed cases.
     ///
     /// # Errors
     /// The experiment was interrupted.
@@ -301,7 +284,7 @@ impl Lab {
         Ok((report, failed))
     }
 
-    /// Runs a plan, shows its result, and writes it if asked to.
+    /// Runs a plan, shows its result, and writes it if requested.
     ///
     /// # Errors
     /// The experiment was interrupted, the result cannot be written, or a case failed.
@@ -315,7 +298,7 @@ impl Lab {
     }
 }
 
-/// Its name and all of its parameters.
+/// Name and parameters of a case.
 fn named(case: &Case) -> String {
     Variant::new(&case.name, case.params.clone()).label(&keys(&case.params))
 }
@@ -324,7 +307,7 @@ fn keys(params: &Params) -> Vec<&str> {
     params.keys().map(String::as_str).collect()
 }
 
-/// The rows of all turns as variants, in the order in which they first appear.
+/// The rows of all turns as variants, in order of first appearance.
 fn collect(turns: Vec<Vec<Row>>) -> Vec<Variant> {
     let mut variants: Vec<Variant> = Vec::new();
     for row in turns.into_iter().flatten() {
@@ -340,7 +323,7 @@ fn collect(turns: Vec<Vec<Row>>) -> Vec<Variant> {
     variants
 }
 
-/// What was left out, one line a reason.
+/// The variants that were left out, one line per reason.
 fn left_out_lines(left_out: &[LeftOut]) -> Vec<String> {
     let mut reasons: Vec<(&LeftOut, usize)> = Vec::new();
     for one in left_out {
@@ -357,8 +340,9 @@ fn left_out_lines(left_out: &[LeftOut]) -> Vec<String> {
     reasons.into_iter().map(line).collect()
 }
 
-/// Prints the tables of a result and what was left out, and writes JSON and plot where asked to. Without a file of its own, the plot
-/// goes beside the JSON.
+/// Prints the tables of a result and what was left out, and writes JSON and plot if requested.
+///
+/// Without a file of its own, the plot goes beside the JSON.
 ///
 /// # Errors
 /// A file cannot be written.

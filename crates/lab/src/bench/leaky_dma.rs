@@ -1,13 +1,16 @@
-//! `sluice bench leaky-dma`: what it brings to bound the frames in flight in receive queues.
+//! `sluice bench leaky-dma`: the effect of a bound on frames in flight in receive queues.
 //!
 //! # Approach
-//! The [model](sluice_cache::leak) of packets that devices write into the last-level cache, with the sizes of the paper's machine: 45 MiB in 20 ways,
-//! of which devices write into two. Twelve queues have 2,048 frames each (`default`), or as many as fit the I/O ways (`sized`, by
-//! [`bound`] for packets of 1,518 bytes). Packets have 64 or 1,518 bytes, and the NFs keep up (`waiting_percent` 0),
-//! or run with queues half or quite full. Each packet brings ten lines of the NFs' own data into the other ways. `frames/…` goes through the sizes of a queue.
+//! The [model](sluice_cache::leak) of packets that devices write into the last-level cache, with
+//! the sizes of the paper's machine: 45 MiB in 20 ways, of which devices write into two. Twelve
+//! queues have 2,048 frames each (`default`), or as many as fit the I/O ways (`sized`, by [`bound`]
+//! for packets of 1,518 bytes). Packets have 64 or 1,518 bytes. The NFs keep up (`waiting_percent`
+//! 0), or queues are half or completely full. With each packet, ten lines of the NFs' own data
+//! enter the other ways. `frames/…` sweeps the size of a queue.
 //!
 //! # Limits
-//! A model: nothing is measured, so nothing varies between repeats, and `--seconds` changes nothing. Its limits are told where it is.
+//! A model: nothing is measured, repeats do not vary, and `--seconds` has no effect. The model's
+//! documentation lists its limits.
 //!
 //! # Source
 //! Tootoonchian and others, ResQ, NSDI 2018, table 2 and figure 5.
@@ -23,7 +26,6 @@ use crate::bench::report::{Params, Variant};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "leaky-dma",
     about: "packets that leave the cache before they are read, with receive queues as they come and sized (ResQ, table 2 and figure 5)",
@@ -38,15 +40,14 @@ const QUEUES: u32 = 12;
 const FRAMES: u32 = 2_048;
 /// From one frame to the next, as in the arena.
 const STRIDE: u32 = 2_240;
-/// The largest packet that is provided for.
+/// Largest packet that the bound allows for.
 const LARGEST: u32 = 1_518;
 const PACKET_BYTES: [u32; 2] = [64, LARGEST];
 const WAITING_PERCENT: [u32; 3] = [0, 50, 100];
 /// Frames of a queue, for the figure.
 const SWEEP: [u32; 8] = [32, 64, 128, 192, 256, 512, 1_024, 2_048];
-/// Lines of the NFs' own data that come with a packet: a few tables.
+/// Lines of the NFs' own data per packet: a few tables.
 const STATE_LINES: u32 = 10;
-/// Packets that are counted.
 const PACKETS: u64 = 50_000;
 
 const COLUMNS: &[Column] = &[

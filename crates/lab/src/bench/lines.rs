@@ -1,4 +1,4 @@
-//! Panels of a plot with lines: one line a variant over a numeric param, through medians, from zero.
+//! Line panels of a plot: medians of each variant over a numeric param, from zero.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,21 +12,20 @@ const RIGHT: f64 = 520.0;
 const HEIGHT: f64 = 200.0;
 const HEAD: f64 = 34.0;
 const FOOT: f64 = 36.0;
-/// Height of a line of the legend.
+/// Height of a legend line.
 const LEGEND: f64 = 16.0;
 const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#967662", "#a87c9f", "#5fa2a0", "#767676"];
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
-/// Most marks of the x axis that are written out.
+/// Most labelled marks of the x axis.
 const MARKS: usize = 12;
 
-/// One line.
 struct Line<'a> {
     label: String,
-    /// In rising order of x.
+    /// In ascending order of x.
     points: Vec<(f64, &'a Summary)>,
 }
 
-/// Variants that differ only in `x` are one line, in the order in which they first appear.
+/// Variants that differ only in `x` form a line; lines are in order of first appearance.
 fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str) -> Vec<Line<'a>> {
     let keys: Vec<&str> = group.keys.iter().copied().filter(|key| *key != x).collect();
     let mut lines: Vec<Line> = Vec::new();
@@ -46,7 +45,8 @@ fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str) 
     lines
 }
 
-/// Draws a panel at `y` and moves `y` below it. `x` is the param of the x axis, and whether the spread of each point is drawn.
+/// Draws a panel at `y` and moves `y` below it. `x` is the param of the x axis, and whether to draw
+/// the spread of each point.
 pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant], x: (&str, bool)) {
     let (key, spread) = x;
     let lines = lines(group, column, variants, key);
@@ -94,9 +94,9 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
     *y = (bottom + FOOT).max(top + LEGEND * lines.len() as f64 + 12.0);
 }
 
-/// The values at which the x axis is marked: all that there are, or some of them, evenly picked.
+/// The values at which the x axis is marked: all, or an even selection.
 fn marks(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    // In millionths, so that they can be told apart and sorted.
+    // In millionths, so that they are distinct and sortable.
     let all: BTreeSet<i64> = values.map(|v| (v * 1e6).round() as i64).collect();
     let step = all.len().div_ceil(MARKS).max(1);
     all.into_iter().step_by(step).map(|v| v as f64 / 1e6).collect()

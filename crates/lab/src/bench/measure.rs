@@ -1,19 +1,25 @@
-//! What two readings of a running setup give: the metrics that all experiments with packets have.
+//! The metrics that all experiments with packets have, from two readings of a running setup.
 //!
-//! Metrics of one NF end in `.SERVICE` (an experiment has one NF a service), those of one chain in `.CHAIN`:
-//! - `offered_pps`, `delivered_pps`, `entry_drop_pps`, `wasted_pps` (packets dropped after an NF had worked on them), `wasted_percent`
-//!   (of the delivered ones), `drop_pps.REASON`, `latency_ns_p50`, `_p99`, `_p999` (of all chains together);
+//! Metrics of one NF end in `.SERVICE` (an experiment has one NF per service), those of one chain
+//! in `.CHAIN`:
+//! - `offered_pps`, `delivered_pps`, `entry_drop_pps`, `wasted_pps` (packets dropped after an NF
+//!   had worked on them), `wasted_percent` (of the delivered ones), `drop_pps.REASON`,
+//!   `latency_ns_p50`, `_p99`, `_p999` (of all chains together);
 //! - `delivered_pps.CHAIN` and `jain` (over chains) where there are several;
-//! - `processed_pps.NF`; `wasted_pps.NF`: what the NF had worked on and the next of its chain did not get;
-//! - `cpu_percent.NF`, `run_ms.NF` (time on the core while it was measured), `sched_wait_ms.NF` (time runnable and not running),
-//!   `sched_delay_ns.NF` (the same for each time that it got the core), `switches_voluntary_per_s.NF`,
-//!   `switches_involuntary_per_s.NF`: by the kernel;
-//! - `nf_ns_per_packet`: time on the core of all NFs for a delivered packet, which other load on the host changes less than rates;
-//! - `service_ns_p50.NF`, `_p99` (time for a burst), `sleeps_per_s.NF`, `hand_overs_per_s.NF`, `wakes_per_s.NF`: by the daemon;
-//! - `manager_busy_percent`, `round_ns_p50` and `_p99` (time for a round of a packet thread with
-//!   packets), and `controller_busy_percent`.
-//! - `longest_wait_ns`, where NFs have turns from outside: the longest that one with packets has waited for its turn, and
-//!   `wait_ns_p999` and `wait_ns_p99` of the longest waits between two changes of turns.
+//! - `processed_pps.NF`; `wasted_pps.NF`: packets that the NF had processed and the next NF did not
+//!   get;
+//! - from the kernel: `cpu_percent.NF`, `run_ms.NF` (time on the core), `sched_wait_ms.NF` (time
+//!   runnable but not running), `sched_delay_ns.NF` (the same per time slice),
+//!   `switches_voluntary_per_s.NF`, `switches_involuntary_per_s.NF`;
+//! - `nf_ns_per_packet`: CPU time of all NFs per delivered packet, which depends less on other load
+//!   of the host than rates do;
+//! - from the daemon: `service_ns_p50.NF`, `_p99` (time per burst), `sleeps_per_s.NF`,
+//!   `hand_overs_per_s.NF`, `wakes_per_s.NF`;
+//! - `manager_busy_percent`, `round_ns_p50` and `_p99` (time of a packet thread's round with
+//!   packets), and `controller_busy_percent`;
+//! - where NFs are scheduled from outside: `longest_wait_ns`, the longest wait of an NF with
+//!   packets for its slice, and `wait_ns_p999` and `wait_ns_p99` of the longest waits between two
+//!   switches.
 
 use std::collections::BTreeMap;
 
@@ -27,14 +33,12 @@ use sluice_api::model::{Nf, Stats};
 
 const QUANTILES: [(&str, f64); 3] = [("latency_ns_p50", 0.5), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)];
 
-/// Measurements of one run, by name of the metric.
+/// Measurements of one run, by metric.
 pub type Sample = BTreeMap<String, f64>;
 
-/// Counters of the daemon and of the kernel, at one moment.
+/// Counters of the daemon and the kernel at one moment.
 pub struct Reading {
-    /// The daemon's.
     pub stats: Stats,
-    /// The kernel's.
     pub tasks: Tasks,
 }
 
@@ -44,7 +48,7 @@ fn put(out: &mut Sample, metric: impl Into<String>, value: f64) {
     }
 }
 
-/// Quantiles of times, under these names with an end.
+/// Adds quantiles of times as metrics with these names and this ending.
 fn put_quantiles(out: &mut Sample, times: &Histogram, names: &[(&str, f64)], end: &str) {
     for (metric, q) in names {
         if let Some(ns) = times.quantile(*q) {
@@ -53,7 +57,7 @@ fn put_quantiles(out: &mut Sample, times: &Histogram, names: &[(&str, f64)], end
     }
 }
 
-/// Everything that was measured of `setup` between two readings.
+/// All metrics of `setup` between two readings.
 pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     let window = Window { before: &before.stats, after: &after.stats };
     let mut out = Sample::new();
@@ -63,7 +67,6 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     out
 }
 
-/// What came, what left, and what was dropped.
 fn put_packets(out: &mut Sample, setup: &Setup, window: &Window<'_>) {
     let ports = setup.traffic.iter().map(|t| &t.name).chain(setup.devices.iter().map(|d| &d.name));
     let delivered = window.tx_pps(SINK);
@@ -97,7 +100,6 @@ fn put_packets(out: &mut Sample, setup: &Setup, window: &Window<'_>) {
     }
 }
 
-/// What each NF did, by the daemon and by the kernel.
 fn put_nfs(out: &mut Sample, window: &Window<'_>, before: &Reading, after: &Reading) {
     let seconds = after.tasks.seconds_since(&before.tasks);
     let mut run_ns = None;
@@ -123,7 +125,7 @@ fn put_nfs(out: &mut Sample, window: &Window<'_>, before: &Reading, after: &Read
     }
 }
 
-/// What the daemon's own threads did, and how long NFs waited for their turns.
+/// Load of the daemon's threads, and waits of NFs for their slices.
 fn put_threads(out: &mut Sample, window: &Window<'_>, before: &Reading, after: &Reading) {
     let busy = after.stats.status.threads.iter().map(|thread| thread.busy_percent);
     if let Some(most) = busy.reduce(f64::max) {
@@ -137,7 +139,7 @@ fn put_threads(out: &mut Sample, window: &Window<'_>, before: &Reading, after: &
     put(out, "controller_busy_percent", after.stats.status.tuning_percent);
 }
 
-/// The service that follows `service` in every chain that has either of them, if there is one.
+/// The service that follows `service` in every chain with either of them, if there is one.
 fn only_next<'a>(setup: &'a Setup, service: &str) -> Option<&'a str> {
     let follows = |name: &str| {
         let of_chain = |services: &'a [String]| -> Vec<Option<&'a str>> {

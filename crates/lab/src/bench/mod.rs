@@ -1,8 +1,8 @@
-//! The experiments behind `sluice bench`: what runs, what it prints, what it plots.
+//! The experiments behind `sluice bench`.
 //!
-//! Each experiment runs its variants in turns, several times over, and writes medians, ratios and their spread in one form (see
-//! [`run`]). An experiment changes nothing on the host that it does not put back. A new one is one file and one line in
-//! [`EXPERIMENTS`].
+//! Each experiment runs its variants in turns, several times over, and writes medians, ratios and
+//! their spread in one form (see [`run`]). It restores everything that it changes on the host. A
+//! new experiment is one file and one line in [`EXPERIMENTS`].
 
 pub mod chaos;
 pub mod curves;
@@ -34,17 +34,13 @@ use std::io::Write;
 
 use sluice_cli::lab::bench::BenchArgs;
 
-/// An experiment.
 pub struct Experiment {
-    /// Its name.
     pub name: &'static str,
     /// What it measures, in one line.
     pub about: &'static str,
-    /// Runs it.
     pub run: fn(&BenchArgs) -> anyhow::Result<()>,
 }
 
-/// All experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     forward::EXPERIMENT,
     sched::baseline::EXPERIMENT,
@@ -89,10 +85,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
     chaos::EXPERIMENT,
 ];
 
-/// Runs an experiment, prints its table, and writes its JSON if asked to; without a name, lists all.
+/// Runs an experiment, prints its table, and writes its JSON if requested; without a name, lists
+/// all.
 ///
 /// # Errors
-/// No experiment has the name, or it cannot run on this host; each says what to do.
+/// No experiment has the name, or it cannot run on this host; the error says what to do.
 pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(name) = &args.name else {
         for experiment in EXPERIMENTS {

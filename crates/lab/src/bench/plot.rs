@@ -1,7 +1,7 @@
-//! Plots of a result as SVG: bars of medians, with a line from the smallest to the largest sample, or lines over a param.
+//! Plots of a result as SVG: bars of medians with their range, or lines over a param.
 //!
-//! One panel a metric; one bar a variant, from zero, or (in the module `lines`) one line a variant. Written by hand: a picture of
-//! rectangles and texts needs no library.
+//! A panel per metric. A panel has a bar per variant, from zero, or a line per variant (module
+//! `lines`). The SVG is written by hand: rectangles and texts need no library.
 
 use std::fmt::Write;
 
@@ -11,14 +11,13 @@ use crate::bench::table::{Column, Form, Group};
 use crate::svg::escaped;
 
 const WIDTH: f64 = 800.0;
-/// Where the bars begin; their names stand to the left.
+/// Where bars begin; their names are to the left.
 const LEFT: f64 = 290.0;
-/// Length of the longest bar.
 const LENGTH: f64 = 360.0;
 const ROW: f64 = 22.0;
 const HEAD: f64 = 34.0;
 
-/// A picture of all groups, or nothing if there is nothing to show.
+/// A picture of all groups; none if there is nothing to show.
 pub fn svg(title: &str, groups: &[(&Group, Vec<&Variant>)]) -> Option<String> {
     let mut body = String::new();
     let mut y = 44.0;

@@ -1,7 +1,7 @@
-//! What the kernel knows of the NFs' processes: processor time, time spent waiting for a processor, context switches.
+//! The kernel's counters of NF processes: CPU time, run-queue wait time, context switches.
 //!
-//! Read from `/proc/PID/schedstat` (nanoseconds, not ticks) and `/proc/PID/status`. Both tell of a process's main thread, and an NF
-//! has no other. The root of the tree is an argument, so that tests can make one.
+//! Read from `/proc/PID/schedstat` (nanoseconds, not ticks) and `/proc/PID/status`. Both cover a
+//! process's main thread, the only thread of an NF. The root of the tree is an argument, for tests.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,23 +9,23 @@ use std::time::Instant;
 
 use sluice_api::model::Nf;
 
-/// What the kernel counts of one process.
+/// Kernel counters of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Task {
-    /// Time on a processor, in nanoseconds.
+    /// CPU time, in nanoseconds.
     pub run_ns: u64,
-    /// Time that it was runnable and did not run, in nanoseconds.
+    /// Time runnable but not running, in nanoseconds.
     pub wait_ns: u64,
-    /// Times that it was given a processor.
+    /// Times that it got a processor.
     pub slices: u64,
     /// Times that it went to sleep.
     pub voluntary: u64,
-    /// Times that it was made to leave.
+    /// Times that it was preempted.
     pub involuntary: u64,
 }
 
 impl Task {
-    /// Reads it; none if there is no such process, or a kernel that does not tell.
+    /// Reads it; none if there is no such process or the kernel does not count.
     pub fn read(proc: &Path, pid: u32) -> Option<Self> {
         let folder = proc.join(pid.to_string());
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
@@ -45,10 +45,7 @@ impl Task {
     }
 }
 
-/// Time on a processor of all threads that a process has now, in nanoseconds. One that has ended is no longer counted.
-///
-/// # Errors
-/// There is no such process.
+/// CPU time of all current threads of a process, in nanoseconds. Ended threads do not count.
 pub fn threads_run_ns(pid: u32) -> std::io::Result<u64> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?;
     let of_one = |thread: std::fs::DirEntry| schedstat(&std::fs::read_to_string(thread.path().join("schedstat")).ok()?);
@@ -61,7 +58,7 @@ fn schedstat(text: &str) -> Option<(u64, u64, u64)> {
     Some((numbers.next()??, numbers.next()??, numbers.next()??))
 }
 
-/// Voluntary and involuntary context switches, of `/proc/PID/status`.
+/// Voluntary and involuntary context switches, from `/proc/PID/status`.
 fn switches(status: &str) -> Option<(u64, u64)> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     Some((field("voluntary_ctxt_switches:")?, field("nonvoluntary_ctxt_switches:")?))
@@ -76,7 +73,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Those of `nfs`, now.
+    /// Reads those of `nfs` now.
     pub fn of(nfs: &[Nf]) -> Self {
         Self::below(Path::new("/proc"), nfs)
     }
@@ -86,13 +83,12 @@ impl Tasks {
         Self { at: Instant::now(), tasks: nfs.iter().filter_map(read).collect() }
     }
 
-    /// What an NF has spent since `earlier`; none if it is another process now.
+    /// Difference of an NF's counters since `earlier`; none if its process has changed.
     pub fn since(&self, earlier: &Self, nf: &str) -> Option<Task> {
         let ((now_pid, now), (then_pid, then)) = (self.tasks.get(nf)?, earlier.tasks.get(nf)?);
         (now_pid == then_pid).then(|| now.since(then))
     }
 
-    /// Seconds since `earlier`.
     pub fn seconds_since(&self, earlier: &Self) -> f64 {
         self.at.saturating_duration_since(earlier.at).as_secs_f64()
     }

@@ -1,8 +1,9 @@
-//! The form of a result: one for all experiments, so that anyone can compare and plot.
+//! The format of results, the same for all experiments.
 //!
-//! `{"experiment", "host": {cpu, cores, kernel, hugepages, dpdk}, "seconds", "repeats", "variants": [{"name", "params": {…},
-//! "metrics": {NAME: {"median", "min", "max", "samples": […]}}}], "left_out": [{"name", "params", "why"}]}`. Names of metrics end in
-//! their unit, or in `.NF` or `.REASON` after it; `drop_pps.REASON` has a sample only for runs in which such a drop happened.
+//! `{"experiment", "host": {cpu, cores, kernel, hugepages, dpdk}, "seconds", "repeats", "variants":
+//! [{"name", "params": {…}, "metrics": {NAME: {"median", "min", "max", "samples": […]}}}],
+//! "left_out": [{"name", "params", "why"}]}`. Names of metrics end in their unit, or in `.NF` or
+//! `.REASON` after it. `drop_pps.REASON` has a sample only for runs with such a drop.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,24 +14,21 @@ use serde_json::Value;
 
 use crate::bench::host::HostInfo;
 
-/// What varies, by name: numbers where a figure has it on its x axis.
+/// Params by name: numbers where a figure has them on its x axis.
 pub type Params = BTreeMap<String, Value>;
 
-/// Several measurements of one thing.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Summary {
-    /// Half are below; of an even number, the mean of the middle two.
+    /// The middle sample; for an even number, the mean of the middle two.
     pub median: f64,
-    /// Smallest.
     pub min: f64,
-    /// Largest.
     pub max: f64,
-    /// All, in the order in which they were measured.
+    /// In order of measurement.
     pub samples: Vec<f64>,
 }
 
 impl Summary {
-    /// Sums up samples; of none, everything is 0.
+    /// Summarizes samples; all 0 if there are none.
     pub fn of(samples: Vec<f64>) -> Self {
         let mut sorted = samples.clone();
         sorted.sort_by(f64::total_cmp);
@@ -42,7 +40,6 @@ impl Summary {
         }
     }
 
-    /// Adds a sample.
     pub fn push(&mut self, sample: f64) {
         let mut samples = std::mem::take(&mut self.samples);
         samples.push(sample);
@@ -60,24 +57,21 @@ pub fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// One way of running the experiment, and what was measured.
+/// One way of running the experiment, with its measurements.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Variant {
     /// The mode and, where it varies, the scheduler or loop.
     pub name: String,
-    /// What it was run with.
     pub params: Params,
-    /// What was measured.
     pub metrics: BTreeMap<String, Summary>,
 }
 
 impl Variant {
-    /// A variant that has not run yet.
     pub fn new(name: &str, params: Params) -> Self {
         Self { name: name.into(), params, metrics: BTreeMap::new() }
     }
 
-    /// Adds a sample. What is not finite (a rate over no time) is no measurement.
+    /// Adds a sample; ignores one that is not finite (a rate over no time).
     pub fn add(&mut self, metric: &str, sample: f64) {
         if sample.is_finite() {
             self.metrics.entry(metric.into()).or_default().push(sample);
@@ -89,7 +83,7 @@ impl Variant {
         self.metrics.get(metric).map(|m| m.median)
     }
 
-    /// Name and params in one line, for people.
+    /// Name and params in one line.
     pub fn label(&self, keys: &[&str]) -> String {
         let mut out = self.name.clone();
         for key in keys {
@@ -103,39 +97,27 @@ impl Variant {
     }
 }
 
-/// A variant that did not run.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct LeftOut {
-    /// Its name.
     pub name: String,
-    /// Its params.
     pub params: Params,
-    /// Why.
     pub why: String,
 }
 
-/// A result.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct Report {
-    /// Name of the experiment.
     pub experiment: String,
-    /// Where it ran.
     pub host: HostInfo,
-    /// Seconds that each variant ran, each time.
+    /// Seconds of each run.
     pub seconds: f64,
-    /// How often each variant ran.
+    /// Runs of each variant.
     pub repeats: u32,
-    /// What was measured.
     pub variants: Vec<Variant>,
-    /// What was not, and why.
     pub left_out: Vec<LeftOut>,
 }
 
 impl Report {
     /// Writes it as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');

@@ -1,35 +1,32 @@
-//! What an experiment starts: generators, devices, services, chains, and the configuration that says so.
+//! The configuration of an experiment: generators, devices, services, chains.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the frame check sequence: on the wire, but not in the configuration.
 const FCS: u32 = 4;
-/// Size of the smallest packets on the wire, which is what benchmarks name.
+/// Size of the smallest packets on the wire, by which benchmarks name them.
 pub const PACKET_BYTES: u32 = 64;
-/// Name of the sink that chains end in.
+/// Name of the sink where chains end.
 pub const SINK: &str = "out";
 
-/// A generator and the rule that leads its packets to a chain.
+/// A generator, and the rule that steers its packets to a chain.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traffic {
     /// Name of the port.
     pub name: String,
-    /// Chain of its packets.
     pub chain: String,
     /// Packets per second; 0 is as fast as possible.
     pub rate: f64,
-    /// Number of flows.
     pub flows: u32,
-    /// Whether packets wait where their chain is full; else they are dropped at the entry.
+    /// Whether packets wait for room in their chain; otherwise they are dropped at the entry.
     pub wait: bool,
     /// Size of a packet on the wire, in bytes.
     pub packet_bytes: u32,
-    /// Destination port of its packets.
     pub dst_port: u16,
-    /// Whether its packets are TCP; else UDP.
+    /// Whether packets are TCP; otherwise UDP.
     pub tcp: bool,
-    /// Packets of a flow, after which another begins in its place; 0 if flows do not end.
+    /// Packets of a flow, after which another replaces it; 0 if flows do not end.
     pub flow_packets: u32,
 }
 
@@ -49,61 +46,54 @@ impl Default for Traffic {
     }
 }
 
-/// A DPDK device and the rule that leads its packets to a chain.
+/// A DPDK device, and the rule that steers its packets to a chain.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
     /// Name of the port.
     pub name: String,
-    /// What DPDK is told.
+    /// Device arguments of DPDK.
     pub devargs: String,
-    /// Chain of its packets.
     pub chain: String,
 }
 
-/// A kind of NF.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Service {
-    /// Name.
     pub name: String,
-    /// Program.
     pub exec: String,
-    /// Its arguments.
     pub args: Vec<String>,
-    /// Its tenant, if it says one.
+    /// Its tenant, if configured.
     pub tenant: Option<&'static str>,
     /// Number of instances at start.
     pub instances: u32,
     /// Core of all instances.
     pub core: usize,
-    /// Whether they poll; else they sleep when there is nothing to do.
+    /// Whether instances poll; otherwise they sleep when idle.
     pub poll: bool,
-    /// Capacity of each ring.
     pub ring: u32,
-    /// Whether they are forked from a process that has made its handler.
+    /// Whether instances are forked from a zygote.
     pub zygote: bool,
-    /// Its pool, if each flow has an instance of its own.
+    /// Its pool, if each flow has its own instance.
     pub pool: Option<Pool>,
 }
 
-/// A pool of instances, one for each flow.
+/// A pool with an instance per flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
     /// Least and most instances.
     pub members: (u32, u32),
-    /// Capacity of each ring.
     pub ring: u32,
-    /// How long late packets meet their instance, in milliseconds.
+    /// Time for which late packets reach their instance, in milliseconds.
     pub linger_ms: u32,
-    /// A flow without an end is over without packets for so long, in milliseconds; none leaves the daemon its own time.
+    /// Idle time after which a flow expires, in milliseconds; none for the daemon's default.
     pub idle_ms: Option<u32>,
-    /// What happens to a flow that finds no idle instance: `drop`, `wait`, or the shared service that it falls back to.
+    /// Action for a flow without an idle instance: `drop`, `wait`, or a shared service as fallback.
     pub when_empty: &'static str,
-    /// Whether an instance that had a flow is ended, and another takes its place.
+    /// Whether an instance ends after its flow and is replaced.
     pub strict: bool,
 }
 
 impl Pool {
-    /// A pool of so many instances, always.
+    /// A pool of a fixed number of instances.
     pub fn of(members: u32, ring: u32) -> Self {
         Self { members: (members, members), ring, linger_ms: 1, idle_ms: None, when_empty: "drop", strict: false }
     }
@@ -140,16 +130,14 @@ impl Default for Service {
     }
 }
 
-/// A chain.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chain {
-    /// Name.
     pub name: String,
-    /// Services, in order.
+    /// In order.
     pub services: Vec<String>,
     /// Port where its packets leave.
     pub egress: String,
-    /// What happens when an NF dies: `drop`, `bypass` or `restart`.
+    /// Action when an NF dies: `drop`, `bypass` or `restart`.
     pub on_failure: &'static str,
 }
 
@@ -162,32 +150,29 @@ impl Default for Chain {
 /// A scheduling class of the kernel, for NFs that sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// SCHED_OTHER.
     Other,
-    /// SCHED_BATCH.
     Batch,
-    /// SCHED_RR with a slice of so many milliseconds.
+    /// SCHED_RR with a slice of this many milliseconds.
     Rr(u32),
 }
 
-/// Who runs, and who is let in: the table `[sched]`. What is none stays as the daemon has it.
+/// The table `[sched]`; an option that is none keeps the daemon's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sched {
-    /// Scheduling class of NFs.
     pub class: Class,
     /// Whether an NF that goes to sleep starts the next one on its core.
     pub handover: bool,
     /// Whether shares of a core follow load.
     pub weights: bool,
-    /// Whether chains are refused at their entry, rather than packets dropped inside.
+    /// Whether packets are refused at a chain's entry, rather than dropped inside.
     pub backpressure: bool,
     /// Whether packets are marked before queues overflow.
     pub ecn: bool,
-    /// Fill of a ring, in percent, at which its chains are let in again, and from which they are throttled.
+    /// Ring fill in percent that reopens its chains, and that throttles them.
     pub watermarks: Option<(u32, u32)>,
-    /// Queueing time from which a ring throttles, in microseconds.
+    /// Queueing time at which a ring throttles, in microseconds.
     pub queueing_us: Option<u32>,
-    /// Whether NFs further down their chains go first.
+    /// Whether NFs later in their chains run first.
     pub downstream_first: bool,
 }
 
@@ -215,36 +200,32 @@ impl Sched {
     }
 }
 
-/// A configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
     /// Core of the manager, with all its roles.
     pub manager_core: usize,
-    /// Whether its packet threads sleep while nothing happens; else they look for packets all the time.
+    /// Whether packet threads sleep while idle; otherwise they poll all the time.
     pub rests: bool,
     /// Frames of packet memory.
     pub frames: u32,
-    /// Flows that the flow table remembers; none leaves the daemon its own number.
+    /// Capacity of the flow table; none for the daemon's default.
     pub max_flows: Option<u32>,
-    /// Most NFs; none leaves the daemon its own number.
+    /// Most NFs; none for the daemon's default.
     pub max_nfs: Option<u32>,
-    /// Who runs, and who is let in; none leaves the daemon its own ways.
+    /// Scheduling and admission; none for the daemon's defaults.
     pub sched: Option<Sched>,
-    /// What stops NFs that poll so that others run: the word of `mechanism` in `[workflow]`; none leaves the daemon its own ways.
+    /// How polling NFs are stopped for others: `mechanism` in `[workflow]`; none for the daemon's
+    /// default.
     pub mechanism: Option<&'static str>,
-    /// More keys of `[manager]`, as they are written, a line each.
+    /// More keys of `[manager]`, as TOML lines.
     pub manager: &'static str,
-    /// Generators.
     pub traffic: Vec<Traffic>,
-    /// DPDK devices.
     pub devices: Vec<Device>,
     /// Ports that write captures: name and file.
     pub files: Vec<(String, PathBuf)>,
-    /// Services.
     pub services: Vec<Service>,
-    /// Chains.
     pub chains: Vec<Chain>,
-    /// More of the configuration, as it is written: what none of these can say.
+    /// More of the configuration as TOML, for everything else.
     pub more: String,
 }
 
@@ -285,7 +266,7 @@ impl Setup {
             "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{bounds}",
             quoted(&runtime_dir.display().to_string())
         );
-        // Hugepages are used where the host has some reserved; an experiment reserves none.
+        // Uses hugepages where the host has some reserved; an experiment reserves none.
         let _ = writeln!(out, "[memory]\nframes = {}\nhugepages = \"auto\"\n", self.frames);
         out.push_str(&self.sched.as_ref().map(Sched::toml).unwrap_or_default());
         if let Some(mechanism) = self.mechanism {
@@ -343,7 +324,7 @@ impl Service {
         let mode = if self.poll { "poll" } else { "sleep" };
         let zygote = if self.zygote { "zygote = true\n" } else { "" };
         let tenant = self.tenant.map(|tenant| format!("tenant = {}\n", quoted(tenant))).unwrap_or_default();
-        // It writes by the library's storage.
+        // The logger writes through the library's storage.
         let storage = if self.exec.ends_with("logger") { "storage = true\n" } else { "" };
         let number = match &self.pool {
             None => format!("instances = {}\nring = {}\n", self.instances, self.ring),
@@ -371,7 +352,7 @@ fn list(texts: &[String]) -> String {
     texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")
 }
 
-/// A text as TOML; its basic strings know all escapes that JSON writes.
+/// A text as TOML, whose basic strings accept all escapes that JSON writes.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -1,34 +1,47 @@
-//! `sluice bench slo-live`: three tenants are promised a throughput and a latency, and a fourth sends ten times what it was promised.
+//! `sluice bench slo-live`: SLOs of three tenants beside a rogue one.
 //!
 //! # Approach
-//! All four run the same NF, on a quarter of one core each, from generators to a sink. First the NF is profiled in this very setup: the
-//! throughput, and 95th percentile of its latency against its load, from port to port, on its quarter, while its three neighbours have more packets
-//! than they can do ([`Profiled`]). How its throughput depends on ways of the cache is what `sluice profile` says of it, by the model; where it is
-//! not built to be traced, it is taken not to. With the profile, SLOs that ask for [`LOAD`] of the throughput within the latency at [`LATENCY_AT`]
-//! of it are admitted by the planner, and their placement is given to the daemon, which keeps it. A look is
-//! taken twice a second at what the daemon says of its promises, and what was delivered and how late is also counted by itself.
+//! All four run the same NF, each on a quarter of one core, from generators to a sink. First the NF
+//! is profiled in this very setup ([`Profiled`]): on its quarter, while its three neighbours are
+//! overloaded, throughput, and the 95th percentile of port-to-port latency against load. How
+//! throughput depends on cache ways comes from the model of `sluice profile`; if the NF is not
+//! built for tracing, it is taken not to depend on them. The SLOs ask for [`LOAD`] of the profiled
+//! throughput within the latency at [`LATENCY_AT`] of it. The planner admits them, and the daemon
+//! applies the placement. Twice a second the daemon's report on its promises is read; deliveries
+//! and their latency are also counted independently.
 //!
-//! Variants: `kept` polices the input and keeps each place its part of the core; `policed` and `isolated` do one of them, `open`
-//! neither, and `default` neither, under the kernel's scheduler without any of the daemon's. The param `rogue_times` is what the fourth
-//! sends, as a multiple of what it was promised.
+//! Variants: `kept` polices the input and guarantees each place its part of the core; `policed` and
+//! `isolated` do one of them; `open` does neither; `default` does neither and uses the kernel's
+//! scheduler without the daemon's. The param `rogue_times` is the fourth tenant's rate as a
+//! multiple of what it was promised: 10, or 1 in one case of `kept`.
 //!
-//! Metrics end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`, `kept_ratio` (of the daemon's
-//! windows, those in which neither throughput nor latency was violated, and at least [`ENOUGH`] of what was to be sent, up to what
-//! was promised, came: a promise that nobody used was not kept; each window counts once). Of the three that keep to their rate
-//! together: `offered_of_promised` (the least; what came from the generator), `delivered_of_due` (the least; what was offered is
-//! due, up to what was promised), `latency_of_promised` (the greatest 95th percentile), `kept_ratio` (the least), `promises_kept`
-//! (1 if all were offered [`ENOUGH`] of what was promised and got [`ENOUGH`] of what was due, and 95 % of their packets in time).
-//! `named_ratio`: of the looks, those in which the daemon named the rogue, as one that sends too much or as the cause of a
-//! violation; `wrongly_named_ratio`: those in which it blamed another.
+//! Metrics that end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`,
+//! `kept_ratio`. The latter is the share of the daemon's windows in which neither throughput nor
+//! latency was violated, and at least [`ENOUGH`] of what was to be sent, up to what was promised,
+//! arrived: an unused promise is not a kept one. Each window counts once.
+//!
+//! Metrics of the three tenants that keep to their rate:
+//! - `offered_of_promised` (the least): what came from the generator;
+//! - `delivered_of_due` (the least): what was offered is due, up to what was promised;
+//! - `latency_of_promised` (the greatest 95th percentile);
+//! - `kept_ratio` (the least);
+//! - `promises_kept`: 1 if all were offered [`ENOUGH`] of what was promised and got [`ENOUGH`] of
+//!   what was due, and 95 % of their packets in time.
+//!
+//! Of the reports, `named_ratio` is the share in which the daemon named the rogue, as sending too
+//! much or as the cause of a violation; `wrongly_named_ratio` is the share in which it blamed
+//! another tenant.
 //!
 //! # Limits
-//! One core for NFs and one for the manager, so that it runs on two. Whatever else the host does is no tenant, and breaks promises too.
+//! One core for NFs and one for the manager, so that it runs on two. Other load of the host is no
+//! tenant, and breaks promises, too.
 //!
-//! Throughput and latency are measured here, because `sluice profile` measures NFs on whole cores. The NF only burns cycles, and hardly needs the
-//! cache, so the experiment tells nothing of promises that depend on it.
+//! Throughput and latency are measured here, because `sluice profile` measures NFs on whole cores.
+//! The NF only burns cycles and hardly needs the cache, so the experiment shows nothing about
+//! promises that depend on it.
 //!
 //! # Source
-//! ResQ (NSDI 2018) keeps SLOs beside neighbours that do not keep to theirs; the experiment is ours.
+//! ResQ (NSDI 2018) keeps SLOs beside neighbours that exceed theirs; the experiment is ours.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -58,40 +71,39 @@ use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "slo-live", about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)", run };
 
 /// The tenants; the last is the rogue.
 const TENANTS: [&str; 4] = ["a", "b", "c", "rogue"];
 const ROGUE: &str = TENANTS[3];
-/// Those that keep to their rate.
+/// Tenants that keep to their rate.
 const HONEST: [&str; 3] = [TENANTS[0], TENANTS[1], TENANTS[2]];
-/// The service that all of them run.
 const NF: &str = "nf";
-/// Cycles of a packet.
+/// Cycles per packet.
 const CYCLES: u64 = 2_000;
-/// What a neighbour gets while a profile is made: more than a core can do.
+/// Packets per second for a neighbour while a profile is made: more than a core can process.
 const FLOOD_PPS: f64 = 1.2e6;
 /// Loads at which latency is profiled, as parts of the throughput.
 const LOADS: [f64; 4] = [0.2, 0.4, 0.6, 0.8];
-/// Parts of the profile's values that are not promised: the host is not quiet.
+/// Margins of the profile for throughput and latency: the host is not quiet.
 const MARGINS: (f64, f64) = (0.1, 0.5);
-/// What an SLO asks for, as a part of the profiled throughput, and at which load the latency was that it asks for.
+/// Requested throughput of an SLO, and the load whose latency it requests, as parts of the profiled
+/// throughput.
 const LOAD: f64 = 0.7;
 const LATENCY_AT: f64 = 0.8;
 /// Part of a promised throughput that counts as kept: windows cut bursts.
 const ENOUGH: f64 = 0.98;
-/// Least time that a variant is measured for, in seconds: the daemon judges windows of one.
+/// Shortest measurement of a variant, in seconds: the daemon's windows last one.
 const LEAST_SECONDS: f64 = 4.0;
-/// Time of a point of the profile, in seconds.
+/// Time per point of the profile, in seconds.
 const POINT_SECONDS: f64 = 1.0;
-/// Time between two looks.
+/// Interval between two reports.
 const LOOK: Duration = Duration::from_millis(500);
 const TRAFFIC: &str = "64 B, 16 flows";
 
 const GROUP: Group = Group {
-    title: "Three SLOs, each on a quarter of a core, beside a tenant that sends so many times what it was promised",
+    title: "Three SLOs, each on a quarter of a core, beside a tenant that sends a multiple of what it was promised",
     keys: &["rogue_times"],
     columns: &[
         Column::new("offered_of_promised", "offered, of promised", 1.0, 3),
@@ -108,7 +120,7 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-/// By what means promises are kept.
+/// How promises are enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Means {
     name: &'static str,
@@ -129,7 +141,7 @@ const MEANS: [Means; 5] = [
     means("default", false, false, Mode::Default),
 ];
 
-/// The profile of the NF in this setup, made when it is needed first.
+/// The profile of the NF in this setup, made on first use.
 type Profiled = Rc<OnceCell<Profile>>;
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
@@ -150,7 +162,6 @@ fn plan() -> Plan {
     plan
 }
 
-/// What is sent to each tenant.
 fn setup(lab: &Lab, means: Means, rates: [f64; 4]) -> Setup {
     let core = lab.cores.shared();
     let traffic = |(name, rate): (&str, f64)| Traffic {
@@ -174,7 +185,7 @@ fn setup(lab: &Lab, means: Means, rates: [f64; 4]) -> Setup {
     }
 }
 
-/// What this host has, four places on one core.
+/// The shape of this host: four places on one core.
 fn shape() -> ServerShape {
     let system = Path::new("/");
     let cache = l3_caches(system).into_iter().find(|cache| cache.ways > 2);
@@ -198,12 +209,12 @@ fn p95(window: &Window<'_>, tenant: &str) -> Option<f64> {
     Some(window.latency(tenant).quantile(0.95)? as f64)
 }
 
-/// Places each tenant on its quarter, with these promises.
+/// Applies an assignment: each tenant on its quarter, with its promise.
 fn place(daemon: &Daemon, assignment: &Assignment) -> anyhow::Result<()> {
     daemon.ask("PUT", "/v1/placement", Some(&serde_json::to_value(assignment)?)).map(drop)
 }
 
-/// Throughput and latency of one tenant that is offered so much, beside three that have more than they can do.
+/// Throughput and latency of one tenant at this load, beside three that are overloaded.
 fn point(lab: &Lab, offered_pps: f64) -> Result<(f64, f64), Miss> {
     let kept = Means { police: false, ..MEANS[0] };
     let daemon = lab.start(&setup(lab, kept, [offered_pps, FLOOD_PPS, FLOOD_PPS, FLOOD_PPS]))?;
@@ -233,7 +244,7 @@ fn point(lab: &Lab, offered_pps: f64) -> Result<(f64, f64), Miss> {
     Ok((window.exit_pps(TENANTS[0]), latency))
 }
 
-/// What `sluice profile` says of the NF on a whole core, if it is built to be traced.
+/// The result of `sluice profile` for the NF on a whole core, if it is built for tracing.
 fn modelled(lab: &Lab) -> Result<Option<Profile>, Miss> {
     let program = lab.programs.path(COST);
     let mut command = Command::new(lab.programs.path(LAB));
@@ -315,14 +326,14 @@ fn admitted(profile: &Profile) -> anyhow::Result<Assignment> {
     Assignment::of(&placement, "s0", promised).context("the placement has no server s0")
 }
 
-/// What the daemon says of one promise, counted.
+/// One counter of a promise in the daemon's report.
 fn count(promises: &Value, tenant: &str, what: &str) -> f64 {
     let all = promises["promises"].as_array();
     let one = all.and_then(|all| all.iter().find(|promise| promise["slo"] == tenant));
     one.and_then(|promise| promise[what].as_f64()).unwrap_or(0.0)
 }
 
-/// Who is named in a look: whether the rogue is, and whether another is.
+/// Whether a report names the rogue, and whether it names another tenant.
 fn named(promises: &Value) -> (bool, bool) {
     let all: Vec<&Value> = promises["promises"].as_array().into_iter().flatten().collect();
     let exceeds = |promise: &&&Value| !promise["excess"].is_null();
@@ -333,18 +344,18 @@ fn named(promises: &Value) -> (bool, bool) {
     (names.contains(&ROGUE), names.iter().any(|name| *name != ROGUE))
 }
 
-/// The windows of a promise that were seen to end.
+/// Windows of a promise that ended during observation.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Windows {
     all: f64,
-    /// Those in which it was not kept.
+    /// Windows in which it was not kept.
     violated: f64,
-    /// Of the others, those in which too little came to tell.
+    /// Unviolated windows in which too little arrived.
     idle: f64,
 }
 
 impl Windows {
-    /// Adds those that ended between two looks; `due_pps` is what was to come.
+    /// Adds the windows that ended between two reports; `due_pps` is what was to arrive.
     fn add(&mut self, before: &Value, now: &Value, tenant: &str, due_pps: f64) {
         let since = |what: &str| count(now, tenant, what) - count(before, tenant, what);
         let ended = since("windows");
@@ -401,7 +412,7 @@ fn one(lab: &Lab, means: Means, times: f64, profiled: &Profiled) -> Result<Sampl
     daemon.stop()?;
     let window = Window { before: &before.stats, after: &after.stats };
     let mut out = sample(&setup, &before, &after);
-    // Of tenants that are to be unequal, it tells nothing.
+    // For tenants with different rates, it means nothing.
     out.remove("jain");
     for (tenant, windows) in TENANTS.into_iter().zip(windows) {
         let (pps, ns) = promised(tenant);
@@ -411,7 +422,7 @@ fn one(lab: &Lab, means: Means, times: f64, profiled: &Profiled) -> Result<Sampl
         out.extend(windows.kept().map(|kept| (format!("kept_ratio.{tenant}"), kept)));
     }
     let of_honest = |what: &dyn Fn(&str) -> Option<f64>| HONEST.iter().map(|tenant| what(tenant)).collect::<Option<Vec<f64>>>();
-    // A generator that shares its core with other work may send less than it is told to.
+    // A generator that shares its core may send less than configured.
     let offered = |tenant: &str| window.rx_pps(&format!("to-{tenant}"));
     let due = |tenant: &str| offered(tenant).min(promised(tenant).0);
     let sent = of_honest(&|tenant| Some(offered(tenant) / promised(tenant).0));
@@ -448,7 +459,7 @@ mod tests {
     use super::*;
     use crate::bench::lab::tests::lab;
 
-    /// A quarter of a core, and how late packets are.
+    /// A profile for a quarter of a core, with latencies.
     fn profile() -> Profile {
         let curve = |points: &[(f64, f64)], margin| Curve {
             points: points.iter().map(|&(x, y)| Point { x, y }).collect(),
@@ -515,7 +526,7 @@ mod tests {
         };
         let first = look(2, 1, 0, 1e5);
         assert_eq!(seen(&[first.clone(), first.clone()]).kept(), None);
-        // No window has ended in the second look; too little came in the third window.
+        // No window has ended in the second report; too little came in the third window.
         let kept = seen(&[first.clone(), look(3, 1, 0, 1e5), look(3, 1, 0, 0.0), look(4, 1, 0, 1e5), look(5, 1, 0, 0.0)]);
         assert_eq!((kept, kept.kept()), (Windows { all: 3.0, violated: 0.0, idle: 1.0 }, Some(1.0 - 1.0 / 3.0)));
         // Late and too little in the first one, both violated in the second.
@@ -525,13 +536,13 @@ mod tests {
 
     #[test]
     fn the_rogue_is_named_as_a_sender_or_as_a_cause() {
-        let told = |of: Value| named(&json!({ "promises": of }));
+        let found = |of: Value| named(&json!({ "promises": of }));
         let quiet = json!({"slo": "a", "excess": null, "violations": []});
-        assert_eq!(told(json!([quiet])), (false, false));
-        assert_eq!(told(json!([quiet, {"slo": "rogue", "excess": {"offered_pps": 1.0}, "violations": []}])), (true, false));
+        assert_eq!(found(json!([quiet])), (false, false));
+        assert_eq!(found(json!([quiet, {"slo": "rogue", "excess": {"offered_pps": 1.0}, "violations": []}])), (true, false));
         let blames = |who: Value| json!([{"slo": "a", "excess": null, "violations": [{"cause": who}]}]);
-        assert_eq!(told(blames(json!({"tenant": "rogue"}))), (true, false));
-        assert_eq!(told(blames(json!({"tenant": "b"}))), (false, true));
-        assert_eq!(told(blames(Value::Null)), (false, false));
+        assert_eq!(found(blames(json!({"tenant": "rogue"}))), (true, false));
+        assert_eq!(found(blames(json!({"tenant": "b"}))), (false, true));
+        assert_eq!(found(blames(Value::Null)), (false, false));
     }
 }

@@ -1,14 +1,14 @@
-//! The difference of two readings of what the daemon counts.
+//! The difference of two readings of the daemon's counters.
 //!
-//! Terms: a *window* is the time between two readings; everything that is told of it is counted in it, so that warming up does not
-//! show.
+//! A *window* is the time between two readings. All its values are counted within it, so warm-up
+//! does not show.
 
 use std::collections::BTreeMap;
 
 use sluice_api::model::{Distribution, Nf, Pool, Stats};
 use sluice_shm::histogram::Histogram;
 
-/// What was measured of some times since `then`, a former state of the same distribution.
+/// Values added to a distribution since `then`, an earlier state of it.
 pub fn since(now: &Distribution, then: &Distribution) -> Histogram {
     let before: BTreeMap<u64, u64> = then.buckets.iter().copied().collect();
     let mut out = Histogram::default();
@@ -18,20 +18,18 @@ pub fn since(now: &Distribution, then: &Distribution) -> Histogram {
     out
 }
 
-/// Drop reasons that are no wasted work: no NF had seen the packet, or an NF wanted it so.
+/// Drop reasons that are no wasted work: no NF had processed the packet, or an NF dropped it on
+/// purpose.
 const NOT_WASTED: [&str; 7] = ["entry", "nf_down", "verdict", "policed", "no_rule", "none_idle", "no_path"];
 
-/// Two readings and what came between.
+/// Two readings.
 #[derive(Debug, Clone, Copy)]
 pub struct Window<'a> {
-    /// The earlier one.
     pub before: &'a Stats,
-    /// The later one.
     pub after: &'a Stats,
 }
 
 impl Window<'_> {
-    /// Its length in seconds.
     pub fn seconds(&self) -> f64 {
         (self.after.time_ns.saturating_sub(self.before.time_ns)).max(1) as f64 / 1e9
     }
@@ -40,12 +38,12 @@ impl Window<'_> {
         of(self.after).saturating_sub(of(self.before)) as f64 / self.seconds()
     }
 
-    /// Packets per second that a port took in.
+    /// Packets per second that a port received.
     pub fn rx_pps(&self, port: &str) -> f64 {
         self.per_s(|s| s.ports.iter().filter(|p| p.name == port).map(|p| p.rx_packets).sum())
     }
 
-    /// Packets per second that a port sent out.
+    /// Packets per second that a port sent.
     pub fn tx_pps(&self, port: &str) -> f64 {
         self.per_s(|s| s.ports.iter().filter(|p| p.name == port).map(|p| p.tx_packets).sum())
     }
@@ -76,15 +74,16 @@ impl Window<'_> {
         self.per_s(|s| s.nfs.iter().filter(|nf| nf.service == service).map(|nf| nf.tx_packets).sum())
     }
 
-    /// Packets per second that came back from `service` to go on to `next`, and did not get there. Right where the two follow each
-    /// other in every chain that has either.
+    /// Packets per second that `service` returned for `next` and that did not get there.
+    ///
+    /// Valid where the two follow each other in every chain with either.
     pub fn lost_between_pps(&self, service: &str, next: &str) -> f64 {
         let of = |name: &str, count: fn(&Nf) -> u64| self.per_s(|s| s.nfs.iter().filter(|nf| nf.service == name).map(count).sum());
         let went_on = of(service, |nf| nf.tx_packets) - of(service, |nf| nf.verdict_drops);
         (went_on - of(next, |nf| nf.rx_packets)).max(0.0)
     }
 
-    /// Time for a round with packets of all packet threads.
+    /// Time per round with packets, over all packet threads.
     pub fn rounds(&self) -> Histogram {
         let mut out = Histogram::default();
         let threads = self.before.status.threads.iter().zip(&self.after.status.threads);
@@ -98,14 +97,14 @@ impl Window<'_> {
         since(&find(self.after), &find(self.before))
     }
 
-    /// A pool as it was before and is after.
+    /// A pool before and after.
     pub fn pool(&self, service: &str) -> Option<(&Pool, &Pool)> {
         let find = |pools: &[Pool]| pools.iter().position(|pool| pool.service == service);
         let (before, after) = (&self.before.status.pools, &self.after.status.pools);
         Some((&before[find(before)?], &after[find(after)?]))
     }
 
-    /// Each NF as it was before and after, if it was there both times.
+    /// Each NF before and after, if it is the same process.
     pub fn nfs(&self) -> impl Iterator<Item = (&Nf, &Nf)> {
         self.after.nfs.iter().filter_map(|b| Some((self.before.nfs.iter().find(|a| a.name == b.name && a.pid == b.pid)?, b)))
     }
@@ -118,7 +117,7 @@ pub mod tests {
 
     use super::*;
 
-    /// Counters of which only some are given; the others are as if nothing had been counted.
+    /// Counters of which only some are given; the others are 0.
     pub fn partial(some: Value) -> Stats {
         fn fill(name: &str, some: Value, usual: Value) -> Value {
             let of_each = match name {

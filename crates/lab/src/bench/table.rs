@@ -1,13 +1,12 @@
-//! Tables of a result, for people: one row a variant, medians with their spread.
+//! Tables of a result for people: one row per variant, medians with their spread.
 
 use crate::bench::report::{Summary, Variant};
 
-/// A column: a metric, and how it is written.
+/// A column: a metric and its format.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Column {
-    /// Name of the metric.
     pub metric: &'static str,
-    /// Head of the column, with the unit.
+    /// With the unit.
     pub head: &'static str,
     /// The metric is divided by this.
     pub unit: f64,
@@ -16,12 +15,10 @@ pub struct Column {
 }
 
 impl Column {
-    /// A column.
     pub const fn new(metric: &'static str, head: &'static str, unit: f64, digits: usize) -> Self {
         Self { metric, head, unit, digits }
     }
 
-    /// A number in this column's unit.
     pub fn number(&self, value: f64) -> String {
         format!("{:.*}", self.digits, value / self.unit)
     }
@@ -33,29 +30,25 @@ impl Column {
     }
 }
 
-/// Variants that stand in one table and one part of the plot.
+/// Variants in one table and one part of the plot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Group {
-    /// Title.
     pub title: &'static str,
-    /// Params that tell its rows apart.
+    /// Params that distinguish its rows.
     pub keys: &'static [&'static str],
-    /// Columns.
     pub columns: &'static [Column],
-    /// How many of the columns are plotted, from the first on.
+    /// Number of plotted columns, from the first on.
     pub plotted: usize,
-    /// How it is shown.
     pub form: Form,
 }
 
-/// How a group is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A table, and bars.
     Bars,
-    /// A table, and lines over this param, which is a number.
+    /// A table, and lines over this numeric param.
     Lines(&'static str),
-    /// Lines alone: too many rows for people.
+    /// Lines alone: too many rows for a table.
     Series(&'static str),
 }
 

@@ -1,15 +1,19 @@
-//! `sluice bench tenants`: what it costs that the packets of one port are of two tenants.
+//! `sluice bench tenants`: the cost of splitting the packets of one port between two tenants.
 //!
 //! # Approach
-//! One generator, whose flows go half by one chain and half by another, each of one bridge; both bridges share a core, and nothing waits:
-//! what finds no room is dropped at the entry. `one`: both are of one tenant, so that packets are received into its memory. `two`: each is
-//! of a tenant of its own, so that packets are received where no NF can reach them, and copied when they are let in. NFs of two tenants do
-//! not hand the core over to each other either: the kernel divides it. So there are both besides
-//! with `[sched] handover = false`, `one-apart` and `two-apart`, where the kernel divides the core
-//! in either case and the copies alone differ. What is delivered for two tenants is said as a part
-//! of what is for one in the same turn: `of_one` with hand-over, which is what a second tenant
-//! costs, and `of_apart` without, which is what the copies cost. Packets have 64 and 1,500 bytes on
-//! the wire. How long the packet thread's rounds take is said besides.
+//! The flows of one generator are split in half between two chains of one bridge each; both bridges
+//! share a core, and packets without room are dropped at the entry.
+//! - `one`: both chains belong to one tenant, so packets are received into its memory.
+//! - `two`: each chain has its own tenant, so packets are received where no NF can reach them, and
+//!   copied on admission. NFs of two tenants do not hand over the core to each other either: the
+//!   kernel divides it.
+//! - `one-apart` and `two-apart`: with `[sched] handover = false`, where the kernel divides the
+//!   core in either case and only the copies differ.
+//!
+//! Deliveries for two tenants are relative to those for one in the same turn: `of_one` with
+//! hand-over, the whole cost of a second tenant, and `of_apart` without, the cost of the copies.
+//! Packets have 64 and 1,500 bytes on the wire. The duration of the packet thread's rounds is
+//! reported, too.
 
 use std::fmt::Write;
 
@@ -21,21 +25,20 @@ use crate::bench::setup::{SINK, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "tenants", about: "packets of one port for two tenants, beside those for one", run };
 
 const NF: &str = "sluice-nf-bridge";
 const SIZES: [u32; 2] = [64, 1500];
-/// Names of the variants, the tenants of both services, and whether NFs of one tenant hand the core
-/// over.
+/// Name of a variant, the tenants of both services, and whether NFs of one tenant hand over the
+/// core.
 const VARIANTS: [(&str, [&str; 2], bool); 4] = [
     ("one", ["red", "red"], true),
     ("two", ["red", "blue"], true),
     ("one-apart", ["red", "red"], false),
     ("two-apart", ["red", "blue"], false),
 ];
-/// What is compared with what, and the metric.
+/// The compared variants, and the metric of their ratio.
 const COMPARED: [(&str, &str, &str); 2] = [("two", "one", "of_one"), ("two-apart", "one-apart", "of_apart")];
 const DELIVERED: &str = "delivered_pps";
 
@@ -69,7 +72,7 @@ fn plan(lab: &Lab) -> Plan {
     plan
 }
 
-/// A generator of 16 flows, of which eight go by each chain.
+/// A generator of 16 flows, eight for each chain.
 fn setup(lab: &Lab, packet_bytes: u32, tenants: [&str; 2], handover: bool) -> Setup {
     let mut more = format!(
         "[sched]\nhandover = {handover}\n[[port]]\nname = \"in\"\nkind = \"gen\"\nsize = {}\nflows = 16\nsrc = \"198.18.0.0\"\noverload = \"drop\"\n",
@@ -88,7 +91,7 @@ fn setup(lab: &Lab, packet_bytes: u32, tenants: [&str; 2], handover: bool) -> Se
     Setup { manager_core: lab.manager_core, more, ..Setup::default() }
 }
 
-/// What is delivered for two tenants, of what is for one.
+/// Deliveries for two tenants, relative to those for one.
 fn of_one(rows: &mut [Row]) -> Vec<Row> {
     let all = rows.to_vec();
     for row in rows {

@@ -13,7 +13,6 @@ use sluice_host::user::User;
 
 use super::{EstimateError, Names, Plan, References, Subject, packets};
 
-/// Measures, and prints what was found.
 pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let here = host::Host::here();
     let (subject, plain_args) = match &args.config {
@@ -28,7 +27,7 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         None => packets::crafted(&Gen { size: args.size, flows: args.flows, ..Gen::default() })?,
     };
     let of = Of::here(&subject.exec, &plain_args)?;
-    // Read before the measurement: a file that cannot be used is said at once.
+    // Read before the measurement, so that an unusable file is reported at once.
     let mut known = args.keep.as_deref().map(Kept::read).transpose()?.unwrap_or_default();
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
     let found = super::estimate(&subject, &references, &Plan { core, rounds: args.bursts.div_ceil(super::BURSTS), packets })?;
@@ -46,7 +45,6 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A program by its name or path, with these arguments.
 pub fn of_program(nf: &str, args: &[String], here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
     let exec = host::resolve_exec(Path::new(nf), here).map_err(|why| Usage(format!("{nf}: {why}")))?;
     let subject = Subject {
@@ -58,7 +56,6 @@ pub fn of_program(nf: &str, args: &[String], here: &host::Host) -> anyhow::Resul
     Ok((subject, args.to_vec()))
 }
 
-/// A service of a configuration, and its arguments.
 pub fn of_config(nf: &str, path: &Path, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
     let config = config(path)?;
     let Some(service) = config.services.iter().find(|service| service.name == nf) else {
@@ -68,7 +65,7 @@ pub fn of_config(nf: &str, path: &Path, here: &host::Host) -> anyhow::Result<(Su
     Ok((subject_of(&config, service, here)?, service.args.clone()))
 }
 
-/// A configuration, with its warnings said.
+/// Reads a configuration, and prints its warnings.
 pub fn config(path: &Path) -> anyhow::Result<Config> {
     let loaded = load::read(path)?;
     for warning in &loaded.warnings {
@@ -77,7 +74,7 @@ pub fn config(path: &Path) -> anyhow::Result<Config> {
     Ok(loaded.config)
 }
 
-/// What a service is started with.
+/// How a service is started.
 pub fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
     if service.container.is_some() {
         let what = format!("service {} runs in a container; measure its program by its path on this host", service.name);

@@ -1,34 +1,41 @@
-//! What a packet costs an NF, measured from outside before it is in use.
+//! The packet cost of an NF, measured from outside before it is in use.
 //!
 //! # Problem
-//! Who decides how long an NF may run, or which NFs fit on a core, has to know what a burst takes it: before it has run, and without
-//! its help, because an NF may be a program that measures nothing or says what it likes.
+//! Time slices and placement need the time of an NF's bursts before it has run, and without its
+//! help: an NF may be a program that measures nothing, or reports anything.
 //!
 //! # Approach
-//! The NF runs alone, on a core of its own, between two rings and nothing else ([`stand`]). Bursts of crafted or captured packets are
-//! put on its ring and awaited: first a single one, then a *row* of eight at once; each time from the moment at which they are on the ring
-//! until the last packet has come back. The way between the cores, there and back, is in both, so a seventh of the difference is what one
-//! burst takes in a row of them. The same is done, in turns, with two references; what a burst takes such an NF, less what its own library
-//! says of its handler, is what it spends on its rings. That is taken off, so that the handler's time is left.
+//! The NF runs alone on its own core between two rings ([`stand`]). Bursts of crafted or captured
+//! packets are put on its ring and awaited: first a single one, then a *row* of eight at once. Each
+//! time is from when they are on the ring until the last packet is back. Both times contain the way
+//! between the cores and back, so a seventh of the difference is the time of one burst in a row.
+//! Two references are measured alternately with the NF. The time of a reference's burst, less the
+//! handler time that its library samples, is the cost of its rings. It is subtracted, which leaves
+//! the handler's time.
 //!
-//! Why two: what the rings need next is fetched while the handler works, so an NF with little to do waits for its rings longer than one
-//! with much. [`IDLE`] does next to nothing, and [`BUSY`] enough to hide all that can be hidden. For an NF whose bursts take less than
-//! those of the second, the rings are taken to cost in between, by how long its bursts take (`Rings::at`).
+//! There are two references, because an NF fetches the next ring lines while its handler works: an
+//! NF with little to do waits for its rings longer than one with much. [`IDLE`] does next to
+//! nothing, and [`BUSY`] enough to hide all that can be hidden. For NFs with shorter bursts than
+//! the latter's, the cost of the rings is interpolated by the time of a burst (`Rings::at`).
 //!
-//! A sample costs an NF some hundred nanoseconds, once a millisecond: its counters lie in lines that the caller reads. So rounds with a
-//! sample tell what is inside and nothing else. What is outside is the time of the others, those next before a sample where the two
-//! are compared; where no round is without a sample, its cost is nothing beside the handler's.
+//! Once a millisecond, a sample costs an NF some hundred nanoseconds, because its counters are in
+//! lines that the caller reads. So rounds with a sample count only for the inside time. The outside
+//! time comes from the others; for a comparison of the two, from the last one before a sample.
+//! Where every round has a sample, its cost is nothing beside the handler's.
 //!
 //! # Terms and units
-//! A *round* is a single burst and a row. Times are nanoseconds, or cycles of the time-stamp counter. *Inside* is what the NF's library
-//! sampled of its handler in the rows of the same rounds: only for comparison.
+//! A *round* is a single burst and a row. Times are nanoseconds, or cycles of the time-stamp
+//! counter. *Inside* is the handler time that the NF's library sampled in the rows of the same
+//! rounds, for comparison only.
 //!
 //! # Limits
-//! Caches are warm: the NF has the core for itself. Packets that a handler keeps (to wait for a disk, say) end a round late or never;
-//! after [`PATIENCE`] that is an error. Costs below some tens of nanoseconds a burst are within the noise of the rings: what is taken off is a
-//! median with a spread of its own, and [`Estimate::ring_spread_ns`] is how far it was from turn to turn.
+//! Caches are warm, since the NF has the core alone. Packets that a handler keeps (to wait for a
+//! disk, say) end a round late or never; after [`PATIENCE`] that is an error. Costs below some tens
+//! of nanoseconds a burst are within the noise of the rings: the subtracted value is a median, and
+//! [`Estimate::ring_spread_ns`] is its variation between turns.
 //!
-//! Source: UNiS (Anthony and Bai), the cycle estimator; what it takes off for the ring is what its report left open.
+//! Source: UNiS (Anthony and Bai), the cycle estimator; its report leaves the subtraction for the
+//! ring open.
 
 pub mod command;
 pub mod packets;
@@ -46,170 +53,128 @@ use sluice_host::spawn::SpawnError;
 use sluice_host::user::User;
 use stand::{MOST_BURSTS, Stand};
 
-/// Program beside the daemon whose handler does next to nothing.
+/// Reference program beside the daemon whose handler does next to nothing.
 pub const IDLE: &str = "sluice-nf-bridge";
-/// Program beside the daemon that works on each packet.
+/// Reference program beside the daemon that works on each packet.
 pub const BUSY: &str = "sluice-nf-cost";
-/// Its cycles a packet: a burst takes longer than some lines need from another core.
+/// Cycles per packet of `BUSY`: a burst takes longer than some lines need from another core.
 const BUSY_CYCLES: &str = "50";
-/// How long an NF may take to attach, and a burst to come back.
+/// Time limit for an NF to attach, and for a burst to come back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// Bursts of a round: one alone, and a row.
 pub const BURSTS: u32 = 1 + MOST_BURSTS as u32;
-/// Rounds before those that count: caches fill, branches are learnt.
+/// Rounds before those that count: caches fill, branch predictors learn.
 const WARM_UP: u64 = 100;
-/// What rings take of a burst is some hundred nanoseconds. Where it differs by more than this from turn to turn, somebody else had the core.
+/// Largest variation of the rings' cost between turns. It is some hundred nanoseconds per burst;
+/// beyond this, another program had the core.
 const MOST_SPREAD_NS: f64 = 10_000.0;
-/// How often it is tried then.
+/// Attempts on a disturbed host.
 const TRIES: u32 = 3;
-/// How often the NF is started and measured, each time between two measurements of both references.
+/// Turns: starts and measurements of the NF, each between two measurements of both references.
 const TURNS: u32 = 3;
-/// Shortest measurement of a turn, in nanoseconds: the NF's library samples its handler once a millisecond.
+/// Shortest measurement of a turn, in nanoseconds: the NF's library samples its handler once a
+/// millisecond.
 const SHORTEST_NS: u64 = 200_000_000;
-/// Longest, however many rounds are wanted: on a core that others use too a round may take as long as their slices.
+/// Longest measurement of a turn, in nanoseconds: on a shared core a round may take a whole time
+/// slice.
 const LONGEST_NS: u64 = 5_000_000_000;
 
-/// An NF to be measured.
 #[derive(Debug, Clone, Default)]
 pub struct Subject {
-    /// Name for messages, and the one that the NF is told.
+    /// Name for messages and for the NF itself.
     pub name: String,
-    /// Its program, an absolute path.
+    /// An absolute path.
     pub exec: PathBuf,
-    /// Its arguments.
     pub args: Vec<OsString>,
-    /// Its environment, besides what attaching needs.
+    /// Environment, besides what attaching needs.
     pub env: Vec<(OsString, OsString)>,
-    /// Its user; that of the caller without.
+    /// User; by default the caller's.
     pub user: Option<User>,
-    /// Names of ports, services and chains that it may ask for.
+    /// Names of ports, services and chains that it may look up.
     pub names: Names,
 }
 
-/// Names that an NF may ask for, by number.
+/// Names that an NF may look up, by number.
 #[derive(Debug, Clone, Default)]
 pub struct Names {
-    /// Of ports.
     pub ports: Vec<String>,
-    /// Of services.
     pub services: Vec<String>,
-    /// Of chains.
     pub chains: Vec<String>,
 }
 
 /// How to measure.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Core of the NF. The caller has another one.
+    /// Core of the NF. The caller runs on another one.
     pub core: usize,
-    /// Rounds that count, at least; more until 0.6 s have passed, and fewer after 15 s.
+    /// Least number of rounds; more until 0.6 s have passed, and fewer after 15 s.
     pub rounds: u32,
-    /// Packets, dealt in turn: Ethernet frames.
+    /// Ethernet frames, sent in turn.
     pub packets: Vec<Vec<u8>>,
 }
 
 /// Why there is no estimate.
 #[derive(Debug, thiserror::Error)]
 pub enum EstimateError {
-    /// There is nothing to send.
     #[error("there are no packets to send: give a capture with packets, or leave it out for crafted ones")]
     NoPackets,
-    /// A packet does not fit in a frame.
     #[error(
         "a packet of {bytes} bytes does not fit in a frame; at most {most} do: cut the capture, for instance with `editcap -s {most}`"
     )]
-    TooLong {
-        /// Its bytes.
-        bytes: usize,
-        /// What fits.
-        most: usize,
-    },
-    /// There is no other core to measure from.
+    TooLong { bytes: usize, most: usize },
     #[error("NF and measurement need a core each, and core {core} is the only one that this process may use; allow it another one")]
-    OneCore {
-        /// The core.
-        core: usize,
-    },
-    /// A reference program is missing.
+    OneCore { core: usize },
     #[error(
         "{0} is missing: it is what the cost of the rings is measured with; it stands beside sluice (`make build` builds both)"
     )]
     NoReference(&'static str),
-    /// The program could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
-    /// It ended before it was through.
     #[error("{name} ended ({how}) {when}; look at its arguments{said}")]
     Ended {
-        /// Its name.
         name: String,
-        /// How.
+        /// How it ended.
         how: String,
-        /// Before or while what.
+        /// Before or during which phase.
         when: &'static str,
-        /// Its last words, on lines of their own.
+        /// Its last output, on separate lines.
         said: String,
     },
-    /// It did not attach.
     #[error("{name} did not attach within {} s: only programs that use Sluice's NF library can be measured", PATIENCE.as_secs())]
-    Silent {
-        /// Its name.
-        name: String,
-    },
-    /// It keeps packets.
+    Silent { name: String },
     #[error("{name} has returned {returned} of {packets} packets after {} s: it keeps packets, so what a burst takes cannot be said",
             PATIENCE.as_secs())]
-    Keeps {
-        /// Its name.
-        name: String,
-        /// Packets that came back.
-        returned: usize,
-        /// Packets that it was given.
-        packets: usize,
-    },
-    /// It breaks the rules of its rings.
+    Keeps { name: String, returned: usize, packets: usize },
     #[error("{name} breaks the rules of its rings: {what}; it would be stopped in use")]
-    Broken {
-        /// Its name.
-        name: String,
-        /// What it did.
-        what: &'static str,
-    },
-    /// Something else had the cores.
+    Broken { name: String, what: &'static str },
     #[error(
-        "other programs keep the cores so busy that what a burst takes cannot be told: in between, the rings alone took up to \
+        "other programs keep the cores so busy that the time of a burst cannot be measured: in between, the rings alone took up to \
              {spread_us:.0} µs of it more than at best; stop them, or measure when they are done"
     )]
     Disturbed {
-        /// How much more, in microseconds.
+        /// Excess of the rings' cost, in microseconds.
         spread_us: f64,
     },
-    /// The system's answer.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The answer.
-        source: std::io::Error,
-    },
+    System { what: &'static str, source: std::io::Error },
 }
 
 /// Rounds of one NF.
 #[derive(Default)]
 struct Rounds {
-    /// Times of a burst in the rounds without a sample, in ticks.
+    /// Times of a burst in rounds without a sample, in ticks.
     ticks: Vec<u64>,
-    /// Of each row in which the NF's library sampled its handler: the time of a burst in the round without a sample next before it, in
-    /// ticks, and the sample, in nanoseconds.
+    /// For each row with a sample: ticks of a burst in the last round without a sample before it,
+    /// and the sample in nanoseconds.
     sampled: Vec<(u64, u64)>,
-    /// Rounds, with a sample or without.
+    /// Rounds, with or without a sample.
     count: u64,
     dropped: u64,
     packets: u64,
 }
 
 impl Rounds {
-    /// Nanoseconds for a burst by the library's samples.
+    /// Nanoseconds per burst by the library's samples.
     fn inside_ns(&self) -> Option<f64> {
         let mut samples: Vec<u64> = self.sampled.iter().map(|(_, inside_ns)| *inside_ns).collect();
         (!samples.is_empty()).then(|| Spread::of(&mut samples).median)
@@ -227,7 +192,7 @@ impl Rounds {
         middle(&mut left).unwrap_or(0.0).max(0.0)
     }
 
-    /// Adds those of another process of it.
+    /// Adds the rounds of another process of the same NF.
     fn add(&mut self, mut more: Self) {
         self.ticks.append(&mut more.ticks);
         self.sampled.append(&mut more.sampled);
@@ -237,17 +202,18 @@ impl Rounds {
     }
 }
 
-/// What the rings take of a burst, in ticks.
+/// Cost of the rings per burst, in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Rings {
-    /// Of [`IDLE`]: of a whole burst, and of the rings in it.
+    /// For [`IDLE`]: of a whole burst, and of the rings in it.
     idle: (f64, f64),
-    /// Of [`BUSY`], the same.
+    /// The same for [`BUSY`].
     busy: (f64, f64),
 }
 
 impl Rings {
-    /// Of an NF whose bursts take so long, rings and all: by the straight line between the two references, and beyond them as there.
+    /// Cost for an NF by the time of its burst, rings included: linear between the references,
+    /// constant beyond.
     fn at(&self, burst: f64) -> f64 {
         let between = self.busy.0 - self.idle.0;
         if between <= 0.0 {
@@ -257,19 +223,17 @@ impl Rings {
         self.idle.1 + part * (self.busy.1 - self.idle.1)
     }
 
-    /// Those of two measurements, one before and one after.
+    /// Mean of two measurements.
     fn midpoint(&self, other: &Self) -> Self {
         let mid = |a: (f64, f64), b: (f64, f64)| (a.0.midpoint(b.0), a.1.midpoint(b.1));
         Self { idle: mid(self.idle, other.idle), busy: mid(self.busy, other.busy) }
     }
 }
 
-/// The two programs that the cost of the rings is measured with.
+/// Paths of the two reference programs.
 #[derive(Debug, Clone, Default)]
 pub struct References {
-    /// The path of [`IDLE`].
     pub idle: PathBuf,
-    /// The path of [`BUSY`].
     pub busy: PathBuf,
 }
 
@@ -284,16 +248,14 @@ impl References {
     }
 }
 
-/// The value in the middle.
+/// The median.
 fn middle(values: &mut [f64]) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-/// Measures an NF several times, and the references before and after each. Where something else had the cores meanwhile, it is tried again.
-///
-/// # Errors
-/// [`EstimateError`].
+/// Measures an NF several times, and the references before and after each; repeats if other
+/// programs had the cores.
 pub fn estimate(subject: &Subject, references: &References, plan: &Plan) -> Result<Estimate, EstimateError> {
     if plan.packets.is_empty() {
         return Err(EstimateError::NoPackets);
@@ -320,7 +282,7 @@ fn measure(subject: &Subject, references: &References, plan: &Plan) -> Result<Es
     for _ in 0..TURNS {
         let turn = rounds(subject, &each)?;
         let after = references.measure(&each)?;
-        // Processor speeds come and go: a turn is compared with what was measured beside it.
+        // Processor speeds vary: a turn is compared with its neighbouring measurements.
         let ring = before.midpoint(&after).at(turn.burst());
         before = after;
         taken_off.push(ring);
@@ -377,8 +339,9 @@ fn rounds(subject: &Subject, plan: &Plan) -> Result<Rounds, EstimateError> {
                 break;
             }
         }
-        // All packets are written first: between the two rounds the NF hardly waits. So a sample that came due while it waited is of
-        // the single burst, which finds everything cold, and those of the row are of bursts as good as any.
+        // All packets are written first, so the NF hardly waits between the two rounds. A sample
+        // that was due while it waited falls on the single burst, which finds everything cold.
+        // Those of the row fall on typical bursts.
         stand.fill(&mut single, packets(1));
         stand.fill(&mut row, packets(MOST_BURSTS));
         let start = stand.sampled();
@@ -389,7 +352,7 @@ fn rounds(subject: &Subject, plan: &Plan) -> Result<Rounds, EstimateError> {
         if turn < WARM_UP {
             continue;
         }
-        // The way there and back is in both, and falls out.
+        // The way there and back is in both and cancels out.
         let ticks = all.saturating_sub(one) / (MOST_BURSTS as u64 - 1);
         if end == start {
             unsampled = Some(ticks);
@@ -400,7 +363,7 @@ fn rounds(subject: &Subject, plan: &Plan) -> Result<Rounds, EstimateError> {
         found.packets += u64::from(BURSTS) * BURST as u64;
     }
     if found.ticks.is_empty() {
-        // Bursts that take a millisecond and more.
+        // Bursts of a millisecond or more.
         found.ticks = found.sampled.iter().map(|(ticks, _)| *ticks).collect();
     }
     found.dropped = stand.dropped - dropped;
@@ -423,7 +386,7 @@ mod tests {
         assert_eq!([0.0, 700.0, 1100.0, 1500.0, 9000.0].map(|burst| rings.at(burst)), [600.0, 600.0, 500.0, 400.0, 400.0]);
         let other = Rings { idle: (900.0, 800.0), busy: (1500.0, 600.0) };
         assert_eq!(rings.midpoint(&other), Rings { idle: (800.0, 700.0), busy: (1500.0, 500.0) });
-        // Measured while something else ran: the references are in the wrong order.
+        // Measured under disturbance: the references are in the wrong order.
         assert_eq!(Rings { idle: (1500.0, 400.0), busy: (700.0, 600.0) }.at(1000.0), 600.0);
     }
 

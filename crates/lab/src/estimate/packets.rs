@@ -1,4 +1,4 @@
-//! What is sent to an NF that is being measured: crafted packets, or those of a capture.
+//! Packets for an NF that is measured: crafted, or from a capture.
 
 use std::path::{Path, PathBuf};
 
@@ -14,34 +14,20 @@ use sluice_shm::memory::MemoryError;
 
 use super::stand::ROOM;
 
-/// Why there are no packets.
 #[derive(Debug, thiserror::Error)]
 pub enum PacketsError {
-    /// The generator cannot make such packets.
     #[error(transparent)]
     Generator(#[from] PortError),
-    /// There is no memory to make them in.
     #[error("cannot make packets: {0}")]
     Memory(#[from] MemoryError),
-    /// The file cannot be read.
     #[error("cannot read {path}: {source}; give a pcap or pcapng file", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// The file is no capture that can be sent.
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {source}", path = path.display())]
-    Capture {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: CaptureError,
-    },
+    Capture { path: PathBuf, source: CaptureError },
 }
 
-/// The packets that a generator with these settings makes first: one of each flow, at least a burst, at most [`MOST_PACKETS`].
+/// The first packets of a generator with these settings: one per flow, at least a burst, at most
+/// [`MOST_PACKETS`].
 ///
 /// # Errors
 /// [`PacketsError::Generator`], [`PacketsError::Memory`].

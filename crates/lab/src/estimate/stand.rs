@@ -1,7 +1,8 @@
-//! A stand for one NF: an arena, two rings, and somebody who puts bursts on one and waits for them at the other.
+//! A test stand for one NF: an arena, two rings, and a caller that sends bursts.
 //!
-//! The NF polls, on a core of its own; the caller waits on another one. What comes back is checked as in use: a frame that was not in
-//! the burst, or a packet that leaves its frame, ends the measurement.
+//! The NF polls on its own core; the caller waits on another one. Returned descriptors are checked
+//! as in use: a frame that was not in the burst, or a packet that leaves its frame, ends the
+//! measurement.
 
 mod offer;
 
@@ -35,33 +36,32 @@ pub use offer::{Offer, Sequence};
 
 /// Bytes of the largest packet.
 pub const ROOM: usize = 2048;
-/// Frames: several bursts, so that a frame is cold when it comes again, as in use.
+/// Frames: several bursts, so that a reused frame is cold, as in use.
 const FRAMES: u32 = 1024;
-/// Packets of a ring.
 const RING: u32 = 256;
-/// Bursts that fit on it.
+/// Bursts that fit on a ring.
 pub const MOST_BURSTS: usize = RING as usize / BURST;
 /// Lines of an NF's output that are repeated when it ends.
 const LAST_WORDS: usize = 10;
-/// Looks at a ring between two looks at the clock and the process.
+/// Polls of a ring between two checks of the clock and the process.
 const LOOKS: u32 = 1 << 14;
 
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
-/// Nanoseconds of a tick of the time-stamp counter.
+/// Nanoseconds per tick of the time-stamp counter.
 pub fn ns_per_tick() -> f64 {
     CLOCK.ns_per_tick()
 }
 
-/// The calling thread on another core than the NF's, until this is dropped.
+/// Pins the calling thread to a core other than the NF's, until dropped.
 #[derive(Debug)]
 pub struct Pin(Saved);
 
 impl Pin {
-    /// Takes the first core that this process may use and that is not `core`.
+    /// Takes the first allowed core other than `core`.
     ///
     /// # Errors
-    /// [`EstimateError::OneCore`], and what the kernel says.
+    /// [`EstimateError::OneCore`], and errors of the kernel.
     pub fn away_from(core: usize) -> Result<Self, EstimateError> {
         let system = |what| move |source: affinity::AffinityError| EstimateError::System { what, source: io::Error::other(source) };
         let saved = Saved::of_this_thread().map_err(system("read the cores of this thread"))?;
@@ -77,7 +77,7 @@ impl Drop for Pin {
     }
 }
 
-/// A folder for the socket, removed with it.
+/// A folder for the socket, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -85,7 +85,7 @@ impl Folder {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("sluice-estimate-{}-{number}", std::process::id()));
-        // Nobody else's, and new: a folder that is there already is an error.
+        // Private and new: an existing folder is an error.
         fs::DirBuilder::new().mode(0o711).create(&path)?;
         Ok(Self(path))
     }
@@ -97,7 +97,7 @@ impl Drop for Folder {
     }
 }
 
-/// What the NF's library has sampled so far.
+/// Counters of the NF library's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampled {
     busy_ns: u64,
@@ -105,30 +105,29 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// Nanoseconds of a burst since an earlier time; None without samples.
+    /// Nanoseconds per burst since an earlier reading; None without samples.
     pub fn burst_ns_since(&self, earlier: &Self) -> Option<u64> {
         let packets = self.packets.wrapping_sub(earlier.packets);
         let busy_ns = self.busy_ns.wrapping_sub(earlier.busy_ns);
-        // Numbers of the NF's: whatever they are, this is a number.
+        // The NF writes these numbers: any value must be safe.
         (packets > 0).then(|| (u128::from(busy_ns) * BURST as u128 / u128::from(packets)) as u64)
     }
 }
 
-/// Packets that go on the ring at once.
+/// Packets that go on the ring together.
 pub struct Load {
     descriptors: Vec<Descriptor>,
-    /// Frame of the first.
     first: u32,
 }
 
 impl Load {
-    /// Of so many bursts, 1 to [`MOST_BURSTS`].
+    /// A load of 1 to [`MOST_BURSTS`] bursts.
     pub fn new(bursts: usize) -> Self {
         Self { descriptors: vec![Descriptor::default(); bursts.clamp(1, MOST_BURSTS) * BURST], first: 0 }
     }
 }
 
-/// An NF that is being measured. Its process ends with this.
+/// An NF that is measured. Its process ends with this.
 pub struct Stand {
     process: Process,
     arena: Arena,
@@ -136,7 +135,7 @@ pub struct Stand {
     rx: Producer,
     tx: Consumer,
     frame: u32,
-    /// Packets that came back to be dropped.
+    /// Packets that were returned to be dropped.
     pub dropped: u64,
     _memory: (SharedMemory, SharedMemory, CorePage),
     _connection: Attached,
@@ -145,9 +144,6 @@ pub struct Stand {
 
 impl Stand {
     /// Starts an NF on `core`, and waits until it is ready.
-    ///
-    /// # Errors
-    /// [`EstimateError`].
     pub fn start(subject: &Subject, core: usize) -> Result<Self, EstimateError> {
         let system = |what: &'static str| move |source: io::Error| EstimateError::System { what, source };
         let other = |what: &'static str| move |error: &dyn std::fmt::Display| system(what)(io::Error::other(error.to_string()));
@@ -190,7 +186,7 @@ impl Stand {
             }
             process.wait("before it attached", deadline)?;
         };
-        // Acquire: what it set up for itself is done when it says so.
+        // Acquire: pairs with the NF's store, after which its setup is complete.
         while region.page.counter(Counter::Ready).load(Ordering::Acquire) != 1 {
             process.wait("before it was ready", deadline)?;
         }
@@ -222,8 +218,9 @@ impl Stand {
         }
     }
 
-    /// Puts a load on the ring, and waits until all of it has come back. Ticks of the time-stamp counter from the moment at which it is
-    /// on the ring.
+    /// Puts a load on the ring, and waits until all of it is back.
+    ///
+    /// Returns ticks of the time-stamp counter since it was on the ring.
     ///
     /// # Errors
     /// [`EstimateError::Keeps`], [`EstimateError::Broken`] or [`EstimateError::Ended`].
@@ -266,7 +263,6 @@ impl Stand {
         Ok(took)
     }
 
-    /// What the NF's library has sampled of its handler.
     pub fn sampled(&self) -> Sampled {
         let word = |counter| self.region.page.counter(counter).load(Ordering::Relaxed);
         Sampled { busy_ns: word(Counter::BusyNs), packets: word(Counter::Sampled) }
@@ -276,10 +272,7 @@ impl Stand {
         EstimateError::Broken { name: self.process.name.clone(), what }
     }
 
-    /// Asks the NF to leave, and waits for it. One that does not leave in time is killed.
-    ///
-    /// # Errors
-    /// [`EstimateError::System`].
+    /// Stops the NF and waits; kills it if it does not end in time.
     pub fn stop(self) -> Result<(), EstimateError> {
         // Release: nothing is posted after it.
         self.region.page.control(Control::Stop).store(1, Ordering::Release);
@@ -288,7 +281,7 @@ impl Stand {
     }
 }
 
-/// What an NF is told when it comes.
+/// The welcome message for an NF.
 fn welcome(subject: &Subject, core: usize, geometry: Geometry, region: RegionLayout) -> Welcome {
     Welcome {
         geometry,
@@ -306,17 +299,17 @@ fn welcome(subject: &Subject, core: usize, geometry: Geometry, region: RegionLay
     }
 }
 
-/// The NF's process, killed and collected with this.
+/// The NF's process, killed and reaped on drop.
 struct Process {
     name: String,
     spawned: Spawned,
     ended: bool,
-    /// What it says: standard output and error.
+    /// Its standard output and error.
     log: PathBuf,
 }
 
 impl Process {
-    /// Lets time pass for it, unless it has ended or had time enough.
+    /// Yields to it, unless it has ended or the deadline is over.
     fn wait(&mut self, when: &'static str, deadline_ns: u64) -> Result<(), EstimateError> {
         self.check(when)?;
         if monotonic_ns() > deadline_ns {
@@ -326,7 +319,7 @@ impl Process {
         Ok(())
     }
 
-    /// Says if it has ended.
+    /// Fails if it has ended.
     fn check(&mut self, when: &'static str) -> Result<(), EstimateError> {
         match spawn::reap(&self.spawned) {
             Ok(None) => Ok(()),
@@ -338,7 +331,7 @@ impl Process {
         }
     }
 
-    /// The end of what it said, each line indented below the message that it goes with.
+    /// The end of its output, each line indented below its message.
     fn last_words(&self) -> String {
         let said = fs::read(&self.log).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);

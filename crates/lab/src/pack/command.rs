@@ -1,4 +1,4 @@
-//! `sluice pack`: as few cores as the load needs, now or from now on.
+//! `sluice pack`: uses as few cores as the load needs, once or repeatedly.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use sluice_cli::usage::json;
 
 use super::{Move, Plan, Request};
 
-/// Readings of a look, and the time between two.
+/// Readings of a round, and the time between two.
 const READINGS: (usize, Duration) = (10, Duration::from_millis(50));
 
-/// Plans, and moves NFs if asked.
+/// Plans, and moves NFs if requested.
 pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow::Result<()> {
     let request = Request {
         cores: args.cores.iter().cloned().flatten().collect(),
         margin: args.margin / 100.0,
         sensitive: args.sensitive.clone(),
     };
-    let mut told = None;
+    let mut reported = None;
     loop {
         let plan = super::over(look(client)?).and_then(|stats| super::plan(&stats, &request));
         let Some(every) = args.every else {
@@ -34,29 +34,29 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
             return if args.apply { carry_out(&plan, args, client, out) } else { Ok(()) };
         };
         match plan {
-            // Told when something is done.
+            // Reported when something is done.
             Ok(plan) if plan.is_worth_it() => {
                 if args.json {
                     json(out, &plan)?
                 } else {
                     print(&plan, out)?
                 }
-                told = None;
-                // Somebody else may change NFs at the same time, as applying a configuration does. If the daemon is gone, the next
-                // look says so.
+                reported = None;
+                // NFs may change at the same time, for example by an applied configuration. If the
+                // daemon is gone, the next round reports it.
                 if let Err(error) = carry_out(&plan, args, client, out) {
                     let text = format!("{error:#}");
                     tell(&text, every);
-                    told = Some(text);
+                    reported = Some(text);
                 }
             }
-            Ok(_) => told = None,
-            // What is so now need not be so the next time: load moves, and what has just been moved has to be measured first.
+            Ok(_) => reported = None,
+            // A passing condition: load changes, and a moved NF has to be measured first.
             Err(error) if error.passes() => {
                 let text = error.to_string();
-                if told.as_ref() != Some(&text) {
+                if reported.as_ref() != Some(&text) {
                     tell(&text, every);
-                    told = Some(text);
+                    reported = Some(text);
                 }
             }
             Err(error) => return Err(error.into()),
@@ -66,7 +66,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
     }
 }
 
-/// What is told for a while.
+/// Takes the readings of a round.
 fn look(client: &mut Client) -> anyhow::Result<Vec<Stats>> {
     let mut readings = vec![client.stats()?];
     while readings.len() < READINGS.0 {
@@ -76,12 +76,12 @@ fn look(client: &mut Client) -> anyhow::Result<Vec<Stats>> {
     Ok(readings)
 }
 
-/// Says why nothing is done for now. That nobody listens any more is no reason to end.
+/// Reports why this round is skipped; a closed stderr is ignored.
 fn tell(text: &str, every: f64) {
     let _ = writeln!(std::io::stderr(), "sluice: {text}; looking again every {every} s");
 }
 
-/// Makes the moves of a plan, and tells them.
+/// Makes the moves of a plan, and reports them.
 fn carry_out(plan: &Plan, args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow::Result<()> {
     for step in &plan.moves {
         out.flush()?;
@@ -93,7 +93,7 @@ fn carry_out(plan: &Plan, args: &PackArgs, client: &mut Client, out: &mut dyn Wr
     Ok(())
 }
 
-/// Has an instance on the new core take its place.
+/// Replaces an instance by one on the new core.
 fn make(step: &Move, client: &mut Client) -> anyhow::Result<()> {
     client.move_nf(&step.nf, step.to)?;
     Ok(())

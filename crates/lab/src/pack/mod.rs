@@ -1,13 +1,15 @@
-//! Which NFs of a running daemon should share which cores, by what is measured of them.
+//! Assignment of a running daemon's NFs to cores, by their measured loads.
 //!
-//! Loads are those of [`Nf::load`], which count what waking and switching cost, over several readings: what one of them tells is of the last
-//! milliseconds, in which a generator or the manager may just have had its core to itself, and who plans by that moves NFs to and fro
-//! ([`over`]). The decision is [`sluice_policy::plan::packing`]'s. A move is made as an upgrade is: an instance on the new core takes the
-//! place of the old one, and no packet is lost or overtakes another; what the old one knew of its flows is not handed over.
+//! Loads are those of [`Nf::load`], which include wake-ups and switches, over several readings
+//! ([`over`]). A single reading covers only the last milliseconds, in which a generator or the
+//! manager may have had its core alone; plans by that would move NFs to and fro. The decision is
+//! made by [`sluice_policy::plan::packing`]. A move works like an upgrade: an instance on the new
+//! core replaces the old one, and no packet is lost or reordered. The old one's flow state is not
+//! handed over.
 //!
-//! Instances that attach by themselves, foreign ones, and those that have a flow to themselves stay where they are. Those on other cores
-//! than the plan's are left out of it, and a core where they alone have more to do than may be planned (a program that polls is always
-//! busy) is closed to others.
+//! Instances that attach themselves, foreign ones, and those with a flow of their own stay in
+//! place. Instances on cores outside the plan are ignored. A core is closed to others if such
+//! instances alone exceed its planned load (a polling program is always busy).
 
 pub mod command;
 
@@ -18,119 +20,94 @@ use sluice_policy::plan::packing::{self, Cores, Item, PackingError};
 
 use sluice_api::model::{Nf, NfSched, NfState, Stats};
 
-/// Loads closer than this are the same, in cores.
+/// Loads closer than this are equal, in cores.
 const ROUNDING: f64 = 1e-9;
 
-/// What is wanted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Cores for NFs; those of all services, without the manager's, if empty.
+    /// Cores for NFs; if empty, those of all services, without the manager's.
     pub cores: Vec<usize>,
-    /// Part of each core that is kept free, 0 to 1.
+    /// Part of each core to keep free, 0 to 1.
     pub margin: f64,
-    /// Services whose cost grows when their data leave the caches.
+    /// Services that are slow with cold caches.
     pub sensitive: Vec<String>,
 }
 
-/// An NF that should be elsewhere.
+/// A planned move of an NF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Move {
-    /// The NF.
     pub nf: String,
-    /// Its service.
     pub service: String,
-    /// Its core.
     pub from: usize,
-    /// Where it should be.
     pub to: usize,
 }
 
-/// A core as it would be.
+/// A core in the plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Core {
-    /// Its number.
     pub core: usize,
     /// Load of its NFs, in cores.
     pub load: f64,
-    /// Its NFs.
     pub nfs: Vec<String>,
 }
 
-/// Who should run where.
+/// An assignment of NFs to cores.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// Cores in use now.
     pub cores_now: usize,
-    /// Whether each of them has less to do than it may.
+    /// Whether no core exceeds its allowed load now.
     pub fits_now: bool,
-    /// Cores that are needed.
     pub cores_needed: usize,
-    /// Whether it is proved that no fewer are enough.
+    /// Whether that number is proved to be the least.
     pub is_least: bool,
     /// Pairs of sensitive NFs that would share a core.
     pub conflicts: usize,
-    /// Cores in use then.
+    /// Cores in use after the moves.
     pub cores: Vec<Core>,
-    /// What has to be moved, in an order that overloads nobody longer than it is.
+    /// Moves, in an order that overloads no core longer than it is.
     pub moves: Vec<Move>,
 }
 
 impl Plan {
-    /// Whether it is worth moving anybody: a core has too much to do, or one can be freed.
+    /// Whether moves pay off: a core is overloaded, or one can be freed.
     pub fn is_worth_it(&self) -> bool {
         !self.moves.is_empty() && (!self.fits_now || self.cores_needed < self.cores_now)
     }
 }
 
-/// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// NFs come and go.
     #[error("{0} is coming, going, or not known for long enough; wait until it has settled")]
     Unsettled(String),
-    /// Nothing runs.
     #[error("no NF is running; start some first")]
     Nothing,
-    /// A cost is not known.
-    #[error("nobody knows what a packet costs {}: let them work under load, or measure them with `sluice estimate --keep` before they start", .0.join(", "))]
+    #[error("the cost of a packet is unknown for {}: run them under load, or measure them with `sluice estimate --keep` before they start", .0.join(", "))]
     Unknown(Vec<String>),
-    /// There is no such service.
     #[error("there is no service {0}")]
     NoService(String),
-    /// The margin makes no sense.
     #[error("a margin of {0} leaves nothing to use; give percent from 0 to 90")]
     Margin(f64),
-    /// There are no cores.
     #[error("all cores of the services are the manager's; name cores for NFs with --cores")]
     NoCores,
-    /// One NF alone is too much for a core.
     #[error("{nf} needs {load:.2} cores by itself, and a core may be planned up to {capacity:.2}: add instances of its service")]
     TooBig {
-        /// The NF.
         nf: String,
-        /// Its load.
         load: f64,
-        /// What a core may carry.
+        /// Largest load of a core.
         capacity: f64,
     },
-    /// What was measured is no load.
+    /// The measured load is no valid number.
     #[error("{nf} is said to need {load} cores, which cannot be; wait for new measurements")]
-    Load {
-        /// The NF.
-        nf: String,
-        /// Its load.
-        load: f64,
-    },
-    /// It cannot be moved from where it is, which is no core for NFs.
+    Load { nf: String, load: f64 },
+    /// It cannot be moved, and its core is not one for NFs.
     #[error("{0} cannot be moved, and its core is not among those for NFs: add that with --cores")]
     Pinned(String),
-    /// They do not fit.
     #[error(transparent)]
     Packing(#[from] PackingError),
 }
 
 impl PackError {
-    /// Whether it may be otherwise the next time, without another request.
+    /// Whether the same request may succeed later.
     pub fn passes(&self) -> bool {
         match self {
             Self::Unsettled(_) | Self::Nothing | Self::Unknown(_) => true,
@@ -140,22 +117,22 @@ impl PackError {
     }
 }
 
-/// What the last of some readings tells, with the rates, CPU times and costs that NFs had in all of them: the mean of those, and the median
-/// of these.
+/// The last of some readings, with each NF's mean rate and CPU time and median cost over all of
+/// them.
 ///
 /// # Errors
-/// [`PackError::Unsettled`] if an NF was not running in each of them, or its CPU time is not known yet; [`PackError::Nothing`] if there is
-/// no reading.
+/// [`PackError::Unsettled`] if an NF was not running in each of them, or its CPU time is not known
+/// yet; [`PackError::Nothing`] without readings.
 pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
     let mut seen: BTreeMap<String, Vec<(NfSched, f64)>> = BTreeMap::new();
-    // One that sleeps and has packets uses some of its core: by its packets alone it would seem lighter than it is. Of one whose process is
-    // not seen from here (it is told as process 1, or as none) that is all there is.
+    // Packets alone underestimate an NF that sleeps and has packets, so its CPU time is needed. It
+    // is unavailable for a process that is not visible from here (reported as process 1, or none).
     let is_known = |nf: &Nf| {
         let is_seen = nf.mode == "sleep" && nf.pid.is_some_and(|pid| pid > 1);
         nf.cpu_percent > 0.0 || nf.sched.arrival_pps < 1.0 || !is_seen
     };
     for nf in readings.iter().flat_map(|stats| &stats.nfs) {
-        // One that is awaited, or has failed for good, is nobody to plan for.
+        // An NF that is awaited, or has failed for good, is not planned for.
         if matches!(nf.state, NfState::Expected | NfState::Failed) {
             continue;
         }
@@ -172,7 +149,7 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
         let Some(known) = seen.get(&nf.name) else { continue };
         let mean = |of: fn(&(NfSched, f64)) -> f64| known.iter().map(of).sum::<f64>() / known.len() as f64;
         (nf.sched.arrival_pps, nf.cpu_percent) = (mean(|(sched, _)| sched.arrival_pps), mean(|(_, cpu)| *cpu));
-        // Before its first sample it is not known, which is no measurement.
+        // 0 before its first sample, which is no measurement.
         let median = |cost: fn(&NfSched) -> f64| {
             let mut costs: Vec<f64> = known.iter().map(|(sched, _)| cost(sched)).filter(|ns| *ns > 0.0).collect();
             costs.sort_by(f64::total_cmp);
@@ -184,10 +161,7 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
     Ok(last)
 }
 
-/// Plans for what runs.
-///
-/// # Errors
-/// [`PackError`].
+/// Plans for the running NFs.
 pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     if !(0.0..=0.9).contains(&request.margin) {
         return Err(PackError::Margin(request.margin));
@@ -211,7 +185,7 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     }
     numbers.retain(|core| {
         let stays = nfs.iter().filter(|nf| nf.core as usize == *core && !moves(nf)).map(|nf| nf.load()).sum::<f64>();
-        // What is no number is told of below.
+        // An invalid load is reported below.
         stays <= capacity + ROUNDING || !stays.is_finite()
     });
     let place = |core: u32| numbers.iter().position(|number| *number == core as usize);
@@ -248,7 +222,7 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     })
 }
 
-/// Moves of NFs to their cores, the lightest first: what is moved runs in two places for a moment.
+/// Moves of NFs to their cores, the lightest first: a moved NF runs in two places for a moment.
 fn lightest_first(mut placed: Vec<(usize, &Nf)>) -> Vec<Move> {
     placed.retain(|(to, nf)| *to != nf.core as usize);
     placed.sort_by(|a, b| a.1.load().total_cmp(&b.1.load()));
@@ -256,7 +230,7 @@ fn lightest_first(mut placed: Vec<(usize, &Nf)>) -> Vec<Move> {
     placed.into_iter().map(step).collect()
 }
 
-/// Cores with the NFs that are put on them.
+/// Cores with their assigned NFs.
 fn loaded<'a>(placed: impl Iterator<Item = (usize, &'a Nf)>) -> Vec<Core> {
     let mut then: BTreeMap<usize, Vec<&Nf>> = BTreeMap::new();
     for (core, nf) in placed {
@@ -270,7 +244,7 @@ fn loaded<'a>(placed: impl Iterator<Item = (usize, &'a Nf)>) -> Vec<Core> {
     then.into_iter().map(core).collect()
 }
 
-/// The cores that NFs may be put on.
+/// The cores for NFs.
 fn cores(stats: &Stats, request: &Request) -> Result<Vec<usize>, PackError> {
     let mut cores: BTreeSet<usize> = request.cores.iter().copied().collect();
     if cores.is_empty() {
@@ -291,7 +265,7 @@ mod tests {
         Nf { name: name.into(), service, core, state: NfState::Running, sched, ..Nf::default() }
     }
 
-    /// Services a, b, c, … of the NFs, on cores 0 to 3, of which the manager has the first.
+    /// Services a, b, c, … of the NFs, on cores 0 to 3, the first of which is the manager's.
     fn stats(nfs: Vec<Nf>) -> Stats {
         let mut services: Vec<Service> = Vec::new();
         for nf in &nfs {
@@ -313,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_fits_on_fewer_cores_is_brought_together() {
-        // 0.3, 0.2 and 0.1 cores, each on its own.
+        // 0.3, 0.2 and 0.1 cores, on separate cores.
         let stats = stats(vec![nf("a.0", 1, 1e6, 300.0), nf("b.0", 2, 1e6, 200.0), nf("c.0", 3, 1e6, 100.0)]);
         let plan = plan(&stats, &request()).unwrap();
         assert_eq!((plan.cores_now, plan.fits_now, plan.cores_needed, plan.is_least), (3, true, 1, true));
@@ -324,14 +298,14 @@ mod tests {
 
     #[test]
     fn a_moment_moves_nobody() {
-        // Two NFs of 0.3 cores each; in one reading of five, packets that had waited came all at once.
+        // Two NFs of 0.3 cores each; in one reading of five, waiting packets came all at once.
         let reading = |pps: f64, ns: f64| stats(vec![nf("a.0", 1, pps, ns), nf("b.0", 1, 1e6, 300.0)]);
         let calm = || reading(1e6, 300.0);
         assert!(plan(&reading(2.5e6, 300.0), &request()).unwrap().is_worth_it(), "by this alone they would be spread");
         let all = over(vec![calm(), reading(2.5e6, 300.0), calm(), reading(1e6, 9000.0), reading(1e6, 0.0)]).unwrap();
         assert_eq!((all.nfs[0].sched.arrival_pps, all.nfs[0].sched.service_ns), (1.3e6, 300.0));
         assert!(!plan(&all, &request()).unwrap().is_worth_it());
-        // Who is not there all the time is not planned for, and nobody without him.
+        // An NF that is not always there is not planned for, and prevents a plan.
         let mut comes = calm();
         comes.nfs[1].state = NfState::Starting;
         let mut gone = calm();
@@ -339,7 +313,7 @@ mod tests {
         for other in [comes, gone] {
             assert!(matches!(over(vec![other, calm()]), Err(error @ PackError::Unsettled(_)) if error.passes()));
         }
-        // One that is not expected to come soon is left out.
+        // One that is not expected soon is left out.
         let mut failed = calm();
         failed.nfs.push(Nf { state: NfState::Failed, ..nf("c.0", 1, 0.0, 0.0) });
         assert_eq!(over(vec![failed.clone(), failed]).unwrap().nfs.len(), 3);
@@ -363,14 +337,15 @@ mod tests {
         stats.services[0].moves = false;
         let plan = plan(&stats, &request()).unwrap();
         assert_eq!(moves(&plan), [("b.0", 0, 2)]);
-        // Named, the manager's core is one like any.
+        // Given explicitly, the manager's core is one like any.
         let all = Request { cores: vec![0, 2], ..request() };
         assert_eq!(moves(&super::plan(&stats, &all).unwrap()), [("b.0", 0, 2)]);
     }
 
     #[test]
     fn who_stays_on_a_core_that_is_not_for_others_is_no_reason_against_a_plan() {
-        // A program that polls and is always busy, on a core of the list, and one that nobody knows the cost of on the manager's.
+        // A polling program, always busy, on a core of the list, and one of unknown cost on the
+        // manager's.
         let mut all = vec![nf("a.0", 1, 1e6, 990.0), nf("b.0", 0, 1e6, 0.0), nf("c.0", 2, 1e6, 300.0), nf("d.0", 3, 1e6, 200.0)];
         let planned = |all: &[Nf]| {
             let mut stats = stats(all.to_vec());
@@ -381,11 +356,11 @@ mod tests {
         assert_eq!(moves(&got), [("d.0", 3, 2)]);
         assert_eq!((got.cores_now, got.fits_now, got.cores_needed), (4, true, 3));
         assert_eq!(got.cores.iter().map(|core| (core.core, core.nfs.len())).collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 2)]);
-        // Whoever is beside the one that polls has to leave.
+        // The NF beside the polling one has to leave.
         all[3].core = 1;
         let got = planned(&all).unwrap();
         assert_eq!((moves(&got), got.fits_now), (vec![("d.0", 1, 2)], false));
-        // Nobody else is there: there is nothing to do.
+        // No other NF is there: there is nothing to do.
         let got = planned(&all[..2]).unwrap();
         assert_eq!((got.moves.len(), got.fits_now, got.is_worth_it(), got.cores_needed), (0, true, false, 2));
         // With the list's cores all closed, there is no room.
@@ -416,7 +391,7 @@ mod tests {
 
     #[test]
     fn an_nf_that_wakes_often_has_the_load_that_it_really_is() {
-        // By their packets each needs 0.003 of a core; the kernel says 39 %.
+        // By its packets each needs 0.003 of a core; the kernel counts 39 %.
         let woken = |name: &str, core: u32, cpu_percent: f64| Nf {
             cpu_percent,
             mode: "sleep".into(),
@@ -428,9 +403,9 @@ mod tests {
         let got = plan(&all, &request()).unwrap();
         assert_eq!((got.cores_needed, moves(&got).len()), (2, 1), "{got:?}");
         assert!((got.cores.iter().map(|core| core.load).sum::<f64>() - 3.0 * 0.39).abs() < 1e-9, "{got:?}");
-        // Before the first look at its CPU time, nobody is planned for.
+        // Without a known CPU time, there is no plan.
         assert!(matches!(over(vec![reading(0.0), reading(39.0)]), Err(PackError::Unsettled(_))));
-        // One that polls is always busy, and is planned for by its packets.
+        // A polling NF is always busy, and is planned for by its packets.
         let mut polls = reading(100.0);
         polls.nfs.iter_mut().for_each(|nf| nf.mode = "poll".into());
         assert_eq!(plan(&over(vec![polls]).unwrap(), &request()).unwrap().cores_needed, 1);

@@ -1,6 +1,6 @@
 //! Servers as bars of cores and cache ways: letters for terminals, rectangles for SVG.
 //!
-//! A bar has a cell for each core or way, from the lowest. What is whose is told by one list of cells for both pictures.
+//! A bar has a cell per core or way, from the lowest. Both pictures use the same list of cells.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -11,16 +11,14 @@ use sluice_slo::placement::{PlacedServer, PlacementError};
 use super::folder::Plan;
 use crate::svg::escaped;
 
-/// What a core or a way is for.
+/// Use of a core or way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cell {
-    /// The SLO of this place among those of the server.
+    /// An SLO, by its index on the server.
     Own(usize),
     /// The shared class.
     Shared,
-    /// DDIO.
     Ddio,
-    /// Nobody.
     Free,
 }
 
@@ -34,7 +32,7 @@ struct Bars<'a> {
 }
 
 const LETTERS: &[u8] = b"ABCEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-/// Colours of a terminal, red left out: nothing is wrong.
+/// Terminal colours; without red, which would look like an error.
 const CODES: [&str; 5] = ["32", "33", "34", "35", "36"];
 const PALETTE: [&str; 8] = ["#4878a8", "#e49444", "#6a9f58", "#85618e", "#d1615d", "#5ba3a3", "#967662", "#b8a13a"];
 
@@ -70,7 +68,7 @@ impl<'a> Bars<'a> {
         Ok(bars)
     }
 
-    /// How much of a bar is taken, and of how much.
+    /// Used cells of a bar, and all cells but DDIO's.
     fn taken(cells: &[Cell]) -> (usize, usize) {
         let all = cells.iter().filter(|cell| **cell != Cell::Ddio).count();
         (cells.iter().filter(|cell| matches!(cell, Cell::Own(_) | Cell::Shared)).count(), all)
@@ -112,15 +110,14 @@ fn bars(plan: &Plan) -> Result<Vec<Bars<'_>>, PlacementError> {
 
 /// Servers that are not in use, for people.
 fn unused(plan: &Plan) -> Option<String> {
-    const TOLD: usize = 12;
+    const SHOWN: usize = 12;
     let names: Vec<&str> = plan.placement.servers.iter().filter(|s| s.instances.is_empty()).map(|s| s.name.as_str()).collect();
-    let more = names.len().saturating_sub(TOLD);
-    let told = names.iter().take(TOLD).copied().collect::<Vec<_>>().join(" ");
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(" ");
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    (!names.is_empty()).then(|| format!("not in use: {told}{more}"))
+    (!names.is_empty()).then(|| format!("not in use: {shown}{more}"))
 }
 
-/// Prints the bars.
 pub fn print(plan: &Plan, colour: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     for bars in bars(plan)? {
         writeln!(out, "{}", bars.head())?;
@@ -161,11 +158,10 @@ fn painted(text: &str, cell: Cell, colour: bool) -> String {
 }
 
 const WIDTH: f64 = 800.0;
-/// Where bars begin, and how long they are.
+/// Start and length of bars.
 const BAR: (f64, f64) = (70.0, 710.0);
 const ROW: f64 = 22.0;
 
-/// The bars as a picture.
 pub fn svg(plan: &Plan) -> anyhow::Result<String> {
     let (mut body, mut y) = (String::new(), 44.0);
     let colour = |name: &str| {
@@ -274,7 +270,6 @@ not in use: s0 s2
         let picture = svg(&plan()).unwrap();
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
         assert!(picture.contains("1 of 3 servers in use") && picture.contains(">a&lt;b</text>") && !picture.contains("a<b"));
-        // Seven ways of twenty.
         assert!(picture.contains(&format!("width=\"{:.1}\"", BAR.1 * 7.0 / 20.0)), "{picture}");
         assert!(picture.contains("not in use: s0 s2"));
         assert_eq!(picture.matches("<text").count(), picture.matches("</text>").count());

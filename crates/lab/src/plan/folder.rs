@@ -1,13 +1,16 @@
-//! A plan is a folder: the servers, the profiles, and what is promised and placed.
+//! The folder of a plan: the servers, the profiles, the SLOs and their placement.
 //!
-//! - `servers.toml`, written by people: a `[[server]]` for each, with its name and what it has for NFs.
+//! - `servers.toml`, written by people: a `[[server]]` each, with its name and its resources for
+//!   NFs.
 //! - `profiles/*.json`, written by the profiler (`profiles.rs`).
-//! - `placement.json`, written here alone: admitted SLOs, and where their instances run. It is replaced as a whole, so a reader sees the old
-//!   one or the new one. Who changes it holds a lock on the folder from before it is read until it is replaced.
-//! - `steps.json`, written beside it: the steps to another placement that are still to be taken (`steps.rs`).
+//! - `placement.json`, written here alone: admitted SLOs, and where their instances run. It is
+//!   replaced as a whole, so a reader sees the old or the new one. A writer holds a lock on the
+//!   folder from before reading until it is replaced.
+//! - `steps.json`, written beside it: the remaining steps to another placement (`steps.rs`).
 //!
-//! The servers of `servers.toml` count; an unused one may come, go and change. One in use may change as long as what its profiles
-//! depend on stays, and what runs there still fits.
+//! The servers of `servers.toml` are authoritative; an unused one may come, go and change. One in
+//! use may change as long as the properties that its profiles depend on stay, and its instances
+//! still fit.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -23,30 +26,26 @@ use sluice_slo::placement::{PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::Key;
 use sluice_slo::slo::Slo;
 
-/// Version of the form of `placement.json`.
+/// Format version of `placement.json`.
 const FORM: u32 = 1;
 
-/// An SLO that was admitted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Admitted {
-    /// What was asked for.
     pub slo: Slo,
     /// The profile by which it was admitted; none on demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Key>,
 }
 
-/// What is promised and placed.
+/// SLOs and their placement.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
-    /// By the order in which they were admitted.
+    /// In order of admission.
     pub slos: Vec<Admitted>,
-    /// Where they run.
     pub placement: Placement,
 }
 
-/// `placement.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
@@ -55,14 +54,13 @@ struct Kept {
     placement: Placement,
 }
 
-/// `servers.toml`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Servers {
     server: Vec<Server>,
 }
 
-/// A server as people write it: [`ServerShape`] with a name.
+/// A server in `servers.toml`: [`ServerShape`] with a name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Server {
@@ -87,36 +85,32 @@ impl Server {
     }
 }
 
-/// The folder of a plan.
 #[derive(Debug, Clone)]
 pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// The plan in a folder.
     pub fn at(path: &Path) -> Self {
         Self { path: path.into() }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file that is written here.
     pub fn placement(&self) -> PathBuf {
         self.path.join("placement.json")
     }
 
-    /// The file with the steps that are left.
     pub fn steps(&self) -> PathBuf {
         self.path.join("steps.json")
     }
 
-    /// Waits until nobody else changes the plan. It is locked until what is returned is dropped.
+    /// Waits until no other process changes the plan. It is locked until the returned lock is
+    /// dropped.
     pub fn lock(&self) -> anyhow::Result<Lock> {
-        // The folder itself, so that a command that changes nothing leaves nothing.
+        // Locks the folder itself, so that a command that changes nothing leaves no file.
         let folder = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&self.path).map_err(|e| self.missing(&e))?;
         Lock::wait(folder)
             .with_context(|| format!("{} cannot be locked: name a folder on this host with --plan", self.path.display()))
@@ -127,7 +121,7 @@ impl Folder {
         anyhow::anyhow!("there is no plan in {path} ({why}): make it, as `sluice plan --help` shows, or name another with --plan")
     }
 
-    /// Reads and checks it.
+    /// Reads and checks the plan.
     pub fn read(&self) -> anyhow::Result<Plan> {
         let servers = self.servers()?;
         let path = self.placement();
@@ -168,7 +162,7 @@ impl Folder {
         Ok(placement.servers)
     }
 
-    /// Replaces the placement. It is always either the old or the new one.
+    /// Replaces the placement atomically.
     pub fn write(&self, plan: &Plan) -> anyhow::Result<()> {
         plan.placement.check().context("nothing was changed, for the new placement does not hold")?;
         let kept = Kept { form: FORM, slos: plan.slos.clone(), placement: plan.placement.clone() };
@@ -179,7 +173,7 @@ impl Folder {
     }
 }
 
-/// What runs, on the servers that there are now.
+/// The placement on the servers that exist now.
 fn united(mut servers: Vec<PlacedServer>, placed: Placement) -> anyhow::Result<Placement> {
     for was in placed.servers.into_iter().filter(|server| !server.instances.is_empty()) {
         let slos: BTreeSet<String> = was.instances.iter().map(|instance| instance.slo.clone()).collect();
@@ -213,7 +207,6 @@ fn united(mut servers: Vec<PlacedServer>, placed: Placement) -> anyhow::Result<P
 }
 
 impl Plan {
-    /// An admitted SLO.
     pub fn find(&self, name: &str) -> anyhow::Result<&Admitted> {
         if let Some(found) = self.slos.iter().find(|admitted| admitted.slo.name == name) {
             return Ok(found);
@@ -226,7 +219,7 @@ impl Plan {
     }
 }
 
-/// What tests of other modules use too.
+/// Helpers for tests of several modules.
 #[cfg(test)]
 pub mod tests {
     use sluice_slo::samples::{KINDS, OnServer, server};
@@ -259,7 +252,7 @@ pub mod tests {
         (dir, folder)
     }
 
-    /// An SLO of one of them.
+    /// An SLO of one of the sample NFs.
     pub fn slo(name: &str, nf: &str, throughput_pps: f64, latency_us: f64) -> Slo {
         Slo {
             name: name.into(),

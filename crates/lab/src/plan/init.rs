@@ -32,7 +32,7 @@ pub fn run(folder: &Folder, args: &InitArgs, out: &mut dyn Write) -> anyhow::Res
     Ok(())
 }
 
-/// What the host whose root directory is `system` has for NFs.
+/// Resources for NFs of the host with root directory `system`.
 fn shape(system: &Path, resctrl: &Path, cores: Option<u32>) -> ServerShape {
     let host = Host { root: system.into(), ..Host::here() };
     let spare = std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)).saturating_sub(1);
@@ -40,7 +40,8 @@ fn shape(system: &Path, resctrl: &Path, cores: Option<u32>) -> ServerShape {
     let given = Resctrl::open(resctrl, system).ok().filter(|control| control.shape().ways > 0);
     let (llc_ways, min_ways, ddio_ways, classes) = match given.as_ref().map(|control| control.shape()) {
         Some(shape) => {
-            // What devices write into is the system's, whose class has the fewest ways that a class may have at least.
+            // The ways of devices are the system's; its class needs at least the minimum number of
+            // ways.
             (shape.ways, shape.min_ways, shape.io_mask.count_ones().max(shape.min_ways), shape.classes + 1)
         }
         None => (all_ways(system), 1, 0, 2),
@@ -53,7 +54,7 @@ fn shape(system: &Path, resctrl: &Path, cores: Option<u32>) -> ServerShape {
         ddio_ways,
         min_ways,
         classes,
-        // Half: the rest is the host's, and packet memory.
+        // Half: the rest is for the host and packet memory.
         memory_mib: host.memory().map_or(1024, |bytes| bytes >> 21),
         path_us: 0,
     }

@@ -1,4 +1,4 @@
-//! `sluice plan`: the servers of a plan, and on how few of them its promises could be kept.
+//! `sluice plan`: the servers of a plan, and the least number that its SLOs need.
 
 mod bars;
 pub mod folder;
@@ -17,14 +17,13 @@ use sluice_cli::usage::json;
 
 use folder::{Folder, Plan};
 
-/// A plan, as it is told.
+/// A plan, as JSON output.
 #[derive(Serialize)]
 struct TellPlan<'a> {
     slos: &'a [folder::Admitted],
     servers: &'a [sluice_slo::placement::PlacedServer],
 }
 
-/// Runs a command.
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = Folder::at(&args.folder.plan);
     match &args.command {

@@ -1,7 +1,8 @@
 //! `sluice plan optimise`: the least number of servers, and the steps to get there.
 //!
-//! Servers of one shape are one problem, one after the other, each in the background thread of the optimiser and within what is left of the
-//! time. The plan is not locked meanwhile: if somebody else has changed it when the answer is there, the answer is thrown away.
+//! Servers of one shape are one problem. Problems are solved one after another, each in the
+//! optimiser's background thread and within the remaining time. The plan is not locked meanwhile:
+//! if it has changed when the result is there, the result is discarded.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -22,30 +23,23 @@ use super::folder::{Folder, Plan};
 use super::profiles::Profiles;
 use super::steps::{Steps, said};
 
-/// What came of it.
 #[derive(Debug, Serialize)]
 struct Answer {
-    /// Servers in use now.
     servers_now: usize,
-    /// Servers that the solution takes.
     servers: usize,
-    /// Servers that are needed at least, if each SLO stays on servers of its shape.
+    /// Lower bound of servers, if each SLO stays on servers of its shape.
     at_least: usize,
-    /// Shapes of the servers in use.
     shapes: usize,
-    /// How many servers too many it may be, as a part of those that it takes.
+    /// Possible excess of servers, as a part of those in the solution.
     gap: f64,
-    /// Whether time was out.
     timed_out: bool,
-    /// Whether the placement was replaced.
     applied: bool,
-    /// Whether the steps were kept.
     kept: bool,
-    /// The steps; none if they save too little.
+    /// The steps; none if they save too few servers.
     migration: Option<Migration>,
 }
 
-/// Runs the optimiser, tells what came of it, and takes it over if asked.
+/// Runs the optimiser, reports the result, and applies it if requested.
 pub fn run(folder: &Folder, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if !IS_BUILT {
         return Err(OptimiserError::NotBuilt.into());
@@ -83,7 +77,7 @@ pub fn run(folder: &Folder, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow:
     Ok(())
 }
 
-/// The shapes of the servers that are in use.
+/// The shapes of the servers in use.
 fn shapes(plan: &Plan) -> Vec<ServerShape> {
     let mut shapes: Vec<ServerShape> = Vec::new();
     for server in plan.placement.servers.iter().filter(|server| !server.instances.is_empty()) {
@@ -120,7 +114,7 @@ fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Resul
                 answer.timed_out |= outcome.solution.timed_out;
                 target = outcome.placement;
             }
-            // What runs on servers of this shape stays.
+            // The placement on servers of this shape stays.
             Err(OptimiserError::OutOfTime { bound }) => {
                 answer.at_least += bound;
                 answer.timed_out = true;
@@ -137,14 +131,14 @@ fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Resul
         answer.gap = answer.servers.saturating_sub(answer.at_least) as f64 / answer.servers as f64;
     }
     if servers_now.saturating_sub(answer.servers) >= args.threshold {
-        // In steps, daemons leave old flows where they are.
+        // With stepwise migration, daemons leave old flows in place.
         let old = if args.leave_old || args.in_steps { Old::Stay } else { Old::Follow };
         answer.migration = Some(migration::plan(&plan.placement, &target, 0.0, old)?);
     }
     Ok(answer)
 }
 
-/// What the SLOs on servers of this shape need there: of one that has instances on servers of others too, its part.
+/// Demands of the SLOs on servers of this shape; for an SLO that spans shapes, its part.
 fn demands(plan: &Plan, profiles: &Profiles, shape: &ServerShape) -> anyhow::Result<Vec<Demand>> {
     let all = plan.placement.loads_pps();
     let own = |slo: &str| -> Vec<&Instance> {
@@ -159,10 +153,10 @@ fn demands(plan: &Plan, profiles: &Profiles, shape: &ServerShape) -> anyhow::Res
         if let Promise::Reserved { throughput_pps, .. } = &mut slo.promise {
             let (here, all) = (own.iter().map(|instance| instance.load_pps).sum::<f64>(), all[slo.name.as_str()]);
             if here <= 0.0 {
-                // They are to be given nothing, so they can go.
+                // They are to get no packets, so they can go.
                 continue;
             }
-            // The same number where that is all of it.
+            // Not scaled if that is all of it, to keep the exact number.
             *throughput_pps *= if here >= all * (1.0 - 1e-9) { 1.0 } else { here / all };
         }
         let demand = match &admitted.profile {
@@ -257,12 +251,12 @@ mod tests {
             return;
         }
         let before = std::fs::read(folder.placement()).unwrap();
-        let told = text(&folder, &args(false)).unwrap();
+        let shown = text(&folder, &args(false)).unwrap();
         assert!(
-            told.starts_with("2 servers in use, 1 would do, and no fewer would do\n1 server saved, 1 instance started"),
-            "{told}"
+            shown.starts_with("2 servers in use, 1 would do, and no fewer would do\n1 server saved, 1 instance started"),
+            "{shown}"
         );
-        assert!(told.contains("stay until they end"), "{told}");
+        assert!(shown.contains("stay until they end"), "{shown}");
         assert_eq!(std::fs::read(folder.placement()).unwrap(), before, "nothing is changed unasked");
         let many = text(&folder, &OptimiseArgs { threshold: 2, ..args(true) }).unwrap();
         assert!(many.ends_with("less than the threshold of 2: the placement stays as it is\n"), "{many}");
@@ -324,8 +318,8 @@ mod tests {
         plan.placement.servers[1].instances.push(Instance { cores: vec![5], ..leased.unwrap() });
         plan.slos.push(Admitted { slo: dns, profile: None });
         folder.write(&plan).unwrap();
-        let told = text(&folder, &args(true)).unwrap();
-        assert!(told.starts_with("2 servers in use, 1 would do"), "{told}");
+        let shown = text(&folder, &args(true)).unwrap();
+        assert!(shown.starts_with("2 servers in use, 1 would do"), "{shown}");
         let placement = folder.read().unwrap().placement;
         let dns: Vec<_> = placement.instances().filter(|(_, instance)| instance.slo == "dns").collect();
         assert_eq!((placement.used(), dns.len(), dns[0].1.ways, dns[0].1.cores.len()), (1, 1, 0, 1));

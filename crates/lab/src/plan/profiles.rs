@@ -1,4 +1,4 @@
-//! The profiles of a plan, and which of them an SLO is admitted by.
+//! The profiles of a plan, and the choice of one for an SLO.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -14,54 +14,51 @@ use sluice_slo::slo::{Promise, Slo, Workload};
 
 use super::folder::Folder;
 
-/// An SLO as it is written: its configuration may be left out where only one is profiled.
+/// An SLO as written; the configuration is optional if only one is profiled.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
-    /// Its name.
     pub name: String,
-    /// What runs.
     pub workload: Workload,
-    /// Digest of its configuration.
     pub configuration: Option<Digest>,
-    /// Its traffic, as the profile names it. Not needed on demand.
+    /// Its traffic, as named in the profile. Not needed on demand.
     #[serde(default)]
     pub traffic: String,
-    /// What is promised.
     pub promise: Promise,
-    /// What an instance takes, on demand; [`UNMEASURED`] without. A profile says what a reserved one takes.
+    /// Resources of an instance on demand; [`UNMEASURED`] by default. For a reserved SLO they come
+    /// from a profile.
     pub footprint: Option<Footprint>,
 }
 
-/// What an instance takes if nobody says: a core, and what an NF with tables of some size has.
+/// Default resources of an instance: a core, and the memory of an NF with medium tables.
 pub const UNMEASURED: Footprint = Footprint { cores: 1, memory_mib: 64 };
 
 impl Asked {
-    /// Reads one from TOML, or from JSON if it begins as that does.
+    /// Reads one from TOML, or from JSON if it begins with a brace.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         Ok(if text.trim_start().starts_with('{') { serde_json::from_str(text)? } else { toml::from_str(text)? })
     }
 
-    /// With the configuration that a profile is of, unless it names one.
+    /// The SLO with this configuration, unless it names one.
     pub fn with(&self, configuration: &Digest) -> Slo {
         let Self { name, workload, traffic, promise, .. } = self.clone();
         Slo { name, workload, configuration: self.configuration.as_ref().unwrap_or(configuration).clone(), traffic, promise }
     }
 }
 
-/// The programs that NFs run, as far as they are known.
+/// The known programs of NFs.
 pub type Programs = BTreeMap<String, Digest>;
 
-/// All profiles of a plan.
 pub struct Profiles {
     folder: PathBuf,
     good: Vec<(PathBuf, Profile)>,
-    /// What is wrong with others.
+    /// Errors of unusable profiles.
     bad: Vec<String>,
 }
 
 impl Profiles {
-    /// Reads them; without the folder there are none. One that cannot be used matters only to who needs it.
+    /// Reads the profiles; none without the folder. An unusable one matters only where it is
+    /// needed.
     pub fn read(plan: &Folder) -> anyhow::Result<Self> {
         let folder = plan.path().join("profiles");
         let (mut good, mut bad) = (Vec::new(), Vec::new());
@@ -89,7 +86,6 @@ impl Profiles {
         Ok(Self { folder, good, bad })
     }
 
-    /// What is wrong with those that are left out.
     pub fn bad(&self) -> &[String] {
         &self.bad
     }
@@ -104,7 +100,7 @@ impl Profiles {
         })
     }
 
-    /// The profiles of what an SLO asks for, one for each processor that servers have, and the SLO with its configuration.
+    /// The profiles for an SLO, one per processor of servers, and the SLO with its configuration.
     pub fn choose(&self, asked: &Asked, programs: &Programs, placement: &Placement) -> anyhow::Result<(Slo, Vec<&Profile>)> {
         ensure!(asked.footprint.is_none(), "a profile says what a reserved SLO takes: leave `footprint` out");
         ensure!(!asked.traffic.is_empty(), "it names no traffic: write traffic = \"…\", as its profile does");
@@ -144,7 +140,7 @@ impl Profiles {
     }
 }
 
-/// Whether a profile is of what is asked for, of the programs that are known, and of some server's processor.
+/// Whether a profile matches the SLO, the known programs, and some server's processor.
 fn is_for(profile: &Profile, asked: &Asked, programs: &Programs, placement: &Placement) -> Result<(), ProfileError> {
     let services = match &asked.workload {
         Workload::Nf(service) => std::slice::from_ref(service),
@@ -161,7 +157,7 @@ fn is_for(profile: &Profile, asked: &Asked, programs: &Programs, placement: &Pla
     profile.is_for(&asked.with(&profile.key.configuration), &binaries, cpu)
 }
 
-/// How much of a profile is right.
+/// How closely a profile matches, by its error.
 fn how_near(error: &ProfileError) -> u32 {
     match error {
         ProfileError::Cpu { .. } => 3,
@@ -245,7 +241,7 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
         std::fs::remove_dir_all(folder.path().join("profiles")).unwrap();
         let said = said(&folder, &asked, &Programs::new());
         assert!(said.contains("put one there; there are profiles of: none"), "{said}");
-        // What is no folder is a mistake.
+        // A file in place of the folder is an error.
         std::fs::write(folder.path().join("profiles"), "").unwrap();
         assert!(Profiles::read(&folder).err().unwrap().to_string().contains("put profiles there"));
     }

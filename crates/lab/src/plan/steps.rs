@@ -1,12 +1,14 @@
 //! `sluice plan step`: from one placement to another, one step at a time.
 //!
-//! `sluice plan optimise --in-steps` keeps the steps in the plan's folder (`steps.json`). Each is taken when the operator asks for it: the placement
-//! becomes what it is after the step, in which every promise holds, and `sluice slo apply` has the daemons of the servers that it changed go over to
-//! it. So nothing is begun before who looks after the servers has seen that the step before it is done, which takes as long as old flows stay.
+//! `sluice plan optimise --in-steps` keeps the steps in the plan's folder (`steps.json`). A step is
+//! taken at the operator's request: the placement becomes that after the step, in which every SLO
+//! holds, and `sluice slo apply` applies it to the daemons of the changed servers. So the operator
+//! confirms that a step is complete before the next one, which takes as long as old flows stay.
 //!
 //! # Limits
-//! A daemon divides flows among the instances on its own server. Between servers, whoever leads packets to them does; the step says how. How
-//! many flows an instance still has is not counted: what comes to it is what tells.
+//! A daemon divides flows among the instances on its own server. Between servers, an external load
+//! balancer steers packets; the step says how. The remaining flows of an instance are not counted:
+//! completion shows in the packets that it gets.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -21,29 +23,26 @@ use sluice_slo::placement::Placement;
 
 use super::folder::{Folder, Plan};
 
-/// Version of the form of `steps.json`.
+/// Format version of `steps.json`.
 const FORM: u32 = 1;
 
-/// The steps that are left.
+/// The remaining steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Steps {
     form: u32,
-    /// The placement of which the first of them is a step.
+    /// The placement before the first of them.
     now: Placement,
-    /// How many have been taken.
     taken: usize,
-    /// In order.
     left: Vec<Step>,
 }
 
 impl Steps {
-    /// All of a migration.
     pub fn of(plan: &Plan, migration: &Migration) -> Self {
         Self { form: FORM, now: plan.placement.clone(), taken: 0, left: migration.steps.clone() }
     }
 
-    /// The same, without a step that was written to the plan before the process ended that took it.
+    /// Drops a first step that is already in the plan, because the process ended right after it.
     fn caught_up(mut self, placement: &Placement) -> Option<Self> {
         let mut next = self.now.clone();
         let is_taken = self.left.first().is_some_and(|step| step.take(&mut next).is_ok()) && next == *placement && next != self.now;
@@ -60,7 +59,7 @@ impl Steps {
         Ok(steps)
     }
 
-    /// Reads those that are kept in a plan, if there are any.
+    /// Reads the steps of a plan, if there are any.
     fn read(folder: &Folder) -> anyhow::Result<Option<Self>> {
         let path = folder.steps();
         match fs::read(&path) {
@@ -75,7 +74,7 @@ impl Steps {
         }
     }
 
-    /// Keeps them in a plan; without any, the file goes.
+    /// Writes them into a plan; without steps, removes the file.
     pub fn keep(&self, folder: &Folder) -> anyhow::Result<()> {
         if self.left.is_empty() {
             return Self::forget(folder);
@@ -85,7 +84,7 @@ impl Steps {
             .with_context(|| format!("cannot write {}: run as who may, or name another folder with --plan", path.display()))
     }
 
-    /// Keeps no steps in a plan any more.
+    /// Removes the steps of a plan.
     pub fn forget(folder: &Folder) -> anyhow::Result<()> {
         let path = folder.steps();
         match fs::remove_file(&path) {
@@ -97,26 +96,22 @@ impl Steps {
     }
 }
 
-/// What comes of a step.
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
-    /// Which step it is, from 1.
+    /// Its number, from 1.
     number: usize,
-    /// Of how many.
+    /// The number of steps.
     of: usize,
-    /// The step.
     step: &'a Step,
-    /// Servers of which it changes something.
+    /// Servers that it changes.
     servers: Vec<String>,
     /// What to wait for before the next one.
     wait_for: Option<String>,
-    /// What else to know.
     notes: Vec<String>,
     /// Whether it was taken.
     taken: bool,
 }
 
-/// Takes the next step.
 pub fn run(folder: &Folder, args: &StepArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let _lock = folder.lock()?;
     let mut plan = folder.read()?;
@@ -157,7 +152,7 @@ fn wait(next: &Step) -> Option<String> {
     }
 }
 
-/// What else is to be known of a step, after which the placement is `next`.
+/// Further notes on a step, after which the placement is `next`.
 fn notes(step: &Step, next: &Placement, is_nowhere: bool) -> Vec<String> {
     let servers = |slo: &str| next.servers.iter().filter(|server| server.instances.iter().any(|i| i.slo == slo)).count();
     let Step::Redirect { slo, .. } = step else { return Vec::new() };
@@ -186,7 +181,6 @@ fn print(answer: &Answer<'_>, is_last: bool, out: &mut dyn Write) -> anyhow::Res
     Ok(())
 }
 
-/// A step in words.
 pub fn said(step: &Step) -> String {
     let ways = |ways: u32| if ways == 0 { "shared class".into() } else { format!("{ways} ways") };
     match step {
@@ -249,18 +243,18 @@ mod tests {
         let (_dir, folder, migration) = spread();
         let promised = |folder: &Folder| folder.read().unwrap().placement.loads_pps()["web"];
         let before = promised(&folder);
-        let told = step(&folder, true).unwrap();
-        assert_eq!(told, "step 1 of 3: start web.1 on s0: core 1, ".to_string() + told.rsplit(", ").next().unwrap());
+        let shown = step(&folder, true).unwrap();
+        assert_eq!(shown, "step 1 of 3: start web.1 on s0: core 1, ".to_string() + shown.rsplit(", ").next().unwrap());
         assert!(step(&folder, false).unwrap().contains("now `sluice slo apply` on s0\n"));
         let on = |folder: &Folder| folder.read().unwrap().placement.servers.iter().map(|s| s.instances.len()).collect::<Vec<_>>();
         assert_eq!((on(&folder), promised(&folder)), (vec![2, 1, 0], before));
-        let told = step(&folder, false).unwrap();
-        assert!(told.starts_with("step 2 of 3: send no new flows to web.0: 100 % to web.1"), "{told}");
-        assert!(told.contains("  lead packets of web to its servers"), "{told}");
-        assert!(told.contains("on s0, s1\n  and before the next step, wait until no packets come to web.0 any more\n"), "{told}");
+        let shown = step(&folder, false).unwrap();
+        assert!(shown.starts_with("step 2 of 3: send no new flows to web.0: 100 % to web.1"), "{shown}");
+        assert!(shown.contains("  lead packets of web to its servers"), "{shown}");
+        assert!(shown.contains("on s0, s1\n  and before the next step, wait until no packets come to web.0 any more\n"), "{shown}");
         assert!((promised(&folder) / before - 1.0).abs() < 1e-9);
-        let told = step(&folder, false).unwrap();
-        assert!(told.starts_with("step 3 of 3: stop web.0 on s1") && told.ends_with("that was the last step\n"), "{told}");
+        let shown = step(&folder, false).unwrap();
+        assert!(shown.starts_with("step 3 of 3: stop web.0 on s1") && shown.ends_with("that was the last step\n"), "{shown}");
         let sorted = |placement: &Placement| {
             let mut all: Vec<_> =
                 placement.instances().map(|(at, i)| (at, i.slo.clone(), i.number, i.ways, i.cores.clone())).collect();

@@ -1,14 +1,16 @@
-//! What a profile says, measured again: at loads that lie close together, and not only where its few points are.
+//! A repeated measurement of a profile, at closely spaced loads between its few points.
 //!
 //! # Approach
-//! The NF is started once more, on the same stand with the same traffic. Throughput is the median of [`SAMPLES`] measurements, latency that of as
-//! many at each of the loads, which lie evenly between the ends of the profile's latency curve. Each is put beside the curve and beside what is
-//! promised, which is the curve with its margin. The lowest of the measurements stands there too: where even that is above the promise, it is
-//! not a host that was disturbed for a moment.
+//! The NF is started once more on the same stand with the same traffic. Throughput is the median of
+//! [`SAMPLES`] measurements. Latency is the median of as many at each load; loads are even between
+//! the ends of the profile's latency curve. Each value is compared with the curve and with the
+//! promise, which is the curve with its margin. The lowest measurement is reported, too: if even
+//! that exceeds the promise, a short disturbance of the host is not the reason.
 //!
 //! # Limits
-//! With all ways of the cache: of a profile by classes (resctrl), whose best class is smaller, it says less. A host that is busier than it was
-//! shows here as a profile that promises too much, and then it does.
+//! It uses all ways of the cache, so it is less meaningful for a profile by classes (resctrl),
+//! whose best class is smaller. On a host that has become busier, a profile appears to promise too
+//! much, and then it does.
 
 use serde::{Deserialize, Serialize};
 use sluice_slo::profile::Profile;
@@ -18,57 +20,49 @@ use crate::estimate::Subject;
 use crate::estimate::stand;
 use crate::profile::traffic::Packets;
 
-/// Measurements of each value.
 pub const SAMPLES: usize = 7;
 
-/// Latency at a load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct At {
-    /// Packets per second.
     pub load_pps: f64,
     /// 95th percentile in microseconds, measured again.
     pub now_us: f64,
-    /// The lowest that was measured.
+    /// The lowest measurement.
     pub least_us: f64,
-    /// By the profile's curve.
     pub curve_us: f64,
-    /// What the profile promises.
     pub promised_us: f64,
 }
 
-/// A profile beside what was measured again.
+/// A profile's promises beside new measurements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Again {
     /// Packets per second with all ways.
     pub now_pps: f64,
-    /// What the profile promises with the most ways that it knows.
+    /// The promise for the most ways in the profile.
     pub promised_pps: f64,
     /// Latency, by rising load.
     pub latency: Vec<At>,
 }
 
 impl Again {
-    /// How far latency is from the curve, as a part of the curve: the median over all loads.
+    /// Relative distance of latency from the curve: the median over all loads.
     pub fn distance(&self) -> f64 {
         percentile(self.latency.iter().map(|at| (at.now_us / at.curve_us - 1.0).abs()).collect(), 0.5)
     }
 
-    /// The most by which latency is above what is promised, as a part of that; below 0 if it is nowhere. None without loads.
+    /// Largest relative excess over the promise; negative if there is none. None without loads.
     pub fn above(&self) -> Option<f64> {
         self.latency.iter().map(|at| at.now_us / at.promised_us - 1.0).max_by(f64::total_cmp)
     }
 
-    /// Loads at which it is above; and at which even the lowest is.
+    /// Number of loads with an excess, and of those where even the lowest measurement exceeds.
     pub fn loads_above(&self) -> (usize, usize) {
         let count = |of: fn(&At) -> f64| self.latency.iter().filter(|at| of(at) > at.promised_us).count();
         (count(|at| at.now_us), count(|at| at.least_us))
     }
 }
 
-/// Measures the NF of a profile again, at so many loads.
-///
-/// # Errors
-/// [`MeasureError`].
+/// Measures the NF of a profile again, at this number of loads.
 pub fn measure(subject: &Subject, core: usize, packets: Packets, profile: &Profile, loads: u32) -> Result<Again, MeasureError> {
     let _pin = stand::Pin::away_from(core)?;
     let (mut bench, _) = Bench::start(subject, core, packets)?;
@@ -92,12 +86,12 @@ pub fn measure(subject: &Subject, core: usize, packets: Packets, profile: &Profi
     Ok(Again { now_pps, promised_pps: profile.throughput_pps(profile.best_ways), latency })
 }
 
-/// So many loads from the first of a latency curve to its last.
+/// Evenly spaced loads from the first of a latency curve to its last.
 fn between(profile: &Profile, loads: u32) -> Vec<f64> {
     let points = &profile.latency.points;
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     let step = (last.x - first.x) / f64::from(loads.max(2) - 1);
-    // The last one is not computed: rounded, it may be a little less or more.
+    // The last one is not computed, because rounding may change it.
     (0..loads).map(|i| if i > 0 && i + 1 == loads { last.x } else { first.x + step * f64::from(i) }).collect()
 }
 

@@ -1,22 +1,26 @@
-//! A chain, from its NFs: each measured with the packets that the one before it sends on.
+//! The profile of a chain, composed of measurements of its NFs.
 //!
 //! # Terms and units
-//! *Share* of an NF: packets that it gets for each packet that enters the chain; 1 unless NFs before it drop some. *Late*: the part of packets
-//! that a percentile leaves out.
+//! *Share* of an NF: packets that it gets per packet that enters the chain; 1 unless an earlier NF
+//! drops some. *Late*: the part of packets that a percentile leaves out.
 //!
 //! # Approach
-//! Each NF of the chain has a core for itself, and all share one class of the cache. The NFs are measured one after another, so that two cores
-//! suffice: throughput with all ways, and latency against load. What the chain can do is composed of that:
-//! - *Throughput* is that of the NF which needs most time for its share. With w ways each NF takes longer by the misses that it has more
-//!   than when it was measured alone; those come from one model of all NFs behind one cache ([`trace::chain`](sluice_cache::trace::chain)), in
-//!   which they take ways from each other.
-//! - *Latency* at a load is the sum of what each NF takes at its share of it, by how much each is slowed ([`sluice_slo::stage`]). Of n NFs a
-//!   part of 5 % / n of the packets is left out of each, so that no more than 5 % are late in one or another: their sum is the 95th percentile
-//!   of all or more.
+//! Each NF of the chain has its own core, and all share one class of the cache. The NFs are
+//! measured one after another, each with the packets that its predecessor sends on, so that two
+//! cores suffice: throughput with all ways, and latency against load. The chain's profile is
+//! composed of these:
+//! - *Throughput* is that of the NF that needs most time for its share. With w ways each NF takes
+//!   longer by its additional misses, relative to the measurement alone. They come from one model
+//!   of all NFs behind one cache ([`trace::chain`](sluice_cache::trace::chain)), in which they take
+//!   ways from each other.
+//! - *Latency* at a load is the sum of each NF's latency at its share of the load, slowed by its
+//!   misses ([`sluice_slo::stage`]). Of n NFs, each leaves out 5 % / n of the packets, so at most 5
+//!   % are late in one or another: the sum is at least the 95th percentile of all.
 //!
 //! # Limits
-//! What the manager takes to hand a packet from one NF to the next is in it as far as the stand's rings take as long. Packets that are dropped
-//! later are taken to wait as long as others. Curves measured with the processor's own classes do not compose, so they are not offered.
+//! The manager's time per hop is included as far as the stand's rings take as long. Packets that
+//! are dropped later count as waiting as long as others. Curves measured with the processor's own
+//! classes do not compose, so they are not offered.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -31,47 +35,41 @@ use super::{Bench, LATE, MeasureError, no_curve, slowed};
 use crate::estimate::Subject;
 use crate::estimate::stand;
 
-/// The misses of all NFs of a chain, and what one costs.
+/// The misses of all NFs of a chain, and the cost of a miss.
 pub struct Model {
-    /// Of each NF, in order.
+    /// For each NF, in order.
     pub misses: Vec<Sharing>,
-    /// Nanoseconds.
+    /// Nanoseconds per miss.
     pub miss_ns: f64,
 }
 
-/// How to measure.
 pub struct Plan {
-    /// Core of the NF that is measured. The caller has another one.
+    /// Core of the measured NF. The caller runs on another one.
     pub core: usize,
-    /// What is sent to the first.
     pub packets: Packets,
-    /// Throughput with fewer ways; without, it is one value, with all of them.
+    /// Model for throughput with fewer ways; without it, throughput is one value, with all ways.
     pub model: Option<Model>,
 }
 
-/// What an NF of the chain can do.
+/// Measurements of one NF of the chain.
 #[derive(Debug, Clone, PartialEq)]
 struct Part {
     name: String,
     share: f64,
     /// Throughput with all ways, alone: one point.
     throughput: Curve,
-    /// Latency against its own load, with all packets but those that are late.
+    /// Latency against its own load, of all packets but the late ones.
     latency: Curve,
     memory_mib: u64,
 }
 
 impl Part {
-    /// Its packets a second.
     fn rate_pps(&self) -> f64 {
         self.throughput.points.last().map_or(0.0, |point| point.y)
     }
 }
 
 /// Measures the NFs of a chain, in order.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, MeasureError> {
     let Plan { core, mut packets, model } = plan;
     let _pin = stand::Pin::away_from(core)?;
@@ -96,13 +94,13 @@ pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, Me
     compose(&parts, model.as_ref(), super::all_ways(Path::new("/")), key)
 }
 
-/// What is odd about the curves that it is made of.
+/// Notes of the curves that it is composed of.
 fn notes(parts: &[Part], curve: fn(&Part) -> &Curve) -> Vec<String> {
     let of = |part: &Part| curve(part).notes.iter().map(|note| format!("{}: {note}", part.name)).collect::<Vec<_>>();
     parts.iter().flat_map(of).collect()
 }
 
-/// The curve of these points, with the worst of what its parts' curves have.
+/// A curve of these points, with the worst margin and spread of its parts.
 fn composed(points: Vec<Point>, parts: &[Part], of: fn(&Part) -> &Curve) -> Curve {
     let most = |value: fn(&Curve) -> f64| parts.iter().map(|part| value(of(part))).fold(0.0, f64::max);
     Curve {
@@ -116,10 +114,10 @@ fn composed(points: Vec<Point>, parts: &[Part], of: fn(&Part) -> &Curve) -> Curv
     }
 }
 
-/// What the chain of these NFs can do; without a model, with all ways of the cache, of which there are so many.
+/// Composes the chain's profile; without a model, for all ways of the cache (`all_ways`).
 fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Result<Profile, MeasureError> {
     let empty = |which| MeasureError::Curve { which, why: "the chain has no NF".into() };
-    // Packets per second of the chain, if each packet of an NF has so many misses more than when it was measured.
+    // Packets per second of the chain, with this many additional misses per packet of an NF.
     let rate = |more: &dyn Fn(usize) -> f64, miss_ns: f64| {
         let of = |(i, part): (usize, &Part)| slowed(part.rate_pps(), more(i), miss_ns) / part.share;
         parts.iter().enumerate().map(of).min_by(f64::total_cmp)
@@ -159,13 +157,13 @@ fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Re
         latency: Curve { notes: notes(parts, |part| &part.latency), ..latency },
         floor_pps,
         cache,
-        // Without a model nothing is said of fewer ways.
+        // Without a model, fewer ways are unknown.
         stages: if model.is_some() { stages } else { Vec::new() },
     })
 }
 
-/// The NFs as a profile has them: latency against what comes into the chain, and speed with so many ways, by the misses that each has more than
-/// when it was measured.
+/// The NFs as stages of the profile: latency against the chain's load, and speed by ways from
+/// additional misses.
 fn stages(parts: &[Part], model: Option<&Model>) -> Vec<Stage> {
     let one = |(i, part): (usize, &Part)| {
         let mut latency = part.latency.clone();
@@ -208,7 +206,7 @@ mod tests {
         Part { name: name.into(), share, throughput, latency: curve(latency), memory_mib: 3 }
     }
 
-    /// Misses of a packet with 1 way, 2 ways and so on, and alone with all.
+    /// Misses per packet with 1 way, 2 ways and so on, and alone with all.
     fn sharing(misses: &[u64], alone: u64) -> Sharing {
         let origin = Origin::Simulated;
         let together = Misses { origin, way_bytes: 64, packets: 1, accesses: 100, reads: 50, misses: misses.to_vec() };
@@ -234,7 +232,7 @@ mod tests {
         );
         let loads: Vec<f64> = found.latency.points.iter().map(|point| point.x).collect();
         assert_eq!(loads, [4e5, 5e5, 4e6, 7.2e6], "from where the first begins to where the first ends");
-        // Below its first point the first NF takes as long as there.
+        // Below its first point, the first NF's latency is constant.
         assert!((found.latency.points[0].y - 5.0).abs() < 1e-9);
         for load in [6e5, 1e6, 4e6, 6e6, 7.1e6] {
             let wanted = two()[0].latency.at(load).unwrap() + two()[1].latency.at(load / 2.0).unwrap();
@@ -251,13 +249,13 @@ mod tests {
         let found = compose(&parts, Some(&model), 20, key()).unwrap();
         found.check().unwrap();
         assert_eq!((found.source, found.best_ways), (Source::Simulated, 4));
-        // 50 ns and 8, 4 and no misses more; 100 ns is what the first takes.
+        // 50 ns for each of 8, 4 and 0 additional misses; the first takes 100 ns.
         for (ways, pps) in [(1.0, 1e9 / 450.0), (2.0, 1e9 / 250.0), (3.0, 1e7), (4.0, 1e7)] {
             let at = found.throughput.at(ways).unwrap();
             assert!((at / pps - 1.0).abs() < 0.011, "{ways}: {at} {pps}");
         }
         assert!(found.throughput.margin >= 0.02);
-        // None of the cache: all that passes the cores' own misses.
+        // Without cache: all accesses that pass the cores' own caches miss.
         assert!((found.floor_pps.unwrap() - 1e9 / (100.0 + 50.0 * 50.0)).abs() < 1.0);
         assert_eq!(
             found.cache,

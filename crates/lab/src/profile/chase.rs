@@ -1,33 +1,34 @@
-//! What a miss of the last-level cache costs on this host.
+//! The cost of a last-level cache miss on this host.
 //!
 //! # Approach
-//! A chain of pointers through memory that is four times as large as the cache, one to a line, in an order that no prefetcher knows: each load waits
-//! for the one before it. What a step takes is a miss with nothing beside it, the way to the cache and, with pages of the usual size, a miss of
-//! the TLB included. An NF's misses cost it no more.
+//! A pointer chain runs through memory four times as large as the cache, one pointer per line, in
+//! an order that defeats prefetchers: each load waits for the previous one. A step is an isolated
+//! miss, with the way to the cache and, with pages of the usual size, a TLB miss. An NF's misses
+//! cost no more.
 //!
 //! # Limits
-//! Neighbours on the same memory make it longer while they run; the middle of three tries counts.
+//! Neighbours on the same memory make it longer while they run; the median of three tries counts.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Cost of a miss where it cannot be measured, in nanoseconds: taken to be more than loads from memory take.
+/// Assumed cost of a miss where it cannot be measured, in nanoseconds: more than typical memory
+/// latency.
 pub const STATED_NS: f64 = 200.0;
 
-/// A line, on which is where to go next.
+/// A cache line, with the index of the next one.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line(u32);
 
-/// Steps of a try.
 const STEPS: u32 = 500_000;
 const TRIES: usize = 3;
-/// Most memory that is taken, in bytes.
+/// Memory limit, in bytes.
 const MOST: u64 = 2 << 30;
-/// Times the size of the cache.
+/// Size of the memory, relative to the cache.
 const TIMES: u64 = 4;
 
-/// Nanoseconds of a miss behind a last-level cache of so many bytes. None where there is too little memory.
+/// Nanoseconds per miss behind a last-level cache of this size; None if there is too little memory.
 pub fn miss_ns(cache_bytes: u64) -> Option<f64> {
     let bytes = cache_bytes.checked_mul(TIMES)?;
     if bytes > MOST || bytes > free_bytes()? / 2 {
@@ -61,7 +62,7 @@ fn ring(lines: usize) -> Vec<Line> {
     ring
 }
 
-/// Memory that can be had, in bytes.
+/// Available memory, in bytes.
 pub(super) fn free_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! `sluice profile`: what an NF or a chain can do, for the planner of SLOs.
+//! `sluice profile`: profiles of NFs and chains, for the planner of SLOs.
 
 use std::io::Write;
 use std::path::Path;
@@ -25,11 +25,11 @@ use crate::bench::curves;
 use crate::estimate::Subject;
 use crate::estimate::command::{config, of_program, subject_of};
 
-/// What to do where other work has the host.
+/// Advice for a busy host.
 const QUIETER: &str = "nothing is written: run again on a quiet host, or give the NF a core that nothing else uses (isolcpus=, and --core N); \
                        --noisy writes it all the same";
 
-/// What it means that a profile is with the whole cache.
+/// The effect of a profile of the whole cache.
 const WHOLE: &str = "by this profile, an SLO takes all cache ways of a server, and fits on one with ddio_ways = 0 only";
 
 /// What is profiled: each NF with its arguments, in the order of the chain.
@@ -83,7 +83,6 @@ impl Target {
         Ok(Key { workload: self.workload.clone(), binaries, configuration, traffic, cpu })
     }
 
-    /// The traced programs.
     fn traced(&self, given: Option<&Path>) -> Result<Vec<Traced>, MeasureError> {
         let of = |(subject, args): &(Subject, Vec<String>)| {
             let program = match given {
@@ -97,7 +96,6 @@ impl Target {
     }
 }
 
-/// Measures, writes, and prints what was found.
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let here = host::Host::here();
     let target = Target::find(args, &here)?;
@@ -113,7 +111,7 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         let found = again::measure(subject, core, packets, &kept, args.loads)?;
         return if args.json { json(out, &found) } else { Ok(print_again(&found, out)?) };
     }
-    // Files that cannot be written are said before the measurement, not after it.
+    // Unwritable files are reported before the measurement.
     for path in [&args.out, &args.plot].into_iter().flatten() {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         anyhow::ensure!(folder.is_dir(), "there is no folder {} for {}", folder.display(), path.display());
@@ -130,7 +128,7 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     };
     found.throughput.notes.extend(note);
-    // Before it is looked whether it promises anything at all: a host that is too noisy is the reason that it does not.
+    // First, because a host that is too noisy may be the reason that nothing is promised.
     accept(&mut found, args.noisy)?;
     found.check()?;
     if found.source == Source::None {
@@ -149,7 +147,7 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(print(&found, out)?)
 }
 
-/// Whether the host was quiet enough for a profile. One that is to be written all the same says in its notes that it was not.
+/// Checks that the host was quiet enough, or notes that it was not if the profile is forced.
 fn accept(found: &mut Profile, noisy: bool) -> anyhow::Result<()> {
     if let Err(why) = found.check_quiet() {
         anyhow::ensure!(noisy, "{why}; {QUIETER}");
@@ -158,7 +156,7 @@ fn accept(found: &mut Profile, noisy: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where throughput with fewer ways comes from, and what is to be said of it.
+/// The source of throughput with fewer ways, and a note on it.
 fn ways(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Ways, Option<String>)> {
     let modelled = || {
         let (misses, cache_bytes) =
@@ -184,7 +182,7 @@ fn ways(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Ways, Option<Str
     }
 }
 
-/// resctrl for this profile alone; the class of one that was interrupted goes first.
+/// resctrl for this profile alone; removes the class of an interrupted one first.
 fn alone(mut control: Resctrl) -> Result<Resctrl, CacheError> {
     if control.take_over(super::CLASS)? {
         eprintln!("removed the cache class {}, which a profile before this one has left", super::CLASS);
@@ -192,7 +190,7 @@ fn alone(mut control: Resctrl) -> Result<Resctrl, CacheError> {
     Ok(control)
 }
 
-/// The misses of a chain, and what is to be said of them.
+/// The misses of a chain, and a note on them.
 fn model(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Option<chain::Model>, Option<String>)> {
     let modelled = || {
         let (misses, cache_bytes) =
@@ -210,16 +208,16 @@ fn model(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Option<chain::M
     }
 }
 
-/// Says why there are no ways; for a note, too.
+/// Reports why there are no ways; returns a note.
 fn without(why: &anyhow::Error) -> String {
     eprintln!("one throughput, with the whole cache: {why:#}");
     format!("no cache ways: {why:#}")
 }
 
-/// What a miss costs, and where that comes from.
+/// The cost of a miss, and its source.
 fn miss(args: &ProfileArgs, cache_bytes: u64) -> (f64, String) {
     let (ns, what) = match (args.ways.miss_ns, args.ways.miss_ns.is_none().then(|| chase::miss_ns(cache_bytes)).flatten()) {
-        (Some(ns), _) => (ns, "as was said"),
+        (Some(ns), _) => (ns, "as given"),
         (None, Some(ns)) => (ns, "measured"),
         (None, None) => (chase::STATED_NS, "stated: there is too little memory to measure it"),
     };
@@ -247,12 +245,12 @@ fn print(found: &Profile, out: &mut dyn Write) -> std::io::Result<()> {
     }
     table.print(out, colour())?;
     for (which, curve) in [("throughput", &found.throughput), ("latency", &found.latency)] {
-        writeln!(out, "{which}: {}", told(curve))?;
+        writeln!(out, "{which}: {}", summary(curve))?;
     }
     Ok(())
 }
 
-/// Whether a profile is of what is to be measured.
+/// Checks that a profile matches what is to be measured.
 fn is_of(profile: &Profile, key: &Key) -> anyhow::Result<()> {
     let Key { workload, binaries, configuration, traffic, cpu } = key.clone();
     let promise = Promise::Reserved { throughput_pps: 1.0, latency_us: 1.0 };
@@ -277,7 +275,7 @@ fn print_again(found: &Again, out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "  and at {always} of them whenever it was measured: there the profile promises too much, or the host is busier")
 }
 
-fn told(curve: &Curve) -> String {
+fn summary(curve: &Curve) -> String {
     let Curve { measured, error_bound, spread, margin, confidence, .. } = curve;
     let [error, spread, margin] = [error_bound, spread, margin].map(|part| part * 100.0);
     let points = if *measured == 1 { "1 point".into() } else { format!("{measured} points") };
@@ -302,9 +300,9 @@ mod tests {
     fn what_is_odd_is_told_below_a_curve() {
         let curve = Curve { measured: 1, spread: 0.012, margin: 0.05, notes: vec!["noisy".into()], ..Curve::default() };
         let confidence = Confidence { samples: 40, within: 30, points: 1, unsure: 0 };
-        let with = told(&Curve { confidence, ..curve.clone() });
+        let with = summary(&Curve { confidence, ..curve.clone() });
         assert!(with.contains("margin 5.0 %; 30 of 40 samples (75 %) within what is promised\n  noisy"), "{with}");
-        assert_eq!(told(&curve), "1 point, within 0.0 %, spread 1.2 %, margin 5.0 %\n  noisy");
+        assert_eq!(summary(&curve), "1 point, within 0.0 %, spread 1.2 %, margin 5.0 %\n  noisy");
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! Emptying the ways that a cache class has lost.
+//! Eviction of the ways that a cache class has lost.
 //!
 //! # Problem
-//! A class that becomes smaller keeps what lies in its former ways, and hits it there, until somebody else needs the room. On a
-//! host that is quiet nobody does: an NF would be measured with more cache than it has.
+//! A class that shrinks keeps the lines in its former ways, and hits them there until they are
+//! replaced. On a quiet host they are not: an NF would be measured with more cache than it has.
 //!
 //! # Approach
-//! Those ways are the root class's now. A thread in it, on another core behind the same cache, writes memory of twice the size
-//! of the cache, in several passes.
+//! Those ways belong to the root class now. A thread in that class, on another core behind the same
+//! cache, writes memory of twice the size of the cache, in several passes.
 //!
 //! # Limits
-//! Which line a processor evicts is its own affair: some may stay. Ways that are nobody's, because other groups cut the root
-//! class's off, stay as they are.
+//! The processor chooses the lines to evict, so some may stay. Ways in no class, because other
+//! groups cut off the root class from them, stay as they are.
 
 use std::hint::black_box;
 
@@ -19,13 +19,13 @@ use sluice_cache::control::Shape;
 use super::chase::free_bytes;
 use sluice_host::affinity;
 
-/// Times the size of the cache.
+/// Size of the written memory, relative to the cache.
 const TIMES: u64 = 2;
 const PASSES: u8 = 2;
 /// Bytes of a line, or fewer.
 const LINE: usize = 64;
 
-/// The cache that a core is behind.
+/// The cache of a core.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Behind {
     bytes: u64,
@@ -34,7 +34,7 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// That of this core. None where the size of the cache or its processors are not known.
+    /// The cache of this core; None if its size or its processors are unknown.
     pub fn of(shape: &Shape, core: usize) -> Option<Self> {
         let is_own = |cpu: &u32| usize::try_from(*cpu) == Ok(core);
         let domain = shape.domains.iter().find(|domain| domain.cpus.iter().any(is_own))?;
@@ -43,14 +43,15 @@ impl Behind {
         Some(Self { bytes, cores })
     }
 
-    /// Fills it from another core. Whether that can be: false if this process may use no other core behind it, or there is too little memory.
+    /// Fills it from another core. Returns false if no other core behind it is allowed, or there is
+    /// too little memory.
     pub fn fill(&self) -> bool {
         let Some(bytes) = self.bytes.checked_mul(TIMES).filter(|bytes| free_bytes().is_some_and(|free| *bytes < free / 2)) else {
             return false;
         };
         let Ok(bytes) = usize::try_from(bytes) else { return false };
         let fill = || {
-            // The kernel refuses a core that is not this process's.
+            // The kernel refuses a core that is not allowed.
             if !self.cores.iter().any(|core| affinity::pin(*core).is_ok()) {
                 return false;
             }

@@ -1,36 +1,44 @@
-//! What an NF can do: throughput against ways of the last-level cache, and latency against load, for the planner of SLOs.
+//! Profiles of NFs: throughput against cache ways, and latency against load.
 //!
 //! # Problem
-//! A promise to a tenant needs to know how many packets a second an NF takes with how much cache, and how long packets take to get through
-//! it under which load: before it runs beside others, with its configuration and traffic, in less than a minute, and never more than there is.
+//! An SLO needs an NF's throughput for an amount of cache, and its latency under a load: before it
+//! runs beside others, with its configuration and traffic, in less than a minute, and never too
+//! optimistic.
 //!
 //! # Approach
-//! The NF runs alone, on a core of its own, between two rings ([`stand`]), after one packet of each flow. *Throughput* is how many packets a
-//! second come back while its ring never runs dry, over [`SAMPLE_NS`]. *Latency* is the 95th percentile of the time from when a packet is due
-//! until it is back, at loads from 5 to 95 % of the throughput, offered evenly in an open loop. Both curves are built by
-//! [`sluice_slo::curve`]: few points, each repeated, and more often if its spread is not small, monotone, with a margin; what is odd is noted.
+//! The NF runs alone on its own core between two rings ([`stand`]), after one packet of each flow.
+//! *Throughput* is packets per second that come back while its ring never runs dry, over
+//! [`SAMPLE_NS`]. *Latency* is the 95th percentile of the time from when a packet is due until it
+//! is back, at loads from 5 to 95 % of the throughput, offered evenly in an open loop.
+//! [`sluice_slo::curve`] builds both curves: few points, each repeated, and more often if its
+//! spread is not small; monotone, with a margin; anomalies are noted.
 //!
-//! Where the cache comes from ([`Ways`]):
-//! - `resctrl`: the core of the NF is given a class, and each point is measured; what it has in ways that it loses is evicted before
-//!   ([`eviction`]), or the notes say that it could not be.
-//! - `simulated`: the traced NF tells its loads and stores once, and a model ([`sluice_cache::trace`]) the misses of a packet for every number of
-//!   ways. Throughput with all ways is measured; with w ways a packet takes longer by the misses that it then has more, times what a miss
-//!   costs ([`chase`]). That has each miss wait for the one before it, where a processor has several under way, and it counts the whole
-//!   latency of the memory, where a hit would have taken a part of it. So it promises less than there is, as far as the model's misses are
-//!   right.
-//! - `none`: one value, with all ways that the processor has. What there is with fewer is not known, and not promised.
+//! Sources of throughput with fewer ways ([`Ways`]):
+//! - `resctrl`: the NF's core gets a class, and each point is measured. Lost ways are evicted
+//!   before ([`eviction`]), or a note says that they could not be.
+//! - `simulated`: loads and stores of the traced NF are recorded once, and a model
+//!   ([`sluice_cache::trace`]) computes the misses per packet for every number of ways. Throughput
+//!   with all ways is measured. With w ways a packet takes longer by its additional misses times
+//!   the cost of a miss ([`chase`]). This makes each miss wait for the previous one, where a
+//!   processor overlaps several, and it counts the whole memory latency, where a hit would have
+//!   taken a part of it. So it promises less than there is, as far as the model's misses are right.
+//! - `none`: one value, with all ways of the processor. Fewer ways are unknown, and not promised.
 //!
 //! # Limits
-//! The NF polls and has a core for itself: one that sleeps when it has nothing to do (`mode = "sleep"`), as most services do, takes tens of
-//! microseconds longer at low load, and one on a part of a core carries less. [`sluice_promises::overlay`] has instances poll where they can, and tells
-//! where they cannot. A profile by `resctrl` has no floor, for nobody thrashes the class while it is measured: an SLO by it takes ways of its own
-//! for every instance, and never a place in the shared class.
+//! The NF polls on its own core. An NF that sleeps when idle (`mode = "sleep"`), as in most
+//! services, takes tens of microseconds longer at low load, and one on a part of a core carries
+//! less. [`sluice_promises::overlay`] makes instances poll where possible, and reports where not. A
+//! profile by `resctrl` has no floor, because nothing thrashes the class during measurement: its
+//! SLOs take separate ways for every instance, and never a place in the shared class.
 //!
-//! An NF of some thousand packets a second takes longer than a minute: at low load each sample lasts up to a second.
+//! For an NF of some thousand packets per second, profiling takes longer than a minute: at low load
+//! each sample lasts up to a second.
 //!
-//! The stand is one thread, which writes the packets: an NF that takes less time for a packet than that is promised what the stand sends. Traffic in
-//! bursts waits longer than traffic that comes evenly. A traced NF that is older than the NF is not noticed. The model's limits are told in
-//! [`sluice_cache::model`]. NFs of a [`chain`] share a class and take its ways from each other, so that their own curves do not add up.
+//! The stand is one thread, which writes the packets: an NF that is faster than this thread is
+//! promised what the stand sends. Traffic in bursts waits longer than even traffic. A traced NF
+//! older than the NF goes unnoticed. [`sluice_cache::model`] lists the model's limits. NFs of a
+//! [`chain`] share a class and take its ways from each other, so that their own curves do not add
+//! up.
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2.
 
@@ -56,79 +64,61 @@ use crate::estimate::{EstimateError, Subject};
 use eviction::Behind;
 use traffic::{Followed, NoPackets, Packets};
 
-/// Length of a measurement of throughput.
+/// Length of a throughput measurement.
 pub const SAMPLE_NS: u64 = 20_000_000;
-/// Of one of latency; longer, up to a second, where fewer packets than `ENOUGH` would be late.
+/// Length of a latency measurement; longer, up to a second, if fewer than `ENOUGH` packets would be
+/// late.
 pub const LATENCY_NS: u64 = 20_000_000;
 const ENOUGH: f64 = 20.0;
-/// The part of packets that may take longer than a latency that is promised.
+/// The part of packets that may exceed a promised latency.
 const LATE: f64 = 0.05;
 const LONGEST_NS: f64 = 1e9;
-/// A point of a latency curve is not measured for longer, beyond the fewest samples.
+/// Time limit of a point of a latency curve, beyond the fewest samples.
 const POINT_NS: u64 = 2_000_000_000;
-/// Before the first, and after a change of the class, whose new ways have to fill.
+/// Settling time before the first measurement, and after a change of the class, whose new ways have
+/// to fill.
 const SETTLE_NS: u64 = 100_000_000;
-/// What is noted where lost ways stay full.
+/// Note for lost ways that stay full.
 const NOT_EMPTIED: &str = "ways that the class lost were not emptied, for want of memory or of a core behind the same cache: with few \
                            ways it may have been measured with more";
-/// The class that the NF's core has while it is profiled; one that is interrupted leaves it, and [`Resctrl::take_over`] removes it.
+/// The class of the NF's core during profiling. An interrupted one leaves it, and
+/// [`Resctrl::take_over`] removes it.
 ///
 /// [`Resctrl::take_over`]: sluice_cache::resctrl::Resctrl::take_over
 pub const CLASS: &str = sluice_cache::resctrl::PROFILE;
 
-/// Where throughput with fewer ways comes from.
+/// Source of throughput with fewer ways.
 pub enum Ways {
-    /// Classes of the cache, given by the kernel.
+    /// Cache classes of the kernel.
     Controlled(Box<dyn CacheControl>),
-    /// A model.
     Simulated {
-        /// Misses of the NF.
         misses: Misses,
-        /// What one costs, in nanoseconds.
+        /// Cost of a miss, in nanoseconds.
         miss_ns: f64,
     },
-    /// Nowhere: only what there is with all of them is known.
+    /// None: only throughput with all ways is known.
     None,
 }
 
-/// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// The NF cannot be measured.
     #[error(transparent)]
     Stand(#[from] EstimateError),
-    /// There is nothing to send.
     #[error(transparent)]
     Packets(#[from] NoPackets),
-    /// The cache cannot be shared, or modelled.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A curve cannot be built.
     #[error("no {which} curve: {why}")]
-    Curve {
-        /// Which.
-        which: &'static str,
-        /// Why.
-        why: String,
-    },
-    /// There is no traced NF.
+    Curve { which: &'static str, why: String },
     #[error(
         "there is no traced {program} for the model of the cache: run `scripts/trace-nf {}`, say where it is with --traced, or leave the cache out \
          with --cache none", program.strip_prefix("sluice-nf-").unwrap_or(program)
     )]
-    NotTraced {
-        /// The program's name.
-        program: String,
-    },
-    /// Nothing comes out of an NF of a chain.
+    NotTraced { program: String },
     #[error(
         "none of this traffic gets past {name}, so the NFs behind it have nothing to do: profile with traffic that it lets through"
     )]
-    Dropped {
-        /// Its name.
-        name: String,
-    },
-    /// The kernel does not describe the caches.
+    Dropped { name: String },
     #[error("this host does not say how large its last-level cache is, so there is none to model; use --cache none")]
     NoCache,
 }
@@ -140,25 +130,20 @@ fn no_curve(which: &'static str, error: CurveError<MeasureError>) -> MeasureErro
     }
 }
 
-/// The traced program of this one.
-///
-/// # Errors
-/// [`MeasureError::NotTraced`].
+/// The traced version of a program.
 pub fn traced(program: &Path) -> Result<PathBuf, MeasureError> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     trace::beside(program).ok_or(MeasureError::NotTraced { program: name })
 }
 
-/// This host's caches, and the bytes of the last one.
+/// This host's caches, and the size of the last one in bytes.
 fn host_caches() -> Result<(Hierarchy, u64), MeasureError> {
     let hierarchy = Hierarchy::of_host(&sluice_cache::host::caches(Path::new("/"))).ok_or(MeasureError::NoCache)?;
     Ok((hierarchy, hierarchy.way_bytes() * u64::from(hierarchy.llc.ways)))
 }
 
-/// An NF's misses, from one run of its traced program on a model of this host's caches, and the bytes of the last one.
-///
-/// # Errors
-/// [`MeasureError`].
+/// An NF's misses, from one run of its traced program on a model of this host's caches; and the
+/// size of the last cache in bytes.
 pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureError> {
     if let Followed::Made(traffic) = traffic {
         let (hierarchy, bytes) = host_caches()?;
@@ -168,22 +153,16 @@ pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureE
     Ok((found.remove(0).together, bytes))
 }
 
-/// The same of the NFs of a chain, which share the last cache.
-///
-/// # Errors
-/// [`MeasureError`].
+/// Like [`misses`], for the NFs of a chain, which share the last cache.
 pub fn chain_misses(nfs: &[Traced], traffic: &Followed) -> Result<(Vec<Sharing>, u64), MeasureError> {
     let (hierarchy, bytes) = host_caches()?;
     Ok((trace::chain::profile(nfs, traffic.feed(), hierarchy)?, bytes))
 }
 
-/// How to measure.
 pub struct Plan {
-    /// Core of the NF. The caller has another one.
+    /// Core of the NF. The caller runs on another one.
     pub core: usize,
-    /// What is sent.
     pub packets: Packets,
-    /// Where throughput with fewer ways comes from.
     pub ways: Ways,
 }
 
@@ -194,10 +173,11 @@ struct Bench {
 }
 
 impl Bench {
-    /// Starts an NF, and sends it one packet of each flow and then others. What it sends on of them.
+    /// Starts an NF, sends it one packet of each flow and then others. Returns what it sends on of
+    /// the former.
     fn start(subject: &Subject, core: usize, mut packets: Packets) -> Result<(Self, Packets), MeasureError> {
         let mut stand = Stand::start(subject, core)?;
-        // The NF before it may let the first packets of flows go no further.
+        // The previous NF may drop the first packets of flows.
         let first = if packets.first.is_empty() { Sequence::default() } else { stand.pass(&mut packets.first)? };
         let mut bench = Self { stand, packets };
         bench.fill(SETTLE_NS)?;
@@ -206,34 +186,34 @@ impl Bench {
         Ok((bench, Packets { first, drawn, name }))
     }
 
-    /// As many packets as it takes, for so long. Packets per second.
+    /// Sends as many packets as it takes for this time. Returns packets per second.
     fn fill(&mut self, time_ns: u64) -> Result<f64, MeasureError> {
         let offer = Offer { rate_pps: None, time_ns, packets: u64::MAX };
         Ok(self.stand.offer(&mut self.packets.drawn, &offer)?.rate_pps)
     }
 
-    /// What all packets but a part take at a load, in microseconds.
+    /// Latency at a load that all but a part of the packets stay within, in microseconds.
     fn latency_us(&mut self, load_pps: f64, late: f64) -> Result<f64, MeasureError> {
         let offer = Offer { rate_pps: Some(load_pps), time_ns: time_ns(load_pps, late), packets: u64::MAX };
         let found = self.stand.offer(&mut self.packets.drawn, &offer)?;
         Ok(percentile(found.latency_ns, 1.0 - late) / 1e3)
     }
 
-    /// The same against load, up to most of what is promised at the end of a throughput curve.
+    /// Latency against load, up to most of the promised end of a throughput curve.
     fn latency(&mut self, throughput: &Curve, late: f64) -> Result<Curve, MeasureError> {
         let Some(best) = throughput.points.last() else {
             return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
         };
         let best_pps = best.y * (1.0 - throughput.margin);
         let mut loads = curve::Plan::latency_below(best_pps);
-        // At the least load a sample takes longest.
+        // A sample takes longest at the least load.
         let most_samples = (POINT_NS / time_ns(loads.from, late)) as usize;
         loads.most_samples = most_samples.clamp(loads.samples, loads.most_samples);
         curve::build(&loads, |load_pps| Ok(vec![self.latency_us(load_pps, late)?])).map_err(|error| no_curve("latency", error))
     }
 }
 
-/// How long latency is measured at a load.
+/// Length of a latency measurement at a load.
 fn time_ns(load_pps: f64, late: f64) -> u64 {
     LATENCY_NS.max((ENOUGH / late * 1e9 / load_pps.max(f64::MIN_POSITIVE)).min(LONGEST_NS) as u64)
 }
@@ -244,12 +224,11 @@ fn percentile(mut values: Vec<f64>, part: f64) -> f64 {
     if values.is_empty() { 0.0 } else { *values.select_nth_unstable_by(rank, f64::total_cmp).1 }
 }
 
-/// Packets per second with other misses than those of the measurement.
+/// Packets per second with additional misses, relative to the measurement.
 fn slowed(rate_pps: f64, more_misses: f64, miss_ns: f64) -> f64 {
     1e9 / (1e9 / rate_pps.max(f64::MIN_POSITIVE) + more_misses.max(0.0) * miss_ns)
 }
 
-/// Throughput against ways, and what comes with it.
 struct Throughput {
     source: Source,
     curve: Curve,
@@ -264,22 +243,19 @@ impl Throughput {
 }
 
 /// Measures an NF.
-///
-/// # Errors
-/// [`MeasureError`].
 pub fn measure(subject: &Subject, plan: Plan, key: Key) -> Result<Profile, MeasureError> {
     let Plan { core, packets, mut ways } = plan;
     let _pin = stand::Pin::away_from(core)?;
     let (mut bench, _) = Bench::start(subject, core, packets)?;
     let measured = throughput(&mut bench, &mut ways, core).and_then(|throughput| {
         let latency = bench.latency(&throughput.curve, LATE)?;
-        // Without its class, the NF was not measured as the curve says.
+        // If the class is gone, the curve is invalid.
         if let Ways::Controlled(control) = &ways {
             control.verify(CLASS)?;
         }
         Ok((throughput, latency))
     });
-    // The class goes whatever came of it.
+    // Releases the class also after an error.
     let released = if let Ways::Controlled(control) = &mut ways { control.release(CLASS) } else { Ok(()) };
     let (throughput, latency) = measured?;
     released?;
@@ -349,7 +325,7 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
                 Ok(vec![bench.fill(SAMPLE_NS)?])
             });
             let mut curve = curve.map_err(fail)?;
-            // Latency is measured with all of them.
+            // Latency is measured with all ways.
             give(bench, most)?;
             if !is_emptied {
                 curve.notes.push(NOT_EMPTIED.into());
@@ -359,21 +335,24 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
     }
 }
 
-/// All ways of the last-level cache of the host whose root directory is `system`. Where the kernel does not tell them, as many as no server
-/// has more of, so that nothing is promised with less than there is.
+/// All ways of the last-level cache of the host with root directory `system`.
+///
+/// If the kernel does not report them, the largest number of any server, so that no SLO gets fewer
+/// ways than its value was measured with.
 pub fn all_ways(system: &Path) -> u32 {
     let ways = sluice_cache::host::l3_caches(system).iter().map(|cache| cache.ways).max();
     ways.filter(|ways| (1..=MOST_WAYS).contains(ways)).unwrap_or(MOST_WAYS)
 }
 
-/// The smallest and the largest class that can be made beside the root class, without the ways that devices use too.
+/// The smallest and the largest class beside the root class, without the ways that devices use.
 fn class_sizes(control: &dyn CacheControl) -> (u32, u32) {
     let shape = control.shape();
     let others = shape.io_mask.count_ones().max(shape.min_ways);
     (shape.min_ways, shape.ways.saturating_sub(others).max(shape.min_ways))
 }
 
-/// Throughput by the model: `measure` gives packets per second with all ways, and `rates` is what it gave.
+/// Throughput by the model: `measure` gives packets per second with all ways, and `rates` collects
+/// them.
 fn simulated<E>(
     misses: &Misses,
     miss_ns: f64,
@@ -387,7 +366,7 @@ fn simulated<E>(
     curve::build(&plan, |ways| {
         let more = misses.misses_per_packet(ways as u32) - with_all;
         let at = |rate_pps: f64| slowed(rate_pps, more, miss_ns);
-        // What was measured counts for every number of ways; one that is asked for again needs more.
+        // A measurement counts for every number of ways; a repeated request needs new ones.
         if asked != ways && rates.len() >= plan.samples {
             asked = ways;
             return Ok(rates.iter().copied().map(at).collect());
@@ -420,7 +399,7 @@ mod tests {
 
     #[test]
     fn misses_slow_a_packet_by_what_they_cost() {
-        // 100 ns a packet, and 2 misses of 50 ns.
+        // 100 ns per packet, and 2 misses of 50 ns.
         assert_eq!(slowed(1e7, 2.0, 50.0), 5e6);
         assert_eq!(slowed(1e7, -1.0, 50.0), 1e7);
     }

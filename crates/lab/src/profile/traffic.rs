@@ -1,12 +1,13 @@
-//! The traffic that a profile is of: crafted packets of flows by a law, or a capture.
+//! The traffic of a profile: crafted packets with a flow distribution, or a capture.
 //!
 //! # Approach
-//! Crafted packets are those that a traced NF makes for itself (`crates/nf/src/trace.rs`): UDP from 10.0.0.0 and up, so that the model's NF and the
-//! one on the stand work on the same. First comes a packet of each flow, then flows are drawn, uniformly or by Zipf's law, with
-//! numbers that are the same each time.
+//! Crafted packets equal those that a traced NF creates for itself (`crates/nf/src/trace.rs`): UDP
+//! from 10.0.0.0 and up, so that the model's NF and the one on the stand process the same traffic.
+//! First comes a packet of each flow; then flows are drawn, uniformly or by Zipf's law, with the
+//! same random numbers each time.
 //!
 //! # Limits
-//! Draws come again after `DRAWS` packets, or fewer where packets are large.
+//! Draws repeat after `DRAWS` packets, or fewer where packets are large.
 
 use std::path::{Path, PathBuf};
 
@@ -18,53 +19,39 @@ use crate::estimate::EstimateError;
 use crate::estimate::packets::{self, PacketsError};
 use crate::estimate::stand::Sequence;
 
-/// Packets that are drawn.
 const DRAWS: usize = 1 << 18;
 /// Memory of all packets, in bytes.
 const ROOM: usize = 256 << 20;
-/// Packets that the traced NF is followed on, and those before them.
+/// Traced packets, and warm-up packets before them.
 const FOLLOWED: u64 = 1_000_000;
 const WARM_UP: u64 = 100_000;
 
-/// Packets to send.
 #[derive(Debug, Clone)]
 pub struct Packets {
-    /// What comes first and once: one of each flow.
+    /// One packet of each flow, sent once.
     pub first: Sequence,
-    /// What is measured.
+    /// The measured packets.
     pub drawn: Sequence,
-    /// The name that a profile and an SLO have for them.
+    /// Their name in profiles and SLOs.
     pub name: String,
 }
 
-/// Why there are no packets.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPackets {
-    /// The capture cannot be read.
     #[error(transparent)]
     Capture(#[from] PacketsError),
     /// A packet is too long, or there is none.
     #[error("{path}: {why}", path = path.display())]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        why: EstimateError,
-    },
-    /// They need too much memory.
+    Unfit { path: PathBuf, why: EstimateError },
     #[error("{flows} flows of packets of {size} bytes do not fit in {} MiB; choose fewer flows or smaller packets", ROOM >> 20)]
     Room {
-        /// Flows.
         flows: u32,
-        /// Bytes.
+        /// Bytes of a packet.
         size: u32,
     },
 }
 
 /// The packets of a traffic.
-///
-/// # Errors
-/// [`NoPackets`].
 pub fn packets(traffic: &Traffic) -> Result<Packets, NoPackets> {
     match traffic {
         Traffic::Crafted(crafted) => made(crafted),
@@ -72,10 +59,7 @@ pub fn packets(traffic: &Traffic) -> Result<Packets, NoPackets> {
     }
 }
 
-/// A traffic as a traced NF gets it.
-///
-/// # Errors
-/// [`NoPackets`].
+/// A traffic as input of a traced NF.
 pub fn followed(traffic: &Traffic) -> Result<Followed, NoPackets> {
     match traffic {
         Traffic::Crafted(Crafted { size, flows, zipf, spread }) => {
@@ -96,17 +80,16 @@ pub fn followed(traffic: &Traffic) -> Result<Followed, NoPackets> {
     }
 }
 
-/// The traffic of a traced NF.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Followed {
-    /// Made by itself.
+    /// Created by the NF itself.
     Made(trace::Traffic),
-    /// Given to it, in turn.
+    /// Fed to it, in turn.
     Given(Vec<Vec<u8>>),
 }
 
 impl Followed {
-    /// How it gets it: all packets of a capture once before those that count.
+    /// How it is fed: all packets of a capture once before those that count.
     pub fn feed(&self) -> Feed<'_> {
         match self {
             Self::Made(traffic) => Feed::Made(traffic),
@@ -127,7 +110,7 @@ fn captured(path: &Path) -> Result<Packets, NoPackets> {
     if drawn.is_empty() {
         return Err(unfit(EstimateError::NoPackets));
     }
-    // Two captures of one name are told apart.
+    // Distinguishes two captures of one name.
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     Ok(Packets { first: drawn.clone(), drawn, name: format!("{name} {}", &Digest::of(&whole).0[..12]) })
 }
@@ -177,17 +160,17 @@ fn write(crafted: &Crafted, bytes: &mut [u8], flow: u32) {
     bytes[36..38].copy_from_slice(&9u16.to_be_bytes());
     bytes[38..40].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
     bytes[40..42].copy_from_slice(&[0, 0]);
-    // RFC 1071: the header is twenty bytes, whose carries fit twice.
+    // RFC 1071: the header is twenty bytes, so the carries fit after two folds.
     let words = bytes[14..34].as_chunks::<2>().0.iter();
     let sum: u32 = words.map(|word| u32::from(u16::from_be_bytes(*word))).sum();
     let sum = (sum & 0xffff) + (sum >> 16);
     bytes[24..26].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
 }
 
-/// Flows, drawn.
+/// Randomly drawn flows.
 struct Draw {
     state: u64,
-    /// Of each flow, the probability of it and those before it; empty where all are alike.
+    /// For each flow, the cumulative probability up to it; empty for a uniform distribution.
     up_to: Vec<f64>,
     flows: u32,
 }

@@ -1,4 +1,4 @@
-//! `sluice simulate`: what a configuration would carry on other cores.
+//! `sluice simulate`: the capacity of a configuration on other cores.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use sluice_config::load;
 use super::report::{ChainRow, Run};
 use super::{Options, Plan, Report, SimulateError, cost};
 
-/// Simulates; `client` connects to the daemon where its measurements are wanted.
+/// Simulates; `client` connects to the daemon if its measurements are needed.
 pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientError>, out: &mut dyn Write) -> anyhow::Result<()> {
     let loaded = load::read(&args.config)?;
     for warning in &loaded.warnings {
@@ -42,7 +42,8 @@ pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientEr
     if args.json { json(out, &report) } else { Ok(print(out, &report, args.compare, colour())?) }
 }
 
-/// Cycles of a packet of the services that `sluice estimate --keep` knows. What cannot be read is not known.
+/// Cycles per packet of services that `sluice estimate --keep` has measured; an unreadable file
+/// counts as empty.
 fn kept(config: &Config, host_mhz: u64) -> BTreeMap<String, u64> {
     let kept = Kept::read(&config.manager.estimates).unwrap_or_default();
     let here = Host::here();
@@ -117,7 +118,7 @@ fn used(run: &Run) -> Table {
     let mut table = Table::new(&["CORE", ">NFS", ">BUSY", ">SWITCHES", ">IDLE"]);
     for core in &run.cores {
         let idle = format!("{:.1} %{}", core.idle_percent, if core.polls { " (polling)" } else { "" });
-        // A core without room for more is what limits chains.
+        // A core without idle time limits chains.
         let tone = if core.idle_percent < 1.0 { Tone::Warn } else { Tone::Plain };
         table.row(vec![
             core.core.to_string().into(),
@@ -130,7 +131,6 @@ fn used(run: &Run) -> Table {
     table
 }
 
-/// The runs as columns.
 fn compared(report: &Report, ideal: &Run) -> Table {
     let head = ["CHAIN", "", ">DEFAULT", ">WEIGHTS", ">BACKPRESSURE", ">SLUICE", ">IDEAL"];
     debug_assert_eq!(head.len(), report.runs.len() + 2);
@@ -160,7 +160,8 @@ fn plural(n: usize, word: &str) -> String {
     format!("{n} {word}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Clock of the host in MHz: the nominal one of its model's name, for the other moves with the load; else that one, else 2,500.
+/// Clock of the host in MHz: the nominal one in its model's name, since the current one varies with
+/// load; else the current one; else 2,500.
 fn host_mhz(cpuinfo: &str) -> u64 {
     let value = |key: &str| {
         let line = cpuinfo.lines().find(|line| line.starts_with(key))?;

@@ -1,5 +1,6 @@
-//! What a packet costs a service, in cycles: as the options say, as measured, or as the arguments of `sluice-nf-cost` say; and what a switch to
-//! an NF costs its core.
+//! Packet costs of services in cycles, and the cost of a switch to an NF.
+//!
+//! Packet costs come from options, from measurements, or from the arguments of `sluice-nf-cost`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +11,15 @@ use super::{Options, SimulateError};
 use sluice_api::config::{Config, Service};
 use sluice_api::model::Nf;
 
-/// Program whose arguments say what a packet costs.
+/// Program whose arguments are its packet cost.
 const PROGRAM: &str = "sluice-nf-cost";
-/// Longest list that lists are combined to.
+/// Most elements of a combined list.
 const LONGEST: usize = 4096;
 
-/// The costs of these services, by their numbers.
+/// The costs of these services, by number.
 ///
 /// # Errors
-/// Services of unknown cost, or arguments that make no sense.
+/// Services of unknown cost, or invalid arguments.
 pub fn costs(
     config: &Config,
     options: &Options,
@@ -42,8 +43,8 @@ pub fn costs(
     if unknown.is_empty() { Ok(costs) } else { Err(SimulateError::NoCost { services: unknown }) }
 }
 
-/// Cycles of a packet for each service that has worked of late: the median of its instances. `mhz` is the clock of the host that
-/// measured.
+/// Cycles per packet of each service with recent work: the median of its instances. `mhz` is the
+/// clock of the measuring host.
 pub fn measured(nfs: &[Nf], mhz: u64) -> BTreeMap<String, u64> {
     let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for nf in nfs.iter().filter(|nf| nf.sched.service_ns > 0.0) {
@@ -56,12 +57,12 @@ pub fn measured(nfs: &[Nf], mhz: u64) -> BTreeMap<String, u64> {
     times.into_iter().map(|(service, mut times)| (service.to_owned(), cycles(&mut times))).collect()
 }
 
-/// Cycles of so many nanoseconds, at least 1. `mhz` is the clock of the host that measured.
+/// Cycles in this time, at least 1. `mhz` is the clock of the measuring host.
 pub fn cycles_of(ns: f64, mhz: u64) -> u64 {
     (ns * mhz as f64 / 1e3).round().max(1.0) as u64
 }
 
-/// What the arguments of a service say; nothing if it runs another program.
+/// The cost in a service's arguments; none if it runs another program.
 fn of_args(service: &Service, notes: &mut Vec<String>) -> Result<Option<Cost>, String> {
     if service.exec.as_ref().and_then(|exec| exec.file_name()).is_none_or(|name| name != PROGRAM) {
         return Ok(None);
@@ -100,7 +101,8 @@ fn of_args(service: &Service, notes: &mut Vec<String>) -> Result<Option<Cost>, S
     }
 }
 
-/// What a stage that draws from `list` adds to stages that draw from `before`: all sums, each as likely.
+/// Adds a stage that draws from `list` to stages that draw from `before`: all sums, with equal
+/// probability.
 fn draws(before: Vec<u64>, list: Vec<u64>) -> Result<Vec<u64>, String> {
     if before.len() * list.len() > LONGEST {
         return Err(format!("its lists of cycles have more than {LONGEST} sums"));
@@ -108,7 +110,7 @@ fn draws(before: Vec<u64>, list: Vec<u64>) -> Result<Vec<u64>, String> {
     Ok(before.iter().flat_map(|before| list.iter().map(move |cycles| before + cycles)).collect())
 }
 
-/// The costs of flows over stages. A flow has the same place in each list, by the part of the list that lies before it.
+/// The costs of flows over stages. A flow has the same relative position in each list.
 fn by_flow(lists: &[Vec<u64>]) -> Result<Vec<u64>, String> {
     let len = lists.iter().fold(1u64, |len, list| super::lcm(len, list.len() as u64));
     if len > LONGEST as u64 {

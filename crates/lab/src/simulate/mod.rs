@@ -1,23 +1,32 @@
-//! What a configuration would do on other cores, before anybody buys them: `sluice simulate`.
+//! `sluice simulate`: the capacity of a configuration on other cores, before buying them.
 //!
 //! # Problem
-//! How many packets a second will these chains carry on so many cores, where do they stand in line, and what do weights,
-//! backpressure and hand-over bring? The simulator ([`sluice_policy::sim`]) answers for a scenario; a user has a configuration.
+//! How many packets per second will these chains carry on a number of cores, where do packets
+//! queue, and what do weights, backpressure and hand-over gain? The simulator
+//! ([`sluice_policy::sim`]) answers for a scenario; a user has a configuration.
 //!
 //! # Terms
-//! *Plan*: the scenario of a configuration, and the names of what is in it. *Stream*: packets of one port for one chain. *Lane*: a
-//! chain with one instance chosen for each of its services; a chain of the simulator. *Straight*: through a chain without services.
+//! - *Plan*: the scenario of a configuration, with the names of its parts.
+//! - *Stream*: packets of one port for one chain.
+//! - *Lane*: a chain with one chosen instance per service; a chain of the simulator.
+//! - *Straight*: through a chain without services.
 //!
 //! # Approach
-//! Everything here is a function of the configuration and the [`Options`]. [`place`] puts instances on cores, [`traffic`] finds
-//! which chain the packets of each port take, with the rules themselves where the port generates its packets, and [`cost`] what a
-//! packet costs a service, and a switch the core. [`Plan::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the scenario, beside
-//! it the ideal, and gives the outcome its names back.
+//! Everything here is a function of the configuration and the [`Options`]. [`place`] assigns
+//! instances to cores; [`traffic`] finds the chain of each port's packets, with the rules
+//! themselves where the port generates packets; [`cost`] finds the cost of packets and switches.
+//! [`Plan::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the
+//! scenario and the ideal, and maps the outcome back to names.
 //!
 //! # Limits
-//! Those of the simulator, and: flows are spread evenly, where the daemon hashes them, so few flows meet by chance there; a port
-//! that waits (`overload = "wait"`) does not slow down; marks (ECN) change nothing, for no source reacts; the manager moves any
-//! number of packets. The ideal serves lanes alike, so where chains compete, one of them may carry more than there. What of this a configuration meets is said in [`Plan::notes`].
+//! Those of the simulator, and:
+//! - flows are spread evenly, while the daemon hashes them, so a few flows may collide there;
+//! - a port that waits (`overload = "wait"`) does not slow down;
+//! - marks (ECN) have no effect, for no source reacts;
+//! - the manager moves any number of packets.
+//!
+//! The ideal serves lanes equally, so of competing chains one may exceed it. [`Plan::notes`] lists
+//! the limits that apply to a configuration.
 
 pub mod command;
 pub mod cost;
@@ -42,29 +51,29 @@ pub use report::Report;
 const MESH: u64 = 64;
 /// Most lanes of a chain, unless a service has more instances.
 const LANES: u64 = 1024;
-/// Smallest ring that the simulator takes, in packets: a burst.
+/// Smallest ring that the simulator accepts, in packets: a burst.
 const LEAST_RING: u32 = 32;
-/// Names in a sentence.
+/// Most names in a sentence.
 const NAMES: usize = 8;
 
-/// What a configuration does not say.
+/// Inputs beyond the configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Cores for NFs, which instances are placed on in turn; the configured ones without.
+    /// Cores for NFs, assigned round-robin; by default the configured ones.
     pub cores: Option<usize>,
-    /// Packets per second of each port whose rate is not known otherwise.
+    /// Packets per second of each port without another known rate.
     pub rate_pps: Option<f64>,
     /// Packets per second of ports, by name.
     pub port_rates: BTreeMap<String, f64>,
-    /// Cycles that a packet costs a service, by name.
+    /// Cycles per packet of services, by name.
     pub costs: BTreeMap<String, u64>,
-    /// The same, as measured; [`Options::costs`] goes first.
+    /// The same, as measured; [`Options::costs`] takes precedence.
     pub measured: BTreeMap<String, u64>,
-    /// Cycles in a microsecond.
+    /// Cycles per microsecond.
     pub mhz: u64,
-    /// What a switch to an NF costs its core, in nanoseconds.
+    /// Cost of a switch to an NF on its core, in nanoseconds.
     pub switch_ns: u64,
-    /// Time that is counted, in nanoseconds.
+    /// Simulated time that is counted, in nanoseconds.
     pub measure_ns: u64,
 }
 
@@ -83,20 +92,15 @@ impl Default for Options {
     }
 }
 
-/// Why a configuration cannot be simulated. Each says what to do.
+/// Why a configuration cannot be simulated, and what to do.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimulateError {
-    /// Ports of unknown rate.
     #[error(
         "nothing says how many packets a second come in at {}; say --rate PPS for all such ports, or --rate {}=PPS for each",
         names(ports),
         ports[0]
     )]
-    NoRate {
-        /// Their names.
-        ports: Vec<String>,
-    },
-    /// Services of unknown cost.
+    NoRate { ports: Vec<String> },
     #[error(
         "nothing says what a packet costs {}; there are four ways: --cost {}=CYCLES for each; --measured, where a daemon runs them \
          under load; `sluice estimate {} --config CONFIG --keep`, which measures one alone; or exec = \"sluice-nf-cost\" with args = [\"--cycles\", \"CYCLES\"] in the configuration",
@@ -104,55 +108,29 @@ pub enum SimulateError {
         services[0],
         services[0]
     )]
-    NoCost {
-        /// Their names.
-        services: Vec<String>,
-    },
+    NoCost { services: Vec<String> },
     /// An option names something that the configuration lacks.
     #[error("{option} {name}: the configuration has no {what} of that name; {hint}")]
     Unknown {
-        /// The option.
         option: &'static str,
-        /// What it names.
         name: String,
         /// `port` or `service`.
         what: &'static str,
-        /// What to write.
         hint: String,
     },
-    /// A rate that makes no sense.
     #[error("port {port} has a rate of {rate} packets per second; it can be 0 to {:e}", traffic::MOST_PPS)]
-    Rate {
-        /// Its name.
-        port: String,
-        /// The rate.
-        rate: f64,
-    },
+    Rate { port: String, rate: f64 },
     /// Settings or rules that the daemon would refuse, too.
     #[error("{0}")]
     Refused(String),
-    /// Arguments of `sluice-nf-cost` that make no sense.
     #[error("service {service}: {what}; mend its args, or say --cost {service}=CYCLES")]
-    Arguments {
-        /// Its name.
-        service: String,
-        /// What is wrong.
-        what: String,
-    },
-    /// A chain with packets passes a service that has no instances.
+    Arguments { service: String, what: String },
     #[error("chain {chain} passes service {service}, which has no instances; write instances = 1 or more")]
-    NoInstances {
-        /// The chain.
-        chain: String,
-        /// The service.
-        service: String,
-    },
-    /// No packet would meet an NF.
+    NoInstances { chain: String, service: String },
     #[error(
         "no packet would meet an NF; `sluice check` tells whether rules lead to chains with services, and rates must be above 0"
     )]
     Nothing,
-    /// The simulator refuses.
     #[error(transparent)]
     Scenario(#[from] sim::ScenarioError),
 }
@@ -164,42 +142,36 @@ impl SimulateError {
     }
 }
 
-/// An NF of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedNf {
     /// `SERVICE.i`.
     pub name: String,
-    /// Number of its service in the configuration.
+    /// Index of its service in the configuration.
     pub service: usize,
-    /// Its core, as a place in [`Plan::cores`].
+    /// Its core, as an index into [`Plan::cores`].
     pub core: usize,
-    /// Whether it polls.
     pub polls: bool,
 }
 
-/// A chain of the configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedChain {
-    /// Its name.
     pub name: String,
-    /// Its lanes: numbers of chains of the scenario.
+    /// Its lanes: indices of chains of the scenario.
     pub lanes: std::ops::Range<usize>,
-    /// Packets a second that go straight to its egress port.
+    /// Packets per second that go straight to its egress port.
     pub straight_pps: f64,
 }
 
 /// A configuration, ready to be simulated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// What is run.
     pub scenario: sim::Scenario,
-    /// Its NFs, in the same order.
+    /// Its NFs, in the scenario's order.
     pub nfs: Vec<PlannedNf>,
     /// Numbers of the cores.
     pub cores: Vec<usize>,
-    /// The chains of the configuration.
     pub chains: Vec<PlannedChain>,
-    /// What of the configuration is simulated otherwise than it says, in sentences.
+    /// Deviations of the simulation from the configuration, in sentences.
     pub notes: Vec<String>,
 }
 
@@ -207,7 +179,7 @@ impl Plan {
     /// Plans a valid configuration.
     ///
     /// # Errors
-    /// What has to be said besides the configuration, or cannot be simulated.
+    /// Missing information, or something that cannot be simulated.
     pub fn new(config: &Config, options: &Options) -> Result<Self, SimulateError> {
         known("--cost", "service", options.costs.keys(), config.services.iter().map(|s| s.name.as_str()))?;
         known("--rate", "port", options.port_rates.keys(), config.ports.iter().map(|p| p.name.as_str()))?;
@@ -266,7 +238,8 @@ impl Plan {
         Ok(Self { scenario, nfs, cores, chains, notes })
     }
 
-    /// The same under a variant: its parts are on and off as the variant says, all other settings as configured.
+    /// The scenario under a variant, which enables and disables its parts; other settings are as
+    /// configured.
     pub fn variant(&self, variant: sim::Variant) -> sim::Scenario {
         let sim::Platform { fused, handover, weights, backpressure, .. } = variant.platform();
         let platform = sim::Platform { fused, handover, weights, backpressure, ..self.scenario.platform.clone() };
@@ -274,7 +247,7 @@ impl Plan {
     }
 }
 
-/// Adds the lanes of a chain, with flows and rate evenly on them.
+/// Adds the lanes of a chain, with flows and rate spread evenly.
 fn spread(
     config: &Config,
     chain: &model::Chain,
@@ -283,7 +256,7 @@ fn spread(
     flows: u64,
     lanes: &mut Vec<sim::Chain>,
 ) -> Result<(), SimulateError> {
-    // Each service once: a packet that comes again meets the same instance.
+    // Each service once: a packet that returns meets the same instance.
     let mut services: Vec<usize> = Vec::new();
     let mut hops = Vec::with_capacity(chain.services.len());
     for name in &chain.services {
@@ -316,8 +289,9 @@ fn spread(
     Ok(())
 }
 
-/// How many lanes a chain has over services with so many instances: all there are if they are few, else as many as use each
-/// instance of a service alike.
+/// Number of lanes of a chain, given the instances of its services.
+///
+/// All combinations if they are few; otherwise enough to use the instances of each service evenly.
 fn lane_count(counts: &[u64]) -> u64 {
     let all = counts.iter().fold(1u64, |all, n| all.saturating_mul(*n));
     if all <= MESH {
@@ -327,8 +301,10 @@ fn lane_count(counts: &[u64]) -> u64 {
     counts.iter().fold(1, |even, n| lcm(even, *n).min(most))
 }
 
-/// The instance of each service on a lane. Lanes that follow each other take turns at every service, and all together meet every
-/// choice once: after a common period of the services so far and the next, the next one is shifted by one.
+/// The instance of each service on a lane.
+///
+/// Consecutive lanes alternate at every service, and all lanes together meet every combination
+/// once: after a common period of the services so far and the next, the next one is shifted by one.
 fn lane_of(lane: u64, counts: &[u64]) -> Vec<u64> {
     let mut period = 1u64;
     let instance = |n: &u64| {
@@ -373,7 +349,7 @@ fn platform(sched: &model::Sched) -> sim::Platform {
     }
 }
 
-/// Whether there is everything that an option names.
+/// Checks that everything exists that an option names.
 fn known<'a>(
     option: &'static str,
     what: &'static str,
@@ -389,7 +365,7 @@ fn known<'a>(
     Ok(())
 }
 
-/// Names with commas between, cut where they are many.
+/// Names with commas between, shortened where they are many.
 fn names(all: &[String]) -> String {
     match all.len().saturating_sub(NAMES) {
         0 => all.join(", "),

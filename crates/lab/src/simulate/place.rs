@@ -1,24 +1,23 @@
-//! Which instance runs on which core.
+//! Placement of instances on cores.
 //!
-//! As configured, an instance takes the next of its service's cores, as the daemon does it. On a given number of cores, instances
-//! take them in turn, in the order of the configuration; those that poll get a core each, after the cores of the others, if there
-//! are enough.
+//! As configured, an instance takes the next of its service's cores, as in the daemon. On a given
+//! number of cores, instances go round-robin, in the order of the configuration. Polling instances
+//! get separate cores after those of the others, if there are enough.
 
 use std::collections::BTreeSet;
 
 use super::{PlannedNf, names};
 use sluice_api::config::{Config, Idle, Mode};
 
-/// Where instances run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// All instances, service by service.
+    /// All instances, by service.
     pub nfs: Vec<PlannedNf>,
-    /// Numbers of the cores that there are for them.
+    /// Numbers of the available cores.
     pub cores: Vec<usize>,
 }
 
-/// Places the instances of a configuration on the configured cores, or on so many others.
+/// Places the instances of a configuration on the configured cores, or on this number of others.
 pub fn place(config: &Config, cores: Option<usize>, notes: &mut Vec<String>) -> Placement {
     let placement = match cores {
         Some(cores) => in_turn(config, cores.max(1)),
@@ -33,7 +32,7 @@ pub fn place(config: &Config, cores: Option<usize>, notes: &mut Vec<String>) -> 
     placement
 }
 
-/// All instances; `core` says where, from the number of the service, that of the instance, and whether it polls.
+/// All instances; `core` maps the numbers of service and instance, and whether it polls, to a core.
 fn instances(config: &Config, mut core: impl FnMut(usize, usize, bool) -> usize) -> Vec<PlannedNf> {
     let mut nfs = Vec::new();
     for (number, service) in config.services.iter().enumerate() {
@@ -70,7 +69,7 @@ fn in_turn(config: &Config, cores: usize) -> Placement {
     Placement { nfs, cores: (0..cores).collect() }
 }
 
-/// What polling means that the simulator does not do.
+/// Notes effects of polling that are not simulated.
 fn pollers(placement: &Placement, notes: &mut Vec<String>) {
     let polling: Vec<&PlannedNf> = placement.nfs.iter().filter(|nf| nf.polls).collect();
     if polling.is_empty() {
@@ -90,7 +89,7 @@ fn pollers(placement: &Placement, notes: &mut Vec<String>) {
     }
 }
 
-/// NFs on the manager's cores.
+/// Notes NFs on the manager's cores.
 fn manager(config: &Config, placement: &Placement, notes: &mut Vec<String>) {
     let m = &config.manager;
     let its: BTreeSet<usize> = m.cores().collect();
@@ -104,7 +103,7 @@ fn manager(config: &Config, placement: &Placement, notes: &mut Vec<String>) {
     }
 }
 
-/// NFs of different tenants on a core, which do not start each other.
+/// Notes NFs of different tenants on a core, which do not hand over to each other.
 fn tenants(config: &Config, placement: &Placement, notes: &mut Vec<String>) {
     if !config.sched.handover {
         return;

@@ -1,4 +1,4 @@
-//! What came out, by the names of the configuration.
+//! The outcome of a simulation, by the names of the configuration.
 
 use serde::Serialize;
 use sluice_policy::sim::{self, Outcome, Scenario, Variant};
@@ -10,95 +10,82 @@ use super::Plan;
 pub struct Report {
     /// Scheduling class: `other`, `batch`, or `rr` and its slice in milliseconds.
     pub class: String,
-    /// The clock.
+    /// Clock of the cores.
     pub ghz: f64,
-    /// What a switch to an NF costs its core, in nanoseconds.
+    /// Cost of a switch to an NF on its core, in nanoseconds.
     pub switch_ns: u64,
     /// Time that was counted, in seconds.
     pub seconds: f64,
-    /// What is simulated otherwise than configured.
+    /// Deviations from the configuration.
     pub notes: Vec<String>,
     /// The runs; the last is the ideal.
     pub runs: Vec<Run>,
 }
 
-/// One run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
     /// `configured`, or the name of a variant.
     pub variant: String,
-    /// The chains.
     pub chains: Vec<ChainRow>,
-    /// The NFs. In the ideal they share processes, and have no shares.
+    /// The NFs; in the ideal they share processes, and have no shares.
     pub nfs: Vec<NfRow>,
-    /// The cores.
     pub cores: Vec<CoreRow>,
-    /// NFs that the manager woke, per second.
+    /// NFs woken by the manager, per second.
     pub wakes_per_s: f64,
-    /// Weights that were written, per second.
+    /// Written weights per second.
     pub weight_writes_per_s: f64,
     /// Times that an NF became a bottleneck, per second.
     pub throttles_per_s: f64,
-    /// Packets that the manager lets in and passes on, per second.
+    /// Packets that the manager admits and forwards, per second.
     pub manager_pps: f64,
 }
 
 /// A chain in a run, in packets per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ChainRow {
-    /// Its name.
     pub name: String,
-    /// That wanted in.
     pub offered_pps: f64,
-    /// That came through.
     pub delivered_pps: f64,
     /// Dropped before any NF worked on them.
     pub entry_drops_pps: f64,
-    /// Dropped after one did.
+    /// Dropped after an NF worked on them.
     pub wasted_pps: f64,
-    /// What came through as a part of what does in the ideal; none if nothing does.
+    /// Delivered rate relative to the ideal's; none if that is 0.
     pub share_of_ideal: Option<f64>,
 }
 
-/// An NF in a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NfRow {
-    /// Its name.
     pub name: String,
-    /// Its core.
     pub core: usize,
-    /// Part of its core that its packets and the switches to it took, 0 to 100.
+    /// Part of its core for its packets and the switches to it, 0 to 100.
     pub cpu_percent: f64,
-    /// Share of its core that it was given, 0 to 1; none without weights.
+    /// Its assigned share of the core, 0 to 1; none without weights.
     pub share: Option<f64>,
-    /// Packets per second that it worked on.
+    /// Processed packets per second.
     pub packets_pps: f64,
-    /// Packets per second that were dropped in front of it, after another NF had worked on them.
+    /// Packets per second dropped in front of it, after another NF had worked on them.
     pub drops_pps: f64,
-    /// Whether it polls.
     pub polls: bool,
 }
 
-/// A core in a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CoreRow {
-    /// Its number.
     pub core: usize,
-    /// NFs on it.
+    /// Number of NFs on it.
     pub nfs: usize,
     /// Time in which NFs worked on packets, 0 to 100.
     pub busy_percent: f64,
     /// Time of switches, 0 to 100.
     pub switch_percent: f64,
-    /// Time without packets, 0 to 100. Where an NF polls, the core is not free all the same.
+    /// Time without packets, 0 to 100. With a polling NF, the core is busy all the same.
     pub idle_percent: f64,
-    /// Whether an NF on it polls.
     pub polls: bool,
 }
 
 impl Report {
-    /// Runs a plan as it is configured, or all variants of it with `compare`; the ideal either way. The runs are independent and
-    /// go on at the same time.
+    /// Runs a plan as configured, or with `compare` all of its variants, and the ideal in both
+    /// cases. The runs are concurrent.
     pub fn of(plan: &Plan, compare: bool) -> Self {
         let configured = || ("configured".to_owned(), plan.scenario.clone());
         let variant = |variant: Variant| (variant.to_string(), plan.variant(variant));
@@ -131,7 +118,7 @@ impl Report {
 }
 
 impl Run {
-    /// All chains together.
+    /// The sum of all chains.
     pub fn total(&self, ideal: &Self) -> ChainRow {
         let sum = |of: fn(&ChainRow) -> f64| self.chains.iter().map(of).sum::<f64>();
         let delivered_pps = sum(|c| c.delivered_pps);

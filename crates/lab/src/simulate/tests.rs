@@ -5,7 +5,7 @@ use sluice_policy::sim::{Class, Cost, Variant};
 use super::*;
 use sluice_api::model::{Nf, NfSched};
 
-/// A port that generates two million packets of eight flows, and one that swallows them.
+/// A port that generates two million packets of eight flows, and a sink.
 const PORTS: &str = "\
 [[port]]
 name = \"in\"
@@ -105,7 +105,7 @@ fn lanes_meet_every_choice_once_and_use_instances_alike() {
         assert_eq!(lane_count(&counts), all);
         let lanes: Vec<_> = (0..all).map(|lane| lane_of(lane, &counts)).collect();
         assert_eq!(lanes.iter().collect::<HashSet<_>>().len() as u64, all, "{counts:?}");
-        // Few lanes are spread too.
+        // A few lanes are spread, too.
         let most = *counts.iter().max().unwrap();
         for (service, n) in counts.iter().enumerate() {
             let used: HashSet<u64> = lanes[..most as usize].iter().map(|lane| lane[service]).collect();
@@ -172,7 +172,7 @@ fn rates_are_those_of_the_port_or_of_the_options() {
         let (is_usage, error) = refused(&[PORTS, ports, CHAIN, ALL], &Options { rate_pps: Some(rate), ..Options::default() });
         assert!(is_usage && error.contains("port lan has a rate of"), "{error}");
     }
-    // A port that no rule reaches needs none.
+    // A port that no rule reaches needs no rate.
     let rules = "[[rule]]\nport = \"in\"\nchain = \"web\"\n";
     let lone = plan(&[PORTS, ports, CHAIN, rules], &Options::default());
     assert_eq!(lone.notes, ["no rule takes the packets of port load: all are dropped at the door"]);
@@ -274,7 +274,8 @@ fn a_report_adds_up_and_the_ideal_is_its_measure() {
     assert_eq!(report.runs.iter().map(|r| r.variant.as_str()).collect::<Vec<_>>(), ["configured", "ideal"]);
     let run = &report.runs[0];
     let web = &run.chains[0];
-    // Seven of eight flows; a core of 2.5 GHz has room for 2.5 million packets of 1,000 cycles, less what hops cost.
+    // Seven of eight flows; a core of 2.5 GHz has room for 2.5 million packets of 1,000 cycles,
+    // less the cost of hops.
     assert!((web.offered_pps - 7e6).abs() < 7e4, "{web:?}");
     assert!((1.5e6..2.5e6).contains(&web.delivered_pps), "{web:?}");
     assert!(web.offered_pps >= web.delivered_pps + web.wasted_pps && web.entry_drops_pps > 4e6, "{web:?}");

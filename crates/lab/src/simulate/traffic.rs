@@ -1,8 +1,8 @@
-//! Which chain the packets of each port take, and how many a second.
+//! The chain and the rate of each port's packets.
 //!
-//! A generator says what its packets look like, so they are given to the rules as the daemon would, one packet of each flow. What
-//! comes in at another port is not known: it is spread evenly over the chains that its rules can lead to, up to the first rule that
-//! takes everything.
+//! For a generator, one packet of each flow is classified by the rules, as in the daemon. Packets
+//! of other ports are unknown: they are spread evenly over the chains that the rules can select, up
+//! to the first rule that matches everything.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,26 +15,24 @@ use sluice_ports::generator;
 
 /// Most packets per second of a port: 400 Gbit/s of the smallest packets are 0.6e9.
 pub const MOST_PPS: f64 = 1e9;
-/// Most flows of a port that are looked at; of more, a sample.
+/// Most classified flows of a port; of more, a sample.
 const SAMPLE: u32 = 1 << 16;
-/// Flows of a port where they are not known.
+/// Assumed flows of a port where they are unknown.
 const MANY: u64 = 1 << 16;
 
 /// Packets of one port for one chain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stream {
-    /// Number of the chain.
+    /// Index of the chain.
     pub chain: usize,
-    /// Flows.
     pub flows: u64,
-    /// Packets per second.
     pub rate_pps: f64,
 }
 
 /// The streams of all ports.
 ///
 /// # Errors
-/// Ports whose rate is not known, rates out of range, rules and settings that the daemon would refuse.
+/// Ports of unknown rate, rates out of range, rules and settings that the daemon would refuse.
 pub fn streams(config: &Config, options: &Options, notes: &mut Vec<String>) -> Result<Vec<Stream>, SimulateError> {
     let rules = compile(config)?;
     let mut streams = Vec::new();
@@ -92,7 +90,7 @@ fn receives(port: &Port) -> bool {
     }
 }
 
-/// Packets per second of a port: what the options say of it, what it says itself, what they say of all.
+/// Packets per second of a port: by its own option, its configuration, or the option for all ports.
 fn rate(port: &Port, options: &Options) -> Option<f64> {
     let own = match &port.kind {
         PortKind::Gen(settings) => Some(settings.rate).filter(|rate| *rate != 0.0),
@@ -102,7 +100,7 @@ fn rate(port: &Port, options: &Options) -> Option<f64> {
     options.port_rates.get(&port.name).copied().or(own).or(options.rate_pps)
 }
 
-/// Lets the rules decide about a packet of each flow.
+/// Classifies a packet of each flow.
 fn generated(
     port: &Port,
     number: u16,
@@ -143,7 +141,7 @@ fn generated(
     Ok(())
 }
 
-/// Spreads packets that nothing is known of.
+/// Spreads unknown packets over chains.
 fn guessed<'a>(
     config: &Config,
     port: &Port,

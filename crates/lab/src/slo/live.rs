@@ -1,4 +1,4 @@
-//! What `sluice slo` has to do with a running daemon: giving it its part of the plan, and telling how promises are kept.
+//! `sluice slo` with a running daemon: applying its part of the plan, and reporting SLOs.
 
 use std::io::Write;
 
@@ -16,11 +16,13 @@ use sluice_slo::watch::{By, Cause, What};
 
 use crate::plan::folder::{Admitted, Plan};
 
-/// Decisions about SLOs on demand that are listed.
+/// Listed decisions about SLOs on demand.
 const DECISIONS: usize = 5;
 
-/// Gives the daemon the part of the plan that is for its server. What it has added itself for SLOs on demand is kept where the plan
-/// leaves it its cores; what it adds at this very moment is not known here, and it would add it again.
+/// Applies the part of the plan for the daemon's server.
+///
+/// Instances that the daemon has added for SLOs on demand stay where the plan leaves their cores
+/// free. One that it adds at this very moment is unknown here; the daemon would add it again.
 pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let own = client.promises()?.server;
     let names: Vec<&str> = plan.placement.servers.iter().map(|server| server.name.as_str()).collect();
@@ -42,11 +44,11 @@ pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bo
     };
     let mut placed = client.place(&assignment)?;
     placed.notes.extend(gone);
-    told(&placed, as_json, out)
+    reported(&placed, as_json, out)
 }
 
-/// Adds to an assignment what a daemon has that the plan does not know: instances that it has added for SLOs on demand. Tells which cannot
-/// stay, and why.
+/// Adds to an assignment the instances that the daemon has added for SLOs on demand. Returns those
+/// that cannot stay, and why.
 fn keep_added(assignment: &mut Assignment, now: &Assignment, plan: &Plan) -> Vec<String> {
     let mut gone = Vec::new();
     if now.server.name != assignment.server.name {
@@ -55,7 +57,7 @@ fn keep_added(assignment: &mut Assignment, now: &Assignment, plan: &Plan) -> Vec
     let planned = |slo: &str| plan.placement.instances().map(|(_, one)| one).filter(move |one| one.slo == slo).collect::<Vec<_>>();
     for added in &now.server.instances {
         let promise = plan.slos.iter().find(|admitted| admitted.slo.name == added.slo).map(|admitted| admitted.slo.promise);
-        // What is promised no more goes.
+        // Instances without an SLO on demand go.
         let Some(SloPromise::OnDemand { cap, .. }) = promise else { continue };
         let planned = planned(&added.slo);
         if planned.iter().any(|one| one.number == added.number) {
@@ -80,12 +82,11 @@ fn keep_added(assignment: &mut Assignment, now: &Assignment, plan: &Plan) -> Vec
     gone
 }
 
-/// Has the daemon keep nothing any more.
 pub fn withdraw(client: &mut Client, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    told(&client.withdraw()?, as_json, out)
+    reported(&client.withdraw()?, as_json, out)
 }
 
-fn told(placed: &Placed, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+fn reported(placed: &Placed, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     if as_json {
         return json(out, placed);
     }
@@ -99,7 +100,7 @@ fn told(placed: &Placed, as_json: bool, out: &mut dyn Write) -> anyhow::Result<(
     Ok(())
 }
 
-/// Tells how all promises are kept.
+/// Reports on all SLOs.
 pub fn list(promises: &Promises, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     if as_json {
         return json(out, promises);
@@ -118,7 +119,7 @@ pub fn list(promises: &Promises, as_json: bool, out: &mut dyn Write) -> anyhow::
     Ok(())
 }
 
-/// Tells how one promise is kept.
+/// Reports on one SLO.
 pub fn show(promises: &Promises, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(promise) = promises.promises.iter().find(|promise| promise.slo == name) else {
         let known: Vec<&str> = promises.promises.iter().map(|promise| promise.slo.as_str()).collect();
@@ -184,7 +185,7 @@ fn table(promises: &[Promise]) -> Table {
     table
 }
 
-/// What is wrong with a promise, a line each.
+/// Violations of an SLO, a line each.
 fn lines(promise: &Promise) -> Vec<String> {
     let mut all = Vec::new();
     for violation in &promise.violations {
@@ -209,7 +210,7 @@ fn lines(promise: &Promise) -> Vec<String> {
     all
 }
 
-/// What is done for an SLO on demand, a line each.
+/// Actions for an SLO on demand, a line each.
 fn steering(slo: &str, steered: &Steered) -> Vec<String> {
     let shared = steered.shared_ways.map(|ways| format!("; the shared class has {ways}")).unwrap_or_default();
     let own = steered.own_ways.iter().map(|(name, ways)| format!("{slo}: {name} has {ways} cache ways of its own{shared}"));
@@ -263,7 +264,7 @@ mod tests {
         let mut kept = of(&plan);
         assert_eq!(keep_added(&mut kept, &now, &plan), Vec::<String>::new());
         assert_eq!(kept, now);
-        // What was admitted since takes the core of the first.
+        // An SLO admitted since then takes the core of the first.
         admit(&folder, &mut plan, slo("acme", "ids", 1e5, 1e4));
         let mut kept = of(&plan);
         let gone = keep_added(&mut kept, &now, &plan);

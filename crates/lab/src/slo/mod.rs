@@ -1,4 +1,4 @@
-//! `sluice slo`: what tenants are promised. Asked for, admitted or refused, listed, given to the daemon that keeps it, given back.
+//! `sluice slo`: SLOs of tenants: admit, list, apply to the daemon, remove.
 
 mod live;
 
@@ -23,7 +23,7 @@ use sluice_slo::slo::{Promise, Slo, Workload};
 use crate::plan::folder::{Admitted, Folder, Plan};
 use crate::plan::profiles::{Asked, Profiles, Programs, UNMEASURED};
 
-/// An instance, as it is told.
+/// An instance, as JSON output.
 #[derive(Debug, Serialize)]
 struct TellInstance<'a> {
     server: &'a str,
@@ -33,7 +33,7 @@ struct TellInstance<'a> {
     mask: String,
 }
 
-/// An SLO and its instances, as they are told.
+/// An SLO and its instances, as JSON output.
 #[derive(Debug, Serialize)]
 struct TellSlo<'a> {
     #[serde(flatten)]
@@ -41,7 +41,7 @@ struct TellSlo<'a> {
     instances: Vec<TellInstance<'a>>,
 }
 
-/// What came of `add`.
+/// The result of `add`.
 #[derive(Debug, Serialize)]
 struct TellAdded<'a> {
     dry_run: bool,
@@ -56,7 +56,6 @@ struct TellRefused {
     nearest: Option<Promise>,
 }
 
-/// Runs a command.
 pub fn run(args: &SloArgs, client: impl Fn() -> Result<Client, ClientError>, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = &Folder::at(&args.folder.plan);
     match &args.command {
@@ -122,7 +121,7 @@ fn add(folder: &Folder, args: &AddArgs, out: &mut dyn Write) -> anyhow::Result<(
     Ok(())
 }
 
-/// Where a promise comes from, if not from the hardware.
+/// The source of a promise, unless it is the hardware.
 fn source(profile: &Profile) -> &'static str {
     match profile.source {
         Source::Measured => "",
@@ -135,7 +134,7 @@ fn asked(file: &Path) -> anyhow::Result<Asked> {
     Asked::parse(&read(file)?).with_context(|| format!("{} is no SLO; `sluice slo --help` shows one", file.display()))
 }
 
-/// Reads `NF=FILE`.
+/// Parses `NF=FILE`.
 fn programs(given: &[String]) -> anyhow::Result<Programs> {
     let mut programs = Programs::new();
     for text in given {
@@ -148,12 +147,12 @@ fn programs(given: &[String]) -> anyhow::Result<Programs> {
     Ok(programs)
 }
 
-/// An SLO that makes sense.
+/// A valid SLO.
 #[derive(Debug)]
 enum Chosen<'a> {
-    /// By one of these profiles, of one processor each.
+    /// With its profiles, one per processor.
     Reserved(Slo, Vec<&'a Profile>),
-    /// By what its first instance takes.
+    /// With the resources of its first instance.
     OnDemand(Slo, Footprint),
 }
 
@@ -165,19 +164,19 @@ impl Chosen<'_> {
     }
 }
 
-/// Why one has no room.
+/// Why an SLO has no room.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error(transparent)]
     Reserved(Refusal),
     #[error(transparent)]
     OnDemand(LeaseError),
-    /// Nothing says what a reserved one takes.
+    /// Nothing describes the resources of a reserved SLO.
     #[error("no profile of it is of a server's processor: profile it there")]
     NoProfile,
 }
 
-/// The SLOs and their profiles, once all of them make sense.
+/// The SLOs and their profiles, if all of them are valid.
 fn choose<'a>(asked: &[Asked], programs: &Programs, plan: &Plan, profiles: &'a Profiles) -> anyhow::Result<Vec<Chosen<'a>>> {
     let mut names: BTreeSet<&str> = plan.slos.iter().map(|admitted| admitted.slo.name.as_str()).collect();
     let mut chosen = Vec::new();
@@ -208,8 +207,10 @@ fn choose<'a>(asked: &[Asked], programs: &Programs, plan: &Plan, profiles: &'a P
     Ok(chosen)
 }
 
-/// Finds room: for reserved ones, largest first, where who finds none on servers of one processor is tried on those of the next; then for
-/// those on demand, which take what is left. Admitted ones are in the order given.
+/// Finds room for all SLOs; admitted ones are in the given order.
+///
+/// Reserved ones come first, largest first; one without room on servers of one processor is tried
+/// on those of the next. Those on demand take what is left.
 fn place(placement: &mut Placement, chosen: Vec<Chosen<'_>>) -> (Vec<Admitted>, Vec<(String, Refused)>) {
     let mut found: BTreeMap<usize, Result<Option<Key>, Refused>> = BTreeMap::new();
     let mut reserved: Vec<(usize, &[&Profile])> = Vec::new();
@@ -266,12 +267,12 @@ fn tell<'a>(plan: &'a Plan, admitted: &'a Admitted) -> TellSlo<'a> {
             TellInstance { server: &server.name, instance, mask: format!("{mask:x}") }
         }));
     }
-    instances.sort_by_key(|told| told.instance.number);
+    instances.sort_by_key(|entry| entry.instance.number);
     TellSlo { admitted, instances }
 }
 
 fn instances(slo: &TellSlo<'_>) -> Table {
-    // On demand, nobody knows.
+    // Unknown on demand.
     let pps = |pps: f64| if pps > 0.0 { number::rate(pps) } else { "-".into() };
     let mut table = Table::new(&["INSTANCE", "SERVER", "CORES", "WAYS", ">CARRIES", ">IS GIVEN"]);
     for TellInstance { server, instance, mask } in &slo.instances {
@@ -299,8 +300,8 @@ fn list(plan: &Plan, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let mut table = Table::new(&["NAME", "WORKLOAD", ">PROMISED", ">95 % WITHIN", ">INSTANCES", ">CORES", ">WAYS", "SERVERS"]);
     for TellSlo { admitted: Admitted { slo, .. }, instances } in &all {
-        let servers: BTreeSet<&str> = instances.iter().map(|told| told.server).collect();
-        let sum = |of: &dyn Fn(&Instance) -> u64| instances.iter().map(|told| of(told.instance)).sum::<u64>().to_string();
+        let servers: BTreeSet<&str> = instances.iter().map(|entry| entry.server).collect();
+        let sum = |of: &dyn Fn(&Instance) -> u64| instances.iter().map(|entry| of(entry.instance)).sum::<u64>().to_string();
         table.row(vec![
             slo.name.clone().into(),
             slo.workload.to_string().into(),
@@ -320,18 +321,18 @@ fn latency(slo: &Slo) -> String {
 }
 
 fn show(plan: &Plan, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let told = tell(plan, plan.find(name)?);
+    let found = tell(plan, plan.find(name)?);
     if as_json {
-        return json(out, &told);
+        return json(out, &found);
     }
-    let Admitted { slo, profile } = told.admitted;
+    let Admitted { slo, profile } = found.admitted;
     writeln!(out, "{}: {}", slo.name, slo.promise)?;
     match profile {
         Some(profile) => {
             writeln!(out, "runs {} with configuration {}", slo.workload, slo.configuration)?;
             writeln!(out, "traffic: {}\nadmitted by the profile on \"{}\"", slo.traffic, profile.cpu)?;
         }
-        // Of its configuration nothing is known, unless it was told.
+        // Its configuration is unknown, unless specified.
         None => {
             let known = Some(&slo.configuration).filter(|digest| **digest != Digest::of(b""));
             let with = known.map(|digest| format!(" with configuration {digest}")).unwrap_or_default();
@@ -339,7 +340,7 @@ fn show(plan: &Plan, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::
             writeln!(out, "admitted without a profile: the daemon finds out what it needs, up to its cap")?;
         }
     }
-    Ok(instances(&told).print(out, colour())?)
+    Ok(instances(&found).print(out, colour())?)
 }
 
 fn remove(folder: &Folder, names: &[String], out: &mut dyn Write) -> anyhow::Result<()> {
@@ -382,8 +383,8 @@ mod tests {
         let shown = text(|out| show(&plan, "acme", false, out));
         assert!(shown.contains("acme: 5000000 packets/s, 95 % within 100.0 µs\nruns nat-zipf with"), "{shown}");
         assert!(shown.contains("acme.0"), "{shown}");
-        let told: serde_json::Value = serde_json::from_str(&text(|out| show(&plan, "acme", true, out))).unwrap();
-        assert_eq!((&told["slo"]["name"], &told["instances"][0]["server"]), (&"acme".into(), &"s0".into()), "{told}");
+        let found: serde_json::Value = serde_json::from_str(&text(|out| show(&plan, "acme", true, out))).unwrap();
+        assert_eq!((&found["slo"]["name"], &found["instances"][0]["server"]), (&"acme".into(), &"s0".into()), "{found}");
         assert!(show(&plan, "acmes", false, &mut Vec::new()).is_err());
     }
 
@@ -430,7 +431,7 @@ mod tests {
         let plan = folder.read().unwrap();
         let shown = text(|out| show(&plan, "web", false, out));
         assert!(shown.contains("on demand up to 4 instances") && shown.contains("without a profile"), "{shown}");
-        assert!(shown.contains("runs anything\n"), "of what was not said nothing is told: {shown}");
+        assert!(shown.contains("runs anything\n"), "nothing is shown about an unknown configuration: {shown}");
         let row: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!((row[0], row[2], &row[row.len() - 2..]), ("web.0", "0", &["-", "-"][..]), "{shown}");
         let big = Asked { name: "big".into(), ..asked("footprint = { cores = 99, memory_mib = 1 }") };
@@ -450,7 +451,8 @@ mod tests {
 
     #[test]
     fn those_on_demand_take_what_reserved_ones_leave() {
-        // Two servers of a core each, with different processors: the second of two finds room by its second profile only.
+        // Two servers of a core each, with different processors: the second SLO finds room by its
+        // second profile only.
         let (_dir, folder) = plan(1);
         let toml = std::fs::read_to_string(folder.path().join("servers.toml")).unwrap();
         let other = toml.replace("\"s0\"", "\"s1\"").replace("\"sample\"", "\"other\"");

@@ -1,10 +1,11 @@
-//! Random choices that a seed and the number of a step decide alone, so that a run can be repeated whatever the times were.
+//! Random choices that depend only on a seed and the number of a step.
+//!
+//! So a run can be repeated whatever its timing was.
 
-/// The choices of one step.
 pub struct Draw(u64);
 
 impl Draw {
-    /// Those of step `step` of the run `seed`.
+    /// The choices of step `step` of the run `seed`.
     pub fn new(seed: u64, step: u64) -> Self {
         let mut draw = Self(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ step.wrapping_mul(0x2545_f491_4f6c_dd1d));
         draw.next();
@@ -25,7 +26,7 @@ impl Draw {
         self.next() % n.max(1)
     }
 
-    /// A number of `low..=high`.
+    /// A number in `low..=high`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
@@ -35,7 +36,7 @@ impl Draw {
         self.below(100) < n
     }
 
-    /// One of these names, of which there are some.
+    /// One of these names; the list is not empty.
     pub fn name(&mut self, of: &[&'static str]) -> &'static str {
         of[self.below(of.len() as u64) as usize]
     }

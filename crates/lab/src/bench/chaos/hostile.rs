@@ -1,9 +1,9 @@
-//! An NF that breaks the rules, for runs and tests that look what it does to others. It attaches as any NF does, and uses shared memory
-//! as it lies there, without the NF library.
+//! An NF that breaks the rules, for runs and tests that check its effect on others.
 //!
-//! `fork` and `reach` say on standard output what came of each attempt, as `hostile: WHAT = ok` or an error.
+//! It attaches like any NF, and accesses shared memory directly, without the NF library. `fork` and
+//! `reach` report each attempt on standard output, as `hostile: WHAT = ok` or an error.
 
-// What it tries is made of system calls.
+// It attacks by system calls.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ use sluice_shm::page::{Attached, Counter};
 use sluice_shm::zygote::{self, Report};
 use sluice_shm::{BURST, core_page, ring};
 
-/// What it can do, and what that is.
+/// Modes, and what each does.
 pub const MODES: [(&str, &str); 20] = [
     ("random", "returns descriptors of random frames, offsets, lengths and verdicts"),
     ("replay", "returns every descriptor three times"),
@@ -48,7 +48,7 @@ pub const MODES: [(&str, &str); 20] = [
     ("reach", "tries what the host should deny it: other cores and classes, holes, other processes, namespaces, io_uring"),
 ];
 
-/// What it can do besides, to try a single fence.
+/// Further modes, each of which tests a single fence.
 pub const TRIALS: [(&str, &str); 4] = [
     ("herd", "has forked processes that spin before it says that it is there"),
     ("chain", "has a process that forks another one and ends, again and again for a while, before it says that it is there"),
@@ -56,11 +56,11 @@ pub const TRIALS: [(&str, &str); 4] = [
     ("hoard", "takes half a gigabyte of memory"),
 ];
 
-/// The mode that spoils packets of its tenant, which NFs of one tenant share by design.
+/// The mode that overwrites packets of its tenant, which NFs of one tenant share by design.
 pub const OVERWRITE: &str = "overwrite";
-/// The mode that does that, and writes noise over its region and the core page besides.
+/// `OVERWRITE`, and noise over its region and the core page.
 pub const EVERYTHING: &str = "everything";
-/// The modes that alter packets of their tenant's.
+/// The modes that alter packets of their tenant.
 pub const ALTER: [&str; 2] = [OVERWRITE, EVERYTHING];
 /// Processes that `everything` forks, each of which does the same.
 const HELPERS: usize = 4;
@@ -68,14 +68,14 @@ const HELPERS: usize = 4;
 const HERD: usize = 32;
 /// Processes of `chain`, one after another.
 const LINKS: usize = 20_000;
-/// Bytes that `hoard` takes.
+/// Bytes that `hoard` allocates.
 const HOARD: usize = 512 << 20;
-/// Of `prctl`, since Linux 5.14.
+/// An option of `prctl`, since Linux 5.14.
 const PR_SCHED_CORE: libc::c_long = 62;
-/// Bytes that `overwrite` writes between two looks at its rings.
+/// Bytes that `overwrite` writes between two polls of its rings.
 const STRIDE: usize = 1 << 16;
 
-/// Noise that is the same in each run: xorshift.
+/// Reproducible noise: xorshift.
 struct Noise(u64);
 
 impl Noise {
@@ -100,7 +100,7 @@ fn say(what: &str, result: i64) {
     }
 }
 
-/// Does to its standard streams what would hurt whoever shares them.
+/// Damages its standard streams for every process that shares them.
 fn hang_up() {
     for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
         // SAFETY: the calls take numbers, and a buffer that lives.
@@ -108,7 +108,7 @@ fn hang_up() {
             libc::ftruncate(stream, 0);
             libc::fcntl(stream, libc::F_SETFL, libc::O_NONBLOCK);
             let noise = [b'x'; 4096];
-            // As much as any pipe holds; a file takes it all.
+            // Any pipe is full after this; a file takes it all.
             for _ in 0..256 {
                 libc::write(stream, noise.as_ptr().cast(), noise.len());
             }
@@ -134,9 +134,10 @@ fn fork() {
     }
 }
 
-/// Tries to reach what is not its own.
+/// Tries to reach what does not belong to it.
 fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
-    // SAFETY: each call gets what its interface asks for; what it does to this process, if it may, is what is to be found out.
+    // SAFETY: each call gets valid arguments; its effect on this process, if allowed, is what is
+    // tested.
     unsafe {
         let mut cores: libc::cpu_set_t = std::mem::zeroed();
         (0..2).for_each(|core| libc::CPU_SET(core, &mut cores));
@@ -164,13 +165,14 @@ fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
         }
         say("user namespace by clone", cloned);
         say("sibling", sibling());
-        // One of its own that nobody else's process may share a core's threads with.
+        // A core-scheduling cookie, which keeps other processes off the sibling threads of its
+        // core.
         let (this, none) = (1 as libc::c_long, 0 as libc::c_long);
         say("core scheduling", libc::syscall(libc::SYS_prctl, PR_SCHED_CORE, this, none, none, none));
         let mut params = [0u8; 256];
         say("io_uring", libc::syscall(libc::SYS_io_uring_setup, 4 as libc::c_long, params.as_mut_ptr()));
     }
-    // Who else there is, by the host's numbers, which /proc shows.
+    // Other processes, by the host's numbers, which /proc shows.
     let own = std::fs::read_link("/proc/self").unwrap_or_default();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -184,7 +186,7 @@ fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
     println!("hostile: done");
 }
 
-/// Makes a process that is its parent's child, and ends at once. -1, or its number.
+/// Creates a child of its own parent, which ends at once. Returns -1, or the child's number.
 fn sibling() -> i64 {
     let (flags, none) = (libc::c_long::from(libc::CLONE_PARENT | libc::SIGCHLD), 0 as libc::c_long);
     // SAFETY: as `fork`, and this process has one thread; the child calls what a forked process
@@ -198,7 +200,7 @@ fn sibling() -> i64 {
     }
 }
 
-/// Has children that spin.
+/// Forks children that spin.
 fn herd() {
     for _ in 0..HERD {
         // SAFETY: this process has one thread; the child computes and nothing else.
@@ -210,8 +212,7 @@ fn herd() {
     }
 }
 
-/// Leaves a process that forks its successor and ends, which does the same, until so many have; the
-/// last one stays.
+/// Leaves a process that forks its successor and ends, `LINKS` times; the last process stays.
 fn chain() {
     // SAFETY: this process has one thread; the children call what a forked process may.
     unsafe {
@@ -228,7 +229,7 @@ fn chain() {
     }
 }
 
-/// Has as many children as it may, which use as much time as they get.
+/// Forks as many children as it may, which use all the time they get.
 fn swarm() {
     loop {
         // SAFETY: this process has one thread; the child computes and nothing else.
@@ -242,13 +243,13 @@ fn swarm() {
     }
 }
 
-/// Is a zygote that says what is not so, without end.
+/// Acts as a zygote that sends false reports, without end.
 fn lie(socket: &OwnedFd, name: &str) -> anyhow::Result<()> {
     zygote::attach(socket, name)?;
     let say = |report: Report| handshake::send(socket.as_fd(), &report.encode(), &[]);
     say(Report::Ready)?;
     loop {
-        // 1 is the first process of its namespace, and 2 may be one of its siblings.
+        // 1 is the first process of its namespace; 2 may be a sibling.
         for pid in [1, 2] {
             say(Report::Forked { name: String::new(), pid })?;
         }
@@ -257,11 +258,11 @@ fn lie(socket: &OwnedFd, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Takes the memory away from under the pages of a mapping, where that is allowed.
+/// Punches the memory out from under a mapping, where that is allowed.
 fn punch(file: BorrowedFd<'_>, bytes: usize) {
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let _ = fallocate(file, hole, 0, bytes as u64);
-    // SAFETY: a mapping of its own, which nobody else uses.
+    // SAFETY: a private use of a new mapping, which nothing else accesses.
     unsafe {
         let (protection, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let at = libc::mmap(std::ptr::null_mut(), bytes, protection, shared, file.as_raw_fd(), 0);
@@ -272,11 +273,11 @@ fn punch(file: BorrowedFd<'_>, bytes: usize) {
     }
 }
 
-/// Has some children that do the same to these memories for ever; as many as it may.
+/// Forks up to `HELPERS` children that do the same to these memories for ever.
 fn help(memories: &[(BorrowedFd<'_>, &Mapping)]) {
     for helper in 1..=HELPERS as u64 {
-        // SAFETY: this process has one thread; the child writes to what it has mapped and makes
-        // system calls.
+        // SAFETY: this process has one thread; the child writes to its mappings and makes system
+        // calls.
         match unsafe { libc::fork() } {
             0 => {
                 let mut noise = Noise(0x5eed_5eed_5eed_5eed ^ helper);
@@ -290,8 +291,8 @@ fn help(memories: &[(BorrowedFd<'_>, &Mapping)]) {
     }
 }
 
-/// Writes noise over all of these memories, and makes holes in them. `between` comes after each few
-/// of the words.
+/// Writes noise over all of these memories, and punches holes in them. Calls `between` after every
+/// few words.
 fn spoil(memories: &[(BorrowedFd<'_>, &Mapping)], noise: &mut Noise, mut between: impl FnMut()) {
     for (file, memory) in memories {
         for offset in (0..memory.len()).step_by(4) {
@@ -308,7 +309,7 @@ fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize 
     rings.iter_mut().fold(0, |n, ring| n + ring.dequeue(&mut burst[n..]).unwrap_or(0))
 }
 
-/// Runs it until it is ended.
+/// Runs the mode until it is killed.
 ///
 /// # Errors
 /// No daemon has started it, or there is no such mode.
@@ -428,7 +429,7 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
                     }
                     packets.atomic_u32(offset).context("it is mapped")?.store(noise.next() as u32, Ordering::Relaxed);
                 }
-                // Where it is allowed to, which costs its own tenant its packets.
+                // Where this is allowed, it costs its own tenant its packets.
                 punch(arena.as_fd(), packets.len());
                 continue;
             }

@@ -1,33 +1,38 @@
-//! `sluice bench chaos`: a daemon to which everything happens at once. Do its books balance, and does nobody else notice?
+//! `sluice bench chaos`: random changes and faults under load, with exact packet counts.
+//!
+//! Do the daemon's books balance, and are other tenants undisturbed?
 //!
 //! # Terms
-//! A *step* is one thing that is done: a request, a configuration, a signal. A *round* is some steps, after which everything is counted.
-//! A *life* is some rounds, after which the daemon itself is killed and another takes its place. *Protected* chains are those that no
-//! step names (`site`).
+//! - *Step*: one action: a request, a configuration, a signal.
+//! - *Round*: some steps, after which everything is counted.
+//! - *Life*: some rounds, after which the daemon itself is killed and another takes its place.
+//! - *Protected*: of chains: no step names them (`site`).
 //!
 //! # Approach
-//! Which step comes is decided by the seed and its number alone (`step`), not by what was answered and not by times: the same seed
-//! does the same things in the same order, as far as the seconds reach. NFs that break the rules ([`hostile`]) stand in chains beside the
-//! protected ones, with their tenant and with others. Generated packets have numbers; sinks count those that are lost, reordered or
-//! doubled.
+//! The seed and the step's number alone decide a step (`step`), not answers and not times: the same
+//! seed does the same things in the same order, for as long as the run lasts. NFs that break the
+//! rules ([`hostile`]) run in chains beside the protected ones, in their tenant and in others.
+//! Generated packets are numbered; sinks count lost, reordered and duplicated ones.
 //!
-//! After each round, generators other than protected ones are removed, and then
-//! - each chain has as many packets that entered as have left or were dropped for a reason that is
-//!   counted, none more, none fewer, and so have those together that were removed meanwhile;
-//! - protected chains have lost, reordered and doubled none, none of their packets was altered,
-//!   they have moved on, and have the NFs that they had;
-//! - totals of packets dropped have not gone back, and the daemon's descriptors and memory have not grown beyond a bound.
+//! After each round, all generators but protected ones are removed. Then
+//! - each chain has as many packets that entered as left or were dropped for a counted reason,
+//!   exactly, and so have all chains together that were removed meanwhile;
+//! - protected chains have no lost, reordered, duplicated or altered packet, have delivered
+//!   packets, and have the NFs that they had;
+//! - totals of dropped packets have not decreased, and the daemon's descriptors and memory have not
+//!   grown beyond a bound.
 //!
-//! At the end of each life all generators are removed, and then the books of protected chains
-//! balance as well, as many packets have left ports as have left chains, and each frame is in the
-//! pool of its own memory, once. Then there is traffic again, and the daemon is killed in the
-//! middle of it, or, at the very end, stopped. After that nothing is left on the host: processes,
-//! cgroups, namespaces; nor, after a stop, anything in the folder of its sockets. It answers each
-//! request, and none with an error of its own.
+//! At the end of each life all generators are removed. Then the books of protected chains balance
+//! as well, as many packets have left ports as have left chains, and each frame is in the pool of
+//! its own memory, once. Then traffic resumes, and the daemon is killed in the middle of it, or
+//! stopped at the very end. After that no process, cgroup or namespace is left on the host, and
+//! after a stop nothing in the folder of its sockets. The daemon answers each request, and none
+//! with an internal error.
 //!
 //! # Limits
-//! How long packets of protected chains take, and how many of them are carried, is reported, and fails nothing. What was inside the
-//! daemon when it was killed is gone, and is not counted. Two runs of one seed have the same steps, and not the same times between them.
+//! The latency and throughput of protected chains are reported, but fail nothing. Packets inside
+//! the daemon when it was killed are gone, and not counted. Two runs of one seed have the same
+//! steps at different times.
 
 mod draw;
 pub mod hostile;
@@ -58,33 +63,32 @@ use site::{Host, Site};
 use step::{Call, ROUND, ROUNDS_OF_A_LIFE, Signal, Step};
 use watch::Size;
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "chaos",
     about: "random changes, kills and hostile NFs; packets are counted (--seconds 600 --seed S --repeats 1)",
     run,
 };
 
-/// How long packets may take to leave chains that nothing enters, and what was killed to be gone.
+/// Time limit for packets to leave chains that nothing enters, and for killed processes to end.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a wait looks again.
+/// Polling interval of waits.
 const LOOK: Duration = Duration::from_millis(20);
 /// Traffic before a daemon is killed.
 const LAST: Duration = Duration::from_millis(300);
 /// Packets of a protected chain after which each of its flows has had some.
 const STARTED: u64 = 1_000;
-/// Most findings that a run goes on after.
+/// Findings after which a run stops.
 const ENOUGH: usize = 20;
 /// Last steps that are printed with a finding.
 const LAST_STEPS: usize = 25;
 
-/// All protected chains have tenants of their own.
+/// All protected chains have their own tenants.
 const APART: &str = "apart";
-/// One of them has the tenant of NFs that break the rules, beside it on its core.
+/// One protected chain shares the tenant of NFs that break the rules, and their core.
 const AMONG: &str = "among";
-/// As apart, and some chains pass a bridge of the kernel's in a network namespace.
+/// As `APART`, and some chains pass a kernel bridge in a network namespace.
 const FOREIGN: &str = "foreign";
-/// As apart, with two packet threads that both receive and forward, and fresh memory for a tenant
+/// As `APART`, with two packet threads that both receive and forward, and fresh memory for a tenant
 /// after each stop for violations.
 const THREADS: &str = "threads";
 const VARIANTS: [&str; 4] = [APART, AMONG, FOREIGN, THREADS];
@@ -109,7 +113,7 @@ const GROUP: Group = Group {
 };
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    // Each repetition is a seed of its own.
+    // Each repetition has its own seed.
     let lab = Lab::here(&BenchArgs { repeats: 1, ..args.clone() }, &site::PROGRAMS)?;
     let findings = std::rc::Rc::new(RefCell::new(Vec::new()));
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
@@ -144,7 +148,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// This host, for the configurations.
+/// This host, as configurations describe it.
 fn host(lab: &Lab, variant: &str) -> Host {
     let program = lab.programs.path(LAB);
     let is_root = rustix::process::geteuid().is_root();
@@ -152,7 +156,8 @@ fn host(lab: &Lab, variant: &str) -> Host {
         manager_cores: if variant == THREADS { vec![lab.manager_core, lab.cores.shared()] } else { vec![lab.manager_core] },
         cores: lab.cores.besides_manager(),
         hostile: (program.display().to_string(), vec!["hostile-nf".into()]),
-        // Packets of their own tenant are not safe from those that overwrite them, and one protected chain may be of that tenant.
+        // NFs that overwrite packets harm those of their own tenant, which may include a protected
+        // chain.
         modes: hostile::MODES
             .iter()
             .map(|(name, _)| *name)
@@ -160,38 +165,34 @@ fn host(lab: &Lab, variant: &str) -> Host {
             .collect(),
         is_root,
         among: variant == AMONG,
-        // Named for this process, so that two runs at a time have one each.
+        // Named after this process, so that concurrent runs do not clash.
         netns: (variant == FOREIGN).then(|| format!("chaos-{}", std::process::id())),
         replaces_memory: variant == THREADS,
     }
 }
 
-/// A daemon and what was done to it.
+/// A daemon, and the history of its run.
 struct Run<'a> {
     lab: &'a Lab,
     host: Host,
     variant: &'static str,
     seed: u64,
     daemon: Option<Daemon>,
-    /// Processes of all daemons so far.
     daemons: Vec<u32>,
-    /// The number of the next step.
     step: u64,
-    /// What was done, one line a step.
+    /// One line per step.
     log: String,
-    /// What did not hold.
+    /// Checks that failed.
     findings: Vec<String>,
-    /// Processes that were stopped, and the step before which they go on.
+    /// Stopped processes, each with the step before which it continues.
     stopped: Vec<(u32, u64)>,
-    /// Counters at the last check.
     checked: Stats,
-    /// Size of this daemon at its first check.
     at_first: Option<Size>,
     sums: Sums,
     life_began: Instant,
 }
 
-/// What is counted over all daemons.
+/// Counts over all daemons.
 #[derive(Default)]
 struct Sums {
     latency: Histogram,
@@ -202,7 +203,7 @@ struct Sums {
     lost: f64,
 }
 
-/// The name of the instance that `SERVICE#i` is at the moment; another word stays as it is.
+/// Resolves `SERVICE#i` to the name of that instance now; leaves other words as they are.
 fn meant(stats: &Stats, word: &str) -> String {
     let Some((service, index)) = word.split_once('#') else { return word.into() };
     let index: usize = index.parse().unwrap_or(0);
@@ -211,7 +212,7 @@ fn meant(stats: &Stats, word: &str) -> String {
 }
 
 fn send(pid: u32, signal: Sys) -> bool {
-    // By descriptor, so that the process is still the one that was looked at if it was so when this was opened.
+    // A pidfd: no other process can take the number after it is opened.
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
     pidfd_open(pid, PidfdFlags::empty()).is_ok_and(|process| pidfd_send_signal(&process, signal).is_ok())
 }
@@ -257,8 +258,10 @@ impl<'a> Run<'a> {
         what.into_iter().for_each(|what| self.find(what));
     }
 
-    /// Waits until the protected chains run, with all their flows, and counts from there: what came before its rule was there is lost to
-    /// nobody, and shows when its flow goes on.
+    /// Waits until the protected chains run with all their flows, and starts counting.
+    ///
+    /// A packet that came before its rule existed is not counted as lost. It shows when its flow
+    /// goes on.
     fn settle(&mut self) -> anyhow::Result<()> {
         let daemon = self.daemon()?;
         self.checked = daemon.wait_for("packets in each protected chain", PATIENCE, |daemon| {
@@ -327,7 +330,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The process of an NF, if it has one.
     fn process_of(&self, nf: &str) -> anyhow::Result<Option<u32>> {
         let stats = self.daemon()?.stats()?;
         let name = meant(&stats, nf);
@@ -347,7 +349,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Makes calls at the same time, and says what was answered.
+    /// Makes calls concurrently, and returns the answers as text.
     fn call_all(&mut self, calls: &[Call]) -> anyhow::Result<String> {
         let socket = self.daemon()?.socket();
         let mut calls = calls.to_vec();
@@ -390,7 +392,7 @@ impl<'a> Run<'a> {
         Ok(said.join("; "))
     }
 
-    /// Ends everything that is not protected and sends packets, and waits until nothing of it is inside; then counts.
+    /// Removes all unprotected generators, waits until none of their packets is inside, and counts.
     fn check(&mut self) -> anyhow::Result<()> {
         let stopped = std::mem::take(&mut self.stopped);
         self.let_go(stopped);
@@ -422,7 +424,7 @@ impl<'a> Run<'a> {
         self.find_all(watch::gone_back(&self.checked, &stats));
         self.look_at_protected(&stats);
         self.checked = stats;
-        // With nothing but the protected part, what it has can be compared with what it had.
+        // With only the protected part left, its size is comparable with the first one.
         let config = Site::at_rest(&self.host).toml(&self.host, &self.daemon()?.run_dir());
         self.daemon()?.ask("POST", "/v1/apply", Some(&json!({ "config": config })))?;
         let stats = self.wait_until(|stats| {
@@ -431,7 +433,7 @@ impl<'a> Run<'a> {
         })?;
         self.find_all(watch::gone_back(&self.checked, &stats));
         self.checked.drops.clone_from(&stats.drops);
-        // What NFs had is closed a moment after they are gone from the lists: cgroups, logs, memory.
+        // Cgroups, logs and memory of NFs are closed shortly after the NFs leave the lists.
         if let Some(first) = self.at_first.clone() {
             self.wait_until(|stats| match Size::of(stats.status.pid) {
                 Ok(size) => size.grown_since(&first),
@@ -450,7 +452,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// What protected chains have lost since the last check.
+    /// Checks and counts what protected chains did since the last check.
     fn look_at_protected(&mut self, stats: &Stats) {
         let (amiss, disturbed) = (watch::amiss(&self.checked, stats), watch::disturbed(&self.checked, stats));
         self.sums.lost += sum_lost(stats) - sum_lost(&self.checked);
@@ -466,7 +468,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Waits until nothing is wrong; what is so after a time is found.
+    /// Waits until `wrong` returns nothing; after `PATIENCE`, records what it returned.
     fn wait_until(&mut self, wrong: impl Fn(&Stats) -> Vec<String>) -> anyhow::Result<Stats> {
         let began = Instant::now();
         loop {
@@ -483,7 +485,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends all traffic: every frame comes back where it belongs, and all books balance.
+    /// Ends all traffic; then every frame is back in its pool, and all books balance.
     fn drain(&mut self) -> anyhow::Result<()> {
         let config = Site::at_rest(&self.host).silent().toml(&self.host, &self.daemon()?.run_dir());
         self.daemon()?.ask("POST", "/v1/apply", Some(&json!({ "config": config })))?;
@@ -493,19 +495,19 @@ impl<'a> Run<'a> {
             wrong.extend(watch::astray(stats));
             wrong
         })?;
-        // The rules go with the generators or before them, so that packets find none: that is no loss of the chain.
+        // Rules go with the generators or before them. A packet that finds no rule is no loss of
+        // the chain.
         self.find_all(watch::amiss(&self.checked, &stats));
         self.find_all(watch::gone_back(&self.checked, &stats));
         self.checked = stats;
         Ok(())
     }
 
-    /// Counts everything, then kills the daemon in the middle of everything, and starts another one
-    /// in the same folder.
+    /// Counts everything, kills the daemon under load, and starts another one in the same folder.
     fn another_life(&mut self) -> anyhow::Result<()> {
         self.drain()?;
         let _ = writeln!(self.log, "       another life: {:?}", self.checked.status.memories);
-        // What the next step would have done.
+        // The configuration that the next step would have applied.
         let site = Site::random(&self.host, &mut draw::Draw::new(self.seed, self.step));
         let config = site.toml(&self.host, &self.daemon()?.run_dir());
         let call = Call { method: "POST", address: "/v1/apply".into(), body: Some(json!({ "config": config })) };
@@ -532,7 +534,7 @@ impl<'a> Run<'a> {
         self.settle()
     }
 
-    /// Waits until no process of the daemon is left but the bench's own; gives back those that are.
+    /// Waits until no process of the daemon is left; returns those that remain.
     fn wait_for_the_end(&self, run_dir: &Path) -> anyhow::Result<Vec<(u32, String)>> {
         let began = Instant::now();
         loop {
@@ -577,7 +579,7 @@ impl<'a> Run<'a> {
         out
     }
 
-    /// Writes the steps where they are asked for or needed, and gives back what was found.
+    /// Writes the steps to a file if requested or if there are findings, and returns the findings.
     fn conclude(self) -> Vec<String> {
         let file = match &self.lab.args.json {
             Some(json) => Some(json.with_extension(format!("{}-{}.steps", self.variant, self.seed))),

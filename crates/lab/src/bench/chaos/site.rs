@@ -1,14 +1,14 @@
-//! What the daemon of a chaotic run has: chains that nothing touches, and names that anything may happen to.
+//! The configuration of a chaotic run: protected chains, and names open to any step.
 //!
 //! # Terms
-//! *Protected*: ports, services, chains and rules whose names begin with `calm`; no request and no signal names one of them. Everything
-//! else has one of a few fixed names, so that a step can be drawn without a look at what there is: what does not fit is refused, and
-//! that is an answer, too.
+//! *Protected*: ports, services, chains and rules whose names begin with `calm`; no request and no
+//! signal names one of them. Everything else has one of a few fixed names, so that a step can be
+//! drawn without knowing the daemon's state. What does not fit is refused, which is tested, too.
 //!
-//! One protected chain has its packets from a port ([`SHARED`]) whose other flows belong to a chain
-//! of the tenant red, as long as that is there ([`ODD`]): then they are copied out of memory that
-//! no NF maps, and received into their tenant's own otherwise. Protected packets have a checksum
-//! over all of their bytes.
+//! One protected chain gets its packets from a port ([`SHARED`]) whose other flows may belong to a
+//! chain of the tenant red ([`ODD`]). While that chain exists, packets are copied out of memory
+//! that no NF maps; otherwise they are received into their tenant's own. Protected packets have a
+//! checksum over all of their bytes.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::draw::Draw;
 
-/// Names of generators that come and go, and of sinks.
+/// Names of generators that come and go.
 pub const GENERATORS: [&str; 4] = ["g0", "g1", "g2", "g3"];
 /// Names of sinks that come and go.
 pub const SINKS: [&str; 3] = ["x0", "x1", "x2"];
@@ -33,75 +33,71 @@ pub const CHAINS: [&str; 4] = ["k0", "k1", "k2", "k3"];
 pub const RULES: [&str; 4] = ["r0", "r1", "r2", "r3"];
 /// Tenants of things that come and go; `-` has no name.
 pub const TENANTS: [&str; 3] = ["red", "blue", "-"];
-/// Name of what has the other flows of the shared port, where it is there: a chain, its rule, its
-/// service of the tenant red.
+/// Name of the chain for the other flows of the shared port, of its rule, and of its service of the
+/// tenant red.
 pub const ODD: &str = "odd";
-/// Name of the protected chain behind the port that red has a part of.
+/// Name of the protected chain whose port red shares.
 pub const SHARED: &str = "calm-shared";
-/// What names of protected things begin with.
+/// Prefix of the names of protected things.
 pub const PROTECTED: &str = "calm";
 /// Packets per second of each protected chain.
 const RATE: f64 = 5_000.0;
-/// Programs of honest NFs, which pass packets on as they are.
+/// Programs of honest NFs, which pass packets on unchanged.
 pub const PROGRAMS: [&str; 2] = ["sluice-nf-bridge", "sluice-nf-monitor"];
 const FRAMES: u64 = 16_384;
-/// Capacity of the ring of the NF behind the shared port, which drops what finds no room: it has it
-/// for some seconds.
+/// Ring size of the NF behind the shared port, which drops packets when full: room for some
+/// seconds.
 const LONG_RING: u64 = 8_192;
 /// Half of the flows of the shared port.
 const FLOWS: u64 = 16;
 
-/// What a site is made of.
+/// Parameters of a site.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
-    /// Cores of the manager: of several each receives and forwards.
+    /// Cores of the manager; each of several receives and forwards.
     pub manager_cores: Vec<usize>,
     /// Cores of NFs.
     pub cores: Vec<usize>,
-    /// The program whose NFs break the rules, and the arguments before the way in which they do.
+    /// The program of NFs that break the rules, and its arguments before the mode.
     pub hostile: (String, Vec<String>),
-    /// Ways to break the rules.
+    /// Modes of NFs that break the rules.
     pub modes: Vec<&'static str>,
-    /// Whether NFs may be given another user.
+    /// Whether NFs may run as another user.
     pub is_root: bool,
-    /// Whether a protected chain has the tenant of NFs that break the rules, or all of them have others.
+    /// Whether a protected chain shares the tenant of NFs that break the rules.
     pub among: bool,
-    /// Name of a network namespace for [`FOREIGN`], where one can be made.
+    /// Name of a network namespace for [`FOREIGN`], where one can be created.
     pub netns: Option<String>,
-    /// Whether a tenant has fresh packet memory after each stop for violations.
+    /// Whether a tenant gets fresh packet memory after each stop for violations.
     pub replaces_memory: bool,
 }
 
 impl Host {
-    /// Tenants whose memory may be made anew, which ends all of their NFs: none that has protected
+    /// Tenants whose memory may be replaced, which ends all of their NFs: those without protected
     /// ones.
     pub fn renewed(&self) -> &'static [&'static str] {
         if self.among { &TENANTS[..2] } else { &TENANTS }
     }
 
-    /// All services that anything may happen to.
+    /// All services that are not protected, each with its percentage.
     fn services(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let foreign = self.netns.as_ref().map(|_| (FOREIGN, 20));
         SERVICES.into_iter().map(|name| (name, 90)).chain(HOSTILE.into_iter().map(|name| (name, 25))).chain(foreign)
     }
 }
 
-/// A configuration, as values that both TOML and the requests of the API are made of.
+/// A configuration, as JSON values from which both TOML and API requests are made.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Site {
-    /// Ports.
     pub ports: Vec<Value>,
-    /// Services.
     pub services: Vec<Value>,
-    /// Chains.
     pub chains: Vec<Value>,
-    /// Rules.
     pub rules: Vec<Value>,
 }
 
 fn table(out: &mut String, head: &str, table: &Map<String, Value>) {
     let _ = writeln!(out, "{head}");
-    // What JSON writes of texts, numbers and lists of them is TOML as well.
+    // JSON strings, numbers and lists of them are valid TOML.
     for (key, value) in table.iter().filter(|(_, value)| !value.is_null()) {
         let _ = writeln!(out, "{key} = {value}");
     }
@@ -109,15 +105,18 @@ fn table(out: &mut String, head: &str, table: &Map<String, Value>) {
 }
 
 impl Site {
-    /// What is there from the start, and again after each check: all ports, and a chain of each kind.
+    /// The site at the start and after each check: all ports, and a chain of each kind.
     pub fn at_rest(host: &Host) -> Self {
         let mut site = Self::protected(host);
         site.ports.extend(SINKS.iter().map(|name| sink(name)));
         site
     }
 
-    /// The protected part: chains of tenants of their own, over shared and, where there are some, separate cores; and one that shares a
-    /// core and, if [`Host::among`], its tenant with NFs that break the rules.
+    /// The protected part.
+    ///
+    /// It has chains with their own tenants, on shared and, where there are some, separate cores.
+    /// One more chain shares a core with NFs that break the rules and, if [`Host::among`], their
+    /// tenant.
     pub fn protected(host: &Host) -> Self {
         let mut site = Self::default();
         let (first, last) = (host.cores[0], host.cores[host.cores.len() - 1]);
@@ -149,16 +148,15 @@ impl Site {
         site
     }
 
-    /// Packets a second that come to protected chains.
+    /// Packets per second for protected chains.
     pub fn offered(host: &Host) -> f64 {
         let of = |port: &Value| port["rate"].as_f64().unwrap_or(0.0);
         let all: f64 = Self::protected(host).ports.iter().map(of).sum();
-        // Half of the shared port's.
+        // Half of the shared port's rate is not theirs.
         all - RATE
     }
 
-    /// Gives the other half of the shared port's flows to an NF of the tenant red that breaks the
-    /// rules.
+    /// Gives half of the shared port's flows to an NF of the tenant red that breaks the rules.
     fn add_odd(&mut self, host: &Host, draw: &mut Draw) {
         let (program, mut args) = host.hostile.clone();
         args.push((*draw.pick(&host.modes)).into());
@@ -170,13 +168,14 @@ impl Site {
         self.rules.push(json!({"name": ODD, "port": format!("{SHARED}-in"), "src": other, "chain": ODD}));
     }
 
-    /// Anything beside the protected part: most have no fault.
+    /// A random site around the protected part, mostly valid.
     pub fn random(host: &Host, draw: &mut Draw) -> Self {
         let mut site = Self::protected(host);
         if draw.percent(70) {
             site.add_odd(host, draw);
         }
-        // Which sinks stay is drawn, too: a chain may lose its egress while another takes its place.
+        // The set of sinks is random, too: a chain may lose its egress while another takes its
+        // place.
         let sinks: Vec<&str> = SINKS.into_iter().filter(|_| draw.percent(85)).collect();
         site.ports.extend(sinks.iter().map(|name| sink(name)));
         let generators: Vec<&str> = GENERATORS.into_iter().filter(|_| draw.percent(70)).collect();
@@ -199,14 +198,13 @@ impl Site {
         site
     }
 
-    /// Without any port that generates packets, and without rules.
+    /// The site without generators and without rules.
     pub fn silent(mut self) -> Self {
         self.ports.retain(|port| port["kind"] != "gen");
         self.rules.clear();
         self
     }
 
-    /// As TOML, with sockets in `runtime_dir`.
     pub fn toml(&self, host: &Host, runtime_dir: &Path) -> String {
         let (cores, core) = (json!(host.manager_cores), host.manager_cores[0]);
         let after = if host.replaces_memory { "replace" } else { "keep" };
@@ -225,17 +223,17 @@ impl Site {
     }
 }
 
-/// A port that counts what was lost, reordered and doubled.
+/// A port that counts lost, reordered and duplicated packets.
 pub fn sink(name: &str) -> Value {
     json!({"name": name, "kind": "sink"})
 }
 
-/// The same, for which packets wait: where another thread has its queue, that thread may not have its core for a while.
+/// A sink for which packets wait: its queue's thread may be off its core for a while.
 fn patient(name: &str) -> Value {
     json!({"name": name, "kind": "sink", "overload": "wait"})
 }
 
-/// Length of a prefix that [`FLOWS`] addresses have in common.
+/// Length of the prefix that [`FLOWS`] addresses share.
 fn prefix() -> u32 {
     32 - FLOWS.ilog2()
 }
@@ -248,7 +246,7 @@ fn source(host: &Host, name: &str, rate: f64, overload: &str) -> Value {
     })
 }
 
-/// A port that generates packets, at any rate that a busy core can still carry.
+/// A port that generates packets, at a rate that a busy core still carries.
 pub fn generator(name: &str, draw: &mut Draw) -> Value {
     let overload = if draw.percent(50) { "wait" } else { "drop" };
     let rate = *draw.pick(&[500.0, 2_000.0, 5_000.0, 20_000.0]);
@@ -262,13 +260,13 @@ pub fn generator(name: &str, draw: &mut Draw) -> Value {
     port
 }
 
-/// A service that is a bridge of the kernel's between two interfaces.
+/// A service that is a kernel bridge between two interfaces.
 fn foreign(name: &str, netns: &str) -> Value {
     let setup = ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
     json!({"name": name, "kind": "foreign", "netns": netns, "setup": setup, "inside_ms": 2_000})
 }
 
-/// A service of any form; one of [`HOSTILE`] breaks the rules in any way.
+/// A random service; one of [`HOSTILE`] breaks the rules in a random mode.
 pub fn service(host: &Host, name: &str, draw: &mut Draw) -> Value {
     if let Some(netns) = host.netns.as_ref().filter(|_| name == FOREIGN) {
         return foreign(name, netns);
@@ -295,7 +293,7 @@ pub fn service(host: &Host, name: &str, draw: &mut Draw) -> Value {
     service
 }
 
-/// A chain over some of `services`.
+/// A random chain over some of `services`.
 pub fn chain(name: &str, services: &[&str], sinks: &[&str], draw: &mut Draw) -> Value {
     let mut hops: Vec<&str> = Vec::new();
     for _ in 0..draw.below(4) {
@@ -310,7 +308,7 @@ pub fn chain(name: &str, services: &[&str], sinks: &[&str], draw: &mut Draw) -> 
     json!({"name": name, "services": hops, "egress": draw.pick(sinks), "on_failure": draw.pick(&["drop", "bypass", "restart"])})
 }
 
-/// A rule for packets of a generator, or for some of them.
+/// A rule for all packets of a generator, or for some of them.
 pub fn rule(name: &str, generators: &[&str], chains: &[&str], draw: &mut Draw) -> Value {
     let mut rule = json!({"name": name, "port": draw.pick(generators), "chain": draw.pick(chains)});
     if draw.percent(20) {
@@ -319,7 +317,7 @@ pub fn rule(name: &str, generators: &[&str], chains: &[&str], draw: &mut Draw) -
     rule
 }
 
-/// Whether no request and no signal may name this.
+/// Whether requests and signals must not name this.
 pub fn is_protected(name: &str) -> bool {
     name.starts_with(PROTECTED)
 }
@@ -377,7 +375,7 @@ pub mod tests {
         );
     }
 
-    /// Whether nothing refers to what is not there.
+    /// Whether all references resolve.
     fn part_is_sound(site: &Site) -> bool {
         let names = |of: &[Value]| of.iter().map(|v| v["name"].clone()).collect::<Vec<_>>();
         let (ports, services, chains) = (names(&site.ports), names(&site.services), names(&site.chains));

@@ -1,7 +1,7 @@
-//! The steps of a chaotic run: what may be done to a daemon and to its NFs, drawn from the seed and the number of the step alone.
+//! The steps of a chaotic run, drawn from the seed and the step's number alone.
 //!
-//! A step that does not fit (a chain that is there already, an NF that has ended) is refused by the daemon or finds no process; that
-//! is part of the run.
+//! A step that does not fit (a chain that exists already, an NF that has ended) is refused by the
+//! daemon or finds no process. That is part of the run.
 
 use std::fmt;
 
@@ -10,49 +10,41 @@ use serde_json::{Value, json};
 use super::draw::Draw;
 use super::site::{self, CHAINS, FOREIGN, GENERATORS, HOSTILE, Host, PROGRAMS, RULES, SERVICES, SINKS, Site};
 
-/// Steps of a round, after which everything is counted.
+/// Steps of a round.
 pub const ROUND: u64 = 40;
 /// Rounds after which the daemon itself is killed.
 pub const ROUNDS_OF_A_LIFE: u64 = 5;
-/// Which of the instances of a service may be meant; of fewer, it is counted round.
+/// Range of instance indices; an index wraps around at the number of instances.
 const INSTANCES: u64 = 3;
 
-/// A signal for an NF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGKILL.
     Kill,
-    /// SIGSEGV.
     Segv,
-    /// SIGTERM.
     Term,
-    /// SIGABRT.
     Abrt,
 }
 
-/// A call of the control API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// Method of HTTP.
     pub method: &'static str,
-    /// Address, with the name in it.
+    /// Address, with the name in it; `SERVICE#i` is resolved at the call.
     pub address: String,
-    /// Body.
     pub body: Option<Value>,
 }
 
-/// What is done.
+/// What a step does.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Calls of the API, all at once if they are several.
+    /// Calls of the API, concurrent if they are several.
     Calls(Vec<Call>),
-    /// A configuration is applied.
+    /// Applies a configuration.
     Apply(Box<Site>),
-    /// A signal to the process of an NF.
+    /// Sends a signal to the process of an NF.
     Signal(String, Signal),
-    /// The process of an NF is stopped, and goes on so many steps later.
+    /// Stops the process of an NF, and continues it this many steps later.
     Stop(String, u64),
-    /// The process that NFs of a service are forked from is killed.
+    /// Kills the zygote of a service.
     KillZygote(String),
 }
 
@@ -89,7 +81,7 @@ impl Step {
     }
 }
 
-/// An instance of a service that anything may happen to: `SERVICE#i` is the i-th that it has at that moment.
+/// An instance of an unprotected service: `SERVICE#i` is its i-th instance at that moment.
 fn nf(draw: &mut Draw) -> String {
     format!("{}#{}", any_service(draw), draw.below(INSTANCES))
 }
@@ -113,7 +105,7 @@ impl Call {
                 body.as_object_mut().map(|body| core.map(|core| body.insert("core".into(), core.into())));
                 post("/v1/nfs", body)
             }
-            // Also the last one that an open chain passes.
+            // May be the last instance that an open chain passes.
             15..=26 => delete("nfs", &format!("{}?force=true", nf(draw))),
             27..=36 => {
                 let nf = nf(draw);
@@ -128,7 +120,7 @@ impl Call {
                 delete("services", name)
             }
             48..=56 => {
-                // Mostly those that are there; sometimes one that may not be.
+                // Mostly services that exist; sometimes one that may not.
                 let of: Vec<&str> = if draw.percent(80) { SERVICES.into() } else { [&SERVICES[..], &HOSTILE, &[FOREIGN]].concat() };
                 let services: Vec<&str> = of.into_iter().filter(|_| draw.percent(60)).collect();
                 let name = draw.name(&CHAINS);
@@ -180,7 +172,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// The names of what is not protected, and of NFs that break the rules how they do.
+/// The names of unprotected things, with the mode of NFs that break the rules.
 fn names(of: &[Value]) -> Vec<String> {
     let named = of.iter().filter_map(|value| Some((value["name"].as_str()?, value)));
     let how = |(name, value): (&str, &Value)| match value["args"].as_array().and_then(|args| args.last()?.as_str()) {

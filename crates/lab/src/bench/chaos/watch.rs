@@ -1,4 +1,4 @@
-//! What must hold of a chaotic run, whatever was done: the books of packets, and what is left on the host.
+//! What must hold in a chaotic run: packet counts, and nothing left on the host.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,21 @@ use anyhow::Context;
 use super::site::is_protected;
 use sluice_api::model::{Chain, Gone, NfState, Stats};
 
-/// Reasons for which a packet did not enter its chain.
+/// Drop reasons of packets that did not enter their chain.
 const AT_THE_ENTRY: [&str; 4] = ["entry", "nf_down", "no_path", "policed"];
-/// What a port that counts stamps must count none of.
+/// Counters of a stamp-checking port that must stay 0.
 const AMISS: [&str; 6] = ["lost", "reordered", "duplicated", "stale", "unstamped", "altered"];
 
-/// Packets of a chain that have entered, or were put in by a foreign program, and have neither left nor been dropped since. Below 0,
-/// something was counted twice.
+/// Packets inside a chain: entered or originated by a foreign program, and neither left nor
+/// dropped.
+///
+/// Below 0, something was counted twice.
 pub fn inside(chain: &Chain) -> i64 {
     let dropped: u64 = chain.drops.iter().filter(|(why, _)| !AT_THE_ENTRY.contains(&why.as_str())).map(|(_, n)| n).sum();
     (chain.entry_packets + chain.originated_packets) as i64 - chain.exit_packets as i64 - dropped as i64
 }
 
-/// What is wrong with protected chains and their sinks, one line each; with the numbers of `before` taken off.
+/// Faults of protected chains and their sinks since `before`, one line each.
 pub fn amiss(before: &Stats, after: &Stats) -> Vec<String> {
     let mut found = Vec::new();
     for chain in after.chains.iter().filter(|c| is_protected(&c.name)) {
@@ -45,7 +47,8 @@ pub fn amiss(before: &Stats, after: &Stats) -> Vec<String> {
     found
 }
 
-/// Protected chains that no packet has left since `before`, and protected NFs that are not the processes they were.
+/// Protected chains that have delivered nothing since `before`, and protected NFs whose process has
+/// changed.
 pub fn disturbed(before: &Stats, after: &Stats) -> Vec<String> {
     let mut found = Vec::new();
     for chain in before.chains.iter().filter(|c| is_protected(&c.name)) {
@@ -65,15 +68,15 @@ pub fn disturbed(before: &Stats, after: &Stats) -> Vec<String> {
     found
 }
 
-/// Totals that went back: what was dropped is counted for the daemon's whole life.
+/// Totals that decreased: drops are counted for the daemon's whole life.
 pub fn gone_back(before: &Stats, after: &Stats) -> Vec<String> {
     let now = |why: &str| after.drops.get(why).copied().unwrap_or(0);
     let less = before.drops.iter().filter(|(why, n)| now(why) < **n);
     less.map(|(why, n)| format!("the total of packets dropped for {why} went back from {n} to {}", now(why))).collect()
 }
 
-/// The books of chains that nothing enters any more, those too that are gone; none are wrong once
-/// nothing is inside.
+/// Chains, removed ones included, whose counts do not balance although nothing enters them any
+/// more.
 pub fn unbalanced(stats: &Stats, of: impl Fn(&str) -> bool) -> Vec<String> {
     let gone = of_gone(&stats.gone);
     let wrong = stats.chains.iter().filter(|c| of(&c.name)).chain([&gone]).filter(|c| inside(c) != 0);
@@ -88,7 +91,7 @@ pub fn unbalanced(stats: &Stats, of: impl Fn(&str) -> bool) -> Vec<String> {
     wrong.map(say).collect()
 }
 
-/// All chains that are gone, as one.
+/// All removed chains, as one.
 fn of_gone(gone: &Gone) -> Chain {
     let Gone { entry_packets, exit_packets, originated_packets, ref drops, .. } = *gone;
     Chain {
@@ -101,8 +104,8 @@ fn of_gone(gone: &Gone) -> Chain {
     }
 }
 
-/// Frames that are not where they should be when there is no packet: each in the pool of its own
-/// memory, once.
+/// Frames that are out of place when there is no packet: each belongs in the pool of its memory,
+/// once.
 pub fn astray(stats: &Stats) -> Vec<String> {
     let mut found = Vec::new();
     if stats.status.memories.is_empty() {
@@ -119,8 +122,8 @@ pub fn astray(stats: &Stats) -> Vec<String> {
     found
 }
 
-/// Packets that left chains and did not leave ports, or more than once, when nothing enters any
-/// more; of each protected chain too, which has a port of its own.
+/// Packets that left chains but not ports, or more than once, when nothing enters any more.
+/// Protected chains are checked one by one, since each has its own port.
 pub fn unsent(stats: &Stats) -> Vec<String> {
     let mut found = Vec::new();
     for chain in stats.chains.iter().filter(|c| is_protected(&c.name)) {
@@ -138,17 +141,15 @@ pub fn unsent(stats: &Stats) -> Vec<String> {
     found
 }
 
-/// Descriptors and memory of a process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Size {
-    /// Open descriptors, by what they are of: a path, or a kind such as `pipe`.
+    /// Number of open descriptors by target: a path, or a kind such as `pipe`.
     pub kinds: BTreeMap<String, u64>,
-    /// Private memory in KiB.
     pub memory_kib: u64,
 }
 
 impl Size {
-    /// Of a process.
+    /// Reads the size of a process.
     ///
     /// # Errors
     /// It is gone.
@@ -165,12 +166,12 @@ impl Size {
         Ok(Self { kinds, memory_kib: memory.context("the kernel does not tell how much memory it has")? })
     }
 
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub fn descriptors(&self) -> u64 {
         self.kinds.values().sum()
     }
 
-    /// What has grown beyond bounds since `first`, with as many NFs, ports and chains as then.
+    /// What has grown beyond bounds since `first`, with as many NFs, ports and chains.
     pub fn grown_since(&self, first: &Self) -> Vec<String> {
         let mut found = Vec::new();
         let (had, has) = (first.descriptors(), self.descriptors());
@@ -189,18 +190,18 @@ impl Size {
     }
 }
 
-/// What a descriptor is of, without the number that a pipe or a socket has: `pipe:[7]` is a `pipe`.
+/// What a descriptor refers to, without the number of a pipe or socket: `pipe:[7]` is a `pipe`.
 fn kind_of(target: &str) -> &str {
     let is_number = |text: &str| text.trim_end_matches(']').bytes().all(|b| b.is_ascii_digit());
     target.split_once(":[").filter(|(_, number)| is_number(number)).map_or(target, |(kind, _)| kind)
 }
 
-/// Descriptors that a daemon may have more than at first.
+/// Allowed growth in descriptors.
 const MORE_DESCRIPTORS: u64 = 16;
-/// KiB of memory that it may have more than at first: tables that grow with what was seen once, and no more.
+/// Allowed growth in KiB: tables grow with what was seen once, and no more.
 const MORE_KIB: u64 = 128 * 1024;
 
-/// Processes that were started with something below `folder` in their environment or their arguments, and their names.
+/// Processes, with their names, that have a path below `folder` in their environment or arguments.
 pub fn processes_of(folder: &Path) -> Vec<(u32, String)> {
     let wanted = folder.as_os_str().as_encoded_bytes();
     let mentions = |file: PathBuf| std::fs::read(file).is_ok_and(|bytes| bytes.windows(wanted.len()).any(|part| part == wanted));
@@ -214,11 +215,11 @@ pub fn processes_of(folder: &Path) -> Vec<(u32, String)> {
     entries.flatten().filter_map(of).collect()
 }
 
-/// Cgroups and namespaces that have the number of one of these daemons in their names.
+/// Cgroups and namespaces named after the process of one of these daemons.
 pub fn things_of(daemons: &[u32]) -> Vec<String> {
     let mut found = Vec::new();
     let names: Vec<String> = daemons.iter().map(|pid| format!("sluice-{pid}")).collect();
-    // After the number comes an end, or a word: 12 is not 123.
+    // The number is followed by the end or by a `-`: 12 is not 123.
     let is_ours = |name: &str| {
         names.iter().any(|n| name.strip_prefix(n.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')))
     };
@@ -236,7 +237,6 @@ pub fn things_of(daemons: &[u32]) -> Vec<String> {
     found
 }
 
-/// Packets that left each protected chain.
 pub fn left(stats: &Stats) -> BTreeMap<String, u64> {
     stats.chains.iter().filter(|c| is_protected(&c.name)).map(|c| (c.name.clone(), c.exit_packets)).collect()
 }
@@ -334,7 +334,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut child =
             std::process::Command::new("sleep").arg("60").env("SOME_SOCKET", folder.path().join("nf.sock")).spawn().unwrap();
-        // Between fork and exec it is still as its parent is.
+        // Between fork and exec it still has its parent's environment.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !processes_of(folder.path()).iter().any(|(pid, _)| *pid == child.id()) {
             assert!(std::time::Instant::now() < until);

@@ -1,10 +1,14 @@
-//! `sluice bench affinity`: who gets the packets of a flow: each NF in turn, one by the flow's hash, or one of the flow's own.
+//! `sluice bench affinity`: packets of flows in turn, by hash, or per flow.
 //!
 //! # Approach
-//! 240 requests at a time for a file of some packets, through as many NFs whatever they are given. In turn, the packets of a flow are in
-//! several NFs at once, of which each comes to the core when it does: they overtake each other, and TCP at the other end has to put them
-//! in order (`reordered_per_s`, the kernel's count of segments that came too soon, at both ends). By hash, flows that meet one NF wait
-//! for each other. Each with an NF of its own, neither happens.
+//! 240 concurrent requests for a file of some packets, through the same number of NFs in each
+//! variant.
+//!
+//! - In turn, packets of a flow are in several NFs at once, which run at different times. The
+//!   packets overtake each other, and TCP at the other end has to reorder them (`reordered_per_s`,
+//!   the kernel's count of out-of-order segments at both ends).
+//! - By hash, flows that meet at one NF wait for each other.
+//! - With an NF per flow, neither happens.
 //!
 //! # Source
 //! Flurries, figure 9.
@@ -18,20 +22,18 @@ use crate::bench::sched::{COST, params};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "affinity",
     about: "240 web requests at a time: NFs in turn, by hash, and per flow (Flurries, figure 9)",
     run,
 };
 
-/// Requests at a time.
+/// Concurrent requests.
 const AT_ONCE: u32 = 240;
-/// NFs of each kind of pool.
 const NFS: u32 = 256;
-/// Cycles of a packet.
+/// Cycles per packet.
 const CYCLES: u64 = 10_000;
-/// Bytes of an answer: some segments, of which the first ten go out at once.
+/// Bytes of an answer: some segments, of which the first ten leave at once.
 const BYTES: usize = 20_000;
 
 const GROUP: Group = Group {
@@ -55,7 +57,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(web::missing().as_deref()))
 }
 
-/// `missing` is why nothing of it can run here.
+/// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for per in ["round-robin", "rss", "flow"] {

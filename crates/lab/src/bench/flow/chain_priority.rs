@@ -1,11 +1,16 @@
-//! `sluice bench chain-priority`: a chain in which each NF costs more than the one before, and those further down go first.
+//! `sluice bench chain-priority`: rising costs, with and without priority.
 //!
 //! # Approach
-//! Costs 1 : 3 : 7 on one core at line rate. Where nobody refuses packets at the entry, those that the third NF has no room for have cost
-//! the first two their work. With `downstream_first` an NF whose ring fills goes before those that fill it, so hardly any packet dies
-//! inside, without backpressure. *kernel* has the kernel schedule NFs that are woken for each batch of packets, under SCHED_OTHER and
-//! under SCHED_RR, where the position is the NF's priority; *handover* has them hand over the core by themselves. The param
-//! `backpressure` is 1 where packets are refused at the entry. `of_ideal` is of the same work in one process.
+//! Costs 1 : 3 : 7 on one core at line rate. Without refusal at the entry, packets for which the
+//! third NF has no room have wasted the work of the first two. With `downstream_first`, an NF whose
+//! ring fills runs before those that fill it, so hardly any packet is lost inside even without
+//! backpressure.
+//!
+//! - *kernel*: the kernel schedules NFs, which are woken for each batch of packets, under
+//!   SCHED_OTHER, or under SCHED_RR with the position as the NF's priority.
+//! - *handover*: NFs hand over the core themselves.
+//! - Param `backpressure`: 1 where packets are refused at the entry.
+//! - `of_ideal`: relative to the same work in one process.
 //!
 //! # Source
 //! Flurries, figure 8.
@@ -20,11 +25,10 @@ use crate::bench::setup::{Class, Sched, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-priority", about: "costs 1:3:7, those further down first or not (Flurries, figure 8)", run };
 
-/// Costs of the chain, in cycles.
+/// Costs of the chain's NFs, in cycles per packet.
 const COSTS: [u64; 3] = [100, 300, 700];
 
 const GROUP: Group = Group {
@@ -46,14 +50,13 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-/// Who decides who runs next.
+/// What selects the NF to run next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Kernel,
     Handover,
 }
 
-/// One way of scheduling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     by: By,
@@ -113,7 +116,7 @@ fn plan(lab: &Lab) -> Plan {
     plan
 }
 
-/// Adds what is of the ideal, and sums switches.
+/// Adds ratios to the ideal, and sums of context switches.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
     let ideal = rows.iter().find(|row| row.name.starts_with("ideal"));
     let of = |metric: &str| ideal.and_then(|row| row.get(metric)).filter(|value| *value > 0.0);

@@ -1,15 +1,15 @@
-//! `sluice bench crash-loop`: an NF of another tenant ends again and again; do the flows that do not pass it notice?
+//! `sluice bench crash-loop`: flows beside an NF of another tenant that ends again and again.
 //!
 //! # Approach
-//! A chain with half a million flows at half of the rate that was measured of it, and beside it a
-//! chain of another tenant whose only NF is
-//! killed as soon as it runs. What is asked is what the first chain loses: packets refused at its gate, and packets dropped inside. It is
-//! compared with the same without kills, so that what the host does counts on both sides. The rate
-//! is measured once, before the first variant: what the chain delivers with as many flows when it
-//! is offered more than it carries.
+//! A chain with half a million flows gets half of its measured rate. Beside it, a chain of another
+//! tenant has one NF, which is killed as soon as it runs. The result is what the first chain loses:
+//! packets refused at its gate, and packets dropped inside. A variant without kills shows the
+//! losses that the host causes. The rate is measured once, before the first variant: what the chain
+//! delivers with the same flows under overload.
 //!
 //! # Limits
-//! A generator that is late sends what it owes: a packet thread that stands still is seen by what does not fit into rings then.
+//! A generator that is late sends its backlog at once. So a stalled packet thread shows as packets
+//! that do not fit into rings afterwards.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,18 +26,18 @@ use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::Stats;
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "crash-loop", about: "half a million flows while another tenant's NF ends again and again", run };
 
 const NF: &str = "sluice-nf-bridge";
-/// Flows of the chain that is to notice nothing.
+/// Flows of the undisturbed chain.
 const FLOWS: u32 = 500_000;
-/// Part of the rate that it carries, which it is offered.
+/// Offered load, as a part of the chain's capacity.
 const LOAD: f64 = 0.5;
-/// Seconds for which that rate is measured, at most.
+/// Longest measurement of that capacity, in seconds.
 const MEASURED_FOR: f64 = 3.0;
-/// Time between two looks whether the other NF runs again, with and without kills: the daemon answers on the NFs' core.
+/// Polling interval for the other NF, with and without kills: the daemon's replies use the NFs'
+/// core.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 const GROUP: Group = Group {
@@ -78,7 +78,7 @@ fn plan() -> Plan {
     plan
 }
 
-/// The chain, which is offered so many packets a second, and the one of another tenant beside it.
+/// The chain, with this many packets per second, and the other tenant's chain beside it.
 fn setup(rate: f64) -> Setup {
     let service =
         |name: &str, tenant| Service { name: name.into(), exec: NF.into(), tenant: Some(tenant), ring: 4096, ..Service::default() };
@@ -99,7 +99,7 @@ fn setup(rate: f64) -> Setup {
     }
 }
 
-/// A daemon that knows all flows.
+/// Starts a daemon and waits until it knows all flows.
 fn start(lab: &Lab, rate: f64) -> Result<Daemon, Miss> {
     let daemon = lab.start(&setup(rate))?;
     daemon.wait_for("all flows to be known", Duration::from_secs(60), |daemon| {
@@ -108,14 +108,14 @@ fn start(lab: &Lab, rate: f64) -> Result<Daemon, Miss> {
     Ok(daemon)
 }
 
-/// How many packets a second the chain carries.
+/// Capacity of the chain, in packets per second.
 fn measure(lab: &Lab) -> Result<f64, Miss> {
     let daemon = start(lab, 0.0)?;
     let before = daemon.stats()?;
     lab.programs.pause(Duration::from_secs_f64(lab.args.seconds.min(MEASURED_FOR)))?;
     let after = daemon.stats()?;
     daemon.stop()?;
-    Ok(told(&before, &after, 0)["delivered_pps"])
+    Ok(outcome(&before, &after, 0)["delivered_pps"])
 }
 
 fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
@@ -134,12 +134,12 @@ fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
     }
     let after = daemon.stats()?;
     daemon.stop()?;
-    let mut out = told(&before, &after, killed);
+    let mut out = outcome(&before, &after, killed);
     out.insert("offered_pps".into(), rate);
     Ok(out)
 }
 
-fn told(before: &Stats, after: &Stats, killed: u64) -> Sample {
+fn outcome(before: &Stats, after: &Stats, killed: u64) -> Sample {
     let chain = |stats: &Stats| stats.chains.iter().find(|chain| chain.name == "kept").cloned().unwrap_or_default();
     let (then, now) = (chain(before), chain(after));
     let lost = |chain: &sluice_api::model::Chain| chain.drops.values().sum::<u64>();
@@ -170,7 +170,7 @@ mod tests {
         let stats = |time_ns, kept, other| Stats { time_ns, chains: vec![kept, other], ..Stats::default() };
         let before = stats(0, chain("kept", 10, 1), chain("other", 5, 0));
         let after = stats(2_000_000_000, chain("kept", 30, 4), chain("other", 5, 900));
-        let out = told(&before, &after, 7);
+        let out = outcome(&before, &after, 7);
         assert_eq!((out["delivered_pps"], out["lost_count"], out["killed_count"]), (10.0, 3.0, 7.0));
     }
 

@@ -1,8 +1,8 @@
-//! The experiments on NFs for flows: pools, priorities, and who meets whom.
+//! Experiments on NFs for flows: pools, priorities, and flow affinity.
 //!
 //! # Source
-//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
-//! its figure.
+//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT
+//! 2016, section 5. Each module names its figure.
 
 pub mod affinity;
 pub mod chain_priority;

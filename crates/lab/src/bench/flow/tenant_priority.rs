@@ -1,11 +1,12 @@
-//! `sluice bench tenant-priority`: two tenants ask a web server through NFs that share a core, and one of them is worth more.
+//! `sluice bench tenant-priority`: web requests of two tenants, one with a higher priority.
 //!
 //! # Approach
-//! Each request is a connection of its own, which is given an NF of its own. The tenants' clients ask alike, and more than the NFs' core
-//! can serve. With equal priorities they share it; with `tenants = { gold = 4, free = 1 }` the NFs that are given flows of the one have
-//! more of the core, and have it sooner. `priority/weights` leaves the order to NFs that hand over; `priority/rr` has the kernel schedule
-//! them by SCHED_RR (without handing over), the priority of each following the flow that it is given. `of_other` is the favoured tenant's
-//! requests over the other's.
+//! Each request is a connection of its own, which gets its own NF. The tenants' clients send the
+//! same load, more than the NFs' core can serve. With equal priorities they share the core. With
+//! `tenants = { gold = 4, free = 1 }` the NFs for gold's flows get more of the core, and get it
+//! sooner. `priority/weights` leaves the order to hand-over; `priority/rr` has the kernel schedule
+//! NFs under SCHED_RR without hand-over, each with the priority of its flow. `of_other` is the
+//! ratio of the favoured tenant's requests to the other's.
 //!
 //! # Source
 //! Flurries, figure 7.
@@ -19,20 +20,18 @@ use crate::bench::sched::{COST, params};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "tenant-priority",
     about: "web requests of two tenants, of which one is worth more (Flurries, figure 7)",
     run,
 };
 
-/// Requests of each tenant at a time.
+/// Concurrent requests of each tenant.
 const AT_ONCE: u32 = 32;
-/// NFs: one for each connection, and for those that have just ended, whose last packets are still on their way.
+/// NFs: one per connection, and some for ended connections whose last packets are under way.
 const NFS: u32 = 512;
-/// Cycles of a packet: the server and the clients could do several times what the NFs can.
+/// Cycles per packet: the server and the clients can do several times what the NFs can.
 const CYCLES: u64 = 100_000;
-/// Bytes of an answer.
 const BYTES: usize = 512;
 
 const GROUP: Group = Group {
@@ -52,7 +51,7 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-/// Name, `[sched]`.
+/// Name, and `[sched]` settings.
 const VARIANTS: [(&str, &str); 4] = [
     ("equal/weights", "tenants = { gold = 1, free = 1 }"),
     ("priority/weights", "tenants = { gold = 4, free = 1 }"),
@@ -65,7 +64,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(web::missing().as_deref()))
 }
 
-/// `missing` is why nothing of it can run here.
+/// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for (name, sched) in VARIANTS {

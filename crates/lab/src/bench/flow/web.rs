@@ -1,15 +1,16 @@
-//! A web server behind a chain, and clients before it: real HTTP over real TCP, for experiments with pools.
+//! A web server and clients around a chain: real HTTP, for experiments with pools.
 //!
 //! ```text
 //! wrk ── inside ── veth ──► sluiced: there ──► veth ── outside ── nginx
 //!                       ◄── back ◄──
 //! ```
-//! Both directions pass the service `nf`. The manager, the clients and the server are on the manager's core (and on those that are
-//! left), all NFs on one of their own, and a packet costs an NF so much that their core is what is short.
+//! Both directions pass the service `nf`. Manager, clients and server run on the manager's core and
+//! on spare cores; all NFs share one core. A packet costs an NF so much that this core is the
+//! bottleneck.
 //!
 //! # Limits
-//! Needs root, nginx and wrk. wrk opens a connection for each request where it is told to (`Connection: close`), and has one request at a
-//! time on each connection.
+//! Needs root, nginx and wrk. wrk opens a connection per request if configured
+//! (`Connection: close`), and has one request at a time on each connection.
 
 use sluice_api::model::NfState;
 use std::fmt::Write as _;
@@ -25,18 +26,16 @@ use crate::bench::sched::COST;
 use crate::bench::sched::netns::{self, INSIDE, OUTSIDE, Running, SECOND, Wires, call};
 use crate::bench::setup::Setup;
 
-/// How long anything may take besides the measured time.
+/// Time limit of each action besides the measured time.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Port of the server.
 const PORT: u16 = 80;
 
-/// The service that both directions pass.
 pub const SERVICE: &str = "nf";
 
-/// Addresses of the tenants' clients and of the server that they ask.
+/// Addresses of each tenant's clients and of their server.
 pub const TENANTS: [(&str, &str); 2] = [(INSIDE, OUTSIDE), (SECOND[0], SECOND[1])];
 
-/// Why it cannot run here, if so.
+/// Why the experiments cannot run here, if so.
 pub fn missing() -> Option<String> {
     let there = |program: &str, args: &[&str]| {
         Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status().is_ok()
@@ -47,19 +46,20 @@ pub fn missing() -> Option<String> {
         .or_else(|| absent.map(|(program, package)| format!("there is no {program} here; install {package}")))
 }
 
-/// A pool for the service, and how its NFs are.
+/// A pool for the service.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pool {
-    /// What its NFs are given.
+    /// Unit of assignment: the pool's `per`.
     pub per: &'static str,
-    /// How many there are.
+    /// Number of NFs.
     pub nfs: u32,
-    /// Cycles of a packet.
+    /// Cycles per packet.
     pub cycles: u64,
 }
 
-/// The configuration: ports, chains and rules between both wires, the pool, and more of it. `rule` says what is added to the rule of each
-/// tenant's clients.
+/// The configuration: ports, chains and rules between both wires, the pool, and `more`.
+///
+/// `rule` has additions to the rule of each tenant's clients.
 pub fn setup(lab: &Lab, wires: &Wires, pool: &Pool, rule: [&str; 2], more: &str) -> Setup {
     let core = lab.cores.shared();
     let mut text = String::from(more);
@@ -81,7 +81,7 @@ pub fn setup(lab: &Lab, wires: &Wires, pool: &Pool, rule: [&str; 2], more: &str)
              [[rule]]\nport = \"outside\"\nsrc = \"{server}/32\"\nchain = \"back\"\n{rule}\n"
         );
     }
-    // Whatever else a namespace says goes past the NFs.
+    // Other traffic of a namespace bypasses the NFs.
     for (from, chain) in [("inside", "past-there"), ("outside", "past-back")] {
         let to = if from == "inside" { "outside" } else { "inside" };
         let _ =
@@ -90,17 +90,14 @@ pub fn setup(lab: &Lab, wires: &Wires, pool: &Pool, rule: [&str; 2], more: &str)
     Setup { manager_core: lab.manager_core, frames: 32_768, more: text, ..Setup::default() }
 }
 
-/// nginx in the outer namespace; it ends with its owner.
+/// nginx in the outer namespace; stopped on drop.
 pub struct Server {
     child: Child,
     folder: tempfile::TempDir,
 }
 
 impl Server {
-    /// Starts one that answers with so many bytes.
-    ///
-    /// # Errors
-    /// It does not start.
+    /// Starts a server whose answers have this many bytes.
     pub fn start(lab: &Lab, wires: &Wires, bytes: usize) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("sluice-bench-web-")
@@ -137,7 +134,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The master ends its workers when it is told to, and leaves them behind when it is killed.
+        // On SIGTERM the master ends its workers; if killed, it would leave them behind.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
@@ -154,7 +151,7 @@ fn config(folder: &Path) -> String {
     )
 }
 
-/// Cores of clients and server: all but that of the NFs.
+/// Cores of clients and server: all but the NFs' core.
 fn ends(lab: &Lab) -> String {
     let mut cores = lab.cores.besides_manager();
     cores.retain(|core| *core != lab.cores.shared());
@@ -163,9 +160,6 @@ fn ends(lab: &Lab) -> String {
 }
 
 /// Waits until all NFs of the pool run.
-///
-/// # Errors
-/// They do not, in time.
 pub fn wait_for_nfs(lab: &Lab, daemon: &crate::bench::daemon::Daemon, nfs: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs run", PATIENCE, |daemon| {
         let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();
@@ -174,27 +168,27 @@ pub fn wait_for_nfs(lab: &Lab, daemon: &crate::bench::daemon::Daemon, nfs: u32) 
     lab.warm_up()
 }
 
-/// What a client's load is.
+/// Load of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Requests at a time.
+    /// Concurrent requests.
     pub at_once: u32,
     /// Whether each request has a connection of its own.
     pub close: bool,
 }
 
-/// What came of a client's requests.
+/// Results of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Served {
-    /// Requests that were answered, a second.
+    /// Answered requests per second.
     pub per_s: f64,
-    /// 99th percentile of the time to an answer, in nanoseconds.
+    /// 99th percentile of the response time, in nanoseconds.
     pub p99_ns: f64,
-    /// Requests that were not answered.
+    /// Requests without an answer.
     pub failed: f64,
 }
 
-/// Lets clients of these tenants ask at once for as long as was asked for, and reads all counters before and after.
+/// Runs clients of these tenants for the requested time, and reads all counters before and after.
 ///
 /// # Errors
 /// A client fails, or the experiment was interrupted.
@@ -230,17 +224,17 @@ pub fn ask(
     Ok(Outcome { served, disorder: disorder as f64 / seconds, sample: nfs(&before, &after) })
 }
 
-/// What came of it all.
+/// Results of a measurement.
 pub struct Outcome {
     /// By tenant.
     pub served: Vec<Served>,
-    /// Segments a second that came before others that were sent first, at either end.
+    /// Out-of-order segments per second, at either end.
     pub disorder: f64,
     /// What the NFs did.
     pub sample: Sample,
 }
 
-/// Time that all NFs were on their core, and how often they came there.
+/// CPU time of all NFs, and their context switches.
 fn nfs(before: &Reading, after: &Reading) -> Sample {
     let seconds = after.tasks.seconds_since(&before.tasks);
     let tasks = after.stats.nfs.iter().filter_map(|nf| after.tasks.since(&before.tasks, &nf.name));
@@ -257,7 +251,7 @@ fn nfs(before: &Reading, after: &Reading) -> Sample {
     ])
 }
 
-/// Segments that came out of order, at both ends, ever: what the kernel had to keep for later.
+/// Total of out-of-order segments at both ends, which the kernel had to queue.
 fn disorder(wires: &Wires) -> anyhow::Result<u64> {
     let mut sum = 0;
     for namespace in wires.namespaces() {
@@ -267,18 +261,18 @@ fn disorder(wires: &Wires) -> anyhow::Result<u64> {
     Ok(sum)
 }
 
-/// What wrk says.
+/// Parses the output of wrk.
 fn parse(text: &str) -> anyhow::Result<Served> {
     let after = |word: &str| text.lines().find_map(|line| line.trim().strip_prefix(word)).map(str::trim);
     let per_s = after("Requests/sec:").and_then(|number| number.parse().ok()).context("it names no rate")?;
     let p99_ns = after("99%").and_then(time_ns).unwrap_or(f64::NAN);
-    // Socket errors: connect 0, read 12, write 0, timeout 3
+    // Format: "Socket errors: connect 0, read 12, write 0, timeout 3".
     let errors = after("Socket errors:").unwrap_or("");
     let failed = errors.split(',').filter_map(|part| part.split_whitespace().last()?.parse::<f64>().ok()).sum();
     Ok(Served { per_s, p99_ns, failed })
 }
 
-/// A time as wrk writes it: 1.25ms, 300.00us, 2.00s.
+/// Parses a time as wrk writes it: 1.25ms, 300.00us, 2.00s.
 fn time_ns(text: &str) -> Option<f64> {
     let units = [("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9)];
     units.iter().find_map(|(unit, ns)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * ns))

@@ -1,22 +1,28 @@
-//! `sluice bench controllers`: what it takes to stop one process and run another, from outside, by each mechanism.
+//! `sluice bench controllers`: switches between processes, by mechanism.
 //!
 //! # Approach
-//! Two busy processes share a core; a third, on the manager's core, switches between them. All three are this host's `sluiced`,
-//! started as helpers: the code that switches is the daemon's own. They tell the time by the time-stamp counter, in shared memory:
-//! - `switch_cost_ns_p50`, `_p95`: what a switch costs who makes it;
-//! - `old_stops_ns_p50`, `_p95`: from the begin of the switch until the old process ran for the last time;
+//! Two busy processes share a core; a third, on the manager's core, switches between them. All
+//! three are this host's `sluiced`, started as helpers, so the switching code is the daemon's own.
+//! They publish times of the time-stamp counter in shared memory:
+//! - `switch_cost_ns_p50`, `_p95`: cost of a switch to its caller;
+//! - `old_stops_ns_p50`, `_p95`: from the start of the switch until the old process ran for the
+//!   last time;
 //! - `new_runs_ns_p50`, `_p95`: until the new one runs;
-//! - `missed_percent`: switches that took no effect in 20 ms, or after which the old one went on;
-//! - `right_percent` of each slice length: slices at whose end the right process had run last, of those in which one of the two
-//!   ran; `shortest_slice_us`: the shortest at which, and at all longer ones, that is 90 % or more.
+//! - `missed_percent`: switches without effect within 20 ms, or after which the old process
+//!   continued;
+//! - `right_percent` of each slice length: slices at whose end the right process had run last, of
+//!   those in which one of the two ran; `shortest_slice_us`: the shortest slice at which, and at
+//!   all longer ones, that is 90 % or more.
 //!
-//! A mechanism that the host forbids is left out, with the daemon's own words for why.
+//! A mechanism that the host forbids is left out, with the daemon's reason.
 //!
 //! # Limits
-//! What else runs on the two cores is measured, too. Slices are at most a millisecond: longer ones ask nothing of a mechanism.
+//! Other load of the two cores is measured, too. Slices are at most a millisecond: longer ones are
+//! no challenge to a mechanism.
 //!
 //! # Source
-//! UNiS (Anthony and Bai) switches by real-time priorities alone; its slices below 32 µs worked, those above were its limitation.
+//! UNiS (Anthony and Bai) switches by real-time priorities alone; its slices below 32 µs worked,
+//! those above were its limitation.
 
 use std::process::{Command, Stdio};
 
@@ -31,18 +37,16 @@ use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "controllers",
     about: "cost and latency of stopping one process and running another, by each mechanism",
     run,
 };
 
-/// The mechanisms.
 const MECHANISMS: [&str; 6] = ["doorbell", "realtime", "freeze", "signal", "freezer", "gate"];
-/// Switches that are timed, and slices of each length, for a second that was asked for.
+/// Timed switches, and slices of each length, per second of the requested time.
 const PER_SECOND: (f64, f64) = (2000.0, 200.0);
-/// Least of both, so that there is something to sum up.
+/// Minimum of both, for meaningful statistics.
 const LEAST: u32 = 50;
 
 const SWITCHES: Group = Group {
@@ -69,7 +73,7 @@ const SLICES: Group = Group {
     form: Form::Series("slice_us"),
 };
 
-/// What the helper that measures answers.
+/// Answer of the measuring helper.
 #[derive(Debug, Deserialize)]
 struct Answer {
     figures: Option<Figures>,

@@ -1,8 +1,9 @@
 //! `sluice bench idle`: what the daemon costs while nothing happens.
 //!
 //! # Approach
-//! Two namespaces joined by a chain of three NFs, and nobody who sends. The daemon may rest (`idle = "adaptive"`, its default), and its ports can. What it
-//! spends is what the kernel says of all of its threads; in it are the packet threads, what gives NFs that poll their turns, the controller of
+//! Two namespaces joined by a chain of three NFs, without traffic. The daemon may sleep (its
+//! default, `idle = "adaptive"`), and its ports support that. The cost is CPU time of all of its
+//! threads, by the kernel: packet threads, the scheduler of NFs that poll, the controller of
 //! weights, and the control socket.
 //!
 //! # Source
@@ -20,12 +21,8 @@ use crate::bench::setup::{Service, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
-pub const EXPERIMENT: Experiment = Experiment {
-    name: "idle",
-    about: "what the daemon spends while nobody sends, with NFs that sleep and with NFs that poll",
-    run,
-};
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "idle", about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll", run };
 
 const NFS: usize = 3;
 const VARIANTS: [(&str, Sharing); 2] = [("cooperative", Sharing::Cooperative), ("uncooperative/auto", Sharing::Uncooperative)];
@@ -47,7 +44,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(netns::missing_without(&["iperf3"]).as_deref()))
 }
 
-/// `missing` is why it cannot run here.
+/// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for (name, sharing) in VARIANTS {
@@ -108,7 +105,7 @@ fn one(lab: &Lab, sharing: Sharing) -> Result<Sample, Miss> {
     daemon.stop()?;
     let seconds = after.tasks.seconds_since(&before.tasks);
     let nfs = (1..=NFS).filter_map(|i| after.tasks.since(&before.tasks, &format!("nf{i}")));
-    // What the kernel itself says on the wires, such as its search for neighbours.
+    // Packets that the kernel itself sends, such as neighbour discovery.
     let packets =
         |reading: &crate::bench::measure::Reading| reading.stats.ports.iter().map(|port| port.rx_packets).sum::<u64>() as f64;
     Ok(Sample::from([

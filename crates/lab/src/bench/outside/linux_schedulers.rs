@@ -1,9 +1,10 @@
-//! `sluice bench linux-schedulers`: what the kernel's schedulers make of NFs that poll.
+//! `sluice bench linux-schedulers`: the kernel's schedulers with NFs that poll.
 //!
 //! # Approach
-//! A chain of three MAC swaps on one core. Two of them poll, the third sleeps when it has no packets: under SCHED_OTHER the two take the
-//! core in turns of milliseconds whether they have packets or not, under SCHED_RR in turns of its slice, and what sleeps comes when they
-//! let it. Beside that, the same three with turns from outside.
+//! A chain of three MAC swaps on one core. Two of them poll, the third sleeps when it has no
+//! packets. Under SCHED_OTHER the two alternate on the core by milliseconds, with packets or
+//! without; under SCHED_RR they alternate by its slice; and the sleeping NF runs when they let it.
+//! For comparison, the same three run with slices from outside.
 //!
 //! # Source
 //! UNiS, figure 5.
@@ -17,14 +18,13 @@ use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-schedulers",
     about: "three NFs on a core, two of which poll, left to the kernel's schedulers (UNiS, figure 5)",
     run,
 };
 
-/// Who polls.
+/// Whether each NF polls.
 const POLLS: [bool; 3] = [false, true, true];
 const VARIANTS: [(&str, Sharing); 4] = [
     ("linux/other", Sharing::Linux(Class::Other)),

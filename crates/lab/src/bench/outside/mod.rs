@@ -1,15 +1,19 @@
-//! The experiments on NFs that do not cooperate: those of the UNiS report, and what belongs to them.
+//! Experiments on NFs that do not cooperate: those of the UNiS report, and related ones.
 //!
 //! # Terms
-//! *Uncooperative*: NFs that poll, never sleep and never yield, and have their turns from outside. *Cooperative*: the same NFs with the
-//! library's sleep, handing their core over by themselves. *Linux*: the NFs that poll, left to the kernel's scheduler. *Ideal*: the
-//! handlers of the chain one after another in one process.
+//! - *Uncooperative*: NFs that poll, never sleep and never yield, and get their slices from
+//!   outside.
+//! - *Cooperative*: the same NFs with the library's sleep, which hand over their core themselves.
+//! - *Linux*: the NFs that poll, left to the kernel's scheduler.
+//! - *Ideal*: the handlers of the chain one after another in one process.
 //!
 //! # Units
-//! Costs are nanoseconds a packet on top of swapping its addresses; a *unit* of load is [`UNIT_NS`].
+//! Costs are nanoseconds per packet on top of swapping its addresses; a *unit* of load is
+//! [`UNIT_NS`].
 //!
 //! # Source
-//! Anthony and Bai, *UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function Scheduler*. Each module names its figure.
+//! Anthony and Bai, *UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function
+//! Scheduler*. Each module names its figure.
 
 pub mod controllers;
 pub mod idle;
@@ -20,13 +24,12 @@ use crate::bench::lab::Lab;
 use crate::bench::sched::{COST, Hop, LINE_FRAMES, LINE_RING, Mode, chain_of, line_rate, traffic_to};
 use crate::bench::setup::{Class, Service, Setup};
 
-/// A unit of load, in nanoseconds a packet.
+/// A unit of load, in nanoseconds per packet.
 pub const UNIT_NS: f64 = 50.0;
 
-/// How NFs share their core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// They poll and have turns.
+    /// They poll and get slices from outside.
     Uncooperative,
     /// They sleep and hand over.
     Cooperative,
@@ -36,13 +39,14 @@ pub enum Sharing {
     Ideal,
 }
 
-/// Cycles of the time-stamp counter for so many nanoseconds.
+/// Cycles of the time-stamp counter in this time.
 pub fn cycles(ns: f64, tsc_hz: f64) -> u64 {
     (ns * tsc_hz / 1e9).round() as u64
 }
 
-/// One chain of MAC swaps with these costs, in cycles, all on the core that NFs share, at line rate. `polls` says of each whether it
-/// polls where it is not cooperative.
+/// One chain of MAC swaps with these costs in cycles, all on the NFs' shared core, at line rate.
+///
+/// `polls` says for each NF whether it polls when it is not cooperative.
 pub fn chain(lab: &Lab, sharing: Sharing, costs: &[u64], polls: &[bool]) -> Setup {
     let class = match sharing {
         Sharing::Linux(class) => class,

@@ -1,12 +1,14 @@
 //! `sluice bench workflow`: chains of one to ten NFs that poll on one core.
 //!
 //! # Approach
-//! Every NF swaps addresses and then works for nothing, one unit, one and two units in turn, or four units. The same NFs run with turns
-//! from outside, handing over by themselves, left to the kernel, and as calls in one process, in turns within one run. What turns from
-//! outside cost is the first against the second; what switching costs at all, the second against the last.
+//! Every NF swaps addresses and then burns no unit, one unit, one and two units alternately, or
+//! four units. The same NFs run with slices from outside, with hand-over, left to the kernel, and
+//! as calls in one process; the variants alternate within one run. The first against the second is
+//! the cost of slices from outside; the second against the last is the cost of switching at all.
 //!
 //! # Source
-//! UNiS, figures 6 (no load), 7 (one unit) and 8 (one and two units in turn). Four units, 200 ns, are ours.
+//! UNiS, figures 6 (no load), 7 (one unit) and 8 (one and two units alternately). Four units, 200
+//! ns, are ours.
 
 use serde_json::json;
 
@@ -17,7 +19,6 @@ use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "workflow",
     about: "chains of 1 to 10 polling NFs on one core, with turns from outside (UNiS, figures 6 to 8)",
@@ -25,9 +26,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
-/// Loads in units, by turns along the chain.
+/// Loads in units, repeated along the chain.
 const LOADS: [&[f64]; 4] = [&[0.0], &[1.0], &[1.0, 2.0], &[4.0]];
-/// Variants, and their names.
+/// Variants, by name.
 const VARIANTS: [(&str, Sharing); 5] = [
     ("uncooperative/auto", Sharing::Uncooperative),
     ("cooperative/other", Sharing::Cooperative),
@@ -83,13 +84,16 @@ fn plan(_: &Lab) -> Plan {
     plan
 }
 
-/// Longest that an NF with packets may wait, in nanoseconds: the slices of all others, and a millisecond. A slice is no longer than what a
-/// whole ring takes, and a packet takes each NF the time that the core has for it, over the number of NFs.
+/// Longest allowed wait of an NF with packets, in nanoseconds: the slices of all others, and a
+/// millisecond.
+///
+/// A slice is at most the time for a whole ring. A packet takes each NF the core's time per packet,
+/// divided by the number of NFs.
 fn wait_bound_ns(nfs: f64, delivered_pps: f64) -> f64 {
     (nfs - 1.0) * f64::from(LINE_RING) * 1e9 / (delivered_pps * nfs) + 1e6
 }
 
-/// Adds to each row what it delivers of the cooperative, the ideal and the best that the kernel alone gives.
+/// Adds each row's rate relative to the cooperative variant, the ideal, and the kernel's best.
 pub fn ratios(rows: &mut [Row]) -> Vec<Row> {
     let rates: Vec<(String, crate::bench::report::Params, f64)> =
         rows.iter().filter_map(|row| Some((row.name.clone(), row.params.clone(), row.get("delivered_pps")?))).collect();

@@ -1,24 +1,33 @@
-//! `sluice bench profile-accuracy`: how many points a throughput curve takes, and how far it is from all points.
+//! `sluice bench profile-accuracy`: a curve of few points against all.
 //!
 //! # Approach
-//! Each NF that is built by `scripts/trace-nf` runs once on a million packets, or as many as make the loads and stores that are enough
-//! ([`ENOUGH`]; `packets_count` tells), with uniform and with Zipf flows ([`EXAMPLES`]), and the model tells its misses
-//! with each of 20 ways of 2,304 KiB, as the paper's machine has them. A packet takes `PACKET_NS` and `MISS_NS` for each miss. The curve is built
-//! from as few of the 20 points as [`sluice_slo::curve`] asks for, and compared with all 20: `error_percent` is the worst distance of the curve, and
-//! `over_percent` the most by which what is promised (less the margin) is above what there is: below 0, it is nowhere. `paper_percent` is the
-//! worst distance for the paper's own rule, which stops where the middle of an interval is within 1 % of the line. `cpu_s` is the processor time
-//! of model and traced NF, for these packets and those before them: one of each flow, and a tenth to warm up; `million_s` is what a million of
-//! all of them take. An NF that works on another one's packets is traced behind that one, and shares the cache with it.
+//! Each NF built by `scripts/trace-nf` runs once on a million packets, or on as many as give enough
+//! loads and stores ([`ENOUGH`]; `packets_count` has their number), with uniform and with Zipf
+//! flows ([`EXAMPLES`]). The model computes its misses with each of 20 ways of 2,304 KiB, as on the
+//! paper's machine. A packet takes `PACKET_NS`, and `MISS_NS` for each miss. The curve is built
+//! from as few of the 20 points as [`sluice_slo::curve`] requests, and compared with all 20:
+//! - `error_percent`: the worst distance of the curve;
+//! - `over_percent`: the most by which the promised value (less the margin) exceeds the real one;
+//!   below 0, it never does;
+//! - `paper_percent`: the worst distance for the paper's own rule, which stops where the middle of
+//!   an interval is within 1 % of the line;
+//! - `cpu_s`: CPU time of model and traced NF, for these packets and those before them (one of each
+//!   flow, and a tenth to warm up); `million_s`: CPU time for a million packets of all kinds.
 //!
-//! Of some chains, too, it is told what their NFs miss that share the cache ([`CHAINS`]), and how good a curve of few points is: that of the chain
-//! at the slowest of its NFs. Variants' metrics hold what each NF misses of a packet: `references.NF`, and `misses.NF.01` for one way to
-//! `misses.NF.20`; with the times of packets (`base_ns` of whole profiles) they are what sets of SLOs are made of (scripts/sample-kinds).
+//! An NF that works on another one's packets is traced behind that one, and shares the cache with
+//! it.
+//!
+//! For some chains ([`CHAINS`]), the misses of their NFs in a shared cache are computed, too, and
+//! the error of a curve of few points, for the chain at the rate of its slowest NF. Variants'
+//! metrics include misses per packet of each NF: `references.NF`, and `misses.NF.01` for one way to
+//! `misses.NF.20`. Together with packet times (`base_ns` of whole profiles) they are the source of
+//! sets of SLOs (scripts/sample-kinds).
 //!
 //! Whole profiles of the same NFs are made and measured again ([`whole`]).
 //!
 //! # Limits
-//! The two times are stated, and shorter than those of real packets, so that misses weigh more and curves are steeper than they are. The model
-//! is exact, so noise is left out.
+//! The two times are assumed, and shorter than those of real packets, so that misses weigh more and
+//! curves are steeper than in reality. The model is exact, so there is no noise.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -37,7 +46,6 @@ use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "profile-accuracy",
     about: "points of a profile and its error against a full sweep of cache ways, for NFs that are built by scripts/trace-nf",
@@ -54,7 +62,7 @@ const HIERARCHY: Hierarchy = Hierarchy {
     l2: Some(Geometry { sets: 512, ways: 8 }),
     llc: Geometry { sets: 36_864, ways: 20 },
 };
-/// Chains, of examples by name, and the flows that they get.
+/// Chains, of examples by name, and their number of flows.
 const CHAINS: [&[&str]; 3] = [&["firewall-stateful", "nat"], &["monitor", "lb"], &["firewall-stateful", "monitor", "nat"]];
 const CHAIN_FLOWS: u32 = 150_000;
 const LAWS: [(&str, Option<f64>); 2] = [("uniform", None), ("zipf 1.1", Some(1.1))];
@@ -114,7 +122,7 @@ fn case(name: String, flows: u32, law: &str, run: impl Fn() -> Result<Sample, Mi
     Case { name, params, run: Box::new(move |_| Ok(vec![Row::new(&row_name, &row_params, run()?)])) }
 }
 
-/// An NF of the examples with what it gets, as it is traced.
+/// A traced NF of the examples, with its packets.
 fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
     let program = std::env::current_exe()?.with_file_name(format!("sluice-nf-{}", example.nf));
     let missing = || Miss::LeaveOut(format!("it is not built to be traced: run `scripts/trace-nf {}`", example.nf));
@@ -124,7 +132,7 @@ fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
     Ok(Traced { program, args: example.args(Scale::Large, &file), env: Vec::new() })
 }
 
-/// The packets of an example, for so many flows.
+/// The packets of an example, for this number of flows.
 fn traffic(example: &Example, flows: u32, zipf: Option<f64>, accesses: Option<u64>) -> Traffic {
     let Example { bytes, spread, .. } = *example;
     Traffic { packets: PACKETS, warm_up: WARM_UP, accesses, flows, zipf, bytes, spread, seed: 1 }
@@ -148,7 +156,7 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let mut found = compare(std::slice::from_ref(&misses)).map_err(anyhow::Error::from)?;
     let [model_s, nf_s] = [0, 1].map(|i| ended[i] - began[i]);
     let cpu_s = model_s + nf_s;
-    // Those to warm up end with a tenth of what ends the others.
+    // Warm-up packets end after a tenth of the others' limit.
     let all = misses.packets as f64 * (1.0 + WARM_UP as f64 / PACKETS as f64) + f64::from(flows);
     found.extend([
         ("packets_count".to_string(), misses.packets as f64),
@@ -160,7 +168,7 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     Ok(found)
 }
 
-/// The same of a chain, without times.
+/// Like the sample of an NF, for a chain and without times.
 fn chain_sample(examples: &[&Example], zipf: Option<f64>) -> Result<Sample, Miss> {
     let folder = tempfile::tempdir()?;
     let nfs = examples.iter().map(|example| traced(example, folder.path())).collect::<Result<Vec<_>, _>>()?;
@@ -174,13 +182,13 @@ fn chain_sample(examples: &[&Example], zipf: Option<f64>) -> Result<Sample, Miss
     Ok(found)
 }
 
-/// What an NF misses of a packet.
+/// Misses of an NF per packet, for each number of ways.
 fn each_way(nf: &str, misses: &Misses) -> Vec<(String, f64)> {
     let name = |ways| if ways == 0 { format!("references.{nf}") } else { format!("misses.{nf}.{ways:02}") };
     (0..=HIERARCHY.llc.ways).map(|ways| (name(ways), misses.misses_per_packet(ways))).collect()
 }
 
-/// A curve of few points against one of all, of NFs that run at the rate of the slowest.
+/// Compares a curve of few points with one of all, for NFs at the rate of the slowest.
 fn compare(nfs: &[Misses]) -> Result<Sample, curve::CurveError<Infallible>> {
     let slowest = |ways| nfs.iter().map(|nf| nf.packets_per_second(ways, PACKET_NS, MISS_NS)).fold(f64::INFINITY, f64::min);
     let all: Vec<f64> = (1..=HIERARCHY.llc.ways).map(slowest).collect();
@@ -205,7 +213,7 @@ fn compare(nfs: &[Misses]) -> Result<Sample, curve::CurveError<Infallible>> {
     ]))
 }
 
-/// The paper's rule on all points: its worst distance, and how many points it takes.
+/// The paper's rule on all points: its worst distance, and its number of points.
 fn papers_rule(all: &[f64]) -> (f64, usize) {
     let mut taken = vec![0, all.len() - 1];
     let mut open = vec![(0usize, all.len() - 1)];
@@ -225,15 +233,15 @@ fn papers_rule(all: &[f64]) -> (f64, usize) {
     (gaps.fold(0.0, |worst: f64, off| worst.max(off.abs())), taken.len())
 }
 
-/// Between two points, on the straight line.
+/// Linear interpolation between two points.
 fn line(all: &[f64], left: usize, right: usize, at: usize) -> f64 {
     all[left] + (all[right] - all[left]) * (at - left) as f64 / (right - left) as f64
 }
 
-/// CPU time of a process, and of its children that have ended.
+/// CPU time of a process, and of its ended children.
 fn times(stat: &Path) -> anyhow::Result<[f64; 2]> {
-    // utime, stime, cutime and cstime are the 14th to 17th word; the second is the name in brackets, which may hold blanks. In hundredths
-    // of a second, on all that Linux runs on.
+    // utime, stime, cutime and cstime are words 14 to 17, in hundredths of a second on all Linux
+    // platforms. The second word is the name in brackets, which may contain blanks.
     let text = std::fs::read_to_string(stat)?;
     let words = text.rsplit(')').next().unwrap_or("").split_whitespace();
     let times: Vec<f64> = words.skip(11).take(4).filter_map(|word| word.parse().ok()).collect();

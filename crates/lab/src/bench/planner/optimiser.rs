@@ -1,10 +1,11 @@
-//! `sluice bench optimiser`: how long the least number of servers takes, and how good it is.
+//! `sluice bench optimiser`: time and quality of the optimiser.
 //!
 //! # Approach
-//! Mixed sets of SLOs, every one different, for about 10, 20, 40, 100, 200 and 1,000 servers, the last in parts; and sets of traced NFs and
-//! chains, which take several cores ([`sluice_slo::samples`]). The solver has one thread. Of
-//! each: time, gap between the solution and what is proved to be needed at least, and what the greedy way takes. Beside that, the time
-//! in which one more SLO is admitted or refused (with what would fit), while others run.
+//! Mixed sets of SLOs, all different, for about 10, 20, 40, 100, 200 and 1,000 servers, the last in
+//! parts; and sets of traced NFs and chains, which take several cores ([`sluice_slo::samples`]).
+//! The solver has one thread. Measured are: time, the gap between the solution and the proven lower
+//! bound, and the greedy method's number of servers. A second table has the time to admit or refuse
+//! one more SLO (with what would fit) beside others.
 
 use serde_json::json;
 use sluice_slo::compare;
@@ -16,21 +17,20 @@ use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "optimiser",
     about: "time and gap of the optimiser for 10 to 1,000 servers, and of the admission of one SLO",
     run,
 };
 
-/// SLOs, and whether they are solved in parts.
+/// Number of SLOs, and whether they are solved in parts.
 const SIZES: [(usize, bool); 6] = [(50, false), (100, false), (200, false), (500, false), (1000, false), (5000, true)];
-/// Sets of NFs and chains that were traced, and how many SLOs of them.
+/// Sets of traced NFs and chains, and their number of SLOs.
 const OTHERS: [Mix; 2] = [Mix::Traced, Mix::TracedSensitive];
 const OF_OTHERS: usize = 200;
 /// SLOs that run while one more is admitted.
 const BESIDE: [usize; 2] = [200, 5000];
-/// How many more are tried.
+/// Number of tried admissions.
 const TRIES: usize = 40;
 
 const SOLVED: Group = Group {

@@ -1,18 +1,24 @@
 //! `sluice bench placement`: the same SLOs, placed in eight ways.
 //!
 //! # Approach
-//! 200 SLOs, every one different, of NFs that need the cache, that hardly do, and of both; ten random sets of each. Half of the mixes are of kinds
-//! of NF whose parameters are chosen, after the paper's; the others (`traced`) are of the NFs and chains that come along, with
-//! parameters from their profiles and traces ([`sluice_slo::samples`]). Of each way of placing:
-//! servers in use, SLOs that get less than promised by the model of contention, and servers over those of our greedy and of the optimum.
-//! `admission` is what tenants meet: one SLO after the other, as they come, and nobody is moved; `admission/sorted` has all of them
-//! beforehand and takes those first that take most; `greedy` packs all at once.
-//! Profiles are built from the model's values with the profiler's plans (points, loads, margins), and without a measurement's noise; violations are by the model itself, throughput
-//! and latency: an SLO is violated if an instance is given more than it carries within the latency, by more than 1 %. A build without the
-//! solver leaves the optimum out.
+//! 200 SLOs, all different, of NFs that need the cache, that hardly do, and of both; ten random
+//! sets of each. Half of the mixes are kinds of NF with parameters chosen after the paper's. The
+//! others (`traced`) are the included NFs and chains, with parameters from their profiles and
+//! traces ([`sluice_slo::samples`]). For each way of placing: servers in use, violated SLOs by the
+//! model of contention, and servers relative to our greedy method and to the optimum.
+//!
+//! - `admission`: as for tenants: one SLO after another in order of arrival, without moves.
+//! - `admission/sorted`: the same with all SLOs known in advance, largest demand first.
+//! - `greedy`: packs all at once.
+//!
+//! Profiles are built from the model's values with the profiler's plans (points, loads, margins),
+//! without measurement noise. Violations of throughput and latency are by the model itself: an SLO
+//! is violated if an instance gets over 1 % more than it carries within the latency. A build
+//! without the solver leaves the optimum out.
 //!
 //! # Limits
-//! What comes of instances that share a cache is told by a model ([`sluice_slo::contention`]), and not measured.
+//! The effect of a shared cache comes from a model ([`sluice_slo::contention`]), not from a
+//! measurement.
 //!
 //! # Source
 //! ResQ, figures 8 to 10.
@@ -29,7 +35,6 @@ use crate::bench::report::LeftOut;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "placement",
     about: "servers and broken promises of eight ways of placing 200 SLOs (ResQ, figures 8 to 10)",

@@ -1,16 +1,23 @@
-//! Whole profiles, as `sluice profile` makes them, and how true they are when their NF is measured again.
+//! Whole profiles by `sluice profile`, and their accuracy when the NF is measured again.
 //!
 //! # Approach
-//! The command is run as a user would, with the model of the caches where the NF can be traced: `profile_s` is how long it takes from start to
-//! end. Then `sluice profile --check` measures throughput and, at twenty loads, latency again: another process, the same host.
-//! `distance_percent` is how far latency is from the curve in the median of the loads; `above_percent` the most by which it is above what is
-//! promised at any load, `loads_above_percent` at how many it is, and `always_above_percent` at how many it is even in the lowest of seven
-//! measurements, which a host that was disturbed for a moment does not explain. `throughput_above_percent` is by how much more is promised than there is now.
-//! Of an NF that works on another one's packets it is the chain of both, which is not measured again. `miss_ns` is what a miss costs by the
-//! profile, and `base_ns` what a packet takes without, which a chain's profile does not say of its NFs.
+//! The command runs as for a user, with the cache model where the NF can be traced: `profile_s` is
+//! its elapsed time. Then `sluice profile --check` measures throughput and, at twenty loads,
+//! latency again, in another process on the same host:
+//! - `distance_percent`: distance of latency from the curve, the median over loads;
+//! - `above_percent`: the most by which latency exceeds the promise at any load;
+//!   `loads_above_percent`: the share of loads where it does; `always_above_percent`: the share
+//!   where even the lowest of seven measurements does, which a short disturbance of the host does
+//!   not explain;
+//! - `throughput_above_percent`: by how much the promise exceeds the throughput now;
+//! - `miss_ns`: cost of a miss by the profile; `base_ns`: time per packet without misses, which is
+//!   unknown for the NFs of a chain.
+//!
+//! For an NF that works on another one's packets, it is the chain of both, which is not measured
+//! again.
 //!
 //! # Limits
-//! On a host where others run, latency is theirs too: what is above is that of a moment.
+//! On a shared host, latency includes the load of others: an excess may be momentary.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,10 +31,9 @@ use crate::bench::lab::Miss;
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 
-/// What the names of these variants begin with.
+/// Prefix of the names of these variants.
 pub const WHOLE: &str = "whole/";
 
-/// How they are shown.
 pub const GROUP: Group = Group {
     title: "Whole profiles, and their NFs measured again",
     keys: &["law"],
@@ -47,10 +53,7 @@ pub const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-/// Makes the profile of an example with flows by this law, and measures again.
-///
-/// # Errors
-/// The NF cannot be profiled here.
+/// Makes the profile of an example with flows of this law, and measures again.
 pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| folder.path().join(name);
@@ -92,7 +95,7 @@ pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let (references, miss_ns) = (number(&cache["references_per_packet"])?, number(&cache["miss_ns"])?);
     put("miss_ns", miss_ns);
     if example.before().is_none() {
-        // Without misses; of a chain, its rate is that of one NF and its references are of all.
+        // Without misses. A chain has one NF's rate but the references of all.
         put("base_ns", 1e9 / floor_pps - references * miss_ns);
         compare(&run(&["--check", &kept])?, &mut put)?;
     }
@@ -104,7 +107,7 @@ struct Program {
     args: Vec<String>,
 }
 
-/// As `--traffic` has it.
+/// The argument of `--traffic`.
 fn traffic(example: &Example, zipf: Option<f64>) -> String {
     let zipf = zipf.map_or(String::new(), |exponent| format!(",zipf={exponent}"));
     format!("size={},flows={}{zipf},spread={}", example.bytes, example.flows(Scale::Large), u8::from(example.spread))
@@ -121,10 +124,10 @@ fn chain(programs: &[Program]) -> String {
     services.chain([ports.to_string(), chain]).collect()
 }
 
-/// What a command prints as JSON. It is left out where the NF is not built to be traced.
+/// Runs a command that prints JSON.
 ///
 /// # Errors
-/// It is left out, or fails.
+/// It fails; it is left out if the NF is not built for tracing.
 pub fn answer(command: &mut Command) -> Result<Value, Miss> {
     let out = command.output().with_context(|| format!("cannot run {}", Path::new(command.get_program()).display()))?;
     let said = String::from_utf8_lossy(&out.stderr);
@@ -142,7 +145,7 @@ fn number(value: &Value) -> Result<f64, Miss> {
     Ok(value.as_f64().with_context(|| format!("sluice profile said {value} where a number belongs"))?)
 }
 
-/// What was measured again, beside the promise.
+/// Adds the new measurement, relative to the promise.
 fn compare(again: &Value, put: &mut dyn FnMut(&str, f64)) -> Result<(), Miss> {
     put("throughput_above_percent", (number(&again["promised_pps"])? / number(&again["now_pps"])? - 1.0) * 100.0);
     let all = again["latency"].as_array().map(Vec::as_slice).unwrap_or_default();

@@ -1,14 +1,17 @@
-//! `sluice bench flow-churn`: flows that come and go: how often a second an NF is given another flow.
+//! `sluice bench flow-churn`: the highest rate of new flows with an NF each.
 //!
 //! # Approach
-//! A generator keeps so many TCP flows going (`flows`), each of so many packets (`flow_packets`), with SYN at its beginning and RST at its end,
-//! so that `offered` flows begin each second; the pool has more members than that ([`CROWDS`]), and who finds none idle waits. Its NF ([`NF`]) passes packets of one connection, from its SYN on, and drops
-//! those of any other. What the platform carries is the highest rate at which nothing is lost: `none_idle_pps` (packets for which there
-//! was no idle NF and no room to wait), `entry_drop_pps`, and `mixed_pps` (packets that an NF saw of a flow that was not its own, or whose beginning it had not seen,
-//! which is what follows when a beginning was dropped) are 0.
+//! A generator maintains a number of TCP flows (`flows`) of a fixed length (`flow_packets`), with
+//! SYN at the beginning and RST at the end, so that `offered` flows begin each second. The pool has
+//! more members than flows ([`CROWDS`]), and a flow without an idle member waits. Its NF ([`NF`])
+//! passes packets of one connection, from its SYN on, and drops those of any other. The capacity is
+//! the highest rate without loss, where these are 0: `none_idle_pps` (packets without an idle NF
+//! and without room to wait), `entry_drop_pps`, and `mixed_pps` (packets at an NF from a flow that
+//! was not its own, or whose beginning it had not seen, because it was dropped).
 //!
-//! The second table is what `isolation = "strict"` costs: a member whose flow has ended is not made as new but ended, and another one is
-//! forked from the service's zygote in its place, beside the same at the same rate with reset members.
+//! The second table shows the cost of `isolation = "strict"`: a member whose flow has ended is not
+//! reset but ended, and its replacement is forked from the service's zygote; beside it, reset
+//! members at the same rate.
 //!
 //! # Source
 //! Flurries, figure 11; strict isolation is not in it.
@@ -21,22 +24,22 @@ use crate::bench::setup::{Pool, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "flow-churn", about: "NF activations per second as flows come and go (Flurries, figure 11)", run };
 
-/// The NF that says when a flow was not alone.
+/// The NF that detects mixed flows.
 pub const NF: &str = "sluice-nf-single";
 const PER_FLOW: &str = "per-flow";
-/// Flows at a time, and NFs for them. What 256 NFs touch when they are switched to stays in a second-level cache of 2 MiB; of 600 it does not.
+/// Concurrent flows, and NFs for them. The working set of a switch among 256 NFs fits a
+/// second-level cache of 2 MiB; among 600 it does not.
 pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
 /// Packets of a flow.
 const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
 const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 70_000, 80_000, 100_000, 120_000];
-/// Flows that begin each second where each gets a process of its own.
+/// Flows that begin each second where each gets its own process.
 const STRICT: [u32; 6] = [100, 200, 400, 800, 1_600, 3_200];
-/// Capacity of a member's rings: a flow has fewer packets on the way.
+/// Capacity of a member's rings: more than the packets of a flow in flight.
 const RING: u32 = 64;
 
 const GROUP: Group = Group {
@@ -92,7 +95,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan)
 }
 
-/// A setup, and what it lost and why.
+/// A setup as a case, with its losses and their reasons.
 fn case(name: &'static str, of: Params, setup: Setup) -> Case {
     let row_params = of.clone();
     let run = move |lab: &Lab| {
@@ -106,7 +109,7 @@ fn case(name: &'static str, of: Params, setup: Setup) -> Case {
     Case { name: name.into(), params: of, run: Box::new(run) }
 }
 
-/// So many flows a second of so many packets each.
+/// Flows of this length that begin at this rate.
 pub fn setup(lab: &Lab, flows_per_s: f64, (flows, members): (u32, u32), flow_packets: u32) -> Setup {
     let pool = Pool { linger_ms: 0, when_empty: "wait", ..Pool::of(members, RING) };
     let nf = Service {

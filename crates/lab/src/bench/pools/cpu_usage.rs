@@ -1,8 +1,9 @@
-//! `sluice bench cpu-usage`: what 20 NFs take of their core at the rate that is offered, where they sleep and where they poll.
+//! `sluice bench cpu-usage`: CPU time of 20 NFs against the offered rate.
 //!
 //! # Approach
-//! Light NFs with a flow each, at rates from nothing to [`RATES`]'s last. `nf_cpu_percent` is by the kernel's count; the manager polls its
-//! ports in both cases, as generators cannot be waited for.
+//! Light NFs with a flow each, at rates from nothing to the last of [`RATES`]. `nf_cpu_percent` is
+//! by the kernel's count. The manager polls its ports in both cases, because it cannot sleep on
+//! generators.
 //!
 //! # Source
 //! Flurries, figure 4c.
@@ -13,12 +14,11 @@ use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "cpu-usage", about: "processor time of 20 NFs against the offered rate (Flurries, figure 4c)", run };
 
 const MEMBERS: u32 = 20;
-/// Packets per second; a generator's least is a packet an hour, which stands for none.
+/// Packets per second. A generator's minimum is a packet per hour, which stands for none.
 const RATES: [f64; 8] = [1.0 / 3600.0, 1e3, 1e4, 1e5, 5e5, 1e6, 2e6, 4e6];
 
 const GROUP: Group = Group {

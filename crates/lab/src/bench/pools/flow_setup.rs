@@ -1,11 +1,13 @@
-//! `sluice bench flow-setup`: how long the first packet of a flow takes to be given its NF, beside flows that live already.
+//! `sluice bench flow-setup`: time to assign an NF to a new flow.
 //!
 //! # Approach
-//! A crowd of `live` flows goes round on a chain of its own, whose pool has no idle NF for them and falls back to a shared one: so each of them
-//! is a connection of the director and an entry of the flow table. When all of them are there, flows that come and go on another chain are
-//! given an NF each, and the daemon's count of that is read: from when the flow table does not know the first packet of a flow until it can
-//! go to its NF: rules, connection, member, path. Two looks at the clock are in it. The look into the flow table, which is one for a whole
-//! burst, is not; nor is the flow's own entry, which a TCP flow gets with its second packet.
+//! A crowd of `live` flows uses its own chain, whose pool has no idle NF for them and falls back to
+//! a shared one. So each of them is a connection of the pools and an entry of the flow table. Once
+//! all of them exist, flows that come and go on another chain get an NF each. The daemon's count of
+//! that time is read: from when the flow table does not know the first packet of a flow until the
+//! packet can go to its NF: rules, connection, member, path. It includes two readings of the clock.
+//! It does not include the lookup in the flow table, which is one per burst, nor the flow's own
+//! entry, which a TCP flow gets with its second packet.
 //!
 //! # Source
 //! Flurries, section 5.4: 708 ns on average from arrival to assignment.
@@ -22,22 +24,21 @@ use crate::bench::setup::{Pool, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "flow-setup",
     about: "from the first packet of a flow to its NF, beside up to a million flows (Flurries, 708 ns)",
     run,
 };
 
-/// Flows that are there already.
+/// Flows that exist already.
 const LIVE: [u32; 4] = [0, 10_000, 100_000, 1_000_000];
 /// Packets per second of these: in two seconds each has had one.
 const CROWD_PPS: f64 = 500_000.0;
-/// Packets per second of the flows that come and go, and how many each has.
+/// Packets per second of the flows that come and go, and packets of each.
 const COMING: (f64, u32) = (400_000.0, 8);
-/// NFs of the flows that come and go; and how many of these go on at a time.
+/// NFs of the flows that come and go, and how many of these flows are concurrent.
 const MEMBERS: (u32, u32) = (256, 64);
-/// How long the crowd may take to be there.
+/// Time limit for the crowd to exist.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const GROUP: Group = Group {
@@ -116,7 +117,7 @@ fn measure(lab: &Lab, live: u32) -> Result<Sample, Miss> {
     lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
     let after = lab.read(&daemon)?;
     daemon.stop()?;
-    // The one NF of the crowd and those that fell back are not what is measured.
+    // Without the crowd's NF and its shared NF, which are not measured.
     let alone = Setup { services: setup.services.iter().filter(|s| s.name == POOL).cloned().collect(), ..setup };
     let mut out = sample(&alone, &before, &after);
     out.insert("live_flows".into(), after.stats.status.flows as f64);

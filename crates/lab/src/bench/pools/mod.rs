@@ -1,16 +1,17 @@
-//! The experiments on pools, where each flow has an NF of its own: those of the Flurries paper, and what belongs to them.
+//! Experiments on pools: those of the Flurries paper, and related ones.
 //!
 //! # Terms
-//! *Light* and *heavy* are the two kinds of NF ([`Kind`]). The NFs of an experiment are the members of one pool on one core; a flow stands
-//! for a traffic class, and flow i is with member i for as long as it goes on.
+//! *Light* and *heavy* are the two kinds of NF ([`Kind`]). The NFs of an experiment are the members
+//! of one pool on one core. A flow stands for a traffic class, and flow i stays with member i.
 //!
 //! # Metrics
-//! Beside those of all experiments, but for the ones of a single NF: `activations_per_s`, `setup_ns_p50`, `setup_ns_p99` (time from when the
-//! flow table does not know the first packet of a flow until it can go to its NF), `switches_per_s` and `nf_cpu_percent` of all members together.
+//! The common metrics, except those of a single NF, and: `activations_per_s`; `setup_ns_p50`,
+//! `setup_ns_p99` (time from when the flow table does not know the first packet of a flow until it
+//! can go to its NF); `switches_per_s` and `nf_cpu_percent` of all members together.
 //!
 //! # Source
-//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
-//! its figure.
+//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT
+//! 2016, section 5. Each module names its figure.
 
 pub mod churn;
 pub mod cpu_usage;
@@ -31,30 +32,26 @@ use crate::bench::setup::{Pool, Service, Setup, Traffic};
 use crate::bench::stats::{Window, since};
 use crate::bench::table::Column;
 
-/// Name of the pooled service.
 pub const POOL: &str = "flows";
-/// The chain through it.
+/// The chain through the pool.
 pub const CHAIN: &str = "c";
-/// Packets that wait in the rings of all members together, where no ring is shorter than [`SHORTEST`] for it: more would leave the
-/// processor's caches.
+/// Capacity of all members' rings together, with no ring shorter than [`SHORTEST`]: more would
+/// leave the processor's caches.
 const IN_RINGS: u32 = 8_192;
 /// Shortest rings: a switch among thousands of NFs costs as much as a hundred packets.
 const SHORTEST: u32 = 128;
 
-/// What an NF does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Swaps the MAC addresses: 50 cycles.
     Light,
-    /// The same, and 1,000 cycles.
+    /// Swaps the MAC addresses: 1,000 more cycles.
     Heavy,
 }
 
-/// Both.
 pub const KINDS: [Kind; 2] = [Kind::Light, Kind::Heavy];
 
 impl Kind {
-    /// Its word in names.
     pub fn word(self) -> &'static str {
         match self {
             Kind::Light => "light",
@@ -70,7 +67,7 @@ impl Kind {
     }
 }
 
-/// Capacity of a member's rings where there are so many members.
+/// Ring capacity of a member in a pool of this size.
 pub fn ring(members: u32) -> u32 {
     (IN_RINGS / members.max(1)).clamp(SHORTEST, 4096).next_power_of_two()
 }
@@ -80,14 +77,15 @@ pub fn frames(members: u32, ring: u32) -> u32 {
     (2 * members * ring).max(8_192) + 8_192
 }
 
-/// A number of `/proc/meminfo`: KiB, or of pages.
+/// A value of `/proc/meminfo`: KiB, or a number of pages.
 pub fn meminfo(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     line.trim().trim_end_matches(" kB").parse().ok()
 }
 
-/// Says so if no hugepages are free: with hundreds of NFs, faults are then most of what is measured.
+/// Warns if no hugepages are free: with hundreds of NFs, page faults would dominate the
+/// measurement.
 pub fn warn_of_small_pages() {
     if meminfo("HugePages_Free") == Some(0) {
         eprintln!(
@@ -104,7 +102,8 @@ pub fn pooled(lab: &Lab, kind: Kind, pool: Pool) -> Service {
     Service { name: POOL.into(), exec: COST.into(), args, core, zygote: true, pool: Some(pool), ..Service::default() }
 }
 
-/// One pool behind one generator whose flows take the members in turn; as fast as possible if `rate` is 0.
+/// One pool behind one generator whose flows go round-robin to members; `rate` 0 is as fast as
+/// possible.
 pub fn setup(lab: &Lab, kind: Kind, members: u32, rate: f64) -> Setup {
     let ring = ring(members);
     Setup {
@@ -117,11 +116,11 @@ pub fn setup(lab: &Lab, kind: Kind, members: u32, rate: f64) -> Setup {
     }
 }
 
-/// What was measured of a setup with pools between two readings.
+/// Metrics of a setup with pools between two readings.
 pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     let mut out = crate::bench::measure::sample(setup, before, after);
     let is_pool = |name: &str| setup.services.iter().any(|s| s.pool.is_some() && s.name == name);
-    // What all experiments have of an NF is, for a pool, that of the member which was read last.
+    // For a pool, the common metrics of an NF are those of the last member that was read.
     out.retain(|metric, _| !metric.rsplit_once('.').is_some_and(|(_, of)| is_pool(of)));
     let window = Window { before: &before.stats, after: &after.stats };
     let seconds = after.tasks.seconds_since(&before.tasks);
@@ -152,7 +151,7 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     out
 }
 
-/// Runs a setup with pools, and measures it for as long as was asked for.
+/// Runs a setup with pools, and measures it for the requested time.
 pub fn flow(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
     let is_strict = |name: &str| setup.services.iter().any(|s| s.name == name && s.pool.as_ref().is_some_and(|pool| pool.strict));
     let daemon = lab.start(setup)?;
@@ -164,24 +163,24 @@ pub fn flow(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
     Ok(sample(setup, &before, &after))
 }
 
-/// A case that is one setup.
+/// A case of one setup.
 pub fn case(name: &str, of: Params, setup: Setup) -> Case {
     let (row_name, row_params) = (name.to_string(), of.clone());
     let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, flow(lab, &setup)?)]);
     Case { name: name.into(), params: of, run: Box::new(run) }
 }
 
-/// The param that says how many members there are.
+/// The param for the number of members.
 pub fn nfs(members: u32) -> Params {
     params(&[("nfs", Value::from(members))])
 }
 
-/// The same, with another one.
+/// The number of members, and another param.
 pub fn nfs_and(members: u32, key: &str, value: f64) -> Params {
     params(&[("nfs", Value::from(members)), (key, json!(value))])
 }
 
-/// Adds `of_one` to rows: their rate, of what one NF of the same name carries.
+/// Adds `of_one` to rows: their rate, relative to one NF of the same name.
 pub fn of_one(rows: &mut [Row]) -> Vec<Row> {
     let ones: Vec<(String, f64)> = rows
         .iter()
@@ -196,13 +195,11 @@ pub fn of_one(rows: &mut [Row]) -> Vec<Row> {
     Vec::new()
 }
 
-/// Of what one NF carries.
+/// Relative to one NF.
 pub const OF_ONE: Column = Column::new("of_one", "of one", 1.0, 3);
-/// Time on the core of all members.
+/// CPU time of all members.
 pub const NF_CPU: Column = Column::new("nf_cpu_percent", "NFs' CPU %", 1.0, 1);
 /// Context switches of all members.
 pub const SWITCHES: Column = Column::new("switches_per_s", "switches/s", 1.0, 0);
-/// Median latency.
 pub const P50: Column = Column::new("latency_ns_p50", "p50 µs", 1e3, 0);
-/// Latency of the slowest hundredth.
 pub const P99: Column = Column::new("latency_ns_p99", "p99 µs", 1e3, 0);

@@ -1,13 +1,17 @@
-//! `sluice bench pool-scale`: 1 to 2,000 NFs on one core, each with a traffic class of its own, and 10,000 that only wait.
+//! `sluice bench pool-scale`: 1 to 2,000 busy NFs on one core, and 10,000 idle ones.
 //!
 //! # Approach
-//! - `light`, `heavy`: packets of 64 bytes as fast as the chain takes them; what is carried, of what one NF carries (`of_one`).
-//! - `light-paced`: the same at [`PACED_PPS`], where no queue stands: latency.
-//! - `poll`: light NFs that never sleep, which the manager stops and runs in turn. Beyond [`MOST_POLLING`] there is nothing left to show.
-//! - `idle`: NFs that were forked and wait: `memory_bytes_per_nf` is by how much the host's available memory fell, all told, and `start_s` the
-//!   time until all were ready. Where the host's hard limit of open files is too low for that many in one daemon, as many `daemons` as it takes.
+//! - `light`, `heavy`: packets of 64 bytes as fast as the chain takes them; the delivered rate
+//!   relative to one NF (`of_one`).
+//! - `light-paced`: the same at [`PACED_PPS`], where no queue builds up: latency.
+//! - `poll`: light NFs that never sleep, which the manager stops and runs by slices. More than
+//!   [`MOST_POLLING`] would show nothing new.
+//! - `idle`: forked NFs that wait: `memory_bytes_per_nf` is the total decrease of the host's
+//!   available memory per NF, and `start_s` the time until all were ready. Where the host's hard
+//!   limit of open files is too low for one daemon, there are several `daemons`.
 //!
-//! Rings are as large as the packets in all of them stay in the processor's caches ([`super::ring`]).
+//! Rings are as large as the processor's caches allow for the packets in all of them
+//! ([`super::ring`]).
 //!
 //! # Source
 //! Flurries, figures 4a and 6.
@@ -25,25 +29,23 @@ use crate::bench::setup::{Pool, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pool-scale",
     about: "1 to 2,000 NFs on one core, one flow each, and 10,000 idle ones (Flurries, figures 4a, 6)",
     run,
 };
 
-/// Numbers of NFs.
 const MEMBERS: [u32; 8] = [1, 5, 15, 30, 45, 240, 900, 2_000];
 /// Packets per second at which latency is measured.
 const PACED_PPS: f64 = 500_000.0;
 /// Most NFs that poll.
 const MOST_POLLING: u32 = 45;
-/// NFs that only wait.
+/// Number of idle NFs.
 const IDLE: u32 = 10_000;
-/// Descriptors that a daemon has open for an NF, and for itself.
+/// Open descriptors of a daemon per NF, and for itself.
 const DESCRIPTORS: u64 = 4;
 const DAEMONS_OWN: u64 = 512;
-/// How long those may take to be ready.
+/// Time limit for the idle NFs to be ready.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 const GROUP: Group = Group {
@@ -95,7 +97,7 @@ fn plan(lab: &Lab) -> Plan {
     plan
 }
 
-/// Bytes of memory that the host could still give.
+/// Available memory of the host, in bytes.
 fn available() -> anyhow::Result<u64> {
     Ok(super::meminfo("MemAvailable").context("/proc/meminfo tells nothing of available memory")? * 1024)
 }
@@ -106,14 +108,14 @@ fn most_of_one() -> u32 {
     u32::try_from(limit.saturating_sub(DAEMONS_OWN) / DESCRIPTORS).unwrap_or(u32::MAX).max(1)
 }
 
-/// NFs without packets.
+/// Measures NFs without packets.
 fn idle(lab: &Lab) -> Result<Sample, Miss> {
     let ring = 64;
     let of = |members: u32| Setup {
         manager_core: lab.manager_core,
         frames: 4_096,
         max_nfs: Some(16_384),
-        // Somebody has to want them: a flow an hour.
+        // A chain needs traffic: one packet per hour.
         traffic: vec![Traffic { chain: super::CHAIN.into(), rate: 1.0 / 3600.0, ..Traffic::default() }],
         services: vec![pooled(lab, Kind::Light, Pool::of(members, ring))],
         chains: vec![crate::bench::sched::chain_of(super::CHAIN, &[super::POOL])],
@@ -121,7 +123,7 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
     };
     let daemons = IDLE.div_ceil(most_of_one());
     let shares: Vec<u32> = (0..daemons).map(|i| IDLE / daemons + u32::from(i < IDLE % daemons)).collect();
-    // The daemons and their zygotes with one NF are not what more of them cost.
+    // Daemons and zygotes with one NF each are not part of the cost of more NFs.
     let daemons = shares.iter().map(|_| lab.start(&of(1))).collect::<Result<Vec<_>, _>>()?;
     let before = available()?;
     let began = std::time::Instant::now();

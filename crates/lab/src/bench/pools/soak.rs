@@ -1,14 +1,17 @@
-//! `sluice bench soak`: flows come and go at the highest rate while NFs are killed at random; what is left behind?
+//! `sluice bench soak`: flow churn with killed NFs must leave nothing behind.
 //!
 //! # Approach
-//! As `flow-churn`, for as long as was asked for (ten minutes is what the product must stand), and each [`KILL_EVERY`] a member of the pool is
-//! killed. Memory of the daemon and shared memory of the host are read each [`LOOK_EVERY`]. Then the generator is taken out, the last flows
-//! end or time out, and what is there is compared with what was there after warming up: frames with NFs, flow entries, processes, descriptors
-//! of the daemon and cgroups. Anything left fails the run, and so does memory that grows. `memory_growth_percent` is the middle of the last quarter against that of the second
-//! one: it must stay about 0.
+//! As `flow-churn`, for the requested time (the product must endure ten minutes); every
+//! [`KILL_EVERY`] a member of the pool is killed. Memory of the daemon and shared memory of the
+//! host are read every [`LOOK_EVERY`]. Then the generator is removed, and the last flows end or
+//! time out. What exists is compared with what existed after warm-up: frames outside of pools, flow
+//! entries, processes, descriptors of the daemon and cgroups. Anything left fails the run, and so
+//! does memory that grows: `memory_growth_percent` is the median of the last quarter against that
+//! of the second quarter, and must stay about 0.
 //!
 //! # Limits
-//! A packet that was in a killed NF is lost with it, and a flow whose NF was killed goes on with another: `mixed_pps` counts such packets here.
+//! Packets in a killed NF are lost with it, and its flow continues with another NF: `mixed_pps`
+//! counts such packets here.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,15 +32,15 @@ use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::{NfState, Stats};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "soak", about: "flows come and go, NFs are killed, nothing may be left behind (--seconds 600)", run };
 
-/// Flows a second, and packets of each: what `flow-churn` carries without loss, and killed NFs have to be replaced besides.
+/// Flows per second, and packets of each: what `flow-churn` carries without loss, less the cost of
+/// replacing killed NFs.
 const FLOWS: (u32, u32) = (50_000, 10);
 const KILL_EVERY: Duration = Duration::from_millis(250);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long the last flows may take to end, and killed members to be replaced.
+/// Time limit for the last flows to end and killed members to be replaced.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const GROUP: Group = Group {
@@ -72,7 +75,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan)
 }
 
-/// What there is of things that could be left behind.
+/// Counts of things that could be left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Things {
     frames: u64,
@@ -82,11 +85,11 @@ struct Things {
     cgroups: u64,
 }
 
-/// How many processes have `parent`.
+/// Number of processes with this parent.
 fn children(parent: u32) -> anyhow::Result<u64> {
     let is_child = |folder: PathBuf| {
         let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
-        // The name is in brackets, and may have any in it.
+        // The name is in brackets, and may contain brackets.
         let rest = stat.rsplit_once(')')?.1;
         (rest.split_ascii_whitespace().nth(1)?.parse() == Ok(parent)).then_some(())
     };
@@ -97,14 +100,14 @@ fn folders(of: &Path) -> u64 {
     std::fs::read_dir(of).map_or(0, |entries| entries.flatten().filter(|e| e.path().is_dir()).count() as u64)
 }
 
-/// The cgroups beside that of a process, in all hierarchies that it is in.
+/// Number of cgroups beside that of a process, in all of its hierarchies.
 fn cgroups(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let beside = |line: &str| {
         let mut words = line.splitn(3, ':').skip(1);
         let (controllers, path) = (words.next()?, words.next()?);
         let parent = Path::new(path.trim_start_matches('/')).parent()?.to_path_buf();
-        // Not those of the whole host, in a hierarchy where the daemon makes none.
+        // Excludes those of the whole host, in a hierarchy where the daemon creates none.
         let mount = if controllers.is_empty() { "unified" } else { controllers };
         let roots = [Path::new("/sys/fs/cgroup").join(mount), PathBuf::from("/sys/fs/cgroup")];
         let root = roots.iter().find(|root| root.join(&parent).is_dir()).filter(|_| parent != Path::new(""))?;
@@ -113,13 +116,13 @@ fn cgroups(pid: u32) -> u64 {
     text.lines().filter_map(beside).sum()
 }
 
-/// Once all members are idle.
+/// Valid once all members are idle.
 fn things(daemon: &Daemon) -> anyhow::Result<Things> {
     let stats = daemon.stats()?;
     let pid = stats.status.pid;
     let an_nf = stats.nfs.iter().find_map(|nf| nf.pid).context("no NF runs")?;
     Ok(Things {
-        // Those that are in no pool, whatever says who has them.
+        // Frames in no pool, whatever their recorded holder.
         frames: stats.status.memories.iter().map(|memory| memory.frames - memory.free.min(memory.frames)).sum(),
         flows: stats.status.flows,
         processes: children(pid)?,
@@ -139,12 +142,11 @@ fn memory(pid: u32) -> anyhow::Result<f64> {
 }
 
 fn calm(setup: &Setup) -> Setup {
-    // A packet an hour, so that the port stays.
+    // A packet per hour, so that the port stays.
     let traffic = setup.traffic.iter().map(|t| Traffic { rate: 1.0 / 3600.0, flow_packets: 0, tcp: false, flows: 1, ..t.clone() });
     Setup { traffic: traffic.collect(), ..setup.clone() }
 }
 
-/// Applies a setup.
 fn apply(daemon: &Daemon, setup: &Setup) -> anyhow::Result<()> {
     daemon.ask("POST", "/v1/apply", Some(&json!({ "config": daemon.config(setup) }))).map(drop)
 }
@@ -161,7 +163,7 @@ fn wait_for_calm(daemon: &Daemon, members: u32) -> anyhow::Result<()> {
 
 fn kill(pid: u32) -> anyhow::Result<bool> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("the daemon names no process")?;
-    // It may have been killed before, and not be told of yet.
+    // It may have been killed already, without the daemon's knowledge.
     let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return Ok(false) };
     Ok(rustix::process::pidfd_send_signal(&process, Signal::KILL).is_ok())
 }
@@ -173,7 +175,7 @@ fn soak(lab: &Lab) -> Result<Sample, Miss> {
     pool.idle_ms = Some(1_000);
     let members = pool.members.0;
     let daemon = lab.start(&calm(&setup))?;
-    // Once round, so that everything that is made on first use is there.
+    // One full cycle first, so that everything created on first use exists.
     apply(&daemon, &setup)?;
     lab.warm_up()?;
     apply(&daemon, &calm(&setup))?;
@@ -185,13 +187,13 @@ fn soak(lab: &Lab) -> Result<Sample, Miss> {
     let pid = before.status.pid;
     let began = Instant::now();
     let (mut killed, mut looked, mut memories) = (0u64, Duration::ZERO, Vec::new());
-    // Any order that no member has its part in will do, and the same one each time is easier to look into.
+    // Any order independent of the members will do; a fixed one is easier to debug.
     let mut draw = 0x9e37_79b9_7f4a_7c15u64;
     while began.elapsed().as_secs_f64() < lab.args.seconds {
         lab.programs.pause(KILL_EVERY)?;
         draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let number = (draw >> 33) % u64::from(members);
-        // One at a time: the list of all of them would be most of the daemon's work.
+        // One request per victim: a list of all NFs would be most of the daemon's work.
         if let Some(victim) = daemon.nf(&format!("{POOL}.{number}")).ok().and_then(|nf| nf.pid) {
             killed += u64::from(kill(victim)?);
         }
@@ -204,13 +206,13 @@ fn soak(lab: &Lab) -> Result<Sample, Miss> {
     apply(&daemon, &calm(&setup))?;
     wait_for_calm(&daemon, members)?;
     let at_last = things(&daemon)?;
-    let out = told(&Seen { before: &before, after: &after, at_first, at_last, killed, memories: &memories });
+    let out = outcome(&Seen { before: &before, after: &after, at_first, at_last, killed, memories: &memories });
     ensure_nothing_left(&out)?;
     daemon.stop()?;
     Ok(out)
 }
 
-/// What was seen of a run.
+/// Observations of a run.
 struct Seen<'a> {
     before: &'a Stats,
     after: &'a Stats,
@@ -220,7 +222,7 @@ struct Seen<'a> {
     memories: &'a [f64],
 }
 
-fn told(seen: &Seen<'_>) -> Sample {
+fn outcome(seen: &Seen<'_>) -> Sample {
     let window = Window { before: seen.before, after: seen.after };
     let mut out = Sample::new();
     let mut put = |metric: &str, value: f64| {
@@ -253,7 +255,7 @@ fn told(seen: &Seen<'_>) -> Sample {
     out
 }
 
-/// Most that memory may grow in the last half, in percent: what is noise in the daemon's few hundred MiB.
+/// Allowed growth of memory in the last half, in percent: noise in the daemon's few hundred MiB.
 const FLAT_PERCENT: f64 = 2.0;
 
 fn ensure_nothing_left(out: &Sample) -> anyhow::Result<()> {
@@ -277,7 +279,7 @@ mod tests {
 
     fn of(at_last: Things, memories: &[f64]) -> Sample {
         let stats = Stats::default();
-        told(&Seen { before: &stats, after: &stats, at_first: NONE, at_last, killed: 3, memories })
+        outcome(&Seen { before: &stats, after: &stats, at_first: NONE, at_last, killed: 3, memories })
     }
 
     #[test]

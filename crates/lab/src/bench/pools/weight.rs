@@ -1,7 +1,7 @@
-//! `sluice bench nf-weight`: does it matter to one NF or to 45 how heavy they are?
+//! `sluice bench nf-weight`: one NF against 45, for light and for heavy NFs.
 //!
 //! # Approach
-//! As `pool-scale`, one NF and [`MANY`] of each kind, in turns, with nothing between: `of_one` is the paper's measure.
+//! As `pool-scale`, one NF and [`MANY`] of each kind, alternately: `of_one` is the paper's measure.
 //!
 //! # Source
 //! Flurries, figure 5: 89.7 % of one light NF, 97.2 % of one heavy NF.
@@ -12,11 +12,10 @@ use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "nf-weight", about: "one NF against 45 of a light and a heavy kind (Flurries, figure 5)", run };
 
-/// NFs that share what one had.
+/// NFs that share the load of one.
 const MANY: u32 = 45;
 
 const GROUP: Group = Group {

@@ -1,13 +1,15 @@
-//! `sluice bench sched-baseline`: what the kernel's schedulers make of three NFs that share a core, each with traffic of its own.
+//! `sluice bench sched-baseline`: the kernel's schedulers with three NFs that share a core.
 //!
 //! # Approach
-//! Three chains of one NF each; equal and unequal costs, even and uneven load. The default shows what the kernel alone does: shares
-//! by time (SCHED_OTHER, SCHED_BATCH) know nothing of costs, turns (SCHED_RR) know nothing of load. Sluice stands beside it, and
-//! its parts alone where both costs and load are uneven, which is where they can differ. There is no ideal: each chain is one NF, so
-//! there is nothing to call one after another.
+//! Three chains of one NF each, with separate traffic; equal and unequal costs, even and uneven
+//! load. The default shows the kernel alone: shares by time (SCHED_OTHER, SCHED_BATCH) ignore
+//! costs, round-robin (SCHED_RR) ignores load. Sluice runs beside it, and its single parts where
+//! both costs and load are uneven, since only there can they differ. There is no ideal: with one NF
+//! per chain, there is nothing to call in sequence.
 //!
 //! # Source
-//! NFVnice, figure 1 and tables 1 and 2: loads of 5/5/5 and 6/6/3 million packets a second, costs 250/250/250 and 500/250/50.
+//! NFVnice, figure 1 and tables 1 and 2: loads of 5/5/5 and 6/6/3 million packets per second, costs
+//! 250/250/250 and 500/250/50.
 
 use serde_json::json;
 
@@ -18,12 +20,11 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "sched-baseline", about: "three NFs on a core, by cost and load, under each scheduler (figure 1)", run };
 
 const COSTS: [[u64; 3]; 2] = [[250, 250, 250], [500, 250, 50]];
-/// Millions of packets a second.
+/// Millions of packets per second.
 const LOADS: [[u32; 3]; 2] = [[5, 5, 5], [6, 6, 3]];
 
 const GROUP: Group = Group {
@@ -91,7 +92,7 @@ fn setup(lab: &Lab, mode: Mode, class: Class, costs: [u64; 3], load: [u32; 3]) -
     setup
 }
 
-/// Switches of all NFs together.
+/// Sums context switches over all NFs.
 fn total(rows: &mut [Row]) -> Vec<Row> {
     for row in rows {
         for kind in ["voluntary", "involuntary"] {

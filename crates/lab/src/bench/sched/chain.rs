@@ -1,9 +1,10 @@
-//! `sluice bench chain`: a chain of three NFs on one core, in every mode under every scheduler.
+//! `sluice bench chain`: three NFs on one core, by mode and scheduler.
 //!
 //! # Approach
-//! Costs 120, 270 and 550 on one core at line rate. A packet that the third NF has no room for has cost the first two their work: the
-//! default shows how much is wasted where, backpressure refuses it at the entry, weights give each NF what it needs, and the ideal
-//! says what the core could do at most.
+//! Costs 120, 270 and 550 on one core at line rate. A packet for which the third NF has no room has
+//! wasted the work of the first two. The default shows how much is wasted where; backpressure
+//! refuses such packets at the entry; weights give each NF what it needs; the ideal is the core's
+//! upper bound.
 //!
 //! # Source
 //! NFVnice, figure 7 and tables 3 and 4.
@@ -19,7 +20,6 @@ use crate::bench::lab::{Case, Lab, Plan};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain", about: "costs 120/270/550 on one core, in every mode under every scheduler (figure 7)", run };
 
@@ -68,12 +68,11 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-/// The three hops on the core that NFs share.
+/// The three hops, on the NFs' shared core.
 pub fn hops(lab: &Lab) -> Vec<Hop> {
     COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
 }
 
-/// Every mode under every scheduler.
 pub fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
     plan.cases = cases_of(lab, &hops(lab));

@@ -1,8 +1,9 @@
 //! `sluice bench chain-length`: chains of one to ten NFs, on one core and on several.
 //!
 //! # Approach
-//! Costs 120, 270, 550 and again. On one core each NF more takes its cost from all; what a chain loses beyond that is what switching
-//! and passing on cost, and the ideal beside it shows it. On several cores (`nf_cores`) NFs are placed in turn.
+//! Costs 120, 270, 550, repeated. On one core each further NF takes its cost from all others. The
+//! loss beyond that, relative to the ideal, is the cost of switches and hops. On several cores
+//! (`nf_cores`) NFs are placed round-robin.
 //!
 //! # Source
 //! NFVnice, figure 16.
@@ -19,12 +20,11 @@ use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-length", about: "chains of 1 to 10 NFs, on one core and on several (figure 16)", run };
 
 const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
-/// Most cores that NFs are spread over.
+/// Most cores for NFs.
 const MOST_CORES: usize = 3;
 const SCHEDULERS: [Class; 2] = [Class::Other, Class::Batch];
 

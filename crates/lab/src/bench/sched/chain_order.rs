@@ -1,9 +1,10 @@
 //! `sluice bench chain-order`: the same three NFs in all six orders.
 //!
 //! # Approach
-//! Costs 120, 270 and 550 on one core. With the dearest NF last the default wastes most, with the dearest first it wastes nothing;
-//! what is refused at the entry does not depend on the order. The param `order` has the NFs' numbers as digits: 321 is 550/270/120.
-//! The spread between the best and the worst order is of one turn.
+//! Costs 120, 270 and 550 on one core. The default wastes most with the costliest NF last, and
+//! nothing with the costliest first; refusal at the entry does not depend on the order. The param
+//! `order` has the NFs' numbers as digits: 321 is 550/270/120. The spread between the best and the
+//! worst order is taken within one turn.
 //!
 //! # Source
 //! NFVnice, figure 11.
@@ -22,7 +23,6 @@ use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-order", about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)", run };
 
@@ -56,7 +56,7 @@ fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
     for order in ORDERS {
         let hops: Vec<Hop> = order.iter().map(|i| Hop::new(i + 1, lab.cores.shared(), COSTS[*i])).collect();
-        // In one process the order makes no difference, so one ideal is enough.
+        // The order makes no difference in one process, so one ideal is enough.
         let modes = if order == ORDERS[0] { &ENDS[..] } else { &[Mode::Default, Mode::Sluice] };
         plan.cases.extend(cases(modes, &SCHEDULERS, &params(&[("order", json!(number(order)))]), |mode, class| {
             line(lab, mode, class, &hops)
@@ -78,7 +78,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
     let mut more = Vec::new();
     for name in names {
         let rates: Vec<f64> = rows.iter().filter(|row| row.name == name).filter_map(|row| row.get("delivered_pps")).collect();
-        // Of some orders alone there is no spread of all.
+        // With some orders missing, there is no spread of all.
         if rates.len() != ORDERS.len() {
             continue;
         }

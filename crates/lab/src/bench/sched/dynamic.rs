@@ -1,21 +1,27 @@
-//! `sluice bench dynamic`: one of two NFs costs three times as much for a while; how soon do shares follow?
+//! `sluice bench dynamic`: how fast CPU shares follow when an NF's cost triples for a while.
 //!
 //! # Approach
-//! Two flows arrive alike, each for an NF of its own on one core: [`LOW`] and [`HIGH`] cycles. Three phases, each as long as was asked
-//! for: in the second, a signal makes the first NF cost as much as the other. Ten times a second the kernel's account of both
-//! processes tells their shares. The *target* of a phase is the share by cost: processor time for a packet of each NF, measured in
-//! the settled part of the phase, so that whatever the NFs cost besides their work is in it.
+//! Two flows with equal rates, each through its own NF on one core: [`LOW`] and [`HIGH`] cycles.
+//! Three phases of the requested length: in the second, a signal makes the first NF cost as much as
+//! the other. Ten times a second, the kernel's CPU times of both processes give their shares. The
+//! *target* of a phase is the share by cost: CPU time per packet of each NF, measured in the
+//! settled part of the phase, so that it includes all overhead of the NFs.
 //!
-//! Metrics: `share_percent.rise`, `.fall`: the first NF's share over [`LOOK_S`] after the change has had a second ([`SETTLE_S`]; half
-//! of a phase that is shorter than two) to settle; `share_error_percent.rise`, `.fall`: how far it is from its target, in percent of that;
-//! `share_deviation_percent.rise`, `.fall`: standard deviation of the share from then to the end of the phase, in percent of the core,
-//! which tells oscillation. The rows over `time_s` are the curve.
+//! Metrics, each with `.rise` and `.fall` for the two changes:
+//! - `share_percent`: the first NF's share over [`LOOK_S`], after a settling time of a second
+//!   ([`SETTLE_S`]; half of a phase that is shorter than two);
+//! - `share_error_percent`: its distance from the target, in percent of the target;
+//! - `share_deviation_percent`: standard deviation of the share from then to the end of the phase,
+//!   in percent of the core, which shows oscillation.
+//!
+//! The rows over `time_s` are the curve.
 //!
 //! # Limits
-//! Shares over a tenth of a second are known to about 1.3 percent of the core; under SCHED_RR with slices as long as that, a point
-//! tells whose turn it was. SCHED_RR knows no weights: what shares Sluice reaches there come from NFs that hand the core over by
-//! budgets. An NF that gets no packet through in a phase has no cost, so that phase has no target. There is no ideal: the two NFs
-//! are chains of their own.
+//! The resolution of a share over a tenth of a second is about 1.3 percent of the core. Under
+//! SCHED_RR with slices of that length, a point shows which NF had the slice. SCHED_RR has no
+//! weights: there, Sluice's shares come from NFs that hand over the core by budgets. A phase in
+//! which an NF gets no packet through has no cost and so no target. There is no ideal: the two NFs
+//! are separate chains.
 //!
 //! # Source
 //! NFVnice, figure 15a.
@@ -38,7 +44,6 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "dynamic",
     about: "one of two NFs costs three times as much for a while; shares over time (figure 15a)",
@@ -47,11 +52,11 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const LOW: u64 = 1_000;
 const HIGH: u64 = 3_000;
-/// Packets per second of each flow: more than the core can do.
+/// Packets per second of each flow: more than the core can process.
 const EACH_PPS: f64 = 2e6;
 /// Seconds between two points.
 const EVERY_S: f64 = 0.1;
-/// Seconds after a change in which shares may be anything.
+/// Settling time after a change, in seconds.
 const SETTLE_S: f64 = 1.0;
 /// Seconds over which the error is taken.
 const LOOK_S: f64 = 0.5;
@@ -118,14 +123,15 @@ fn setup(lab: &Lab, mode: Mode, class: Class) -> Setup {
     setup
 }
 
-/// What was seen of one run.
+/// Measurements of one run.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Seen {
     /// Length of a phase in seconds.
     phase_s: f64,
-    /// Seconds since the first phase began, and time on the core of both NFs until then in nanoseconds.
+    /// Seconds since the first phase began, and CPU time of both NFs until then in nanoseconds.
     points: Vec<(f64, [u64; 2])>,
-    /// Time for a packet of each NF in the settled part of each phase, in nanoseconds, where both had some.
+    /// Time per packet of each NF in the settled part of each phase, in nanoseconds, where both had
+    /// some.
     packet_ns: Vec<Option<[f64; 2]>>,
 }
 
@@ -163,7 +169,7 @@ fn stop(daemon: Daemon) -> Result<(), Miss> {
     Ok(daemon.stop()?)
 }
 
-/// Notes points until `end` seconds after `began`.
+/// Records points until `end` seconds after `began`.
 fn until(
     lab: &Lab,
     began: Instant,
@@ -195,7 +201,7 @@ fn signal(pid: u32) -> anyhow::Result<()> {
     rustix::process::pidfd_send_signal(&process, Signal::USR1).context("cannot send the NF a signal")
 }
 
-/// Time on the core for a packet, of both NFs; nothing where one of them had none.
+/// CPU time per packet of both NFs; none if one of them had no packet.
 fn packet_ns(before: &Reading, after: &Reading) -> Option<[f64; 2]> {
     let of = |name: &str| {
         let packets = |r: &Reading| r.stats.nfs.iter().find(|nf| nf.name == name).map(|nf| nf.tx_packets);
@@ -206,7 +212,8 @@ fn packet_ns(before: &Reading, after: &Reading) -> Option<[f64; 2]> {
     Some([of("nf1.0")?, of("nf2.0")?])
 }
 
-/// Share of the first NF between each point and the next, in percent of both, with the time of the later point.
+/// Share of the first NF between consecutive points, in percent of both, with the later point's
+/// time.
 fn shares(points: &[(f64, [u64; 2])]) -> Vec<(f64, f64)> {
     let share = |w: &[(f64, [u64; 2])]| {
         let [a, b] = [0, 1].map(|i| w[1].1[i].saturating_sub(w[0].1[i]) as f64);
@@ -215,11 +222,10 @@ fn shares(points: &[(f64, [u64; 2])]) -> Vec<(f64, f64)> {
     points.windows(2).filter_map(share).collect()
 }
 
-/// Errors and deviations after the two changes.
 fn summary(seen: &Seen) -> Sample {
     let shares = shares(&seen.points);
     let between = |from: f64, to: f64| {
-        // A share counts where all of it lies: its time is its end.
+        // A share is stamped with its end, and counts if all of it lies within.
         let within = shares.iter().filter(|(end, _)| *end - EVERY_S / 2.0 > from && *end <= to + EVERY_S / 2.0);
         within.map(|(_, share)| *share).collect::<Vec<_>>()
     };
@@ -243,12 +249,11 @@ fn summary(seen: &Seen) -> Sample {
     out
 }
 
-/// The summary, and the points of the curve.
 fn rows(name: &str, of: &Params, seen: &Seen) -> Vec<Row> {
     let mut out = vec![Row::new(name, of, summary(seen))];
     for (end, share) in shares(&seen.points) {
         let mut params = of.clone();
-        // On the beat, so that the same points of several turns come together.
+        // Rounded to the interval, so that points of several turns coincide.
         params.insert("time_s".into(), json!((end / EVERY_S).round() / (1.0 / EVERY_S)));
         let sample = Sample::from([("share_percent.nf1".into(), share), ("share_percent.nf2".into(), 100.0 - share)]);
         out.push(Row::new(name, &params, sample));
@@ -261,7 +266,7 @@ mod tests {
     use super::*;
     use crate::bench::lab::tests::lab;
 
-    /// Shares in percent of 100 ms each, in phases of 2 s.
+    /// Shares in percent over 100 ms each, in phases of 2 s.
     fn seen(shares: impl Fn(f64) -> f64) -> Seen {
         let (mut points, mut run) = (vec![(0.0, [0, 0])], [0.0, 0.0]);
         for i in 1..=60 {
@@ -289,7 +294,7 @@ mod tests {
 
     #[test]
     fn what_happens_before_it_has_settled_does_not_count() {
-        // Late by 0.9 s, which is in time; then 2 points off and swinging.
+        // Settles 0.9 s after the change, which is in time; then 2 points off and oscillating.
         let got = summary(&seen(|t| match t {
             t if (2.9..4.0).contains(&t) => 50.0,
             t if t >= 4.9 => 26.0 + if ((t * 10.0) as u64).is_multiple_of(2) { 1.0 } else { -1.0 },

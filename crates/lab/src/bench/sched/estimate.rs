@@ -1,21 +1,25 @@
-//! `sluice bench estimate`: what a packet costs an NF, told from outside and by its own library.
+//! `sluice bench estimate`: packet costs of NFs, from outside and inside.
 //!
 //! # Approach
-//! - `nf/NAME`: `sluice estimate` runs every NF that comes along, with a configuration that gives it something to do. Its answer is
-//!   `outside_burst_ns`; `inside_burst_ns` is the library's sample of bursts in the same rounds, and `error_percent` how far the former is
-//!   from the latter, by pairs of the same round. Then the NF runs in a daemon, with packets of the same kind and more than it can take:
-//!   `running_packet_ns` is what the daemon then makes of the library's samples (time-stamp counter, the handler alone), and
-//!   `cpu_packet_ns` the CPU time of the process over its packets (process clock: what taking and returning them costs is in it).
-//! - `all`: median and worst of the errors, without sign, and how many NFs are within ten percent.
-//! - `load/MODE`: one NF in a daemon at a part of its capacity, with both clocks: `running_packet_ns`, `cpu_packet_ns`, and
-//!   `outside_packet_ns`, the estimate from outside while it runs: of an NF that polls, only the time in which its ring was never empty
-//!   counts ([`Outside`]). `estimated_packet_ns` is `sluice estimate`'s.
+//! - `nf/NAME`: `sluice estimate` runs every included NF, with a configuration that gives it work.
+//!   Its result is `outside_burst_ns`; `inside_burst_ns` is the library's sample of bursts in the
+//!   same rounds, and `error_percent` the distance of the former from the latter, by pairs of the
+//!   same round. Then the NF runs in a daemon, overloaded with packets of the same kind.
+//!   `running_packet_ns` is the daemon's value from the library's samples (time-stamp counter, the
+//!   handler alone), and `cpu_packet_ns` is CPU time of the process per packet (process clock, with
+//!   the cost of taking and returning packets).
+//! - `all`: median and worst of the errors, without sign, and the number of NFs within ten percent.
+//! - `load/MODE`: one NF in a daemon at a part of its capacity, with both clocks:
+//!   `running_packet_ns`, `cpu_packet_ns`, and `outside_packet_ns`, the estimate from outside while
+//!   it runs. For an NF that polls, only time in which its ring was never empty counts
+//!   ([`Outside`]). `estimated_packet_ns` is the value of `sluice estimate`.
 //!
 //! # Limits
-//! Below capacity the ring of an NF that polls alone on its core runs empty all the time, so nothing is told of it from outside: where a
-//! scheduler parks it between slices that is otherwise. The ring is looked at through the control API, every other millisecond, so the NF
-//! with the cheaper packets is measured in `load` only where it sleeps. The clock of the process is read where the kernel counts it up,
-//! at its tick. `decrypt` gets packets that `encrypt` made, in a capture; the NFs in C are measured where they are built
+//! Below capacity, the ring of an NF that polls alone on its core is often empty, so there is no
+//! estimate from outside, unless a scheduler parks the NF between slices. The ring is read through
+//! the control API every other millisecond, so in `load` the NF with the cheaper packets is
+//! measured only where it sleeps. The process clock advances at the kernel's tick. `decrypt` gets
+//! packets that `encrypt` made, in a capture. NFs in C are measured where they are built
 //! (`make -C nfs/c`).
 //!
 //! # Source
@@ -38,7 +42,6 @@ use crate::bench::setup::{Class, Service, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "estimate",
     about: "what a packet costs each NF, from outside and inside, and against load by two clocks (UNiS, figure 4)",
@@ -47,30 +50,31 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Flows of all packets.
 const FLOWS: u32 = 1_000;
-/// How far an estimate may be from the library's own.
+/// Allowed error of an estimate against the library's own.
 const WITHIN_PERCENT: f64 = 10.0;
-/// Packets a second of the capture that `decrypt` gets.
+/// Packets per second of the capture for `decrypt`.
 const CAPTURE_PPS: f64 = 50_000.0;
-/// Part of capacity, in percent.
+/// Parts of capacity, in percent.
 const LOADS: [u32; 6] = [10, 25, 50, 75, 90, 100];
-/// Cycles of a packet, and whether the NF polls.
+/// Cycles per packet, and whether the NF polls.
 const LINES: [(u64, bool); 3] = [(550, false), (4_500, false), (4_500, true)];
 /// Packets of its queue that may be in the NF's hands and no longer on its ring.
 const IN_HAND: u64 = 32;
-/// Time between looks at the ring, between two at the process's clock (of which a tick is a small part), and at the service time.
+/// Polling intervals: of the ring, of the process clock (much longer than a tick), of the service
+/// time.
 const LOOK: Duration = Duration::from_millis(2);
 const CLOCK_EVERY: Duration = Duration::from_millis(200);
 const SERVICE_EVERY: Duration = Duration::from_millis(50);
 
-/// An NF and what it is given to do.
+/// An NF and its workload.
 struct Example {
     name: &'static str,
     program: &'static str,
     /// `{}` is the folder of its files.
     args: &'static [&'static str],
-    /// Its files.
+    /// Name and content of its files.
     files: &'static [(&'static str, &'static str)],
-    /// A program with arguments that makes more files.
+    /// A program with arguments that creates more files.
     make: Option<(&'static str, &'static [&'static str])>,
     /// The NF whose packets it gets.
     after: Option<&'static str>,
@@ -82,7 +86,7 @@ const fn plain(name: &'static str, program: &'static str, args: &'static [&'stat
 
 const KEYS: &[(&str, &str)] = &[("keys", "0 000102030405060708090a0b0c0d0e0f\n")];
 
-/// Every NF that comes along. Generated packets go from 10.0.0.1 and up to 198.18.0.1, UDP port 9.
+/// Every included NF. Generated packets go from 10.0.0.1 and up to 198.18.0.1, UDP port 9.
 const EXAMPLES: &[Example] = &[
     plain("bridge", "sluice-nf-bridge", &[]),
     plain("mark", "sluice-nf-mark", &[]),
@@ -198,7 +202,7 @@ fn plan(lab: &Lab) -> Plan {
     plan
 }
 
-/// What `sluice estimate` says.
+/// Runs `sluice estimate` and returns its result.
 fn estimate(lab: &Lab, program: &str, args: &[String], capture: Option<&Path>) -> anyhow::Result<Value> {
     let mut command = Command::new(lab.programs.path(LAB));
     command.arg("estimate").arg(lab.programs.path(program));
@@ -212,12 +216,12 @@ fn estimate(lab: &Lab, program: &str, args: &[String], capture: Option<&Path>) -
     Ok(serde_json::from_slice(&out.stdout)?)
 }
 
-/// A measurement of its answer; the median where there is a spread.
+/// A value of its result; the median where there is a spread.
 fn number(found: &Value, key: &str) -> Option<f64> {
     found[key].as_f64().or_else(|| found[key]["median"].as_f64())
 }
 
-/// The files of an example in a folder, and its arguments with the folder's name in them.
+/// Creates the files of an example in a folder, and returns its arguments with the folder's name.
 fn prepare(lab: &Lab, example: &Example, folder: &Path) -> anyhow::Result<Vec<String>> {
     use std::os::unix::fs::PermissionsExt;
     let place = folder.display().to_string();
@@ -234,7 +238,7 @@ fn prepare(lab: &Lab, example: &Example, folder: &Path) -> anyhow::Result<Vec<St
     Ok(filled(example.args))
 }
 
-/// An NF in a daemon, behind another one if it needs its packets.
+/// An NF in a daemon, behind another one if it needs that one's packets.
 fn setup(lab: &Lab, services: Vec<Service>, rate: f64) -> Setup {
     let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
     let mut traffic = traffic_to("c", rate);
@@ -253,7 +257,7 @@ fn service(lab: &Lab, name: &str, program: &str, args: &[String]) -> Service {
     Service { exec: program.into(), args: args.to_vec(), ring: RING, ..nf(name, lab.cores.shared(), &[]) }
 }
 
-/// Outside and inside, and in use.
+/// Compares outside, inside and running costs of an NF.
 fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
     let folder = tempfile::Builder::new().prefix("sluice-bench-nf-").permissions(crate::bench::daemon::open_to_nfs()).tempdir()?;
     let args = prepare(lab, example, folder.path())?;
@@ -287,7 +291,7 @@ fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
     Ok(row.sample)
 }
 
-/// Has an NF's packets written to a capture.
+/// Writes an NF's packets to a capture.
 fn record(lab: &Lab, of: Service, file: &Path) -> Result<(), Miss> {
     let mut setup = setup(lab, vec![of], CAPTURE_PPS);
     setup.files = vec![("file".into(), file.into())];
@@ -297,20 +301,20 @@ fn record(lab: &Lab, of: Service, file: &Path) -> Result<(), Miss> {
     Ok(daemon.stop()?)
 }
 
-/// What was seen of an NF in a daemon.
+/// Measurements of an NF in a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct Seen {
-    /// By its library, as the daemon has it: nanoseconds a packet.
+    /// From its library, by way of the daemon: nanoseconds per packet.
     inside_ns: Option<f64>,
     /// All CPU time over all packets.
     cpu_ns: Option<f64>,
     /// By ring progress over CPU time.
     outside_ns: Option<f64>,
-    /// Packets a second that came back from it.
+    /// Packets per second that it returned.
     pps: f64,
 }
 
-/// Runs a setup and watches the NF at the end of its chain.
+/// Runs a setup and observes the NF at the end of its chain.
 fn watch(lab: &Lab, setup: &Setup, idle: Idle) -> Result<Seen, Miss> {
     let daemon = lab.start(setup)?;
     lab.warm_up()?;
@@ -347,7 +351,7 @@ fn look(lab: &Lab, daemon: &Daemon, idle: Idle) -> anyhow::Result<Seen> {
             services.extend(Some(nf.sched.service_ns).filter(|ns| *ns > 0.0));
         }
         last = Some(now);
-        // An NF that sleeps is told by its whole time: nobody has to be kept from work by looking.
+        // An NF that sleeps is measured over all of its time, which needs few readings.
         lab.programs.pause(if idle == Idle::Polls { LOOK } else { SERVICE_EVERY })?;
     }
     let last = last.context("nothing was read")?;

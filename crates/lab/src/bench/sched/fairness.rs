@@ -1,9 +1,11 @@
-//! `sluice bench fairness`: flows that cost differently and arrive alike should be served alike.
+//! `sluice bench fairness`: equal service for flows of equal rates and different costs.
 //!
 //! # Approach
-//! At diversity d, d flows each pass an NF of their own, all on one core, at equal rates; costs are the first d of 1 : 2 : 5 : 20 : 40
-//! : 60 times [`FAIRNESS_UNIT`]. Equal shares of the core (the default) serve cheap flows most; shares by rate and cost serve all alike, which
-//! Jain's index over the flows' rates says: 1 is perfectly fair. `least_pps` is the rate of the flow that is served least.
+//! At diversity d, d flows with equal rates each pass their own NF, all on one core; costs are the
+//! first d of 1 : 2 : 5 : 20 : 40 : 60 times [`FAIRNESS_UNIT`]. Equal shares of the core (the
+//! default) favour cheap flows; shares by rate and cost serve all alike. Jain's index over the
+//! flows' rates shows this: 1 is perfectly fair. `least_pps` is the rate of the flow that is served
+//! least.
 //!
 //! # Source
 //! NFVnice, figures 15b and 15c.
@@ -19,11 +21,10 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "fairness", about: "1 to 6 flows of costs 1:2:5:20:40:60 on one core; Jain's index (figure 15b, c)", run };
 
-/// Packets per second of each flow: all six together overload any core by far.
+/// Packets per second of each flow: six of them overload any core by far.
 const EACH_PPS: f64 = 2e6;
 
 const GROUP: Group = Group {
@@ -75,7 +76,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
     for row in rows.iter_mut() {
         let rates: Vec<f64> =
             row.sample.iter().filter(|(metric, _)| metric.starts_with("delivered_pps.")).map(|(_, pps)| *pps).collect();
-        // One flow has no rate of its own beside that of all.
+        // A single flow has no rate of its own beside the total.
         let rates = if rates.is_empty() { Vec::from_iter(row.get("delivered_pps")) } else { rates };
         row.put("jain", jain(&rates));
         row.put("least_pps", rates.iter().copied().reduce(f64::min));

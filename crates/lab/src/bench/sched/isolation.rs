@@ -1,25 +1,28 @@
-//! `sluice bench isolation`: a real TCP flow beside ten UDP flows that meet a bottleneck of their own.
+//! `sluice bench isolation`: a real TCP flow beside ten UDP flows with their own bottleneck.
 //!
 //! # Approach
 //! ```text
 //! TCP: namespace ─► nf1 (120) ─► nf2 (270) ─► namespace          answers go straight back
 //! UDP: generator ─► nf1 (120) ─► nf2 (270) ─► nf3 (4500) ─► sink
 //! ```
-//! All NFs share a core. UDP arrives faster than nf1 and nf2 could work on it, most of it only to die before nf3; the default lets it
-//! push TCP out. UDP runs alone and beside TCP in each variant, and TCP alone in each mode under SCHED_OTHER, where it takes a small
-//! part of the core and the scheduler decides nothing: `tcp_kept_ratio` and `udp_kept_ratio` compare within the turn. The params
-//! `tcp_flows` and `udp_flows` tell them apart.
+//! All NFs share a core. UDP arrives faster than nf1 and nf2 can process it, and most of it dies
+//! before nf3; under the default it displaces TCP. UDP runs alone and beside TCP in each variant.
+//! TCP runs alone in each mode under SCHED_OTHER, where it takes a small part of the core and the
+//! scheduler decides nothing. `tcp_kept_ratio` and `udp_kept_ratio` compare within the turn. The
+//! params `tcp_flows` and `udp_flows` distinguish the cases.
 //!
-//! TCP is paced: iperf3 sends at [`TCP_MBIT`] and no faster. Unpaced, a flow takes what it finds, and on a host with few cores its ends,
-//! which share the manager's core there, would be the bottleneck and be what is measured. Paced, it asks for the same in every variant,
-//! and all that it lacks was taken from it on its way.
+//! TCP is paced: iperf3 sends at [`TCP_MBIT`] and no faster. An unpaced flow takes all there is. On
+//! a host with few cores its ends share the manager's core, and would be the bottleneck and thus
+//! the measurement. A paced flow demands the same in every variant, and all that it lacks was lost
+//! on its way.
 //!
-//! A flow that UDP pushes out altogether is a result: `tcp_bps` is then what arrived until it was given up, often 0, and `tcp_starved` 1.
+//! If UDP displaces a flow altogether, that is a result: `tcp_bps` is then what arrived until the
+//! flow was given up, often 0, and `tcp_starved` is 1.
 //!
 //! # Limits
-//! Needs root, iperf3, and a daemon with DPDK. Everything that is made on the host is removed, also after an interruption. There is no
-//! ideal: the chains are two processes at least, which leaves the scheduler a choice. Weights and backpressure alone run under
-//! SCHED_OTHER only.
+//! Needs root, iperf3, and a daemon with DPDK. Everything created on the host is removed, also
+//! after an interruption. There is no ideal: the chains are at least two processes, which leaves
+//! the scheduler a choice. Weights and backpressure alone run under SCHED_OTHER only.
 //!
 //! # Source
 //! NFVnice, figure 13.
@@ -37,7 +40,6 @@ use crate::bench::setup::{Class, Device, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "isolation", about: "real TCP beside UDP flows with a bottleneck of their own (figure 13)", run };
 
@@ -45,7 +47,7 @@ const COSTS: [u64; 3] = [120, 270, 4500];
 const UDP_FLOWS: u32 = 10;
 /// Packets per second of all UDP flows.
 const UDP_PPS: f64 = 10e6;
-/// What TCP is paced at.
+/// Rate of the paced TCP flow.
 const TCP_MBIT: u32 = 200;
 
 const GROUP: Group = Group {
@@ -62,7 +64,7 @@ const GROUP: Group = Group {
     form: Form::Bars,
 };
 
-/// Which flows there are.
+/// The flows of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Flows {
     tcp: bool,
@@ -82,7 +84,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(missing().as_deref()))
 }
 
-/// `missing` is why nothing of it can run here.
+/// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for (class, mode) in SCHEDULERS.into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
@@ -153,7 +155,7 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
     let after = lab.read(&daemon)?;
     daemon.stop()?;
     let mut out = sample(&setup, &before, &after);
-    // Over three chains of which two are one flow, it tells nothing.
+    // Two of the three chains are one flow, so the index means nothing.
     out.remove("jain");
     if flows.udp {
         out.extend(out.get("delivered_pps.udp").copied().map(|pps| ("udp_pps".into(), pps)));
@@ -165,7 +167,7 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
     Ok(out)
 }
 
-/// Bits per second of a TCP flow, and 1 if it starved. Alone it has nobody to starve from: that is an error.
+/// Bits per second of a TCP flow, and 1 if it starved. A flow that starves alone is an error.
 fn rate(flow: netns::Flow, flows: Flows) -> anyhow::Result<(f64, f64)> {
     match flow {
         netns::Flow::Whole(bps) => Ok((bps, 0.0)),
@@ -176,7 +178,8 @@ fn rate(flow: netns::Flow, flows: Flows) -> anyhow::Result<(f64, f64)> {
     }
 }
 
-/// What each kind of flow has left beside the other, of what it had alone: TCP in the same mode, UDP in the same variant.
+/// Adds each kind's rate beside the other, relative to its rate alone: TCP in the same mode, UDP in
+/// the same variant.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
     let rates = |flows: Flows, metric: &str| -> Vec<(String, f64)> {
         let alone = rows.iter().filter(|row| row.params == flows.params());
@@ -234,7 +237,8 @@ mod tests {
     #[test]
     fn a_host_that_cannot_says_why() {
         let here = super::plan(None);
-        // TCP alone in each mode; UDP alone and both in two modes under each scheduler and in two more under one.
+        // TCP alone in each mode; UDP alone and both in two modes under each scheduler and in two
+        // more under one.
         assert_eq!(here.cases.len(), 4 + 2 * (2 * 4 + 2));
         assert!(here.cases.iter().filter(|case| case.params == FLOWS[0].params()).all(|case| case.name.ends_with("/other")));
         let nowhere = plan(Some("it needs root"));

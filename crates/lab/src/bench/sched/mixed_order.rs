@@ -1,9 +1,9 @@
-//! `sluice bench mixed-order`: one to six flows at once, each through the same three NFs in an order of its own.
+//! `sluice bench mixed-order`: flows through the same NFs in different orders.
 //!
 //! # Approach
-//! Costs 120, 270 and 550 on one core; flow i takes the chain with the i-th of the six orders, shuffled once and for all ([`MIXED`]) so
-//! that every run of the experiment has the same. The flows share the line rate. Every NF is now first, middle and last at once, so
-//! there is no order of running them that is right for all.
+//! Costs 120, 270 and 550 on one core; flow i takes the chain with the i-th of the six orders, in a
+//! fixed shuffled sequence ([`MIXED`]), the same in every run. The flows share the line rate. Every
+//! NF is first, middle and last at once, so no order of running them is right for all.
 //!
 //! # Source
 //! NFVnice, figure 12.
@@ -22,7 +22,6 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "mixed-order", about: "1 to 6 flows through the same NFs, each in an order of its own (figure 12)", run };
 

@@ -1,19 +1,23 @@
-//! The experiments on scheduling and shedding: those of the NFVnice paper, and what belongs to them.
+//! Experiments on scheduling and shedding: those of the NFVnice paper, and related ones.
 //!
 //! # Terms
-//! A *mode* says which parts are on ([`Mode`]); *default* is the vanilla platform: an NF is woken when packets arrive, sleeps when its
-//! rx ring is empty or its tx ring full, and the kernel decides the rest. A *scheduler* is the kernel's class for NFs, and for SCHED_RR
-//! its slice ([`SCHEDULERS`]). A variant is named `MODE/SCHEDULER`. *Ideal* is the same work without scheduling: the handlers of the
-//! chain called one after another in one process on the same core, fed by the same manager under the same scheduler. Where a chain is
-//! spread over cores, its ideal is that of the core with the most work on it.
+//! - *Mode*: the parts that are enabled ([`Mode`]).
+//! - *Default*: the vanilla platform: an NF is woken when packets arrive, sleeps when its rx ring
+//!   is empty or its tx ring full, and the kernel decides the rest.
+//! - *Scheduler*: the kernel's class for NFs, and for SCHED_RR its slice ([`SCHEDULERS`]). A
+//!   variant is named `MODE/SCHEDULER`.
+//! - *Ideal*: the same work without scheduling: the handlers of the chain called one after another
+//!   in one process on the same core, fed by the same manager under the same scheduler. Where a
+//!   chain is spread over cores, its ideal is that of the core with the most work.
 //!
 //! # Units
-//! Costs are cycles of the time-stamp counter for a packet; packets have 64 bytes on the wire if nothing else is said, and arrive at
-//! the rate of a link of 10 Gbit/s ([`line_rate`]), which is an overload everywhere.
+//! Costs are cycles of the time-stamp counter per packet. By default packets have 64 bytes on the
+//! wire, and arrive at the rate of a 10 Gbit/s link ([`line_rate`]), which is an overload
+//! everywhere.
 //!
 //! # Source
-//! Kulkarni et al., *NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains*, SIGCOMM 2017, section 4. Each module names
-//! its figure or table.
+//! Kulkarni et al., *NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains*, SIGCOMM
+//! 2017, section 4. Each module names its figure or table.
 
 pub mod baseline;
 pub mod chain;
@@ -42,46 +46,47 @@ use crate::bench::report::Params;
 use crate::bench::setup::{Chain, Class, Sched, Service, Setup, Traffic};
 use crate::bench::table::Column;
 
-/// The NF that all of them use.
+/// The NF of all these experiments.
 pub const COST: &str = "sluice-nf-cost";
 /// Costs of the paper's chain: low, medium, high.
 pub const COSTS: [u64; 3] = experiments::CHAIN;
-/// Flows of a generator that stands for one chain.
+/// Flows of a generator for one chain.
 pub const FLOWS: u32 = 16;
-/// Capacity of the rings, if nothing else is said.
+/// Default capacity of the rings.
 pub const RING: u32 = 2048;
-/// The same where there is one chain: a turn that is twice as long costs half as many switches, and the frames still circulate in the
-/// second-level cache. `watermarks` shows what other depths do.
+/// Capacity of the rings with a single chain.
+///
+/// Twice as long a run of each NF costs half as many switches, and the frames still circulate in
+/// the second-level cache. `watermarks` shows other depths.
 pub const LINE_RING: u32 = 4096;
-/// Frames for that: both rings of three NFs, all of which fill up without backpressure, and some in hand.
+/// Frames for that: both rings of three NFs, which all fill up without backpressure, and some in
+/// hand.
 pub const LINE_FRAMES: u32 = 32_768;
 
-/// Which parts are on.
+/// The enabled parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// None: the vanilla platform.
     Default,
-    /// Shares of a core follow load, and nothing else.
+    /// Only weights: shares of a core follow load.
     Weights,
-    /// Chains are refused at their entry, and nothing else.
+    /// Only backpressure: chains are refused at their entry.
     Backpressure,
-    /// All.
+    /// Everything.
     Sluice,
-    /// All, and the handlers in one process.
+    /// Everything, with the handlers in one process.
     Ideal,
 }
 
 /// The modes of the paper's tables, and the ideal.
 pub const MODES: [Mode; 5] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
-/// The same without the ideal, where NFs are not one after another.
+/// [`MODES`] without the ideal, for NFs that are not in sequence.
 pub const PARTS: [Mode; 4] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice];
-/// Without the parts alone.
+/// [`MODES`] without the single parts.
 pub const ENDS: [Mode; 3] = [Mode::Default, Mode::Sluice, Mode::Ideal];
-/// The kernel's schedulers of the paper.
+/// The kernel's schedulers in the paper.
 pub const SCHEDULERS: [Class; 4] = [Class::Other, Class::Batch, Class::Rr(1), Class::Rr(100)];
 
 impl Mode {
-    /// Its word in names.
     pub fn word(self) -> &'static str {
         match self {
             Mode::Default => "default",
@@ -92,13 +97,13 @@ impl Mode {
         }
     }
 
-    /// Why it does not have to be run under a scheduler, if so.
+    /// Why the mode need not run under a scheduler, if so.
     pub fn idle_under(self, class: Class) -> Option<&'static str> {
         let idle = self == Mode::Weights && matches!(class, Class::Rr(_));
         idle.then_some("SCHED_RR knows no shares, so weights alone are the default once more")
     }
 
-    /// The table `[sched]` for it.
+    /// The table `[sched]` for the mode.
     pub fn sched(self, class: Class) -> Sched {
         let all = matches!(self, Mode::Sluice | Mode::Ideal);
         Sched {
@@ -123,22 +128,22 @@ pub fn word_of(class: Class) -> String {
     }
 }
 
-/// Name of a variant.
 pub fn name_of(mode: Mode, class: Class) -> String {
     format!("{}/{}", mode.word(), word_of(class))
 }
 
-/// Params of their names and values.
+/// Params from names and values.
 pub fn params(of: &[(&str, Value)]) -> Params {
     of.iter().map(|(key, value)| ((*key).to_string(), value.clone())).collect()
 }
 
-/// Packets per second on a link of 10 Gbit/s: each has 20 bytes of preamble and gap besides its own.
+/// Packets per second on a 10 Gbit/s link: each packet has 20 bytes of preamble and gap besides its
+/// own.
 pub fn line_rate(packet_bytes: u32) -> f64 {
     10e9 / (f64::from(packet_bytes + 20) * 8.0)
 }
 
-/// An NF on `core` that costs so much.
+/// An NF on `core` with these cost arguments.
 pub fn nf(name: &str, core: usize, args: &[&str]) -> Service {
     let args = args.iter().map(|arg| arg.to_string()).collect();
     Service { name: name.into(), exec: COST.into(), args, core, ring: RING, ..Service::default() }
@@ -159,14 +164,12 @@ pub fn traffic_to(chain: &str, rate: f64) -> Traffic {
     Traffic { name: format!("to-{chain}"), chain: chain.into(), rate, flows: FLOWS, ..Traffic::default() }
 }
 
-/// A hop of a chain: an NF with the arguments of its cost, and its core.
+/// A hop of a chain: an NF with its costs, and its core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hop {
-    /// Name of its service.
     pub name: String,
-    /// Its core.
     pub core: usize,
-    /// Its costs: one, or a list that each packet draws from.
+    /// Its costs: one, or a list from which each packet draws.
     pub cycles: Vec<u64>,
 }
 
@@ -185,7 +188,7 @@ impl Hop {
     }
 }
 
-/// One NF that has the costs of several hops, stage after stage, as the hops one after another would.
+/// One NF with the costs of several hops as stages, which run in the order of the hops.
 pub fn fused(name: &str, core: usize, hops: &[Hop]) -> Service {
     let mut args: Vec<String> = Vec::new();
     for hop in hops {
@@ -195,7 +198,8 @@ pub fn fused(name: &str, core: usize, hops: &[Hop]) -> Service {
     Service { name: name.into(), exec: COST.into(), args, core, ring: RING, ..Service::default() }
 }
 
-/// One chain of hops at line rate, in a mode: the ideal has the hops of the core with the most work in one process.
+/// One chain of hops at line rate in a mode; the ideal has the hops of the busiest core in one
+/// process.
 pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
     let mut setup = Setup {
         manager_core: lab.manager_core,
@@ -207,7 +211,7 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
         let (core, most) = busiest(hops);
         setup.services = vec![fused("ideal", core, &most)];
     } else {
-        // Each hop draws from another seed on, as the stages of the ideal do.
+        // Each hop draws from its own seed, like the stages of the ideal.
         setup.services = hops
             .iter()
             .zip(1..)
@@ -221,7 +225,7 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
     setup
 }
 
-/// The core with the most work for a packet, and the hops on it.
+/// The core with the most work per packet, and the hops on it.
 fn busiest(hops: &[Hop]) -> (usize, Vec<Hop>) {
     let on = |core: usize| hops.iter().filter(|hop| hop.core == core).cloned().collect::<Vec<_>>();
     let work = |core: usize| on(core).iter().map(Hop::mean).sum::<u64>();
@@ -229,7 +233,7 @@ fn busiest(hops: &[Hop]) -> (usize, Vec<Hop>) {
     (core, on(core))
 }
 
-/// One case for each mode under each scheduler: what is measured, and what the simulator says of it.
+/// One case for each mode under each scheduler, measured and simulated.
 pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode, Class) -> Setup) -> Vec<Case> {
     let case = |mode: Mode, class: Class| {
         let (name, params, setup) = (name_of(mode, class), of.clone(), setup(mode, class));
@@ -244,20 +248,24 @@ pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode
     classes.iter().flat_map(|class| modes.iter().map(move |mode| (*mode, *class))).map(|(mode, class)| case(mode, class)).collect()
 }
 
-/// Adds to the rows of a turn, for `delivered_pps`: `ideal_pps` and `of_ideal` (of the ideal under the same scheduler with the same
-/// params), `of_ideal_by_cpu` (the same by time on the core for a packet, which holds where other load takes part of the core too),
-/// `of_default` (of the default under the same scheduler) and `of_best_default` (of the best default under any).
+/// Adds ratios of `delivered_pps` to the rows of a turn.
+///
+/// - `ideal_pps`, `of_ideal`: the ideal under the same scheduler with the same params;
+/// - `of_ideal_by_cpu`: the same by CPU time per packet, which holds under other load of the core,
+///   too;
+/// - `of_default`: relative to the default under the same scheduler;
+/// - `of_best_default`: relative to the best default under any scheduler.
 pub fn ratios(rows: &mut [Row]) -> Vec<Row> {
     ratios_besides(rows, &[])
 }
 
-/// What rows are compared with.
+/// A row that others are compared with.
 struct Base {
     mode: String,
     class: String,
     params: Params,
     delivered: f64,
-    /// Time on the core for a packet.
+    /// CPU time per packet.
     packet_ns: Option<f64>,
 }
 
@@ -274,7 +282,7 @@ impl Base {
     }
 }
 
-/// As [`ratios`], where the ideal does not have to be equal in the params `besides`: they make no difference to it.
+/// Like [`ratios`], where the ideal may differ in the params `besides`, which do not affect it.
 pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
     let bases: Vec<Base> = rows.iter().filter_map(Base::of).collect();
     let without = |of: &Params| {
@@ -288,7 +296,7 @@ pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
         let default = of("default").find(|b| b.class == class && b.params == params).map(|b| b.delivered);
         let best = of("default").filter(|b| b.params == params).map(|b| b.delivered).reduce(f64::max);
         let ideal = of("ideal").find(|b| b.class == class && without(&b.params) == without(&params));
-        // On several cores, the ideal has the work of one of them.
+        // On several cores, the ideal does the work of only one of them.
         let on_one = params.get("nf_cores").is_none_or(|cores| *cores == 1);
         let by_cpu = ideal.filter(|_| on_one).and_then(|b| Some(b.packet_ns? / packet_ns?));
         let ideal = ideal.map(|b| b.delivered);
@@ -306,43 +314,43 @@ pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
     Vec::new()
 }
 
-/// Column that most tables begin with.
+/// First column of most tables.
 pub const DELIVERED: Column = Column::new("delivered_pps", "delivered Mpps", 1e6, 3);
-/// Of the ideal.
+/// Relative to the ideal.
 pub const OF_IDEAL: Column = Column::new("of_ideal", "of ideal", 1.0, 3);
-/// Of the ideal, by time on the core.
+/// Relative to the ideal, by CPU time.
 pub const OF_IDEAL_BY_CPU: Column = Column::new("of_ideal_by_cpu", "by CPU time", 1.0, 3);
-/// Of the default under the same scheduler.
+/// Relative to the default under the same scheduler.
 pub const OF_DEFAULT: Column = Column::new("of_default", "of default", 1.0, 2);
-/// Of the best default.
+/// Relative to the best default.
 pub const OF_BEST: Column = Column::new("of_best_default", "of best default", 1.0, 2);
-/// Wasted work.
 pub const WASTED: Column = Column::new("wasted_pps", "wasted kpps", 1e3, 1);
-/// The same, of what was delivered.
+/// Wasted work, relative to what was delivered.
 pub const WASTED_PERCENT: Column = Column::new("wasted_percent", "% of delivered", 1.0, 3);
-/// Time on the core of the NFs that are numbered from 1.
+/// CPU time of the NFs, which are numbered from 1.
 pub const CPU: [Column; 4] = [
     Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 1),
     Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 1),
     Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 1),
     Column::new("cpu_percent.nf4", "CPU 4 %", 1.0, 1),
 ];
-/// Jain's index over chains.
 pub const JAIN: Column = Column::new("jain", "Jain", 1.0, 3);
 
-/// Where the NFs of an experiment are that should have a core each.
+/// Placement of NFs that should have separate cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// The core of each.
     pub cores: Vec<usize>,
-    /// How many cores that are.
+    /// Number of distinct cores.
     pub used: usize,
     /// Schedulers that make a difference there.
     pub classes: &'static [Class],
 }
 
-/// Places `wanted` NFs: one a core if there are so many, where the scheduler has nothing to choose from; else on all that there are
-/// beside the manager's, in turn, and the plan says that `modes` could not have a core each.
+/// Places `wanted` NFs on separate cores, where the scheduler has no choice.
+///
+/// With too few cores, NFs go round-robin to all cores but the manager's, and the plan notes that
+/// `modes` did not get separate cores.
 pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Placed {
     let why = match lab.cores.own(wanted) {
         Ok(own) => return Placed { cores: own.to_vec(), used: wanted, classes: &SCHEDULERS[..1] },
@@ -356,7 +364,7 @@ pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Place
     Placed { cores: cores.into_iter().cycle().take(wanted).collect(), used, classes: &SCHEDULERS }
 }
 
-/// The param that says on how many cores NFs are.
+/// The param for the number of the NFs' cores.
 pub fn nf_cores(cores: usize) -> (&'static str, Value) {
     ("nf_cores", json!(cores))
 }
@@ -368,7 +376,6 @@ pub mod tests {
     use crate::bench::daemon::tests::{assert_accepted, built};
     use crate::bench::measure::Sample;
 
-    /// A row with a rate.
     pub fn row(name: &str, of: &[(&str, Value)], delivered: f64) -> Row {
         Row::new(name, &params(of), Sample::from([("delivered_pps".into(), delivered)]))
     }

@@ -1,9 +1,10 @@
-//! `sluice bench multicore`: a chain whose NFs have a core each.
+//! `sluice bench multicore`: a chain with a core per NF.
 //!
 //! # Approach
-//! Costs 550, 2200 and 4500. With a core each, the last NF is the bottleneck and the others waste what they do beyond its rate; the
-//! kernel's scheduler has nothing to decide, so only backpressure helps, and the cores upstream become free: their CPU shows it. With
-//! too few cores the same chain runs on those that there are, which the param `nf_cores` says.
+//! Costs 550, 2200 and 4500. With separate cores, the last NF is the bottleneck, and the others
+//! waste what they do beyond its rate. The kernel's scheduler has nothing to decide, so only
+//! backpressure helps: it frees the cores upstream, as their CPU time shows. With too few cores,
+//! the chain runs on those that exist; the param `nf_cores` has their number.
 //!
 //! # Source
 //! NFVnice, table 5.
@@ -17,11 +18,10 @@ use crate::bench::lab::{Lab, Plan};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
-    Experiment { name: "multicore", about: "costs 550/2200/4500, on a core each where there are so many (table 5)", run };
+    Experiment { name: "multicore", about: "costs 550/2200/4500, on separate cores if there are enough (table 5)", run };
 
-/// With a core each: without weights alone, which have nothing to weigh.
+/// With separate cores: without weights alone, which have nothing to weigh.
 const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
 const COSTS: [u64; 3] = [550, 2200, 4500];
 

@@ -1,11 +1,12 @@
-//! Two network namespaces that only a daemon joins, for experiments with real TCP.
+//! Two network namespaces around a daemon, for experiments with real TCP.
 //!
 //! ```text
 //! inside                                outside
 //! 10.99.0.1 ── host end ──► sluiced ──► host end ── 10.99.0.2
 //! ```
-//! Root alone can make them; `ip`, `ethtool` and `iperf3` are called by their names. Names carry this process's number, so two
-//! experiments at once do not meet. Dropping [`Wires`] removes everything, whatever is left of it.
+//! Creating them needs root, `ip` and `ethtool`; `iperf3` is needed for TCP flows. All are run by
+//! name. Names contain this process's number, so two experiments at once do not clash. Dropping
+//! [`Wires`] removes whatever is left.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,36 +16,36 @@ use serde_json::Value;
 
 use crate::bench::daemon::Programs;
 
-/// Address of the inner end.
 pub const INSIDE: &str = "10.99.0.1";
-/// Address of the outer end.
 pub const OUTSIDE: &str = "10.99.0.2";
-/// Second addresses of both, where they are laid.
+/// Second addresses of both, where they are added.
 pub const SECOND: [&str; 2] = ["10.99.0.3", "10.99.0.4"];
 /// Port of iperf3's server, its own default.
 const PORT: u16 = 5201;
-/// How long anything may take besides the measured time.
+/// Time limit of each action besides the measured time.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a flow may take to begin, and to end after its time: with its packets going through, either is a matter of milliseconds.
+/// Time limit for a flow to begin, and to end after its time; without loss, either takes
+/// milliseconds.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// Bytes of a packet's headers, IPv4 and TCP with the time stamps that Linux sends.
+/// Bytes of a packet's headers: IPv4, and TCP with the time stamps that Linux sends.
 const HEADERS: u64 = 52;
 
-/// What came of a TCP flow.
+/// Result of a TCP flow.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Flow {
     /// It ran to its end; bits per second that arrived.
     Whole(f64),
-    /// Its packets did not come through: it had no connection, or could not end. Bits per second that arrived until it was given up.
+    /// It did not connect or could not end for lack of packets; bits per second that arrived until
+    /// it was given up.
     Starved(f64),
 }
 
-/// Why there can be no namespaces with iperf3 in them here, if so.
+/// Why namespaces with iperf3 are impossible here, if so.
 pub fn missing() -> Option<String> {
     missing_without(&[])
 }
 
-/// The same, where these programs are not needed.
+/// Like [`missing`], without a need for these programs.
 pub fn missing_without(unneeded: &[&str]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("it needs root, for network namespaces; run it with sudo".into());
@@ -57,12 +58,11 @@ pub fn missing_without(unneeded: &[&str]) -> Option<String> {
     Some(format!("there is no {} here; install {}", absent.0, absent.2))
 }
 
-/// Which of the two namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Where flows begin.
     Inside,
-    /// Where they lead.
+    /// Where flows lead.
     Outside,
 }
 
@@ -75,16 +75,12 @@ pub struct Wires {
 
 #[derive(Debug)]
 struct End {
-    /// Name of the namespace.
     namespace: String,
     /// Name of the host's end.
     host: String,
 }
 
-/// Runs a program to its end, and gives back what it said.
-///
-/// # Errors
-/// It cannot be run, or says that it failed.
+/// Runs a program to its end, and returns its output.
 pub(crate) fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
     let out = Command::new(program)
         .args(args)
@@ -102,7 +98,7 @@ impl End {
         call("ip", &["link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", ns])?;
         call("ip", &["-n", ns, "addr", "add", &format!("{address}/24"), "dev", "eth0"])?;
         call("ip", &["-n", ns, "link", "set", "lo", "up"])?;
-        // What leaves a namespace is what a wire would carry: real checksums, no segments beyond the MTU.
+        // Traffic of a namespace is as on a wire: real checksums, no segments beyond the MTU.
         let plain = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
         call("ip", &[&["netns", "exec", ns, "ethtool", "-K", "eth0"], &plain[..]].concat())?;
         call("ethtool", &[&["-K", host], &plain[..]].concat())?;
@@ -122,10 +118,10 @@ fn mac_of(json: &str) -> anyhow::Result<String> {
 }
 
 impl Wires {
-    /// Makes them.
+    /// Creates both namespaces.
     ///
     /// # Errors
-    /// A step of it fails; what was made until then is removed.
+    /// A step fails; what was created until then is removed.
     pub fn lay() -> anyhow::Result<Self> {
         let process = std::process::id();
         let end =
@@ -133,7 +129,7 @@ impl Wires {
         let wires = Self { inside: end("inside"), outside: end("outside") };
         wires.inside.lay(INSIDE)?;
         wires.outside.lay(OUTSIDE)?;
-        // Nobody has to ask who is where, so no answer can be lost to an overload.
+        // Static neighbours: no resolution can fail under overload.
         let known = |at: &End, address: &str, of: &End| {
             call("ip", &["-n", &at.namespace, "neigh", "add", address, "lladdr", &of.mac()?, "dev", "eth0"])
         };
@@ -142,20 +138,17 @@ impl Wires {
         Ok(wires)
     }
 
-    /// Names of the host ends: of the inner and of the outer namespace.
+    /// Names of the inner and outer host ends.
     pub fn hosts(&self) -> [&str; 2] {
         [&self.inside.host, &self.outside.host]
     }
 
-    /// Names of the namespaces: the inner and the outer one.
+    /// Names of the inner and outer namespaces.
     pub fn namespaces(&self) -> [&str; 2] {
         [&self.inside.namespace, &self.outside.namespace]
     }
 
-    /// Gives both ends a second address, which the inner one uses to speak with that of the outer one.
-    ///
-    /// # Errors
-    /// `ip` fails.
+    /// Adds a second address to both ends, and a route from the inner to the outer one.
     pub fn lay_second(&self) -> anyhow::Result<()> {
         for (end, own, other, of) in
             [(&self.inside, SECOND[0], SECOND[1], &self.outside), (&self.outside, SECOND[1], SECOND[0], &self.inside)]
@@ -167,21 +160,21 @@ impl Wires {
         Ok(())
     }
 
-    /// DPDK's words for the host end of the inner namespace.
+    /// DPDK device arguments of the inner host end.
     pub fn inside_devargs(&self) -> String {
         devargs(0, &self.inside.host)
     }
 
-    /// DPDK's words for the host end of the outer namespace.
+    /// DPDK device arguments of the outer host end.
     pub fn outside_devargs(&self) -> String {
         devargs(1, &self.outside.host)
     }
 
-    /// A TCP flow from the inner to the outer namespace, which is sent at `mbit` million bits a second, from processes on `cores`.
-    /// Either ends after `seconds`, or is given up soon after.
+    /// Runs a TCP flow from the inner to the outer namespace, at `mbit` million bits per second,
+    /// from processes on `cores`. It ends after `seconds`, or is given up soon after.
     ///
     /// # Errors
-    /// iperf3 fails for another reason than that its packets do not come through, or the experiment was interrupted.
+    /// iperf3 fails for a reason other than packet loss, or the experiment was interrupted.
     pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
         let port = PORT.to_string();
         let iperf = |side: Side, args: &[&str]| self.spawn(side, cores, &[&["iperf3", "-p", &port], args].concat());
@@ -212,12 +205,11 @@ impl Wires {
         }
     }
 
-    /// Name of the host's end of a side.
     pub fn host(&self, side: Side) -> &str {
         &self.end(side).host
     }
 
-    /// Runs a program and its arguments in a namespace, on `cores`. What it says is kept, but not what it complains of.
+    /// Runs a program in a namespace, on `cores`; captures its output but not its errors.
     ///
     /// # Errors
     /// There is no taskset.
@@ -234,7 +226,7 @@ impl Wires {
         Ok(Running(child))
     }
 
-    /// Bytes that have arrived in the outer namespace, without headers, by its own counters.
+    /// Payload bytes that arrived in the outer namespace, by its own counters.
     fn arrived(&self) -> anyhow::Result<u64> {
         let counters = call("ip", &["netns", "exec", &self.outside.namespace, "cat", "/proc/net/snmp", "/proc/net/netstat"])?;
         payload(&counters).context("the kernel does not count what arrives in a namespace (/proc/net/netstat)")
@@ -248,7 +240,7 @@ fn devargs(number: u32, host: &str) -> String {
 impl Drop for Wires {
     fn drop(&mut self) {
         for end in [&self.inside, &self.outside] {
-            // Either may not have been made. A host end goes with its namespace, but not at once.
+            // Either may not exist. A host end goes with its namespace, but not at once.
             let _ = call("ip", &["link", "del", &end.host]);
             let _ = call("ip", &["netns", "del", &end.namespace]);
         }
@@ -260,23 +252,19 @@ impl Drop for Wires {
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
-    /// Its process.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// How it ended, if it has.
-    ///
-    /// # Errors
-    /// The kernel does not say.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
         self.0.try_wait()
     }
 
-    /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
+    /// Waits for its end, and returns its output; nothing if it has not ended in time.
     ///
     /// # Errors
-    /// What it says cannot be read, or the experiment was interrupted.
+    /// Its output cannot be read, or the experiment was interrupted.
     pub fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
         let mut pipe = self.0.stdout.take().context("it has no output")?;
         let reader = std::thread::spawn(move || {
@@ -297,7 +285,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -310,7 +298,8 @@ pub fn listens(pid: u32, port: u16) -> bool {
         .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text, port)))
 }
 
-/// Of `/proc/PID/net/tcp`: the second field is the local address, the fourth the state, of which 0A is listening.
+/// Reads `/proc/PID/net/tcp`: the second field is the local address, the fourth the state; 0A is
+/// LISTEN.
 fn has_listener(text: &str, port: u16) -> bool {
     let port = format!(":{port:04X}");
     text.lines().any(|line| {
@@ -319,7 +308,7 @@ fn has_listener(text: &str, port: u16) -> bool {
     })
 }
 
-/// Bits per second that the server received, of iperf3's JSON; nothing if there was no connection in time.
+/// Bits per second that the server received, from iperf3's JSON; none without a connection in time.
 fn received(json: &str) -> anyhow::Result<Option<f64>> {
     let json: Value = serde_json::from_str(json).context("iperf3's answer is no JSON")?;
     match json["error"].as_str() {
@@ -329,13 +318,14 @@ fn received(json: &str) -> anyhow::Result<Option<f64>> {
     }
 }
 
-/// Bytes behind the headers, of a namespace's counters: pairs of lines, names and numbers, that begin with the same word.
+/// Payload bytes from a namespace's counters.
 fn payload(counters: &str) -> Option<u64> {
     let of = |word: &str, name: &str| counter(counters, word, name);
     Some(of("IpExt:", "InOctets")?.saturating_sub(of("Ip:", "InReceives")? * HEADERS))
 }
 
-/// One of a namespace's counters, which stand as pairs of lines, names and numbers, that begin with the same word.
+/// One of a namespace's counters. They are pairs of lines, names and numbers, with the same first
+/// word.
 pub(crate) fn counter(counters: &str, word: &str, name: &str) -> Option<u64> {
     let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
     let at = lines.next()?.position(|n| n == name)?;
@@ -376,7 +366,7 @@ mod tests {
 
     #[test]
     fn names_of_host_ends_are_short_enough() {
-        // An interface's name has at most 15 characters, a process at most 7 digits.
+        // An interface's name has at most 15 characters, a process number at most 7 digits.
         assert!(format!("slb{}i", 4_194_304).len() <= 15);
         assert_eq!(devargs(1, "slb1o"), "net_af_packet1,iface=slb1o,framecnt=4096");
     }

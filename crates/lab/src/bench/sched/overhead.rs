@@ -1,18 +1,23 @@
-//! `sluice bench overhead`: what tuning costs: a sample, a weight, a wake, and all of it beside none of it.
+//! `sluice bench overhead`: the cost of tuning, by part and in total.
 //!
 //! # Approach
-//! - `sample`: reading the clock twice and counting the difference, as an NF does once a millisecond; in this process.
-//! - `weight-write`: writing a group's weight on an open file, in a group made for it and removed afterwards.
-//! - `wake`: ringing the doorbell of a thread that sleeps on the NFs' core: the caller's time, and the time until it runs.
-//! - `switch`: two threads on that core that wake each other in turn: the time for one change.
-//! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with weights, backpressure and ECN on
-//!   and off, hand-over on in both: time on the core for a packet (`nf_ns_per_packet`), how busy the manager is, and of it the
-//!   controller's share (`controller_busy_percent`).
+//! - `sample`: reading the clock twice and counting the difference, as an NF does once a
+//!   millisecond; in this process.
+//! - `weight-write`: writing a group's weight on an open file, in a group that is created for it
+//!   and removed afterwards.
+//! - `wake`: ringing the doorbell of a thread that sleeps on the NFs' core: the caller's time, and
+//!   the time until it runs.
+//! - `switch`: two threads on that core that wake each other alternately: the time of one switch.
+//! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with
+//!   weights, backpressure and ECN on and off, hand-over on in both: CPU time per packet
+//!   (`nf_ns_per_packet`), the manager's load, and the controller's share of it
+//!   (`controller_busy_percent`).
 //!
 //! Times are medians of [`TIMES`] repetitions.
 //!
 //! # Source
-//! NFVnice, section 4.3.9 (overheads). The daemon has no switch for sampling, so `sample` stands for a run without.
+//! NFVnice, section 4.3.9 (overheads). The daemon cannot disable sampling, so `sample` replaces a
+//! run without it.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -38,21 +43,19 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.9)", run };
 
-/// How often a small thing is done to learn how long it takes.
+/// Repetitions of a small operation.
 const TIMES: usize = 1_000;
-/// How often somebody is woken.
+/// Number of measured wakes.
 const WAKES: usize = 300;
-/// Time in which somebody who was woken is asleep again.
+/// Time within which a woken thread sleeps again.
 const ASLEEP: Duration = Duration::from_micros(300);
-/// How long a wake may take.
+/// Time limit of a wake.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Packets per second through the chain: under half of what a core at 2 GHz can carry.
+/// Packets per second through the chain: less than half of what a core at 2 GHz can carry.
 const PPS: f64 = 500_000.0;
-/// Where the kernel's control groups are.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 const SMALL: Group = Group {
@@ -133,7 +136,7 @@ fn middle(mut times: Vec<f64>) -> f64 {
 
 fn samples() -> Sample {
     let (clock, mut histogram) = (Clock::new(), Histogram::default());
-    // A hundred at a time: one is shorter than the clock can tell.
+    // A hundred at a time: one is shorter than the clock's resolution.
     let mut one = || {
         let began = monotonic_ns();
         for _ in 0..100 {
@@ -144,11 +147,11 @@ fn samples() -> Sample {
     };
     let ns = middle((0..TIMES).map(|_| one()).collect());
     black_box(&histogram);
-    // One a millisecond.
+    // One per millisecond.
     Sample::from([("sample_ns".into(), ns), ("core_percent".into(), ns * 1e3 / 1e9 * 100.0)])
 }
 
-/// A control group of this process's own, without anybody in it; removed with it.
+/// An empty control group of this process; removed on drop.
 struct CpuGroup {
     folder: PathBuf,
 }
@@ -161,7 +164,7 @@ impl Drop for CpuGroup {
     }
 }
 
-/// The folder in which groups with weights can be made, and the file and weights of one.
+/// The folder for groups with weights, the weight file of a group, and two weights.
 fn weights_below(root: &Path) -> Option<(PathBuf, &'static str, [u32; 2])> {
     let v1 = [root.join("cpu"), root.join("cpu,cpuacct")].into_iter().find(|folder| folder.join("cpu.shares").exists());
     let v2 = || {
@@ -190,23 +193,23 @@ fn weight_writes(root: &Path) -> Result<Sample, Miss> {
         times.push(began.elapsed().as_nanos() as f64);
     }
     let ns = middle(times);
-    // One each ten milliseconds, for one NF.
+    // One per ten milliseconds, for one NF.
     Ok(Sample::from([("weight_write_ns".into(), ns), ("core_percent".into(), ns * 100.0 / 1e9 * 100.0)]))
 }
 
-/// Puts this thread on a core.
+/// Pins this thread to a core.
 fn pin(core: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
 }
 
-/// What two threads share.
+/// State of two threads.
 #[derive(Default)]
 struct Shared {
-    bell: AtomicU32,
+    doorbell: AtomicU32,
     other: AtomicU32,
-    /// When the one that was woken ran, in nanoseconds; 0 until it did.
+    /// When the woken thread ran, in nanoseconds; 0 until then.
     ran: AtomicU64,
     stop: AtomicBool,
 }
@@ -219,8 +222,8 @@ fn wakes(from: usize, to: usize) -> Result<Sample, Miss> {
             pin(to)?;
             let mut seen = 0;
             while !shared.stop.load(Ordering::Acquire) {
-                doorbell::wait(&shared.bell, seen, Some(PATIENCE));
-                let now = shared.bell.load(Ordering::Acquire);
+                doorbell::wait(&shared.doorbell, seen, Some(PATIENCE));
+                let now = shared.doorbell.load(Ordering::Acquire);
                 if now != seen {
                     seen = now;
                     shared.ran.store(monotonic_ns(), Ordering::Release);
@@ -229,13 +232,13 @@ fn wakes(from: usize, to: usize) -> Result<Sample, Miss> {
             Ok(())
         })
     };
-    // In a thread of its own, so that this one stays where it was.
+    // In a separate thread, so that the affinity of this one does not change.
     let waker = {
         let shared = shared.clone();
         std::thread::spawn(move || -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
             let measured = wake_all(&shared, from);
             shared.stop.store(true, Ordering::Release);
-            doorbell::ring(&shared.bell);
+            doorbell::ring(&shared.doorbell);
             measured
         })
     };
@@ -252,7 +255,7 @@ fn wake_all(shared: &Shared, from: usize) -> anyhow::Result<(Vec<f64>, Vec<f64>)
         std::thread::sleep(ASLEEP);
         shared.ran.store(0, Ordering::Release);
         let (began, start) = (Instant::now(), monotonic_ns());
-        doorbell::ring(&shared.bell);
+        doorbell::ring(&shared.doorbell);
         caller.push(began.elapsed().as_nanos() as f64);
         let ran = loop {
             let ran = shared.ran.load(Ordering::Acquire);
@@ -269,12 +272,12 @@ fn wake_all(shared: &Shared, from: usize) -> anyhow::Result<(Vec<f64>, Vec<f64>)
 
 fn switches(core: usize) -> Result<Sample, Miss> {
     let shared = Arc::new(Shared::default());
-    // Each waits until its own bell has been rung once more, then rings the other's.
+    // Each waits for one more ring of its own doorbell, then rings the other's.
     let player = |first: bool| {
         let shared = shared.clone();
         move || -> anyhow::Result<f64> {
             pin(core)?;
-            let (own, other) = if first { (&shared.bell, &shared.other) } else { (&shared.other, &shared.bell) };
+            let (own, other) = if first { (&shared.doorbell, &shared.other) } else { (&shared.other, &shared.doorbell) };
             let began = Instant::now();
             for round in 0..TIMES as u32 {
                 if first {
@@ -288,7 +291,7 @@ fn switches(core: usize) -> Result<Sample, Miss> {
                     doorbell::ring(other);
                 }
             }
-            // Two changes a round.
+            // Two switches a round.
             Ok(began.elapsed().as_nanos() as f64 / (2 * TIMES) as f64)
         }
     };
@@ -332,7 +335,7 @@ mod tests {
         std::fs::create_dir(root.path().join("cpu")).unwrap();
         std::fs::write(root.path().join("cpu/cpu.shares"), "1024\n").unwrap();
         assert_eq!(weights_below(root.path()).unwrap(), (root.path().join("cpu"), "cpu.shares", [1024, 2048]));
-        // On a fake tree a new folder has no such file: it is left out, and nothing stays.
+        // On a fake tree a new folder has no such file: the case is left out, and nothing stays.
         assert!(matches!(weight_writes(root.path()), Err(Miss::LeaveOut(why)) if why.starts_with("cannot open")));
         assert_eq!(std::fs::read_dir(root.path().join("cpu")).unwrap().count(), 1);
     }

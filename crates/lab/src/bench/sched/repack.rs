@@ -1,17 +1,20 @@
-//! `sluice bench repack`: load falls, and a core is freed; it rises again, and the core is taken back.
+//! `sluice bench repack`: cores in use follow the load.
 //!
 //! # Approach
-//! Four chains of one NF each, which cost [`CYCLES`] a packet, spread over two cores; `sluice pack --apply --every` looks after them. They
-//! need both cores at first (*high*), one at a quarter of the rates (*low*), and both again (*again*). The rates are changed by applying
-//! another configuration, as an operator would. Of each phase, `.PHASE`:
+//! Four chains of one NF each, with [`CYCLES`] per packet, spread over two cores and repacked by
+//! `sluice pack --apply --every`. They need both cores at first (*high*), one core at a quarter of
+//! the rates (*low*), and both again (*again*). The rates change by applying another configuration,
+//! as an operator would. Metrics of each phase, with the ending `.PHASE`:
 //! - `settle_ms`: from the change until the NFs run on as many cores as the load needs;
-//! - `cores`: how many that are; `delivered_ratio`: delivered of offered, in the time after that;
-//! - `moving_lost_packets`, `moving_refused_packets`: packets dropped inside, and at the entry, until then; `moving_reordered_packets`: that a
-//!   later one of their flow had overtaken; `moves_count`: NFs moved.
+//! - `cores`: their number; `delivered_ratio`: delivered of offered, in the time after that;
+//! - `moving_lost_packets`, `moving_refused_packets`: packets dropped inside and at the entry until
+//!   then; `moving_reordered_packets`: packets that a later one of their flow had overtaken;
+//!   `moves_count`: moved NFs.
 //!
 //! # Limits
-//! Where there are two cores in all, NFs run on the manager's core too (`shared` is 1). Its thread takes half of it, so both cores are
-//! planned up to less than a half (`margin_percent`), and the loads are smaller. What a core in use costs in power is not measured.
+//! On a host with only two cores, NFs run on the manager's core, too (`shared` is 1). The manager's
+//! thread takes half of that core, so both cores are planned up to less than a half
+//! (`margin_percent`), and the loads are smaller. The power cost of a core in use is not measured.
 //!
 //! # Source
 //! UNiS (Anthony and Bai), its future work.
@@ -34,7 +37,6 @@ use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::{NfState, Stats};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "repack",
     about: "load falls and a core is freed, load rises and it is taken back (sluice pack --every)",
@@ -42,15 +44,15 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const CHAINS: usize = 4;
-/// Cost of a packet.
+/// Cycles per packet.
 const CYCLES: u64 = 40_000;
-/// Phases, and the rate of each in percent of the highest.
+/// Phases, the rate of each in percent of the highest, and the cores it needs.
 const PHASES: [(&str, u32, usize); 3] = [("high", 100, 2), ("low", 25, 1), ("again", 100, 2)];
-/// Seconds between two looks of `sluice pack`.
+/// Seconds between two rounds of `sluice pack`.
 const EVERY_S: f64 = 0.25;
-/// Cycles a second where the time-stamp counter's frequency is not known.
+/// Assumed frequency where that of the time-stamp counter is unknown.
 const ABOUT_HZ: f64 = 2.5e9;
-/// How long NFs may take to be where they should be.
+/// Time limit for NFs to be placed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const GROUP: Group = Group {
@@ -86,11 +88,11 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 #[derive(Debug, Clone, PartialEq)]
 struct Ground {
     cores: [usize; 2],
-    /// One of them is the manager's.
+    /// Whether one of them is the manager's.
     shared: bool,
     /// Part of a core that is kept free, in percent.
     margin: u32,
-    /// What an NF needs at most, in cores.
+    /// Highest load of an NF, in cores.
     load: f64,
 }
 
@@ -131,7 +133,7 @@ fn setup(lab: &Lab, ground: &Ground, percent: u32) -> Setup {
     setup
 }
 
-/// `sluice pack` that goes on; ends with this.
+/// A running `sluice pack --every`; ends with this.
 struct Packer {
     child: Child,
     log: std::path::PathBuf,
@@ -153,7 +155,7 @@ impl Packer {
         Ok(Self { child, log, _folder: folder })
     }
 
-    /// What it has said.
+    /// Its output so far.
     fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -176,7 +178,7 @@ impl Drop for Packer {
     }
 }
 
-/// Cores that have an NF; none while an NF comes or goes.
+/// Number of cores with an NF; none while an NF comes or goes.
 fn cores(stats: &Stats) -> Option<usize> {
     let settled = stats.nfs.len() == CHAINS && stats.nfs.iter().all(|nf| nf.state == NfState::Running);
     settled.then(|| stats.nfs.iter().map(|nf| nf.core).collect::<BTreeSet<_>>().len())
@@ -215,7 +217,7 @@ fn watch(lab: &Lab, ground: &Ground) -> Result<Sample, Miss> {
     Ok(out)
 }
 
-/// What happened to packets between two readings: dropped inside, and at the entry; overtaken.
+/// Packets between two readings: dropped inside, dropped at the entry, overtaken.
 fn of_moves(before: &Stats, after: &Stats) -> [(&'static str, f64); 3] {
     let window = Window { before, after };
     let reordered = |stats: &Stats| -> f64 { stats.ports.iter().filter_map(|port| port.details.get("reordered")).sum() };
@@ -227,7 +229,7 @@ fn of_moves(before: &Stats, after: &Stats) -> [(&'static str, f64); 3] {
     .map(|(metric, packets)| (metric, packets.round()))
 }
 
-/// Packets that left all chains, of those that came to them.
+/// Packets that left all chains, relative to those that arrived.
 fn delivered(before: &Stats, after: &Stats) -> f64 {
     let window = Window { before, after };
     let left: f64 = before.chains.iter().map(|chain| window.exit_pps(&chain.name)).sum();
@@ -248,7 +250,7 @@ mod tests {
         let capacity = 1.0 - f64::from(ground.margin) / 100.0;
         for (phase, percent, needed) in PHASES {
             let load = ground.load * CHAINS as f64 * f64::from(percent) / 100.0;
-            // Also where the processor is a quarter slower than it was when the cost was calibrated.
+            // Also where the processor is a quarter slower than during calibration.
             for load in [load, load * 1.25] {
                 assert_eq!((load / capacity).ceil() as usize, needed, "{phase} {load}");
             }

@@ -1,15 +1,17 @@
-//! `sluice bench shared-nf`: two chains that share their first and last NF, of which one has a bottleneck of its own between.
+//! `sluice bench shared-nf`: two chains with common NFs, one with a bottleneck of its own.
 //!
 //! # Approach
 //! ```text
 //! c1: nf1 (270) ─► nf2 (120)  ─► nf4 (300)
 //! c2: nf1 (270) ─► nf3 (4500) ─► nf4 (300)
 //! ```
-//! Both chains arrive at half the line rate. In the default the packets of c2 that die before nf3 take nf1 from c1; backpressure
-//! refuses c2 at its entry and lets c1 alone. The ideal has each chain in a process of its own, both on the same cores.
+//! Both chains arrive at half the line rate. Under the default, packets of c2 that die before nf3
+//! take nf1's time from c1; backpressure refuses c2 at its entry and leaves c1 alone. The ideal has
+//! a process per chain, both on the same cores.
 //!
 //! # Limits
-//! The ideal is exact on one core. On several it is left out: how the shared NFs would be divided is not a measurement.
+//! The ideal is exact on one core. It is left out on several, where the division of the shared NFs
+//! would be an assumption.
 //!
 //! # Source
 //! NFVnice, figures 8 and 9, table 6.
@@ -26,11 +28,10 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "shared-nf", about: "two chains over four NFs, one with a bottleneck of its own (figure 9, table 6)", run };
 
-/// With a core each: without weights alone, which have nothing to weigh, and without the ideal.
+/// With separate cores: without weights alone, which have nothing to weigh, and without the ideal.
 const APART: [Mode; 3] = [Mode::Default, Mode::Backpressure, Mode::Sluice];
 const COSTS: [u64; 4] = [270, 120, 4500, 300];
 /// Services of the chains, by number from 0.

@@ -1,9 +1,11 @@
-//! What the simulator says of a variant, beside what was measured.
+//! Comparison of a measured variant with its simulation.
 //!
-//! The simulator ([`sluice_policy::sim`]) runs the daemon's policies (cost, weights, backpressure) on a simulated clock, and a model of how
-//! NFs hand their core over. Here it is given the setup of a measured run (cores, costs, rings, chains and how their rates compare),
-//! what was offered in all, and this host's clock rate; and the difference is told: `simulated_pps` and `error_percent`, that is
-//! (simulated − measured) / measured. What it does not model (caches, the manager's own cost, other load of the host) is in that error.
+//! The simulator ([`sluice_policy::sim`]) runs the daemon's policies (cost, weights, backpressure)
+//! on a simulated clock, with a model of hand-over. Its input is the setup of a measured run
+//! (cores, costs, rings, chains and the ratio of their rates), the total offered rate, and this
+//! host's clock rate. The results are `simulated_pps` and `error_percent`, (simulated − measured) /
+//! measured. That error includes what the simulator does not model: caches, the manager's own cost,
+//! other load of the host.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,16 +17,16 @@ use crate::bench::lab::Row;
 use crate::bench::setup::{Service, Setup};
 use crate::bench::table::Column;
 
-/// What the simulator says.
 pub const SIMULATED: Column = Column::new("simulated_pps", "simulated Mpps", 1e6, 3);
-/// By how much it is wrong.
+/// Error of the simulation.
 pub const ERROR: Column = Column::new("error_percent", "error %", 1.0, 1);
 
 /// Simulated time that is counted, in nanoseconds: enough for a thousand rounds of every policy.
 const MEASURED_NS: u64 = 300_000_000;
 
-/// Adds what the simulator says of `setup` to the row that it gave, on a host whose time-stamp counter runs at `hz`. A row that
-/// the simulator knows no variant or no costs for stays as it is.
+/// Adds the simulation of `setup` to its measured row, on a host with this time-stamp frequency.
+///
+/// A row of a variant or of costs that the simulator does not know stays as it is.
 pub fn compare(row: &mut Row, setup: &Setup, hz: Option<f64>) {
     let Some(scenario) = hz.and_then(|hz| scenario(row, setup, hz)) else { return };
     let simulated = sim::run(&scenario).total_pps();
@@ -67,7 +69,7 @@ fn scenario(row: &Row, setup: &Setup, hz: f64) -> Option<Scenario> {
     scenario.check().is_ok().then_some(scenario)
 }
 
-/// What a packet costs in each stage of a service, where that does not depend on its flow or on a signal.
+/// Packet cost in each stage of a service, unless it depends on the flow or on a signal.
 fn stages(service: &Service) -> Option<Vec<Cost>> {
     if service.exec != COST || service.args.iter().any(|arg| arg == "--pick") {
         return None;

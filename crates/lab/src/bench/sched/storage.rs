@@ -1,14 +1,17 @@
-//! `sluice bench storage`: one of two flows is logged to disk; what does the other lose?
+//! `sluice bench storage`: one of two flows is logged to disk; the effect on the other.
 //!
 //! # Approach
-//! Both flows pass one NF that writes the packets of one of them into capture files: with asynchronous writes it goes on meanwhile,
-//! with blocking ones it waits for the disk. `unlogged` writes nothing and is the measure: `plain_kept_ratio` is the rate of the flow
-//! that is not logged, over that in the unlogged variant of the same turn. Both flows together are less than the NF can carry, and the
-//! logged one ([`LOGGED_BYTES_PER_S`]) is less than a disk can take: in overload the entry would refuse most of what is to be logged.
-//! So what is lost is lost while the NF stands still.
+//! Both flows pass one NF that writes the packets of one of them into capture files. With
+//! asynchronous writes it continues meanwhile; with blocking ones it waits for the disk. `unlogged`
+//! writes nothing and is the reference: `plain_kept_ratio` is the rate of the flow that is not
+//! logged, over that in the unlogged variant of the same turn. Both flows together are less than
+//! the NF can carry, and the logged one ([`LOGGED_BYTES_PER_S`]) is less than a disk can take: in
+//! overload the entry would refuse most packets to be logged. So all losses occur while the NF is
+//! blocked.
 //!
 //! # Limits
-//! The files are written below /var/tmp where there is one (/tmp is often memory), and removed after each run.
+//! The files are written below /var/tmp if it exists (/tmp is often in memory), and removed after
+//! each run.
 //!
 //! # Source
 //! NFVnice, figure 14.
@@ -24,23 +27,20 @@ use crate::bench::setup::{Class, Service, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "storage", about: "one of two flows logged to disk, asynchronous and blocking, by size (figure 14)", run };
 
-/// The NF.
 const NF: &str = "sluice-nf-logger";
-/// Sizes on the wire.
+/// Sizes on the wire, in bytes.
 const SIZES: [u32; 6] = [64, 128, 256, 512, 1024, 1500];
 const LOGGED_PORT: u16 = 4_000;
 const PLAIN_PORT: u16 = 5_000;
 /// A port that no packet has.
 const NO_PORT: u16 = 6_000;
 const LOGGED_BYTES_PER_S: f64 = 50e6;
-/// Packets per second of the other flow, if the line carries so many.
+/// Packets per second of the other flow, at most the line rate.
 const PLAIN_PPS: f64 = 2e6;
 
-/// How packets are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writes {
     None,
@@ -62,7 +62,7 @@ impl Writes {
     fn args(self, dir: &Path) -> Vec<String> {
         let port = if self == Writes::None { NO_PORT } else { LOGGED_PORT };
         let mut args: Vec<String> = vec!["--write".into(), dir.join("log.pcap").display().to_string()];
-        // Two files of 100 MiB at most: a long run fills no disk.
+        // Two files of 100 MiB at most: a long run does not fill the disk.
         args.extend(["--keep".into(), "2".into(), "--dst-port".into(), port.to_string()]);
         if self == Writes::Blocking {
             args.push("--blocking".into());
@@ -90,7 +90,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(lab.programs.has(NF, NF).err().map(|error| error.to_string()).as_deref()))
 }
 
-/// `missing` is why nothing of it can run here.
+/// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for bytes in SIZES {
@@ -113,7 +113,7 @@ fn one(lab: &Lab, writes: Writes, bytes: u32) -> Result<Sample, Miss> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("sluice-bench-log-").permissions(crate::bench::daemon::open_to_nfs());
     let folder = disk.map_or_else(|| builder.tempdir(), |disk| builder.tempdir_in(disk))?;
-    // After it was made: the umask takes nothing of this.
+    // After creation, so that the umask has no effect.
     std::fs::set_permissions(folder.path(), crate::bench::daemon::open_to_nfs())?;
     lab.flow(&setup(lab, writes, bytes, folder.path()))
 }
@@ -150,7 +150,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
         .filter_map(|row| Some((row.params.clone(), row.get("delivered_pps.plain").filter(|pps| *pps > 0.0)?)))
         .collect();
     for row in rows {
-        // Rates of a trickle and of a line are not meant to be alike.
+        // The flows are not meant to have equal rates.
         row.sample.remove("jain");
         if row.name == Writes::None.name() {
             continue;

@@ -1,8 +1,9 @@
 //! `sluice bench variable-cost`: a chain whose NFs' costs change from packet to packet.
 //!
 //! # Approach
-//! Each of three NFs draws 120, 270 or 550 cycles for each packet, each from another seed. A service time is then no constant, and a
-//! median over a window has to do. The ideal draws in each of its stages what the NF in its place draws.
+//! Each of three NFs draws 120, 270 or 550 cycles per packet, each from its own seed. The service
+//! time is no constant then, so a median over a window has to do. Each stage of the ideal draws the
+//! same costs as its NF.
 //!
 //! # Source
 //! NFVnice, figure 10.
@@ -14,7 +15,6 @@ use crate::bench::lab::{Lab, Plan};
 use crate::bench::table::{Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "variable-cost",
     about: "a chain whose packets cost 120, 270 or 550 in each NF, drawn anew (figure 10)",

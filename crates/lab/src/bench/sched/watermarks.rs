@@ -1,9 +1,10 @@
-//! `sluice bench watermarks`: what to set a ring's watermarks, its depth, the queueing time and the frames in circulation to.
+//! `sluice bench watermarks`: a sweep of watermarks, ring depth, queueing time and frames.
 //!
 //! # Approach
-//! The chain of 120, 270 and 550 with everything on under SCHED_OTHER; one thing is changed at a time from the middle of the sweep
-//! (the daemon's defaults). Delivered against the ideal says what keeps packets warm and the core busy; wasted work and latency say
-//! what it costs. `handover` 0 has the manager wake each NF.
+//! The chain of 120, 270 and 550 with everything enabled under SCHED_OTHER. One parameter at a time
+//! differs from the middle of the sweep (the daemon's defaults). The delivered rate against the
+//! ideal shows whether packets stay in the caches and the core stays busy; wasted work and latency
+//! show the price. With `handover` 0, the manager wakes each NF.
 //!
 //! # Source
 //! NFVnice, section 4.3.8 (the tuning of high and low watermark).
@@ -18,7 +19,6 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "watermarks", about: "the tuning sweep: watermarks, queueing time, ring depth, frames, hand-over", run };
 
@@ -44,7 +44,7 @@ struct Point {
 
 const MIDDLE: Point = Point { low: 60, high: 80, ring: RING, frames: 16_384, queueing_us: 100, handover: true };
 
-/// What tells the ideal nothing.
+/// Params that do not affect the ideal.
 const SIDE: [&str; 7] = ["point", "low", "high", "ring", "frames", "queueing_us", "handover"];
 
 const GROUP: Group = Group {
@@ -80,7 +80,7 @@ fn sweep() -> Vec<Point> {
 }
 
 impl Point {
-    /// What is not as in the middle, in words.
+    /// The deviation from the middle, in words.
     fn word(&self) -> String {
         let Self { low, high, ring, frames, queueing_us, .. } = *self;
         let mut words = Vec::new();

@@ -1,9 +1,10 @@
-//! `sluice bench idle-pool`: what NFs that have nothing to do cost those that have.
+//! `sluice bench idle-pool`: the cost of idle NFs to busy ones.
 //!
 //! # Approach
-//! Sixteen flows, each with an NF of its own out of a pool, at half of what a core carries and in overload; beside them so many idle members
-//! wait for flows. Idle members have no packets: what they cost is memory, a scan of their core's page by each NF that goes to sleep, and
-//! what the manager does for each NF.
+//! Sixteen flows, each with its own NF of a pool, at half of what a core carries and in overload;
+//! beside them, a number of idle members waits for flows. Idle members have no packets. They cost
+//! memory, a scan of their core's page by each NF that goes to sleep, and the manager's work per
+//! NF.
 //!
 //! # Source
 //! Flurries, figure 10.
@@ -18,7 +19,6 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "idle-pool",
     about: "throughput and latency of 16 flows' NFs beside 0 to 2,000 idle members of their pool (Flurries, figure 10)",
@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const ACTIVE: u32 = 16;
 const IDLE: [u32; 5] = [0, 100, 500, 1_000, 2_000];
 const CYCLES: u64 = 500;
-/// Packets per second where it is about latency.
+/// Packets per second for the measurement of latency.
 const MODERATE_PPS: f64 = 500e3;
 const POLICY: &str = "adaptive";
 
@@ -89,13 +89,13 @@ fn one(lab: &Lab, idle: u32, rate: f64) -> Result<Sample, Miss> {
     let after = lab.read(&daemon)?;
     daemon.stop()?;
     let mut out = crate::bench::measure::sample(&setup, &before, &after);
-    // Metrics of one NF tell nothing of many that share their name.
+    // Metrics of one NF mean nothing for many that share its name.
     out.retain(|metric, _| !metric.ends_with(".pool"));
     out.extend(Together::of(&before, &after).metrics());
     Ok(out)
 }
 
-/// What is delivered, of what is without idle members.
+/// The delivered rate, relative to that without idle members.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
     let alone: Vec<(String, f64)> = rows
         .iter()

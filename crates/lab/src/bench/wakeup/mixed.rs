@@ -1,22 +1,24 @@
-//! `sluice bench mixed`: a web server and a bulk transfer through the same two pools, under the four wake policies.
+//! `sluice bench mixed`: web requests and a bulk transfer through two pools, by wake policy.
 //!
 //! # Approach
 //! ```text
 //! wrk, iperf3 ─ namespace ─► first ─► second ─► namespace ─ nginx, iperf3
 //!                        ◄─ first ◄─ second ◄─
 //! ```
-//! Each request has a connection of its own, of a dozen packets; the bulk transfer is one connection of very many. Both directions of a
-//! connection meet the same member of each pool. All NFs share a core, and each policy runs with a member for each flow and with the same
-//! number of members that flows are spread over by their hash. A good policy wakes the members of requests at once, and that of the bulk
-//! transfer seldom: the table shows requests, the bulk transfer's rate and context switches side by side, and what each is of the best of the
-//! same turn and the same `per`.
+//! Each request is a connection of its own, of a dozen packets; the bulk transfer is one very long
+//! connection. Both directions of a connection meet the same member of each pool. All NFs share a
+//! core. Each policy runs with a member per flow, and with the same number of members and flows
+//! spread by hash. A good policy wakes the members of requests at once, and that of the bulk
+//! transfer seldom. The table shows requests, the bulk transfer's rate and context switches, each
+//! with its ratio to the best of the same turn and the same `per`.
 //!
-//! The bulk transfer is paced, as in `isolation`: on a host with few cores its ends share the manager's core, and one that takes what
-//! it finds would take it from everybody.
+//! The bulk transfer is paced, as in `isolation`: on a host with few cores its ends share the
+//! manager's core, and an unpaced transfer would starve everything else there.
 //!
 //! # Limits
-//! Needs root, iperf3, nginx and wrk. Web server, clients and the bulk transfer's ends run on any core but that of the NFs; with two cores
-//! they share that of the manager, and are the bottleneck together with it.
+//! Needs root, iperf3, nginx and wrk. Web server, clients and the bulk transfer's ends run on any
+//! core but that of the NFs. With two cores they share the manager's, and are the bottleneck
+//! together with it.
 //!
 //! # Source
 //! Flurries, tables 1 and 2.
@@ -34,20 +36,18 @@ use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
-/// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "mixed",
     about: "web requests and a bulk transfer through pools of NFs, by wake policy, per flow and by hash (Flurries, tables 1 and 2)",
     run,
 };
 
-/// What a packet costs each NF, in cycles.
+/// Cycles per packet and NF.
 const CYCLES: u64 = 1_000;
-/// Members of each pool.
 const MEMBERS: u32 = 64;
-/// Clients that ask at a time.
+/// Concurrent clients.
 const CLIENTS: u32 = 16;
-/// What the bulk transfer is paced at.
+/// Rate of the paced bulk transfer.
 const TCP_MBIT: u32 = 200;
 
 const GROUP: Group = Group {
@@ -78,7 +78,7 @@ fn of_members() -> Params {
     params(&[("nfs", json!(2 * MEMBERS)), ("clients", json!(CLIENTS))])
 }
 
-/// `missing` is why nothing of it can run here.
+/// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for per in ["flow", "rss"] {
@@ -144,7 +144,8 @@ fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
     Ok(out)
 }
 
-/// What each variant has of the best with the same `per`: the most requests and bits, and the fewest switches.
+/// Adds ratios to the best with the same `per`: the most requests and bits, and the fewest
+/// switches.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
     let per = |name: &str| name.split_once('/').map(|(_, per)| per.to_string());
     let all: Vec<(Option<String>, Sample)> = rows.iter().map(|row| (per(&row.name), row.sample.clone())).collect();

@@ -1,12 +1,12 @@
-//! The experiments on pools of NFs that have one flow each, and on when they are woken.
+//! Experiments on pools with one flow per NF, and on when NFs are woken.
 //!
 //! # Terms
-//! A *policy* says when an NF that sleeps is woken ([`POLICIES`]); `per` is what a member of the pool is given: one flow (`flow`), or
-//! the flows of one hash (`rss`). A variant is named `POLICY/PER`.
+//! A *policy* says when a sleeping NF is woken ([`POLICIES`]); `per` is what a member of the pool
+//! gets: one flow (`flow`), or the flows of one hash (`rss`). A variant is named `POLICY/PER`.
 //!
 //! # Source
-//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
-//! its figure or table.
+//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT
+//! 2016, section 5. Each module names its figure or table.
 
 pub mod idle_pool;
 pub mod mixed;
@@ -19,10 +19,9 @@ use std::time::Duration;
 use crate::bench::daemon::Daemon;
 use crate::bench::measure::Reading;
 
-/// The policies of the paper.
 pub const POLICIES: [&str; 4] = ["min", "adaptive", "naive-100us", "naive-1ms"];
 
-/// A service of a pool, as TOML: `members` NFs of a cost, on a core.
+/// A service with a pool, as TOML: `members` NFs of a cost, on a core.
 pub fn pooled(name: &str, core: usize, cycles: u64, (policy, per): (&str, &str), members: u32) -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -35,10 +34,7 @@ pub fn pooled(name: &str, core: usize, cycles: u64, (policy, per): (&str, &str),
     out
 }
 
-/// Waits until so many NFs run: those of a pool begin when the daemon is ready already.
-///
-/// # Errors
-/// They do not begin.
+/// Waits until this many NFs run: members of a pool start after the daemon is ready.
 pub fn wait_for_members(daemon: &Daemon, nfs: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs running", Duration::from_secs(60), |daemon| {
         let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();
@@ -46,22 +42,20 @@ pub fn wait_for_members(daemon: &Daemon, nfs: u32) -> anyhow::Result<()> {
     })
 }
 
-/// What all NFs together did between two readings, each second: context switches by the kernel's count, wakes by the manager, and
-/// hand-overs between NFs; and the share of a core that they used, in percent.
+/// Activity of all NFs together between two readings.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Together {
-    /// Context switches.
+    /// By the kernel's count.
     pub switches_per_s: f64,
-    /// Wakes.
+    /// By the manager.
     pub wakes_per_s: f64,
-    /// Hand-overs.
+    /// Between NFs.
     pub hand_overs_per_s: f64,
-    /// Share of a core.
+    /// CPU time, in percent of a core.
     pub cpu_percent: f64,
 }
 
 impl Together {
-    /// Between two readings.
     pub fn of(before: &Reading, after: &Reading) -> Self {
         let seconds = after.tasks.seconds_since(&before.tasks).max(1e-9);
         let mut sum = Self::default();
@@ -76,7 +70,6 @@ impl Together {
         sum
     }
 
-    /// As metrics.
     pub fn metrics(self) -> [(String, f64); 4] {
         [
             ("switches_per_s".into(), self.switches_per_s),

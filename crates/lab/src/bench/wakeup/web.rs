@@ -1,7 +1,7 @@
-//! A web server and its clients: nginx in one namespace, wrk in another, both from their packages.
+//! A web server and its clients: nginx in one namespace, wrk in another.
 //!
-//! Each request has a connection of its own, so that flows come and go. Both are called by their names, write nothing but into a
-//! folder of the experiment's, and end with it.
+//! Each request is a connection of its own, so that flows come and go. Both programs are run by
+//! name, and write only into a folder of the experiment, which is removed at the end.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ const PORT: u16 = 8080;
 const BODY: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Why there can be no web here, if so.
+/// Why the web server cannot run here, if so.
 pub fn missing() -> Option<String> {
     let there = |program: &str| {
         Command::new(program).arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status().is_ok()
@@ -26,20 +26,20 @@ pub fn missing() -> Option<String> {
     Some(format!("there is no {} here; install {}", absent.0, absent.1))
 }
 
-/// What clients got.
+/// Results of the clients.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Answers {
-    /// Requests that were answered, each second.
+    /// Answered requests per second.
     pub requests_per_s: f64,
-    /// Median time from a request to its answer, in nanoseconds.
+    /// Median response time, in nanoseconds.
     pub p50_ns: f64,
-    /// The same at the 99th percentile.
+    /// 99th percentile of the response time, in nanoseconds.
     pub p99_ns: f64,
-    /// Connections and answers that failed or took too long.
+    /// Connections and answers that failed or timed out.
     pub errors: f64,
 }
 
-/// A server that ends with its owner, and the folder that it writes to.
+/// A server that ends with its owner, and its folder.
 pub struct Server {
     _nginx: Running,
     _folder: tempfile::TempDir,
@@ -60,9 +60,6 @@ fn conf(folder: &Path) -> String {
 
 impl Server {
     /// Starts it in the outer namespace, on `cores`, and waits until it listens.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn start(wires: &Wires, programs: &Programs, cores: &[usize]) -> anyhow::Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("sluice-bench-web-").permissions(crate::bench::daemon::open_to_nfs()).tempdir()?;
@@ -86,10 +83,7 @@ impl Server {
 pub struct Clients(Running, Duration);
 
 impl Clients {
-    /// Starts so many, which ask for `seconds` one request after another.
-    ///
-    /// # Errors
-    /// wrk cannot be run.
+    /// Starts clients, each of which sends one request after another for `seconds`.
     pub fn start(wires: &Wires, cores: &[usize], clients: u32, seconds: f64) -> anyhow::Result<Self> {
         let seconds = seconds.ceil().max(1.0);
         let (address, clients) = (format!("http://{OUTSIDE}:{PORT}/"), clients.to_string());
@@ -99,16 +93,14 @@ impl Clients {
     }
 
     /// Waits for their end.
-    ///
-    /// # Errors
-    /// They do not end, or say what is not understood.
     pub fn answers(self, programs: &Programs) -> anyhow::Result<Answers> {
         let said = self.0.text(programs, self.1)?.context("wrk does not end")?;
         answers(&said).with_context(|| format!("wrk's answer is not understood: {said}"))
     }
 }
 
-/// What wrk says: "Requests/sec:  812.50", "  99%    4.52ms" and, if there were any, "Socket errors: connect 0, read 12, …".
+/// Parses wrk's output: "Requests/sec:  812.50", "  99%    4.52ms" and, if any, "Socket errors:
+/// connect 0, read 12, …".
 fn answers(said: &str) -> Option<Answers> {
     let after = |word: &str| said.lines().find_map(|line| line.trim().strip_prefix(word)).map(str::trim);
     let errors = after("Socket errors:")

@@ -1,12 +1,13 @@
-//! An open loop: packets are put on the NF's ring when they are due, whether or not earlier ones have come back.
+//! An open loop: packets go on the NF's ring when due, whether or not earlier ones are back.
 //!
 //! # Approach
-//! Packets are due one after the other, evenly in time. Each is stamped with the moment at which it is due, not with that at which there was room
-//! for it, so a packet that had to wait to be sent has waited. What comes back is checked as in a [round](Stand::round). Packets that go on
-//! to the next hop can be kept, for the next NF of a chain.
+//! Packets are due at even intervals. The stamp of a packet is its due time, not the time at which
+//! there was room, so time spent waiting to be sent counts. Returned packets are checked as in a
+//! [round](Stand::round). Packets for the next hop can be kept, for the next NF of a chain.
 //!
 //! # Limits
-//! As many packets as a ring holds are with the NF at most. Packets that come in bursts wait longer for each other than these.
+//! The NF has at most a ring of packets at a time. Packets that arrive in bursts wait longer for
+//! each other than these.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::{monotonic_ns, ticks};
 use sluice_shm::descriptor::{Descriptor, Verdict};
 
-/// Packets one after the other in memory, dealt from the first on and then again.
+/// A repeated sequence of packets in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Sequence {
     bytes: Vec<u8>,
@@ -28,9 +29,6 @@ pub struct Sequence {
 
 impl Sequence {
     /// Adds a packet at the end.
-    ///
-    /// # Errors
-    /// [`EstimateError::TooLong`].
     pub fn push(&mut self, packet: &[u8]) -> Result<(), EstimateError> {
         if packet.len() > ROOM {
             return Err(EstimateError::TooLong { bytes: packet.len(), most: ROOM });
@@ -41,17 +39,15 @@ impl Sequence {
         Ok(())
     }
 
-    /// Packets.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// The next packet. There must be one.
+    /// The next packet; the sequence must not be empty.
     fn deal(&mut self) -> &[u8] {
         let range = self.packets[self.next].clone();
         self.next = (self.next + 1) % self.packets.len();
@@ -59,36 +55,36 @@ impl Sequence {
     }
 }
 
-/// How packets are offered.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Offer {
     /// Packets per second; none is as many as the NF takes.
     pub rate_pps: Option<f64>,
-    /// For so long, in nanoseconds.
+    /// Duration, in nanoseconds.
     pub time_ns: u64,
-    /// No more packets than these.
+    /// Most packets.
     pub packets: u64,
 }
 
-/// What came of it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Offered {
     /// Packets per second that came back while packets were offered.
     pub rate_pps: f64,
-    /// From when a packet was due until it was back, in nanoseconds, of each; empty where no rate was given.
+    /// Time of each packet from due to returned, in nanoseconds; empty without a rate.
     pub latency_ns: Vec<f64>,
 }
 
 impl Stand {
-    /// Offers packets, and waits until all have come back.
+    /// Offers packets, and waits until all are back.
     ///
     /// # Errors
-    /// [`EstimateError::NoPackets`], [`EstimateError::Keeps`], [`EstimateError::Broken`] or [`EstimateError::Ended`].
+    /// [`EstimateError::NoPackets`], [`EstimateError::Keeps`], [`EstimateError::Broken`] or
+    /// [`EstimateError::Ended`].
     pub fn offer(&mut self, sequence: &mut Sequence, offer: &Offer) -> Result<Offered, EstimateError> {
         self.run(sequence, offer, None)
     }
 
-    /// Offers all packets once, from the next on. What the NF sends on to the next hop, in the same order.
+    /// Offers all packets once, from the next on. Returns what the NF sends to the next hop, in
+    /// order.
     ///
     /// # Errors
     /// Those of [`offer`](Self::offer).
@@ -106,14 +102,14 @@ impl Stand {
         let ns_per_tick = ns_per_tick();
         let gap = offer.rate_pps.map(|rate_pps| 1e9 / rate_pps.max(1e-3) / ns_per_tick);
         let time = (offer.time_ns as f64 / ns_per_tick) as u64;
-        // Taken in turn, so that a frame is cold when it comes again, as in use.
+        // Used in turn, so that a reused frame is cold, as in use.
         let mut free: VecDeque<u32> = (0..FRAMES).collect();
-        // When the packet in each frame was due, while the NF has it.
+        // Due time of the packet in each frame, while the NF has it.
         let mut due: Vec<Option<u64>> = vec![None; FRAMES as usize];
         let mut latencies: Vec<u64> = Vec::with_capacity(gap.map_or(0, |gap| (time as f64 / gap) as usize + 1));
         let mut batch = [Descriptor::default(); BURST];
         let (mut sent, mut returned, mut looks) = (0u64, 0u64, 0u32);
-        // Packets that had come back, and when, as the first ring's worth was through and at the end.
+        // Returned packets and the time, when the first ring's worth was sent and at the end.
         let (mut first, mut last) = (None, None);
         let mut deadline = None;
         let start = ticks();
@@ -190,7 +186,7 @@ impl Stand {
         Ok(Offered { rate_pps, latency_ns: latencies.iter().map(|ticks| *ticks as f64 * ns_per_tick).collect() })
     }
 
-    /// The most memory that the NF has had, in MiB, packets left out; 0 if the kernel does not say.
+    /// Peak memory of the NF in MiB, without packets; 0 if the kernel does not report it.
     pub fn memory_mib(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.process.spawned.pid.as_raw_nonzero())).unwrap_or_default();
