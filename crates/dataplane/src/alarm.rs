@@ -1,11 +1,11 @@
-//! What wakes a packet thread that rests: see [`crate::worker`].
+//! The waker of a packet thread that rests: see [`crate::worker`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What wakes a packet thread, and says that there are commands for it.
+/// Wakes a packet thread, and flags that it has commands.
 #[derive(Debug)]
 pub struct Alarm {
     /// There are commands.
@@ -18,36 +18,38 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// One that is quiet.
+    /// An alarm that is not raised.
     ///
     /// # Errors
-    /// The kernel's, if it makes no descriptor.
+    /// The kernel's error, if it creates no eventfd.
     pub fn new() -> std::io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { raised: AtomicBool::new(false), rests: AtomicBool::new(false), worked_ns: AtomicU64::new(0), bell })
     }
 
-    /// Says that there are commands, which were sent before.
+    /// Flags that commands were sent.
     pub fn raise(&self) {
-        // Release: the commands are there before the flag.
+        // Release: commands are visible before the flag.
         self.raised.store(true, Ordering::Release);
         self.ring();
     }
 
-    /// Ends a rest of the thread, for something that was made visible before.
+    /// Ends a rest of the thread, for work that was made visible before.
     #[inline]
     pub fn ring(&self) {
-        // SeqCst, as in `begin`: it is seen that the thread rests, or the thread sees what it is rung for.
+        // SeqCst, as in `begin`: either this sees that the thread rests, or the thread sees the
+        // work.
         fence(Ordering::SeqCst);
         self.ring_after_fence();
     }
 
-    /// As [`Alarm::ring`], where a fence stands between what it is rung for and this.
+    /// As [`Alarm::ring`], where a fence lies between the work and this call.
     #[inline]
     pub(crate) fn ring_after_fence(&self) {
-        // Relaxed: of several that ring, one takes the word; what they ring for is behind the fence.
+        // Relaxed: of several ringing threads one takes the flag; the fence orders their work
+        // before it.
         if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::Relaxed) {
-            // It can fail only where the counter is full, and then the thread wakes.
+            // A write fails only when the counter is full, and then the thread wakes.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
@@ -55,26 +57,28 @@ impl Alarm {
     /// Whether there are commands that were not taken.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
-        // Relaxed: who finds it raised takes it, or looks again after the fence of `begin`.
+        // Relaxed: a thread that finds it raised takes it, or looks again after the fence of
+        // `begin`.
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Whether there are commands; takes them.
+    /// Whether there are commands; clears the flag.
     #[inline]
     pub(crate) fn take(&self) -> bool {
-        // Acquire: what was sent before the flag was raised is there.
+        // Acquire: what was sent before the flag was raised is visible.
         self.is_raised() && self.raised.swap(false, Ordering::Acquire)
     }
 
-    /// The thread is about to rest. It looks for work after this, and rests if there is none.
+    /// The thread is about to rest. It must look for work after this call, and rest only if there
+    /// is none.
     pub(crate) fn begin(&self) {
-        // Relaxed: the fence has it seen before the look for work.
+        // Relaxed: the fence makes this visible before the look for work.
         self.rests.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     pub(crate) fn end(&self) {
-        // Relaxed: who rings once more costs a rest that ends at once.
+        // Relaxed: a late ring only makes the next rest end at once.
         self.rests.store(false, Ordering::Relaxed);
     }
 
