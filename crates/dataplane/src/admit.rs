@@ -3,8 +3,7 @@
 //! A packet is let in only when every NF of its path has room for it ([`Plane::admit`]). Each NF
 //! may have as many packets on their way to it as its ring holds, counted from the chain's entry
 //! until the packet has passed it for the last time. So inner rings never overflow, however slow an
-//! NF is. An NF that stands still fills its own ring, and closes only the gates of the chains that
-//! pass it.
+//! NF is. An NF that stands still closes only the gates of the chains that pass it.
 
 use std::sync::atomic::Ordering;
 
@@ -23,8 +22,7 @@ use crate::trace::{Mark, TraceWhat};
 /// second's 95th percentile needs twenty samples.
 const LIMITED_EVERY: u32 = 16;
 
-/// At most this many packets are let in, and at most this part of the frames left, before the
-/// chain's frames are counted again.
+/// Most packets let in, and part of the frames left, until the chain's frames are counted again.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
 
 /// A number below `n` without a pattern as `seed` grows. `n` is above 0.
@@ -43,8 +41,7 @@ impl Plane {
         self.changed.iter().any(|(number, _)| *number == chain.number)
     }
 
-    /// Lets packets into a path: how many of `n` every NF of it has room for. 0 while an NF is
-    /// throttled.
+    /// How many of `n` packets a path admits: every NF of it has room. 0 while an NF is throttled.
     #[inline]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
         if path.hops.is_empty() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
@@ -65,17 +62,15 @@ impl Plane {
         if n == 0 { 0 } else { self.admit_inside(path, n) }
     }
 
-    /// How many of `n` packets of a chain there are frames for. In every arena that the path
-    /// passes, a chain may hold at most as many frames as are left for all others and for
-    /// receiving. So chains that stand still leave enough, however many they are: the next chain's
-    /// share is never zero.
+    /// How many of `n` packets of a chain there are frames for. In every arena of the path, a chain
+    /// may hold at most as many frames as are left for all others and for receiving. So stalled
+    /// chains leave enough, however many they are: the next chain's share is never zero.
     #[cold]
     fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
         let chain = &path.chain;
         // It is not counted where a chain's frames lie: all of them may end up in one arena.
         let (has, left) = (chain.frames(), self.least_left(path) as u64);
-        // Always a burst, whatever others hold: these packets already have the frames that they
-        // came in.
+        // Always a burst: these packets already have the frames that they came in.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
         let n = (n as u64).min(room);
         let at = usize::from(chain.number);
@@ -129,8 +124,7 @@ impl Plane {
         self.take_credits(path.nfs.iter().copied(), m) as usize
     }
 
-    /// Lets packets that come from a program into a path from hop `from` on: how many of `n` there
-    /// is room for.
+    /// Admits packets that come from a program to a path, from hop `from` on: how many of `n`.
     pub fn admit_onward(&mut self, path: &Path, from: usize, n: usize) -> usize {
         if from >= path.hops.len() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
             return 0;
@@ -151,8 +145,8 @@ impl Plane {
         (if self.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
     }
 
-    /// Takes credits of all these NFs for up to `n` packets, as many as each has left, and returns
-    /// for how many.
+    /// Takes credits of all these NFs for up to `n` packets, as far as all have some; returns how
+    /// many.
     #[inline]
     fn reserve(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
         let mut m = n;
@@ -190,8 +184,7 @@ impl Plane {
         }
     }
 
-    /// Releases the credits of packets that will not come to the NFs of their path from hop `from`
-    /// on.
+    /// Releases the credits of packets that will not come to the NFs from hop `from` on.
     pub fn release_from(&self, path: &Path, from: usize, n: u32) {
         for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
             self.give_back(hop.nf, n);
@@ -208,10 +201,10 @@ impl Plane {
         }
     }
 
-    /// Starts packets that [`Plane::admit`] let in on a path. First copies them into the memory of
+    /// Starts packets that [`Plane::admit`] let in on a path, after copying them into the memory of
     /// the first NF's tenant if they lie elsewhere. `flags` are those of the descriptors.
-    /// `traceable` has a bit for each packet that the active trace covers, `urgent` one for each
-    /// that no NF delays.
+    /// `traceable` has a bit for each packet that the trace covers, `urgent` one for each that no
+    /// NF delays.
     #[inline]
     pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         if self.frames.are_several() {

@@ -37,8 +37,7 @@ impl Alarm {
     /// Ends a rest of the thread, for work that was made visible before.
     #[inline]
     pub fn ring(&self) {
-        // SeqCst, as in `begin`: either this sees that the thread rests, or the thread sees the
-        // work.
+        // SeqCst, as in `begin`: either this sees the thread rest, or the thread sees the work.
         fence(Ordering::SeqCst);
         self.ring_after_fence();
     }
@@ -46,8 +45,7 @@ impl Alarm {
     /// As [`Alarm::ring`], where a fence lies between the work and this call.
     #[inline]
     pub(crate) fn ring_after_fence(&self) {
-        // Relaxed: of several ringing threads one takes the flag; the fence orders their work
-        // before it.
+        // Relaxed: of several ringing threads one takes the flag; their work is behind the fence.
         if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::Relaxed) {
             // A write fails only when the counter is full, and then the thread wakes.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -57,8 +55,7 @@ impl Alarm {
     /// Whether there are commands that were not taken.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
-        // Relaxed: a thread that finds it raised takes it, or looks again after the fence of
-        // `begin`.
+        // Relaxed: a thread that finds it raised takes it, or looks again after `begin`'s fence.
         self.raised.load(Ordering::Relaxed)
     }
 
@@ -69,8 +66,7 @@ impl Alarm {
         self.is_raised() && self.raised.swap(false, Ordering::Acquire)
     }
 
-    /// The thread is about to rest. It must look for work after this call, and rest only if there
-    /// is none.
+    /// The thread is about to rest: it looks for work after this call, and rests if there is none.
     pub(crate) fn begin(&self) {
         // Relaxed: the fence makes this visible before the look for work.
         self.rests.store(true, Ordering::Relaxed);

@@ -115,8 +115,7 @@ struct Gathering {
     ungathered: u32,
 }
 
-/// Most rounds that a port is skipped after a burst of which nothing was let in: under overload,
-/// packets inside get the time.
+/// Most rounds that a port is skipped when nothing is let in: packets inside get the time.
 const MAX_BACKOFF: u32 = 32;
 
 impl OwnedQueue {

@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Ticks per nanosecond.
 const TICKS: u64 = 256;
 
-/// Largest age, in ticks, of the clock that a packet thread read at the start of its round: it may
-/// have lost its core since.
+/// Largest age of a packet thread's clock, in ticks: it may lose its core during a round.
 const LATE: u64 = 1_000_000_000 * TICKS;
 
 /// A rate, and what was let in of it.

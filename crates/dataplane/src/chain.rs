@@ -5,9 +5,9 @@
 //! its path and its hop, so forwarding is two array accesses and no hash. Paths are immutable, and
 //! a packet stays on its path whatever happens to rules and chains meanwhile. An ended path is
 //! freed once no packet can be on it ([`registry`]). `manager.max_paths` bounds the number of
-//! paths. All flows with the same instances share a path. Where a chain has many combinations of
-//! instances, flows are spread over some thousands of them. At the bound, new flows share the paths
-//! that their chain has.
+//! paths. All flows with the same instances share a path. Where a chain has many combinations,
+//! flows are spread over some thousands. At the bound, new flows share the paths that their chain
+//! has.
 
 pub mod registry;
 pub mod ways;
@@ -53,8 +53,7 @@ pub enum DropReason {
     NoSuchPort = 7,
     /// The NF returned it with an offset or length outside its frame: a violation.
     Violation = 8,
-    /// It went into a foreign program and did not come back: wasted work, unless the program
-    /// consumes packets by design.
+    /// A foreign program did not return it: wasted work, unless it consumes packets by design.
     NotBack = 9,
     /// The NF named a service with unshared instances, which flows get at their entry: wasted work.
     NotShared = 10,
@@ -185,8 +184,7 @@ pub struct Member {
     pub id: u64,
     /// Number of the NF that it replaced. That NF's flows are with this one now.
     pub former: Option<u16>,
-    /// Whether it gets new flows or only keeps its old ones. At least one of a service gets new
-    /// flows.
+    /// Whether it gets new flows, not only keeps old ones. At least one of a service does.
     pub is_open: bool,
 }
 
@@ -222,8 +220,7 @@ pub struct PortInfo {
 /// Everything that decides where packets go, as one immutable value. A change makes a new one.
 #[derive(Debug, Default)]
 pub struct Tables {
-    /// Grows with each change. Flows are decided again if their path ends ([`registry`]) or rules
-    /// change.
+    /// Grows with each change. Flows are decided again if their path ends or rules change.
     pub generation: u32,
     /// The rules.
     pub rules: RuleSet,
@@ -350,8 +347,7 @@ impl Tables {
     }
 }
 
-/// The services reachable from `first`, each before all that are behind it. In a circle, the one
-/// met first is first.
+/// The services reachable from `first`, each before those behind it; of a circle the first one met.
 fn in_order(first: impl Iterator<Item = usize>, behind: &[Vec<usize>]) -> Vec<usize> {
     let mut is_met = vec![false; behind.len()];
     // The current way, with the number of successors visited of each service on it.
@@ -425,8 +421,7 @@ pub struct Path {
     pub egress: u16,
     /// What kind of path it is.
     pub kind: Kind,
-    /// Moves during which a scan of the frame table may miss its packets; recorded once it has
-    /// ended.
+    /// Moves during which a scan of the frame table may miss packets; recorded after its end.
     pub moves: Moves,
     /// Whether arriving packets need a new decision: it has ended, or lets no packets in.
     stops: AtomicBool,
@@ -456,9 +451,8 @@ impl Path {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// Held while its packets change frames or their frames are given away. Nothing is recorded for
-    /// a path in use: before its packets are searched for, all threads have passed a fence after
-    /// its end.
+    /// Held while its packets change frames or owners. Nothing is recorded for a path in use:
+    /// before its packets are searched for, all threads have passed a fence after its end.
     #[inline(always)]
     pub fn moving(&self) -> Option<Moving<'_>> {
         if self.has_ended() { Some(self.moves.begin()) } else { None }
@@ -698,8 +692,8 @@ mod tests {
         // What follows the second chain's first hop is behind all of the first chain.
         assert_eq!(depths(&[&[0, 1, 2], &[2, 3]]), [0, 1, 2, 3]);
         assert_eq!(depths(&[&[2, 3], &[0, 1, 2]]), [0, 1, 2, 3]);
-        // Circles: on the way back, within a chain, a service twice in a row. A service before one
-        // stays connected to it.
+        // Circles: on the way back, within a chain, twice in a row. Services before one stay
+        // connected.
         assert_eq!(depths(&[&[0, 1, 2], &[2, 1, 0]]), [0, 1, 2, 0]);
         assert_eq!(depths(&[&[0, 1, 2, 1, 3]]), [0, 1, 2, 2]);
         assert_eq!(depths(&[&[0, 0, 1]]), [0, 1, 0, 0]);

@@ -62,8 +62,7 @@ pub enum WaitFor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packed(u32);
 
-/// Numbers from here on are not paths: [`PathRegistry`](crate::chain::PathRegistry) never assigns
-/// them.
+/// From here on numbers are not paths: [`PathRegistry`](crate::chain::PathRegistry) skips them.
 const FIRST_CODE: u32 = u32::MAX - 31;
 const FIRST_WAIT: u32 = FIRST_CODE + 16;
 

@@ -19,8 +19,7 @@ pub struct NfEnd {
     pub handle: Arc<NfHandle>,
     /// Producer of this thread's rx ring of the NF; `None` once the NF is gone.
     pub producer: Option<Producer>,
-    /// Packets posted by this thread, modulo 2³². NFs can tamper with the core page's copy, but not
-    /// with this.
+    /// Packets posted by this thread, modulo 2³²: a copy that NFs, unlike the page's, cannot alter.
     pub(crate) posted: u32,
     /// Queue length (packets) from which the Wakeup role is alerted.
     pub(crate) high: u32,
@@ -30,8 +29,7 @@ pub struct NfEnd {
     pub(crate) starts: Starts,
     /// When it is woken, if not for each packet.
     pub(crate) waker: Option<Box<Waker>>,
-    /// Number of the arena that its packets lie in; [`NO_ARENA`](crate::frame::NO_ARENA) if any
-    /// will do.
+    /// Number of its packets' arena; [`NO_ARENA`](crate::frame::NO_ARENA) if any will do.
     pub(crate) memory: u8,
 }
 

@@ -29,8 +29,7 @@ const PARTS: usize = 16;
 /// Spare places for batches that several threads put back at once.
 const SLACK: usize = 64;
 
-/// Up to [`BATCH`] frames, held inline: batches are exchanged on the packet path, which never
-/// allocates.
+/// Up to [`BATCH`] frames, inline: they are exchanged on the packet path, which never allocates.
 #[derive(Debug)]
 struct Batch {
     len: usize,
@@ -104,8 +103,7 @@ impl FramePool {
 
     /// A pool of `frames` frames from `first` on.
     pub fn from(first: u32, frames: u32) -> Arc<Self> {
-        // Twice the number of full batches. With more than that, many are partial, and `put` fills
-        // them.
+        // Twice the number of full batches. Beyond that, many are partial, and `put` fills them.
         let batches = ArrayQueue::new((frames as usize).div_ceil(BATCH) * 2 + SLACK);
         let all: Vec<u32> = (first..first + frames).rev().collect();
         // The last batch taken holds the lowest frames; otherwise the order does not matter.
@@ -137,8 +135,7 @@ impl FramePool {
     /// Free frames that no manager thread holds, without those that devices hold to receive into.
     pub fn available(&self) -> usize {
         match &self.kind {
-            // Relaxed: a count for reports, and for a wait until all are back, which reads it
-            // again.
+            // Relaxed: for reports, and for a wait until all are back, which reads it again.
             Kind::Own { free, .. } => free.load(Ordering::Relaxed),
             Kind::Device(pool) => pool.available(),
         }
@@ -209,8 +206,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A stack that keeps up to `high` free frames, and at least `LEAST`, before it returns
-    /// batches.
+    /// A stack that returns batches above `high` free frames, or above `LEAST` if that is more.
     pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
         let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);
         Self { free: Vec::with_capacity(high + BATCH), high, reserve: 0, pool: Some(pool), copied: Copied::default() }
@@ -243,9 +239,8 @@ impl Stack {
     }
 }
 
-/// A manager thread's source of frames: for each arena a stack, last in, first out, so that frames
-/// in use stay in the CPU caches. Batches move between stack and pool when the stack runs empty or
-/// full.
+/// A manager thread's frames: for each arena a last-in-first-out stack, so that frames in use stay
+/// in the CPU caches. Batches move between stack and pool when the stack runs empty or full.
 ///
 /// Frames come from the arena chosen last ([`FrameCache::choose`]), and return to their own.
 #[derive(Debug)]
@@ -268,8 +263,7 @@ impl FrameCache {
         Self { stacks: vec![Stack::new(pool, high)], chosen: 0, usual: 0, shift: 31, arena }
     }
 
-    /// A cache without arenas, with capacity for those of a [`Range`](sluice_shm::arena::Range) of
-    /// `slots` slots.
+    /// A cache without arenas, for those of a [`Range`](sluice_shm::arena::Range) of `slots` slots.
     pub fn over(arena: Arena, shift: u32, slots: usize) -> Self {
         Self { stacks: Vec::with_capacity(slots), chosen: 0, usual: 0, shift, arena }
     }

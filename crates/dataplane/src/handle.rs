@@ -61,15 +61,13 @@ impl Gauge {
 pub struct Load {
     /// Packets per second for it, including those refused at an entry. By Monitor.
     pub arrival_pps: Gauge,
-    /// Median service time over the last 100 ms, in nanoseconds a packet; 0 until known. By
-    /// Monitor.
+    /// Median service time over 100 ms, in nanoseconds a packet; 0 until known. By Monitor.
     pub service_ns: Gauge,
     /// Its share of its core, 0 to 1. By the controller.
     pub share: Gauge,
     /// Times that the share was written. By the controller.
     pub writes: AtomicU64,
-    /// Cost of a packet in nanoseconds as reported from outside; 0 until known. By Wakeup, for NFs
-    /// that it schedules.
+    /// Cost of a packet in nanoseconds, if scheduled from outside; 0 until known. By Wakeup.
     pub outside_ns: Gauge,
     /// Slices of its core that it was given from outside. By Wakeup.
     pub slices: AtomicU64,
@@ -183,9 +181,8 @@ pub struct NfHandle {
     /// Most packets that may be on their way to it: the capacity of its ring. Threads that let
     /// packets in at once never exceed it ([`credits::reserve`]), so no slot is kept back for them.
     pub limit: u32,
-    /// Packets let in at an entry that have not passed it yet. Belongs to the NF's number and
-    /// outlives its process: packets let in before a restart pass the new process or are dropped,
-    /// and are counted off.
+    /// Packets let in at an entry that have not passed it yet. Belongs to the NF's number: packets
+    /// let in before a restart pass the new process or are dropped, and are counted off.
     pub in_flight: Arc<AtomicU32>,
     /// Whether it may be given packets.
     pub alive: AtomicBool,
@@ -198,8 +195,7 @@ pub struct NfHandle {
     respite_ns: AtomicU64,
     /// Wakes the supervisor when the NF must be stopped.
     pub bell: OnceLock<Arc<Bell>>,
-    /// Time of the first packet that it returned, in nanoseconds of the monotonic clock; 0: none
-    /// yet.
+    /// When it returned its first packet, in monotonic nanoseconds; 0: not yet.
     pub first_return_ns: AtomicU64,
     /// Counters, by manager thread.
     pub counters: Box<[NfCounters]>,
@@ -224,16 +220,13 @@ pub struct NfHandle {
     pub start: Start,
     /// Its pool released it: it gets no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
-    /// It took over flows, and what it returns waits for the last old packet of these
-    /// ([`crate::succession`]).
+    /// It took over flows, and its packets wait for the last old one ([`crate::succession`]).
     pub is_behind: AtomicBool,
-    /// What it returned waits for a port that accepts no packets, so standing still is not its
-    /// fault. By its Tx thread.
+    /// Its packets wait for a port, so standing still is not its fault. By its Tx thread.
     pub is_held_up: AtomicBool,
     /// Number of its tenant's arena; [`NO_ARENA`](crate::frame::NO_ARENA) if it maps none.
     pub memory: AtomicU8,
-    /// Whether it is outside hand-overs: the manager wakes it, and the kernel shares out the core.
-    /// By Wakeup.
+    /// Whether it is outside hand-overs: the manager wakes it, the kernel schedules it. By Wakeup.
     pub alone: AtomicBool,
     /// When a packet thread last woke it, in nanoseconds of the monotonic clock.
     pub rung_ns: AtomicU64,
@@ -318,8 +311,7 @@ impl NfHandle {
     /// What the core page must say about it.
     #[inline]
     pub fn said(&self) -> Said {
-        // Relaxed: each word stands alone. A reader that misses a change is followed by another
-        // write.
+        // Relaxed: each word stands alone. A missed change is followed by another write.
         let get = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let is = |flag: &AtomicBool, bit: u32| if flag.load(Ordering::Relaxed) { bit } else { 0 };
         let hold = is(&self.gate.held, HELD) | is(&self.alone, ALONE);
@@ -363,8 +355,7 @@ impl NfHandle {
             let is_favoured = || self.level() != 0 || self.said.pressing.load(Ordering::Relaxed) != 0;
             let before = is_favoured();
             self.core_page.favour(self.slot, before);
-            // SeqCst: of two threads that each change a word and then the bit, the later one sees
-            // both.
+            // SeqCst: of two threads that change a word and then the bit, the later one sees both.
             fence(Ordering::SeqCst);
             if is_favoured() == before {
                 return;
@@ -392,8 +383,7 @@ impl NfHandle {
         self.region.page.control(Control::Guarded).store(u32::from(guarded), Ordering::Relaxed);
     }
 
-    /// Packets on its rings that it has not read. The NF writes part of this, and no other process
-    /// does.
+    /// Packets on its rings that it has not read. Only the NF can write part of this.
     #[inline]
     pub fn unread(&self) -> u32 {
         self.gauges.iter().map(ring::Gauge::fill).sum()
@@ -451,8 +441,7 @@ impl NfHandle {
         fence(Ordering::SeqCst);
         let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
-        // Always its own: the thread that took its word rang one of the two, and it may wait for
-        // both.
+        // Always its own: another waker rang one of the two, and it may wait for both.
         doorbell::ring(self.region.page.bell());
         if says & asleep::HEARS == 0 {
             doorbell::ring_for(self.core_page.bell(self.slot), sleepers);
@@ -460,8 +449,7 @@ impl NfHandle {
     }
 
     /// Whether it stands still through no fault of its own: it sleeps with unread packets, and was
-    /// not woken since then. One that has read all packets, or waits for something else, is at
-    /// fault.
+    /// not woken since then. One that has read all, or waits for something else, is at fault.
     pub fn was_never_woken(&self, since_ns: u64) -> bool {
         let is_unaware = !self.poll && self.is_asleep() && !self.is_suspended() && self.unread() > 0;
         is_unaware && self.rung_ns.load(Ordering::Relaxed) < since_ns
@@ -498,8 +486,7 @@ impl NfHandle {
         changes
     }
 
-    /// Adds a flow to those that it has: it counts as the most important of them. Else as
-    /// [`Self::assign`].
+    /// Adds a flow: the most important of its flows counts. Else as [`Self::assign`].
     #[inline]
     pub fn join(&self, weight: Weight) -> bool {
         weight.get() > self.flow_weight.get() && self.assign(weight)

@@ -24,8 +24,7 @@ pub trait Feeder: Send {
     /// Runs a few times a second. May make system calls.
     fn housekeeping(&mut self, plane: &Plane, now_ns: u64);
 
-    /// The NF is gone, with the packets inside it. Packets on its rings are reclaimed with a dead
-    /// NF's frames.
+    /// The NF is gone with the packets inside it. Those on its rings are reclaimed with its frames.
     fn leave(&mut self, plane: &mut Plane);
 
     /// Itself as [`Any`], for the feature that installed it.

@@ -13,15 +13,14 @@
 //! 3. lets packets into their path while every NF of it has room ([`admit`]),
 //!
 //! and its Tx role
-//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or to a port
+//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or port
 //!    ([`tx`]).
 //!
 //! Then its Wakeup role starts sleeping NFs ([`wake`], [`worker`]), and its Monitor role measures
 //! them ([`load`]). A slow NF closes the entries of its chains ([`pressure`]).
 //!
-//! This crate knows no feature. Features that choose chains and instances of flows, move packets of
-//! NFs that do not read their rings, or schedule NFs from outside implement [`steer`] and
-//! [`hooks`].
+//! This crate knows no feature. Features that choose chains or instances, feed NFs that do not read
+//! their rings, or schedule NFs from outside implement [`steer`] and [`hooks`].
 
 #![warn(missing_docs)]
 

@@ -2,12 +2,10 @@
 //!
 //! The Monitor role reads counters about once a millisecond: packets posted and refused from the
 //! manager's memory, the sampled service time from the NF's page. An NF may claim a false service
-//! time, but at most the time that its packets can have taken. It then gets at most the share that
-//! it would get by using its core all the time. At most [`AT_ONCE`] NFs are read a round,
-//! round-robin.
+//! time, but at most the time that passed. It then gets at most the share that it would get by
+//! using its core all the time. At most [`AT_ONCE`] NFs are read a round, round-robin.
 //!
-//! Source: NFVnice (SIGCOMM 2017), sections 3.2 and 4.2: samples each millisecond, median over a
-//! moving window of 100 ms.
+//! Source: NFVnice (SIGCOMM 2017), sections 3.2 and 4.2: samples each ms, median over 100 ms.
 
 use std::sync::atomic::Ordering;
 
@@ -69,8 +67,7 @@ impl Meter {
         if packets > 0
             && let Some(before_ns) = before_ns
         {
-            // Whatever the NF wrote: its packets cannot have taken longer than the time that
-            // passed.
+            // Its packets cannot have taken longer than the time that passed.
             let passed_ns = now_ns.saturating_sub(before_ns).min(1_000_000_000);
             let most = u128::from(passed_ns) * 1000 / u128::from(done.max(1));
             self.cost.add(now_ns, (u128::from(took) * 1000 / u128::from(packets)).min(most) as u64);

@@ -1,9 +1,8 @@
 //! The congestion mark: sets CE on packets whose senders support ECN.
 //!
 //! # Terms
-//! ECT: the two low bits of the traffic class are 01 or 10, "ECN-capable transport". CE: they are
-//! 11, "congestion experienced". With 00 the sender does not support ECN; such a packet is never
-//! changed.
+//! ECT: the low bits of the traffic class are 01 or 10, "ECN-capable transport". CE: they are 11,
+//! "congestion experienced". With 00 the sender does not support ECN; the packet is not changed.
 //!
 //! # Limits
 //! Packets with up to two VLAN tags are marked; IP inside tunnels is not.
@@ -33,8 +32,7 @@ fn mark_one(arena: &Arena, descriptor: &Descriptor) -> bool {
     arena.write(descriptor.frame, descriptor.offset + at as u16, &changed[..n])
 }
 
-/// The change that marks a packet: offset, bytes and their number; `None` if it cannot be marked or
-/// is already.
+/// The change that marks a packet: offset, bytes and their number; `None` if it is not possible.
 fn marked(packet: &[u8]) -> Option<(usize, [u8; 12], usize)> {
     let mut at = 12;
     let mut ethertype = word(packet, at)?;
@@ -58,8 +56,7 @@ fn marked(packet: &[u8]) -> Option<(usize, [u8; 12], usize)> {
             header[10..12].copy_from_slice(&update(checksum, before, after).to_be_bytes());
             Some((ip, header, header.len()))
         }
-        // The traffic class spans two bytes; its two low bits are bits 4 and 5 of the second. There
-        // is no checksum.
+        // The class spans two bytes; its low bits are 4 and 5 of the second. There is no checksum.
         0x86dd => {
             let (first, second) = (*packet.get(ip)?, *packet.get(ip + 1)?);
             let mut changed = [0; 12];

@@ -44,8 +44,7 @@ pub struct Plane {
     pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
-    /// Ports whose buffer had no space for another burst since this was last cleared: a bit for
-    /// each, by port number modulo 64.
+    /// Ports whose buffer filled up since this was cleared: a bit each, by number modulo 64.
     pub filled: u64,
     /// Latency of sampled packets that left here, from entry to exit, by chain number.
     pub latencies: Vec<Histogram>,
@@ -59,8 +58,7 @@ pub struct Plane {
     pub now_ns: u64,
     /// The active trace.
     pub trace: Option<Arc<TraceRequest>>,
-    /// Whether packets are let in only if every NF of their path has room; else full inner rings
-    /// drop.
+    /// Whether packets are let in only if all NFs of their path have room; else full rings drop.
     pub backpressure: bool,
     /// Whether packets are marked.
     pub ecn: bool,
@@ -68,8 +66,7 @@ pub struct Plane {
     pub max_violations: u64,
     /// Alerts for the Wakeup role.
     pub alerts: Arc<Alerts>,
-    /// Ports, by number, whose sending thread has a full buffer: other threads keep their packets
-    /// for them.
+    /// Ports, by number, whose sending thread has a full buffer: others keep their packets.
     pub jammed: Arc<[AtomicBool]>,
     /// Timers of NFs that are not woken for each packet.
     pub timers: Timers,
@@ -104,8 +101,7 @@ pub struct Shared {
 pub struct Settings {
     /// Sampling period (packets of a chain) for latency; 0: none.
     pub sample_every: u32,
-    /// Whether packets are let in only if every NF of their path has room; else full inner rings
-    /// drop.
+    /// Whether packets are let in only if all NFs of their path have room; else full rings drop.
     pub backpressure: bool,
     /// Whether packets are marked.
     pub ecn: bool,
@@ -260,8 +256,8 @@ impl Plane {
         self.trace.as_ref().is_some_and(|trace| trace.rule.is_none_or(is_about))
     }
 
-    /// Records that a packet is dropped at the entry, if the active trace covers it. `chain` is its
-    /// chain, if it has one.
+    /// Records a packet that is dropped at the entry in the trace, if covered. `chain` may be
+    /// unknown.
     #[cold]
     pub fn tell_refused(&self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: &'static str) {
         if self.traces(key) {

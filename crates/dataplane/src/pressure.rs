@@ -25,12 +25,10 @@ use crate::end::NfEnd;
 use crate::handle::NfHandle;
 use sluice_api::config::Sched;
 
-/// Time in nanoseconds without a returned packet after which an NF stands still: several rounds of
-/// a core's NFs.
+/// Nanoseconds without returned packets after which an NF stands still: several rounds of a core.
 const STILL_NS: u64 = 10_000_000;
 
-/// NFs with queues above the high watermark: a bit each, raised by packet threads, taken by the
-/// Wakeup role.
+/// NFs with queues above the high watermark: a bit each, raised by packet threads, taken by Wakeup.
 #[derive(Debug)]
 pub struct Alerts {
     /// A bit for each word of `nfs` that is not empty.
@@ -155,8 +153,8 @@ impl Throttling {
             };
             let handle = &end.handle;
             if handle.governed.load(Ordering::Relaxed) {
-                // Its ring fills during others' slices, as intended. Credits bound it; throttling
-                // would shorten slices.
+                // Its ring fills during others' slices, as intended. Throttling would shorten
+                // slices.
                 *watched = Watched::default();
                 self.watched.swap_remove(at);
                 if handle.gate.throttled.swap(false, Ordering::Relaxed) && usize::from(number) < self.made_of.1 {
@@ -165,8 +163,7 @@ impl Throttling {
                 continue;
             }
             if handle.gate.held.load(Ordering::Relaxed) {
-                // A held NF has a long queue, which does not make it a bottleneck. Its time starts
-                // when it is free.
+                // A held NF with a long queue is no bottleneck. Its time starts when it is free.
                 watched.since_ns = now_ns;
                 at += 1;
                 continue;

@@ -34,8 +34,7 @@ fn an_alert_is_taken_once() {
 /// Watermarks of a ring in packets: 80 and 60 % of it, rounded up.
 const HIGH: u64 = (RING as u64 * 80).div_ceil(100);
 const LOW: u64 = (RING as u64 * 60).div_ceil(100);
-/// Service times that make a queue at the high watermark wait less, and more, than the threshold of
-/// 100 µs.
+/// Service times that make a queue at the high watermark wait less, and more, than 100 µs.
 const SHORT_NS: f64 = 900.0;
 const LONG_NS: f64 = 1_000.0;
 
@@ -316,8 +315,7 @@ fn new_paths_and_chains_are_taken_in() {
     rig.add_chain(&[0, 3]);
     rig.refresh();
     assert_eq!(rig.held(), [1]);
-    // A chain that is gone or has another version does not count, though its paths may carry
-    // packets.
+    // A chain that is gone or replaced does not count, though its paths may carry packets.
     rig.tables.chains[1] = None;
     rig.tables.generation += 1;
     rig.refresh();

@@ -33,8 +33,7 @@ pub trait PortQueue: Send {
         if self.is_finished() { Arrivals::Never } else { Arrivals::Looked }
     }
 
-    /// Runs a few times a second in the queue's thread, to flush files or publish statistics. May
-    /// make system calls.
+    /// Flushes files or publishes statistics, a few times a second. May make system calls.
     fn housekeeping(&mut self, _now_ns: u64) {}
 
     /// Values that only this kind of port has, as (name, value) pairs for `sluice stats`.

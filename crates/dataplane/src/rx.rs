@@ -53,8 +53,7 @@ fn urgent_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
     if owned.has_urgent { mask(n, |i| is_urgent(owned.batch.tcp[first + i])) } else { 0 }
 }
 
-/// A bit for each of `n` packets from `first` on that the active trace covers; all if it covers all
-/// rules.
+/// A bit for each of `n` packets from `first` on that the active trace covers.
 #[inline(always)]
 fn traceable_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
     if owned.traces_rule { mask(n, |i| owned.batch.traceable[first + i]) } else { u32::MAX }
@@ -117,14 +116,12 @@ enum Instead {
     Wait(WaitFor),
 }
 
-/// What happens to packets whose decision is not a path in use. `looked`: they were classified
-/// again.
+/// What happens to packets whose decision is not a path in use. `looked`: classified again.
 #[cold]
 fn instead_of(path: Option<&Path>, decision: Decision, looked: bool) -> Instead {
     match (path, decision) {
         (Some(path), _) if path.refuses() && !path.has_ended() => Instead::Drop(Refusal::NfDown),
-        // A service may have an instance again, a path may be free, and steering may know the chain
-        // by now.
+        // A service may have an instance again, a path be free, steering know the chain.
         (_, Decision::Path(_) | Decision::Drop(Refusal::NfDown | Refusal::NoPath) | Decision::Wait(WaitFor::Steering))
             if !looked =>
         {
@@ -211,8 +208,7 @@ impl Rx {
         owned.from - before
     }
 
-    /// Admits packets that a queue holds, in runs of one path, while there is room. Returns how
-    /// many.
+    /// Admits packets that a queue holds, in runs of one path. Returns how many.
     #[inline(always)]
     fn let_in(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> usize {
         let mut let_in = 0;
@@ -271,8 +267,7 @@ impl Rx {
         let_in
     }
 
-    /// Reads a burst from a queue, or several where gathering is worth it, and classifies the
-    /// packets. False: there are none.
+    /// Reads a burst, or several if gathering is worth it, and classifies it. False: none.
     #[inline]
     fn read(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> bool {
         (owned.from, owned.to) = (0, 0);
@@ -283,8 +278,7 @@ impl Rx {
             let n = owned.queue.rx_burst(&mut owned.batch.packets[from..from + BURST], &mut plane.frames, plane.now_ns);
             owned.to = from + n;
             let is_plain = n == 0 || self.classify_burst(plane, owned, from..from + n, false);
-            // A decision may concern the packets behind it: these are not read before it takes
-            // effect.
+            // A decision may concern the packets behind it: they are not read before it.
             if n < BURST || !is_plain {
                 break;
             }
@@ -359,8 +353,7 @@ impl Rx {
                 }
             }
             decisions[from + i] = match found {
-                // A path that ended meanwhile is noticed later, and its packets are classified
-                // again; then this is checked.
+                // A path that ended is noticed later, and its packets are classified `again`.
                 Lookup::Hit(known) if known.generation == generation && (!again || self.registry.holds(known.decision)) => {
                     if known.note != 0 {
                         self.count_noted(plane, held[i], i, known);
@@ -369,8 +362,7 @@ impl Rx {
                 }
                 found => {
                     is_plain = false;
-                    // A packet that had to wait, or had no path, has not begun or ended anything
-                    // yet.
+                    // A packet that waited, or had no path, has not begun or ended anything yet.
                     let is_counted = again && decisions[from + i].number().is_some();
                     let asked = Undecided { packet: held[i], i, found, tcp: tcp_seen[from + i], is_counted };
                     self.decide(plane, asked).into()
@@ -385,8 +377,7 @@ impl Rx {
         is_plain
     }
 
-    /// Notes the TCP flags of packet `i` of the last burst, of a known flow. True: it begins a new
-    /// connection.
+    /// Notes TCP flags of packet `i` of the last burst, of a known flow. True: a new connection.
     fn begins_anew(&mut self, i: usize, flags: u8, now_ns: u64) -> bool {
         let key = *self.classifier.key(i);
         self.instances.as_mut().is_some_and(|instances| instances.note(&key, flags, self.classifier.table(), now_ns))
@@ -627,8 +618,7 @@ fn turn_away(chains: Option<&dyn ChooseChain>, plane: &mut Plane, path: &Path, o
     drop_held(chains, plane, owned, Some(path.chain.number), why.name(), to);
 }
 
-/// Drops packets, from the first that a queue holds to `to`. `chain` is their chain, if they have a
-/// path.
+/// Drops packets, from the first that a queue holds to `to`. `chain` is their path's chain.
 fn drop_held(
     chains: Option<&dyn ChooseChain>,
     plane: &mut Plane,

@@ -4,8 +4,8 @@
 //! an instance of each service is chosen: by a [`ChooseInstances`] for chains that it handles, else
 //! by the flow's hash. The flow table remembers the decision for the flow's other packets.
 //!
-//! Both hooks belong to one packet thread. None of their functions may block, lock, make a system
-//! call, or allocate for each packet.
+//! Both belong to one packet thread, and never block, lock, make system calls, or allocate for a
+//! packet.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -193,8 +193,7 @@ pub trait ChooseInstances: Send {
     /// Prefetches what is known of a connection, for a packet of an unknown flow.
     fn foresee(&self, key: &FlowKey);
 
-    /// Notes a packet of a known flow with SYN, FIN or RST. True: it begins a new connection, and
-    /// what is known of the flow is void.
+    /// Notes SYN, FIN or RST of a known flow. True: a new connection, so what is known is void.
     fn note(&mut self, key: &FlowKey, flags: u8, flows: &mut FlowTable, now_ns: u64) -> bool;
 
     /// Decides about a packet. Decisions that hold for further packets go into the flow table.
@@ -203,8 +202,7 @@ pub trait ChooseInstances: Send {
     /// What the packet decided last waits for, if it must wait for an instance.
     fn wanted(&self) -> Wanted;
 
-    /// Keeps a packet that waits for an instance. Returns whether it, or another packet for it, was
-    /// dropped.
+    /// Keeps a packet that waits for an instance. Returns whether it, or another one, was dropped.
     fn wait(&mut self, plane: &mut Plane, wanted: Wanted, arrival: &Arrival<'_>) -> bool;
 
     /// Runs between two bursts.

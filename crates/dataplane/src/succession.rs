@@ -6,9 +6,8 @@
 //! still in the old NF's rings or on their way there. The successor's ring is short, so they would
 //! overtake. Approach: the successor works on its packets, and they wait on its tx ring, which the
 //! thread that drained the old NF drains, too. Draining starts once all threads have the new tables
-//! and all packets let in for the old NF have passed it, which its credits count anyway. So packets
-//! wait on the ring that they pass anyway; nothing is copied, and no port is held up while that
-//! ring has room.
+//! and all packets let in for the old NF have passed it, which its credits count anyway. Nothing is
+//! copied, and no port is held up while that ring has room.
 //!
 //! Limits: where several threads drain the NFs of a service, two of them may drain an NF and one
 //! behind it; then a burst of the former can be overtaken. An NF that remains is held up while the

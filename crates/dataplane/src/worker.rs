@@ -6,8 +6,7 @@
 //! whose NFs all sleep. Monitor finds NFs that stand still. A port queue, an NF's tx ring and a
 //! flow table belong to one thread each, so the packet path takes no lock.
 //!
-//! The supervisor changes a worker by [`Command`]s: it queues one and raises a flag, which the loop
-//! reads once a round.
+//! The supervisor queues [`Command`]s and raises a flag, which the loop reads once a round.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,8 +68,7 @@ pub struct Settings {
     pub idle: Idle,
     /// Milliseconds without a packet after which a flow is removed.
     pub flow_timeout_ms: u64,
-    /// Microseconds until a core on which no NF moves is checked; see
-    /// [`sluice_api::config::Manager`].
+    /// Microseconds until a core without movement is checked; see [`sluice_api::config::Manager`].
     pub fallback_wake_us: u64,
     /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
     pub stall_ms: u64,
@@ -150,8 +148,8 @@ struct Duties {
 }
 
 impl Duties {
-    /// Counts a round. Returns whether it drains all NFs, and whether it reads the clock and is
-    /// timed: these are different rounds.
+    /// Counts a round. Returns whether it drains all NFs, and whether it reads the clock (not
+    /// both).
     #[inline(always)]
     fn begin_round(&mut self) -> (bool, bool) {
         self.round = self.round.wrapping_add(1);

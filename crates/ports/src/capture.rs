@@ -278,8 +278,7 @@ impl Decoder<'_> {
             if end - at < 12 {
                 return Err(self.cut_short("header of a block", at));
             }
-            // A section's type reads the same in both orders; its third word gives the order from
-            // here on.
+            // A section's type reads the same in both orders; its third word gives the order.
             let section = self.u32(at) == SECTION;
             if section {
                 self.big_endian = match self.bytes.get(at + 8..at + 12) {

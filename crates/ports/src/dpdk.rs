@@ -35,8 +35,7 @@ use sluice_dataplane::queue::{PortQueue, QueueCounters};
 /// Ethernet header and a VLAN tag, which an MTU does not include.
 const OVERHEAD: usize = 18;
 
-/// Frame space in bytes above which a device gets a larger MTU than its default: the default
-/// stride's.
+/// Frame space (bytes) above which a device gets a larger MTU: that of the default stride.
 const JUMBO_ROOM: usize = 2112;
 
 /// DPDK, started.
@@ -46,8 +45,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Makes the pool of an arena's frames. A frame's number shifted right by `shift` is its
-    /// arena's.
+    /// Makes the pool of an arena. A frame's number shifted right by `shift` is its arena's.
     ///
     /// # Errors
     /// [`DpdkError::Pool`].

@@ -66,8 +66,7 @@ const RST: u8 = 0x14;
 /// Opens a generator. `room` is the largest packet that a frame holds, in bytes.
 ///
 /// # Errors
-/// [`PortError::Setting`] for contradictory settings, or packets too small for a stamp or too large
-/// for a frame.
+/// [`PortError::Setting`] for contradictory settings, or packets too small or too large.
 pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<OpenPort, PortError> {
     let plan = Plan::new(settings, room).map_err(|what| PortError::Setting { port: name.into(), what })?;
     let range = FlowRange::take(settings.flows).ok_or_else(|| PortError::Setting {
@@ -163,15 +162,13 @@ struct Class {
     size: u16,
     /// Sum of the IPv4 header without its checksum and source address.
     ip_sum: u16,
-    /// Sum of pseudo header, header and payload, without checksum, source address and port, TCP
-    /// sequence number and stamp.
+    /// Sum of pseudo header, header and payload without what differs between packets.
     l4_sum: u64,
     /// 8 if the stamp begins at an odd byte of the sum, else 0.
     turn: u32,
     /// By how much a segment advances the TCP sequence number.
     payload: u32,
-    /// IPv4: bytes 10 to 18 of the header, without checksum and source address: the first half of
-    /// the destination.
+    /// IPv4: bytes 10 to 18 of the header: the first half of the destination, and zeros.
     head: u64,
     /// IPv4: bytes 18 to 26 from the start of the header, without the source port.
     tail: u64,
@@ -355,9 +352,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// A sequence of numbers `0..weights.len()` by weight, evenly spread: at each step each number gets
-/// its weight in credit, and the one with the most credit (the first of several) is next and pays
-/// for all.
+/// Numbers `0..weights.len()` by weight, evenly spread: at each step each number gets its weight in
+/// credit, and the one with the most (the first of several) is next and pays for all.
 fn pattern(weights: &[u32]) -> Result<Vec<u8>, String> {
     if weights.contains(&0) || weights.len() > 256 {
         return Err("each size of imix needs a weight of at least 1, and there can be 256 sizes; leave the others out".into());
@@ -410,8 +406,7 @@ struct Cursor {
 struct GenQueue<const V6: bool, const TCP: bool> {
     classes: Box<[Class]>,
     pattern: Box<[u8]>,
-    /// Cache lines of a packet, if all have one size that fits in one or two; else 0, or
-    /// [`CHECKED`].
+    /// Cache lines of a packet, if all have one size of at most two; else 0, or [`CHECKED`].
     lines: usize,
     /// Where packets with a checksum are made.
     draft: Box<[u8]>,
@@ -440,8 +435,8 @@ struct GenQueue<const V6: bool, const TCP: bool> {
 impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
     fn new(plan: &Plan, share: Share, range: &Arc<FlowRange>) -> Self {
         let period = plan.pattern.len() as u32;
-        // A flow moves by (flows + shift) in the pattern each round: it gets all of it if that is
-        // coprime to the period.
+        // A flow moves by (flows + shift) a round: if that is coprime to the period, it gets all
+        // sizes.
         let shift = (0..period).find(|shift| gcd(share.flows % period + shift, period) == 1).unwrap_or(0);
         Self {
             classes: plan.classes.clone().into(),
@@ -488,9 +483,8 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
                 tcp_sequence = *next;
                 *next = next.wrapping_add(class.payload);
             }
-            // All of it lies in the frame: sizes were checked when the port was opened, and behind
-            // the headroom a frame has an odd number of cache lines, so a frame for 65 bytes has
-            // 128.
+            // All of it lies in the frame: sizes were checked on opening, and behind the headroom a
+            // frame has an odd number of cache lines, so a frame for 65 bytes has 128.
             match LINES {
                 1 => _ = arena.write_array(*frame, HEADROOM as u16, &class.line),
                 2 => _ = arena.write_array(*frame, HEADROOM as u16, &class.lines),
@@ -850,8 +844,8 @@ mod tests {
                 for s in seen {
                     let flow = s.stamp.flow - base;
                     prop_assert!(flow < settings.flows && flow % queues == q as u32);
-                    // A flow's numbers grow by one from 0, and TCP sequence numbers by what was
-                    // sent before.
+                    // A flow's numbers grow by one, and TCP sequence numbers by what was sent
+                    // before.
                     let next = flows.entry(flow).or_insert((0, 1, q));
                     prop_assert_eq!((s.stamp.sequence, q), (next.0, next.2));
                     if let Some(sequence) = s.tcp_sequence {

@@ -1,8 +1,7 @@
 //! The state of a port's interface, for packet threads, reports and the log.
 //!
 //! One thread changes it: the one that watches the interface, queries the device or writes the
-//! capture. Packet threads read one word. Changes are kept until the supervisor takes them, for the
-//! log and events.
+//! file. Packet threads read one word. Changes are kept for the supervisor, which logs them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
@@ -28,8 +27,8 @@ impl Link {
         PortState::ALL[usize::from(self.state.load(Ordering::Relaxed)) % PortState::ALL.len()]
     }
 
-    /// Changes the state, if it differs. Does not block: while changes are being taken, it returns
-    /// `false` without effect.
+    /// Changes the state. Never blocks: while changes are being taken, returns `false` without
+    /// effect.
     pub fn set(&self, state: PortState) -> bool {
         if self.state() == state {
             return true;

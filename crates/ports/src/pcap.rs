@@ -300,8 +300,7 @@ impl Writer {
             return Err(error(Error::new(ErrorKind::InvalidInput, "it is no regular file; name another one")));
         }
         let mut header = Vec::with_capacity(24);
-        // Magic for nanoseconds, version 2.4, UTC, and the largest snap length: packets are written
-        // whole.
+        // Magic for nanoseconds, version 2.4, UTC, largest snap length: packets are whole.
         for word in [0xa1b2_3c4du32, 2 | 4 << 16, 0, 0, 262_144, ETHERNET] {
             header.extend_from_slice(&word.to_le_bytes());
         }
@@ -411,8 +410,7 @@ impl Output {
         let mut nap = Duration::from_millis(1);
         let (mut refused, mut lost) = (None, 0);
         loop {
-            // Acquire, and before the queue is read: buffers passed on before the stop flag are
-            // written.
+            // Acquire, before reading the queue: buffers from before the stop are written.
             let stop = exchange.stop.load(Ordering::Acquire);
             while let Some(mut buffer) = refused.take().or_else(|| exchange.full.pop()) {
                 nap = Duration::from_millis(1);

@@ -56,8 +56,7 @@ impl Room {
         Some(bound(*cache, queues))
     }
 
-    /// Most packets that wait in each of `queues` queues: at least a burst, even if that is too
-    /// many.
+    /// Most packets that wait in each of `queues` queues: at least a burst, even if that is many.
     fn per_queue(&self, queues: u32) -> Option<u32> {
         self.given.or_else(|| match self.bound(queues.max(1))? {
             Ok(bound) => Some(bound.per_queue),

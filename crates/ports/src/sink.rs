@@ -1,12 +1,10 @@
 //! A port that drops packets, and measures by the stamps of a generator ([`super::generator`]).
 //!
-//! For each flow, a queue keeps the next expected sequence number and which of the last 64 have
-//! come:
+//! For each flow, a queue keeps the next expected number and which of the last 64 have come:
 //! - a number above the expected one: those between are counted `lost`;
 //! - a lower number that was counted lost: `lost` − 1, `reordered` + 1;
 //! - a lower number that has come already: `duplicated` + 1;
-//! - a number more than 64 below the highest: it is unknown which of the two; `stale` + 1, and
-//!   `lost` stays;
+//! - a number more than 64 below the highest: which of the two is unknown; `stale` + 1;
 //! - no stamp, or a flow number out of range: `unstamped` + 1;
 //! - a stamp with a wrong checksum (`checksum` of a generator): `altered` + 1. The rest of the
 //!   stamp is not used, so the packet counts as lost when a later one of its flow comes.
@@ -17,8 +15,7 @@
 //! independent: the numbers are right if a flow leaves by one queue, as it does on one chain; the
 //! caller adds queues up.
 //!
-//! Latency is the caller's `now_ns` at the sink minus that at the generator: both are taken once a
-//! burst.
+//! Latency is the caller's `now_ns` at the sink minus the generator's: both once a burst.
 
 use std::sync::Arc;
 
@@ -42,12 +39,10 @@ pub fn open(queues: u32, Sink {}: &Sink) -> OpenPort {
 
 /// State of a flow: 16 bytes, four to a cache line.
 ///
-/// Word 0: the expected sequence number (low half) and the run of the flow's generator (high half;
-/// 0: not seen yet). Word 1: bit i is set if number "expected − 1 − i" has come; a clear bit was
-/// counted lost.
+/// Word 0: the expected number (low half) and the run of the flow's generator (high half; 0: not
+/// seen yet). Word 1: bit i is set if "expected − 1 − i" has come; a clear bit was counted lost.
 ///
-/// Plain words: only for these the standard library allocates zeroed memory without touching its
-/// pages.
+/// Plain words: only these get zeroed memory without touching its pages.
 type Flow = [u64; 2];
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -329,8 +324,8 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_done_to_flows_is_what_is_counted(fates in proptest::collection::vec((0u32..4, fate()), 1..400)) {
-            // Each flow as a list of (place, number): a late packet moves behind others; places
-            // decide the order.
+            // Each flow as (place, number): a late packet moves behind others; places give the
+            // order.
             let mut expected = Counts::default();
             let mut flows: [Vec<(usize, u32)>; 4] = Default::default();
             let mut numbers = [0u32; 4];
@@ -353,8 +348,7 @@ mod tests {
                 // A final packet, in order, reveals losses before it.
                 list.push((usize::MAX, sent));
                 list.sort_by_key(|(place, _)| *place);
-                // By definition, a packet is reordered if it comes below the highest before, and
-                // for the first time.
+                // By definition, reordered is below the highest before, and for the first time.
                 let (mut highest, mut came) = (None, std::collections::HashSet::new());
                 for (_, number) in list.iter() {
                     let first_time = came.insert(*number);

@@ -84,8 +84,7 @@ pub(super) fn flow_word(flow: u32, run: u8) -> u64 {
     u64::from(flow) << 32 | u64::from(run) << 56
 }
 
-/// Nanoseconds from a stamp's time to `now_ns`. 0 for a later stamp: the clocks of two threads
-/// differ a little.
+/// Nanoseconds from a stamp's time to `now_ns`. 0 for a later stamp: clocks differ a little.
 #[inline(always)]
 pub(super) fn age_ns(time_word: u64, now_ns: u64) -> u64 {
     let age = now_ns.wrapping_sub(time_word >> 16) & ((1 << TIME_BITS) - 1);

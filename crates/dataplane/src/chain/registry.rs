@@ -6,18 +6,17 @@
 //! tables and queues keep numbers much longer. So a number is a place and its *turn*: a number of a
 //! former turn finds no path.
 //!
-//! # Life of a path
 //! | stage | found by | what ends the stage |
 //! |---|---|---|
-//! | going | new flows, by its course; packets, by number | an NF, the chain or the ingress port is gone; or a service that it lacks is back |
-//! | ended | packets, by number: those inside follow it to its end, new ones have their flow decided again | all threads passed a fence, and no frame names it |
-//! | hidden | nothing; a thread may still be using it | all threads passed another fence |
+//! | going | new flows, by course; packets, by number | an [`End`] of something on it |
+//! | ended | packets, by number | all threads passed a fence, and no frame names it |
+//! | hidden | nothing; a thread may still use it | all threads passed another fence |
 //! | free | – | its place is given to another path |
 //!
-//! The thread that publishes tables moves paths through these stages. Packet threads learn of a
-//! change one after another, so one may make a path from tables older than the end of an NF on it.
-//! Such a path is ended when it is made, and its flows are decided again with their next packets.
-//!
+//! Packets inside follow an ended path to its end; new packets have their flow decided again. The
+//! thread that publishes tables moves paths through these stages. Packet threads learn of a change
+//! one after another, so one may make a path from tables older than the end of an NF on it. Such a
+//! path is ended when it is made.
 //! # Limits
 //! A number recurs after 65,536 turns of its place (with the usual number of places); all free
 //! places have their turns before one has its next.
@@ -227,8 +226,7 @@ impl PathRegistry {
         let slot = |place| Slot { number: AtomicU32::new(none(place)), path: UnsafeCell::new(None) };
         Self {
             slots: (0..most).map(slot).collect(),
-            // The numbers that encode other decisions belong to the last turn, which is never
-            // assigned.
+            // The numbers of other decisions belong to the last turn, which is never assigned.
             bits: most.next_power_of_two().trailing_zeros().max(5),
             numbers: Mutex::default(),
             used: AtomicUsize::new(0),
@@ -345,8 +343,7 @@ impl PathRegistry {
         numbers.of.insert(key, number);
         numbers.detours += usize::from(kind == Kind::Detour);
         let slot = &self.slots[self.place(number)];
-        // SAFETY: nothing refers to a path of this place: it has no number, nor had one when it
-        // joined the free list.
+        // SAFETY: nothing refers to a path of this place: it had no number since it was freed.
         unsafe { *slot.path.get() = Some(path) };
         // Release: the path is written before its number.
         slot.number.store(number, Ordering::Release);
@@ -475,8 +472,7 @@ impl PathRegistry {
     pub unsafe fn free(&self, hidden: &[u32]) {
         let mut detours = 0;
         for number in hidden {
-            // SAFETY: the place has no number, so no new reference arises; the caller guarantees
-            // that none exists.
+            // SAFETY: the place has no number, so no reference arises; by the contract none exists.
             let path = unsafe { (*self.slots[self.place(*number)].path.get()).take() };
             detours += usize::from(path.is_some_and(|path| path.kind == Kind::Detour));
         }
@@ -519,8 +515,7 @@ impl PathRegistry {
         let spread_by = if combinations > SPREAD { mixed(hash) % SPREAD as u32 } else { hash };
         for (i, service) in chain.services.iter().enumerate().take(MAX_HOPS) {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
-            // The flow's former instance of this hop stays, if it lives. A path that bypassed has
-            // its hops shifted.
+            // The flow's instance of this hop stays, if it lives; a bypass has its hops shifted.
             let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
             // A service that occurs twice in a chain is the same instance.
             let same = chain.services[..i]
@@ -589,8 +584,7 @@ pub fn ends(former: &Tables, new: &Tables) -> Vec<End> {
 }
 
 impl Numbers {
-    /// Whether something on a path went, or something it lacks came back, after the tables that it
-    /// is made from.
+    /// Whether something on a path went, or something it lacks came back, after its tables.
     fn is_over(&self, course: &Course<'_>) -> bool {
         // Generations may wrap: they are compared by their difference.
         let is_late = |end| self.since.get(&end).is_some_and(|since| (course.under.wrapping_sub(*since) as i32) < 0);

@@ -3,9 +3,9 @@
 //! Problem: remember up to a million flows, find one for each packet at more than 25 million
 //! packets a second, and never grow, allocate or pause to clean up.
 //!
-//! Terms: a *slot* holds one flow in 64 bytes, one cache line. Eight slots are a *bucket*. The
-//! bucket's eight one-byte *tags* are one word (0: free), and the words of eight buckets are one
-//! cache line, a *group* of 64 slots.
+//! Terms: a *slot* holds one flow in 64 bytes, one cache line. Eight slots are a *bucket*. Its
+//! eight one-byte *tags* are one word (0: free); eight buckets' words are one line, a *group* of 64
+//! slots.
 //!
 //! Approach: the hash picks a group and a first and second bucket in it. A lookup compares the
 //! hash's tag with eight tags at once in ordinary registers, and reads a slot only if the tag
@@ -15,11 +15,11 @@
 //! moves to its own other bucket; if none can, the one idle longest is evicted. There are at least
 //! three slots to two flows, so evictions below the limit are rare.
 //!
-//! Time is in ticks of [`TICK_MS`]: a busy slot is written once a tick, not once a packet. Ageing
-//! visits a few slots a call.
+//! Time is in ticks of [`TICK_MS`]: a slot is written once a tick. Ageing visits a few slots a
+//! call.
 //!
-//! Memory comes zeroed from the system and is touched as flows come; hugepages are requested. A
-//! table belongs to one thread.
+//! Memory comes zeroed and is touched as flows come; hugepages are requested. One thread owns a
+//! table.
 //!
 //! Limits: a flow may outlive its timeout by two ticks and one round of ageing.
 
@@ -131,8 +131,7 @@ struct Place {
 const EACH: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = 0x8080_8080_8080_8080;
 
-/// The high bit of each zero byte of `word`. Exact up to the lowest; above it, a byte of 1 may
-/// count as zero.
+/// The high bit of each zero byte of `word`; above the lowest one, a byte of 1 may count as zero.
 #[inline(always)]
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(EACH) & !word & HIGH
@@ -235,8 +234,7 @@ impl FlowTable {
             let mut marks = zeros(tags[bucket] ^ (place.tag * EACH));
             while marks != 0 {
                 let at = slot_at(place.group, bucket, lowest(marks));
-                // Next to a tag of 1, a free slot may be marked, too, and still hold the words of a
-                // removed flow.
+                // Next to a tag of 1, a free slot may be marked, with the words of a removed flow.
                 if is(&slots[at], key) && slots[at][STAMP] != FREE {
                     return Some(at);
                 }
@@ -259,8 +257,7 @@ impl FlowTable {
         Some(known(slot))
     }
 
-    /// Time since a flow's last packet, in milliseconds to within two ticks, and its decision. Does
-    /// not count as a lookup.
+    /// A flow's decision, and its idle time in milliseconds to within two ticks. Is not counted.
     pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<(u64, Packed)> {
         let slot = &self.slots.get()[self.find(key, self.place(hash))?];
         Some((u64::from(tick(now_ms).saturating_sub(slot[STAMP] as u32)) * TICK_MS, known(slot).decision))
@@ -342,8 +339,7 @@ impl FlowTable {
         if let Some(at) = free(&tags, place.first).or_else(|| free(&tags, place.second)) {
             return at;
         }
-        // Both are full: a flow of theirs moves to its other bucket, or the one idle longest is
-        // evicted.
+        // Both are full: a flow moves to its other bucket, or the one idle longest is evicted.
         let slots = self.slots.get();
         let mut oldest = (u32::MAX, 0);
         let mut moving = None;

@@ -1,8 +1,7 @@
 //! Counters of the decisions that each rule has made.
 //!
-//! A rule decides for a flow's first packet, and again when the rules change or the flow's path
-//! ends. The flow table answers for all other packets. The counters outlive the tables that refer
-//! to them, so they never decrease.
+//! A rule decides for a flow's first packet, and again when rules change or the path ends; the flow
+//! table answers for all others. Counters outlive the tables that refer to them and never decrease.
 
 use std::sync::Arc;
 

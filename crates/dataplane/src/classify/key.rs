@@ -1,17 +1,15 @@
 //! From packet bytes to the key of a flow.
 //!
-//! Problem: find out which flow a packet belongs to, at more than 25 million packets a second, from
-//! untrusted bytes.
+//! Problem: find a packet's flow, at more than 25 million packets a second, from untrusted bytes.
 //!
 //! Terms: a [`FlowKey`] holds every field that a rule can match, so packets with the same key get
-//! the same decision, and the flow table may remember it. Its [`Kind`] says which fields are
-//! meaningful.
+//! the same decision, which may be remembered. Its [`Kind`] says which fields are meaningful.
 //!
 //! Approach: the caller copies the first [`SHORT`] bytes of the packet out of shared memory once,
-//! and only the copy is read. IPv4 without options and IPv6 without extension headers, untagged or
-//! with one VLAN tag, take a path of a few wide loads and one branch ([`FlowKey::parse_short`]).
-//! All else takes a careful path, which requests [`LONG`] bytes if the short copy ends before the
-//! headers do ([`FlowKey::parse`]).
+//! and only the copy is read. IPv4 without options and IPv6 without extension headers, with at most
+//! one VLAN tag, take a path of a few wide loads and one branch ([`FlowKey::parse_short`]). All
+//! else takes a careful path, which requests [`LONG`] bytes if the headers are longer
+//! ([`FlowKey::parse`]).
 //!
 //! Special cases:
 //! - Fragments, including the first, have ports 0: all fragments of a datagram have one key. A
@@ -35,8 +33,7 @@ use sluice_shm::descriptor::flags;
 /// Bytes of a packet that the fast path copies: Ethernet, one VLAN tag, IPv6 and ports.
 pub const SHORT: usize = 64;
 
-/// Most bytes of a packet that are read: three VLAN tags, IPv6, about 200 bytes of extension
-/// headers.
+/// Most bytes that are read: three VLAN tags, IPv6, about 200 bytes of extension headers.
 pub const LONG: usize = 256;
 
 const MAX_TAGS: usize = 4;
@@ -133,11 +130,10 @@ impl FlowKey {
     /// its first [`SHORT`] bytes. Bytes of the copy beyond the packet's end are ignored.
     ///
     /// # Errors
-    /// [`MoreNeeded`] if the headers reach past the copy: call [`FlowKey::parse`] with up to [`LONG`] bytes.
+    /// [`MoreNeeded`] if the headers reach past the copy: then call [`FlowKey::parse`].
     #[inline(always)]
     pub fn parse_short(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
-        // The key is written in place: copying words just written with a wider load would stall on
-        // the store buffer.
+        // In place: copying words just written by a wider load would stall on the store buffer.
         let done = match u16::from_le_bytes(load::<12, 2>(header)) {
             V4 => self.plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
             V6 => self.plain_v6::<14, 22, 38, 54>(header, len, ingress, 0),
@@ -194,8 +190,7 @@ impl FlowKey {
         plain
     }
 
-    /// IPv6 without extension headers. The parameters are offsets of the header, addresses and
-    /// ports.
+    /// IPv6 without extension headers; parameters: offsets of header, addresses and ports.
     #[inline(always)]
     fn plain_v6<const IP: usize, const SRC: usize, const DST: usize, const PORTS: usize>(
         &mut self,
@@ -226,8 +221,7 @@ impl FlowKey {
         plain
     }
 
-    /// Key of a packet of `len` bytes from port number `ingress`, given its first [`LONG`] bytes,
-    /// or all.
+    /// Key of a packet of `len` bytes from port `ingress`, given its first [`LONG`] bytes, or all.
     pub fn parse(header: &[u8], len: u16, ingress: u16) -> Self {
         Self::parse_any(header, len, ingress).unwrap_or_else(|MoreNeeded| {
             let (vlan, ethertype, _) = link(header).unwrap_or_default();
@@ -358,8 +352,7 @@ impl FlowKey {
         }
     }
 
-    /// The key of one direction of a connection, given ingress port and DSCP: inverts
-    /// [`FlowKey::connection`].
+    /// The key of one direction of a connection: inverts [`FlowKey::connection`].
     pub fn of_connection(connection: &Self, direction: u8, ingress: u16, dscp: u8) -> Self {
         let [low_high, low_low, high_high, high_low, edge, tail] = connection.words;
         let (vlan, low_port, high_port) = (edge & 0xffff << 48, edge & 0xffff, edge >> 16 & 0xffff);
@@ -401,8 +394,7 @@ impl FlowKey {
     }
 }
 
-/// The secret key of [`FlowKey::hash`], so that an attacker cannot target one bucket of the flow
-/// table.
+/// The secret key of [`FlowKey::hash`], so that no attacker can target one flow table bucket.
 #[derive(Debug, Clone, Copy)]
 pub struct HashKeys([u64; 8]);
 
@@ -481,8 +473,7 @@ fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     }
     let payload = usize::from(u16::from_be_bytes([head[4], head[5]]));
     let mut at = ip + 40;
-    // A payload length of 0 means a jumbogram (or a packet not segmented yet): it extends to the
-    // packet's end.
+    // 0 means a jumbogram (or a packet not segmented yet): it extends to the packet's end.
     let end = if payload == 0 { usize::MAX } else { at + payload };
     let mut next = head[6];
     let mut kind = Kind::Ip;

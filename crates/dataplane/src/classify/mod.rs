@@ -2,9 +2,8 @@
 //!
 //! [`key`] turns header bytes into a flow key, [`flow_table`] remembers decisions, [`rule`] decides
 //! about a flow's first packet, and [`rss`] maps flows to Rx threads where the device does not.
-//! [`Classifier`] does the first two for a burst. On a miss, the caller, which knows chains and
-//! instances, evaluates the rules and calls [`Classifier::remember`]. Each Rx thread has its own
-//! classifier: nothing is shared.
+//! [`Classifier`] does the first two for a burst. On a miss, the caller evaluates the rules and
+//! calls [`Classifier::remember`]. Each Rx thread has its own classifier.
 
 pub mod flow_table;
 pub mod hits;
@@ -37,7 +36,7 @@ pub struct Classifier {
 }
 
 impl Classifier {
-    /// A classifier that remembers `max_flows` flows; `seed` is secret (see [`flow_table::random_seed`]).
+    /// Remembers up to `max_flows` flows; `seed` is secret (see [`flow_table::random_seed`]).
     pub fn new(max_flows: usize, seed: u64) -> Self {
         Self { table: FlowTable::new(max_flows, seed), keys: [FlowKey::default(); BURST], hashes: [0; BURST] }
     }
@@ -92,8 +91,7 @@ impl Classifier {
         self.table.insert(&self.keys[i % BURST], self.hashes[i % BURST], known, now_ms);
     }
 
-    /// Repeats the lookup of packet `i` of the last burst: an earlier packet may have added its
-    /// flow.
+    /// Repeats the lookup of packet `i` of the last burst: its flow may have been added since.
     #[inline]
     pub fn again(&mut self, i: usize, now_ms: u64) -> Option<Known> {
         self.table.lookup(&self.keys[i % BURST], self.hashes[i % BURST], now_ms)

@@ -7,17 +7,14 @@
 //! [`Rule::matches`] is the definition, and [`RuleSet::first_match`] gives the same answer fast.
 //!
 //! Approach: three lists, for IPv4, IPv6 and the rest, hold the rules that can match there, in
-//! order. Each list is packed in blocks of eight rules, field by field, so that one vector
-//! instruction compares one field of eight rules: mask and value for equality, first and span for
-//! port ranges.
+//! order. Each list is packed in blocks of eight rules, so that one vector instruction compares one
+//! field of eight: mask and value for equality, first and span for port ranges.
 //!
 //! Semantics:
 //! - An IPv4 prefix matches only IPv4, an IPv6 prefix only IPv6.
 //! - Port ranges match packets that have ports: never fragments, ICMP, AH or ESP.
-//! - Protocol `ip` is any IP, including fragments; `non-ip` is all else, including malformed
-//!   packets.
-//! - DSCP, like addresses and protocol numbers, matches only IP. Ingress port and VLAN match
-//!   anything.
+//! - Protocol `ip` is any IP, including fragments; `non-ip` is all else, including malformed ones.
+//! - DSCP, addresses and protocol numbers match only IP. Ingress port and VLAN match anything.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -275,8 +272,7 @@ impl<const A: usize> Block<A> {
     /// Lowest lane that matches.
     #[inline(always)]
     fn first_match(&self, probe: &Probe<A>) -> Option<usize> {
-        // Zero where all fields agree. Loops of eight without a branch, each a few vector
-        // instructions.
+        // Zero where all fields agree. Loops of eight without branches become vector code.
         let mut differ: Lane = [0; LANES];
         let mut compare = |field: &Equal, word: u32| {
             for (d, (mask, value)) in differ.iter_mut().zip(field.mask.iter().zip(&field.value)) {

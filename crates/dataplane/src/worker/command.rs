@@ -81,8 +81,7 @@ impl Worker {
         }
     }
 
-    /// Reclaims a dead NF's frames, forgets the NF, and returns how many. Only for the thread that
-    /// drains it.
+    /// Reclaims a dead NF's frames, forgets it, and returns how many. For its draining thread.
     pub fn reclaim(&mut self, number: u16) -> usize {
         let mut taken = 0;
         for mut drain in self.drains.extract_if(.., |d| d.handle.number == number) {
@@ -181,8 +180,7 @@ impl Worker {
         self.sharings.push(sharing);
     }
 
-    /// Removes and returns a core's scheduler, if it is here. Until it is put back, the NF that has
-    /// the core keeps it.
+    /// Removes a core's scheduler. Until it is put back, the NF that has the core keeps it.
     pub fn take_sharing(&mut self, core: usize) -> Option<Box<dyn Sharing>> {
         let at = self.sharings.iter().position(|sharing| sharing.core() == core)?;
         Some(self.sharings.swap_remove(at))

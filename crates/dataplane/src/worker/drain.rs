@@ -7,9 +7,8 @@ use super::Worker;
 use crate::end::Drain;
 use crate::tx::send;
 
-/// Above this number of NFs a round reads only the tx rings of NFs that hinted at returned packets,
-/// and all once in [`ROUNDS_PER_DUTY`](super::ROUNDS_PER_DUTY) rounds. Up to it, every round reads
-/// and prefetches all.
+/// Above this number of NFs a round reads only tx rings with hints, and all of them once in
+/// [`ROUNDS_PER_DUTY`](super::ROUNDS_PER_DUTY) rounds. Up to it, it reads and prefetches all.
 pub(super) const MOST_LOOKED_AT: usize = 32;
 
 /// Most tx rings without usable packets that such a round reads; the rest waits for the next one.
@@ -171,8 +170,7 @@ mod tests {
             Self { page, returns, packets: vec![0; n], looks: vec![0; n] }
         }
 
-        /// A round that takes at most two bursts of each. Returns how many rings were read, and how
-        /// many packets were taken.
+        /// A round that takes at most two bursts of each. Returns rings read, and packets taken.
         fn round(&mut self) -> (usize, usize) {
             let mut looks = 0;
             let taken = self.returns.step(|drain| {

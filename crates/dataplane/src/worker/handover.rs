@@ -43,9 +43,8 @@
 //!
 //! # Limits
 //! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
-//! checked less often, so that rescues come later. An NF that sleeps where more than [`SLEEPERS`]
-//! threads of others wait in its place, and that was not rescued before, sleeps until its timeout
-//! (a second).
+//! checked less often, so rescues come later. An NF in whose place more than [`SLEEPERS`] threads
+//! of others wait, and that was not rescued before, sleeps until its timeout (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -69,21 +68,17 @@ pub(super) const RESCUES: usize = 4;
 const PATIENT_ROUNDS: u64 = 3;
 /// Upper bound of that wait, in nanoseconds.
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
-/// Most nanoseconds that a waiting NF may owe: a little more than the kernel gives another process
-/// of the core at a time.
+/// Most nanoseconds that a waiting NF may owe: a little more than a time slice of the kernel.
 const MOST_DEBT_NS: u64 = 4_000_000;
-/// A look that is late by this many nanoseconds means that the thread lost its core: all times
-/// start again.
+/// A look this many nanoseconds late means that the thread lost its core: all times restart.
 const FROZEN_NS: u64 = 50_000_000;
 /// Nanoseconds for which a page with altered words is distrusted.
 const DISTRUST_NS: u64 = 1_000_000_000;
 /// Altered words in one look, and nanoseconds between two such looks, that make a page distrusted.
 const LIES: (u32, u64) = (2, 100_000_000);
-/// Pause before an NF that was woken and has not moved is woken again, in nanoseconds: first, and
-/// longest.
+/// Pause in nanoseconds before an unmoved NF is woken again: first, and longest.
 const PAUSES_NS: (u64, u64) = (100_000, 16_000_000);
-/// From this many rescues on, each soon after the last, an NF is alone for this time, which
-/// doubles.
+/// From this many rescues in short on, an NF is alone for this time, which doubles.
 const STRIKES: u32 = 3;
 const STRIKE_NS: u64 = 100_000_000;
 const ALONE_NS: u64 = 10_000_000;
@@ -96,9 +91,8 @@ const NEGLECT_NS: u64 = 1_000_000_000;
 /// between which it moved, each within this time of the last.
 const THEFTS: u32 = 2;
 const GUARDED_NS: u64 = 1_000_000_000;
-/// Sleepers on an NF's doorbell on the page that these rescues wake, to reach those ahead of it: as
-/// many as an NF has threads, unless its service has more `pids`. In later rescues it hears its own
-/// doorbell.
+/// Sleepers on an NF's doorbell on the page that these rescues wake: as many as an NF has threads,
+/// unless its service has more `pids`. In later rescues it hears its own doorbell.
 const SLEEPERS: u32 = 256;
 /// Nanoseconds between searches of a page that named NFs, none of which can run.
 const FRUITLESS_NS: u64 = 10_000;
@@ -111,8 +105,8 @@ struct Strikes {
 }
 
 impl Strikes {
-    /// Counts one at `now`. Forgets those before it if it comes later than `kept_ns` after the last
-    /// one, and after `since_ns`.
+    /// Counts one at `now`. Forgets those before if it comes `kept_ns` after the last and
+    /// `since_ns`.
     fn add(&mut self, kept_ns: u64, since_ns: u64, now: u64) -> u32 {
         if now.saturating_sub(self.last_ns.max(since_ns)) > kept_ns {
             self.n = 0;
@@ -143,8 +137,7 @@ struct Member {
     slept: Slept,
     /// Since when it has had packets without moving.
     since_ns: u64,
-    /// When it was last woken, what it had moved by then, and the pause until it may be woken
-    /// again.
+    /// When it was last woken, what it had moved then, and the pause until the next wake.
     woken_ns: u64,
     moved_when_woken: u64,
     pause_ns: u64,
@@ -316,8 +309,7 @@ pub(super) struct Handover {
 }
 
 impl Handover {
-    /// For a page. `still_ns`: nanoseconds after which a core with packets on which no NF moves is
-    /// checked.
+    /// For a page. After `still_ns` nanoseconds, a core with packets but no movement is checked.
     pub(super) fn new(page: CorePage, still_ns: u64) -> Self {
         Self {
             page,
@@ -413,8 +405,7 @@ impl Handover {
         }
     }
 
-    /// Checks the NFs that the page names, wakes those that are alone, and one other if no NF has
-    /// the core.
+    /// Checks the NFs that the page names, wakes those alone, and one other if the core is free.
     fn start(&mut self, is_free: bool, index: usize, now: u64) {
         let mut choice = Choice { page: &self.page, candidates: [Named::default(); CANDIDATES], n: 0 };
         let (mut looks, mut woken) = (CANDIDATES, 0);
@@ -510,8 +501,7 @@ impl Handover {
         }
         self.correct_running(now);
         let mut left = RESCUES;
-        // Those behind the last one first, so that all get their turn if there are too many for one
-        // look.
+        // Those behind the last one first, so that all get their turn in the end.
         let late = &late[..waiting];
         let last = self.last_rescued;
         let (behind, before) = (late.iter().filter(|at| **at > last), late.iter().filter(|at| **at <= last));
@@ -545,8 +535,7 @@ impl Handover {
             member.off_by = 0;
             wrong += 1;
         }
-        // The NF's line costs more to read than the manager's: only if it could keep packets
-        // waiting.
+        // The NF's line costs more to read than the manager's: only if it could hold packets.
         let seems_suspended =
             handle.may_have_unread() && page.suspended(handle.slot).load(Ordering::Relaxed) != 0 && !handle.is_suspended();
         if seems_suspended && std::mem::replace(&mut member.seems_suspended, seems_suspended) {
@@ -557,8 +546,7 @@ impl Handover {
         wrong
     }
 
-    /// Checks whether an NF has moved. Returns whether it has packets, could take them, and has
-    /// not.
+    /// Checks whether an NF moved. Returns whether it has packets, could take them, and has not.
     fn see(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
         let moved = member.moved();
@@ -573,8 +561,7 @@ impl Handover {
         }
         member.see_asleep(now);
         self.some_wait |= waits;
-        // The NFs of a chain get packets one after another, and each has its turn before the first
-        // one's comes again.
+        // NFs of a chain get packets one after another, and each has its turn in a round.
         if waits || now.saturating_sub(member.moved_ns) < LONGEST_ROUND_NS {
             self.counting.0 += 1;
             self.counting.1 = self.counting.1.saturating_add(member.handle.share());
@@ -678,8 +665,7 @@ impl Handover {
         wakeup::part_ns(wakeup::round_ns(takers), f64::from(share) / f64::from(whole))
     }
 
-    /// Wakes an NF whatever the page says, and makes sure that nothing waits for an NF that does
-    /// not move.
+    /// Wakes an NF whatever the page says, and takes out NFs that do not move.
     fn rescue(&mut self, at: usize, index: usize, now: u64) {
         let slot = self.members[at].handle.slot;
         // If no NF moved since the last rescue, the core was not available to any.
@@ -712,12 +698,10 @@ impl Handover {
                     self.page.endow(slot, part_ns.unsigned_abs());
                 }
                 self.page.set_pending(slot, now);
-                // Only one gets the core: the first that is rescued in a look, unless it already
-                // failed to hand it over.
+                // Only one gets the core: the first rescued in a look, unless it keeps the core.
                 if holder != Some(at) && self.passed_ns != now {
                     self.passed_ns = now;
-                    // Giving up a holder, or another NF, may have changed the word: then that one
-                    // has the core.
+                    // Giving up a holder, or another NF, may have changed it: then that one has it.
                     let running = self.page.running().load(Ordering::Relaxed);
                     self.page.pass_to(slot, running);
                 }
@@ -769,8 +753,7 @@ struct Named {
     candidate: Candidate,
 }
 
-/// The NFs that can run, by the manager's own numbers. Their budgets are on the page, and count as
-/// far as they can be true.
+/// The NFs that can run, by the manager's numbers; their budgets on the page, if plausible.
 struct Choice<'a> {
     page: &'a CorePage,
     candidates: [Named; CANDIDATES],

@@ -144,8 +144,7 @@ impl Nf {
         handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
     }
 
-    /// Makes it pay and sleep, with packets or without; with hand-overs, it starts the next NF that
-    /// has some.
+    /// Makes it pay and sleep; with hand-overs, it starts the next NF that has packets.
     fn give_away(&mut self, takes_turns: bool, has_packets: bool, now: u64) {
         let (page, slot) = (&self.handle.core_page, self.handle.slot);
         self.budget_ns = None;
@@ -439,8 +438,8 @@ fn hide(page: &CorePage) {
 }
 
 /// NF 0 forwards a few packets each millisecond, and lies at the times of `lies`. NF 1 is honest
-/// and always has packets. Returns how long NF 1 slept on them in four seconds: in total, and at
-/// most at a time, in nanoseconds.
+/// and always has packets. Returns its sleep on them in four seconds: sum and maximum, in
+/// nanoseconds.
 fn beside_a_liar(lie: fn(&CorePage), lies: fn(u64) -> bool) -> (u64, u64) {
     let mut rig = Rig::new(2);
     let (began, mut all, mut longest, mut kept) = (rig.now, 0, 0, 0);
@@ -479,8 +478,7 @@ fn one_that_lies_and_works_on_delays_its_neighbour_by_a_few_rounds_and_then_hard
         // Three rounds of a millisecond, and what it can owe.
         assert!(longest <= 4 * MS + MS / 2, "{name}: {longest}");
         assert!(all <= 40 * MS, "{name}: {all} of four seconds");
-        // Now and then, for as long as a look takes to come, and then a pause long enough that
-        // observations are forgotten.
+        // Now and then, for as long as a look takes, and then until all is forgotten.
         let (all, longest) = beside_a_liar(lie, |at_ns| at_ns % (150 * MS) < 20 * MS);
         assert!(longest <= 12 * MS, "{name}, at times: {longest}");
         let honest = beside_a_liar(claim, |_| false).0;
@@ -540,8 +538,7 @@ fn one_that_takes_packets_back_and_again_does_not_move() {
     let toggle = |rig: &mut Rig, rounds: u32| {
         let before = (rig.wakes(0), rig.wakes(1));
         for round in 0..rounds {
-            // It holds a packet, and says each time that it sleeps, has packets, and that the core
-            // is free.
+            // It holds a packet, and claims that it sleeps, has packets, and the core is free.
             rig.nfs[0].sleep();
             rig.nfs[0].cursor(1).store([1, 4, 2, 3][round as usize % 4], Ordering::Relaxed);
             rig.page().running().store(0, Ordering::Relaxed);

@@ -9,8 +9,7 @@ use crate::handle::Sentence;
 pub(super) const MONITOR_NS: u64 = 1_000_000;
 /// Nanoseconds between rounds for each NF; with many NFs, a round takes a good part of a core.
 pub(super) const MONITOR_NF_NS: u64 = 2_000;
-/// A Monitor late by this many nanoseconds, or four times its usual period, lost its core; perhaps
-/// NFs did, too.
+/// Nanoseconds, or four usual periods, by which a late Monitor shows that it lost its core.
 const FROZEN_NS: u64 = 250_000_000;
 
 #[derive(Debug, Default, Clone, Copy)]

@@ -1,5 +1,4 @@
-//! A simulated core for the fuzzer: it plays the NFs, and writes to the page and regions. Not part
-//! of production code.
+//! A simulated core for the fuzzer, which plays its NFs and writes its memory. Not for production.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

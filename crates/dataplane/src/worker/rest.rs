@@ -16,8 +16,7 @@
 //! other. So a ring costs a system call only if the thread rests.
 //!
 //! # Limits
-//! A port that cannot be waited for (a DPDK device, a generator, a replayed file) must be polled:
-//! see [`Idle::Adaptive`].
+//! A port without such an event (a DPDK device, a generator, a file) is polled: [`Idle::Adaptive`].
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -36,20 +35,17 @@ pub(super) const IDLE_NS: u64 = 1_000_000;
 const NAPS_NS: (u64, u64) = (50_000, 500_000);
 /// A nap is this fraction of the time without a packet.
 const NAP_PART: u64 = 20;
-/// Naps end this many nanoseconds before the end of a slice on a shared core: about the kernel's
-/// wake-up delay.
+/// Naps end this long before the end of a slice, in nanoseconds: about the kernel's wake-up delay.
 const WINDOW_NS: u64 = 80_000;
-/// Nanoseconds without a packet after which the thread yields its core between polls. On a host
-/// with few cores the kernel may place the next sender there, which would wait for this thread's
-/// rest.
+/// Nanoseconds without a packet after which the thread yields its core between polls. On a small
+/// host the kernel may place the next sender there, which would wait for this thread's rest.
 const YIELD_NS: u64 = 20_000;
 /// A yield this long, in nanoseconds, means that others use the core: a thread that is woken gets
 /// it back sooner than one that yields.
 const AWAY_NS: u64 = 100_000;
 /// Nanoseconds without a packet after which a thread with a port to poll naps between polls.
 const LOOKED_AT_NS: u64 = 1_000_000_000;
-/// Longest rest of a thread that shares a core from outside: an NF may have to run without a
-/// packet, which rings no alarm.
+/// Longest rest of a thread with a scheduler from outside: an NF may need to run without a packet.
 const SHARED_NS: u64 = 10_000_000;
 /// Flow table slots visited for ageing after a rest, which replaces thousands of rounds.
 pub(super) const AGE_RESTED: usize = 4096;
@@ -75,8 +71,8 @@ impl Worker {
         self.setup.others.iter().for_each(|alarm| alarm.ring_after_fence());
     }
 
-    /// Waits after a round without work. `idle_ns`: time without work. Returns whether it rested,
-    /// so that clock-driven work is due.
+    /// Waits after a round without work, `idle_ns` after the last one with. Returns whether it
+    /// rested.
     #[inline]
     pub(super) fn wait(&mut self, now: u64, idle_ns: u64) -> bool {
         if idle_ns <= YIELD_NS
@@ -97,8 +93,7 @@ impl Worker {
 
     #[cold]
     fn wait_long(&mut self, now: u64, idle_ns: u64) -> bool {
-        // Work of another thread may concern this one, even if it has no packets of its own: it
-        // wakes NFs.
+        // Work of another thread may concern this one, even without own packets: it wakes NFs.
         let others_ns = self.setup.others.iter().map(|alarm| alarm.worked_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
         let idle_ns = idle_ns.min(now.saturating_sub(others_ns));
         if idle_ns <= IDLE_NS {
@@ -167,8 +162,7 @@ impl Worker {
         busy.is_none()
     }
 
-    /// Rests until an event or clock-driven work. `None` if a port must be polled; else whether it
-    /// rested.
+    /// Rests until an event or due work, and returns whether; `None` if a port must be polled.
     fn rest(&mut self, now: u64) -> Option<bool> {
         let alarm = self.setup.alarm.clone();
         alarm.begin();
@@ -207,8 +201,8 @@ impl Worker {
         }
         for fd in &fds[1..] {
             if fd.revents().contains(PollFlags::ERR) {
-                // Cleared, or it would end each rest at once: an interface went down, which its
-                // watcher reports.
+                // Cleared, or it would end each rest: an interface went down; its watcher reports
+                // it.
                 let _ = rustix::net::sockopt::socket_error(fd.as_fd());
             }
         }

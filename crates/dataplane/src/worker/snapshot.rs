@@ -32,8 +32,7 @@ pub struct Snapshot {
     pub frames_cached: u64,
     /// Its free frames of each arena and the packets it copied into it, by arena number.
     pub memories: Vec<(usize, Copied)>,
-    /// Packets that wait for a port, here or on lanes from other threads, and packets held at a
-    /// gate.
+    /// Packets that wait for a port, here or on lanes to here, and packets held at a gate.
     pub waiting: u64,
 }
 

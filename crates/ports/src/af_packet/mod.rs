@@ -71,8 +71,7 @@ impl InterfaceQueue {
         Self { socket, before: SocketCounters::default(), waiting, room, source, counters: None }
     }
 
-    /// Sends copies of the first packets, as many as the kernel accepts, and returns how many. The
-    /// caller keeps the frames.
+    /// Sends copies of the first packets, and returns how many. The caller keeps the frames.
     #[inline]
     pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
         self.socket.as_mut().map_or(0, |socket| socket.send(frames.arena(), packets))
@@ -220,8 +219,7 @@ impl PortQueue for InterfaceQueue {
     }
 }
 
-/// Cuts a large segment into packets in new frames. False, without effect, if there are not enough
-/// frames.
+/// Cuts a large segment into packets in new frames. False, without effect, if frames lack.
 fn split(received: &Received<'_>, cut: &Cut<'_>, frames: &mut FrameCache, packets: &mut VecDeque<Packet>) -> bool {
     let mut fresh = [0; MAX_SEGMENTS];
     let fresh = &mut fresh[..cut.segments()];
@@ -284,8 +282,7 @@ pub fn look_at(name: &str, settings: &AfPacket) -> Result<(), PortError> {
     }
 }
 
-/// MTU of an interface: bytes without the Ethernet header. `None` if unknown, or without an
-/// interface.
+/// MTU of an interface: bytes without the Ethernet header. `None` if unknown or missing.
 pub fn mtu(settings: &AfPacket) -> Option<u32> {
     match &settings.netns {
         None => link::mtu(&settings.interface).ok(),

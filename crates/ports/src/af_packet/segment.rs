@@ -2,8 +2,7 @@
 //!
 //! # Problem
 //! A host that sends TCP through a veth pair hands over segments of up to 64 KiB and leaves cutting
-//! and checksums to hardware that does not exist. Frames hold one packet, and NFs expect packets as
-//! on a wire.
+//! and checksums to missing hardware. Frames hold one packet, and NFs expect packets as on a wire.
 //!
 //! # Approach
 //! [`Cut`] makes the headers of each packet: lengths, sequence number, identification, checksums.
@@ -13,10 +12,9 @@
 //! instead of forty packets.
 //!
 //! # Limits
-//! TCP and UDP directly in IPv4 or IPv6, also behind VLAN tags. Tunnelled packets are not cut.
-//! Packets are merged only if they are neighbours in a burst, differ only in position and the push
-//! flag, and have right checksums: a wrong checksum would be replaced by a right one, which would
-//! hide an NF's error.
+//! TCP and UDP directly in IPv4 or IPv6, also behind VLAN tags; no tunnels. Packets are merged only
+//! if they are neighbours in a burst, differ only in position and the push flag, and have right
+//! checksums: replacing a wrong checksum by a right one would hide an NF's error.
 //!
 //! Source: the kernel's `include/uapi/linux/virtio_net.h`, `net/ipv4/tcp_offload.c`; RFC 1624.
 
@@ -65,8 +63,7 @@ impl Offload {
 
 /// The sum of big-endian 16-bit words, not folded, over up to 128 KiB.
 pub fn sum(bytes: &[u8]) -> u64 {
-    // In native order, which compiles to vector instructions; the byte order is corrected at the
-    // end.
+    // In native order, which compiles to vector code; the byte order is corrected at the end.
     let words = bytes.chunks_exact(4);
     let rest = words.remainder();
     let mut sum = words.map(|word| u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))).sum::<u64>();
@@ -202,8 +199,7 @@ impl Headers {
         fold(all) == 0xffff
     }
 
-    /// Whether packets may be appended to it: TCP with payload that neither begins nor ends a
-    /// connection.
+    /// Whether packets may be appended: TCP with payload, not at either end of a connection.
     pub fn may_lead(&self) -> bool {
         self.protocol == TCP && self.flags() & !PUSH == ACK && !self.has_ip_surprises()
     }
@@ -448,8 +444,7 @@ mod tests {
         assert!(!first.follows(&parse(&tcp(false, 101, &sent, false)), size), "a gap");
         assert!(!first.follows(&parse(&tcp(true, 100, &sent, false)), size), "another protocol");
         let mut other = tcp(false, 100, &sent, false);
-        // Port, acknowledgement, window, timestamp, address, MAC, TTL, type of service: each alone
-        // makes it another packet.
+        // Port, acknowledgement, window, timestamp, address, MAC, TTL, TOS: each alone matters.
         for at in [34, 42, 48, 60, 29, 3, 22, 15] {
             other[at] ^= 1;
             assert!(!first.follows(&parse(&other), size), "byte {at}");

@@ -1,5 +1,4 @@
-//! A packet socket on one interface: a receive ring shared with the kernel, and bursts sent by one
-//! system call.
+//! A packet socket on one interface, with a receive ring shared with the kernel and batched sends.
 //!
 //! # Receiving
 //! The kernel writes packets to slots of a mapped ring (TPACKET_V2) and marks each as the user's;
@@ -182,8 +181,7 @@ impl AsFd for PacketSocket {
     }
 }
 
-// SAFETY: no other code in this process has a pointer to the ring; one thread at a time owns the
-// socket.
+// SAFETY: nothing else in this process has a pointer to the ring; one thread owns the socket.
 unsafe impl Send for PacketSocket {}
 
 /// Binds a packet socket to an interface by number; it receives packets from now on. A socket whose
@@ -356,8 +354,7 @@ impl PacketSocket {
             let (packet, large) = match self.fetched {
                 Some(bytes) => packet_in(&mut self.large[..bytes], VNET, bytes.saturating_sub(VNET), &mut summed),
                 None => {
-                    // SAFETY: this process owns the slot until it changes the status, and no other
-                    // code in it has a reference.
+                    // SAFETY: until its status changes this process owns the slot, and only here.
                     let bytes = unsafe { std::slice::from_raw_parts_mut(slot, self.slot) };
                     packet_in(bytes, header.tp_mac.into(), header.tp_snaplen as usize, &mut summed).filter(|_| is_whole)
                 }
@@ -416,8 +413,7 @@ impl PacketSocket {
         usize::try_from(got).ok().filter(|bytes| *bytes <= self.large.len()).unwrap_or(0)
     }
 
-    /// Sends the first packets of a burst, and returns how many the kernel accepted. The caller
-    /// keeps the frames.
+    /// Sends the first packets of a burst; returns how many. The caller keeps the frames.
     #[inline]
     pub fn send(&mut self, arena: &Arena, packets: &[Packet]) -> usize {
         let mut done = 0;
@@ -440,8 +436,7 @@ impl PacketSocket {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                // Try again: the kernel reports once that the interface was down, even if it is up
-                // again.
+                // Try again: the kernel reports once that it was down, even if it is up again.
                 Some(libc::ENETDOWN) if !was_down => was_down = true,
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
                     self.is_down = true;
@@ -463,8 +458,7 @@ impl PacketSocket {
         done
     }
 
-    /// Sends a burst in messages of `groups` packets, and returns how many messages the kernel
-    /// accepted: 0 with an error.
+    /// Sends a burst in messages of `groups` packets, and returns how many; 0 with an error.
     fn send_groups(&mut self, arena: &Arena, burst: &[Packet], groups: &[usize]) -> usize {
         let plain = [0u8; VNET];
         let mut offloads = [plain; BURST];
@@ -496,8 +490,7 @@ impl PacketSocket {
             for packet in packets.by_ref().take(*size) {
                 match arena.packet_ptr(packet.frame, packet.offset + skip, packet.len - skip) {
                     Some(at) => add(at, (packet.len - skip).into()),
-                    // Impossible: packets are checked where they come in. An empty one is refused
-                    // and counted.
+                    // Impossible: packets are checked on entry. An empty one is refused.
                     None => add(std::ptr::null(), 0),
                 }
             }
@@ -527,8 +520,7 @@ impl PacketSocket {
         self.look_at_mtu();
         let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
         let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-        // SAFETY: the structure is live, and its size is passed. Reading resets the kernel's
-        // counters.
+        // SAFETY: the structure is live, and its size is passed. Reading resets the counters.
         let result = unsafe {
             let stats = (&raw mut stats).cast();
             libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, stats, &raw mut length)
@@ -541,15 +533,14 @@ impl PacketSocket {
 
 impl Drop for PacketSocket {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `open`, is unmapped once, and no reference into it
-        // outlives the socket.
+        // SAFETY: `open` made the mapping; it is unmapped once, and no reference outlives it.
         unsafe { libc::munmap(self.ring.as_ptr().cast(), self.bytes) };
     }
 }
 
 impl Merger {
-    /// Groups neighbours that can leave as one message. Returns the number of messages; `groups`
-    /// has the packets of each.
+    /// Groups neighbours that can leave as one. Returns how many messages; `groups` has their
+    /// sizes.
     fn group(&mut self, arena: &Arena, burst: &[Packet], groups: &mut [usize; BURST]) -> usize {
         let mut count = 0;
         let mut next = 0;
@@ -688,8 +679,7 @@ mod tests {
             let mut summed = false;
             assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), Some((&right[..], None)));
             assert!(summed);
-            // A large segment gets its checksums when it is cut; one of an unknown kind is
-            // rejected.
+            // A large segment gets its checksums when it is cut; unknown kinds are rejected.
             slot[mac - VNET + 1] = 1;
             let large = packet_in(&mut slot, mac, packet.len(), &mut summed).unwrap().1;
             assert_eq!(large, Some((Offload::Tcp4, 0, 34)));
