@@ -10,11 +10,10 @@ use rustix::event::{EventfdFlags, eventfd};
 pub struct Alarm {
     /// There are commands.
     raised: AtomicBool,
-    /// The thread rests, or is about to.
     rests: AtomicBool,
     /// When the thread last had a packet to handle, in nanoseconds.
     pub(crate) worked_ns: AtomicU64,
-    pub(crate) bell: OwnedFd,
+    pub(crate) wake: OwnedFd,
 }
 
 impl Alarm {
@@ -23,8 +22,8 @@ impl Alarm {
     /// # Errors
     /// The kernel's error, if it creates no eventfd.
     pub fn new() -> std::io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { raised: AtomicBool::new(false), rests: AtomicBool::new(false), worked_ns: AtomicU64::new(0), bell })
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { raised: AtomicBool::new(false), rests: AtomicBool::new(false), worked_ns: AtomicU64::new(0), wake })
     }
 
     /// Flags that commands were sent.
@@ -48,7 +47,7 @@ impl Alarm {
         // Relaxed: of several ringing threads one takes the flag; their work is behind the fence.
         if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::Relaxed) {
             // A write fails only when the counter is full, and then the thread wakes.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
@@ -79,7 +78,7 @@ impl Alarm {
     }
 
     pub(crate) fn hush(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 }
 
@@ -91,7 +90,7 @@ mod tests {
 
     fn count(alarm: &Alarm) -> u64 {
         let mut count = [0; 8];
-        rustix::io::read(&alarm.bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        rustix::io::read(&alarm.wake, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     #[test]
@@ -128,7 +127,7 @@ mod tests {
             while heard.load(Ordering::Relaxed) < ALL {
                 alarm.begin();
                 if said.load(Ordering::Relaxed) == heard.load(Ordering::Relaxed) {
-                    let mut fds = [PollFd::new(&alarm.bell, PollFlags::IN)];
+                    let mut fds = [PollFd::new(&alarm.wake, PollFlags::IN)];
                     // A lost ring is a rest without end.
                     poll(&mut fds, None).unwrap();
                 }

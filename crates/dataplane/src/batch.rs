@@ -15,7 +15,6 @@ use crate::steer::Wanted;
 /// Most bursts that are read before packets are let in.
 pub(crate) const MOST_BURSTS: usize = 8;
 
-/// Most packets that are read before they are let in.
 pub(crate) const VECTOR: usize = MOST_BURSTS * BURST;
 
 /// Packets of a port queue, with what was found out about each.
@@ -74,7 +73,6 @@ pub struct OwnedQueue {
 /// What decisions depend on. A decision with an older basis is made again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Basis {
-    /// Generation of the tables.
     pub(crate) generation: u32,
     /// As [`ChooseInstances::moved`](crate::steer::ChooseInstances::moved).
     pub(crate) moved: u32,
@@ -88,7 +86,6 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Whether this round skips the queue.
     #[inline(always)]
     pub(crate) fn must_skip(&mut self) -> bool {
         let must_skip = self.skip > 0;
@@ -104,12 +101,9 @@ impl Pace {
     }
 }
 
-/// State of the gathering, and whether it is worth its cost.
 struct Gathering {
-    /// Where gathered packets are copied to.
     spare: Box<Batch>,
     groups: Box<Groups>,
-    /// Bursts to read before packets are let in.
     bursts: usize,
     /// Reads left to skip gathering for, because the last one was not worth it.
     ungathered: u32,
@@ -195,7 +189,6 @@ pub(crate) struct Groups {
     /// Hash table with the number of a path's group, plus 1 (0: none), indexed by the low bits of
     /// the path's number with linear probing; path numbers are assigned consecutively.
     slots: [u16; 2 * VECTOR],
-    /// Path of each group.
     paths: [Packed; VECTOR],
     /// Packets of each group; then the position of its next one.
     places: [u16; VECTOR],
@@ -259,7 +252,6 @@ mod tests {
     use super::*;
     use crate::frame::FrameCache;
 
-    /// A queue without packets.
     struct Nothing;
 
     impl PortQueue for Nothing {

@@ -21,7 +21,7 @@ impl Bell {
     /// Wakes the supervisor, unless it was rung already.
     #[inline]
     pub fn ring(&self) {
-        // Release: whoever takes it sees the work that it was rung for.
+        // Release: the thread that takes it sees the work that it was rung for.
         if !self.rung.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::Release) {
             // A write fails only when the counter is full, and then the reader is awake already.
             let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());

@@ -12,7 +12,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ticks per nanosecond.
 const TICKS: u64 = 256;
 
 /// Largest age of a packet thread's clock, in ticks: it may lose its core during a round.

@@ -496,7 +496,6 @@ mod tests {
     use super::*;
     use crate::decision::{Decision, Refusal};
 
-    /// The decision of a thread that has noted nothing.
     fn decision(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
         registry.decide(&mut Ways::new(16), tables, ingress, chain, hash, old)
     }
@@ -508,7 +507,6 @@ mod tests {
         }
     }
 
-    /// Replaces the tables.
     fn change(registry: &PathRegistry, before: &Tables, after: &mut Tables) {
         after.generation = before.generation + 1;
         registry.end(&ends(before, after), Some(after.generation));

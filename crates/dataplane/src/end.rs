@@ -19,11 +19,10 @@ pub struct NfEnd {
     pub handle: Arc<NfHandle>,
     /// Producer of this thread's rx ring of the NF; `None` once the NF is gone.
     pub producer: Option<Producer>,
-    /// Packets posted by this thread, modulo 2³²: a copy that NFs, unlike the page's, cannot alter.
+    /// Packets posted by this thread, modulo 2³². NFs can alter the page's copy, but not this.
     pub(crate) posted: u32,
     /// Queue length (packets) from which the Wakeup role is alerted.
     pub(crate) high: u32,
-    /// Average queue length, and whether packets are marked.
     marker: Marker,
     posted_ns: u64,
     pub(crate) starts: Starts,
@@ -61,7 +60,6 @@ impl NfEnd {
         Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
     }
 
-    /// Packets posted to it and not returned.
     #[inline(always)]
     pub(crate) fn queue(&self, index: usize, threads: usize) -> u32 {
         if threads == 1 {
@@ -73,7 +71,6 @@ impl NfEnd {
         }
     }
 
-    /// Whether a burst that arrives now is marked.
     #[inline(always)]
     pub(crate) fn must_mark(&mut self, queue: u32, now_ns: u64) -> bool {
         let mark = self.marker.should_mark(queue);

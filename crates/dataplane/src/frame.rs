@@ -43,7 +43,6 @@ impl Batch {
         batch
     }
 
-    /// Takes frames of another batch, as many as fit.
     fn fill_from(&mut self, other: &mut Self) {
         let n = other.len.min(BATCH - self.len);
         other.len -= n;
@@ -59,7 +58,6 @@ impl Batch {
 #[derive(Debug)]
 pub struct FramePool {
     kind: Kind,
-    /// All frames of its arena, free or not.
     frames: usize,
 }
 
@@ -245,9 +243,7 @@ impl Stack {
 /// Frames come from the arena chosen last ([`FrameCache::choose`]), and return to their own.
 #[derive(Debug)]
 pub struct FrameCache {
-    /// By arena number.
     stacks: Vec<Stack>,
-    /// The arena that frames are taken from.
     chosen: usize,
     /// The default arena: no NF maps it, or it is the only one.
     usual: usize,

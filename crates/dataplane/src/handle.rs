@@ -232,7 +232,6 @@ pub struct NfHandle {
     pub rung_ns: AtomicU64,
     /// What was written about it on the core page. Others can write there, so decisions use these.
     said: SaidWords,
-    /// Fill levels of its rx rings.
     gauges: Box<[ring::Gauge]>,
 }
 

@@ -224,7 +224,6 @@ impl Plane {
         self.urgent = false;
     }
 
-    /// Drops one packet that is at hop `hop`.
     pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, frame: u32, why: DropReason) {
         self.tell(frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
         self.release_from(path, hop, 1);

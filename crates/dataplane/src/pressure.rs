@@ -94,9 +94,7 @@ pub struct Throttling {
     high_percent: u32,
     low_percent: u32,
     threshold_ns: u64,
-    /// By number of the NF.
     states: Vec<Watched>,
-    /// NFs that are not clear.
     watched: Vec<u16>,
     pressure: Pressure,
     /// Paths, NFs and generation of the tables that `pressure` was made from.
@@ -201,7 +199,6 @@ impl Throttling {
         }
     }
 
-    /// Applies changes of which NFs are held.
     fn apply(&mut self, nfs: &[Option<NfEnd>]) {
         for number in self.pressure.changed_nfs() {
             if let Some(Some(end)) = nfs.get(*number) {

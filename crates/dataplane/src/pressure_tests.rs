@@ -38,7 +38,6 @@ const LOW: u64 = (RING as u64 * 60).div_ceil(100);
 const SHORT_NS: f64 = 900.0;
 const LONG_NS: f64 = 1_000.0;
 
-/// NFs with queues that the test sets, and chains over them.
 struct Rig {
     throttling: Throttling,
     alerts: Arc<Alerts>,
@@ -63,7 +62,6 @@ impl Rig {
         rig
     }
 
-    /// Adds a chain that one flow has taken.
     fn add_chain(&mut self, hops: &[u16]) {
         let number = self.tables.chains.len() as u16;
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);

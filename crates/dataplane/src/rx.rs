@@ -136,14 +136,10 @@ fn instead_of(path: Option<&Path>, decision: Decision, looked: bool) -> Instead 
     }
 }
 
-/// A packet that needs a decision.
 struct Undecided {
     packet: Packet,
-    /// Its index in the last burst.
     i: usize,
-    /// Result of the flow table.
     found: Lookup,
-    /// Its TCP flags.
     tcp: u8,
     /// Whether it was decided about before, and so must not begin or end a connection again.
     is_counted: bool,
@@ -301,7 +297,6 @@ impl Rx {
         }
     }
 
-    /// Sets the basis of the decisions that follow.
     #[inline(always)]
     fn look_anew(&self, plane: &Plane, owned: &mut OwnedQueue) {
         owned.basis = self.basis(plane);
@@ -591,7 +586,6 @@ impl Rx {
         drop_held(self.chains.as_deref(), plane, owned, None, why.name(), to);
     }
 
-    /// Drops all packets that wait.
     pub(crate) fn let_go(&mut self, plane: &mut Plane) {
         if let Some(chains) = &mut self.chains {
             chains.let_go(plane);

@@ -20,7 +20,7 @@ impl Plane {
     pub(crate) fn emit(&mut self, path: &Path, port: u16, burst: &[Descriptor]) {
         match self.out.get_mut(port as usize) {
             Some(buffer) if buffer.open => {
-                // A waiting port loses nothing: little can come before the mark is checked.
+                // A waiting port drops nothing: only a bounded number comes before the next check.
                 let room = if buffer.waits { burst.len() } else { TX_BUFFER.saturating_sub(buffer.packets.len()).min(burst.len()) };
                 buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
                 self.filled |= u64::from(buffer.is_full()) << (port % 64);

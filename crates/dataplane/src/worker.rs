@@ -126,9 +126,7 @@ pub struct Worker {
     rounds: Histogram,
     rx_stopped: bool,
     is_stopped: bool,
-    /// State of the Wakeup role's backpressure.
     throttling: Option<Throttling>,
-    /// Measurements of the Monitor role.
     loads: Loads,
     closing: Vec<Closing>,
     /// Index of an NF that had packets when this thread last tried to rest.
@@ -158,7 +156,6 @@ impl Duties {
     }
 }
 
-/// A port to close once its waiting packets are sent.
 struct Closing {
     port: u16,
     until_ns: u64,

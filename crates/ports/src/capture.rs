@@ -74,7 +74,7 @@ pub enum CaptureError {
         end: usize,
         packets: u64,
     },
-    /// A length or number in the file cannot be.
+    /// A length or number in the file is invalid.
     #[error("broken at byte {at}, after {packets} whole packets: {what}; keep the packets before it with `editcap`")]
     Broken {
         at: usize,

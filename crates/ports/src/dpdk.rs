@@ -38,7 +38,6 @@ const OVERHEAD: usize = 18;
 /// Frame space (bytes) above which a device gets a larger MTU: that of the default stride.
 const JUMBO_ROOM: usize = 2112;
 
-/// DPDK, started.
 #[derive(Debug, Clone)]
 pub struct Devices {
     eal: Eal,

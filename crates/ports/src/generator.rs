@@ -127,7 +127,6 @@ struct Share {
     first: u32,
     /// Distance to its next flow.
     step: u32,
-    /// Number of its flows.
     flows: u32,
     /// Packets per second; 0: as fast as possible.
     rate: f64,
@@ -153,16 +152,14 @@ impl Share {
 /// All packets of one size.
 #[derive(Debug, Clone)]
 struct Class {
-    /// The first 64 bytes of the packet.
     line: [u8; 64],
-    /// The first 128 bytes.
     lines: [u8; 128],
     /// The whole packet, zero-padded to 128 bytes.
     whole: Vec<u8>,
     size: u16,
     /// Sum of the IPv4 header without its checksum and source address.
     ip_sum: u16,
-    /// Sum of pseudo header, header and payload without what differs between packets.
+    /// Sum of pseudo header, header and payload without the fields that differ by packet.
     l4_sum: u64,
     /// 8 if the stamp begins at an odd byte of the sum, else 0.
     turn: u32,
@@ -373,10 +370,8 @@ fn pattern(weights: &[u32]) -> Result<Vec<u8>, String> {
     Ok((0..total).map(deal).collect())
 }
 
-/// Progress of the flow in one place, if flows end.
 #[derive(Debug, Clone, Copy)]
 struct Life {
-    /// Packets until its end.
     left: u32,
     /// Flows that had this place before.
     before: u32,
@@ -389,16 +384,13 @@ fn lives(share: &Share, packets: u32) -> Box<[Life]> {
     (0..share.flows).map(first).collect()
 }
 
-/// The next packet of a queue.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
-    /// Position in the pattern.
     at: usize,
     /// Index of the flow in the queue.
     flow: u32,
     /// Index of the flow in the port.
     number: u32,
-    /// Sequence number in the flow.
     sequence: u32,
 }
 
@@ -587,7 +579,6 @@ trait Store {
     fn store<const N: usize>(&mut self, at: u16, bytes: &[u8; N]);
 }
 
-/// A packet in its frame.
 struct InFrame<'a>(&'a Arena, u32);
 
 impl Store for InFrame<'_> {
@@ -597,7 +588,6 @@ impl Store for InFrame<'_> {
     }
 }
 
-/// A packet in private memory.
 struct Draft<'a>(&'a mut [u8]);
 
 impl Store for Draft<'_> {
@@ -615,7 +605,6 @@ fn seal(packet: &mut [u8]) {
     }
 }
 
-/// What differs between packets.
 struct Fields {
     src: u32,
     src_port: u16,
@@ -701,7 +690,6 @@ mod tests {
 
     const ROOM: usize = 2112;
 
-    /// What was generated for one packet.
     #[derive(Debug, Clone)]
     struct Seen {
         stamp: Stamp,
@@ -713,7 +701,6 @@ mod tests {
         dscp: u8,
         vlan: Option<u16>,
         tcp_sequence: Option<u32>,
-        /// TCP's SYN and RST.
         edge: (bool, bool),
         payload: usize,
     }

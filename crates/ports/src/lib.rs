@@ -31,9 +31,7 @@ use sluice_config::problem::{At, Problem};
 use sluice_dataplane::frame::FramePool;
 use sluice_dataplane::queue::PortQueue;
 
-/// An opened port.
 pub struct OpenPort {
-    /// The queues, in order.
     pub queues: Vec<Box<dyn PortQueue>>,
     /// What was opened, for `sluice port list`.
     pub description: String,

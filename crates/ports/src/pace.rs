@@ -12,7 +12,6 @@ use sluice_dataplane::queue::QueueCounters;
 /// Most packets that are made up for after a delay.
 pub const BEHIND: u64 = 32;
 
-/// A rate, and the progress at it.
 #[derive(Debug, Clone)]
 pub struct Pacer {
     per_ns: f64,
@@ -28,7 +27,6 @@ impl Pacer {
         Self { per_ns: rate / 1e9, start_ns: None, sent: 0, skipped: 0, counters: None }
     }
 
-    /// Sets the counters for skipped packets.
     pub fn count_with(&mut self, counters: &Arc<QueueCounters>) {
         self.counters = Some(counters.clone());
     }

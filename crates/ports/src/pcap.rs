@@ -17,8 +17,7 @@
 //! Files are opened by a separate thread, with a timeout of [`OPENING`]: a remote file system may
 //! not answer, and the opening thread has other work. They must be regular files: a pipe would
 //! block, and a symbolic link planted by another user would have another file overwritten. The new
-//! file's mode is 0640, so that users who may not read the manager's traffic may not read the file
-//! either.
+//! file's mode is 0640: it must not be easier to read than the manager's traffic.
 //!
 //! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
 //! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
@@ -54,7 +53,6 @@ use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 pub const BUFFER: usize = 1 << 18;
 
-/// Buffers of a port that writes.
 pub const BUFFERS: usize = 16;
 
 /// Longest sleep of the writing thread.
@@ -178,7 +176,6 @@ impl Source {
     }
 }
 
-/// When packets are due.
 enum Speed {
     Fast,
     /// Since the first packet of this repetition was due.
@@ -281,7 +278,6 @@ struct Exchange {
 
 struct Writer {
     exchange: Arc<Exchange>,
-    /// The buffer that is being filled.
     buffer: Option<Buffer>,
     thread: Option<JoinHandle<()>>,
     /// Wall clock minus monotonic clock in nanoseconds, when the file was created.
@@ -754,7 +750,6 @@ mod tests {
         assert!(open("p", 1, &read(&three), 59).err().unwrap().to_string().contains("memory.packet_bytes to at least 60"));
     }
 
-    /// A burst of packets of `len` bytes.
     fn burst(frames: &mut FrameCache, n: usize, len: u16) -> Vec<Packet> {
         let mut numbers = vec![0; n];
         assert_eq!(frames.alloc(&mut numbers), n);

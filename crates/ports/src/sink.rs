@@ -228,7 +228,6 @@ mod tests {
 
     const RUN: u8 = 9;
 
-    /// Sends stamps through a sink, in packets of `len` bytes.
     fn send(sink: &mut SinkQueue, frames: &mut FrameCache, stamps: &[Stamp], len: u16, now_ns: u64) {
         for burst in stamps.chunks(BURST) {
             let mut numbers = [0; BURST];

@@ -11,7 +11,7 @@
 //! | 2..8   | departure: low 48 bits of the monotonic clock in ns (they wrap every 78 hours) |
 //! | 8..12  | sequence number in the flow, from 0, wrapping |
 //! | 12..15 | flow |
-//! | 15     | run: 1 to 255, different for each generator opened, so that flow numbers can be reused |
+//! | 15     | run: 1 to 255, different for each generator, so that flow numbers can be reused |
 //!
 //! With `checksum = true` a generator uses another magic, and stores a checksum in the 8 bytes
 //! before the stamp: 48 bits over all other bytes of the packet, including headers and stamp, and

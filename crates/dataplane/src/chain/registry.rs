@@ -175,11 +175,9 @@ struct Numbers {
     of: HashMap<PathKey, u32>,
     /// Paths in use, by ingress port and version of the chain.
     by_chain: HashMap<(u16, u16, u32), Set>,
-    /// Paths in use, by NF.
     by_nf: HashMap<u16, Set>,
     /// Paths that lack a service or refuse packets, by each service of their chains.
     without: HashMap<u16, Set>,
-    /// Paths that have ended and are to be freed.
     ended: Vec<u32>,
     /// Freed places, longest free first, as the number that the next path gets.
     free: VecDeque<u32>,
@@ -343,7 +341,7 @@ impl PathRegistry {
         numbers.of.insert(key, number);
         numbers.detours += usize::from(kind == Kind::Detour);
         let slot = &self.slots[self.place(number)];
-        // SAFETY: nothing refers to a path of this place: it had no number since it was freed.
+        // SAFETY: the place has no number, nor had it when it became free: nothing refers to it.
         unsafe { *slot.path.get() = Some(path) };
         // Release: the path is written before its number.
         slot.number.store(number, Ordering::Release);

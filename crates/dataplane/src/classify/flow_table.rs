@@ -119,7 +119,6 @@ pub struct FlowTable {
     stats: FlowTableStats,
 }
 
-/// Where a hash places a flow.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     group: usize,

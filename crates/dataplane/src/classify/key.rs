@@ -94,7 +94,6 @@ pub struct FlowKey {
 
 const _: () = assert!(size_of::<FlowKey>() == 48);
 
-/// The last word.
 #[inline(always)]
 fn tail(protocol: u8, dscp: u8, kind: Kind, version: u8, ethertype: u16) -> u64 {
     u64::from(protocol) | u64::from(dscp) << 8 | u64::from(kind as u8) << 16 | u64::from(version) << 24 | u64::from(ethertype) << 32
@@ -130,7 +129,7 @@ impl FlowKey {
     /// its first [`SHORT`] bytes. Bytes of the copy beyond the packet's end are ignored.
     ///
     /// # Errors
-    /// [`MoreNeeded`] if the headers reach past the copy: then call [`FlowKey::parse`].
+    /// [`MoreNeeded`] if headers reach past the copy: call [`FlowKey::parse`] with [`LONG`] bytes.
     #[inline(always)]
     pub fn parse_short(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
         // In place: copying words just written by a wider load would stall on the store buffer.
@@ -251,7 +250,6 @@ impl FlowKey {
         }
     }
 
-    /// Key of a packet that is not IP.
     fn of_link(bytes: &[u8], ingress: u16, vlan: u16, ethertype: u16, kind: Kind) -> Self {
         let mac = |at| word::<6>(bytes, at).map_or(0, |m| m.iter().fold(0, |sum, b| sum << 8 | u64::from(*b)));
         Self { words: [0, mac(6), 0, mac(0), edge(0, ingress, vlan), tail(0, 0, kind, 0, ethertype)] }

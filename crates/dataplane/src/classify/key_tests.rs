@@ -2,7 +2,6 @@ use super::*;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 
-/// A valid packet to build.
 #[derive(Debug, Clone)]
 struct Spec {
     tags: Vec<(u16, u16)>,

@@ -191,7 +191,6 @@ struct Block<const A: usize> {
     rules: [u32; LANES],
 }
 
-/// A key in the layout of a block.
 struct Probe<const A: usize> {
     edge: [u32; 2],
     src: [u32; A],
@@ -269,7 +268,6 @@ impl<const A: usize> Block<A> {
         self.rules[lane] = number;
     }
 
-    /// Lowest lane that matches.
     #[inline(always)]
     fn first_match(&self, probe: &Probe<A>) -> Option<usize> {
         // Zero where all fields agree. Loops of eight without branches become vector code.

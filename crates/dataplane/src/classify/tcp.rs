@@ -4,7 +4,6 @@ pub use sluice_policy::tcp::{FIN, RST, SYN};
 
 use super::key::{is_extension, link};
 
-/// Offset of the flags in a TCP header.
 const FLAGS: usize = 13;
 
 /// Flags of a whole TCP packet, from its first bytes; `None` if they end before.

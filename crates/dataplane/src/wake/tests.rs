@@ -12,7 +12,6 @@ const MS: u64 = 1_000_000;
 /// Wakes for each of three packets, then at two, then three, and so on.
 const RULES: Rules = Rules { early: 3, least: 2, most: 8, timer_ns: MS };
 
-/// A sleeping NF, and the thread that posts to it.
 struct Rig {
     end: NfEnd,
     timers: Timers,

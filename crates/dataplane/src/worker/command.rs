@@ -216,7 +216,6 @@ impl Worker {
         self.arrange();
     }
 
-    /// Sorts the NFs to drain.
     pub(super) fn arrange(&mut self) {
         let plane = &mut self.setup.plane;
         self.sharings.iter_mut().for_each(|sharing| sharing.learn(&self.setup.rx.registry, &plane.tables, &plane.nfs));

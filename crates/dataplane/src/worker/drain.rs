@@ -21,11 +21,9 @@ struct Place {
     mine: Vec<u64>,
     /// A bit for each slot with a hint that is still to be read.
     left: Vec<u64>,
-    /// By slot: index of the drain.
     drains: Vec<u32>,
 }
 
-/// Result of reading a tx ring.
 struct Found {
     taken: usize,
     has_more: bool,
@@ -37,7 +35,6 @@ struct Found {
 #[derive(Default)]
 pub(super) struct Returns {
     places: Vec<Place>,
-    /// Words of all pages.
     words: usize,
     /// Page, and word on it, at which the next round begins.
     at: (usize, usize),
@@ -154,7 +151,6 @@ impl Worker {
 mod tests {
     use super::*;
 
-    /// A thread that drains `n` NFs of one page, and the packets of each.
     struct Rig {
         page: CorePage,
         returns: Returns,

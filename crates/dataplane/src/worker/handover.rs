@@ -302,7 +302,6 @@ pub(super) struct Handover {
     /// When words were last found altered, and until when the page is distrusted.
     lied_ns: u64,
     distrust_until_ns: u64,
-    /// NFs that are alone.
     alone: usize,
     /// Nanoseconds after which a core on which no NF moves is checked.
     still_ns: u64,
@@ -744,7 +743,6 @@ impl Handover {
     }
 }
 
-/// A candidate, as the manager knows it.
 #[derive(Clone, Copy, Default)]
 struct Named {
     slot: u32,

@@ -11,7 +11,6 @@ const STEP_NS: u64 = 50_000;
 /// Shortest slice.
 const SWITCH_NS: u64 = 2_000;
 
-/// An NF whose process the test plays.
 struct Nf {
     handle: Arc<NfHandle>,
     post: Producer,
@@ -79,7 +78,6 @@ impl Rig {
         self.page().running().load(Ordering::Relaxed)
     }
 
-    /// Posts up to `n` packets, as many as fit on its ring.
     fn fill(&mut self, nf: usize, n: usize) {
         let room = fake::RING - self.nfs[nf].handle.unread();
         self.post(nf, n.min(room as usize));
@@ -137,7 +135,6 @@ impl Rig {
 }
 
 impl Nf {
-    /// Marks it asleep on both pages.
     fn sleep(&self) {
         let handle = &self.handle;
         handle.region.page.asleep().store(asleep::ASLEEP | asleep::HEARS, Ordering::Relaxed);
@@ -168,7 +165,6 @@ impl Nf {
         region.memory.mapping().atomic_u32(region.page.layout().rings as usize + which * 64).unwrap()
     }
 
-    /// Takes all its packets and returns them.
     fn work(&mut self) {
         let mut n = 0;
         loop {

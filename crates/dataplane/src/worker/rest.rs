@@ -171,7 +171,7 @@ impl Worker {
             alarm.end();
             return Some(false);
         }
-        let mut fds = vec![PollFd::new(&alarm.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&alarm.wake, PollFlags::IN)];
         let is_read = self.setup.roles.rx && !self.rx_stopped;
         let queues = self.queues.iter().filter(|_| is_read).map(|owned| owned.queue.arrivals());
         for arrivals in queues.chain(self.feeders.iter().flat_map(|feeder| feeder.arrivals())) {

@@ -218,8 +218,8 @@ impl PacketSocket {
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
         let index = link::index(options.interface).map_err(|error| ("find", error))?;
         let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // Protocol 0: no packet comes before it is bound. SAFETY: a plain system call; this
-        // function owns the descriptor.
+        // Protocol 0: no packet comes before it is bound.
+        // SAFETY: a plain system call; this function owns the descriptor.
         let fd = unsafe {
             let fd = libc::socket(libc::AF_PACKET, flags, 0);
             if fd < 0 {
@@ -231,7 +231,7 @@ impl PacketSocket {
         let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
         let set = |what, name, value: libc::c_int| set(&fd, level, name, &value).map_err(|error| (what, error));
         set("choose the ring's version on", libc::PACKET_VERSION, version)?;
-        set("have checksums told on", libc::PACKET_VNET_HDR, 1)?;
+        set("enable offload headers on", libc::PACKET_VNET_HDR, 1)?;
         set("leave out what this host sends on", libc::PACKET_IGNORE_OUTGOING, 1)?;
         set("have large segments queued on", PACKET_COPY_THRESH, 1)?;
         if options.bypass {
@@ -354,7 +354,7 @@ impl PacketSocket {
             let (packet, large) = match self.fetched {
                 Some(bytes) => packet_in(&mut self.large[..bytes], VNET, bytes.saturating_sub(VNET), &mut summed),
                 None => {
-                    // SAFETY: until its status changes this process owns the slot, and only here.
+                    // SAFETY: the slot is ours until its status changes; no other reference exists.
                     let bytes = unsafe { std::slice::from_raw_parts_mut(slot, self.slot) };
                     packet_in(bytes, header.tp_mac.into(), header.tp_snaplen as usize, &mut summed).filter(|_| is_whole)
                 }
