@@ -145,7 +145,7 @@ impl Plane {
         (if self.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
     }
 
-    /// Takes credits of all these NFs for up to `n` packets, as far as all have some; returns how
+    /// Takes credits of all these NFs for up to `n` packets, as far as all have some. Returns how
     /// many.
     #[inline]
     fn reserve(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
@@ -202,9 +202,8 @@ impl Plane {
     }
 
     /// Starts packets that [`Plane::admit`] let in on a path, after copying them into the memory of
-    /// the first NF's tenant if they lie elsewhere. `flags` are those of the descriptors.
-    /// `traceable` has a bit for each packet that the trace covers, `urgent` one for each that no
-    /// NF delays.
+    /// the first NF's tenant if needed. `flags` are those of the descriptors. `traceable` has a bit
+    /// for each packet that the trace covers, `urgent` one for each that no NF delays.
     #[inline]
     pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         if self.frames.are_several() {

@@ -4,10 +4,9 @@
 //! is first seen, from its ingress port to its egress port. A frame in use carries the number of
 //! its path and its hop, so forwarding is two array accesses and no hash. Paths are immutable, and
 //! a packet stays on its path whatever happens to rules and chains meanwhile. An ended path is
-//! freed once no packet can be on it ([`registry`]). `manager.max_paths` bounds the number of
-//! paths. All flows with the same instances share a path. Where a chain has many combinations,
-//! flows are spread over some thousands. At the bound, new flows share the paths that their chain
-//! has.
+//! freed once no packet can be on it ([`registry`]). `manager.max_paths` bounds their number. All
+//! flows with the same instances share a path. Where a chain has many combinations, flows are
+//! spread over some thousands. At the bound, new flows share the paths that their chain has.
 
 pub mod registry;
 pub mod ways;
@@ -690,8 +689,7 @@ mod tests {
         // What follows the second chain's first hop is behind all of the first chain.
         assert_eq!(depths(&[&[0, 1, 2], &[2, 3]]), [0, 1, 2, 3]);
         assert_eq!(depths(&[&[2, 3], &[0, 1, 2]]), [0, 1, 2, 3]);
-        // Circles: on the way back, within a chain, twice in a row. Services before one stay
-        // connected.
+        // Circles: back again, within a chain, twice in a row. Services before stay connected.
         assert_eq!(depths(&[&[0, 1, 2], &[2, 1, 0]]), [0, 1, 2, 0]);
         assert_eq!(depths(&[&[0, 1, 2, 1, 3]]), [0, 1, 2, 2]);
         assert_eq!(depths(&[&[0, 0, 1]]), [0, 1, 0, 0]);

@@ -83,10 +83,7 @@ pub trait DevicePool: Send + Sync + std::fmt::Debug {
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 enum Kind {
-    Own {
-        batches: ArrayQueue<Batch>,
-        free: AtomicUsize,
-    },
+    Own { batches: ArrayQueue<Batch>, free: AtomicUsize },
     Device(Box<dyn DevicePool>),
 }
 

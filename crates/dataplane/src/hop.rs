@@ -3,10 +3,9 @@
 //! # Checks
 //! A descriptor is copied from the ring once. By the manager's private table, its frame must exist
 //! and belong to this NF; offset and length must lie in the frame. Anything else is a violation.
-//! Chain, flags and path come from the private table, never from the descriptor. The frame is
-//! claimed in the same step, so a descriptor that is sent twice is a violation the second time.
-//! Past the limit of violations nothing more is taken from the NF; its frames come back when it is
-//! gone.
+//! Chain, flags and path come from the table, never from the descriptor. The frame is claimed in
+//! the same step, so a descriptor that is sent twice is a violation the second time. Past the limit
+//! of violations nothing more is taken from the NF; its frames come back when it is gone.
 //!
 //! # Ownership of frames
 //! The words of the table change as [`sluice_ownership`] describes. A claimed frame belongs to this
@@ -59,8 +58,7 @@ impl Plane {
         }
     }
 
-    /// Checks and passes on what an NF returned, in its draining thread. False: too many
-    /// violations.
+    /// Checks and passes on an NF's packets, in its draining thread. False: too many violations.
     #[inline(always)]
     pub fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) -> bool {
         let geometry = self.frames.arena().geometry();

@@ -13,7 +13,7 @@
 //! 3. lets packets into their path while every NF of it has room ([`admit`]),
 //!
 //! and its Tx role
-//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or port
+//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or a port
 //!    ([`tx`]).
 //!
 //! Then its Wakeup role starts sleeping NFs ([`wake`], [`worker`]), and its Monitor role measures

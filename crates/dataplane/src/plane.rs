@@ -256,8 +256,7 @@ impl Plane {
         self.trace.as_ref().is_some_and(|trace| trace.rule.is_none_or(is_about))
     }
 
-    /// Records a packet that is dropped at the entry in the trace, if covered. `chain` may be
-    /// unknown.
+    /// Traces a packet that is dropped at the entry, if it is covered. `chain` may be unknown.
     #[cold]
     pub fn tell_refused(&self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: &'static str) {
         if self.traces(key) {

@@ -151,8 +151,7 @@ impl Throttling {
             };
             let handle = &end.handle;
             if handle.governed.load(Ordering::Relaxed) {
-                // Its ring fills during others' slices, as intended. Throttling would shorten
-                // slices.
+                // Its ring fills in others' slices, as intended: credits bound it.
                 *watched = Watched::default();
                 self.watched.swap_remove(at);
                 if handle.gate.throttled.swap(false, Ordering::Relaxed) && usize::from(number) < self.made_of.1 {

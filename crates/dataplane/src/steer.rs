@@ -4,7 +4,7 @@
 //! an instance of each service is chosen: by a [`ChooseInstances`] for chains that it handles, else
 //! by the flow's hash. The flow table remembers the decision for the flow's other packets.
 //!
-//! Both belong to one packet thread, and never block, lock, make system calls, or allocate for a
+//! Both belong to one packet thread. They never block, lock, make system calls, or allocate by
 //! packet.
 
 use std::any::Any;

@@ -146,8 +146,7 @@ struct Duties {
 }
 
 impl Duties {
-    /// Counts a round. Returns whether it drains all NFs, and whether it reads the clock (not
-    /// both).
+    /// Counts a round. Returns whether it drains all NFs, and whether it reads the clock.
     #[inline(always)]
     fn begin_round(&mut self) -> (bool, bool) {
         self.round = self.round.wrapping_add(1);

@@ -60,27 +60,16 @@ impl Capture {
 pub enum CaptureError {
     /// The file is neither pcap nor pcapng.
     #[error("not a pcap or pcapng file{hint}; convert it with `editcap -F pcapng`")]
-    Unknown {
-        hint: &'static str,
-    },
+    Unknown { hint: &'static str },
     /// The file ends in the middle.
     #[error(
         "cut short: the file ends at byte {end}, in the {what} that starts at byte {at}, after {packets} whole packets; \
          copy it again, or keep the whole packets with `editcap`"
     )]
-    CutShort {
-        what: &'static str,
-        at: usize,
-        end: usize,
-        packets: u64,
-    },
+    CutShort { what: &'static str, at: usize, end: usize, packets: u64 },
     /// A length or number in the file is invalid.
     #[error("broken at byte {at}, after {packets} whole packets: {what}; keep the packets before it with `editcap`")]
-    Broken {
-        at: usize,
-        packets: u64,
-        what: String,
-    },
+    Broken { at: usize, packets: u64, what: String },
     /// The packets are not Ethernet packets.
     #[error("packet {packet} has link type {number}{name}, and only Ethernet (1) can be replayed; give it Ethernet headers first")]
     LinkType {

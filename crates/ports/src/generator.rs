@@ -427,8 +427,8 @@ struct GenQueue<const V6: bool, const TCP: bool> {
 impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
     fn new(plan: &Plan, share: Share, range: &Arc<FlowRange>) -> Self {
         let period = plan.pattern.len() as u32;
-        // A flow moves by (flows + shift) a round: if that is coprime to the period, it gets all
-        // sizes.
+        // A flow moves by (flows + shift) a round: it gets all sizes if that is coprime to the
+        // period.
         let shift = (0..period).find(|shift| gcd(share.flows % period + shift, period) == 1).unwrap_or(0);
         Self {
             classes: plan.classes.clone().into(),
@@ -831,8 +831,7 @@ mod tests {
                 for s in seen {
                     let flow = s.stamp.flow - base;
                     prop_assert!(flow < settings.flows && flow % queues == q as u32);
-                    // A flow's numbers grow by one, and TCP sequence numbers by what was sent
-                    // before.
+                    // A flow's numbers grow by one, TCP sequence numbers by what was sent before.
                     let next = flows.entry(flow).or_insert((0, 1, q));
                     prop_assert_eq!((s.stamp.sequence, q), (next.0, next.2));
                     if let Some(sequence) = s.tcp_sequence {

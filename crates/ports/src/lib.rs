@@ -136,46 +136,24 @@ pub fn share(a: &Port, b: &Port) -> bool {
 pub enum PortError {
     /// The settings contradict each other, or the memory.
     #[error("port {port}: {what}")]
-    Setting {
-        port: String,
-        what: String,
-    },
+    Setting { port: String, what: String },
     /// A file could not be read or written.
     #[error("port {port}: cannot {doing} {path}: {source}")]
-    File {
-        port: String,
-        doing: &'static str,
-        path: std::path::PathBuf,
-        source: std::io::Error,
-    },
+    File { port: String, doing: &'static str, path: std::path::PathBuf, source: std::io::Error },
     /// A capture file is invalid or truncated.
     #[error("port {port}: {path}: {what}")]
-    Capture {
-        port: String,
-        path: std::path::PathBuf,
-        what: String,
-    },
+    Capture { port: String, path: std::path::PathBuf, what: String },
     /// A device could not be started.
     #[error("port {port}: {what}")]
-    Device {
-        port: String,
-        what: String,
-    },
+    Device { port: String, what: String },
     /// An interface could not be opened.
     #[error("port {port}: cannot {doing} interface {interface}: {source}{}", advice(source))]
-    Interface {
-        port: String,
-        doing: &'static str,
-        interface: String,
-        source: std::io::Error,
-    },
+    Interface { port: String, doing: &'static str, interface: String, source: std::io::Error },
     /// This build has no DPDK.
     #[error(
         "port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)"
     )]
-    NoDpdk {
-        port: String,
-    },
+    NoDpdk { port: String },
 }
 
 fn advice(error: &std::io::Error) -> &'static str {

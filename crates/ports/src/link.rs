@@ -27,8 +27,7 @@ impl Link {
         PortState::ALL[usize::from(self.state.load(Ordering::Relaxed)) % PortState::ALL.len()]
     }
 
-    /// Changes the state. Never blocks: while changes are being taken, returns `false` without
-    /// effect.
+    /// Changes the state. Never blocks: returns `false` while changes are being taken.
     pub fn set(&self, state: PortState) -> bool {
         if self.state() == state {
             return true;

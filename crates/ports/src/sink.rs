@@ -323,8 +323,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_done_to_flows_is_what_is_counted(fates in proptest::collection::vec((0u32..4, fate()), 1..400)) {
-            // Each flow as (place, number): a late packet moves behind others; places give the
-            // order.
+            // Each flow as (place, number): a late packet moves back; places give the order.
             let mut expected = Counts::default();
             let mut flows: [Vec<(usize, u32)>; 4] = Default::default();
             let mut numbers = [0u32; 4];

@@ -3,9 +3,8 @@
 //! Problem: remember up to a million flows, find one for each packet at more than 25 million
 //! packets a second, and never grow, allocate or pause to clean up.
 //!
-//! Terms: a *slot* holds one flow in 64 bytes, one cache line. Eight slots are a *bucket*. Its
-//! eight one-byte *tags* are one word (0: free); eight buckets' words are one line, a *group* of 64
-//! slots.
+//! Terms: a *slot* holds one flow in 64 bytes, a cache line. Eight slots are a *bucket*. Its eight
+//! one-byte *tags* are one word (0: free); the words of eight buckets are a line, a *group*.
 //!
 //! Approach: the hash picks a group and a first and second bucket in it. A lookup compares the
 //! hash's tag with eight tags at once in ordinary registers, and reads a slot only if the tag
@@ -15,11 +14,9 @@
 //! moves to its own other bucket; if none can, the one idle longest is evicted. There are at least
 //! three slots to two flows, so evictions below the limit are rare.
 //!
-//! Time is in ticks of [`TICK_MS`]: a slot is written once a tick. Ageing visits a few slots a
-//! call.
+//! Time is in ticks of [`TICK_MS`]: a slot is written once a tick. A call ages a few slots.
 //!
-//! Memory comes zeroed and is touched as flows come; hugepages are requested. One thread owns a
-//! table.
+//! Memory comes zeroed and is touched as flows come, on hugepages if possible. One thread owns it.
 //!
 //! Limits: a flow may outlive its timeout by two ticks and one round of ageing.
 

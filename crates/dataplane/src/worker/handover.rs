@@ -105,8 +105,7 @@ struct Strikes {
 }
 
 impl Strikes {
-    /// Counts one at `now`. Forgets those before if it comes `kept_ns` after the last and
-    /// `since_ns`.
+    /// Counts one at `now`; forgets older ones if the last and `since_ns` are over `kept_ns` ago.
     fn add(&mut self, kept_ns: u64, since_ns: u64, now: u64) -> u32 {
         if now.saturating_sub(self.last_ns.max(since_ns)) > kept_ns {
             self.n = 0;

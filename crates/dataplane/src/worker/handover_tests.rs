@@ -434,8 +434,7 @@ fn hide(page: &CorePage) {
 }
 
 /// NF 0 forwards a few packets each millisecond, and lies at the times of `lies`. NF 1 is honest
-/// and always has packets. Returns its sleep on them in four seconds: sum and maximum, in
-/// nanoseconds.
+/// and always has packets. Returns its sleep on them in four seconds: sum and maximum, in ns.
 fn beside_a_liar(lie: fn(&CorePage), lies: fn(u64) -> bool) -> (u64, u64) {
     let mut rig = Rig::new(2);
     let (began, mut all, mut longest, mut kept) = (rig.now, 0, 0, 0);

@@ -71,7 +71,7 @@ impl Worker {
         self.setup.others.iter().for_each(|alarm| alarm.ring_after_fence());
     }
 
-    /// Waits after a round without work, `idle_ns` after the last one with. Returns whether it
+    /// Waits after a round without work; the last work was `idle_ns` ago. Returns whether it
     /// rested.
     #[inline]
     pub(super) fn wait(&mut self, now: u64, idle_ns: u64) -> bool {
@@ -201,8 +201,7 @@ impl Worker {
         }
         for fd in &fds[1..] {
             if fd.revents().contains(PollFlags::ERR) {
-                // Cleared, or it would end each rest: an interface went down; its watcher reports
-                // it.
+                // Cleared, or it would end each rest: an interface went down.
                 let _ = rustix::net::sockopt::socket_error(fd.as_fd());
             }
         }

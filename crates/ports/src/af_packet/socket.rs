@@ -539,8 +539,7 @@ impl Drop for PacketSocket {
 }
 
 impl Merger {
-    /// Groups neighbours that can leave as one. Returns how many messages; `groups` has their
-    /// sizes.
+    /// Groups neighbours that can leave as one. Returns the number of messages; sizes in `groups`.
     fn group(&mut self, arena: &Arena, burst: &[Packet], groups: &mut [usize; BURST]) -> usize {
         let mut count = 0;
         let mut next = 0;

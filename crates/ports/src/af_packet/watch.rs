@@ -248,8 +248,7 @@ impl Watched {
             }
             Err(Failed((doing, error))) => {
                 self.link.set(PortState::NoLink);
-                // A recreated interface is brought up a moment later; only then can sockets share
-                // it.
+                // A recreated interface is brought up later; only then can sockets share it.
                 let is_early = error.raw_os_error() == Some(libc::EINVAL) && self.queues > 1;
                 if !is_early {
                     self.complain(doing, &error);
