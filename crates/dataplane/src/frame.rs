@@ -419,6 +419,7 @@ impl FrameCache {
         *counter = (counter.0 + packets, counter.1 + bytes);
     }
 
+    /// Counts packets that an arena had no frames for.
     #[cold]
     pub fn count_starved(&mut self, arena: u8, packets: usize) {
         if let Some(stack) = self.stacks.get_mut(usize::from(arena)) {

@@ -382,7 +382,7 @@ impl NfHandle {
         self.region.page.control(Control::Guarded).store(u32::from(guarded), Ordering::Relaxed);
     }
 
-    /// Packets on its rings that it has not read. Only the NF can write part of this.
+    /// Packets on its rings that it has not read. The NF itself writes part of this, no other does.
     #[inline]
     pub fn unread(&self) -> u32 {
         self.gauges.iter().map(ring::Gauge::fill).sum()

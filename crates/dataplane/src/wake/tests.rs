@@ -58,6 +58,7 @@ impl Rig {
         late.inspect(|_| self.end.wake_late(0, now_ns)).is_some()
     }
 
+    /// Wakes by cause: early, threshold, timer, urgent.
     fn causes(&self) -> [u64; CAUSES] {
         std::array::from_fn(|cause| self.end.handle.counters[0].woken[cause].get())
     }
