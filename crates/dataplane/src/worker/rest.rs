@@ -38,7 +38,7 @@ const NAP_PART: u64 = 20;
 /// Naps end this long before the end of a slice, in nanoseconds: about the kernel's wake-up delay.
 const WINDOW_NS: u64 = 80_000;
 /// Nanoseconds without a packet after which the thread yields its core between polls. On a small
-/// host the kernel may place the next sender there, which would wait for this thread's rest.
+/// host the kernel may run an answering process there, which would wait for this thread's rest.
 const YIELD_NS: u64 = 20_000;
 /// A yield this long, in nanoseconds, means that others use the core: a thread that is woken gets
 /// it back sooner than one that yields.
