@@ -1,9 +1,9 @@
 //! Admission: which packets a chain lets in, and their first step.
 //!
-//! A packet is let in only when every NF of its path has room for it ([`Plane::admit`]): each NF may have as many packets on
-//! their way to it as its ring holds, counted from the chain's entry until the packet has passed it for the last time. So a ring
-//! inside never overflows, however slow its NF is, and an NF that stands still fills its own ring and closes the gates of the chains
-//! that pass it, and no others.
+//! A packet is let in only when every NF of its path has room for it ([`Plane::admit`]). Each NF
+//! may have as many packets on their way to it as its ring holds, counted from the chain's entry
+//! until the packet has passed it for the last time. So inner rings never overflow, however slow an
+//! NF is. An NF that stands still closes only the gates of the chains that pass it.
 
 use std::sync::atomic::Ordering;
 
@@ -18,29 +18,30 @@ use crate::hop::word_after;
 use crate::plane::Plane;
 use crate::trace::{Mark, TraceWhat};
 
-/// Sampling period in packets, for chains with a limit, unless a shorter one is configured: the 95th percentile of a second needs twenty samples.
+/// Sampling period (packets) for chains with a limit, unless a shorter one is configured. A
+/// second's 95th percentile needs twenty samples.
 const LIMITED_EVERY: u32 = 16;
 
-/// Packets that are let in at most before it is looked again how many frames their chains have; and of the frames that are left, this part.
+/// Most packets let in, and part of the frames left, until the chain's frames are counted again.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
 
-/// A number below `n` that follows no pattern as `seed` grows. `n` is above 0.
+/// A number below `n` without a pattern as `seed` grows. `n` is above 0.
 fn any_of(seed: u64, n: usize) -> u64 {
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % n as u64
 }
 
 impl Plane {
-    /// Whether packets of a chain wait at its entry. When its hops have changed, those that are inside still go the former way, which may
-    /// take longer: what comes now would overtake them.
+    /// Whether a chain's packets wait at its entry after its hops changed. Packets inside still go
+    /// the old way, which may take longer, so that new packets would overtake them.
     #[cold]
     pub fn awaits_former(&mut self, chain: &Chain) -> bool {
-        // Others go when their time is over: their chains may be gone, or have no packets.
+        // Expired entries go: their chains may be gone, or have no packets.
         let now_ns = self.now_ns;
         self.changed.retain(|(number, until_ns)| now_ns < *until_ns && (*number != chain.number || chain.frames() > 0));
         self.changed.iter().any(|(number, _)| *number == chain.number)
     }
 
-    /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.
+    /// How many of `n` packets a path admits: every NF of it has room. 0 while an NF is throttled.
     #[inline]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
         if path.hops.is_empty() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
@@ -61,15 +62,15 @@ impl Plane {
         if n == 0 { 0 } else { self.admit_inside(path, n) }
     }
 
-    /// How many of `n` packets of a chain there are frames for: no chain has more of them than are left to all others, and to be received
-    /// into, in any arena that the path passes. So chains that stand still leave enough, however
-    /// many they are: the next one's share of what is left is never nothing.
+    /// How many of `n` packets of a chain there are frames for. In every arena of the path, a chain
+    /// may hold at most as many frames as are left for all others and for receiving. So stalled
+    /// chains leave enough, however many they are: the next chain's share is never zero.
     #[cold]
     fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
         let chain = &path.chain;
-        // Where a chain's frames lie is not counted: all of them may come to stand in one arena.
+        // It is not counted where a chain's frames lie: all of them may end up in one arena.
         let (has, left) = (chain.frames(), self.least_left(path) as u64);
-        // A few, whatever others hold: the frames that these packets came in are theirs already.
+        // Always a burst: these packets already have the frames that they came in.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
         let n = (n as u64).min(room);
         let at = usize::from(chain.number);
@@ -77,7 +78,7 @@ impl Plane {
             self.rooms.resize(at + 1, 0);
         }
         if u64::from(self.unlooked) < n {
-            // What others were given ahead was more than there is by now.
+            // The shares granted ahead to others exceed what is left by now.
             self.rooms.fill(0);
             self.unlooked = LOOK_AHEAD.0.min(left / LOOK_AHEAD.1) as u32;
         }
@@ -86,8 +87,7 @@ impl Plane {
         n as usize
     }
 
-    /// Frames that are left in that arena, of those that a path's packets come to lie in, which has
-    /// the fewest.
+    /// Free frames of the arena that has the fewest, of those that a path's packets may lie in.
     fn least_left(&self, path: &Path) -> usize {
         if !self.frames.are_several() {
             return self.frames.left_of(frame::NO_ARENA);
@@ -96,7 +96,7 @@ impl Plane {
         left.min().unwrap_or_else(|| self.frames.left_of(frame::NO_ARENA))
     }
 
-    /// The same for packets that are inside already: a throttle is for those at the entry.
+    /// As [`Self::admit`] for packets that are inside already: throttles apply at the entry only.
     #[inline]
     pub(crate) fn admit_inside(&mut self, path: &Path, n: usize) -> usize {
         if !self.backpressure {
@@ -112,7 +112,7 @@ impl Plane {
         self.reserve(path.nfs.iter().copied(), m) as usize
     }
 
-    /// Lets packets into a path without looking further than the ring of its first NF.
+    /// Lets packets into a path, checking only the ring of its first NF.
     fn admit_to_first(&mut self, path: &Path, n: usize) -> usize {
         let mut m = n as u32;
         if let Some(first) = path.hops.first() {
@@ -124,7 +124,7 @@ impl Plane {
         self.take_credits(path.nfs.iter().copied(), m) as usize
     }
 
-    /// Lets packets that come from a program into the part of a path from hop `from` on: how many of `n` there is room for.
+    /// Admits packets that come from a program to a path, from hop `from` on: how many of `n`.
     pub fn admit_onward(&mut self, path: &Path, from: usize, n: usize) -> usize {
         if from >= path.hops.len() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
             return 0;
@@ -145,7 +145,8 @@ impl Plane {
         (if self.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
     }
 
-    /// Takes credits of all these NFs for up to `n` packets, as many as each of them has left, and says for how many.
+    /// Takes credits of all these NFs for up to `n` packets, as far as all have some. Returns how
+    /// many.
     #[inline]
     fn reserve(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
         let mut m = n;
@@ -155,7 +156,7 @@ impl Plane {
                 _ => 0,
             };
             if granted < m {
-                // Another packet thread has taken credits since the room was looked at.
+                // Another packet thread has taken credits since the room was read.
                 nfs.clone().take(at).for_each(|nf| self.give_back(nf, m - granted));
                 m = granted;
             }
@@ -163,8 +164,8 @@ impl Plane {
         m
     }
 
-    /// Takes credits of all these NFs for `n` packets, whatever they have left. For none if one of them is not known: nobody would count
-    /// its packets off.
+    /// Takes credits of all these NFs for `n` packets, whatever they have left. Takes none if one
+    /// of them is unknown: its packets would never be counted off.
     #[inline]
     fn take_credits(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
         let count = |nf: u16| self.in_flight.get(nf as usize).and_then(Option::as_deref);
@@ -175,7 +176,7 @@ impl Plane {
         n
     }
 
-    /// Gives credits of an NF back, whether it is there or not.
+    /// Gives credits of an NF back, whether or not it still exists.
     #[inline(always)]
     pub(crate) fn give_back(&self, nf: u16, n: u32) {
         if let Some(Some(count)) = self.in_flight.get(nf as usize) {
@@ -183,14 +184,14 @@ impl Plane {
         }
     }
 
-    /// Says that packets will not come to the NFs of their path from hop `from` on.
+    /// Releases the credits of packets that will not come to the NFs from hop `from` on.
     pub fn release_from(&self, path: &Path, from: usize, n: u32) {
         for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
             self.give_back(hop.nf, n);
         }
     }
 
-    /// Counts packets that were refused at the entry of a path: they wanted to come to each of its NFs.
+    /// Counts packets refused at the entry of a path, for each of its NFs.
     #[inline]
     pub fn count_refused(&self, path: &Path, n: usize) {
         for nf in &path.nfs {
@@ -200,9 +201,9 @@ impl Plane {
         }
     }
 
-    /// Lets packets of one path, which [`Plane::admit`] let in, start on it: after copying them into the memory of the tenant whose NF is the
-    /// first, if they lie elsewhere. `flags` are those of the descriptors; `traceable` has a bit
-    /// for each packet that the trace that goes on, if any, is about, and `urgent` one for each that no NF lets wait.
+    /// Starts packets that [`Plane::admit`] let in on a path, after copying them into the memory of
+    /// the first NF's tenant if needed. `flags` are those of the descriptors. `traceable` has a bit
+    /// for each packet that the trace covers, `urgent` one for each that no NF delays.
     #[inline]
     pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         if self.frames.are_several() {
@@ -229,7 +230,7 @@ impl Plane {
             self.start(path, number, &own[..n], packet_flags, traceable, urgent);
         }
         if n < own.len() {
-            // They were let in, and are lost there.
+            // They were let in, and are lost at this point.
             self.counters(path).entered.add((own.len() - n) as u64);
             if self.is_tracing() {
                 let lost = own.iter().enumerate().skip(n).filter(|(i, _)| traceable >> i & 1 != 0);
@@ -250,18 +251,19 @@ impl Plane {
         packets.iter().for_each(|packet| self.discard(packet.frame));
     }
 
-    /// Lets packets, which lie where they belong, start on a path.
+    /// Starts packets on a path; they lie in the right arena.
     #[inline(always)]
     pub(crate) fn start(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         let counters = self.counters(path);
         let before = counters.entered.get();
         counters.entered.add(packets.len() as u64);
         let mut marked: Option<(usize, u8)> = None;
-        // By chain: one of few packets among many others is timed as often as these.
+        // Counted by chain: a chain with few packets is timed as often as a busy one.
         let at = counters.timed_at.get();
         if before + packets.len() as u64 > at && self.sample_every > 0 {
             let every = if path.chain.police.is_some() { self.sample_every.min(LIMITED_EVERY) } else { self.sample_every };
-            // The first of a run that is late waits for none of those before it: any of them.
+            // A sample that is overdue takes any packet of the run, so that the first is not
+            // favoured: it waits for none before it.
             let at = if at < before { before + any_of(before, packets.len()) } else { at };
             counters.timed_at.set(at + u64::from(every));
             marked = Some(((at - before) as usize, SAMPLED));
@@ -271,7 +273,7 @@ impl Plane {
             && (traceable.trailing_zeros() as usize) < packets.len()
             && trace.pick()
         {
-            // One packet of a burst is marked; if one is timed already and may be traced, it is that one.
+            // One packet of a burst is marked: the one that is timed, if it may be traced.
             marked = match marked {
                 Some((at, flags)) if traceable >> at & 1 != 0 => Some((at, flags | TRACED)),
                 _ => Some((traceable.trailing_zeros() as usize, TRACED)),
@@ -301,7 +303,7 @@ impl Plane {
         }
     }
 
-    /// The same for a burst with a packet that is marked, or with urgent ones.
+    /// As [`Self::start`], for a burst with a marked packet or urgent ones.
     #[cold]
     fn enter_marked(
         &mut self,
@@ -312,7 +314,8 @@ impl Plane {
         marked: Option<(usize, u8)>,
         urgent: u32,
     ) {
-        // The words are complete before the first packet goes: an NF may return one at once, and then the word is another's.
+        // All words are complete before the first packet goes: an NF may return it at once, and
+        // then another packet may own the word.
         let mut words = [word_after(step, 0, 0, number); BURST];
         if let Some((at, mark)) = marked {
             words[at] = word_after(step, 0, mark, number);
@@ -336,12 +339,12 @@ impl Plane {
         self.urgent = false;
     }
 
-    /// Whether an NF of a path lets packets wait, so that urgent ones are worth marking.
+    /// Whether an NF of a path delays packets, so that marking urgent ones is useful.
     fn holds_back(&self, path: &Path) -> bool {
         path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held))
     }
 
-    /// Lets packets that [`Plane::admit_onward`] let in go on at hop `from` of a path.
+    /// Continues packets that [`Plane::admit_onward`] let in at hop `from` of a path.
     pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
         self.counters(path).back.add(packets.len() as u64);
         let step = path.step(from);
@@ -360,7 +363,7 @@ impl Plane {
         self.pass(path, from, step, &burst[..packets.len().min(BURST)], |_| word);
     }
 
-    /// Lets a marked packet, which [`Plane::admit_onward`] let in, go on at hop `from` of a path: it came out of this program.
+    /// As [`Self::onward`] for a marked packet that came out of a program.
     #[cold]
     pub fn onward_marked(&mut self, path: &Path, number: u32, from: usize, packet: Packet, mark: Mark, nf: u16) {
         self.counters(path).back.add(1);

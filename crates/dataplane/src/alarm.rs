@@ -1,85 +1,84 @@
-//! What wakes a packet thread that rests: see [`crate::worker`].
+//! The waker of a packet thread that rests: see [`crate::worker`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// What wakes a packet thread, and says that there are commands for it.
+/// Wakes a packet thread, and flags that it has commands.
 #[derive(Debug)]
 pub struct Alarm {
     /// There are commands.
     raised: AtomicBool,
-    /// The thread rests, or is about to.
     rests: AtomicBool,
     /// When the thread last had a packet to handle, in nanoseconds.
     pub(crate) worked_ns: AtomicU64,
-    pub(crate) bell: OwnedFd,
+    pub(crate) wake: OwnedFd,
 }
 
 impl Alarm {
-    /// One that is quiet.
+    /// An alarm that is not raised.
     ///
     /// # Errors
-    /// The kernel's, if it makes no descriptor.
+    /// The kernel's error, if it creates no eventfd.
     pub fn new() -> std::io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { raised: AtomicBool::new(false), rests: AtomicBool::new(false), worked_ns: AtomicU64::new(0), bell })
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { raised: AtomicBool::new(false), rests: AtomicBool::new(false), worked_ns: AtomicU64::new(0), wake })
     }
 
-    /// Says that there are commands, which were sent before.
+    /// Flags that commands were sent.
     pub fn raise(&self) {
-        // Release: the commands are there before the flag.
+        // Release: commands are visible before the flag.
         self.raised.store(true, Ordering::Release);
         self.ring();
     }
 
-    /// Ends a rest of the thread, for something that was made visible before.
+    /// Ends a rest of the thread, for work that was made visible before.
     #[inline]
     pub fn ring(&self) {
-        // SeqCst, as in `begin`: it is seen that the thread rests, or the thread sees what it is rung for.
+        // SeqCst, as in `begin`: either this sees the thread rest, or the thread sees the work.
         fence(Ordering::SeqCst);
         self.ring_after_fence();
     }
 
-    /// As [`Alarm::ring`], where a fence stands between what it is rung for and this.
+    /// As [`Alarm::ring`], where a fence lies between the work and this call.
     #[inline]
     pub(crate) fn ring_after_fence(&self) {
-        // Relaxed: of several that ring, one takes the word; what they ring for is behind the fence.
+        // Relaxed: of several ringing threads one takes the flag; their work is behind the fence.
         if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::Relaxed) {
-            // It can fail only where the counter is full, and then the thread wakes.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            // A write fails only when the counter is full, and then the thread wakes.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
     /// Whether there are commands that were not taken.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
-        // Relaxed: who finds it raised takes it, or looks again after the fence of `begin`.
+        // Relaxed: a thread that finds it raised takes it, or looks again after `begin`'s fence.
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Whether there are commands; takes them.
+    /// Whether there are commands; clears the flag.
     #[inline]
     pub(crate) fn take(&self) -> bool {
-        // Acquire: what was sent before the flag was raised is there.
+        // Acquire: what was sent before the flag was raised is visible.
         self.is_raised() && self.raised.swap(false, Ordering::Acquire)
     }
 
-    /// The thread is about to rest. It looks for work after this, and rests if there is none.
+    /// The thread is about to rest: it looks for work after this call, and rests if there is none.
     pub(crate) fn begin(&self) {
-        // Relaxed: the fence has it seen before the look for work.
+        // Relaxed: the fence makes this visible before the look for work.
         self.rests.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     pub(crate) fn end(&self) {
-        // Relaxed: who rings once more costs a rest that ends at once.
+        // Relaxed: a late ring only makes the next rest end at once.
         self.rests.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn hush(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 }
 
@@ -91,7 +90,7 @@ mod tests {
 
     fn count(alarm: &Alarm) -> u64 {
         let mut count = [0; 8];
-        rustix::io::read(&alarm.bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        rustix::io::read(&alarm.wake, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     #[test]
@@ -128,7 +127,7 @@ mod tests {
             while heard.load(Ordering::Relaxed) < ALL {
                 alarm.begin();
                 if said.load(Ordering::Relaxed) == heard.load(Ordering::Relaxed) {
-                    let mut fds = [PollFd::new(&alarm.bell, PollFlags::IN)];
+                    let mut fds = [PollFd::new(&alarm.wake, PollFlags::IN)];
                     // A lost ring is a rest without end.
                     poll(&mut fds, None).unwrap();
                 }

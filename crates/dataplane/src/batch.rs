@@ -1,4 +1,4 @@
-//! Packets of a port queue that were read and still have to be let in, and how those of one path are put together.
+//! Packets read from a port queue and not let in yet, grouped by path.
 
 use std::sync::Arc;
 
@@ -15,19 +15,17 @@ use crate::steer::Wanted;
 /// Most bursts that are read before packets are let in.
 pub(crate) const MOST_BURSTS: usize = 8;
 
-/// Packets that are read at most before they are let in.
 pub(crate) const VECTOR: usize = MOST_BURSTS * BURST;
 
-/// Packets of a port queue, with what was found about each.
+/// Packets of a port queue, with what was found out about each.
 pub(crate) struct Batch {
     pub(crate) packets: [Packet; VECTOR],
     pub(crate) decisions: [Packed; VECTOR],
-    /// Flags of their descriptors.
     pub(crate) flags: [u8; VECTOR],
-    /// TCP flags, where a director or a waker wants to know.
+    /// TCP flags, where steering or a wake policy needs them.
     pub(crate) tcp: [u8; VECTOR],
     pub(crate) traceable: [bool; VECTOR],
-    /// As which of them it came.
+    /// Position of each packet in order of arrival.
     pub(crate) came: [u8; VECTOR],
 }
 
@@ -44,7 +42,7 @@ impl Default for Batch {
     }
 }
 
-/// A port queue with its thread.
+/// A port queue as its thread holds it.
 pub struct OwnedQueue {
     /// Number of the port.
     pub port: u16,
@@ -53,36 +51,34 @@ pub struct OwnedQueue {
     /// Its counters.
     pub counters: Arc<QueueCounters>,
     pub(crate) waits: bool,
-    /// Number of the arena that its packets are received into, of those that it takes frames for by itself.
+    /// Number of the arena that it receives into, if it allocates frames itself.
     pub(crate) memory: u8,
     pub(crate) batch: Box<Batch>,
     gathering: Gathering,
-    /// Whether there is a packet that NFs are woken for at once.
+    /// Whether it holds a packet for which NFs are woken at once.
     pub(crate) has_urgent: bool,
-    /// Keys of the packets that wait for an instance, by where they came.
+    /// Keys of the packets that wait for an instance, by position of arrival.
     pub(crate) waiting: Box<[(FlowKey, Wanted); VECTOR]>,
-    /// Whether the trace that goes on is about packets of one rule: those that are [`Batch::traceable`].
+    /// Whether the active trace covers packets of one rule: the [`Batch::traceable`] ones.
     pub(crate) traces_rule: bool,
-    /// Copies of the first bytes of the packets of a burst.
     pub(crate) headers: [[u8; SHORT]; BURST],
-    /// Packets that were read last and still have to be let in: `from..to`.
+    /// Packets that were read last and not let in yet: `from..to`.
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// What the paths of the packets held were decided by.
+    /// What the decisions about the packets held are based on.
     pub(crate) basis: Basis,
     pub(crate) pace: Pace,
 }
 
-/// What decisions are made by. Packets whose decisions have another basis are looked at again.
+/// What decisions depend on. A decision with an older basis is made again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Basis {
-    /// Generation of the tables.
     pub(crate) generation: u32,
     /// As [`ChooseInstances::moved`](crate::steer::ChooseInstances::moved).
     pub(crate) moved: u32,
 }
 
-/// How often a queue is read whose packets are not let in.
+/// How often a queue is read when its packets are not let in.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     backoff: u32,
@@ -90,7 +86,6 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Whether the queue is left alone in this round.
     #[inline(always)]
     pub(crate) fn must_skip(&mut self) -> bool {
         let must_skip = self.skip > 0;
@@ -98,7 +93,7 @@ impl Pace {
         must_skip
     }
 
-    /// Packets were read, and so many let in.
+    /// Notes how many of the packets read were let in.
     #[inline(always)]
     pub(crate) fn note(&mut self, let_in: usize) {
         self.backoff = if let_in == 0 { (self.backoff * 2 + 1).min(MAX_BACKOFF) } else { 0 };
@@ -106,22 +101,19 @@ impl Pace {
     }
 }
 
-/// What packets are put together with, and whether that is worth it.
 struct Gathering {
-    /// What gathered packets are put into.
     spare: Box<Batch>,
     groups: Box<Groups>,
-    /// How many bursts are read before packets are let in.
     bursts: usize,
-    /// Reads that are not gathered, because the last one was not worth it.
+    /// Reads left to skip gathering for, because the last one was not worth it.
     ungathered: u32,
 }
 
-/// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
+/// Most rounds that a port is skipped when nothing is let in: packets inside get the time.
 const MAX_BACKOFF: u32 = 32;
 
 impl OwnedQueue {
-    /// A queue for a thread.
+    /// A queue that belongs to a thread.
     pub fn new(port: u16, mut queue: Box<dyn PortQueue>, overload: Overload, counters: Arc<QueueCounters>) -> Self {
         queue.count_with(&counters);
         Self {
@@ -143,13 +135,13 @@ impl OwnedQueue {
         }
     }
 
-    /// How many bursts are worth reading before packets are let in.
+    /// Bursts worth reading before packets are let in.
     #[inline(always)]
     pub(crate) fn bursts(&self) -> usize {
         if self.waits { 1 } else { self.gathering.bursts }
     }
 
-    /// Receives into the arena that the tables say from now on.
+    /// Receives into the arena that the tables name from now on.
     pub(crate) fn use_memory(&mut self, tables: &Tables) {
         if let Some(Some(port)) = tables.ports.get(usize::from(self.port)) {
             self.memory = port.memory;
@@ -157,15 +149,16 @@ impl OwnedQueue {
     }
 }
 
-/// Reads that are left as they are after one in which no path had packets in several places.
+/// Reads that are not gathered after one in which each path's packets were together.
 const UNGATHERED: u32 = 64;
-/// Packets for each path from which on less is read at a time, and below which more is: many for each, and packets need not wait in the
-/// caches for those behind them; few, and each posting costs more than what it carries.
+/// Packets a path: above the first number fewer bursts are read at a time, below the second more.
+/// Many packets a path need not wait in the caches for those behind them; with few, each post costs
+/// more than the packets that it carries.
 const ENOUGH: (usize, usize) = (16, 8);
 
-/// Puts packets of one path behind each other, in the order in which they came, so that each NF is posted to once: where flows come in turn,
-/// that is most of what a packet costs here. Packets of different paths change places; those of one do not. How many bursts are read next
-/// follows from what there was to gather.
+/// Groups packets by path, keeping their order within a path, so that each NF is posted to once.
+/// Where flows alternate, posting is most of a packet's cost here. Packets of different paths
+/// change places. The outcome sets how many bursts are read next.
 #[inline]
 pub(crate) fn gather(owned: &mut OwnedQueue) {
     let (from, to) = (owned.from, owned.to);
@@ -191,15 +184,14 @@ pub(crate) fn gather(owned: &mut OwnedQueue) {
     }
 }
 
-/// What packets are gathered with.
+/// Working memory of the gathering.
 pub(crate) struct Groups {
-    /// Number of a path's group, plus 1, at the low bits of the path's number or the next free place: numbers are given in turn. 0: none.
+    /// Hash table with the number of a path's group, plus 1 (0: none), indexed by the low bits of
+    /// the path's number with linear probing; path numbers are assigned consecutively.
     slots: [u16; 2 * VECTOR],
-    /// Path of each group.
     paths: [Packed; VECTOR],
-    /// Packets of each group; then, where its next one goes.
+    /// Packets of each group; then the position of its next one.
     places: [u16; VECTOR],
-    /// Group of each packet.
     of: [u8; VECTOR],
 }
 
@@ -210,7 +202,7 @@ impl Default for Groups {
 }
 
 impl Groups {
-    /// Copies packets `from..to` so that those of one path are together. Says how many paths there are.
+    /// Copies packets `from..to` grouped by path. Returns the number of paths.
     fn gather(&mut self, batch: &Batch, from: usize, to: usize, into: &mut Batch) -> usize {
         let last = (2 * (to - from)).next_power_of_two() - 1;
         self.slots[..=last].fill(0);
@@ -260,7 +252,6 @@ mod tests {
     use super::*;
     use crate::frame::FrameCache;
 
-    /// A queue without packets.
     struct Nothing;
 
     impl PortQueue for Nothing {
@@ -274,7 +265,7 @@ mod tests {
         }
     }
 
-    /// A queue that holds packets of these paths, each known by its place.
+    /// A queue that holds packets of these paths; each packet's frame is its position.
     fn holding(paths: &[u32]) -> OwnedQueue {
         let mut owned = OwnedQueue::new(0, Box::new(Nothing), Overload::Drop, Arc::default());
         hold(&mut owned, paths);
@@ -305,7 +296,7 @@ mod tests {
             let from = from.min(to);
             owned.from = from;
             gather(&mut owned);
-            // As a stable sort by the place of a path's first packet would have it.
+            // The reference: a stable sort by the position of each path's first packet.
             let mut wanted: Vec<usize> = (from..to).collect();
             wanted.sort_by_key(|i| paths[from..to].iter().position(|path| *path == paths[*i]));
             let Batch { packets, decisions: got, flags, tcp, traceable, came } = &*owned.batch;

@@ -1,10 +1,11 @@
-//! A bell that packet threads ring when something waits for what only the supervisor does: a process that is to be started or ended.
+//! The supervisor's waker: packet threads signal work that only the supervisor can do.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The bell. Rung again before it was answered, it costs a look at a flag; the first ring costs a system call.
+/// Wakes the supervisor to start or end a process. The first ring costs a system call; further
+/// rings before [`take`](Self::take) only read a flag.
 #[derive(Debug)]
 pub struct Bell {
     wake: Arc<OwnedFd>,
@@ -12,27 +13,27 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// A bell that wakes whoever waits for an eventfd.
+    /// A waker that writes to this eventfd.
     pub fn new(wake: Arc<OwnedFd>) -> Self {
         Self { wake, rung: AtomicBool::new(false) }
     }
 
-    /// Rings.
+    /// Wakes the supervisor, unless it was rung already.
     #[inline]
     pub fn ring(&self) {
-        // Release: who takes it sees what it was rung for.
+        // Release: the thread that takes it sees the work that it was rung for.
         if !self.rung.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::Release) {
-            // It can fail only where the counter is full, and then whoever waits is awake.
+            // A write fails only when the counter is full, and then the reader is awake already.
             let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether it was rung since it was taken last.
+    /// Whether it was rung since the last [`take`](Self::take).
     pub fn is_rung(&self) -> bool {
         self.rung.load(Ordering::Relaxed)
     }
 
-    /// Whether it was rung; it can be rung again.
+    /// Whether it was rung; clears it.
     pub fn take(&self) -> bool {
         self.rung.swap(false, Ordering::Acquire)
     }

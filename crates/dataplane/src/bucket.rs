@@ -1,38 +1,40 @@
-//! What may come in: a token bucket that all Rx threads share.
+//! A token bucket that all Rx threads share.
 //!
 //! # Approach
-//! One number says when the packets let in so far would have come at exactly the rate (the theoretical arrival time of ATM's generic
-//! cell rate algorithm). A packet is let in as long as that is no further ahead of the clock than the burst. So there is nothing to fill up, and
-//! taking for a whole burst of packets is one atomic step.
+//! One number says when the packets let in so far would have arrived at exactly the rate (the
+//! theoretical arrival time of ATM's generic cell rate algorithm). A packet is let in while that
+//! time is at most the burst ahead of the clock. So nothing needs refilling, and taking tokens for
+//! a whole burst of packets is one atomic step.
 //!
 //! # Limits
-//! Times are kept in 1/256 ns, differences up to 1.1 years: for so long may nothing come. A rate above 25,600 million packets a second is none.
+//! Times are in 1/256 ns and differences span up to 1.1 years: no pause may be longer. A rate above
+//! 25,600 million packets a second does not limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Parts of a nanosecond.
 const TICKS: u64 = 256;
 
-/// How old the clock may be that a packet thread read at the beginning of its round, in ticks: it may have lost its core since.
+/// Largest age of a packet thread's clock, in ticks: it may lose its core during a round.
 const LATE: u64 = 1_000_000_000 * TICKS;
 
-/// A rate and what was let in of it.
+/// A rate, and what was let in of it.
 #[derive(Debug, Default)]
 pub struct Bucket {
-    /// Ticks of a packet at the rate; 0 does not limit.
+    /// Ticks per packet at the rate; 0 does not limit.
     packet: AtomicU64,
     /// Ticks that may be let in ahead of the clock.
     ahead: AtomicU64,
-    /// When what was let in would have come, in ticks.
+    /// Theoretical arrival time of what was let in, in ticks.
     arrival: AtomicU64,
 }
 
 impl Bucket {
-    /// From now on so many packets a second, and so many at once; without, all. Packets that were let in ahead of the clock stay so many packets.
+    /// Sets the limit: packets a second, and burst; `None` lifts it. Packets let in ahead of the
+    /// clock stay the same number of packets.
     pub fn limit(&self, now_ns: u64, limit: Option<(f64, u64)>) {
         let packet = limit.map_or(0, |(pps, _)| (1e9 * TICKS as f64 / pps.max(1e-3)) as u64);
         let most = packet.saturating_mul(limit.map_or(0, |(_, burst)| burst.max(1)));
-        // Relaxed: the packets of one burst may be judged by a mixture of old and new.
+        // Relaxed: the packets of one burst may meet a mixture of old and new.
         let was = self.packet.load(Ordering::Relaxed);
         if (was, self.ahead.load(Ordering::Relaxed)) == (packet, most) {
             return;
@@ -40,7 +42,7 @@ impl Bucket {
         let now = now_ns.wrapping_mul(TICKS);
         let ahead = self.arrival.load(Ordering::Relaxed).wrapping_sub(now).cast_signed().max(0).cast_unsigned();
         let arrival = match ahead.checked_div(was).unwrap_or(0) {
-            // Full: also by the clock of a thread that has read it a while ago.
+            // Full, even by the clock of a thread that read it a while ago.
             0 => now.wrapping_sub(LATE),
             packets => now.wrapping_add(packets.saturating_mul(packet).min(most)),
         };
@@ -58,11 +60,11 @@ impl Bucket {
         }
         let now = now_ns.wrapping_mul(TICKS);
         let most = self.ahead.load(Ordering::Relaxed);
-        // Relaxed: the number itself is all that threads tell each other.
+        // Relaxed: threads exchange nothing but this number.
         let mut arrival = self.arrival.load(Ordering::Relaxed);
         loop {
             let ahead = arrival.wrapping_sub(now).cast_signed().max(0).cast_unsigned();
-            // No division as long as all may come in.
+            // No division while all may come in.
             let all = ahead.saturating_add(packet.saturating_mul(n as u64)) <= most;
             let taken = if all { n } else { (most.saturating_sub(ahead) / packet) as usize };
             if taken == 0 {
@@ -76,7 +78,7 @@ impl Bucket {
         }
     }
 
-    /// Takes back what was let in and did not come in after all.
+    /// Takes back tokens of packets that did not come in after all.
     pub fn give_back(&self, n: usize) {
         let packet = self.packet.load(Ordering::Relaxed);
         self.arrival.fetch_sub(packet.wrapping_mul(n as u64), Ordering::Relaxed);
@@ -95,7 +97,7 @@ mod tests {
     fn a_burst_and_then_the_rate() {
         let bucket = Bucket::default();
         assert_eq!(bucket.take(0, 1 << 20), 1 << 20, "nothing is limited yet");
-        // After two years, the clock has gone round and the sign has changed.
+        // After two years, the clock has wrapped and the sign has changed.
         let now = 7 * MS + (1 << 56);
         bucket.limit(now, Some((1e6, 64)));
         assert_eq!((bucket.take(now, 100), bucket.take(now, 1)), (64, 0));
@@ -142,7 +144,7 @@ mod tests {
     }
 
     proptest! {
-        /// Over any time no more than the rate and a burst, and no less if enough comes.
+        /// Over any time, at most the rate and a burst is let in, and no less if enough comes.
         #[test]
         fn the_rate_is_kept(
             pps in 10.0..2e7f64,

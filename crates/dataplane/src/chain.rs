@@ -1,11 +1,12 @@
 //! Chains, and the paths that packets take through them.
 //!
-//! A chain names services; a *path* names the NFs: one instance of each service, fixed when a flow is first seen, from the port where
-//! the flow enters to the port where it leaves. A frame in use carries the number of its path and the hop that it is at, so that
-//! forwarding is two array accesses and no hash. Paths are immutable, and a packet follows the path that it started on, whatever happens to
-//! rules and chains meanwhile; when no packet can any more, a path that has ended is freed ([`registry`]). How many there are is bounded by
-//! `manager.max_paths`. A flow shares its path with all flows that took the same instances; where a chain has many combinations of them,
-//! flows are spread over some thousands and not over all. At the bound, new flows share the paths that their chain has.
+//! A chain names services. A *path* names the NFs: one instance of each service, fixed when a flow
+//! is first seen, from its ingress port to its egress port. A frame in use carries the number of
+//! its path and its hop, so forwarding is two array accesses and no hash. Paths are immutable, and
+//! a packet stays on its path whatever happens to rules and chains meanwhile. An ended path is
+//! freed once no packet can be on it ([`registry`]). `manager.max_paths` bounds their number. All
+//! flows with the same instances share a path. Where a chain has many combinations, flows are
+//! spread over some thousands. At the bound, new flows share the paths that their chain has.
 
 pub mod registry;
 pub mod ways;
@@ -23,7 +24,7 @@ use sluice_api::config::{OnFailure, Overload};
 
 pub use registry::PathRegistry;
 
-/// Combinations of instances up to which flows are spread over all of them; with more, over so many.
+/// Combinations of instances over which the flows of a chain are spread at most.
 const SPREAD: usize = 4096;
 
 /// Most hops of a path.
@@ -35,9 +36,9 @@ pub const MAX_HOPS: usize = 255;
 pub enum DropReason {
     /// The chain's gate was closed: refused before any NF worked on it.
     Entry = 0,
-    /// A service of the chain has no living instance: refused before any NF worked on it.
+    /// A service of the chain has no live instance: refused before any NF worked on it.
     NfDown = 1,
-    /// An NF said drop.
+    /// An NF's verdict was to drop it.
     Verdict = 2,
     /// The next ring was full (a verdict to a service, or several Rx threads at once): wasted work.
     RingFull = 3,
@@ -45,27 +46,26 @@ pub enum DropReason {
     NfDied = 4,
     /// The next NF was gone when the packet got there: wasted work.
     NfGone = 5,
-    /// The egress port did not take it in time: wasted work.
+    /// The egress port did not accept it in time: wasted work.
     TxFull = 6,
-    /// The egress port is gone, or the NF named a port or service that is not there: wasted work.
+    /// The egress port is gone, or the NF named a port or service that does not exist: wasted work.
     NoSuchPort = 7,
     /// The NF returned it with an offset or length outside its frame: a violation.
     Violation = 8,
-    /// It went into a program that knows nothing of Sluice and has not come back: wasted work, if the program does not eat packets by
-    /// design.
+    /// A foreign program did not return it: wasted work, unless it consumes packets by design.
     NotBack = 9,
-    /// The NF named a service whose instances are not shared, and flows are given those where they come in: wasted work.
+    /// The NF named a service with unshared instances, which flows get at their entry: wasted work.
     NotShared = 10,
-    /// There were more than its chain's limit allows: dropped before any NF worked on it.
+    /// It exceeded its chain's limit: dropped before any NF worked on it.
     Policed = 11,
     /// The NF named a port or service that its own may not send to: wasted work.
     NotAllowed = 12,
-    /// The memory of the tenant whose NF comes next had no free frame to copy it into.
+    /// The memory of the next NF's tenant had no free frame to copy it into.
     NoFrame = 13,
 }
 
 impl DropReason {
-    /// All of them, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 14] = [
         Self::Entry,
         Self::NfDown,
@@ -109,23 +109,23 @@ impl DropReason {
     }
 }
 
-/// What one manager thread counts of one chain.
+/// What one manager thread counts for one chain.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct ChainCounters {
     /// Packets let in.
     pub entered: Counter,
-    /// How many will have been let in when the next one is timed.
+    /// Value of `entered` at which the next packet is timed.
     pub timed_at: Counter,
     /// Packets that left through a port.
     pub left: Counter,
-    /// Packets that went into programs, with their frames given back.
+    /// Packets that went into programs; their frames were given back.
     pub outside: Counter,
-    /// Packets that came out of programs, or were counted as lost in there.
+    /// Packets that came out of programs, or were counted as lost there.
     pub back: Counter,
-    /// Packets that came out of programs beyond those that were known to be inside.
+    /// Packets that came out of programs beyond those known to be inside.
     pub originated: Counter,
-    /// Times that a flow found no path, because there were as many as there may be.
+    /// Times that a flow found no path because of the limit.
     pub no_path: Counter,
     /// Packets dropped, by [`DropReason`].
     pub drops: [Counter; DropReason::ALL.len()],
@@ -136,26 +136,26 @@ pub struct ChainCounters {
 pub struct Chain {
     /// Its number.
     pub number: u16,
-    /// Changes when the chain is replaced, so that flows are decided anew.
+    /// Changes when the chain is replaced, so that its flows are decided again.
     pub version: u32,
     /// Its name.
     pub name: String,
     /// Numbers of its services.
     pub services: Vec<u16>,
-    /// Which of its hops are met from their far side; those behind the end are not.
+    /// Which hops are traversed in reverse; hops behind the end are not.
     pub reversed: Vec<bool>,
     /// Number of its egress port.
     pub egress: u16,
-    /// What it does without a service.
+    /// What it does when a service has no instance.
     pub on_failure: OnFailure,
     /// Counters, by manager thread.
     pub counters: Arc<[ChainCounters]>,
-    /// What may come in, where there is a limit.
+    /// The rate limit, if there is one.
     pub police: Option<Arc<Bucket>>,
 }
 
 impl Chain {
-    /// Frames of its packets, more or less: threads count while this looks.
+    /// Frames that its packets hold; approximate, as threads count meanwhile.
     pub fn frames(&self) -> u64 {
         let at_the_door = [DropReason::Entry, DropReason::NfDown, DropReason::Policed];
         let inside = |c: &ChainCounters| {
@@ -163,31 +163,31 @@ impl Chain {
             let gone = lost.fold(c.left.get().wrapping_add(c.outside.get()), u64::wrapping_add);
             c.entered.get().wrapping_add(c.back.get()).wrapping_sub(gone)
         };
-        // What one thread lets in another may let out: only the sum is a number of packets.
+        // One thread may let out what another let in: only the sum is a number of packets.
         let sum = self.counters.iter().map(inside).fold(0, u64::wrapping_add);
         if (sum as i64) < 0 { 0 } else { sum }
     }
 
-    /// Whether a hop is met from its far side.
+    /// Whether a hop is traversed in reverse.
     pub fn is_reversed(&self, hop: usize) -> bool {
         self.reversed.get(hop).copied().unwrap_or(false)
     }
 }
 
-/// One instance that may be chosen.
+/// An instance that may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
     /// Number of the NF.
     pub nf: u16,
-    /// What it is known by when flows are spread: stays the same over restarts, and goes to its successor.
+    /// Identity for spreading flows: survives restarts, and passes to its successor.
     pub id: u64,
-    /// Number of the NF whose place it took. Flows that were with that one are with this one now.
+    /// Number of the NF that it replaced. That NF's flows are with this one now.
     pub former: Option<u16>,
-    /// Whether it gets new flows, or only has the old ones to their end. One of a service does.
+    /// Whether it gets new flows, not only keeps old ones. At least one of a service does.
     pub is_open: bool,
 }
 
-/// The instance that gets a flow by its hash, as hashes are spread over those that get new ones.
+/// The instance that a flow hash selects among those that get new flows.
 pub fn picked(members: &[Member], hash: u32) -> Option<u16> {
     let open = || members.iter().filter(|m| m.is_open);
     match members {
@@ -197,7 +197,7 @@ pub fn picked(members: &[Member], hash: u32) -> Option<u16> {
     }
 }
 
-/// The instance that has a flow now that was with an NF: that one if it lives, or the one that took its place.
+/// The instance that now has an NF's flows: that NF if it lives, or its successor.
 pub fn kept(members: &[Member], nf: u16) -> Option<u16> {
     let same = members.iter().find(|m| m.nf == nf);
     same.or_else(|| members.iter().find(|m| m.former == Some(nf))).map(|m| m.nf)
@@ -210,7 +210,7 @@ pub struct PortInfo {
     pub name: String,
     /// What it does when a gate is closed.
     pub overload: Overload,
-    /// Manager threads that have its queues, in order.
+    /// Manager threads that own its queues, in order.
     pub owners: Vec<usize>,
     /// Number of the arena that its packets are received into.
     pub memory: u8,
@@ -219,19 +219,19 @@ pub struct PortInfo {
 /// Everything that decides where packets go, as one immutable value. A change makes a new one.
 #[derive(Debug, Default)]
 pub struct Tables {
-    /// Grows with each change. Flows are decided anew where their paths end ([`registry`]), and where the rules are others.
+    /// Grows with each change. Flows are decided again if their path ends or rules change.
     pub generation: u32,
     /// The rules.
     pub rules: RuleSet,
     /// The chains, by number.
     pub chains: Vec<Option<Arc<Chain>>>,
-    /// The living instances of each service, by number.
+    /// The live instances of each service, by number.
     pub services: Vec<Vec<Member>>,
-    /// Whether flows are given instances of each service by a [steer](crate::steer::ChooseInstances), by number.
+    /// By service number: whether a [steer](crate::steer::ChooseInstances) assigns its instances.
     pub steered: Vec<bool>,
     /// The ports, by number.
     pub ports: Vec<Option<PortInfo>>,
-    /// Of the NFs of a core, those further down their chains go first.
+    /// Of the NFs of a core, run those later in their chains first.
     pub downstream_first: bool,
     /// Where the instances of each service may send packets by a verdict, by number.
     pub may_send: Vec<MaySend>,
@@ -276,7 +276,7 @@ impl Places {
     }
 }
 
-/// Where an NF sends a packet by its verdict.
+/// The destination of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Out of this port.
@@ -288,13 +288,13 @@ pub enum Verdict {
 /// Where the instances of a service may send packets by a verdict.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MaySend {
-    /// Now.
+    /// Under the current configuration.
     pub now: Places,
-    /// Now, or under an earlier configuration: an NF that has not noticed a change is none that cheats.
+    /// Now or under an earlier configuration: an NF that missed a change is not a violator.
     pub ever: Places,
 }
 
-/// What becomes of a packet that an NF sends somewhere by a verdict.
+/// What happens to a packet that an NF sends somewhere by a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
     /// It goes there.
@@ -315,14 +315,14 @@ impl Tables {
         }
     }
 
-    /// Whether flows are given instances of a service by a [steer](crate::steer::ChooseInstances).
+    /// Whether a [steer](crate::steer::ChooseInstances) assigns instances of a service to flows.
     pub fn is_steered(&self, service: u16) -> bool {
         self.steered.get(service as usize).copied().unwrap_or(false)
     }
 
-    /// How far down the chains the instances of each service are, by service: the hops of the longest way to it over all chains
-    /// together, so that a service lies behind all that may send it packets. Where chains contradict each other, or come back to a
-    /// service, the hop that closes the circle does not count; chains of lower numbers go before others.
+    /// The depth of each service in the chains: hops of the longest way to it over all chains
+    /// together, so that a service lies behind all that may send it packets. Where chains form a
+    /// circle, the hop that closes it does not count; chains with lower numbers take precedence.
     pub fn depths(&self) -> Vec<u32> {
         let mut behind = vec![Vec::new(); self.services.len()];
         let ways = || self.chains.iter().flatten().map(|chain| &chain.services);
@@ -337,7 +337,7 @@ impl Tables {
         order.iter().enumerate().for_each(|(at, service)| place[*service] = at);
         let mut depths = vec![0; behind.len()];
         for service in order {
-            // What comes before it in the order closes a circle.
+            // A hop to a service earlier in the order closes a circle.
             for to in behind[service].iter().filter(|to| place[**to] > place[service]) {
                 depths[*to] = depths[*to].max(depths[service] + 1);
             }
@@ -346,10 +346,10 @@ impl Tables {
     }
 }
 
-/// The services that are met from `first` on, each before all that are behind it; of a circle, the one that is met first goes first.
+/// The services reachable from `first`, each before those behind it; of a circle the first one met.
 fn in_order(first: impl Iterator<Item = usize>, behind: &[Vec<usize>]) -> Vec<usize> {
     let mut is_met = vec![false; behind.len()];
-    // The way to who is looked at, with what of each was looked at.
+    // The current way, with the number of successors visited of each service on it.
     let (mut way, mut done) = (Vec::new(), Vec::new());
     for service in first.filter(|service| *service < behind.len()) {
         if !std::mem::replace(&mut is_met[service], true) {
@@ -381,31 +381,31 @@ pub struct Hop {
     pub nf: u16,
     /// Whether the path does not come to this NF again.
     pub last_visit: bool,
-    /// Whether the NF is met from its far side.
+    /// Whether the NF is traversed in reverse.
     pub reverse: bool,
 }
 
-/// What kind of path it is.
+/// The kind of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Through an instance of each service of its chain.
     Whole,
     /// A service was left out because it had no instance.
     Bypasses,
-    /// A service has no instance, and the chain lets nobody in without it.
+    /// A service has no instance, and the chain lets no packets in without it.
     Refuses,
     /// Where an NF sends packets that are inside: to an instance of a service, and out.
     Detour,
 }
 
 impl Kind {
-    /// Whether a service was left out, or lets nobody in, because it had no instance.
+    /// Whether a service was left out, or blocks the path, because it had no instance.
     pub fn goes_without(self) -> bool {
         matches!(self, Self::Bypasses | Self::Refuses)
     }
 }
 
-/// The NFs that a flow's packets meet, in order.
+/// The NFs that a flow's packets visit, in order.
 #[derive(Debug)]
 pub struct Path {
     /// Port where its packets enter.
@@ -416,13 +416,13 @@ pub struct Path {
     pub hops: Box<[Hop]>,
     /// The NFs, each once.
     pub nfs: Box<[u16]>,
-    /// Port where its packets leave; none of one that lets nobody in.
+    /// Port where its packets leave; none of one that lets no packets in.
     pub egress: u16,
     /// What kind of path it is.
     pub kind: Kind,
-    /// Steps in which a look at the table of frames may miss its packets; noted once it has ended.
+    /// Moves during which a scan of the frame table may miss packets; recorded after its end.
     pub moves: Moves,
-    /// Whether packets that come may not go on by it without another look: it has ended, or lets nobody in.
+    /// Whether arriving packets need a new decision: it has ended, or lets no packets in.
     stops: AtomicBool,
     has_ended: AtomicBool,
 }
@@ -437,39 +437,38 @@ pub enum Step {
 }
 
 impl Path {
-    /// Whether packets may go by it: it has not ended, and lets packets in.
+    /// Whether packets may use it: it has not ended, and lets packets in.
     #[inline(always)]
     pub fn goes(&self) -> bool {
-        // Relaxed: whoever goes by it a round longer finds its NFs there, or is refused by them.
+        // Relaxed: packets that use it a round longer find its NFs, or are refused by them.
         !self.stops.load(Ordering::Relaxed)
     }
 
-    /// Whether flows that took it are decided anew.
+    /// Whether flows that took it are decided again.
     #[inline(always)]
     pub fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// To be held while packets of it change frames, or their frames are given away. Of a path that
-    /// goes nothing is noted: nobody looks whether packets are on it before all threads have passed
-    /// a fence that is behind its end.
+    /// Held while its packets change frames or owners. Nothing is recorded for a path in use:
+    /// before its packets are searched for, all threads have passed a fence after its end.
     #[inline(always)]
     pub fn moving(&self) -> Option<Moving<'_>> {
         if self.has_ended() { Some(self.moves.begin()) } else { None }
     }
 
     fn end(&self) {
-        // Relaxed: tables and commands that tell of the end pass through queues, which order them after this.
+        // Relaxed: the queues that carry tables and commands about the end order them after this.
         self.has_ended.store(true, Ordering::Relaxed);
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it lets nobody in, because a service has no instance.
+    /// Whether it lets no packets in, because a service has no instance.
     pub fn refuses(&self) -> bool {
         self.kind == Kind::Refuses
     }
 
-    /// Whether it goes without a service that its chain names.
+    /// Whether it lacks a service that its chain names.
     pub fn goes_without(&self) -> bool {
         self.kind.goes_without()
     }
@@ -484,7 +483,7 @@ impl Path {
     }
 }
 
-/// A hash of which the low bits depend on all bits: Fibonacci hashing.
+/// Fibonacci hashing: the low bits of the result depend on all bits.
 fn mixed(hash: u32) -> u32 {
     hash.wrapping_mul(0x9e37_79b1) >> 16
 }
@@ -496,12 +495,10 @@ mod tests {
     use super::*;
     use crate::decision::{Decision, Refusal};
 
-    /// What a thread decides that has noted nothing.
     fn decision(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
         registry.decide(&mut Ways::new(16), tables, ingress, chain, hash, old)
     }
 
-    /// The same, where it is a path.
     fn decide(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
         match decision(registry, tables, ingress, chain, hash, old) {
             Decision::Path(number) => number,
@@ -509,7 +506,6 @@ mod tests {
         }
     }
 
-    /// From here on there are these tables.
     fn change(registry: &PathRegistry, before: &Tables, after: &mut Tables) {
         after.generation = before.generation + 1;
         registry.end(&ends(before, after), Some(after.generation));
@@ -557,7 +553,7 @@ mod tests {
         assert_eq!(registry.len(), 4);
         let lacking = decision(&registry, &tables, 0, 1, 5, None);
         assert_eq!(lacking, Decision::Drop(Refusal::NoPath), "another chain has none to share");
-        // Of those whose NFs live, that is.
+        // Only paths whose NFs live are shared.
         let gone = registry.get(0).unwrap().hops[0].nf;
         let mut services: Vec<Vec<Member>> = tables.services.clone();
         services[0].retain(|m| m.nf != gone);
@@ -690,10 +686,10 @@ mod tests {
             tables(chains.collect(), vec![vec![]; 4]).depths()
         };
         assert_eq!(depths(&[&[0, 1], &[2, 0, 1]]), [1, 2, 0, 0]);
-        // What comes behind the second chain's first hop is behind all of the first chain.
+        // What follows the second chain's first hop is behind all of the first chain.
         assert_eq!(depths(&[&[0, 1, 2], &[2, 3]]), [0, 1, 2, 3]);
         assert_eq!(depths(&[&[2, 3], &[0, 1, 2]]), [0, 1, 2, 3]);
-        // Circles: on the way back, within a chain, and a service twice in a row. Who comes before one is not cut off from it.
+        // Circles: back again, within a chain, twice in a row. Services before stay connected.
         assert_eq!(depths(&[&[0, 1, 2], &[2, 1, 0]]), [0, 1, 2, 0]);
         assert_eq!(depths(&[&[0, 1, 2, 1, 3]]), [0, 1, 2, 2]);
         assert_eq!(depths(&[&[0, 0, 1]]), [0, 1, 0, 0]);

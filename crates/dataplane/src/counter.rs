@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds to it. Only its thread may.
+    /// Adds to it. Only the writing thread may call it.
     #[inline(always)]
     pub fn add(&self, n: u64) {
-        // Relaxed, and no read-modify-write: one writer, and nothing is published by it.
+        // Relaxed, and no read-modify-write: one writer, and it publishes nothing.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Makes it another value.
+    /// Sets its value.
     #[inline]
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! What is decided about a packet before it enters a chain.
+//! Decisions about a packet before it enters a chain.
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// It takes the path with this number.
@@ -11,7 +11,7 @@ pub enum Decision {
     Wait(WaitFor),
 }
 
-/// Why a packet is dropped that no chain has let in.
+/// Why a packet that no chain let in is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {
@@ -19,18 +19,18 @@ pub enum Refusal {
     NoRule = 0,
     /// A service of its chain has no living instance, and the chain does not bypass it.
     NfDown = 1,
-    /// There are as many paths as there may be, and none that its flow could share.
+    /// The limit on paths is reached, and its flow can share none.
     NoPath = 2,
     /// Its flow is forbidden.
     Forbidden = 3,
-    /// Its flow was to be asked about, and nobody has answered.
+    /// Its flow needed an answer, and none came.
     Unanswered = 4,
-    /// No instance is idle that its flow could have for itself.
+    /// No instance is idle that its flow could have to itself.
     NoneIdle = 5,
 }
 
 impl Refusal {
-    /// All of them, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 6] = [Self::NoRule, Self::NfDown, Self::NoPath, Self::Forbidden, Self::Unanswered, Self::NoneIdle];
 
     /// Its name in statistics and metrics.
@@ -54,44 +54,42 @@ pub enum WaitFor {
     Answer = 0,
     /// An idle instance ([`ChooseInstances`](crate::steer::ChooseInstances)).
     Instance = 1,
-    /// The instances of its chain are not known here yet, or not any more.
+    /// This thread does not know the instances of its chain yet, or any more.
     Steering = 2,
 }
 
-/// A [`Decision`] in 32 bits, as bursts and flow tables hold it: equal where the decisions are.
+/// A [`Decision`] in 32 bits, for bursts and flow tables; equal iff the decisions are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packed(u32);
 
-/// Numbers from here on are no paths: [`PathRegistry`](crate::chain::PathRegistry) never gives them.
+/// From here on numbers are not paths: [`PathRegistry`](crate::chain::PathRegistry) skips them.
 const FIRST_CODE: u32 = u32::MAX - 31;
 const FIRST_WAIT: u32 = FIRST_CODE + 16;
 
 impl Packed {
-    /// A path.
+    /// The decision for this path.
     #[inline(always)]
     pub const fn path(number: u32) -> Self {
         Self(number)
     }
 
-    /// The bits.
     #[inline(always)]
     pub(crate) const fn bits(self) -> u32 {
         self.0
     }
 
-    /// From [`Packed::bits`].
     #[inline(always)]
     pub(crate) const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Number of the path, if it is one.
+    /// The path's number, if the decision is a path.
     #[inline(always)]
     pub fn number(self) -> Option<u32> {
         (self.0 < FIRST_CODE).then_some(self.0)
     }
 
-    /// The decision.
+    /// The decision that the bits encode.
     pub fn unpack(self) -> Decision {
         match self.0 {
             number if number < FIRST_CODE => Decision::Path(number),

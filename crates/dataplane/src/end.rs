@@ -17,31 +17,29 @@ use crate::wake::{Timers, Waker};
 pub struct NfEnd {
     /// The NF.
     pub handle: Arc<NfHandle>,
-    /// To its rx ring of this thread. None once it is gone.
+    /// Producer of this thread's rx ring of the NF; `None` once the NF is gone.
     pub producer: Option<Producer>,
-    /// Packets posted by this thread, modulo 2³²: the core page's copy may be tampered with, this one not.
+    /// Packets posted by this thread, modulo 2³². NFs can alter the page's copy, but not this.
     pub(crate) posted: u32,
-    /// Queue from which the Wakeup role is alerted, in packets.
+    /// Queue length (packets) from which the Wakeup role is alerted.
     pub(crate) high: u32,
-    /// Average queue, and whether packets are marked.
     marker: Marker,
-    /// When this thread last posted to it, in nanoseconds.
     posted_ns: u64,
     pub(crate) starts: Starts,
     /// When it is woken, if not for each packet.
     pub(crate) waker: Option<Box<Waker>>,
-    /// Number of the arena that its packets lie in; [`NO_ARENA`](crate::frame::NO_ARENA) if that is all the same.
+    /// Number of its packets' arena; [`NO_ARENA`](crate::frame::NO_ARENA) if any will do.
     pub(crate) memory: u8,
 }
 
-/// What makes an NF run that packets are posted to.
+/// What starts an NF that packets are posted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Starts {
     /// Nothing: it polls.
     ByItself,
     /// Each packet.
     AtOnce,
-    /// Its waker says when.
+    /// Its waker decides.
     Held,
 }
 
@@ -62,7 +60,6 @@ impl NfEnd {
         Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
     }
 
-    /// Packets that it has not returned.
     #[inline(always)]
     pub(crate) fn queue(&self, index: usize, threads: usize) -> u32 {
         if threads == 1 {
@@ -74,7 +71,6 @@ impl NfEnd {
         }
     }
 
-    /// Whether a burst that comes now is marked.
     #[inline(always)]
     pub(crate) fn must_mark(&mut self, queue: u32, now_ns: u64) -> bool {
         let mark = self.marker.should_mark(queue);
@@ -82,7 +78,7 @@ impl NfEnd {
         mark && (queue > 0 || self.is_still_long(now_ns.saturating_sub(idle_since)))
     }
 
-    /// The average is high and the queue empty: how much of the average is left after a pause.
+    /// The average is high but the queue empty: decays the average for the pause.
     #[cold]
     fn is_still_long(&mut self, idle_ns: u64) -> bool {
         let service = self.handle.load.service_ns.get().max(1.0);
@@ -92,7 +88,8 @@ impl NfEnd {
 }
 
 impl NfEnd {
-    /// Packets were put on the ring of an NF that is not woken for each; one of them may be `urgent`. `index` is the number of the thread.
+    /// Holds or wakes an NF that is not woken for each packet, after `n` packets were posted to it.
+    /// `index` is the number of the thread.
     #[inline(never)]
     pub(crate) fn hold_or_wake(&mut self, timers: &mut Timers, index: usize, n: u32, urgent: bool, now_ns: u64) {
         let Self { handle, waker: Some(waker), .. } = self else { return };
@@ -117,7 +114,7 @@ impl NfEnd {
             }
             None => {
                 if waiting == n {
-                    // What was there when the timer was set has been taken.
+                    // The packets for which the timer was set have been taken.
                     timers.unset(handle.number);
                 }
                 timers.set(handle.number, waker.rules.timer_ns, now_ns);
@@ -125,7 +122,7 @@ impl NfEnd {
         }
     }
 
-    /// Its packets have waited long enough.
+    /// Its packets have waited long enough: wakes it.
     #[cold]
     pub(crate) fn wake_late(&mut self, index: usize, now_ns: u64) {
         let Self { handle, waker: Some(waker), .. } = self else { return };
@@ -145,11 +142,11 @@ pub struct Drain {
     pub handle: Arc<NfHandle>,
     /// From its tx ring.
     pub consumer: Consumer,
-    /// Until these are over nothing is taken from it.
+    /// Nothing is taken from it until these are over.
     pub behind: Vec<Arc<Succession>>,
-    /// It has forged more than is allowed: nothing is taken from it any more.
+    /// It has committed too many violations: nothing is taken from it any more.
     pub is_cut_off: bool,
-    /// Ports whose buffer it has filled, as [`Plane::filled`](crate::plane::Plane::filled).
+    /// Ports whose buffer it filled, as [`Plane::filled`](crate::plane::Plane::filled).
     pub fills: u64,
     /// As [`NfHandle::is_held_up`].
     is_held_up: bool,
@@ -161,7 +158,7 @@ impl Drain {
         Self { handle, consumer, behind: Vec::new(), is_cut_off: false, fills: 0, is_held_up: false }
     }
 
-    /// Notes whether its packets wait for a port.
+    /// Records whether its packets wait for a port.
     #[inline]
     pub fn hold_up(&mut self, is_held_up: bool) {
         if is_held_up != self.is_held_up {
@@ -170,7 +167,7 @@ impl Drain {
         }
     }
 
-    /// Whether it still waits for NFs whose flows it has got.
+    /// Whether it still waits for NFs whose flows it took over.
     #[cold]
     pub fn waits(&mut self) -> bool {
         self.behind.retain(|succession| !succession.is_over());

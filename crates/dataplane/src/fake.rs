@@ -1,4 +1,4 @@
-//! NFs without processes: for tests of what looks at handles and decides. What their processes would write, the test writes.
+//! NFs without processes, for tests; the test writes what a process would write.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,15 +13,15 @@ use crate::frame::{FrameCache, FramePool};
 use crate::handle::NfHandle;
 use sluice_api::config::Sched;
 
-/// Capacity of their rings, and all that may be on their way to one of them.
+/// Capacity of their rings, and of the credits of each NF.
 pub const RING: u32 = 128;
 
-/// An NF to be made; the default one sleeps.
+/// An NF to make; the default one sleeps.
 #[derive(Debug, Clone, Copy)]
 pub struct Fake {
     /// Its core.
     pub core: usize,
-    /// It polls.
+    /// Whether it polls.
     pub poll: bool,
     /// Weight beside its load.
     pub priority: f64,
@@ -35,7 +35,7 @@ impl Default for Fake {
     }
 }
 
-/// The page of a core with room for so many NFs.
+/// The page of a core with `slots` slots.
 pub fn core_page(slots: u32) -> CorePage {
     let (_memory, page) = CorePage::create(slots, true).unwrap();
     (0..slots).for_each(|slot| page.reset(slot));
@@ -43,7 +43,7 @@ pub fn core_page(slots: u32) -> CorePage {
 }
 
 impl Fake {
-    /// The NF with this number, on the page's slot of the same number, as one manager thread that has all roles sees it.
+    /// The NF with this number and slot, as a single manager thread with all roles sees it.
     pub fn on(self, page: &CorePage, number: u16) -> Arc<NfHandle> {
         let region = Region::create(RegionLayout::new(1, RING).unwrap()).unwrap();
         let (name, slot) = (format!("s.{number}"), u32::from(number));
@@ -58,29 +58,29 @@ pub fn end(handle: &Arc<NfHandle>) -> NfEnd {
     NfEnd::new(handle.clone(), producer, &Sched::default())
 }
 
-/// Packets come to an NF.
+/// Posts packets to an NF.
 pub fn post(handle: &NfHandle, packets: u64) {
     handle.counters[0].posted.add(packets);
 }
 
-/// It returns packets.
+/// Returns packets from an NF.
 pub fn give_back(handle: &NfHandle, packets: u64) {
     handle.counters[0].returned.add(packets);
 }
 
-/// It says that it sampled packets that took so long together, in nanoseconds.
+/// Makes it report sampled packets and the time that they took together, in nanoseconds.
 pub fn claim(handle: &NfHandle, packets: u64, took_ns: u64) {
     let page = &handle.region.page;
     page.add(Counter::Sampled, packets);
     page.add(Counter::BusyNs, took_ns);
 }
 
-/// What its core's page says of its share, of [`WHOLE`](sluice_shm::core_page::WHOLE).
+/// Its share on its core page, of [`WHOLE`](sluice_shm::core_page::WHOLE).
 pub fn page_share(handle: &NfHandle) -> u32 {
     handle.core_page.share(handle.slot).load(Ordering::Relaxed)
 }
 
-/// A cache that has `frames` frames of the default size, all held.
+/// A cache that holds all of `frames` frames of the default size.
 pub fn cache(frames: u32) -> FrameCache {
     let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride: 2240 }, false).unwrap();
     let mut cache = FrameCache::new(FramePool::new(frames), arena, frames as usize);

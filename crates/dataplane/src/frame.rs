@@ -1,7 +1,7 @@
-//! Frames: who owns each, and where free ones are kept.
+//! Ownership of frames, and where free ones are kept.
 //!
-//! All of this is in the manager's private memory: no NF can corrupt it. Frames are of arenas, one for each tenant, which their numbers
-//! say by a shift.
+//! All of it is private memory of the manager: no NF can corrupt it. Each tenant has an arena; a
+//! frame's number shifted right is its arena's.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,25 +14,22 @@ use sluice_shm::arena::Arena;
 pub use sluice_shm::arena::Packet;
 use sluice_shm::descriptor::Descriptor;
 
-/// Number of no arena.
+/// Stands for "no arena".
 pub const NO_ARENA: u8 = u8::MAX;
 
-/// Frames that go from a thread that frees to one that allocates travel in batches of so many, of
-/// small arenas in smaller ones.
+/// Most frames in a batch that passes from a freeing thread to an allocating one.
 const BATCH: usize = 256;
 
-/// Free frames that a thread can keep at least before it gives some back: a burst comes and another
-/// goes.
+/// Least number of free frames that a thread may keep: a burst comes and another goes.
 const LEAST: usize = 2 * BURST;
 
-/// The frames of a fresh arena are in so many batches at least, so that no thread has to take a
-/// large part of a small arena at once.
+/// Least number of batches of a fresh arena, so that no thread takes a large part of a small one.
 const PARTS: usize = 16;
 
-/// Places for batches that threads put there at the same time.
+/// Spare places for batches that several threads put back at once.
 const SLACK: usize = 64;
 
-/// Up to [`BATCH`] frames. Held in place, not on the heap: batches are exchanged on the packet path, where nothing allocates.
+/// Up to [`BATCH`] frames, inline: they are exchanged on the packet path, which never allocates.
 #[derive(Debug)]
 struct Batch {
     len: usize,
@@ -46,7 +43,6 @@ impl Batch {
         batch
     }
 
-    /// Takes frames of another one, as many as there is room for.
     fn fill_from(&mut self, other: &mut Self) {
         let n = other.len.min(BATCH - self.len);
         other.len -= n;
@@ -57,24 +53,23 @@ impl Batch {
 
 /// Free frames of one arena that no thread holds.
 ///
-/// Either a queue of our own, or the memory pool of devices: a device takes frames from there by itself, and gives them back there when
-/// they were sent, whatever port they came in by.
+/// Either a queue of batches, or the memory pool of devices: they take frames from it themselves,
+/// and return sent ones there whatever port they came from.
 #[derive(Debug)]
 pub struct FramePool {
     kind: Kind,
-    /// All frames of its arena, free or not.
     frames: usize,
 }
 
-/// A pool of frames that devices take from and give back to by themselves.
+/// A pool that devices take frames from and return them to by themselves.
 pub trait DevicePool: Send + Sync + std::fmt::Debug {
     /// All of its frames, free or not.
     fn frames(&self) -> usize;
 
-    /// Free frames. Those that devices hold to receive into are none of them.
+    /// Free frames, without those that devices hold to receive into.
     fn available(&self) -> usize;
 
-    /// Takes up to `out.len()` frames and says how many.
+    /// Takes up to `out.len()` frames, and returns how many.
     fn take(&self, out: &mut [u32]) -> usize;
 
     /// Takes frames back.
@@ -84,19 +79,15 @@ pub trait DevicePool: Send + Sync + std::fmt::Debug {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-// There are few pools, so the room that the smaller kind wastes is of no account.
+// There are few pools, so the space that the smaller variant wastes does not matter.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 enum Kind {
-    Own {
-        batches: ArrayQueue<Batch>,
-        /// Frames in them.
-        free: AtomicUsize,
-    },
+    Own { batches: ArrayQueue<Batch>, free: AtomicUsize },
     Device(Box<dyn DevicePool>),
 }
 
-/// With devices a thread keeps at most so many free frames to itself, for devices can use none of them.
+/// Most free frames that a thread keeps if there are devices, which cannot use these.
 const HIGH_WITH_DEVICES: usize = 4 * BATCH;
 
 impl FramePool {
@@ -107,18 +98,17 @@ impl FramePool {
 
     /// A pool of `frames` frames from `first` on.
     pub fn from(first: u32, frames: u32) -> Arc<Self> {
-        // Twice the number of full batches. If there are more, many are small, and are filled up:
-        // see `put`.
+        // Twice the number of full batches. Beyond that, many are partial, and `put` fills them.
         let batches = ArrayQueue::new((frames as usize).div_ceil(BATCH) * 2 + SLACK);
         let all: Vec<u32> = (first..first + frames).rev().collect();
-        // The last batch taken should hold the lowest frames; order is of no other importance.
+        // The last batch taken holds the lowest frames; otherwise the order does not matter.
         for batch in all.chunks((frames as usize / PARTS).clamp(BURST, BATCH)) {
             batches.push(Batch::of(batch)).expect("the queue holds all frames");
         }
         Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) }, frames: frames as usize })
     }
 
-    /// The frames of a pool of devices.
+    /// A pool over the pool of devices.
     pub fn over(devices: Box<dyn DevicePool>) -> Arc<Self> {
         let frames = devices.frames();
         Arc::new(Self { kind: Kind::Device(devices), frames })
@@ -129,7 +119,7 @@ impl FramePool {
         self.frames
     }
 
-    /// The pool of devices, if frames come from there.
+    /// The pool of devices, if this is one.
     pub fn devices(&self) -> Option<&dyn DevicePool> {
         match &self.kind {
             Kind::Own { .. } => None,
@@ -137,10 +127,10 @@ impl FramePool {
         }
     }
 
-    /// Free frames that no thread of ours holds. Those that devices hold to receive into are none of them.
+    /// Free frames that no manager thread holds, without those that devices hold to receive into.
     pub fn available(&self) -> usize {
         match &self.kind {
-            // Relaxed: a count for people, and for who waits until all are back, which it asks again.
+            // Relaxed: for reports, and for a wait until all are back, which reads it again.
             Kind::Own { free, .. } => free.load(Ordering::Relaxed),
             Kind::Device(pool) => pool.available(),
         }
@@ -166,14 +156,12 @@ impl FramePool {
         true
     }
 
-    /// Takes up to a batch back.
     fn put(&self, frames: &[u32]) {
         match &self.kind {
             Kind::Own { batches, free } => {
                 free.fetch_add(frames.len(), Ordering::Relaxed);
                 let mut left = Batch::of(frames);
-                // Where there are many small ones, as many as twice the frames would make if all
-                // were full, in half of them there is room.
+                // With as many batches as twice the frames would fill, half of them have space.
                 while left.len > 0 && batches.len() >= batches.capacity() - SLACK {
                     let Some(mut oldest) = batches.pop() else { break };
                     oldest.fill_from(&mut left);
@@ -188,12 +176,12 @@ impl FramePool {
     }
 }
 
-/// What a thread copied into an arena, and could not.
+/// What a thread copied into an arena, or failed to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Packets that came in at a port and were copied at the gate.
+    /// Packets copied at the gate, from a port's arena: (packets, bytes).
     pub at_gate: (u64, u64),
-    /// Packets that came from another tenant's NF, or out of a program.
+    /// Packets that came from another tenant's NF, or out of a program: (packets, bytes).
     pub at_crossing: (u64, u64),
     /// Packets that were dropped because the arena had no free frame for them.
     pub starved: u64,
@@ -204,17 +192,16 @@ pub struct Copied {
 pub struct Stack {
     free: Vec<u32>,
     high: usize,
-    /// Frames that gates leave to be received into.
+    /// Frames that gates leave for receiving.
     reserve: usize,
-    /// None where there is no arena.
+    /// `None` where there is no arena.
     pool: Option<Arc<FramePool>>,
     /// What was copied into it.
     pub copied: Copied,
 }
 
 impl Stack {
-    /// One that keeps up to `high` free frames before it gives batches back, and `LEAST` at
-    /// least.
+    /// A stack that returns batches above `high` free frames, or above `LEAST` if that is more.
     pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
         let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);
         Self { free: Vec::with_capacity(high + BATCH), high, reserve: 0, pool: Some(pool), copied: Copied::default() }
@@ -231,7 +218,7 @@ impl Stack {
 
     #[cold]
     fn spill(&mut self) {
-        // The oldest ones go: the young ones are warm, and some of a small stack are kept.
+        // The oldest go: young ones are warm, and a small stack keeps some.
         let n = BATCH.min(self.free.len().div_ceil(2));
         if let Some(pool) = &self.pool {
             pool.put(&self.free[..n]);
@@ -247,31 +234,29 @@ impl Stack {
     }
 }
 
-/// Where a manager thread takes frames from and gives them back to: for each arena a stack of its own, last in, first out, so that the
-/// frames in use are the ones that caches hold, with batches exchanged through the pool when the stack runs empty or full.
+/// A manager thread's frames: for each arena a last-in-first-out stack, so that frames in use stay
+/// in the CPU caches. Batches move between stack and pool when the stack runs empty or full.
 ///
-/// Frames are taken from the arena that was chosen last ([`FrameCache::choose`]), and go back to the one that they are of.
+/// Frames come from the arena chosen last ([`FrameCache::choose`]), and return to their own.
 #[derive(Debug)]
 pub struct FrameCache {
-    /// By number of the arena.
     stacks: Vec<Stack>,
-    /// The arena that frames are taken from.
     chosen: usize,
-    /// The one that they are taken from where nobody chose: no NF maps it, or it is the only one.
+    /// The default arena: no NF maps it, or it is the only one.
     usual: usize,
-    /// From a frame's number to that of its arena.
+    /// Shift from a frame's number to its arena's.
     shift: u32,
     arena: Arena,
 }
 
 impl FrameCache {
-    /// A cache of one arena that keeps up to `high` free frames to itself before it gives batches back.
+    /// A cache of one arena that keeps up to `high` free frames before it returns batches.
     pub fn new(pool: Arc<FramePool>, arena: Arena, high: usize) -> Self {
-        // Frames are numbered below half of the numbers: none is in a second arena.
+        // Frame numbers stay below half of the range, so none is in a second arena.
         Self { stacks: vec![Stack::new(pool, high)], chosen: 0, usual: 0, shift: 31, arena }
     }
 
-    /// A cache of no arena yet, with room for those of a [`Range`](sluice_shm::arena::Range) with so many slots.
+    /// A cache without arenas, for those of a [`Range`](sluice_shm::arena::Range) of `slots` slots.
     pub fn over(arena: Arena, shift: u32, slots: usize) -> Self {
         Self { stacks: Vec::with_capacity(slots), chosen: 0, usual: 0, shift, arena }
     }
@@ -284,30 +269,30 @@ impl FrameCache {
         self.stacks[usize::from(number)] = stack;
     }
 
-    /// Has the free frames of an arena in its pool.
+    /// Returns the free frames of an arena to its pool.
     pub fn empty(&mut self, number: u8) {
         self.stacks.get_mut(usize::from(number)).into_iter().for_each(Stack::release);
     }
 
-    /// Takes an arena away that nobody uses any more; its free frames are in its pool then.
+    /// Removes an unused arena; its free frames go to its pool.
     pub fn remove(&mut self, number: u8) -> Option<Stack> {
         let mut stack = std::mem::replace(self.stacks.get_mut(usize::from(number))?, Stack::none());
         stack.release();
         Some(stack)
     }
 
-    /// Which arena frames are taken from where nobody chooses one.
+    /// Sets the default arena.
     pub fn set_usual(&mut self, number: u8) {
         (self.usual, self.chosen) = (usize::from(number), usize::from(number));
     }
 
-    /// Which arena frames are taken from, until [`FrameCache::choose_usual`].
+    /// Takes frames from this arena until [`FrameCache::choose_usual`].
     #[inline(always)]
     pub fn choose(&mut self, number: u8) {
         self.chosen = usize::from(number);
     }
 
-    /// Has frames taken from the usual arena again.
+    /// Takes frames from the default arena again.
     #[inline(always)]
     pub fn choose_usual(&mut self) {
         self.chosen = self.usual;
@@ -319,13 +304,13 @@ impl FrameCache {
         self.stacks.len() > 1
     }
 
-    /// Number of the arena that a frame is of.
+    /// Number of a frame's arena.
     #[inline(always)]
     pub fn arena_of(&self, frame: u32) -> u8 {
         (frame >> self.shift) as u8
     }
 
-    /// The numbers of an arena's frames; with [`NO_ARENA`], of all.
+    /// The range of an arena's frame numbers; with [`NO_ARENA`], of all.
     pub fn frames_of(&self, number: u8) -> Range<u32> {
         let Range { start, end } = self.arena.geometry().first..self.arena.geometry().first + self.arena.geometry().frames;
         if number == NO_ARENA {
@@ -335,13 +320,13 @@ impl FrameCache {
         first.max(start)..first.saturating_add(1 << self.shift).min(end)
     }
 
-    /// The address range that all frames lie in.
+    /// The address range of all frames.
     #[inline(always)]
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Takes up to `out.len()` frames of the chosen arena and says how many.
+    /// Takes up to `out.len()` frames of the chosen arena, and returns how many.
     #[inline]
     pub fn alloc(&mut self, out: &mut [u32]) -> usize {
         self.alloc_of(self.chosen, out)
@@ -362,7 +347,7 @@ impl FrameCache {
         n
     }
 
-    /// Gives a frame back to its arena.
+    /// Returns a frame to its arena.
     #[inline(always)]
     pub fn free(&mut self, frame: u32) {
         let Some(stack) = self.stacks.get_mut((frame >> self.shift) as usize) else { return };
@@ -372,11 +357,11 @@ impl FrameCache {
         stack.free.push(frame);
     }
 
-    /// Gives the frames of packets back, faster than one by one where there is one arena.
+    /// Frees packets' frames; faster than one by one if there is a single arena.
     #[inline]
     pub fn free_packets(&mut self, packets: &[Packet]) {
         if let [stack] = &mut self.stacks[..] {
-            // Half of the stack has room for them: it is what goes before.
+            // Half of the stack has space for them: that much is spilled first.
             for some in packets.chunks((stack.high / 2).clamp(1, BATCH)) {
                 if stack.free.len() + some.len() > stack.high {
                     stack.spill();
@@ -388,10 +373,9 @@ impl FrameCache {
         }
     }
 
-    /// Copies packets into frames of an arena, each to the place in its frame that it had, and gives the frames that they were in back; each
-    /// after `moved` was called with it and the fresh one.
-    /// Those that are in there already stay as they are. Says how many of them there are there now, from the first on: fewer than there
-    /// were if the arena has no more free frames.
+    /// Copies packets into frames of an arena, at the same offset, and frees their old frames, each
+    /// after `moved(old, new)`. Packets in the arena stay. Returns how many, counted from the
+    /// first, are there now: fewer than all if the arena ran out of free frames.
     #[inline]
     pub fn bring<T: InFrame>(&mut self, packets: &mut [T], arena: u8, place: Place, mut moved: impl FnMut(u32, u32)) -> usize {
         let of = usize::from(arena);
@@ -443,19 +427,18 @@ impl FrameCache {
         }
     }
 
-    /// Gives all frames back, when the thread ends.
+    /// Returns all frames, when the thread ends.
     pub fn release(&mut self) {
         self.stacks.iter_mut().for_each(Stack::release);
     }
 
-    /// Sets how many frames of each arena gates leave to be received into, by its number: of one
-    /// that is not named, none.
+    /// Sets how many frames of each arena gates leave for receiving, by number; of others, none.
     pub fn reserve(&mut self, of: impl Iterator<Item = (u8, usize)>) {
         self.stacks.iter_mut().for_each(|stack| stack.reserve = 0);
         for (number, frames) in of {
             self.stacks.get_mut(usize::from(number)).into_iter().for_each(|stack| stack.reserve += frames);
         }
-        // A quarter of them at most, or a small arena would be kept for receiving alone.
+        // At most a quarter, or receiving would use up a small arena.
         for stack in &mut self.stacks {
             let frames = stack.pool.as_ref().map_or(0, |pool| pool.frames());
             stack.reserve = stack.reserve.min(frames / 4);
@@ -463,8 +446,7 @@ impl FrameCache {
     }
 
     /// Frames of an arena that this thread may let packets in with: those in this cache, and those
-    /// that no thread holds, but for those that are left to be received into
-    /// ([`FrameCache::reserve`]). Not those in caches of others.
+    /// in the pool except [reserved](FrameCache::reserve) ones; not those in other threads' caches.
     #[inline]
     pub fn left_of(&self, number: u8) -> usize {
         let number = if number == NO_ARENA { self.usual } else { usize::from(number) };
@@ -472,7 +454,7 @@ impl FrameCache {
         (free.len() + pool.available()).saturating_sub(*reserve)
     }
 
-    /// Frames in this cache, not counting the pools.
+    /// Frames in this cache, without the pools.
     pub fn held(&self) -> usize {
         self.stacks.iter().map(|stack| stack.free.len()).sum()
     }
@@ -486,17 +468,17 @@ impl FrameCache {
 /// Where packets are copied into another arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Where they are let in.
+    /// At the entry of a chain.
     Gate,
-    /// On their way.
+    /// Inside a chain.
     Crossing,
 }
 
-/// What says where a packet lies.
+/// A value that says where a packet lies.
 pub trait InFrame {
-    /// Where it lies.
+    /// Where the packet lies.
     fn packet(&self) -> Packet;
-    /// It lies in another frame now, at the same place.
+    /// Records that it lies in another frame now, at the same offset.
     fn move_to(&mut self, frame: u32);
 }
 
@@ -543,7 +525,7 @@ mod tests {
         assert_eq!(seen.len(), 2900);
         got.iter().for_each(|f| b.free(*f));
         let mut again = vec![0; 4000];
-        // b keeps its own share, the rest came back through the pool.
+        // `b` keeps its share; the rest came back through the pool.
         let n = a.alloc(&mut again);
         assert_eq!(n + b.held(), 3000);
         again[..n].iter().for_each(|f| a.free(*f));

@@ -1,4 +1,4 @@
-//! One NF process as the packet threads and the supervisor share it.
+//! One NF process, as the packet threads and the supervisor share it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ use crate::counter::Counter;
 use crate::frame::owner;
 use crate::wake::{CAUSES, Start};
 
-/// What one manager thread counts of one NF.
+/// What one manager thread counts for one NF.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct NfCounters {
@@ -31,11 +31,11 @@ pub struct NfCounters {
     pub dropped: Counter,
     /// Times the manager woke it.
     pub wakes: Counter,
-    /// Packets that were refused at the entry of a path that passes it.
+    /// Packets refused at the entry of a path that passes it.
     pub refused: Counter,
-    /// Packets that were marked on their way to it.
+    /// Packets marked on their way to it.
     pub marked: Counter,
-    /// Times that it was let go on although it is not woken for each packet, by cause, as
+    /// Times that it was started, if not for each packet, by cause as
     /// [`Cause::ALL`](sluice_policy::sched::threshold::Cause::ALL).
     pub woken: [Counter; CAUSES],
 }
@@ -56,42 +56,42 @@ impl Gauge {
     }
 }
 
-/// What is measured of an NF's load and decided about it. Written by the roles that the names tell, read by all.
+/// Measurements of an NF's load, and decisions about it. All read them; each names its writer.
 #[derive(Debug, Default)]
 pub struct Load {
-    /// Packets per second that want to come to it, those refused at an entry with them. By Monitor.
+    /// Packets per second for it, including those refused at an entry. By Monitor.
     pub arrival_pps: Gauge,
-    /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known. By Monitor.
+    /// Median service time over 100 ms, in nanoseconds a packet; 0 until known. By Monitor.
     pub service_ns: Gauge,
     /// Its share of its core, 0 to 1. By the controller.
     pub share: Gauge,
     /// Times that the share was written. By the controller.
     pub writes: AtomicU64,
-    /// What a packet costs it in nanoseconds, told from outside; 0 until known. By Wakeup, of NFs whose turns it makes.
+    /// Cost of a packet in nanoseconds, if scheduled from outside; 0 until known. By Wakeup.
     pub outside_ns: Gauge,
     /// Slices of its core that it was given from outside. By Wakeup.
     pub slices: AtomicU64,
-    /// What it is promised of its core. By the supervisor.
+    /// Its reserved part of the core. By the supervisor.
     pub reserve: Reserve,
 }
 
-/// What an NF is promised of its core, together with the others of its group.
+/// The part of its core reserved for an NF, shared with the others of its group.
 #[derive(Debug, Default)]
 pub struct Reserve {
-    /// The group; 0 is none.
+    /// The group; 0: none.
     group: AtomicU32,
     part: Gauge,
 }
 
 impl Reserve {
-    /// Promises a part, 0 to 1, to the NFs of a group.
+    /// Reserves a part, 0 to 1, for the NFs of a group; `None` reserves nothing.
     pub fn set(&self, part: Option<Part>) {
         self.part.set(part.map_or(0.0, |part| part.part));
-        // Relaxed: who reads half of it decides by it for 10 ms at most.
+        // Relaxed: a reader that sees only one of the words uses it for 10 ms at most.
         self.group.store(part.map_or(0, |part| part.group), Ordering::Relaxed);
     }
 
-    /// What is promised.
+    /// The reservation, if there is one.
     pub fn get(&self) -> Option<Part> {
         let group = self.group.load(Ordering::Relaxed);
         (group != 0).then(|| Part { group, part: self.part.get() })
@@ -104,23 +104,23 @@ impl Reserve {
 pub struct Gate {
     /// The paths that pass it are refused at their entry. By Wakeup.
     pub throttled: AtomicBool,
-    /// It is to sleep, because all that it could do would die or wait further on. By Wakeup.
+    /// It must sleep: its packets could only be dropped or wait further down. By Wakeup.
     pub held: AtomicBool,
     /// Times that it was throttled. By Wakeup.
     pub throttles: AtomicU64,
 }
 
-/// Why an NF is to be stopped.
+/// Why an NF must be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Sentence {
     /// It may go on.
     None = 0,
-    /// It forged descriptors or cursors more often than allowed.
+    /// It committed more violations than allowed.
     Violations = 1,
     /// It held packets and returned none for too long.
     Stalled = 2,
-    /// Its flow has ended, and the next one is to have a fresh process.
+    /// Its flow has ended, and the next one gets a fresh process.
     Spent = 3,
 }
 
@@ -128,18 +128,17 @@ pub enum Sentence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Violation {
-    /// It returned a frame that it did not have.
+    /// It returned a frame that it did not hold.
     Frame = 1,
-    /// It returned a packet that does not lie in its frame, or with a verdict that there is none
-    /// of.
+    /// It returned a packet outside its frame, or with an undefined verdict.
     Descriptor = 2,
-    /// It sent a packet where its service may not.
+    /// It sent a packet to a destination that its service may not use.
     Destination = 3,
     /// It moved the cursor of a ring that it reads to where there are no packets.
     RxCursor = 4,
-    /// It moved the cursor of a ring that it writes to where there is no room.
+    /// It moved the cursor of a ring that it writes to where there is no space.
     TxCursor = 5,
-    /// It has made a hole in shared memory, or may have.
+    /// It punched a hole in shared memory, or may have.
     Hole = 6,
 }
 
@@ -160,7 +159,7 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// One NF process. A restart makes a new one.
+/// One NF process. A restart makes a new handle.
 #[derive(Debug)]
 pub struct NfHandle {
     /// Its number, also the owner of its frames.
@@ -169,9 +168,9 @@ pub struct NfHandle {
     pub name: String,
     /// Number of its service.
     pub service: u16,
-    /// Processor that it belongs on.
+    /// Its processor.
     pub core: usize,
-    /// It never sleeps.
+    /// Whether it never sleeps.
     pub poll: bool,
     /// Its page and rings.
     pub region: Region,
@@ -179,24 +178,24 @@ pub struct NfHandle {
     pub core_page: CorePage,
     /// Its slot there.
     pub slot: u32,
-    /// Most packets that may be on their way to it: what its ring holds. Threads that let in at once do not pass it
-    /// ([`credits::reserve`]), so nothing of the ring is kept back for them.
+    /// Most packets that may be on their way to it: the capacity of its ring. Threads that let
+    /// packets in at once never exceed it ([`credits::reserve`]), so no slot is kept back for them.
     pub limit: u32,
-    /// Packets let in at a chain's entry that have still to pass it. Belongs to the NF's number and outlives its process: packets that
-    /// were let in before a restart pass the new process, or are dropped, and are counted off all the same.
+    /// Packets let in at an entry that have not passed it yet. Belongs to the NF's number: packets
+    /// let in before a restart pass the new process or are dropped, and are counted off.
     pub in_flight: Arc<AtomicU32>,
     /// Whether it may be given packets.
     pub alive: AtomicBool,
-    /// Forged descriptors and cursors.
+    /// Violations so far.
     pub violations: AtomicU64,
-    /// What the last of them was; 0 before.
+    /// Its latest [`Violation`]; 0: none.
     last_violation: AtomicU8,
     sentence: AtomicU8,
-    /// Until when it is not condemned for standing still, in nanoseconds of the monotonic clock.
+    /// Until then it is not stopped for standing still, in nanoseconds of the monotonic clock.
     respite_ns: AtomicU64,
-    /// Rung when it is condemned, so that it is stopped at once.
+    /// Wakes the supervisor when the NF must be stopped.
     pub bell: OnceLock<Arc<Bell>>,
-    /// When it returned its first packet, in nanoseconds of the monotonic clock; 0 before.
+    /// When it returned its first packet, in monotonic nanoseconds; 0: not yet.
     pub first_return_ns: AtomicU64,
     /// Counters, by manager thread.
     pub counters: Box<[NfCounters]>,
@@ -204,40 +203,39 @@ pub struct NfHandle {
     pub gate: Gate,
     /// Its load.
     pub load: Load,
-    /// Weight beside its load, of its service.
+    /// Weight factor of its service, besides its load.
     pub priority: f64,
-    /// What the flow that it has is worth; 1 of one that has not one flow alone. By its pool's thread.
+    /// Weight of its flow; 1 unless it has a single flow. By its pool's thread.
     pub flow_weight: Gauge,
-    /// Its slices are given from outside ([`Sharing`](crate::hooks::Sharing)).
+    /// Whether it is scheduled from outside ([`Sharing`](crate::hooks::Sharing)).
     pub governed: AtomicBool,
-    /// It is to have turns without packets, because it has to end.
+    /// Whether it gets slices without packets, because it has to end.
     pub wants_core: AtomicBool,
-    /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`Feeder`](crate::hooks::Feeder)). Set before it is
-    /// given packets.
+    /// Whether it is a foreign program: the manager reads its ring for it
+    /// ([`Feeder`](crate::hooks::Feeder)). Set before it is given packets.
     pub is_fed: AtomicBool,
     /// When it is woken, if not for each packet.
     pub wakeup: Option<Rules>,
-    /// What is told of the flow that it has.
+    /// Start of its current flow.
     pub start: Start,
-    /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
+    /// Its pool released it: it gets no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
-    /// It has got flows of other NFs, and what it returns waits for the last packet of those ([`crate::succession`]).
+    /// It took over flows, and its packets wait for the last old one ([`crate::succession`]).
     pub is_behind: AtomicBool,
-    /// What it returned waits for a port that takes no packets now: that it stands still is not its fault. By its Tx thread.
+    /// Its packets wait for a port, so standing still is not its fault. By its Tx thread.
     pub is_held_up: AtomicBool,
-    /// Number of the arena of its tenant; [`NO_ARENA`](crate::frame::NO_ARENA) if it maps none.
+    /// Number of its tenant's arena; [`NO_ARENA`](crate::frame::NO_ARENA) if it maps none.
     pub memory: AtomicU8,
-    /// It takes no turns on its core: the manager wakes it, and the kernel divides the core between it and the others. By Wakeup.
+    /// Whether it is outside hand-overs: the manager wakes it, the kernel schedules it. By Wakeup.
     pub alone: AtomicBool,
     /// When a packet thread last woke it, in nanoseconds of the monotonic clock.
     pub rung_ns: AtomicU64,
-    /// What stands on the core page of it, as it was written: others can write there, and decisions are made by these.
+    /// What was written about it on the core page. Others can write there, so decisions use these.
     said: SaidWords,
-    /// What waits on its rx rings.
     gauges: Box<[ring::Gauge]>,
 }
 
-/// As [`Said`], each word by the role that decides it.
+/// As [`Said`]; each word is written by the role that decides it.
 #[derive(Debug, Default)]
 struct SaidWords {
     depth: AtomicU32,
@@ -301,7 +299,7 @@ impl NfHandle {
             memory: AtomicU8::new(0),
             alone: AtomicBool::new(false),
             rung_ns: AtomicU64::new(0),
-            // As an empty slot has it.
+            // As in an empty slot.
             said: SaidWords { share: AtomicU32::new(WHOLE / 8), ..SaidWords::default() },
             gauges,
         };
@@ -309,10 +307,10 @@ impl NfHandle {
         Arc::new(handle)
     }
 
-    /// What the core page is to say of it.
+    /// What the core page must say about it.
     #[inline]
     pub fn said(&self) -> Said {
-        // Relaxed: each word for itself. Who reads one that is about to change writes it once more.
+        // Relaxed: each word stands alone. A missed change is followed by another write.
         let get = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let is = |flag: &AtomicBool, bit: u32| if flag.load(Ordering::Relaxed) { bit } else { 0 };
         let hold = is(&self.gate.held, HELD) | is(&self.alone, ALONE);
@@ -332,13 +330,13 @@ impl NfHandle {
         self.said.depth.load(Ordering::Relaxed)
     }
 
-    /// Who has a higher level goes first.
+    /// Its level: higher levels go first.
     #[inline]
     pub fn level(&self) -> u32 {
         self.said.level.load(Ordering::Relaxed)
     }
 
-    /// Gives it a share of its core, of [`WHOLE`].
+    /// Sets its share of its core, of [`WHOLE`].
     pub fn set_share(&self, share: u32) {
         self.said.share.store(share, Ordering::Relaxed);
         self.core_page.share(self.slot).store(share, Ordering::Relaxed);
@@ -350,13 +348,13 @@ impl NfHandle {
         self.favour();
     }
 
-    /// The page's bit follows level and pressing, which are decided by two threads.
+    /// The page's bit follows level and pressing, which two threads decide.
     fn favour(&self) {
         loop {
             let is_favoured = || self.level() != 0 || self.said.pressing.load(Ordering::Relaxed) != 0;
             let before = is_favoured();
             self.core_page.favour(self.slot, before);
-            // SeqCst: of two threads that change a word each, and then the bit, the later one sees what the other has changed.
+            // SeqCst: of two threads that change a word and then the bit, the later one sees both.
             fence(Ordering::SeqCst);
             if is_favoured() == before {
                 return;
@@ -364,12 +362,12 @@ impl NfHandle {
         }
     }
 
-    /// Says on the core page whether its neighbours may start it, after a change of what keeps them from it.
+    /// Writes on the core page whether its neighbours may start it, after a change of that.
     pub fn tell_hold(&self) {
         self.core_page.hold(self.slot).store(self.said().hold, Ordering::Relaxed);
     }
 
-    /// Takes it out of the turns of its core, or lets it take turns again. Says whether that is new.
+    /// Excludes it from hand-overs on its core, or includes it again. Returns whether that changed.
     pub fn set_alone(&self, alone: bool) -> bool {
         if self.alone.swap(alone, Ordering::Relaxed) == alone {
             return false;
@@ -379,18 +377,18 @@ impl NfHandle {
         true
     }
 
-    /// Has it wait for the bell in its own page too when it sleeps, or no more.
+    /// Makes it wait for the doorbell in its own page too when it sleeps, or not any more.
     pub fn set_guarded(&self, guarded: bool) {
         self.region.page.control(Control::Guarded).store(u32::from(guarded), Ordering::Relaxed);
     }
 
-    /// Packets on its rings that it has not read. Its own word in part, and nobody else's.
+    /// Packets on its rings that it has not read. The NF itself writes part of this, no other does.
     #[inline]
     pub fn unread(&self) -> u32 {
         self.gauges.iter().map(ring::Gauge::fill).sum()
     }
 
-    /// Packets that it has ever taken from its rings, modulo 2³². Its own word.
+    /// Packets that it ever took from its rings, modulo 2³². The NF writes this.
     #[inline]
     pub fn taken(&self) -> u32 {
         self.gauges.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.taken()))
@@ -403,20 +401,20 @@ impl NfHandle {
         posted > returned
     }
 
-    /// Whether it says that it sleeps.
+    /// Whether its page says that it sleeps.
     #[inline]
     pub fn is_asleep(&self) -> bool {
-        // Acquire: what it had read before it went to sleep is known.
+        // Acquire: what it read before it went to sleep is visible.
         self.region.page.asleep().load(Ordering::Acquire) != 0
     }
 
-    /// Whether it says that it waits for something else than packets.
+    /// Whether its page says that it waits for something other than packets.
     #[inline]
     pub fn is_suspended(&self) -> bool {
         self.region.page.asleep().load(Ordering::Relaxed) & asleep::SUSPENDED != 0
     }
 
-    /// Wakes it at `now_ns` if it says that it sleeps. True if this call woke it.
+    /// Wakes it at `now_ns` if its page says that it sleeps. Returns whether this call woke it.
     pub fn wake(&self, now_ns: u64) -> bool {
         // AcqRel: one waker takes the word.
         let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
@@ -424,7 +422,7 @@ impl NfHandle {
             return false;
         }
         self.rung_ns.store(now_ns, Ordering::Relaxed);
-        // No neighbour rings, too.
+        // No neighbour wakes it as well.
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
         if says & asleep::HEARS != 0 {
             doorbell::ring(self.region.page.bell());
@@ -434,30 +432,29 @@ impl NfHandle {
         true
     }
 
-    /// Wakes it whatever anybody says. Unless it says that it hears its own bell, as many as
-    /// `sleepers` are woken of those that wait for its bell on the core page, where others can.
+    /// Wakes it whatever the pages say. Unless it hears its own doorbell, wakes up to `sleepers`
+    /// waiters of its doorbell on the core page, where others can wait, too.
     pub fn rouse(&self, sleepers: u32) {
-        // SeqCst: what it is woken for is visible before we look how it sleeps. It says that it sleeps, then looks for work: one of the two
-        // sees the other.
+        // SeqCst: what it is woken for is visible before we read how it sleeps. It says that it
+        // sleeps, then looks for work: one of the two sees the other.
         fence(Ordering::SeqCst);
         let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
-        // Its own in any case: who took its word has rung one of the two, and it may wait for both.
+        // Always its own: another waker rang one of the two, and it may wait for both.
         doorbell::ring(self.region.page.bell());
         if says & asleep::HEARS == 0 {
             doorbell::ring_for(self.core_page.bell(self.slot), sleepers);
         }
     }
 
-    /// Whether it stands still by no fault of its own: it sleeps, has packets that it has not read,
-    /// and has not been woken for them since then. One that has read all, or says that it waits for
-    /// something else, keeps what it does not return.
+    /// Whether it stands still through no fault of its own: it sleeps with unread packets, and was
+    /// not woken since then. One that has read all, or waits for something else, is at fault.
     pub fn was_never_woken(&self, since_ns: u64) -> bool {
         let is_unaware = !self.poll && self.is_asleep() && !self.is_suspended() && self.unread() > 0;
         is_unaware && self.rung_ns.load(Ordering::Relaxed) < since_ns
     }
 
-    /// Weight beside its load: of its service, and of the flow that it has.
+    /// Weight factor besides its load: of its service and of its flow.
     pub fn weight(&self) -> f64 {
         self.priority * self.flow_weight.get()
     }
@@ -467,8 +464,8 @@ impl NfHandle {
         priority::rank(level(self.weight()), self.depth(), downstream_first)
     }
 
-    /// It is given a flow. What the core page says of it changes at once, and what the kernel says of it when somebody does it, which is
-    /// to be done if this is true.
+    /// Assigns a flow. The core page changes at once. True if the kernel's priority must be
+    /// updated, which is left to the caller.
     #[inline]
     pub fn assign(&self, weight: Weight) -> bool {
         let (new, old) = (weight.get(), self.flow_weight.get());
@@ -476,25 +473,25 @@ impl NfHandle {
         if changes {
             self.flow_weight.set(new);
             let scaled = f64::from(self.share()) * new / old;
-            // Until the controller has looked at all NFs of the core.
+            // Until the controller has visited all NFs of the core.
             self.set_share((scaled as u32).clamp(1, WHOLE));
             self.set_level(level(self.weight()).into());
         }
         if self.level() > 0 {
-            // Its first packets go first already.
+            // Its first packets already have priority.
             let share = f64::from(self.share()) / f64::from(WHOLE);
             self.core_page.endow(self.slot, wakeup::part_ns(wakeup::ROUND_NS, share).unsigned_abs());
         }
         changes
     }
 
-    /// It is given one more flow, besides those that it has: it counts as the most important of them. As [`Self::assign`] otherwise.
+    /// Adds a flow: the most important of its flows counts. Else as [`Self::assign`].
     #[inline]
     pub fn join(&self, weight: Weight) -> bool {
         weight.get() > self.flow_weight.get() && self.assign(weight)
     }
 
-    /// Says on its core's page how far down its chains it is, by the depths of all services.
+    /// Writes its depth in its chains on the core page, given the depths of all services.
     pub fn place(&self, depths: &[u32], downstream_first: bool) {
         let depth = depths.get(self.service as usize).copied().unwrap_or(0);
         let pressing = priority::pressing(depth, self.capacity(), downstream_first);
@@ -511,19 +508,19 @@ impl NfHandle {
         self.region.page.layout().capacity
     }
 
-    /// As an owner of frames.
+    /// Its number as an owner of frames.
     #[inline(always)]
     pub fn owner(&self) -> u16 {
         owner::FIRST_NF + self.number
     }
 
-    /// How many more packets may be let in that will pass it.
+    /// How many more packets that will pass it may be let in.
     #[inline(always)]
     pub fn room(&self) -> u32 {
         self.limit.saturating_sub(self.in_flight.load(Ordering::Relaxed))
     }
 
-    /// Lets up to `n` packets in that will pass it, as many as there is room for, and says how many.
+    /// Lets in up to `n` packets that will pass it, as far as there is room, and returns how many.
     #[inline(always)]
     pub fn reserve(&self, n: u32) -> u32 {
         credits::reserve(&self.in_flight, n, self.limit, self.counters.len())
@@ -541,39 +538,39 @@ impl NfHandle {
         credits::give_back(&self.in_flight, n, self.counters.len());
     }
 
-    /// Notes that it has to be stopped, and rings for whoever does it; the first reason stays.
+    /// Records that it must be stopped, and wakes the supervisor. The first reason stays.
     pub fn condemn(&self, sentence: Sentence) {
-        // Relaxed: seen late, it is condemned once more, and looked at once more.
+        // Relaxed: if it is seen late, it is set and checked once more.
         if sentence == Sentence::Stalled && monotonic_ns() < self.respite_ns.load(Ordering::Relaxed) {
             return;
         }
         let raised = self.sentence.compare_exchange(Sentence::None as u8, sentence as u8, Ordering::Release, Ordering::Relaxed);
         if let (Ok(_), Some(bell)) = (raised, self.bell.get()) {
-            // Once in the life of a process, and one system call at most.
+            // At most one system call, once in the life of a process.
             bell.ring();
         }
     }
 
-    /// Notes what it has violated last.
+    /// Records its latest violation.
     pub fn note_violation(&self, what: Violation) {
-        // Relaxed: words for people, by whichever thread comes last.
+        // Relaxed: for reports only; the last thread wins.
         self.last_violation.store(what as u8, Ordering::Relaxed);
     }
 
-    /// What it has violated last.
+    /// Its latest violation.
     pub fn last_violation(&self) -> Option<Violation> {
         let last = self.last_violation.load(Ordering::Relaxed);
         Violation::ALL.into_iter().find(|what| *what as u8 == last)
     }
 
-    /// Takes back that it stands still, until then: it has not had its core.
+    /// Withdraws the reason of standing still, and blocks it until then: it did not have its core.
     pub fn spare(&self, until_ns: u64) {
         self.respite_ns.store(until_ns, Ordering::Relaxed);
         let (stalled, none) = (Sentence::Stalled as u8, Sentence::None as u8);
         let _ = self.sentence.compare_exchange(stalled, none, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Whether it has to be stopped, and why.
+    /// Why it must be stopped, if it must.
     pub fn sentence(&self) -> Sentence {
         match self.sentence.load(Ordering::Acquire) {
             1 => Sentence::Violations,
@@ -583,14 +580,14 @@ impl NfHandle {
         }
     }
 
-    /// Packets that wanted to come to it: those put on its rings, and those refused at an entry.
+    /// Packets for it: those put on its rings, and those refused at an entry.
     pub fn arrived(&self) -> u64 {
         self.counters.iter().map(|c| c.posted.get() + c.refused.get()).sum()
     }
 
     /// Packets put on its rings and returned, over all threads.
     pub fn posted_returned(&self) -> (u64, u64) {
-        // Returned first: what is counted as posted meanwhile must not make the difference negative.
+        // Returned first: packets posted meanwhile must not make the difference negative.
         let returned = self.counters.iter().map(|c| c.returned.get()).sum();
         (self.counters.iter().map(|c| c.posted.get()).sum(), returned)
     }

@@ -1,4 +1,4 @@
-//! Where features take part in a packet thread's rounds, other than by [steering](crate::steer).
+//! Hooks by which features take part in a packet thread's rounds, besides [steering](crate::steer).
 
 use std::any::Any;
 use std::sync::atomic::AtomicU64;
@@ -9,38 +9,38 @@ use crate::end::NfEnd;
 use crate::plane::Plane;
 use crate::queue::Arrivals;
 
-/// Moves the packets of an NF that does not read its rings itself: from the rings into it, and on when they come out.
+/// Moves packets between the rings and an NF that does not read them itself.
 pub trait Feeder: Send {
     /// Number of the NF.
     fn number(&self) -> u16;
 
-    /// One round: packets in, packets out. Says how many.
+    /// One round: moves packets in and out, and returns how many.
     fn poll(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize;
 
-    /// Whether packets are here that have come from one side and not gone to the other.
+    /// Whether it holds packets that came from one side and have not gone to the other.
     fn holds_packets(&self) -> bool;
 
-    /// How packets that come out are noticed.
+    /// How the arrival of packets that come out is noticed.
     fn arrivals(&self) -> Vec<Arrivals<'_>>;
 
-    /// Called a few times a second. May make system calls.
+    /// Runs a few times a second. May make system calls.
     fn housekeeping(&mut self, plane: &Plane, now_ns: u64);
 
-    /// The NF has gone: what is inside went with it. What is on its rings is taken back with the frames of an NF that died.
+    /// The NF is gone with the packets inside it. Those on its rings are reclaimed with its frames.
     fn leave(&mut self, plane: &mut Plane);
 
-    /// Itself, for whoever gave it.
+    /// Itself as [`Any`], for the feature that installed it.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 
-/// What a [`Feeder`] counts of its NF, over all its lives. The thread that feeds it writes, all may read.
+/// Counters of a [`Feeder`]'s NF, over all its lives. The feeding thread writes, all may read.
 #[derive(Debug, Default)]
 pub struct FeedCounters {
     /// Packets that went in.
     pub entered: Counter,
-    /// Packets that came out and went on.
+    /// Packets that came out and continued.
     pub returned: Counter,
-    /// Of these, the ones that the NF made: more than went in.
+    /// Of these, packets made by the NF: in excess of those that went in.
     pub originated: Counter,
     /// Packets that went in and did not come back in time.
     pub not_back: Counter,
@@ -54,26 +54,26 @@ pub struct FeedCounters {
     pub inside: AtomicU64,
 }
 
-/// Decides from outside which NF of a core runs. The thread with the core's Wakeup role asks it once a round.
+/// Schedules the NFs of one core from outside. The thread with the core's Wakeup role calls it.
 pub trait Sharing: Send {
     /// The core.
     fn core(&self) -> usize;
 
-    /// Decides once more who has the core, and sees to it.
+    /// Decides which NF has the core, and applies that.
     fn step(&mut self, now_ns: u64);
 
-    /// Takes in new tables. Cheap if there are none.
+    /// Reads new tables. Cheap if nothing changed.
     fn learn(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]);
 
-    /// Has paths looked at anew by the next [`learn`](Self::learn): an NF is gone.
+    /// Makes the next [`learn`](Self::learn) read all paths again: an NF is gone.
     fn forget_paths(&mut self);
 
-    /// Whether nothing happens here by itself.
+    /// Whether nothing will happen here without an event from outside.
     fn is_idle(&self) -> bool;
 
-    /// When the slice that goes on ends at the latest, if others wait, in nanoseconds.
+    /// Latest end of the current slice if other NFs wait, in nanoseconds.
     fn deadline_ns(&self) -> Option<u64>;
 
-    /// Itself, for whoever gave it.
+    /// Itself as [`Any`], for the feature that installed it.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }

@@ -1,20 +1,23 @@
-//! A hop: what an NF returns is checked, and goes to the next NF's ring or a port's buffer.
+//! A hop: checks what an NF returns, and passes it to the next NF's ring or a port's buffer.
 //!
-//! # What is checked of an NF
-//! A descriptor is copied from the ring once. Its frame must exist and belong to this NF, by the manager's private table; its offset
-//! and length must lie in the frame. Anything else is a violation and is counted; chain, flags and path come from the private table
-//! and never from the descriptor. The frame is claimed in the same step, so a descriptor that is sent twice is a violation the
-//! second time. Past the limit of violations nothing more is taken from the NF; its frames come back when it is gone.
+//! # Checks
+//! A descriptor is copied from the ring once. By the manager's private table, its frame must exist
+//! and belong to this NF; offset and length must lie in the frame. Anything else is a violation.
+//! Chain, flags and path come from the table, never from the descriptor. The frame is claimed in
+//! the same step, so a descriptor that is sent twice is a violation the second time. Past the limit
+//! of violations nothing more is taken from the NF; its frames come back when it is gone.
 //!
-//! # Who has a frame
-//! The words of the table change as [`sluice_ownership`] says: a frame that was claimed is this thread's, and goes to the next NF only
-//! when room for it was found on that one's ring. What finds no room is dropped by the thread that has it. A thread that has let go of
-//! an NF's ring ([`Worker::detach`](crate::worker::Worker::detach)) therefore never makes it the owner of a frame again, and what is
-//! taken back of a dead NF ([`Plane::reclaim`]) is taken back once.
+//! # Ownership of frames
+//! The words of the table change as [`sluice_ownership`] describes. A claimed frame belongs to this
+//! thread, and passes to the next NF only once there is room on its ring. Without room, the owning
+//! thread drops the packet. So a thread that has detached an NF's ring
+//! ([`Worker::detach`](crate::worker::Worker::detach)) never makes that NF an owner again, and a
+//! dead NF's frames are reclaimed ([`Plane::reclaim`]) once.
 //!
-//! # Packets that change hands
-//! Each tenant's packets lie in an arena of its own . A packet that goes to an NF of another one than it lies in is
-//! copied on the way ([`Plane::enter`], `Plane::pass`); if that one has no free frame, it is dropped, which only that tenant notices.
+//! # Packets that change tenants
+//! Each tenant's packets lie in its own arena. A packet for an NF of another tenant is copied on
+//! the way ([`Plane::enter`], `Plane::pass`). If that arena has no free frame, the packet is
+//! dropped, which only the receiving tenant notices.
 
 use std::sync::atomic::Ordering;
 
@@ -34,7 +37,7 @@ use crate::plane::Plane;
 use crate::trace::TraceWhat;
 
 impl Plane {
-    /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.
+    /// Takes a burst from an NF's tx ring and passes every packet on. Returns how many there were.
     #[inline]
     pub fn forward(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
         if drain.is_cut_off {
@@ -55,7 +58,7 @@ impl Plane {
         }
     }
 
-    /// Checks and passes on what an NF returned. For the thread that drains it alone. False: it has forged more than is allowed.
+    /// Checks and passes on an NF's packets, in its draining thread. False: too many violations.
     #[inline(always)]
     pub fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) -> bool {
         let geometry = self.frames.arena().geometry();
@@ -73,7 +76,7 @@ impl Plane {
             let held = Held::unpack(word);
             accepted += 1;
             let Some(path) = registry.get(held.path) else {
-                // Cannot be: a path is not hidden while a frame names it.
+                // Impossible: a path is not hidden while a frame names it.
                 debug_assert!(false, "frame {} names path {}, which is not there", first.frame, held.path);
                 self.discard(first.frame);
                 i += 1;
@@ -87,10 +90,10 @@ impl Plane {
                 i += 1;
                 continue;
             }
-            // A run: packets at the same hop of the same path, which is what the word says.
+            // A run: packets at the same hop of the same path, and so with the same word.
             let step = path.step(hop + 1);
             let next = word_after(step, hop + 1, 0, held.path);
-            // One that goes to a port has its last word here: a device may free it.
+            // A packet for a port gets its last word here: a device may free it.
             let meanwhile = match step {
                 Step::Nf(_) => in_hand(word),
                 Step::Port(_) => {
@@ -132,8 +135,8 @@ impl Plane {
         forged == 0 || !violations(handle, what, forged, self.max_violations)
     }
 
-    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset
-    /// or length. It has been claimed. Says what was forged, if it was.
+    /// Handles a claimed packet that has a verdict other than next, is sampled or traced, or has an
+    /// offset or length outside its frame. Returns the violation, if it is one.
     #[cold]
     fn special(
         &mut self,
@@ -177,7 +180,7 @@ impl Plane {
             Some(Verdict::ToService) if sent == Sent::Goes => self.detour(registry, path, held, clean, descriptor.arg),
             Some(Verdict::ToPort | Verdict::ToService) => {
                 self.lose(path, held, hop, descriptor.frame, DropReason::NotAllowed);
-                // If its configuration has never allowed it.
+                // A violation only if no configuration ever allowed it.
                 return (sent == Sent::Violates).then_some(Violation::Destination);
             }
             None => {
@@ -219,7 +222,6 @@ impl Plane {
         self.urgent = false;
     }
 
-    /// Drops one packet that is at hop `hop`.
     pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, frame: u32, why: DropReason) {
         self.tell(frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
         self.release_from(path, hop, 1);
@@ -227,8 +229,8 @@ impl Plane {
         self.discard(frame);
     }
 
-    /// An NF sent a packet to a service: it goes to one of its instances, chosen by the packet's flow as it is now, and from there to
-    /// its chain's egress port. Members of pools are given by directors alone.
+    /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
+    /// its chain's egress port. Members of pools are assigned only by pool steering.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
@@ -253,20 +255,21 @@ impl Plane {
         self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, Step::Nf(nf), descriptor);
     }
 
-    /// Takes back every frame that a dead NF held, and says how many. What it had returned before it died is passed on first.
+    /// Takes back every frame that a dead NF held, and returns how many. Packets that it returned
+    /// before it died are passed on first.
     ///
-    /// Only the thread that drains the NF may call this, and only when no thread has its producer any more.
+    /// Only for the thread that drains the NF, once no thread has its producer any more.
     pub fn reclaim(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
-        // What a full ring holds. A process that the NF has left behind may be writing still.
+        // The content of a full ring. A child process of the NF may still be writing.
         for _ in 0..drain.consumer.capacity() as usize / BURST + 1 {
             if self.forward(registry, drain) == 0 {
                 break;
             }
         }
-        // No thread posts to it any more, so what was posted and not returned is what it has.
+        // No thread posts to it any more, so it holds what was posted and not returned.
         let (posted, returned) = drain.handle.posted_returned();
         let (owner, mut left, mut taken) = (drain.handle.owner(), posted.saturating_sub(returned), 0);
-        // All of them are of the arena that it maps; those of a program may be of any.
+        // All of them are in the arena that it maps; a program's may be in any.
         for frame in self.frames.frames_of(drain.handle.memory.load(Ordering::Relaxed)) {
             if left == 0 {
                 break;
@@ -276,7 +279,7 @@ impl Plane {
             taken += 1;
             match registry.get(held.path) {
                 Some(path) => self.lose(path, held, held.hop as usize, frame, DropReason::NfDied),
-                // Cannot be: as in `take`.
+                // Impossible, as in `take`.
                 None => {
                     debug_assert!(false, "frame {frame} names path {}, which is not there", held.path);
                     self.discard(frame);
@@ -287,8 +290,8 @@ impl Plane {
         taken
     }
 
-    /// Passes packets that are in this thread's hands on to an NF's ring or a port's buffer; to an NF of another tenant as copies. `words`
-    /// says what the table will say of each of them once an NF has it.
+    /// Passes packets in this thread's hands to an NF's ring, or as copies to another tenant's, or
+    /// to a port's buffer. `words` gives the table word of each once an NF has it.
     #[inline(always)]
     pub(crate) fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         match step {
@@ -297,7 +300,7 @@ impl Plane {
         }
     }
 
-    /// Passes packets on to an NF, and copies those into the memory of its tenant that lie elsewhere.
+    /// Passes packets to an NF; copies those outside its tenant's memory into it.
     #[inline(never)]
     fn cross(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         let memory = self.memory_of(nf);
@@ -326,7 +329,7 @@ impl Plane {
         }
     }
 
-    /// Passes packets, which lie where they belong, on to an NF's ring or a port's buffer.
+    /// Passes packets that lie in the right arena to an NF's ring or a port's buffer.
     #[inline(always)]
     fn hand_on(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         if self.unannounced.len() == self.unannounced.capacity() {
@@ -385,7 +388,7 @@ impl Plane {
         }
     }
 
-    /// An NF could not be given these packets.
+    /// Drops packets that could not be passed to an NF.
     #[cold]
     pub(crate) fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.producer.is_some());
@@ -393,7 +396,7 @@ impl Plane {
         self.drop_from(path, hop, burst, words, why);
     }
 
-    /// Drops packets that are on an NF's ring, which they came to by hop `hop` of their path.
+    /// Drops packets that are on an NF's ring, at hop `hop` of their path.
     #[cold]
     pub fn drop_at(&mut self, path: &Path, hop: usize, burst: &[Descriptor], why: DropReason) {
         let words: Vec<u64> = burst.iter().map(|d| self.table.word(d.frame).unwrap_or(0)).collect();
@@ -418,8 +421,8 @@ impl Plane {
     }
 }
 
-/// What the table says of a packet after a step. A packet for a port is nobody's: it waits in a buffer of the manager's, and a device may
-/// free it.
+/// The table word of a packet after a step. A packet for a port has no owner: it waits in a buffer
+/// of the manager, and a device may free it.
 #[inline(always)]
 pub(crate) fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
     match step {
@@ -428,7 +431,7 @@ pub(crate) fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
     }
 }
 
-/// Counts violations of an NF, and condemns it past its limit. Says whether it is past it.
+/// Counts violations of an NF, and has it stopped past its limit. Returns whether it is past it.
 #[cold]
 fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
     handle.note_violation(what);

@@ -1,24 +1,26 @@
-//! The way of a packet, from a port's receive queue through the NFs of its chain to a port's transmit queue.
+//! The packet path: from a port's receive queue through a chain's NFs to a transmit queue.
 //!
 //! # Nouns
-//! A *packet* lies in a *frame* of shared memory ([`frame`]). A *chain* names services; a *path* names one instance, an NF, of each of
-//! them ([`chain`]). A *flow* keeps its path ([`classify`]). An NF has a ring on which packets come to it and one on which it returns
-//! them ([`handle`], [`end`]).
+//! A *packet* lies in a *frame* of shared memory ([`frame`]). A *chain* names services; a *path*
+//! names one instance, an NF, of each of them ([`chain`]). A *flow* keeps its path ([`classify`]).
+//! An NF has one ring for packets to it and one for packets that it returns ([`handle`], [`end`]).
 //!
-//! # Way
+//! # The packet path
 //! A packet thread runs one loop ([`worker`]). In each round, its Rx role
 //! 1. reads a burst from each port queue ([`queue`], [`batch`]),
-//! 2. finds each packet's path: in the flow table, or by asking what chooses chains and instances ([`rx`], [`steer`], [`decision`]),
-//! 3. lets packets into their path as far as there is room at all of its NFs ([`admit`]),
+//! 2. finds each packet's path, in the flow table or through the hooks that choose chains and
+//!    instances ([`rx`], [`steer`], [`decision`]),
+//! 3. lets packets into their path while every NF of it has room ([`admit`]),
 //!
 //! and its Tx role
-//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or to a port ([`tx`]).
+//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or a port
+//!    ([`tx`]).
 //!
-//! Then its Wakeup role starts NFs that sleep ([`wake`], [`worker`]), and its Monitor role measures them ([`load`]). What is slow closes
-//! the entries of its chains ([`pressure`]).
+//! Then its Wakeup role starts sleeping NFs ([`wake`], [`worker`]), and its Monitor role measures
+//! them ([`load`]). A slow NF closes the entries of its chains ([`pressure`]).
 //!
-//! This crate knows no feature: what chooses flows' chains and instances, moves packets of NFs that do not read their rings, or decides
-//! from outside who runs, implements [`steer`] and [`hooks`].
+//! This crate knows no feature. Features that choose chains or instances, feed NFs that do not read
+//! their rings, or schedule NFs from outside implement [`steer`] and [`hooks`].
 
 #![warn(missing_docs)]
 

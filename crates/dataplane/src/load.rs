@@ -1,10 +1,11 @@
-//! What NFs ask of their cores: how many packets want them, and what a packet costs.
+//! The demand of NFs: how many packets come for them, and what a packet costs.
 //!
-//! The Monitor role reads counters about once a millisecond: packets posted and refused from the manager's own memory, the sampled
-//! service time from the NF's page. An NF may lie about its service time, up to what its packets can have taken at most: it then gets up to the
-//! share that it would get if it used the core all the time. With many NFs, at most [`AT_ONCE`] are read in a round, in turn.
+//! The Monitor role reads counters about once a millisecond: packets posted and refused from the
+//! manager's memory, the sampled service time from the NF's page. An NF may claim a false service
+//! time, but at most the time that passed. It then gets at most the share that it would get by
+//! using its core all the time. At most [`AT_ONCE`] NFs are read a round, round-robin.
 //!
-//! Source: NFVnice (SIGCOMM 2017), sections 3.2 and 4.2: samples each millisecond, the median over a moving window of 100 ms.
+//! Source: NFVnice (SIGCOMM 2017), sections 3.2 and 4.2: samples each ms, median over 100 ms.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +21,7 @@ use crate::roles::Part;
 const WINDOW_NS: u64 = 100_000_000;
 /// Time constant of arrival rates, in nanoseconds.
 const SMOOTHED_NS: u64 = 10_000_000;
-/// NFs that are read in one round.
+/// Most NFs that are read in one round.
 pub const AT_ONCE: usize = 64;
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ struct Meter {
     /// Nanoseconds and packets of all samples, when last read.
     busy_ns: u64,
     sampled: u64,
-    /// When it was read last and had no packets, or had returned some; and what it had returned then.
+    /// When it was last seen idle or with progress, and what it had returned then.
     since_ns: Option<u64>,
     returned: u64,
 }
@@ -58,15 +59,15 @@ impl Meter {
         let (posted, returned) = handle.posted_returned();
         let before_ns = self.since_ns;
         let done = returned.saturating_sub(std::mem::replace(&mut self.returned, returned));
-        // A burst of dear packets takes several readings, and comes back all at once.
+        // A burst of expensive packets takes several readings, and returns all at once.
         if done > 0 || posted <= returned || before_ns.is_none() {
             self.since_ns = Some(now_ns);
         }
-        // The first reading is where the next one begins: nobody knows within what time its packets came.
+        // The first reading only starts an interval: the time that its packets took is unknown.
         if packets > 0
             && let Some(before_ns) = before_ns
         {
-            // Whatever the NF wrote there: its packets cannot have taken longer than there was time.
+            // Its packets cannot have taken longer than the time that passed.
             let passed_ns = now_ns.saturating_sub(before_ns).min(1_000_000_000);
             let most = u128::from(passed_ns) * 1000 / u128::from(done.max(1));
             self.cost.add(now_ns, (u128::from(took) * 1000 / u128::from(packets)).min(most) as u64);
@@ -105,7 +106,7 @@ impl Loads {
         }
     }
 
-    /// Forgets an NF that is gone: another process starts anew.
+    /// Forgets an NF that is gone: its successor starts afresh.
     pub fn forget(&mut self, number: u16) {
         if let Some(meter) = self.meters.get_mut(number as usize) {
             *meter = None;
@@ -123,7 +124,6 @@ mod tests {
     const MS: u64 = 1_000_000;
     const ALL: Part = Part { of: 1, this: 0 };
 
-    /// NFs, their meters, and a clock.
     struct Rig {
         loads: Loads,
         nfs: Vec<Option<NfEnd>>,
@@ -141,7 +141,6 @@ mod tests {
             &self.nfs[number].as_ref().unwrap().handle
         }
 
-        /// Goes on by a millisecond and reads.
         fn measure(&mut self) {
             self.measure_part(ALL);
         }
@@ -151,7 +150,7 @@ mod tests {
             self.loads.measure(self.now_ns, &self.nfs, part);
         }
 
-        /// NF 0 is given and returns packets, and says what one of them took it.
+        /// NF 0 is given and returns packets, and claims a cost for each.
         fn work(&mut self, packets: u64, each_ns: u64) -> f64 {
             let nf = self.nf(0);
             post(nf, packets);
@@ -177,15 +176,15 @@ mod tests {
         assert_eq!(rig.service_ns(0), 0.0, "not known yet");
         (0..100).for_each(|_| _ = rig.work(10, 211));
         assert_eq!(rig.service_ns(0), 211.0);
-        // Interrupted now and then, at worst.
+        // At worst, now and then interrupted.
         (0..20).for_each(|_| assert_eq!(rig.work(10, 90_000), 211.0));
-        // Dearer from now on: known when more than half of the window says so.
+        // More expensive from now on: known when more than half of the window agrees.
         let changed = (21..200).find(|_| rig.work(10, 633) == 633.0);
         assert!(changed.is_some_and(|after| (40..=70).contains(&after)), "{changed:?}");
-        // An NF that gets no packets costs what it did.
+        // An NF without packets keeps its cost.
         (0..500).for_each(|_| rig.measure());
         assert_eq!(rig.service_ns(0), 633.0);
-        // Less than a nanosecond is told too.
+        // Less than a nanosecond is reported, too.
         claim(rig.nf(0), 1000, 250);
         give_back(rig.nf(0), 1000);
         rig.measure();
@@ -210,7 +209,7 @@ mod tests {
         claim(rig.nf(0), 1, u64::MAX);
         rig.measure();
         assert_eq!(rig.service_ns(0), 1e6);
-        // Counters that go back are a lie like any other.
+        // Counters that decrease are a lie like any other.
         let mut rig = Rig::new(1);
         rig.measure();
         assert_eq!(rig.work(100, 50), 50.0);
@@ -218,7 +217,7 @@ mod tests {
         page.counter(Counter::BusyNs).store(0, Ordering::Relaxed);
         (0..5).for_each(|_| _ = rig.work(100, 50));
         assert_eq!(rig.service_ns(0), 50.0);
-        // One that lies before it was ever read gets no more either.
+        // A lie before the first reading gains nothing either.
         let mut rig = Rig::new(1);
         assert_eq!(rig.work(100, u64::MAX / 32), 0.0);
         assert_eq!(rig.work(100, u64::MAX / 32), 10_000.0);
@@ -250,7 +249,7 @@ mod tests {
         }
         assert_eq!(rig.arrival_pps(0).round(), 100_000.0);
         assert_eq!(rig.arrival_pps(1), 0.0);
-        // Smoothed: a pause shows little by little.
+        // Smoothed: a pause shows gradually.
         rig.measure();
         assert!((50_000.0..100_000.0).contains(&rig.arrival_pps(0)), "{}", rig.arrival_pps(0));
     }
@@ -278,7 +277,7 @@ mod tests {
     #[test]
     fn many_are_read_in_turn() {
         let mut rig = Rig::new(150);
-        // A gap, and one beyond it.
+        // A gap, and one at the end.
         rig.nfs[3] = None;
         let known = |rig: &Rig| rig.nfs.iter().flatten().filter(|end| end.handle.load.service_ns.get() > 0.0).count();
         let work = |rig: &Rig| {
@@ -287,7 +286,7 @@ mod tests {
                 claim(&end.handle, 10, 1000);
             });
         };
-        // All have been read once, whoever else in the turn after.
+        // All have been read once; the rest follow in the next rounds.
         (0..3).for_each(|_| rig.measure());
         work(&rig);
         let counts = [(); 3].map(|()| {
@@ -306,7 +305,7 @@ mod tests {
         rig.measure_part(part);
         let known: Vec<bool> = (0..5).map(|number| rig.service_ns(number) > 0.0).collect();
         assert_eq!(known, [false, true, false, true, false]);
-        // Whoever comes later is read too.
+        // An NF that is added later is read, too.
         let page = core_page(8);
         rig.nfs.push(Some(end(&Fake::default().on(&page, 5))));
         rig.measure_part(part);

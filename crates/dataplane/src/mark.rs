@@ -1,22 +1,22 @@
-//! The congestion mark: sets CE on packets whose senders said that they understand it.
+//! The congestion mark: sets CE on packets whose senders support ECN.
 //!
 //! # Terms
-//! ECT: the two low bits of the traffic class are 01 or 10, "ECN-capable transport". CE: they are 11, "congestion experienced". 00 is a
-//! packet of a sender that knows nothing of this; it is never touched.
+//! ECT: the low bits of the traffic class are 01 or 10, "ECN-capable transport". CE: they are 11,
+//! "congestion experienced". With 00 the sender does not support ECN; the packet is not changed.
 //!
 //! # Limits
-//! Packets with up to two VLAN tags are looked into; IP inside of tunnels is not.
+//! Packets with up to two VLAN tags are marked; IP inside tunnels is not.
 //!
-//! Source: RFC 3168, sections 5 and 6; the checksum's update is RFC 1624, equation 3.
+//! Source: RFC 3168, sections 5 and 6; the checksum update is RFC 1624, equation 3.
 
 use sluice_shm::arena::Arena;
 use sluice_shm::descriptor::Descriptor;
 
-/// Bytes that are looked at: Ethernet, two tags, and the part of an IP header that matters.
+/// Bytes that are read: Ethernet, two tags, and the relevant part of an IP header.
 const LOOK: usize = 14 + 8 + 12;
 const CE: u8 = 3;
 
-/// Marks the packets of a burst that can be marked; says how many were.
+/// Marks the packets of a burst that can be marked; returns how many were.
 #[cold]
 pub fn mark(arena: &Arena, burst: &[Descriptor]) -> u64 {
     burst.iter().filter(|d| mark_one(arena, d)).count() as u64
@@ -32,7 +32,7 @@ fn mark_one(arena: &Arena, descriptor: &Descriptor) -> bool {
     arena.write(descriptor.frame, descriptor.offset + at as u16, &changed[..n])
 }
 
-/// Which bytes of a packet change when it is marked: from where on, to what, and how many. None if it cannot be marked, or is already.
+/// The change that marks a packet: offset, bytes and their number; `None` if it is not possible.
 fn marked(packet: &[u8]) -> Option<(usize, [u8; 12], usize)> {
     let mut at = 12;
     let mut ethertype = word(packet, at)?;
@@ -56,7 +56,7 @@ fn marked(packet: &[u8]) -> Option<(usize, [u8; 12], usize)> {
             header[10..12].copy_from_slice(&update(checksum, before, after).to_be_bytes());
             Some((ip, header, header.len()))
         }
-        // The traffic class lies across two bytes; its two low bits are bits 4 and 5 of the second. There is no checksum.
+        // The class spans two bytes; its low bits are 4 and 5 of the second. There is no checksum.
         0x86dd => {
             let (first, second) = (*packet.get(ip)?, *packet.get(ip + 1)?);
             let mut changed = [0; 12];
@@ -88,7 +88,7 @@ fn update(checksum: u16, before: u16, after: u16) -> u16 {
 mod tests {
     use super::*;
 
-    /// Ethernet, tags and an IP header with this traffic class; for IPv4 with the checksum that belongs to it.
+    /// Ethernet, tags and an IP header with this traffic class, for IPv4 with a valid checksum.
     fn packet(tags: usize, v6: bool, class: u8) -> Vec<u8> {
         let mut packet = vec![0; 12];
         for _ in 0..tags {
@@ -107,7 +107,6 @@ mod tests {
         packet
     }
 
-    /// One's complement sum of a header, from scratch.
     fn sum(header: &[u8]) -> u16 {
         let mut sum: u32 = header.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
         while sum > 0xffff {

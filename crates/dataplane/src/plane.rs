@@ -1,4 +1,4 @@
-//! What a packet thread has in its hands: frames, ends of rings, buffers of ports, tables, and what it counts.
+//! State of a packet thread: frames, ring ends, port buffers, tables, and its counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -23,97 +23,96 @@ use crate::wake::Timers;
 pub struct Plane {
     /// Number of this thread.
     pub index: usize,
-    /// How many threads there are.
+    /// Number of threads.
     pub threads: usize,
-    /// Who has which frame.
+    /// The owner of each frame.
     pub table: FrameTable,
-    /// When sampled packets entered, by frame, in nanoseconds.
+    /// Entry time of sampled packets, by frame, in nanoseconds.
     pub entered_ns: Arc<[AtomicU64]>,
     /// Free frames.
     pub frames: FrameCache,
     /// Where packets go.
     pub tables: Arc<Tables>,
-    /// Grows whenever flows are to be decided anew: with other tables, and with other advice.
+    /// Grows whenever flows must be decided again: with new tables or new advice.
     pub generation: u32,
     /// This thread's ends of the NFs' rings, by number.
     pub nfs: Vec<Option<NfEnd>>,
-    /// NFs that were posted to since [`announce`](Plane::announce), each once in a row.
+    /// NFs posted to since [`announce`](Plane::announce), without repetitions in a row.
     pub unannounced: Vec<u16>,
-    /// Packets on their way to each NF, by number, kept when an NF is gone: see
+    /// Packets on their way to each NF, by number, even if it is gone: see
     /// [`NfHandle::in_flight`](crate::handle::NfHandle::in_flight).
     pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
-    /// Which of these had no room for another burst after one was put there, since this was last
-    /// emptied: a bit for each port, by its number modulo 64.
+    /// Ports whose buffer filled up since this was cleared: a bit each, by number modulo 64.
     pub filled: u64,
-    /// Latency by chain number, from entry to exit, of the sampled packets that left here.
+    /// Latency of sampled packets that left here, from entry to exit, by chain number.
     pub latencies: Vec<Histogram>,
-    /// Packets that no chain has let in, by [`Refusal`].
+    /// Packets that no chain let in, by [`Refusal`].
     pub refused: [Counter; Refusal::ALL.len()],
-    /// Packets that had left their chain, and were dropped because nobody has their port any more.
+    /// Packets that left their chain and were dropped because their port has no owner any more.
     pub unsent: Counter,
-    /// Of so many packets of a chain one is timed; 0: none.
+    /// Sampling period (packets of a chain) for latency; 0: none.
     pub sample_every: u32,
     /// Now, in nanoseconds.
     pub now_ns: u64,
-    /// The trace that goes on, if any.
+    /// The active trace.
     pub trace: Option<Arc<TraceRequest>>,
-    /// Whether packets are let in only where every NF of their path has room; else full rings inside drop.
+    /// Whether packets are let in only if all NFs of their path have room; else full rings drop.
     pub backpressure: bool,
     /// Whether packets are marked.
     pub ecn: bool,
-    /// Violations after which an NF is stopped, and drained no further.
+    /// Violations past which an NF is stopped and no longer drained.
     pub max_violations: u64,
-    /// To the Wakeup role.
+    /// Alerts for the Wakeup role.
     pub alerts: Arc<Alerts>,
-    /// Ports whose buffer at the thread that sends for them is full, by number: other threads keep what they have for them.
+    /// Ports, by number, whose sending thread has a full buffer: others keep their packets.
     pub jammed: Arc<[AtomicBool]>,
-    /// When NFs are woken that are not woken for each packet.
+    /// Timers of NFs that are not woken for each packet.
     pub timers: Timers,
-    /// A packet that is passed on now is [`URGENT`](crate::frame::URGENT).
+    /// Whether the packet passed on now is [`URGENT`](crate::frame::URGENT).
     pub urgent: bool,
-    /// The paths that this thread has decided for.
+    /// This thread's cache of paths.
     pub ways: Ways,
-    /// Packets that each chain may let in before it is looked how many frames it has, by number.
+    /// Packets that each chain may let in before its frames are counted again, by number.
     pub rooms: Vec<u32>,
-    /// Chains that have other hops since a moment ago, and until when their packets may be kept waiting, in nanoseconds: see
-    /// [`Plane::awaits_former`].
+    /// Chains whose hops changed recently, and until when their packets may be held, in
+    /// nanoseconds: see [`Plane::awaits_former`].
     pub changed: Vec<(u16, u64)>,
-    /// Packets that all chains together may let in before it is looked again.
+    /// Packets that all chains together may let in before frames are counted again.
     pub unlooked: u32,
 }
 
-/// What all packet threads share.
+/// State that all packet threads share.
 #[derive(Clone)]
 pub struct Shared {
-    /// Who has which frame.
+    /// The owner of each frame.
     pub table: FrameTable,
-    /// When sampled packets entered, by frame, in nanoseconds.
+    /// Entry time of sampled packets, by frame, in nanoseconds.
     pub entered_ns: Arc<[AtomicU64]>,
-    /// To the Wakeup role.
+    /// Alerts for the Wakeup role.
     pub alerts: Arc<Alerts>,
-    /// Ports whose buffer at the thread that sends for them is full, by number.
+    /// Ports, by number, whose sending thread has a full buffer.
     pub jammed: Arc<[AtomicBool]>,
 }
 
-/// How packets are forwarded, as the configuration says.
+/// Configured forwarding settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Of so many packets of a chain one is timed; 0: none.
+    /// Sampling period (packets of a chain) for latency; 0: none.
     pub sample_every: u32,
-    /// Whether packets are let in only where every NF of their path has room; else full rings inside drop.
+    /// Whether packets are let in only if all NFs of their path have room; else full rings drop.
     pub backpressure: bool,
     /// Whether packets are marked.
     pub ecn: bool,
-    /// Violations after which an NF is stopped, and drained no further.
+    /// Violations past which an NF is stopped and no longer drained.
     pub max_violations: u64,
-    /// Paths that a thread notes, so that it need not ask the registry for their numbers.
+    /// Paths in a thread's cache, which saves asking the registry.
     pub ways: usize,
 }
 
-/// For so long packets wait at the entry of a chain that has changed, at most, in nanoseconds: while they do, those behind them in their queue
-/// wait too, which the rings of devices and of the kernel bear.
+/// Longest time that packets wait at the entry of a changed chain, in nanoseconds. Packets behind
+/// them in their queue wait, too, in the rings of devices and the kernel.
 const CHANGE_NS: u64 = 50_000_000;
 
 impl Plane {
@@ -154,7 +153,7 @@ impl Plane {
         }
     }
 
-    /// The first bytes of a packet, and how many there are.
+    /// The first bytes of a packet, and their number.
     pub fn head_of(&self, packet: Packet) -> ([u8; LONG], usize) {
         let mut bytes = [0; LONG];
         let len = (packet.len as usize).min(LONG);
@@ -176,8 +175,7 @@ impl Plane {
         self.discard(packet.frame);
     }
 
-    /// Forgets what was noted by the number of a chain where there was none, or another one long
-    /// ago, and notes which chains have changed.
+    /// Clears counts of chain numbers that are new or reused, and records which chains changed.
     pub fn meet_chains(&mut self, tables: &Tables) {
         let former = self.tables.chains.iter().flatten();
         let is_other = |chain: &&Arc<Chain>| {
@@ -198,7 +196,6 @@ impl Plane {
         &path.chain.counters[self.index]
     }
 
-    /// The arena that packets for an NF lie in.
     #[inline(always)]
     pub(crate) fn memory_of(&self, nf: u16) -> u8 {
         match self.nfs.get(nf as usize) {
@@ -207,19 +204,19 @@ impl Plane {
         }
     }
 
-    /// Gives a packet's frame back.
+    /// Frees a packet's frame.
     #[inline(always)]
     pub fn discard(&mut self, frame: u32) {
         self.table.free(frame);
         self.frames.free(frame);
     }
 
-    /// Counts packets that are lost to a chain.
+    /// Counts packets that a chain lost.
     pub fn count_lost(&self, chain: &Chain, why: DropReason, n: u64) {
         chain.counters[self.index].drops[why as usize].add(n);
     }
 
-    /// Notes what became of a traced packet that went into a program.
+    /// Records an event of a traced packet that went into a program.
     pub fn tell_of(&self, mark: &Mark, what: TraceWhat) {
         if mark.flags & TRACED != 0
             && let Some(trace) = &self.trace
@@ -235,7 +232,7 @@ impl Plane {
         Mark { flags: held.flags & (SAMPLED | TRACED), frame: packet.frame, len: packet.len, path: held.path, entered_ns }
     }
 
-    /// Notes a hop of a traced packet.
+    /// Records a hop of a traced packet.
     #[inline(always)]
     pub(crate) fn tell(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
         if held_flags & TRACED != 0
@@ -247,19 +244,19 @@ impl Plane {
         }
     }
 
-    /// Whether a trace goes on for which packets are still to be picked.
+    /// Whether the active trace still picks packets.
     #[inline(always)]
     pub fn is_tracing(&self) -> bool {
         self.trace.as_ref().is_some_and(|trace| trace.wants_more())
     }
 
-    /// Whether a trace goes on that is about packets of this key, whatever their chain is.
+    /// Whether the active trace covers packets with this key, whatever their chain.
     pub fn traces(&self, key: &FlowKey) -> bool {
         let is_about = |rule| self.tables.rules.first_rule(key) == Some(rule);
         self.trace.as_ref().is_some_and(|trace| trace.rule.is_none_or(is_about))
     }
 
-    /// Notes that a packet is dropped at the entry, if the trace that goes on, if any, is about it. `chain` is its chain, if it has one.
+    /// Traces a packet that is dropped at the entry, if it is covered. `chain` may be unknown.
     #[cold]
     pub fn tell_refused(&self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: &'static str) {
         if self.traces(key) {
@@ -267,7 +264,7 @@ impl Plane {
         }
     }
 
-    /// The same for a packet that the trace is about, if it is about its chain.
+    /// As [`Self::tell_refused`], for a key that the trace covers.
     #[cold]
     pub(crate) fn note_refused(&self, packet: Packet, ingress: u16, chain: Option<u16>, why: &'static str) {
         if let Some(trace) = &self.trace
@@ -280,8 +277,9 @@ impl Plane {
         }
     }
 
-    /// Says on the core pages who has been posted to: after each burst, and before the thread looks who is to be woken. One barrier stands
-    /// for all of them, which waits for all stores of the burst: one for each NF was a third of the time where each packet went to another.
+    /// Marks NFs that were posted to on their core pages: after each burst, and before sleeping NFs
+    /// are looked for. One barrier for all waits for all stores of the burst: a barrier for each NF
+    /// took a third of the time where every packet went to another NF.
     #[inline]
     pub fn announce(&mut self) {
         if self.unannounced.is_empty() {
@@ -295,7 +293,7 @@ impl Plane {
         }
     }
 
-    /// Wakes the NFs whose packets have waited long enough.
+    /// Wakes the NFs whose timers expired.
     #[inline]
     pub fn wake_late(&mut self) {
         while let Some(nf) = self.timers.late(self.now_ns) {

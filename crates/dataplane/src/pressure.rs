@@ -1,15 +1,16 @@
-//! Backpressure in the packet threads: who notices a bottleneck, who decides, and what follows at the gates.
+//! Backpressure in the packet threads: finding bottlenecks, and closing gates.
 //!
 //! # Approach
-//! Whoever puts packets on a ring compares its queue with the high watermark and raises an [`Alerts`] bit: one comparison a burst. The
-//! Wakeup role looks at the alerts each round, runs one small state machine for each NF that was named
-//! ([`sluice_policy::sched::backpressure`]), and writes its decision where the gates look anyway: in the NF's own handle. A gate
-//! refuses a path while any NF of it is throttled, so exactly the chains that pass a bottleneck are refused, in the instances that
-//! are slow, and nothing has to be told to anybody. NFs that could only add to the queue of a bottleneck are held: their own page
-//! tells them to sleep after the burst, their core's page tells the others not to start them.
+//! A thread that puts packets on a ring compares its queue with the high watermark and raises an
+//! [`Alerts`] bit: one comparison a burst. Each round, the Wakeup role reads the alerts, runs a
+//! small state machine for each alerted NF ([`sluice_policy::sched::backpressure`]), and writes its
+//! decision to the NF's handle, which gates read anyway. A gate refuses a path while an NF of it is
+//! throttled. So exactly the chains through slow instances are refused, without any notification.
+//! NFs that could only lengthen a bottleneck's queue are held: their own page makes them sleep
+//! after the burst, and their core's page stops others from starting them.
 //!
 //! # Limits
-//! What follows for NFs upstream is computed over the paths in use; new ones are taken in within 10 ms.
+//! Effects on NFs upstream are computed over the paths in use; new paths count within 10 ms.
 //!
 //! Source: NFVnice (SIGCOMM 2017), section 3.3.
 
@@ -24,10 +25,10 @@ use crate::end::NfEnd;
 use crate::handle::NfHandle;
 use sluice_api::config::Sched;
 
-/// Time without a packet returned after which an NF stands still: several turns of all NFs of a core, in nanoseconds.
+/// Nanoseconds without returned packets after which an NF stands still: several rounds of a core.
 const STILL_NS: u64 = 10_000_000;
 
-/// NFs whose queues are over their high watermark: a bit each, raised by any packet thread, taken by the Wakeup role.
+/// NFs with queues above the high watermark: a bit each, raised by packet threads, taken by Wakeup.
 #[derive(Debug)]
 pub struct Alerts {
     /// A bit for each word of `nfs` that is not empty.
@@ -43,20 +44,20 @@ impl Alerts {
         Self { summary: zeros(words.div_ceil(64)), nfs: zeros(words) }
     }
 
-    /// Says that an NF's queue is long. Written only when it was not said yet.
+    /// Reports that an NF's queue is long. Writes only if the bit is not set.
     #[inline(always)]
     pub fn raise(&self, nf: u16) {
         let (word, bit) = (nf as usize / 64, 1u64 << (nf % 64));
         if let Some(nfs) = self.nfs.get(word)
             && nfs.load(Ordering::Relaxed) & bit == 0
         {
-            // Relaxed: nothing is published by it; who takes it looks at the queue itself.
+            // Relaxed: it publishes nothing; the reader looks at the queue itself.
             nfs.fetch_or(bit, Ordering::Relaxed);
             self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::Release);
         }
     }
 
-    /// Takes all that were raised.
+    /// Takes all alerts.
     #[inline]
     pub fn take(&self, mut each: impl FnMut(u16)) {
         for (index, summary) in self.summary.iter().enumerate() {
@@ -78,33 +79,30 @@ impl Alerts {
     }
 }
 
-/// What is remembered of an NF.
 #[derive(Debug, Clone, Copy, Default)]
 struct Watched {
     watch: Watch,
-    /// Packets that it had returned, and since when it has not returned more: at least so long the oldest one waits.
+    /// Packets that it had returned, and since when: the oldest one has waited at least that long.
     returned: u64,
     since_ns: u64,
 }
 
-/// The Wakeup role's part: decides who is a bottleneck, and holds who feeds it.
+/// The Wakeup role's part: finds bottlenecks, and holds the NFs that feed them.
 #[derive(Debug)]
 pub struct Throttling {
     alerts: Arc<Alerts>,
     high_percent: u32,
     low_percent: u32,
     threshold_ns: u64,
-    /// By number of the NF.
     states: Vec<Watched>,
-    /// NFs that are not clear.
     watched: Vec<u16>,
     pressure: Pressure,
-    /// Paths, NFs and generation of the tables that `pressure` was made of.
+    /// Paths, NFs and generation of the tables that `pressure` was made from.
     made_of: (u32, usize, u32),
 }
 
 impl Throttling {
-    /// Nobody is throttled.
+    /// A state in which no NF is throttled.
     pub fn new(alerts: Arc<Alerts>, sched: &Sched) -> Self {
         Self {
             alerts,
@@ -118,7 +116,7 @@ impl Throttling {
         }
     }
 
-    /// Looks at everybody who was named since the last round or is being watched.
+    /// Checks every NF that was alerted since the last round or is being watched.
     #[inline]
     pub fn step(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let Self { alerts, watched, states, .. } = self;
@@ -136,7 +134,7 @@ impl Throttling {
         }
     }
 
-    /// Whether nobody is watched, nor named.
+    /// Whether no NF is watched or alerted.
     pub fn is_quiet(&self) -> bool {
         self.watched.is_empty() && self.alerts.summary.iter().all(|summary| summary.load(Ordering::Relaxed) == 0)
     }
@@ -153,7 +151,7 @@ impl Throttling {
             };
             let handle = &end.handle;
             if handle.governed.load(Ordering::Relaxed) {
-                // Its ring is filled while others have their turns, as it should be. Credits bound it; more would make turns shorter.
+                // Its ring fills in others' slices, as intended: credits bound it.
                 *watched = Watched::default();
                 self.watched.swap_remove(at);
                 if handle.gate.throttled.swap(false, Ordering::Relaxed) && usize::from(number) < self.made_of.1 {
@@ -162,7 +160,7 @@ impl Throttling {
                 continue;
             }
             if handle.gate.held.load(Ordering::Relaxed) {
-                // Its queue is long because it was told to sleep: that does not make it a bottleneck. Its time begins when it is free.
+                // A held NF with a long queue is no bottleneck. Its time starts when it is free.
                 watched.since_ns = now_ns;
                 at += 1;
                 continue;
@@ -177,7 +175,7 @@ impl Throttling {
             let limits = Limits::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
             let service = handle.load.service_ns.get();
             let service = (service > 0.0).then(|| service.ceil() as u64);
-            // An NF that waits for its turn on the core is no bottleneck; one that stands still is.
+            // An NF that waits for its core is no bottleneck; one that stands still is.
             let age_ns = if age_ns > STILL_NS { age_ns } else { 0 };
             if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
                 let throttled = watch.state() == State::Throttle;
@@ -200,7 +198,6 @@ impl Throttling {
         }
     }
 
-    /// Tells the NFs that became held or free.
     fn apply(&mut self, nfs: &[Option<NfEnd>]) {
         for number in self.pressure.changed_nfs() {
             if let Some(Some(end)) = nfs.get(*number) {
@@ -210,7 +207,7 @@ impl Throttling {
         self.pressure.forget_changes();
     }
 
-    /// Takes in new paths and NFs, if there are any.
+    /// Reads new paths and NFs, if there are any.
     #[cold]
     pub fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
         let now = (registry.changes(), nfs.len(), tables.generation);
@@ -243,7 +240,7 @@ impl Throttling {
         self.pressure.forget_changes();
     }
 
-    /// An NF is gone: what was decided because of it is taken back.
+    /// Reverts decisions that were due to an NF that is gone.
     pub fn forget(&mut self, number: u16, nfs: &[Option<NfEnd>]) {
         self.watched.retain(|n| *n != number);
         if let Some(state) = self.states.get_mut(number as usize) {
@@ -255,15 +252,15 @@ impl Throttling {
     }
 }
 
-/// Holds an NF or lets it go on. One that polls never sleeps: it is held by having no turns, if its turns are made from outside; else it
-/// has its core for itself.
+/// Holds an NF or releases it. A polling NF never sleeps: it is held by getting no slices if it is
+/// scheduled from outside; else it has its core to itself.
 fn hold(handle: &NfHandle, held: bool) {
     if handle.poll {
         handle.gate.held.store(held && handle.governed.load(Ordering::Relaxed), Ordering::Relaxed);
         return;
     }
     handle.gate.held.store(held, Ordering::Relaxed);
-    // Its own page, for itself; the core's page, for those who would start it.
+    // Its own page, for itself; the core's page, for NFs that would start it.
     handle.region.page.control(Control::Yield).store(u32::from(held), Ordering::Relaxed);
     handle.tell_hold();
 }

@@ -1,4 +1,4 @@
-//! Alerts, and what the Wakeup role makes of queues that the test plays.
+//! Alerts, and the Wakeup role's reaction to queues that the test sets.
 
 use std::sync::atomic::AtomicU32;
 
@@ -26,19 +26,18 @@ fn an_alert_is_taken_once() {
     assert!(taken().is_empty());
     alerts.raise(4999);
     assert_eq!(taken(), [4999]);
-    // Beyond what there can be: nothing happens.
+    // Out of range: nothing happens.
     alerts.raise(u16::MAX);
     assert!(taken().is_empty());
 }
 
-/// Watermarks of a ring in packets: 80 and 60 % of it, upwards.
+/// Watermarks of a ring in packets: 80 and 60 % of it, rounded up.
 const HIGH: u64 = (RING as u64 * 80).div_ceil(100);
 const LOW: u64 = (RING as u64 * 60).div_ceil(100);
-/// Service times with which a queue at the high watermark waits for less, and for more, than the threshold of 100 µs.
+/// Service times that make a queue at the high watermark wait less, and more, than 100 µs.
 const SHORT_NS: f64 = 900.0;
 const LONG_NS: f64 = 1_000.0;
 
-/// NFs with the queues that the test gives them, and chains over them.
 struct Rig {
     throttling: Throttling,
     alerts: Arc<Alerts>,
@@ -50,7 +49,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// NFs of which nobody knows what a packet costs, the named ones polling, and chains over them.
+    /// NFs of unknown cost, the named ones polling, and chains over them.
     fn new(nfs: u16, polling: &[u16], chains: &[&[u16]]) -> Self {
         let (alerts, page) = (Arc::new(Alerts::new(64)), core_page(16));
         let make = |number| Some(end(&Fake { poll: polling.contains(&number), ..Fake::default() }.on(&page, number)));
@@ -63,7 +62,6 @@ impl Rig {
         rig
     }
 
-    /// A chain that a first flow has taken.
     fn add_chain(&mut self, hops: &[u16]) {
         let number = self.tables.chains.len() as u16;
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
@@ -93,7 +91,7 @@ impl Rig {
         &self.nfs[number].as_ref().unwrap().handle
     }
 
-    /// Makes an NF's queue so long, as a packet thread does that sees it: over the high watermark it alerts.
+    /// Sets an NF's queue length as a packet thread sees it: over the high watermark it alerts.
     fn queue(&self, number: usize, packets: u64) {
         let nf = self.nf(number);
         let (posted, returned) = nf.posted_returned();
@@ -119,7 +117,6 @@ impl Rig {
         self.throttling.step(&self.nfs, self.now_ns);
     }
 
-    /// Makes an NF a bottleneck.
     fn jam(&mut self, number: usize) {
         self.cost(number, LONG_NS);
         self.queue(number, HIGH);
@@ -127,7 +124,6 @@ impl Rig {
         assert!(self.is_throttled(number));
     }
 
-    /// Ends that.
     fn clear(&mut self, number: usize) {
         self.queue(number, 0);
         self.step();
@@ -142,7 +138,7 @@ impl Rig {
         self.nf(number).gate.throttles.load(Ordering::Relaxed)
     }
 
-    /// Numbers of the NFs that are held; what is told of each, and to it, and to its neighbours, agrees.
+    /// Numbers of the NFs that are held; checks that handle and both pages agree.
     fn held(&self) -> Vec<u16> {
         let handles = self.nfs.iter().flatten().map(|end| &end.handle);
         let held = |nf: &&Arc<NfHandle>| {
@@ -153,7 +149,7 @@ impl Rig {
         handles.filter(held).map(|nf| nf.number).collect()
     }
 
-    /// Another process takes the place of an NF, as the packet thread does it.
+    /// Replaces an NF by another process, as the packet thread does.
     fn replace(&mut self, number: u16) {
         self.nfs[number as usize] = None;
         self.throttling.forget(number, &self.nfs);
@@ -163,7 +159,7 @@ impl Rig {
     }
 }
 
-/// What an NF's own page and the page of its core say of a hold.
+/// The hold words on an NF's own page and on its core's page.
 fn words(nf: &NfHandle) -> [u32; 2] {
     let words: [&AtomicU32; 2] = [nf.region.page.control(Control::Yield), nf.core_page.hold(nf.slot)];
     words.map(|word| word.load(Ordering::Relaxed))
@@ -173,11 +169,11 @@ fn words(nf: &NfHandle) -> [u32; 2] {
 fn a_long_queue_is_watched_then_throttled_then_cleared_below_the_low_watermark() {
     let mut rig = Rig::new(1, &[], &[&[0]]);
     rig.cost(0, SHORT_NS);
-    // Long in packets and not in time: watched.
+    // Long in packets but not in time: watched.
     rig.queue(0, HIGH);
     rig.step();
     assert!(!rig.is_throttled(0));
-    // It need not be named again.
+    // It need not be alerted again.
     rig.cost(0, LONG_NS);
     rig.step();
     assert!(rig.is_throttled(0));
@@ -208,12 +204,12 @@ fn who_was_named_by_nobody_is_not_looked_at() {
     assert!(!rig.is_throttled(0));
     rig.jam(1);
     assert!(!rig.is_throttled(0));
-    // Once clear, it has to be named again.
+    // Once clear, it has to be alerted again.
     rig.clear(1);
     post(rig.nf(1), HIGH);
     rig.step();
     assert!(!rig.is_throttled(1));
-    // An alert for who is not there, or not there any more, harms nobody.
+    // An alert for an NF that does not exist, or not any more, does no harm.
     rig.alerts.raise(40);
     rig.nfs[1] = None;
     rig.alerts.raise(1);
@@ -226,10 +222,10 @@ fn without_a_known_cost_who_stands_still_is_a_bottleneck_and_who_waits_for_its_t
     let mut rig = Rig::new(1, &[], &[&[0]]);
     rig.queue(0, u64::from(RING));
     rig.step();
-    // Longer than the threshold, and no longer than other NFs may have had the core.
+    // Longer than the threshold, but no longer than other NFs may have had the core.
     rig.step_after(STILL_NS);
     assert!(!rig.is_throttled(0));
-    // It returned some: the time begins anew.
+    // It returned some: the time starts again.
     rig.queue(0, HIGH);
     rig.step_after(1);
     rig.step_after(STILL_NS);
@@ -244,10 +240,10 @@ fn those_before_a_bottleneck_are_held_and_let_go() {
     let mut rig = Rig::new(5, &[], &[&[0, 1, 2, 3], &[0, 4]]);
     rig.jam(2);
     assert_eq!(rig.held(), [1]);
-    // When the other chain has a bottleneck too, nothing is left for 0 to do.
+    // When the other chain has a bottleneck, too, 0 has nothing left to do.
     rig.jam(4);
     assert_eq!(rig.held(), [0, 1]);
-    // A bottleneck is never held, and who is before it is held by it.
+    // A bottleneck is never held; NFs before it are.
     rig.jam(3);
     assert_eq!(rig.held(), [0, 1]);
     rig.clear(2);
@@ -267,11 +263,11 @@ fn who_is_held_with_a_long_queue_is_no_bottleneck_itself() {
     rig.step();
     rig.jam(1);
     assert_eq!(rig.held(), [0]);
-    // It stands still because it was told to.
+    // It stands still because it is held.
     rig.step_after(10 * STILL_NS);
     rig.step_after(10 * STILL_NS);
     assert_eq!((rig.throttles(0), rig.held()), (0, vec![0]));
-    // Let go, it has as much time as anybody, and is looked at again.
+    // Released, it gets the usual time, and is checked again.
     rig.clear(1);
     rig.step_after(STILL_NS);
     assert!(rig.held().is_empty() && !rig.is_throttled(0));
@@ -289,10 +285,10 @@ fn a_bottleneck_that_is_gone_lets_go_of_those_before_it() {
     rig.refresh();
     rig.step();
     assert!(rig.held().is_empty() && !rig.is_throttled(2));
-    // Its successor is judged like anybody.
+    // Its successor is treated like any NF.
     rig.jam(2);
     assert_eq!((rig.held(), rig.throttles(2)), (vec![0, 1], 1));
-    // One that is held and gone: its successor is told so too.
+    // The successor of a held NF is held, too.
     rig.replace(0);
     rig.refresh();
     assert_eq!(rig.held(), [0, 1]);
@@ -311,13 +307,13 @@ fn new_paths_and_chains_are_taken_in() {
     assert_eq!(rig.held(), [0]);
     rig.refresh();
     assert_eq!(rig.held(), [1]);
-    // An NF that came and jammed before it was taken in.
+    // An NF that was added and jammed before a refresh.
     rig.nfs.push(Some(end(&Fake::default().on(&rig.page, 3))));
     rig.jam(3);
     rig.add_chain(&[0, 3]);
     rig.refresh();
     assert_eq!(rig.held(), [1]);
-    // A chain that is gone, or was replaced by another version, counts no more, though packets may still be on its paths.
+    // A chain that is gone or replaced does not count, though its paths may carry packets.
     rig.tables.chains[1] = None;
     rig.tables.generation += 1;
     rig.refresh();
@@ -351,7 +347,7 @@ fn polling_nfs_throttle_and_are_never_told_to_sleep() {
     rig.jam(2);
     assert_eq!(rig.held(), [1]);
     assert_eq!(words(rig.nf(0)), [0; 2]);
-    // Nor by what is taken in later.
+    // Nor by paths that are added later.
     rig.add_chain(&[0, 2]);
     rig.refresh();
     assert_eq!(rig.held(), [1]);

@@ -1,4 +1,4 @@
-//! A queue of a port, as its packet thread sees it: what each kind of port implements.
+//! The interface of a port's queue, which each kind of port implements.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,37 +11,38 @@ use crate::frame::{FrameCache, Packet};
 
 /// One queue of a port. Calls never block, lock, allocate or log.
 pub trait PortQueue: Send {
-    /// Fills `out` with packets that came in, in frames taken from `frames`, and says how many. `now_ns` is the monotonic clock.
-    /// 0 means: nothing at the moment.
+    /// Fills `out` with packets that came in, in frames taken from `frames`, and returns how many;
+    /// 0: none at the moment. `now_ns` is the monotonic clock.
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
 
-    /// Sends the first packets that it can take, gives their frames back (at once or, with a device, when they were sent), and says
-    /// how many it took. The caller keeps the others. What it took and dropped it has counted, see [`PortQueue::count_with`].
+    /// Sends the first packets, as many as it accepts, and returns how many. It frees their frames
+    /// (at once or, with a device, once they are sent). The caller keeps the others. The queue
+    /// counts packets that it accepts and drops, see [`PortQueue::count_with`].
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
 
-    /// Gives it the counters for the packets that it drops by itself.
+    /// Sets the counters for packets that it drops by itself.
     fn count_with(&mut self, _counters: &Arc<QueueCounters>) {}
 
-    /// Whether no packet will ever come in again: a file that was read, a generator that has sent its count.
+    /// Whether no packet will ever come in again: the file is read, or the generator is done.
     fn is_finished(&self) -> bool {
         false
     }
 
-    /// How the thread notices packets that come in, so that it can rest until then.
+    /// How the thread notices incoming packets, so that it can rest until then.
     fn arrivals(&self) -> Arrivals<'_> {
         if self.is_finished() { Arrivals::Never } else { Arrivals::Looked }
     }
 
-    /// Called a few times a second by the thread that has the queue: flush files, publish statistics. May make system calls.
+    /// Flushes files or publishes statistics, a few times a second. May make system calls.
     fn housekeeping(&mut self, _now_ns: u64) {}
 
-    /// What only this kind of port knows, as (name, value) pairs for `sluice stats`.
+    /// Values that only this kind of port has, as (name, value) pairs for `sluice stats`.
     fn details(&self) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
 
-    /// Frames of packets that lie between this queue and another of the port, taken when all queues of a port that is closed have been
-    /// given back.
+    /// Frames of packets that lie between this queue and another of the port; taken when the port
+    /// is closed and all its queues have been returned.
     fn leftover(&mut self) -> Vec<u32> {
         Vec::new()
     }
@@ -55,15 +56,15 @@ pub trait PortQueue: Send {
 /// How packets that come to a queue are noticed.
 #[derive(Debug, Clone, Copy)]
 pub enum Arrivals<'a> {
-    /// None will come, until a command or [housekeeping](PortQueue::housekeeping) changes that.
+    /// No packets come until a command or [housekeeping](PortQueue::housekeeping) changes that.
     Never,
     /// This descriptor becomes readable.
     Readable(BorrowedFd<'a>),
-    /// By looking.
+    /// By polling.
     Looked,
 }
 
-/// Counters of one queue of a port; its thread alone writes them.
+/// Counters of one queue of a port; only its thread writes them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct QueueCounters {
@@ -75,19 +76,19 @@ pub struct QueueCounters {
     pub tx_packets: Counter,
     /// Their bytes.
     pub tx_bytes: Counter,
-    /// Packets that it did not take in time.
+    /// Packets that it did not accept in time.
     pub tx_drops: Counter,
     /// Packets refused at the entry of their chain.
     pub entry_drops: Counter,
-    /// Packets for it that were dropped because it had no link. The queue counts these and the following by itself.
+    /// Packets dropped because it had no link. The queue itself counts these and the following.
     pub no_link: Counter,
-    /// Packets that were dropped because they were larger than its interface takes.
+    /// Packets dropped because they exceeded the interface's MTU.
     pub mtu: Counter,
-    /// Bytes of these and of those.
+    /// Bytes of the packets in `no_link` and `mtu`.
     pub lost_bytes: Counter,
-    /// Packets that came and were dropped because they were larger than packet memory holds.
+    /// Packets that came in and were dropped because they exceeded a frame of packet memory.
     pub oversize: Counter,
-    /// Packets that were due at the queue's rate and were never made, because it was asked too late.
+    /// Packets due at the configured rate and never made, because the queue was polled too late.
     pub skipped: Counter,
 }
 
@@ -97,7 +98,7 @@ impl QueueCounters {
         [("mtu", self.mtu.get()), ("no_link", self.no_link.get()), ("oversize", self.oversize.get())]
     }
 
-    /// Packets, and their bytes, that it was given to send and has dropped.
+    /// Packets, and their bytes, that it accepted for sending and dropped.
     pub(crate) fn lost(&self) -> (u64, u64) {
         (self.no_link.get() + self.mtu.get(), self.lost_bytes.get())
     }
@@ -111,14 +112,14 @@ pub const TX_BUFFER: usize = 512;
 pub struct TxBuffer {
     /// The packets, oldest first.
     pub packets: Vec<Packet>,
-    /// Whether they wait for ever rather than be dropped.
+    /// Whether they wait for ever instead of being dropped.
     pub waits: bool,
-    /// Whether the port is there.
+    /// Whether the port exists.
     pub open: bool,
 }
 
 impl TxBuffer {
-    /// Whether a burst more would be more than it holds.
+    /// Whether it has no space for another burst.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.packets.len() + BURST > TX_BUFFER

@@ -1,11 +1,11 @@
-//! What a packet thread does, and which part of it where several threads have the role.
+//! The roles of a packet thread, and its part where several threads share a role.
 
-/// Which part of the NFs (or of their cores) a thread of a role has, where several have the role.
+/// A thread's part of the NFs (or their cores) where several threads share a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// How many threads have the role.
+    /// Number of threads with the role.
     pub of: usize,
-    /// Which of them this is, from 0.
+    /// Index of this thread among them.
     pub this: usize,
 }
 
@@ -17,16 +17,16 @@ impl Part {
     }
 }
 
-/// What a thread does.
+/// The roles of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roles {
-    /// Polls port queues, classifies, and opens or closes the gate.
+    /// Polls port queues, classifies, and admits packets.
     pub rx: bool,
     /// Drains NFs and forwards.
     pub tx: bool,
     /// Wakes cores.
     pub wakeup: bool,
-    /// Looks for NFs that stand still.
+    /// Measures NFs, and finds those that stand still.
     pub monitor: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The entry: from the packets that a port queue holds to the path of each, and into it; or what is done with a packet instead.
+//! The entry: finds the path of each packet of a port queue, and admits, holds or drops it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,30 +36,30 @@ fn long_tcp_flags(more: impl FnOnce(&mut [u8; LONG]) -> usize) -> u8 {
     tcp::flags(&bytes[..copied]).unwrap_or(0)
 }
 
-/// Whether NFs are woken at once for a packet with these TCP flags: it ends its connection, or half of it.
+/// Whether NFs are woken at once for these TCP flags, which end a connection or half of it.
 #[inline(always)]
 pub fn is_urgent(tcp_flags: u8) -> bool {
     tcp_flags & (tcp::FIN | tcp::RST) != 0
 }
 
-/// A bit for each of `n` packets from `first` on, at most [`BURST`].
+/// A bit for each of `n` packets, at most [`BURST`].
 fn mask(n: usize, is: impl Fn(usize) -> bool) -> u32 {
     (0..n.min(BURST)).fold(0, |mask, i| mask | u32::from(is(i)) << i)
 }
 
-/// A bit for each of `n` packets from `first` on that NFs are woken for at once.
+/// A bit for each of `n` packets from `first` on for which NFs are woken at once.
 #[inline(always)]
 fn urgent_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
     if owned.has_urgent { mask(n, |i| is_urgent(owned.batch.tcp[first + i])) } else { 0 }
 }
 
-/// A bit for each of `n` packets from `first` on that the trace that goes on is about; all if it is about all rules.
+/// A bit for each of `n` packets from `first` on that the active trace covers.
 #[inline(always)]
 fn traceable_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
     if owned.traces_rule { mask(n, |i| owned.batch.traceable[first + i]) } else { u32::MAX }
 }
 
-/// Finds which of the packets that a queue holds the trace is about that begins: nobody has asked when they came.
+/// Determines which packets of a queue a new trace covers: they came before it began.
 #[cold]
 pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
     owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
@@ -68,13 +68,13 @@ pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
     }
 }
 
-/// Copies the beginnings of packets. Their lengths.
+/// Copies the beginnings of packets, and returns their lengths.
 #[inline(always)]
 fn copy_headers(arena: &Arena, packets: &[Packet], headers: &mut [[u8; SHORT]; BURST]) -> [u16; BURST] {
     let mut lens = [0; BURST];
     for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(packets) {
         *len = packet.len;
-        // What lies behind a short packet in its frame is copied too and never looked at.
+        // Bytes behind a short packet in its frame are copied, too, and never read.
         match arena.read_array(packet.frame, packet.offset) {
             Some(copy) => *header = copy,
             None => copy_short(arena, packet, header),
@@ -83,8 +83,8 @@ fn copy_headers(arena: &Arena, packets: &[Packet], headers: &mut [[u8; SHORT]; B
     lens
 }
 
-/// Copies the header of a packet so near the end of its frame that there are fewer than [`SHORT`] bytes. A function of its own, so
-/// that the common copy keeps its fixed size.
+/// Copies a header of which fewer than [`SHORT`] bytes lie before the end of the frame. A separate
+/// function, so that the common copy keeps its fixed size.
 #[cold]
 #[inline(never)]
 fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
@@ -92,24 +92,23 @@ fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
     arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
 }
 
-/// Copies the first bytes of a packet, and says how many.
 #[inline]
 fn copy_long(arena: &Arena, packet: &Packet, bytes: &mut [u8; LONG]) -> usize {
     let n = (packet.len as usize).min(LONG);
     if arena.read(packet.frame, packet.offset, &mut bytes[..n]) { n } else { 0 }
 }
 
-/// What flows are given on a chain: by the rule that names it. Where no rule has chosen the chain, flows are given what the rules would
-/// give them on that chain, and else what is ordinary.
+/// The terms of a flow on a chain, by the rule that names the chain. If no rule chose the chain,
+/// the terms that the rules would give the flow there, or else the default.
 fn terms_of(tables: &Tables, key: &FlowKey, chain: u16, rule: Option<usize>) -> Terms {
     let rules = tables.rules.rules();
     let rule = rule.or_else(|| tables.rules.first_rule(key)).map(|rule| &rules[rule]);
     rule.filter(|rule| rule.chain == chain).map(|rule| rule.terms).unwrap_or_default()
 }
 
-/// What is done with packets whose decision is no path that goes.
+/// What happens to packets whose decision is not a path in use.
 enum Instead {
-    /// They are looked at again: their path has ended.
+    /// They are classified again: their path has ended.
     LookAgain,
     /// They are dropped.
     Drop(Refusal),
@@ -117,12 +116,12 @@ enum Instead {
     Wait(WaitFor),
 }
 
-/// What is done with packets whose decision is no path that goes. `looked`: they have been looked at again.
+/// What happens to packets whose decision is not a path in use. `looked`: classified again.
 #[cold]
 fn instead_of(path: Option<&Path>, decision: Decision, looked: bool) -> Instead {
     match (path, decision) {
         (Some(path), _) if path.refuses() && !path.has_ended() => Instead::Drop(Refusal::NfDown),
-        // A service may have an instance again, a path a place, and what chooses instances may know the chain.
+        // A service may have an instance again, a path be free, steering know the chain.
         (_, Decision::Path(_) | Decision::Drop(Refusal::NfDown | Refusal::NoPath) | Decision::Wait(WaitFor::Steering))
             if !looked =>
         {
@@ -131,22 +130,18 @@ fn instead_of(path: Option<&Path>, decision: Decision, looked: bool) -> Instead 
         (Some(path), _) if path.refuses() => Instead::Drop(Refusal::NfDown),
         (_, Decision::Path(_)) => Instead::Drop(Refusal::NoPath),
         (_, Decision::Drop(why)) => Instead::Drop(why),
-        // Instances that are about to be known, or not any more, are as good as none.
+        // Instances that are not known yet, or not any more, count as none.
         (_, Decision::Wait(WaitFor::Steering)) => Instead::Drop(Refusal::NfDown),
         (_, Decision::Wait(what)) => Instead::Wait(what),
     }
 }
 
-/// A packet that needs a decision.
 struct Undecided {
     packet: Packet,
-    /// Its number in the last burst.
     i: usize,
-    /// What the flow table said.
     found: Lookup,
-    /// Its TCP flags.
     tcp: u8,
-    /// It was decided about before, and does not begin or end a connection a second time.
+    /// Whether it was decided about before, and so must not begin or end a connection again.
     is_counted: bool,
 }
 
@@ -154,25 +149,24 @@ struct Undecided {
 pub struct Rx {
     /// The paths.
     pub registry: Arc<PathRegistry>,
-    /// The flow table, and the reading of headers.
+    /// The flow table, and the parsing of headers.
     pub classifier: Classifier,
     /// The clock.
     pub clock: Clock,
-    /// What chooses chains before the rules do, if there is something.
+    /// The feature that chooses chains before the rules do, if there is one.
     pub chains: Option<Box<dyn ChooseChain>>,
-    /// What chooses instances, if there is something.
+    /// The feature that chooses instances, if there is one.
     pub instances: Option<Box<dyn ChooseInstances>>,
 }
 
 impl Rx {
-    /// What decisions are made by now.
     #[inline(always)]
     fn basis(&self, plane: &Plane) -> Basis {
         let moved = self.instances.as_ref().map_or(0, |instances| instances.moved());
         Basis { generation: plane.generation, moved }
     }
 
-    /// What features have to do between two bursts. Says how many packets that sent on.
+    /// Runs the features between two bursts. Returns how many packets they sent on.
     #[inline]
     pub(crate) fn step(&mut self, plane: &mut Plane) -> usize {
         let mut work = 0;
@@ -186,7 +180,7 @@ impl Rx {
         work
     }
 
-    /// Takes packets from a port queue, or what is left of the last ones, and lets in what there is room for.
+    /// Reads packets from a port queue, unless it still holds some, and admits those with room.
     #[inline]
     pub(crate) fn receive(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> usize {
         if owned.from == owned.to {
@@ -197,7 +191,7 @@ impl Rx {
             self.classify(plane, owned);
         }
         if owned.basis != self.basis(plane) {
-            // A packet has ended a connection that packets before it still went to.
+            // A packet has ended a connection that packets before it belonged to.
             self.classify(plane, owned);
         }
         if !owned.waits {
@@ -210,7 +204,7 @@ impl Rx {
         owned.from - before
     }
 
-    /// Lets the packets in that a queue holds, run by run of one path, as far as there is room. Says how many.
+    /// Admits packets that a queue holds, in runs of one path. Returns how many.
     #[inline(always)]
     fn let_in(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> usize {
         let mut let_in = 0;
@@ -233,7 +227,7 @@ impl Rx {
                             self.classify(plane, owned);
                         }
                     }
-                    // They come again when there is an NF, or a place for their path.
+                    // They are tried again when there is an NF, or a number for their path.
                     Instead::Drop(Refusal::NfDown | Refusal::NoPath) if owned.waits => break,
                     Instead::Drop(why) => self.refuse(plane, owned, why, end),
                     Instead::Wait(what) => self.wait(plane, owned, what, end),
@@ -255,7 +249,7 @@ impl Rx {
             owned.from += m;
             if m < within {
                 if owned.waits {
-                    // They come again, and are counted against the limit then.
+                    // They are tried again, and count against the limit then.
                     path.chain.police.iter().for_each(|bucket| bucket.give_back(within - m));
                     break;
                 }
@@ -269,8 +263,7 @@ impl Rx {
         let_in
     }
 
-    /// Takes packets from a queue, a burst or, where those of a burst go to many NFs, as many bursts as are worth gathering; and finds
-    /// their paths. False: there are none.
+    /// Reads a burst, or several if gathering is worth it, and classifies it. False: none.
     #[inline]
     fn read(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> bool {
         (owned.from, owned.to) = (0, 0);
@@ -281,7 +274,7 @@ impl Rx {
             let n = owned.queue.rx_burst(&mut owned.batch.packets[from..from + BURST], &mut plane.frames, plane.now_ns);
             owned.to = from + n;
             let is_plain = n == 0 || self.classify_burst(plane, owned, from..from + n, false);
-            // What a decision changes is for the packets behind it: these are not read before it is carried out.
+            // A decision may concern the packets behind it: they are not read before it.
             if n < BURST || !is_plain {
                 break;
             }
@@ -295,7 +288,7 @@ impl Rx {
         true
     }
 
-    /// Finds the paths of the packets that a queue holds again.
+    /// Classifies the packets that a queue holds again.
     fn classify(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) {
         self.look_anew(plane, owned);
         for from in (owned.from..owned.to).step_by(BURST) {
@@ -304,7 +297,6 @@ impl Rx {
         }
     }
 
-    /// Notes by what decisions are made from here on.
     #[inline(always)]
     fn look_anew(&self, plane: &Plane, owned: &mut OwnedQueue) {
         owned.basis = self.basis(plane);
@@ -312,8 +304,8 @@ impl Rx {
         owned.has_urgent = false;
     }
 
-    /// Finds the paths of a burst of packets that a queue holds. `again`: not for the first time. Says whether all of them are of flows
-    /// that are known and go on.
+    /// Classifies a burst of packets that a queue holds; `again`: not for the first time. Returns
+    /// whether all of them are of known flows that stay as they are.
     #[inline]
     fn classify_burst(&mut self, plane: &mut Plane, owned: &mut OwnedQueue, burst: Range<usize>, again: bool) -> bool {
         let mut is_plain = true;
@@ -324,7 +316,7 @@ impl Rx {
         let now_ms = plane.now_ns / 1_000_000;
         let generation = plane.generation;
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
-        // NFs that are not woken for each packet are for the end of a connection.
+        // The end of a connection concerns NFs that are not woken for each packet.
         let wants_ends = plane.timers.are_used();
         let mut found = [Lookup::Miss; BURST];
         let arena = plane.frames.arena();
@@ -356,7 +348,7 @@ impl Rx {
                 }
             }
             decisions[from + i] = match found {
-                // Only those that are looked at again may have a path that has ended: the others are looked at again when that is noticed.
+                // A path that ended is noticed later, and its packets are classified `again`.
                 Lookup::Hit(known) if known.generation == generation && (!again || self.registry.holds(known.decision)) => {
                     if known.note != 0 {
                         self.count_noted(plane, held[i], i, known);
@@ -365,7 +357,7 @@ impl Rx {
                 }
                 found => {
                     is_plain = false;
-                    // One that was to wait, or had no way, has not begun or ended anything yet.
+                    // A packet that waited, or had no path, has not begun or ended anything yet.
                     let is_counted = again && decisions[from + i].number().is_some();
                     let asked = Undecided { packet: held[i], i, found, tcp: tcp_seen[from + i], is_counted };
                     self.decide(plane, asked).into()
@@ -380,7 +372,7 @@ impl Rx {
         is_plain
     }
 
-    /// Looks at the TCP flags of packet `i` of the last burst, whose flow is known. True: a new connection begins with it.
+    /// Notes TCP flags of packet `i` of the last burst, of a known flow. True: a new connection.
     fn begins_anew(&mut self, i: usize, flags: u8, now_ns: u64) -> bool {
         let key = *self.classifier.key(i);
         self.instances.as_mut().is_some_and(|instances| instances.note(&key, flags, self.classifier.table(), now_ns))
@@ -391,17 +383,17 @@ impl Rx {
     fn decide(&mut self, plane: &mut Plane, asked: Undecided) -> Decision {
         let Undecided { packet, i, found, is_counted, .. } = asked;
         let flags = if is_counted { 0 } else { asked.tcp };
-        // Setting up a connection is measured from here.
+        // Connection set-up is measured from here.
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
         let since_ns = if watches { self.clock.now_ns() } else { plane.now_ns };
         let generation = plane.generation;
         let now_ms = plane.now_ns / 1_000_000;
-        // An earlier packet of the burst may have made the flow known.
+        // An earlier packet of the burst may have added the flow.
         let mut known = match found {
             Lookup::Miss => self.classifier.again(i, now_ms),
             Lookup::Hit(known) => Some(known),
         };
-        // Then nobody has looked at the flags of this one yet.
+        // In that case the flags of this packet were not noted yet.
         let is_looked_at = !matches!(found, Lookup::Miss) || known.is_none() || flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0;
         if !is_looked_at && self.begins_anew(i, flags, plane.now_ns) {
             known = None;
@@ -435,7 +427,7 @@ impl Rx {
                     return self.choose_instances(plane, &asked);
                 }
                 let decision = self.by_hash(plane, &key, number, old);
-                // What may be otherwise in a moment without a change of rules is asked about again.
+                // A decision that may change soon without new rules is not remembered.
                 settles &= matches!(decision, Decision::Path(_));
                 decision
             }
@@ -446,7 +438,7 @@ impl Rx {
         decision
     }
 
-    /// A chain, if its instances are chosen by something else than the flow's hash.
+    /// A chain, if steering chooses its instances.
     #[inline]
     fn steered<'a>(&self, tables: &'a Tables, number: u16) -> Option<&'a Arc<Chain>> {
         let chain = tables.chains.get(usize::from(number))?.as_ref()?;
@@ -464,7 +456,7 @@ impl Rx {
         decision
     }
 
-    /// The path of a flow on a chain by its hash. `old` is the path that it had.
+    /// The path of a flow on a chain by its hash. `old` is its former path.
     fn by_hash(&self, plane: &mut Plane, key: &FlowKey, chain: u16, old: Option<u32>) -> Decision {
         let tables = &plane.tables;
         if let Some(Some(named)) = tables.chains.get(usize::from(chain))
@@ -486,7 +478,7 @@ impl Rx {
         }
     }
 
-    /// Counts a packet, number `i` of the last burst, by what was noted of its flow.
+    /// Counts packet `i` of the last burst by the note of its flow.
     #[inline(never)]
     fn count_noted(&mut self, plane: &Plane, packet: Packet, i: usize, known: Known) {
         let Some(chains) = &mut self.chains else { return };
@@ -495,7 +487,7 @@ impl Rx {
         }
     }
 
-    /// Has packets wait, those from the first that a queue holds to `to`.
+    /// Makes packets wait, from the first that a queue holds to `to`.
     #[cold]
     fn wait(&mut self, plane: &mut Plane, owned: &mut OwnedQueue, what: WaitFor, to: usize) {
         for i in owned.from..to {
@@ -509,7 +501,7 @@ impl Rx {
                         owned.counters.entry_drops.add(1);
                     }
                 }
-                // Nothing is there any more that it could wait for.
+                // What it could wait for is gone.
                 _ => {
                     owned.counters.entry_drops.add(1);
                     let key = plane.key_of(packets[i], owned.port);
@@ -520,7 +512,7 @@ impl Rx {
         owned.from = to;
     }
 
-    /// Lets packets go on that were held for an answer, or made here. Says how many there were.
+    /// Sends on packets that were held for an answer, or made here. Returns how many.
     #[cold]
     fn send_released(&mut self, plane: &mut Plane) -> usize {
         let mut sent = 0;
@@ -550,7 +542,7 @@ impl Rx {
                         let since_ns = self.clock.now_ns();
                         let asked = Asked { key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
                         let decision = self.choose_instances(plane, &asked);
-                        // The next packet of the flow is chosen for anew, and is counted by what that says.
+                        // The next packet of the flow is decided and counted on its own.
                         self.classifier.table().remove(key, hash);
                         decision
                     }
@@ -585,7 +577,7 @@ impl Rx {
         }
     }
 
-    /// Drops packets that have no path, from the first that a queue holds to `to`.
+    /// Drops packets without a path, from the first that a queue holds to `to`.
     #[cold]
     fn refuse(&mut self, plane: &mut Plane, owned: &mut OwnedQueue, why: Refusal, to: usize) {
         let n = (to - owned.from) as u64;
@@ -594,7 +586,6 @@ impl Rx {
         drop_held(self.chains.as_deref(), plane, owned, None, why.name(), to);
     }
 
-    /// Drops all packets that wait.
     pub(crate) fn let_go(&mut self, plane: &mut Plane) {
         if let Some(chains) = &mut self.chains {
             chains.let_go(plane);
@@ -608,13 +599,12 @@ impl Rx {
         }
     }
 
-    /// Packets that wait here.
     pub(crate) fn waiting(&self) -> usize {
         self.chains.as_ref().map_or(0, |chains| chains.held()) + self.instances.as_ref().map_or(0, |instances| instances.waiting())
     }
 }
 
-/// Drops packets that have a path and are not let in, from the first that a queue holds to `to`.
+/// Drops packets that have a path and are not admitted, from the first that a queue holds to `to`.
 fn turn_away(chains: Option<&dyn ChooseChain>, plane: &mut Plane, path: &Path, owned: &mut OwnedQueue, why: DropReason, to: usize) {
     let n = (to - owned.from) as u64;
     path.chain.counters[plane.index].drops[why as usize].add(n);
@@ -622,7 +612,7 @@ fn turn_away(chains: Option<&dyn ChooseChain>, plane: &mut Plane, path: &Path, o
     drop_held(chains, plane, owned, Some(path.chain.number), why.name(), to);
 }
 
-/// Drops packets, from the first that a queue holds to `to`. `chain` is their chain, where a path says which.
+/// Drops packets, from the first that a queue holds to `to`. `chain` is their path's chain.
 fn drop_held(
     chains: Option<&dyn ChooseChain>,
     plane: &mut Plane,
@@ -640,7 +630,7 @@ fn drop_held(
     owned.from = to;
 }
 
-/// Notes for the trace that goes on which packets are dropped at the door.
+/// Records packets dropped at the entry in the active trace.
 #[cold]
 fn tell_refused(
     chains: Option<&dyn ChooseChain>,

@@ -1,10 +1,11 @@
-//! Where features have a say about a flow's first packet.
+//! Hooks by which features decide about a flow's first packet.
 //!
-//! A flow's chain is chosen first: by a [`ChooseChain`], if there is one, and else by the rules. Then an instance of each of its
-//! services: by a [`ChooseInstances`], for chains that concern it, and else by the flow's hash. What is decided goes into the flow
-//! table, which answers for the flow's other packets.
+//! A flow's chain is chosen first: by a [`ChooseChain`], if there is one, else by the rules. Then
+//! an instance of each service is chosen: by a [`ChooseInstances`] for chains that it handles, else
+//! by the flow's hash. The flow table remembers the decision for the flow's other packets.
 //!
-//! Both belong to one packet thread. None of their functions may block, lock, make a system call, or allocate for each packet.
+//! Both belong to one packet thread. They never block, lock, make system calls, or allocate by
+//! packet.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -20,24 +21,24 @@ use crate::decision::{Decision, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
 
-/// What chooses the chain of a flow.
+/// How the chain of a flow is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// The rules.
     Rules,
-    /// It is this one.
+    /// This chain.
     Chain(u16),
-    /// None: the packet is dropped.
+    /// No chain: the packet is dropped.
     Drop(Refusal),
-    /// Nothing yet: the packet is [held](ChooseChain::hold).
+    /// No chain yet: the packet is [held](ChooseChain::hold).
     Wait,
 }
 
 impl Choice {
-    /// The chain, with the place of the rule that names it, if one does; or what becomes of the packet instead.
+    /// The chain, and the index of the rule that names it, if one does.
     ///
     /// # Errors
-    /// The decision where there is no chain.
+    /// The decision, if there is no chain.
     pub fn chain(self, tables: &Tables, key: &FlowKey) -> Result<(u16, Option<usize>), Decision> {
         match self {
             Self::Chain(chain) => Ok((chain, None)),
@@ -51,12 +52,13 @@ impl Choice {
     }
 }
 
-/// What was chosen for a packet.
+/// A choice for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chosen {
-    /// What chooses the chain.
+    /// The chain.
     pub choice: Choice,
-    /// What the flow table is to keep with the flow: see [`Known::note`](crate::classify::flow_table::Known::note).
+    /// Note to keep in the flow table: see
+    /// [`Known::note`](crate::classify::flow_table::Known::note).
     pub note: u32,
     /// Whether the flow table may keep it: it holds for all packets with this key.
     pub settles: bool,
@@ -67,41 +69,41 @@ impl Chosen {
     pub const RULES: Self = Self { choice: Choice::Rules, note: 0, settles: true };
 }
 
-/// A packet that goes on after it was held, or that was made here.
+/// A packet that was held, or made here, and goes on.
 #[derive(Debug, Clone, Copy)]
 pub struct Released {
     /// The packet.
     pub packet: Packet,
     /// Its key.
     pub key: FlowKey,
-    /// What chooses its chain.
+    /// Its chain.
     pub choice: Choice,
 }
 
 /// Chooses the chains of flows before the rules do.
 pub trait ChooseChain: Send {
-    /// Chooses for a packet of a flow that is not known, or was noted with `note`.
+    /// Chooses for a packet of a flow that is unknown, or has this `note`.
     fn choose(&mut self, plane: &Plane, key: &FlowKey, packet: Packet, note: u32) -> Chosen;
 
-    /// A packet of a known flow with a note, which is not 0. Another note for the flow, if it is to have one.
+    /// Counts a packet of a known flow with a nonzero note. Returns a new note, if it changes.
     fn count(&mut self, plane: &Plane, key: &FlowKey, packet: Packet, note: u32) -> Option<u32>;
 
-    /// What would choose the chain of a packet; nothing is counted or changed.
+    /// The current choice for a packet; nothing is counted or changed.
     fn now(&self, plane: &Plane, key: &FlowKey, packet: Packet) -> Choice;
 
-    /// Holds a packet that is to wait for an answer, or drops it if it holds too many.
+    /// Holds a packet for an answer, or drops it if too many are held.
     fn hold(&mut self, plane: &mut Plane, packet: Packet, ingress: u16);
 
-    /// Looks after the packets that it holds, every few rounds.
+    /// Polls the packets that it holds, every few rounds.
     fn tend(&mut self, plane: &mut Plane);
 
     /// Packets that it holds.
     fn held(&self) -> usize;
 
-    /// Whether there are packets to go on.
+    /// Whether there are packets to send on.
     fn has_released(&self) -> bool;
 
-    /// Gives the first of these away.
+    /// Takes the first packet to send on.
     fn next_released(&mut self) -> Option<Released>;
 
     /// Drops all packets that it holds.
@@ -111,7 +113,7 @@ pub trait ChooseChain: Send {
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
-/// What decisions about instances need besides the packet.
+/// Context of a decision about instances.
 pub struct Env<'a> {
     /// Where packets go.
     pub tables: &'a Tables,
@@ -119,7 +121,7 @@ pub struct Env<'a> {
     pub registry: &'a PathRegistry,
     /// The thread's flow table.
     pub flows: &'a mut FlowTable,
-    /// Generation that decisions are noted with.
+    /// Generation to record with decisions.
     pub generation: u32,
     /// The clock.
     pub clock: &'a Clock,
@@ -134,23 +136,24 @@ pub struct Asked<'a> {
     pub hash: u64,
     /// Its chain.
     pub chain: &'a Arc<Chain>,
-    /// Its TCP flags; 0 of others.
+    /// Its TCP flags; 0 if it has none.
     pub flags: u8,
-    /// The path that its flow had.
+    /// The former path of its flow.
     pub old: Option<u32>,
-    /// It has waited, and it is its turn.
+    /// Whether it has waited, and its turn has come.
     pub has_waited: bool,
-    /// Whether the flow table may keep what is decided.
+    /// Whether the flow table may keep the decision.
     pub settles: bool,
-    /// What the flow table is to keep besides: see [`Known::note`](crate::classify::flow_table::Known::note).
+    /// Note to keep in the flow table: see
+    /// [`Known::note`](crate::classify::flow_table::Known::note).
     pub note: u32,
-    /// What its flow is given, if it is a new one.
+    /// Terms of its flow, if that is new.
     pub terms: Terms,
-    /// When it was found to be of no known flow, or its turn came, in nanoseconds of [`Env::clock`].
+    /// When it was found to have no known flow, or its turn came, in nanoseconds of [`Env::clock`].
     pub since_ns: u64,
 }
 
-/// What a packet that waits will be given, as was decided when it came.
+/// What a waiting packet will get, as decided when it came.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
     /// Number of the service that had no idle instance.
@@ -159,7 +162,7 @@ pub struct Wanted {
     pub chain: u16,
     /// As [`Asked::note`].
     pub note: u32,
-    /// What its flow is given.
+    /// Terms of its flow.
     pub terms: Terms,
 }
 
@@ -172,43 +175,43 @@ pub struct Arrival<'a> {
     pub key: &'a FlowKey,
     /// Flags of its descriptor.
     pub flags: u8,
-    /// Its TCP flags; 0 of others.
+    /// Its TCP flags; 0 if it has none.
     pub tcp: u8,
 }
 
 /// Chooses the instances of services that are not shared by hash.
 pub trait ChooseInstances: Send {
-    /// Whether it wants to see the TCP flags of packets.
+    /// Whether it needs the TCP flags of packets.
     fn watches(&self) -> bool;
 
-    /// Changes when packets that were classified before may not be let in by that.
+    /// Changes when earlier decisions may no longer be used.
     fn moved(&self) -> u32;
 
-    /// Whether a chain has a service whose instances it chooses.
+    /// Whether it chooses the instances of a service of this chain.
     fn concerns(&self, chain: &Chain) -> bool;
 
-    /// A packet of an unknown flow comes: what is known of its connection is fetched into the cache.
+    /// Prefetches what is known of a connection, for a packet of an unknown flow.
     fn foresee(&self, key: &FlowKey);
 
-    /// A packet of a known flow with SYN, FIN or RST. True: a new connection begins, and what is known of the flow does not count.
+    /// Notes SYN, FIN or RST of a known flow. True: a new connection, so what is known is void.
     fn note(&mut self, key: &FlowKey, flags: u8, flows: &mut FlowTable, now_ns: u64) -> bool;
 
-    /// Decides about a packet. What holds for further packets of the flow goes into the flow table.
+    /// Decides about a packet. Decisions that hold for further packets go into the flow table.
     fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> Decision;
 
-    /// What the packet wants that was decided about last, if it is to wait for an instance.
+    /// What the packet decided last waits for, if it must wait for an instance.
     fn wanted(&self) -> Wanted;
 
-    /// Keeps a packet that waits for an instance. Says whether a packet was dropped for it, or it was itself.
+    /// Keeps a packet that waits for an instance. Returns whether it, or another one, was dropped.
     fn wait(&mut self, plane: &mut Plane, wanted: Wanted, arrival: &Arrival<'_>) -> bool;
 
-    /// What is due between two bursts.
+    /// Runs between two bursts.
     fn step(&mut self, flows: &mut FlowTable, now_ns: u64);
 
-    /// Lets packets go on that waited, as far as there are instances now. Says how many.
+    /// Sends on waiting packets for which there are instances now. Returns how many.
     fn release(&mut self, plane: &mut Plane, registry: &PathRegistry, flows: &mut FlowTable, clock: &Clock) -> usize;
 
-    /// Ends what has said nothing for too long, every few rounds.
+    /// Ends connections that were silent for too long, every few rounds.
     fn age(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64);
 
     /// Packets that wait.
@@ -217,7 +220,7 @@ pub trait ChooseInstances: Send {
     /// Drops all packets that wait.
     fn let_go(&mut self, plane: &mut Plane);
 
-    /// How long setting up a connection took, by number of the service, in nanoseconds.
+    /// Duration of connection set-up, by service number, in nanoseconds.
     fn setups(&self) -> Vec<(u16, Histogram)>;
 
     /// Itself, for commands of its feature.

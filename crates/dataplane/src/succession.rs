@@ -1,21 +1,23 @@
-//! An NF that gets flows of others: what it returns goes on only when nothing will come from those any more. It is one that takes the place of
-//! another one, or one that stays when another instance of its service goes.
+//! Succession: packets of an NF that took over flows wait until the old NFs' packets are through.
 //!
-//! Problem: from the moment at which the tables name the successor, a flow's packets go to it, while earlier ones of the same flow are still
-//! in the old NF's rings, or on their way there. The successor's ring is short, so they would overtake. Approach: it gets its packets
-//! and works on them, and they wait on its tx ring, which the thread that drained the old one drains too. That goes on when all
-//! threads have the new tables and the packets let in for the old NF have passed it, which the old one's credits count anyway. So the
-//! ring that holds packets back is the one that they would have come to; nothing is copied, and no port is held up while it has room.
+//! The successor replaces an old NF, or remains when another instance of its service goes.
 //!
-//! Limits: where several threads drain the NFs of a service, an NF and one behind it may be drained by two of them; then a burst of the one can
-//! be overtaken. An NF that stays is held up for as long as the other takes, its own flows too.
-//! It is about the packets of the paths that the tables name. One that comes out of a foreign program behind which the old NF stood is
-//! counted only when it comes out.
+//! Problem: once the tables name the successor, a flow's packets go to it, while earlier ones are
+//! still in the old NF's rings or on their way there. The successor's ring is short, so they would
+//! overtake. Approach: the successor works on its packets, and they wait on its tx ring, which the
+//! thread that drained the old NF drains, too. Draining starts once all threads have the new tables
+//! and all packets let in for the old NF have passed it, which its credits count anyway. Nothing is
+//! copied, and no port is held up while that ring has room.
+//!
+//! Limits: where several threads drain the NFs of a service, two of them may drain an NF and one
+//! behind it; then a burst of the former can be overtaken. An NF that remains is held up while the
+//! other finishes, including its own flows. Only packets of paths that the tables name are covered.
+//! A packet that comes out of a foreign program before the old NF counts only once it is out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Who the old NFs are, to the thread that drains them and the one behind them.
+/// The old NFs, for the thread that drains them and their successor.
 #[derive(Debug)]
 pub struct Succession {
     former: Box<[Arc<AtomicU32>]>,
@@ -23,20 +25,21 @@ pub struct Succession {
 }
 
 impl Succession {
-    /// After NFs with so many packets on their way to each of them ([`NfHandle::in_flight`](super::handle::NfHandle::in_flight)).
+    /// A succession after NFs with these counts of packets on their way
+    /// ([`NfHandle::in_flight`](super::handle::NfHandle::in_flight)).
     pub fn after(former: impl IntoIterator<Item = Arc<AtomicU32>>) -> Arc<Self> {
         Arc::new(Self { former: former.into_iter().collect(), settled: AtomicBool::new(false) })
     }
 
-    /// All threads have tables that do not name the old NFs: no more packets are let in for them.
+    /// All threads have tables without the old NFs: no more packets are let in for them.
     pub fn settle(&self) {
-        // Release: what those threads have let in before is counted.
+        // Release: what those threads let in before is counted.
         self.settled.store(true, Ordering::Release);
     }
 
     /// Whether the last packet of the old NFs has gone on. For the thread that drains them.
     pub fn is_over(&self) -> bool {
-        // Acquire, both: packets are counted off by this thread, and counted in before the tables were settled.
+        // Acquire, both: this thread counts packets off, and all were counted before `settle`.
         self.settled.load(Ordering::Acquire) && self.former.iter().all(|former| former.load(Ordering::Acquire) == 0)
     }
 }

@@ -1,4 +1,4 @@
-//! Traces: the hops of packets that somebody asked for.
+//! Traces: the recorded hops of selected packets.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -9,15 +9,15 @@ use crate::chain::DropReason;
 /// One hop of a traced packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// Which packet: the time when it entered, in nanoseconds, and its frame.
+    /// The packet: its entry time in nanoseconds, and its frame.
     pub packet: (u64, u32),
-    /// Number of its path; none if it was dropped before it had one.
+    /// Number of its path; `None` if it was dropped before it had one.
     pub path: Option<u32>,
     /// What happened.
     pub what: TraceWhat,
-    /// When, in nanoseconds.
+    /// Time, in nanoseconds.
     pub at_ns: u64,
-    /// Length of the packet, in bytes; 0 if it was lost with its NF.
+    /// Length of the packet in bytes; 0 if it was lost with its NF.
     pub len: u16,
 }
 
@@ -30,70 +30,70 @@ pub enum TraceWhat {
     FromNf(u16),
     /// It went to this port.
     ToPort(u16),
-    /// It went into this NF, which a [feeder](crate::hooks::Feeder) reads the rings for.
+    /// It went into this NF, whose rings a [feeder](crate::hooks::Feeder) reads.
     WentIn(u16),
-    /// One that ends as it does came out of this NF, and is in this frame.
+    /// A packet with the same ending came out of this NF, in this frame.
     CameOut(u16, u32),
-    /// None that ends as it does came out of this NF, or more than one may have.
+    /// No packet with the same ending came out of this NF, or it is ambiguous.
     LostSight(u16),
-    /// It was copied into the memory of another tenant, and is in this frame.
+    /// It was copied into another tenant's memory, in this frame.
     Crossed(u32),
     /// It was dropped.
     Dropped(DropReason),
     /// It was dropped at the entry.
     Refused {
-        /// Number of the port where it came in.
+        /// Number of its ingress port.
         ingress: u16,
-        /// Number of its chain; none if nothing says which.
+        /// Number of its chain, if it is known.
         chain: Option<u16>,
-        /// Why, as statistics name it.
+        /// The reason, as in statistics.
         why: &'static str,
     },
 }
 
 impl TraceWhat {
-    /// Whether it is the last that is known of a packet.
+    /// Whether it is the last event of a packet.
     pub fn is_end(self) -> bool {
         matches!(self, Self::ToPort(_) | Self::LostSight(_) | Self::Dropped(_) | Self::Refused { .. })
     }
 }
 
-/// What is known of a sampled or traced packet that goes into a program, so that it can go on as such when it comes out.
+/// The marks of a sampled or traced packet inside a program, restored when it comes out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// Its marks; 0 of a packet without.
+    /// Its marks; 0: none.
     pub flags: u8,
-    /// The frame that it went in from.
+    /// The frame from which it went in.
     pub frame: u32,
     /// Its length, in bytes.
     pub len: u16,
     /// Number of its path.
     pub path: u32,
-    /// When it entered its path, in nanoseconds.
+    /// Entry time, in nanoseconds.
     pub entered_ns: u64,
 }
 
-/// What a trace is asked for.
+/// A request for a trace.
 #[derive(Debug)]
 pub struct TraceRequest {
-    /// Packets of this chain only.
+    /// Trace only packets of this chain.
     pub chain: Option<u16>,
-    /// Packets only that this rule matches first: its place among the rules.
+    /// Trace only packets whose first match is this rule, by index.
     pub rule: Option<usize>,
-    /// How many packets are still to be picked.
+    /// Packets left to pick.
     pub left: AtomicI64,
-    /// Where the hops are told. When it is full, hops are missing.
+    /// Recorded hops. Further hops are lost while it is full.
     pub events: ArrayQueue<TraceEvent>,
 }
 
 impl TraceRequest {
-    /// Whether packets are still to be picked.
+    /// Whether packets are left to pick.
     pub(crate) fn wants_more(&self) -> bool {
-        // Relaxed, here and below: it is a number alone, and nothing is published by it.
+        // Relaxed, here and below: a mere number, which publishes nothing.
         self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// Picks a packet, if one is still to be picked.
+    /// Picks a packet, if any are left to pick.
     pub(crate) fn pick(&self) -> bool {
         self.wants_more() && self.left.fetch_sub(1, Ordering::Relaxed) > 0
     }

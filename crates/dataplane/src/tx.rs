@@ -1,4 +1,4 @@
-//! Packets that leave: the buffers of egress ports, and the bursts that ports are given.
+//! Egress: the buffers of ports, and the bursts that ports are given.
 
 use std::sync::atomic::Ordering;
 
@@ -15,12 +15,12 @@ use crate::plane::Plane;
 use crate::queue::TX_BUFFER;
 
 impl Plane {
-    /// Puts packets, which are nobody's already, into a port's buffer.
+    /// Puts packets, which no NF owns any more, into a port's buffer.
     #[inline(always)]
     pub(crate) fn emit(&mut self, path: &Path, port: u16, burst: &[Descriptor]) {
         match self.out.get_mut(port as usize) {
             Some(buffer) if buffer.open => {
-                // A port that waits loses nothing: what comes past the mark is bounded by what may come before the mark is looked at.
+                // A waiting port drops nothing: only a bounded number comes before the next check.
                 let room = if buffer.waits { burst.len() } else { TX_BUFFER.saturating_sub(buffer.packets.len()).min(burst.len()) };
                 buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
                 self.filled |= u64::from(buffer.is_full()) << (port % 64);
@@ -42,22 +42,22 @@ impl Plane {
         }
     }
 
-    /// Whether a waiting port's buffer is full: packets that would go there stay on their NF's tx ring.
+    /// Whether a waiting port's buffer is full: its packets stay on their NF's tx ring.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         self.out.iter().any(|b| b.open && b.waits && b.is_full())
     }
 
-    /// Whether packets that this NF returns may go to a port whose buffer is full: because it is
-    /// the last one of a chain to there, or has filled it before by verdicts (`fills`,
-    /// [`Drain::fills`](crate::end::Drain::fills)). One further up that never sends there goes on, for its other chains.
+    /// Whether packets that this NF returns may go to a port with a full buffer: the NF is the last
+    /// one of a chain to it, or has filled the buffer by verdicts before (`fills`,
+    /// [`Drain::fills`](crate::end::Drain::fills)). Other NFs go on, for their other chains.
     #[cold]
     pub fn may_block(&self, handle: &NfHandle, fills: u64) -> bool {
         let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());
         if fills != 0 && (0..self.out.len() as u16).any(|port| fills >> (port % 64) & 1 != 0 && full(port)) {
             return true;
         }
-        // With a bypass any of a chain's NFs may become the last one.
+        // With bypass, any NF of a chain may become the last one.
         let sends = |c: &Chain| match c.on_failure {
             sluice_api::config::OnFailure::Bypass => c.services.contains(&handle.service),
             _ => c.services.last() == Some(&handle.service),
@@ -66,7 +66,7 @@ impl Plane {
     }
 }
 
-/// Sends what waits for a port. Says how many packets went.
+/// Sends packets that wait for a port. Returns how many.
 #[inline]
 pub(crate) fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Producer>], port: u16) -> usize {
     let mut packets = std::mem::take(&mut plane.out[port as usize].packets);
@@ -79,7 +79,8 @@ pub(crate) fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Op
     sent
 }
 
-/// Gives packets to a port's queue. Those that do not fit stay in the buffer, which shrinks where they are dropped. Says how many went.
+/// Gives packets to a port's queue. The others stay in the buffer, which shrinks if they are
+/// dropped. Returns how many were sent.
 #[inline]
 fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>) -> usize {
     let port = owned.port as usize;
@@ -89,7 +90,7 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
     let counters = &owned.counters;
     let lost = counters.lost();
     if waits {
-        // Half of the mark, so that a full buffer is not told of at every other packet.
+        // Half of the mark, so that a full buffer is not reported at every other packet.
         let jammed = packets.len() - sent > TX_BUFFER / 2;
         if let Some(mark) = plane.jammed.get(port)
             && mark.load(Ordering::Relaxed) != jammed
@@ -109,7 +110,7 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
     sent
 }
 
-/// Passes packets to the thread that has a port's queue. Says how many went.
+/// Passes packets to the thread that owns a port's queue. Returns how many.
 fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, packets: &[Packet]) -> usize {
     let owner = match plane.tables.ports.get(port as usize) {
         Some(Some(info)) if !info.owners.is_empty() => Some(info.owners[plane.index % info.owners.len()]),
@@ -119,7 +120,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
         Some(Some(_)) if plane.jammed.get(port as usize).is_some_and(|mark| mark.load(Ordering::Relaxed)) => 0,
         Some(Some(lane)) => enqueue(lane, port, packets),
         _ => {
-            // Nobody has the port any more.
+            // The port has no owner any more.
             plane.unsent.add(packets.len() as u64);
             packets.iter().for_each(|packet| plane.discard(packet.frame));
             packets.len()
@@ -127,7 +128,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
     }
 }
 
-/// Puts packets for a port on a lane to another thread. Says how many there was room for.
+/// Puts packets for a port on a lane to another thread. Returns how many fitted.
 fn enqueue(lane: &mut Producer, port: u16, packets: &[Packet]) -> usize {
     let mut sent = 0;
     for some in packets.chunks(BURST) {
@@ -145,7 +146,7 @@ fn enqueue(lane: &mut Producer, port: u16, packets: &[Packet]) -> usize {
     sent
 }
 
-/// Counts packets that a port's queue could not be given: as the queue's, if this thread has it.
+/// Counts lost packets of a port: as its queue's, if this thread has the queue.
 #[cold]
 pub(crate) fn count_lost(queues: &[OwnedQueue], unsent: &Counter, port: u16, n: usize) {
     let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.tx_drops);

@@ -1,27 +1,29 @@
-//! NFs that sleep on although packets wait: fewer than their threshold, and not for long.
+//! Delayed wake-ups: an NF may sleep on while few packets wait, for a short time.
 //!
 //! # Problem
-//! An NF that is woken for each packet spends its core on switches. Its service may say that it is woken later
-//! ([`threshold`](sluice_policy::sched::threshold)). What is decided there has to be done at each burst, in each thread that posts, without
-//! locks and without one more system call.
+//! An NF that is woken for each packet spends its core on context switches. Its service may
+//! configure later wake-ups ([`threshold`](sluice_policy::sched::threshold)). The decision is made
+//! at each burst in each thread that posts, without locks and without extra system calls.
 //!
 //! # Approach
-//! An NF runs because the bit of its slot on the core page says that it has packets: by that bit the Wakeup role wakes it, and another NF that
-//! goes to sleep starts it. So holding an NF back is leaving the bit alone. The packets are on its ring meanwhile; if it
-//! wakes for another reason it takes them, and an NF that runs is never held back: it looks at its rings before it sleeps.
-//! The thread that has posted looks whether the NF sleeps with its bit off ([`CorePage::is_dormant`](sluice_shm::core_page::CorePage::is_dormant)),
-//! asks the policy, and sets the bit or a timer of its own ([`Timers`]). The wake itself is the Wakeup role's, as ever.
+//! An NF is started because its slot's bit on the core page says that it has packets: the Wakeup
+//! role, or an NF that goes to sleep, reads that bit. So delaying an NF means leaving the bit
+//! clear. Its packets are on its ring; if it wakes for another reason it takes them. A running NF
+//! is never delayed: it polls its rings before it sleeps. The posting thread checks whether the NF
+//! sleeps with its bit clear
+//! ([`CorePage::is_dormant`](sluice_shm::core_page::CorePage::is_dormant)), consults the policy,
+//! and sets the bit or its own timer ([`Timers`]). The Wakeup role does the waking, as always.
 //!
-//! Timers are lists through the numbers of NFs, one for each length, so that they are in order, and set and unset in constant time.
-//! The loop of the thread looks at their heads once a round.
+//! Timers are linked lists through NF numbers, one list for each duration. So they are ordered, and
+//! set and unset in constant time. The thread checks the heads once a round.
 //!
-//! The packets that end a connection ([`URGENT`](crate::frame::URGENT)) are known by their frame's word, so that each NF on their way is
-//! woken for them.
+//! The packets that end a connection ([`URGENT`](crate::frame::URGENT)) are marked in their frame's
+//! word, so each NF on their way is woken for them.
 //!
 //! # Limits
-//! Thresholds are of a thread: where several threads post to an NF, each counts what waits for it, and has a threshold and a timer of
-//! its own. What an NF has taken is its own word, and whether it sleeps is on the page: where that is not so it sleeps on, until it is
-//! rescued.
+//! Each thread that posts to an NF has its own threshold and timer for it, and counts waiting
+//! packets by itself. The NF itself writes what it has taken and whether it sleeps: with false
+//! values it sleeps on until it is rescued.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -29,24 +31,24 @@ use sluice_policy::sched::threshold::{Cause, Rules, Threshold};
 
 const NONE: u32 = u32::MAX;
 
-/// What an NF that has one flow at a time is told of the next one, by the Rx thread that it belongs to. All zero: nothing.
+/// The next flow of an NF with one flow at a time, as its Rx thread sets it. All zero: none.
 #[derive(Debug, Default)]
 pub struct Start {
-    /// Flows that have begun.
     pub(crate) flow: AtomicU32,
     /// Early packets, and the bounds of the threshold: 32, 16 and 16 bits.
     bounds: AtomicU64,
-    /// The timer; 0: the service's rules hold.
+    /// The timer; 0: the service's rules apply.
     timer_ns: AtomicU64,
 }
 
 impl Start {
-    /// A flow begins, with rules of its own or without.
+    /// Begins a flow, with or without rules of its own.
     pub fn begin(&self, rules: Option<Rules>) {
         let clip = |packets: u32| u64::from(packets.min(u32::from(u16::MAX)));
         let (bounds, timer_ns) =
             rules.map_or((0, 0), |r| (u64::from(r.early) << 32 | clip(r.least) << 16 | clip(r.most), r.timer_ns.max(1)));
-        // Relaxed: the flow's first packet comes to other threads by rings, after this. Who reads half of it starts an NF too early or too late.
+        // Relaxed: the flow's first packet reaches other threads by rings, after this. A partial
+        // read only starts an NF too early or too late.
         self.bounds.store(bounds, Ordering::Relaxed);
         self.timer_ns.store(timer_ns, Ordering::Relaxed);
         self.flow.fetch_add(1, Ordering::Relaxed);
@@ -69,13 +71,13 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// For an NF of a service with these rules, whose ring holds so many packets.
+    /// For an NF of a service with these rules, and a ring of `ring` packets.
     pub fn new(rules: Rules, ring: u32) -> Self {
         let rules = rules.within(ring);
         Self { service: rules, rules, threshold: Threshold::new(&rules), flow: 0 }
     }
 
-    /// How long packets wait at most, in nanoseconds.
+    /// Longest time that packets wait, in nanoseconds.
     pub fn timer_ns(&self) -> u64 {
         self.rules.timer_ns
     }
@@ -88,10 +90,10 @@ impl Waker {
     }
 }
 
-/// How many causes are counted.
+/// Number of causes that are counted.
 pub const CAUSES: usize = Cause::ALL.len();
 
-/// A list of timers of one length, oldest first.
+/// Timers of one duration, oldest first.
 #[derive(Debug, Clone, Copy)]
 struct List {
     timer_ns: u64,
@@ -118,7 +120,7 @@ pub struct Timers {
 }
 
 impl Timers {
-    /// Makes room for an NF, and for timers of this length.
+    /// Reserves a timer for an NF, and a list for this duration.
     pub fn make_room(&mut self, nf: u16, timer_ns: u64) {
         let most = usize::from(nf) + 1;
         if self.timers.len() < most {
@@ -128,20 +130,20 @@ impl Timers {
         self.learn(timer_ns);
     }
 
-    /// Makes room for timers of this length.
+    /// Reserves a list for this duration.
     pub fn learn(&mut self, timer_ns: u64) {
         if !self.lists.iter().any(|list| list.timer_ns == timer_ns) {
             self.lists.push(List { timer_ns, head: NONE, tail: NONE });
         }
     }
 
-    /// Whether any NF has ever had room here.
+    /// Whether an NF ever had a timer here.
     #[inline(always)]
     pub fn are_used(&self) -> bool {
         !self.timers.is_empty()
     }
 
-    /// Sets an NF's timer, unless it is set. One of a length that nobody has made room for is of another.
+    /// Sets an NF's timer, unless it is set. A duration without a list uses another one.
     #[inline]
     pub fn set(&mut self, nf: u16, timer_ns: u64, now_ns: u64) {
         let number = u32::from(nf);
@@ -174,7 +176,7 @@ impl Timers {
         }
     }
 
-    /// An NF whose time is over, if there is one; its timer is unset.
+    /// Takes an NF whose timer has expired, and unsets the timer.
     #[inline]
     pub fn late(&mut self, now_ns: u64) -> Option<u16> {
         let is_over = |list: &&List| {
@@ -185,7 +187,7 @@ impl Timers {
         Some(nf)
     }
 
-    /// When the first of them is over.
+    /// When the first timer expires, in nanoseconds.
     pub fn next_ns(&self) -> Option<u64> {
         let over = |list: &List| Some(self.timers.get(list.head as usize)?.since_ns + list.timer_ns);
         self.lists.iter().filter_map(over).min()

@@ -1,11 +1,12 @@
 //! A packet thread: its loop, and its roles.
 //!
-//! Each core that the configuration gives to a role runs one [`Worker`]: one loop with the roles of that core. Rx takes bursts from
-//! the port queues that are this thread's, finds each packet's path and lets it in at its chain's gate; Tx drains the tx rings of the
-//! NFs that are this thread's and forwards; Wakeup starts a core whose NFs all sleep; Monitor looks for NFs that stand still. A port
-//! queue, an NF's tx ring and a flow table belong to one thread each, so nothing on the packet path takes a lock.
+//! Each core with a role in the configuration runs one [`Worker`]: a loop with that core's roles.
+//! Rx reads bursts from this thread's port queues, finds each packet's path and admits it at its
+//! chain's gate. Tx drains the tx rings of this thread's NFs and forwards. Wakeup starts a core
+//! whose NFs all sleep. Monitor finds NFs that stand still. A port queue, an NF's tx ring and a
+//! flow table belong to one thread each, so the packet path takes no lock.
 //!
-//! The supervisor changes what a worker does by [`Command`]s: it queues one and raises a flag, which the loop looks at once a round.
+//! The supervisor queues [`Command`]s and raises a flag, which the loop reads once a round.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,62 +47,62 @@ use monitor::{MONITOR_NF_NS, MONITOR_NS, Progress};
 use rest::{AGE_RESTED, IDLE_NS};
 pub use snapshot::Snapshot;
 
-/// Rounds between two looks at the clock-driven duties.
+/// Rounds between two runs of the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
-/// Nanoseconds between two looks for new paths that backpressure has to know.
+/// Nanoseconds between two refreshes of the paths that backpressure knows.
 const REFRESH_NS: u64 = 10_000_000;
 /// Nanoseconds between two housekeepings of ports and publications of statistics.
 const HOUSEKEEPING_NS: u64 = 50_000_000;
-/// Flow table entries looked at for ageing in each duty.
+/// Flow table slots visited for ageing in each duty.
 const AGE_BUDGET: usize = 64;
 /// Nanoseconds between two comparisons of the cycle counter with the clock.
 const RESYNC_NS: u64 = 1_000_000_000;
 
-/// A change that somebody asks for, carried out between two rounds.
+/// A change to a worker, applied between two rounds.
 pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// How a packet thread spends its time, as the configuration says.
+/// Configured settings of a packet thread.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// What to do when idle.
     pub idle: Idle,
-    /// Milliseconds after which a flow is forgotten.
+    /// Milliseconds without a packet after which a flow is removed.
     pub flow_timeout_ms: u64,
-    /// Microseconds after which a core on which nobody moves is looked after; see there, [`sluice_api::config::Manager`].
+    /// Microseconds until a core without movement is checked; see [`sluice_api::config::Manager`].
     pub fallback_wake_us: u64,
     /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
     pub stall_ms: u64,
-    /// Who runs, and who is let in.
+    /// Scheduling and admission.
     pub sched: Sched,
 }
 
-/// What a packet thread is made of.
+/// The parts of a packet thread.
 pub struct WorkerSetup {
     /// Its roles.
     pub roles: Roles,
-    /// The cores that it wakes, with the Wakeup role.
+    /// The cores that it wakes, if it has the Wakeup role.
     pub wakes: Part,
-    /// The NFs that it measures, with the Monitor role.
+    /// The NFs that it measures, if it has the Monitor role.
     pub measures: Part,
-    /// How it spends its time.
+    /// Its settings.
     pub settings: Settings,
-    /// What it forwards with.
+    /// Its forwarding state.
     pub plane: Plane,
-    /// How it classifies.
+    /// Its Rx role.
     pub rx: Rx,
     /// Commands.
     pub commands: Receiver<Command>,
-    /// Raised when there are some, and rung to end a rest of this thread.
+    /// Raised when there are commands; rung to end a rest of this thread.
     pub alarm: Arc<Alarm>,
-    /// To end rests of the other threads, where they rest.
+    /// Alarms of the other threads, to end their rests.
     pub others: Vec<Arc<Alarm>>,
-    /// To the other threads: packets for ports whose queues they have.
+    /// Lanes to the other threads, for packets of ports that they own.
     pub lanes_out: Vec<Option<Producer>>,
-    /// From the other threads.
+    /// Lanes from the other threads.
     pub lanes_in: Vec<Option<Consumer>>,
-    /// Nanoseconds that this thread had packets to handle, for all to read.
+    /// Nanoseconds with packets to handle, for all to read.
     pub busy_ns: Arc<AtomicU64>,
-    /// Nanoseconds that it spent measuring and deciding, for all to read.
+    /// Nanoseconds spent on measuring and deciding, for all to read.
     pub tuning_ns: Arc<AtomicU64>,
 }
 
@@ -111,33 +112,30 @@ pub struct Worker {
     queues: Vec<OwnedQueue>,
     /// NFs that this thread drains, furthest downstream first.
     drains: Vec<Drain>,
-    /// The same by page and slot, where there are more than [`MOST_LOOKED_AT`].
+    /// The same by page and slot, if there are more than [`MOST_LOOKED_AT`].
     returns: Returns,
-    /// NFs that this thread reads the rings for.
+    /// Feeders of NFs whose rings this thread reads.
     feeders: Vec<Box<dyn Feeder>>,
     /// The NFs that the Wakeup role wakes, by page.
     handovers: Vec<Handover>,
-    /// What decides from outside who runs, by core.
+    /// Schedulers from outside, by core.
     sharings: Vec<Box<dyn Sharing>>,
     progress: Vec<Progress>,
-    /// When the Monitor last looked.
     monitored_ns: u64,
-    /// How long rounds with packets took, of each `ROUNDS_PER_DUTY`th, in nanoseconds.
+    /// Durations of rounds with packets, one of every `ROUNDS_PER_DUTY`, in nanoseconds.
     rounds: Histogram,
     rx_stopped: bool,
     is_stopped: bool,
-    /// What the Wakeup role decides with.
     throttling: Option<Throttling>,
-    /// What the Monitor role measures.
     loads: Loads,
     closing: Vec<Closing>,
-    /// Number of an NF that had packets when this thread last wanted to rest.
+    /// Index of an NF that had packets when this thread last tried to rest.
     last_busy: usize,
-    /// When it offered its core to others, if it did in the last round, in nanoseconds.
+    /// When it yielded its core, if it did in the last round, in nanoseconds.
     yielded_ns: Option<u64>,
 }
 
-/// When what is done by the clock is due, in nanoseconds.
+/// When clock-driven work is due, in nanoseconds.
 #[derive(Debug, Default)]
 struct Duties {
     round: u32,
@@ -148,7 +146,7 @@ struct Duties {
 }
 
 impl Duties {
-    /// Counts a round. Says whether all NFs are drained in it, and whether the clock is looked at, which are two rounds: this one is timed.
+    /// Counts a round. Returns whether it drains all NFs, and whether it reads the clock.
     #[inline(always)]
     fn begin_round(&mut self) -> (bool, bool) {
         self.round = self.round.wrapping_add(1);
@@ -157,7 +155,6 @@ impl Duties {
     }
 }
 
-/// A port that is to be closed once what waits for it was sent.
 struct Closing {
     port: u16,
     until_ns: u64,
@@ -165,9 +162,9 @@ struct Closing {
 }
 
 impl Worker {
-    /// A worker that has nothing yet.
+    /// A worker without queues and NFs.
     pub fn new(setup: WorkerSetup) -> Self {
-        // One decides about backpressure: a decision is about whole chains.
+        // One thread decides about backpressure, because it concerns whole chains.
         let throttling = setup.roles.wakeup && setup.wakes.this == 0 && setup.settings.sched.backpressure;
         Self {
             throttling: throttling.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.settings.sched)),
@@ -185,7 +182,7 @@ impl Worker {
             progress: Vec::new(),
             monitored_ns: 0,
             rounds: Histogram::default(),
-            // Until everything is in place that a first packet needs.
+            // Until everything that the first packet needs is in place.
             rx_stopped: true,
             is_stopped: false,
         }
@@ -204,7 +201,7 @@ impl Worker {
                 return;
             }
             let (is_all, is_sample) = duties.begin_round();
-            // A thread that naps has few rounds, and a hint that was missed would wait for many of them.
+            // A thread that naps has few rounds, and a missed hint would wait for many of them.
             let may_nap = self.setup.settings.idle != Idle::Spin && now.saturating_sub(last_work_ns) > IDLE_NS;
             let work = self.round(is_all || may_nap);
             if work > 0 {
@@ -213,7 +210,7 @@ impl Worker {
             if work > 0 || has_commands {
                 self.ring_others(work > 0);
             }
-            // Where packets have ended a rest, they go first: many rounds follow.
+            // If packets ended a rest, they go first: many rounds follow.
             if is_sample || has_rested && work == 0 {
                 if work > 0 {
                     self.sample_round(now);
@@ -225,12 +222,12 @@ impl Worker {
         }
     }
 
-    /// One round: packets in, packets on, packets out. `all`: all NFs are drained, not only those that say that they have packets. Says how
-    /// many packets there were.
+    /// One round: packets in, on and out. `all`: drains all NFs, not only those with a hint of
+    /// packets. Returns how many packets there were.
     #[inline(always)]
     fn round(&mut self, all: bool) -> usize {
         let mut work = self.setup.rx.step(&mut self.setup.plane);
-        // What the NFs returned since the last round is fetched while packets are received.
+        // What the NFs returned since the last round is prefetched while packets are received.
         if self.drains.len() <= MOST_LOOKED_AT {
             self.drains.iter_mut().for_each(|d| d.consumer.look_ahead());
         }
@@ -252,14 +249,14 @@ impl Worker {
         work
     }
 
-    /// Notes how long a round with packets took, which stands for [`ROUNDS_PER_DUTY`] of them.
+    /// Records the duration of a round with packets, as a sample of [`ROUNDS_PER_DUTY`] rounds.
     fn sample_round(&mut self, began_ns: u64) {
         let took = self.setup.rx.clock.now_ns().saturating_sub(began_ns);
         self.rounds.record(took);
         self.setup.busy_ns.fetch_add(took * u64::from(ROUNDS_PER_DUTY), Ordering::Relaxed);
     }
 
-    /// Forgets flows that had no packets for too long, among the next `budget` places of the flow table.
+    /// Removes flows without packets for too long, among the next `budget` slots of the flow table.
     fn age(&mut self, now: u64, budget: usize) {
         let Rx { instances, classifier, .. } = &mut self.setup.rx;
         let (now_ms, timeout_ms) = (now / 1_000_000, self.setup.settings.flow_timeout_ms);
@@ -269,7 +266,6 @@ impl Worker {
         }
     }
 
-    /// What is due by the clock.
     #[cold]
     fn do_duties(&mut self, duties: &mut Duties, now: u64) {
         if self.setup.roles.monitor && now >= duties.monitor_at {
@@ -307,7 +303,7 @@ impl Worker {
         }
     }
 
-    /// Sends what waits for ports: through our own queues, or to the thread that has one.
+    /// Sends packets that wait for ports: through own queues, or to the owning thread.
     #[inline]
     fn flush(&mut self) -> usize {
         let plane = &mut self.setup.plane;
@@ -340,7 +336,7 @@ impl Worker {
         work
     }
 
-    /// Starts each core whose NFs all sleep and one of which has packets.
+    /// Starts each core whose NFs all sleep while one has packets.
     #[inline]
     fn wake(&mut self) {
         if let Some(throttling) = &mut self.throttling {

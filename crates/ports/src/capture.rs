@@ -1,14 +1,16 @@
 //! Capture files, decoded: the packets of a pcap or pcapng file, in order, with their times.
 //!
-//! A file is decoded as a whole before anything starts, and a file that is not whole is refused: what comes out of a replay is then
-//! either exactly the capture or nothing. This decoder was chosen over a library because those at hand refuse valid files (packets
-//! cut by a snap length, times in powers of two, big-endian time offsets) or pass over what they do not know (obsolete packet
-//! blocks), and do not say where a file is broken. The tests compare it with one.
+//! A file is decoded as a whole before anything starts, and an incomplete file is refused: a replay
+//! is either exactly the capture or nothing. Available libraries refuse valid files (packets cut by
+//! a snap length, times in powers of two, big-endian time offsets) or skip what they do not know
+//! (obsolete packet blocks), and do not report where a file is broken. The tests compare this
+//! decoder with one.
 //!
-//! Understood: pcap with microseconds or nanoseconds, also with the longer records of Kuznetzov's patch, in both byte orders;
-//! pcapng with any number of sections and interfaces, in both byte orders; enhanced, simple and obsolete packet blocks. Other
-//! blocks are passed over. Link type Ethernet only. Offsets in messages are bytes from the start of the file, packets are counted
-//! from 1.
+//! Supported: pcap with microseconds or nanoseconds, also with the longer records of Kuznetzov's
+//! patch, in both byte orders; pcapng with any number of sections and interfaces, in both byte
+//! orders; enhanced, simple and obsolete packet blocks. Other blocks are skipped. Link type
+//! Ethernet only. Messages give offsets in bytes from the start of the file, and count packets from
+//! 1.
 //!
 //! Formats: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
 
@@ -17,7 +19,7 @@ use sluice_shm::arena::{HEADROOM, MAX_STRIDE};
 /// Most bytes of a file: positions are 32 bits wide.
 pub const MAX_BYTES: u64 = u32::MAX as u64;
 
-/// Most bytes of a packet that any tool writes (libpcap's MAXIMUM_SNAPLEN is the same). A record that says more is broken.
+/// Most bytes of a packet that tools write (libpcap's MAXIMUM_SNAPLEN). A longer record is broken.
 const MAX_PACKET: u32 = 262_144;
 
 /// LINKTYPE_ETHERNET.
@@ -26,23 +28,21 @@ pub const ETHERNET: u32 = 1;
 /// A packet of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Time since the first packet in nanoseconds; never less than that of the packet before.
+    /// Time since the first packet in nanoseconds; never decreases.
     pub due_ns: u64,
-    /// Where its bytes start.
     at: u32,
-    /// How many there are, at least 1.
+    /// Number of bytes, at least 1.
     len: u16,
 }
 
-/// A decoded capture.
 #[derive(Debug, Default)]
 pub struct Capture {
     bytes: Vec<u8>,
-    /// The packets, in order, without those that are empty.
+    /// The packets, in order, without empty ones.
     pub records: Vec<Record>,
     /// Packets of which the file holds only the first part.
     pub cut: u64,
-    /// Packets of which the file holds no byte: nothing can be sent for them.
+    /// Packets of which the file holds no byte: they cannot be sent.
     pub empty: u64,
 }
 
@@ -60,58 +60,36 @@ impl Capture {
 pub enum CaptureError {
     /// The file is neither pcap nor pcapng.
     #[error("not a pcap or pcapng file{hint}; convert it with `editcap -F pcapng`")]
-    Unknown {
-        /// What it may be instead.
-        hint: &'static str,
-    },
+    Unknown { hint: &'static str },
     /// The file ends in the middle.
     #[error(
         "cut short: the file ends at byte {end}, in the {what} that starts at byte {at}, after {packets} whole packets; \
          copy it again, or keep the whole packets with `editcap`"
     )]
-    CutShort {
-        /// What is incomplete.
-        what: &'static str,
-        /// Where it starts.
-        at: usize,
-        /// Bytes of the file.
-        end: usize,
-        /// Packets before.
-        packets: u64,
-    },
-    /// A length or number in the file cannot be.
+    CutShort { what: &'static str, at: usize, end: usize, packets: u64 },
+    /// A length or number in the file is invalid.
     #[error("broken at byte {at}, after {packets} whole packets: {what}; keep the packets before it with `editcap`")]
-    Broken {
-        /// Where.
-        at: usize,
-        /// Packets before.
-        packets: u64,
-        /// What is wrong.
-        what: String,
-    },
+    Broken { at: usize, packets: u64, what: String },
     /// The packets are not Ethernet packets.
     #[error("packet {packet} has link type {number}{name}, and only Ethernet (1) can be replayed; give it Ethernet headers first")]
     LinkType {
         /// Its number in the file.
         packet: u64,
-        /// As in the registry of link types.
+        /// Number in the registry of link types.
         number: u32,
-        /// Its name in brackets, where it is a common one.
+        /// Its name in brackets, for common ones.
         name: &'static str,
     },
     /// A packet does not fit in a frame.
     #[error("packet {packet} has {len} bytes, more than a frame holds; {advice}")]
     TooLarge {
-        /// Its number in the file.
         packet: u64,
-        /// Its bytes: it is the largest.
+        /// Bytes of the largest packet.
         len: u32,
-        /// What to do.
         advice: String,
     },
 }
 
-/// Name of a link type, for people.
 fn link_name(number: u32) -> &'static str {
     match number {
         0 => " (loopback)",
@@ -130,7 +108,7 @@ fn link_name(number: u32) -> &'static str {
 /// Decodes a file. `room` is the largest packet that a frame holds, in bytes.
 ///
 /// # Errors
-/// [`CaptureError`]: the file is no capture, not whole, or has packets that cannot be replayed.
+/// [`CaptureError`]: the file is no capture, incomplete, or has packets that cannot be replayed.
 pub fn decode(bytes: Vec<u8>, room: usize) -> Result<Capture, CaptureError> {
     let mut decoder = Decoder { bytes: &bytes, big_endian: false, packets: Packets::default() };
     match bytes.first_chunk::<4>().map(|magic| u32::from_le_bytes(*magic)) {
@@ -170,7 +148,6 @@ pub fn decode(bytes: Vec<u8>, room: usize) -> Result<Capture, CaptureError> {
     Ok(Capture { bytes, records, cut, empty })
 }
 
-/// The packets found so far.
 #[derive(Debug, Default)]
 struct Packets {
     records: Vec<Record>,
@@ -184,7 +161,7 @@ struct Packets {
 }
 
 impl Packets {
-    /// Adds a packet. `time_ns` is None where the file has none: it follows the one before.
+    /// Adds a packet. Without `time_ns` it follows the one before.
     fn add(&mut self, at: usize, caught: u32, len: u32, time_ns: Option<i128>) {
         self.count += 1;
         if let Some(time) = time_ns {
@@ -211,7 +188,6 @@ const OBSOLETE_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 
-/// An interface of a pcapng section.
 #[derive(Debug, Clone)]
 struct Interface {
     link_type: u32,
@@ -254,13 +230,13 @@ impl Decoder<'_> {
         Err(CaptureError::LinkType { packet: self.packets.count + 1, number, name: link_name(number) })
     }
 
-    /// A file with one header and records. `unit_ns` is what the fraction of a second counts.
+    /// Decodes a header and records. `unit_ns` is the unit of the fraction of a second.
     fn pcap(&mut self, unit_ns: u32, header: usize) -> Result<(), CaptureError> {
         let end = self.bytes.len();
         if end < 24 {
             return Err(self.cut_short("file header", 0));
         }
-        // The upper bits tell of a frame check sequence.
+        // The upper bits describe a frame check sequence.
         let link_type = self.u32(20) & 0xffff;
         let mut at = 24;
         while at < end {
@@ -283,7 +259,6 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// A file of blocks.
     fn pcapng(&mut self) -> Result<(), CaptureError> {
         let end = self.bytes.len();
         let mut interfaces: Vec<Interface> = Vec::new();
@@ -292,7 +267,7 @@ impl Decoder<'_> {
             if end - at < 12 {
                 return Err(self.cut_short("header of a block", at));
             }
-            // The type of a section reads the same in both orders, and its third word tells which one holds from here on.
+            // A section's type reads the same in both orders; its third word gives the order.
             let section = self.u32(at) == SECTION;
             if section {
                 self.big_endian = match self.bytes.get(at + 8..at + 12) {
@@ -368,7 +343,7 @@ impl Decoder<'_> {
         Ok(interface)
     }
 
-    /// An enhanced or an obsolete packet block: they differ in the width of the interface number only.
+    /// An enhanced or obsolete packet block: only the width of the interface number differs.
     fn packet(&mut self, at: usize, len: usize, kind: u32, interfaces: &[Interface]) -> Result<(), CaptureError> {
         if len < 32 {
             return Err(self.broken(at, format!("a packet block of {len} bytes")));
@@ -389,7 +364,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// A packet block without time, of the first interface, and as long as the snap length at most.
+    /// A packet block without time, of the first interface, at most as long as the snap length.
     fn simple_packet(&mut self, at: usize, len: usize, interfaces: &[Interface]) -> Result<(), CaptureError> {
         let Some(interface) = interfaces.first().filter(|_| len >= 16) else {
             return Err(self.broken(at, format!("a simple packet block of {len} bytes, or without an interface")));
@@ -420,10 +395,9 @@ pub(crate) mod tests {
 
     const ROOM: usize = 2112;
 
-    /// A packet as a test wants it: nanoseconds since 1970, bytes, and bytes that the snap length cut.
+    /// A packet of a test: nanoseconds since 1970, bytes, and bytes cut by the snap length.
     pub type Wanted = (u64, Vec<u8>, u32);
 
-    /// Any packets, at times within an hour.
     pub fn packets() -> impl Strategy<Value = Vec<Wanted>> {
         let packet =
             (0u64..3_600_000_000_000, proptest::collection::vec(any::<u8>(), 0..200), prop_oneof![3 => Just(0u32), 1 => 1u32..99]);
@@ -441,7 +415,6 @@ pub(crate) mod tests {
         writer.into_writer()
     }
 
-    /// A pcapng file in blocks, little-endian or big-endian.
     struct Blocks {
         big_endian: bool,
         bytes: Vec<u8>,
@@ -501,7 +474,7 @@ pub(crate) mod tests {
         capture.records.iter().map(|record| (capture.bytes_of(record).to_vec(), record.due_ns)).collect()
     }
 
-    /// What a decoder has to make of packets, with times cut to `unit_ns`.
+    /// Expected result of a decoder, with times truncated to `unit_ns`.
     fn wanted(packets: &[Wanted], unit_ns: u64) -> Vec<(Vec<u8>, u64)> {
         let Some(first) = packets.first().map(|(time, ..)| time / unit_ns * unit_ns) else { return Vec::new() };
         let mut due = 0;
@@ -595,7 +568,7 @@ pub(crate) mod tests {
                     whole[at] = byte;
                 }
             }
-            // Whatever it is, packets that are accepted lie in the file.
+            // Whatever it is, accepted packets lie in the file.
             if let Ok(capture) = decode(whole, ROOM) {
                 prop_assert!(capture.records.iter().all(|record| capture.bytes_of(record).len() == usize::from(record.len)));
             }
@@ -616,7 +589,7 @@ pub(crate) mod tests {
             blocks.block(0x0bad_cafe, &[9; 40]);
             blocks.packet(ENHANCED_PACKET, 2, 2048 + 512, b"four", 4);
             blocks.block(SIMPLE_PACKET, &[&blocks.word(5)[..], b"fiver"].concat());
-            // The numbers of interfaces begin anew with a section, and so may the byte order.
+            // Interface numbers restart with a section, and the byte order may change.
             blocks.big_endian = !big_endian;
             blocks.section();
             blocks.interface(1, 6, Some(3), None);

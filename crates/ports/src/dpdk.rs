@@ -1,17 +1,21 @@
 //! DPDK devices as ports: a NIC by its PCI address, or a virtual device by its devargs.
 //!
-//! **Frames.** A device receives into frames that it takes from DPDK's memory pool of an arena, the one that it was opened with, and gives
-//! frames back to the pools that they are of when they were sent. So that a packet of any port can be sent by a device without a copy, all
-//! frames come from such pools ([`Devices::pool`]) if the configuration names a `dpdk` port or a service that shares memory by a device, or says `memory.dpdk = true` because one may be added later. Without, DPDK is never started.
+//! **Frames.** A device receives into frames of the DPDK memory pool of the arena that it was
+//! opened with, and returns sent frames to their own pools. So that a device can send packets of
+//! any port without a copy, all frames come from such pools ([`Devices::pool`]) if the
+//! configuration has a `dpdk` port, a service that shares memory through a device, or `memory.dpdk
+//! = true` (for ports added later). Otherwise DPDK is never started.
 //!
-//! **Configurations that work.** For a veth pair or any other kernel interface:
-//! `devargs = "net_af_packet0,iface=veth0,qdisc_bypass=1"`; with two queues add `qpairs=2`; for packets over 1,800 bytes add
-//! `framesz=16384,blocksz=65536,framecnt=512`. Each device has a number of its own. The kernel leaves checksums and segmentation of
-//! a veth's packets to hardware that is not there, so at the far end run `ethtool -K veth1 tx off tso off gso off`. A tap device is
+//! **Configurations that work.** For a veth pair or any other kernel interface: `devargs =
+//! "net_af_packet0,iface=veth0,qdisc_bypass=1"`; with two queues add `qpairs=2`; for packets over
+//! 1,800 bytes add `framesz=16384,blocksz=65536,framecnt=512`. Each device has its own number. The
+//! kernel leaves checksums and segmentation of a veth's packets to hardware that does not exist, so
+//! run `ethtool -K veth1 tx off tso off gso off` at the far end. A tap device is
 //! `net_tap0,iface=tap0`, a null device `net_null0,size=60`.
 //!
-//! **Limits.** A NIC must be named when sluiced starts; virtual devices come and go at any time. Each queue keeps `descriptors` frames.
-//! net_af_packet spreads flows over all its `qpairs`, so the port must have as many queues.
+//! **Limits.** A NIC must be named when sluiced starts; virtual devices come and go at any time.
+//! Each queue keeps `descriptors` frames. net_af_packet spreads flows over all its `qpairs`, so the
+//! port must have as many queues.
 
 use std::any::Any;
 use std::path::Path;
@@ -28,20 +32,19 @@ use sluice_api::model::PortState;
 use sluice_dataplane::frame::{DevicePool, FrameCache, FramePool, Packet};
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
-/// Ethernet header and a VLAN tag: what an MTU does not count.
+/// Ethernet header and a VLAN tag, which an MTU does not include.
 const OVERHEAD: usize = 18;
 
-/// Data room of a frame above which the device is told of a larger MTU than its own choice, in bytes: that of the default stride.
+/// Frame space (bytes) above which a device gets a larger MTU: that of the default stride.
 const JUMBO_ROOM: usize = 2112;
 
-/// DPDK, started.
 #[derive(Debug, Clone)]
 pub struct Devices {
     eal: Eal,
 }
 
 impl Devices {
-    /// Makes the pool of an arena's frames. By `shift` bits the number of a frame is shifted for that of its arena.
+    /// Makes the pool of an arena. A frame's number shifted right by `shift` is its arena's.
     ///
     /// # Errors
     /// [`DpdkError::Pool`].
@@ -49,20 +52,19 @@ impl Devices {
         Ok(FramePool::over(Box::new(Frames(Pool::beside(&self.eal, arena, shift)?))))
     }
 
-    /// What a thread that calls ports does first; it keeps the answer to its end.
+    /// Registers a thread that calls ports; it keeps the result until its end.
     ///
     /// # Errors
-    /// [`DpdkError::Thread`] if DPDK has no place for one more thread.
+    /// [`DpdkError::Thread`] if DPDK's table of threads is full.
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         self.eal.enter_thread()
     }
 }
 
-/// DPDK's memory pool.
 #[derive(Debug)]
 struct Frames(Pool);
 
-/// DPDK's pool, if these frames come from there.
+/// DPDK's pool, if these frames are in one.
 fn own(frames: &FramePool) -> Option<&Frames> {
     frames.devices()?.as_any().downcast_ref()
 }
@@ -89,10 +91,10 @@ impl DevicePool for Frames {
     }
 }
 
-/// Starts DPDK, if the configuration names a device or `memory.dpdk`, for so many frames.
+/// Starts DPDK for this many frames, if the configuration needs it.
 ///
 /// # Errors
-/// [`DpdkError`] if DPDK is wanted and does not start; it says what to do.
+/// [`DpdkError`] if DPDK is needed and does not start, with advice.
 pub fn devices(config: &Config, frames: u32, arenas_are_huge: bool) -> Result<Option<Devices>, DpdkError> {
     let devices: Vec<&Dpdk> =
         config.ports.iter().filter_map(|p| if let PortKind::Dpdk(d) = &p.kind { Some(d) } else { None }).collect();
@@ -105,7 +107,7 @@ pub fn devices(config: &Config, frames: u32, arenas_are_huge: bool) -> Result<Op
     Ok(Some(Devices { eal: Eal::init(&EalOptions { hugepages, pci, frames, verbose: false })? }))
 }
 
-/// Hugepages that DPDK takes besides the arena's: a third of a KiB a frame, and 32 MiB for its own tables and devices.
+/// Hugepages for DPDK besides the arena: a third of a KiB a frame, 32 MiB for tables and devices.
 fn hugepages_for(frames: u32) -> u64 {
     16 + (u64::from(frames) * 320).div_ceil(HUGEPAGE as u64)
 }
@@ -115,12 +117,12 @@ fn free_hugepages(root: &Path) -> u64 {
     std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// What a port calls its device.
+/// A port's name for its device.
 pub fn name(settings: &Dpdk) -> Option<&str> {
     settings.pci.as_deref().or(settings.devargs.as_deref())
 }
 
-/// Looks whether a device could be opened, as far as the host tells without starting DPDK.
+/// Checks whether a device could be opened, as far as possible without starting DPDK.
 ///
 /// # Errors
 /// As [`open`].
@@ -129,7 +131,7 @@ pub fn look_at(port: &str, settings: &Dpdk) -> Result<(), PortError> {
     sluice_dpdk::look_at(devargs).map_err(|error| PortError::Device { port: port.into(), what: error.to_string() })
 }
 
-/// The device of a port, if this build can open one.
+/// The device of a port, if this build has DPDK.
 fn device<'a>(port: &str, settings: &'a Dpdk) -> Result<&'a str, PortError> {
     if !sluice_dpdk::BUILT_IN {
         return Err(PortError::NoDpdk { port: port.into() });
@@ -154,8 +156,8 @@ pub fn pool<'a>(port: &str, frames: &'a FramePool) -> Result<&'a Pool, PortError
 /// Opens a device.
 ///
 /// # Errors
-/// [`PortError::NoDpdk`] if this build has none; [`PortError::Setting`] if frames do not come from DPDK's pool; [`PortError::Device`] with
-/// what the device lacks.
+/// [`PortError::NoDpdk`] if this build has none; [`PortError::Setting`] if frames do not come from
+/// DPDK's pool; [`PortError::Device`] with what the device lacks.
 pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Result<OpenPort, PortError> {
     let pool = pool(name, frames)?;
     let devargs = device(name, settings)?;
@@ -179,7 +181,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
             _ => "",
         }
     );
-    // The device's link is that of all its queues, so one of them asks.
+    // The device's link is that of all its queues, so one of them reads it.
     let queue = |queue: Queue| DpdkQueue { state: (queue.index() == 0).then(|| state.clone()), ..DpdkQueue::new(queue) };
     let mut queues: Vec<_> = queues.into_iter().map(|it| Box::new(queue(it)) as Box<dyn PortQueue>).collect();
     if settings.software_rss
@@ -190,7 +192,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     Ok(OpenPort { queues, description, memory: None, link: state })
 }
 
-/// Opens a device of one queue that is no port's, by its devargs.
+/// Opens a device with one queue that belongs to no port, by its devargs.
 ///
 /// # Errors
 /// What is wrong, and what to do.
@@ -204,16 +206,15 @@ pub fn open_one(devargs: &str, frames: &FramePool) -> Result<DpdkQueue, String> 
     Ok(DpdkQueue::new(queue))
 }
 
-/// A device's queue.
 #[derive(Debug)]
 pub struct DpdkQueue {
     queue: Queue,
     /// As of the last housekeeping.
     stats: Stats,
     link: Link,
-    /// Of a port: its state.
+    /// State of the port, if it belongs to one.
     state: Option<Arc<link::Link>>,
-    /// Where too long packets are counted, and how many are.
+    /// Counters for packets that are too long, and how many were counted.
     counters: Option<Arc<QueueCounters>>,
     too_long: u64,
 }
@@ -251,12 +252,12 @@ impl PortQueue for DpdkQueue {
     }
 
     fn housekeeping(&mut self, _now_ns: u64) {
-        // The device's counters are of all its queues, so one of them asks.
+        // The device's counters cover all its queues, so one of them reads them.
         if self.queue.index() == 0 {
             self.stats = self.queue.device().stats();
             self.link = self.queue.device().link();
             if let Some(state) = &self.state {
-                // If it could not be set now, the next housekeeping sets it.
+                // If it cannot be set now, the next housekeeping sets it.
                 let _ = state.set(if self.link.up { PortState::Up } else { PortState::NoLink });
             }
         }
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!(devices(&with_device(), 4096, false).unwrap_err(), DpdkError::NotBuilt);
     }
 
-    /// The only test here that starts DPDK, for a process can do so once.
+    /// The only test here that starts DPDK: a process can do so only once.
     #[cfg(feature = "dpdk")]
     #[test]
     fn frames_go_round_between_devices_and_threads() {
@@ -372,7 +373,7 @@ mod tests {
         let mut queue = port.queues.into_iter().next().unwrap();
         let mut packets = [Packet::default(); BURST];
         for _ in 0..1000 {
-            // Received frames go to a thread's stack, frames of a stack are sent.
+            // Received frames go to a thread's stack, and frames of a stack are sent.
             let n = queue.rx_burst(&mut packets, &mut own, 0);
             assert_eq!(n, BURST);
             assert_eq!(packets[0], Packet::fresh(packets[0].frame, 60));

@@ -1,29 +1,34 @@
 //! A port that generates traffic.
 //!
-//! Terms: flow i of F has the source address `src + i` and the source port 32,768 + (i mod 32,768); flows are taken strictly in
-//! turn. The last 16 bytes of each packet are a stamp ([`super::stamp`]), by which a sink measures loss, reordering and latency.
+//! Terms: flow i of F has source address `src + i` and source port 32,768 + (i mod 32,768). Flows
+//! are strictly round-robin. The last 16 bytes of each packet are a stamp ([`super::stamp`]), by
+//! which a sink measures loss, reordering and latency.
 //!
-//! Approach. Queue q of Q has the flows q, q + Q, q + 2Q, … and its share of the rate and of the count, so each flow stays on one
-//! queue and the traffic of all queues together is that of one. Because flows come in turn, all flows of a queue have the same
-//! sequence number in a round, and a packet needs nothing that is kept by flow: it is a prebuilt template, with source address,
-//! source port, checksums and stamp stored over it. Packets of at most 64 bytes are one store of 64 bytes and two of 16. There is
-//! no division and, but for the end of a round, no branch a packet.
+//! Approach. Queue q of Q has the flows q, q + Q, q + 2Q, … and its share of rate and count, so
+//! each flow stays on one queue and all queues together make one queue's traffic. All flows of a
+//! queue have the same sequence number in a round, so a packet needs no state by flow: it is a
+//! prebuilt template, with source address, source port, checksums and stamp stored over it. Packets
+//! of at most 64 bytes are one store of 64 bytes and two of 16. There is no division and, except at
+//! the end of a round, no branch a packet.
 //!
-//! Checksums. That of IPv4 is always there, and those of TCP and of UDP over IPv6: what differs from packet to packet is added to
-//! the sum of the template. UDP over IPv4 carries 0, "not computed" (RFC 768), because it is the case that measures the platform.
+//! Checksums. IPv4's is always set, as are those of TCP and of UDP over IPv6: what differs between
+//! packets is added to the template's sum. UDP over IPv4 has 0, "not computed" (RFC 768), because
+//! that is the case that measures the platform.
 //!
-//! Flows that end (`flow_packets`): after so many packets another flow takes the place of flow i, with the next source port. The first flow
-//! of each place is shorter than the others, by its number, so that ends are spread over time. TCP flows then begin with SYN and end with
-//! RST, which ends a connection whoever sends it: there is nobody to close the other direction. For a sink, all flows of a place are one.
+//! Flows that end (`flow_packets`): after that many packets another flow replaces flow i, with the
+//! next source port. The first flow of each place is shorter, by its number, so that ends are
+//! spread over time. TCP flows then begin with SYN and end with RST, which ends a connection from
+//! either side: nothing closes the other direction. For a sink, all flows of a place are one.
 //!
-//! Packets with a checksum over all of their bytes (`checksum`, see [`super::stamp`]) are made in
-//! private memory and copied into their frame as a whole: what stands in a frame may be written by
-//! others, and a checksum of that would say nothing.
+//! Packets with a checksum over all their bytes (`checksum`, see [`super::stamp`]) are made in
+//! private memory and copied to their frame as a whole: others may write to a frame, and a checksum
+//! computed from it would prove nothing.
 //!
-//! A mix of sizes (`imix`) is dealt in a fixed pattern that holds each size in its exact share, evenly spread, and moves on from
-//! round to round such that every flow gets every size in its share, too.
+//! A mix of sizes (`imix`) follows a fixed pattern that holds each size in its exact share, evenly
+//! spread, and shifts from round to round so that every flow gets every size in its share, too.
 //!
-//! Limits. Packets that leave through a generator are swallowed and counted. Timestamps are those of the caller, one a burst.
+//! Limits. Packets that leave through a generator are dropped and counted as `swallowed`.
+//! Timestamps are the caller's, one a burst.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -50,20 +55,18 @@ const DST_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0xffff, 0, 0, 0, 1);
 /// Locally administered.
 const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
-/// Lowest source port.
 const SRC_PORT: u32 = 0x8000;
 /// TCP flags of a segment: PSH and ACK.
 const DATA: u8 = 0x18;
-/// Of the first one of a flow that ends.
+/// TCP flags of the first segment of a flow that ends: SYN.
 const SYN: u8 = 0x02;
-/// Of the last one: RST and ACK.
+/// TCP flags of the last one: RST and ACK.
 const RST: u8 = 0x14;
 
 /// Opens a generator. `room` is the largest packet that a frame holds, in bytes.
 ///
 /// # Errors
-/// [`PortError::Setting`] if the settings contradict each other or ask for packets that are too small for a stamp or too large for
-/// a frame.
+/// [`PortError::Setting`] for contradictory settings, or packets too small or too large.
 pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<OpenPort, PortError> {
     let plan = Plan::new(settings, room).map_err(|what| PortError::Setting { port: name.into(), what })?;
     let range = FlowRange::take(settings.flows).ok_or_else(|| PortError::Setting {
@@ -85,13 +88,13 @@ pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<Open
     Ok(OpenPort { queues, description: describe(settings), memory: None, link: Arc::default() })
 }
 
-/// In place of a number of cache lines: packets are of any size, and have a checksum.
+/// Instead of a number of cache lines: packets of any size, with a checksum.
 const CHECKED: usize = 3;
 
-/// The first 128 bytes of a packet of each flow, by the flow's number: what a rule can look at. Checksums are left out.
+/// The first 128 bytes of each flow's packets, by flow number, for rules. Checksums are left out.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the settings, as [`open`].
+/// What is wrong with the settings, as for [`open`].
 pub fn headers(settings: &Gen) -> Result<impl Fn(u32) -> [u8; 128], String> {
     let plan = Plan::new(settings, MAX_STRIDE - HEADROOM)?;
     let l3 = usize::from(plan.l3);
@@ -118,18 +121,16 @@ fn describe(settings: &Gen) -> String {
     format!("generates {protocol}/{ip}, {sizes}, {} flows{life}, {rate}{count}{checksum}", settings.flows)
 }
 
-/// What one queue does.
+/// What one queue generates.
 #[derive(Debug, Clone, PartialEq)]
 struct Share {
-    /// Its first flow.
     first: u32,
     /// Distance to its next flow.
     step: u32,
-    /// Number of its flows.
     flows: u32,
-    /// Packets per second, 0 for as fast as possible.
+    /// Packets per second; 0: as fast as possible.
     rate: f64,
-    /// Packets in all; `u64::MAX` for ever.
+    /// Packets in total; `u64::MAX`: for ever.
     count: u64,
 }
 
@@ -138,7 +139,7 @@ impl Share {
         let all = u64::from(settings.flows);
         let of = |n: u64| n.saturating_sub(queue.into()).div_ceil(queues.into());
         let flows = of(all);
-        // Packet n of all is of flow n mod F: whole rounds, and a last one that is not.
+        // Packet n of all belongs to flow n mod F: whole rounds, and a partial last one.
         let count = match settings.count {
             _ if flows == 0 => 0,
             0 => u64::MAX,
@@ -151,40 +152,37 @@ impl Share {
 /// All packets of one size.
 #[derive(Debug, Clone)]
 struct Class {
-    /// The first 64 bytes of the packet.
     line: [u8; 64],
-    /// The first 128 bytes.
     lines: [u8; 128],
-    /// The whole packet, and zeros up to 128 bytes.
+    /// The whole packet, zero-padded to 128 bytes.
     whole: Vec<u8>,
     size: u16,
     /// Sum of the IPv4 header without its checksum and source address.
     ip_sum: u16,
-    /// Sum of pseudo header, header and payload, without checksum, source address and port, TCP sequence number and stamp.
+    /// Sum of pseudo header, header and payload without the fields that differ by packet.
     l4_sum: u64,
-    /// 8 where the stamp begins at an odd byte of the sum, else 0.
+    /// 8 if the stamp begins at an odd byte of the sum, else 0.
     turn: u32,
-    /// Bytes that a TCP segment moves the sequence number on.
+    /// By how much a segment advances the TCP sequence number.
     payload: u32,
-    /// IPv4: bytes 10 to 18 of the header, without checksum and source address: the first half of the destination.
+    /// IPv4: bytes 10 to 18 of the header: the first half of the destination, and zeros.
     head: u64,
     /// IPv4: bytes 18 to 26 from the start of the header, without the source port.
     tail: u64,
 }
 
-/// What all queues do.
+/// What all queues share.
 #[derive(Debug, Clone)]
 struct Plan {
     classes: Vec<Class>,
-    /// Numbers of classes, in the order in which they are dealt.
+    /// Numbers of classes, in the order in which they are sent.
     pattern: Vec<u8>,
-    /// Where the IP header starts.
+    /// Offset of the IP header.
     l3: u16,
     /// Lowest 32 bits of the first source address.
     src: u32,
-    /// Packets of a flow, 0 if flows do not end.
+    /// Packets of a flow; 0: flows do not end.
     flow_packets: u32,
-    /// Whether packets have a checksum.
     checksum: bool,
     /// The first source address and the destination address.
     addresses: (IpAddr, IpAddr),
@@ -276,7 +274,7 @@ impl Plan {
                 packet[l3 + 4..l3 + 6].copy_from_slice(&l4_len.to_be_bytes());
                 packet[l3 + 6..l3 + 8].copy_from_slice(&[protocol, 64]);
                 packet[l3 + 8..l3 + 24].copy_from_slice(&src.octets());
-                // The low four bytes differ from flow to flow.
+                // The low four bytes differ between flows.
                 packet[l3 + 20..l3 + 24].fill(0);
                 packet[l3 + 24..l3 + 40].copy_from_slice(&dst.octets());
             }
@@ -332,8 +330,8 @@ fn low_bits(address: IpAddr) -> u32 {
     }
 }
 
-/// Sum of 16-bit little-endian words. The ones' complement sum does not depend on the byte order (RFC 1071), as long as the result
-/// is stored in the same order.
+/// Sum of little-endian 16-bit words. The ones' complement sum does not depend on the byte order
+/// (RFC 1071), if the result is stored in the same order.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.chunks(2).map(|word| u64::from(word[0]) | u64::from(*word.get(1).unwrap_or(&0)) << 8).sum()
 }
@@ -351,8 +349,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Deals numbers `0..weights.len()` by their weights, evenly spread: at each step everyone gets its weight in credit, and the one
-/// with the most credit (the first of several) is dealt and pays for all.
+/// Numbers `0..weights.len()` by weight, evenly spread: at each step each number gets its weight in
+/// credit, and the one with the most (the first of several) is next and pays for all.
 fn pattern(weights: &[u32]) -> Result<Vec<u8>, String> {
     if weights.contains(&0) || weights.len() > 256 {
         return Err("each size of imix needs a weight of at least 1, and there can be 256 sizes; leave the others out".into());
@@ -372,10 +370,8 @@ fn pattern(weights: &[u32]) -> Result<Vec<u8>, String> {
     Ok((0..total).map(deal).collect())
 }
 
-/// How far the flow in one place is, where flows end.
 #[derive(Debug, Clone, Copy)]
 struct Life {
-    /// Packets until its end.
     left: u32,
     /// Flows that had this place before.
     before: u32,
@@ -388,29 +384,25 @@ fn lives(share: &Share, packets: u32) -> Box<[Life]> {
     (0..share.flows).map(first).collect()
 }
 
-/// The next packet of a queue.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
-    /// Place in the pattern.
     at: usize,
-    /// Flow, counted in the queue.
+    /// Index of the flow in the queue.
     flow: u32,
-    /// Flow, counted in the port.
+    /// Index of the flow in the port.
     number: u32,
-    /// Number in the flow.
     sequence: u32,
 }
 
-/// One queue of a generator, made for its IP version and protocol.
+/// One queue of a generator, specialised for its IP version and protocol.
 struct GenQueue<const V6: bool, const TCP: bool> {
     classes: Box<[Class]>,
     pattern: Box<[u8]>,
-    /// Cache lines of a packet, if all are of one size that fits in one or two; else 0, or
-    /// [`CHECKED`].
+    /// Cache lines of a packet, if all have one size of at most two; else 0, or [`CHECKED`].
     lines: usize,
     /// Where packets with a checksum are made.
     draft: Box<[u8]>,
-    /// How far to move in the pattern, besides, at the end of a round.
+    /// Extra step in the pattern at the end of a round.
     shift: usize,
     l3: u16,
     flows: u32,
@@ -420,9 +412,9 @@ struct GenQueue<const V6: bool, const TCP: bool> {
     cursor: Cursor,
     /// TCP sequence number of each flow.
     tcp: Box<[u32]>,
-    /// Packets of a flow, 0 if flows do not end.
+    /// Packets of a flow; 0: flows do not end.
     flow_packets: u32,
-    /// Where flows end: how far the flow in each place is.
+    /// Progress of the flow in each place, if flows end.
     lives: Box<[Life]>,
     range: Arc<FlowRange>,
     pacer: Option<Pacer>,
@@ -435,7 +427,7 @@ struct GenQueue<const V6: bool, const TCP: bool> {
 impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
     fn new(plan: &Plan, share: Share, range: &Arc<FlowRange>) -> Self {
         let period = plan.pattern.len() as u32;
-        // A flow moves by (flows + shift) in the pattern each round: it gets all of it if that has no factor in common with the
+        // A flow moves by (flows + shift) a round: it gets all sizes if that is coprime to the
         // period.
         let shift = (0..period).find(|shift| gcd(share.flows % period + shift, period) == 1).unwrap_or(0);
         Self {
@@ -467,8 +459,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
         }
     }
 
-    /// Writes the next packets in frames. `LINES` is 1 or 2 if all packets are of one size and fit
-    /// in so many cache lines, else 0, or [`CHECKED`].
+    /// Writes the next packets to frames. `LINES` is as [`Self::lines`].
     #[inline(always)]
     fn fill<const LINES: usize>(&mut self, frames: &[u32], out: &mut [Packet], arena: &Arena, now_ns: u64) {
         let time = stamp::time_word(now_ns);
@@ -484,8 +475,8 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
                 tcp_sequence = *next;
                 *next = next.wrapping_add(class.payload);
             }
-            // All of it lies in the frame: sizes were checked when the port was opened, and behind the headroom a frame has an odd
-            // number of cache lines, so where a packet of 65 bytes fits, 128 do.
+            // All of it lies in the frame: sizes were checked on opening, and behind the headroom a
+            // frame has an odd number of cache lines, so a frame for 65 bytes has 128.
             match LINES {
                 1 => _ = arena.write_array(*frame, HEADROOM as u16, &class.line),
                 2 => _ = arena.write_array(*frame, HEADROOM as u16, &class.lines),
@@ -540,11 +531,11 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
         self.cursor = cursor;
     }
 
-    /// Stores over a template what differs from packet to packet.
+    /// Stores over a template what differs between packets.
     #[inline(always)]
     fn patch(packet: &mut impl Store, class: &Class, l3: u16, fields: Fields) {
         let l4 = l3 + if V6 { 40 } else { 20 };
-        // From here on, words are the little-endian ones of what is on the wire.
+        // From here on, words are little-endian readings of the bytes on the wire.
         let src = fields.src.swap_bytes();
         let src_port = fields.src_port.swap_bytes();
         let tcp_sequence = fields.tcp_sequence.swap_bytes();
@@ -553,7 +544,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             packet.store(l3 + 20, &src.to_le_bytes());
             packet.store(l4, &src_port.to_le_bytes());
         } else {
-            // Three words of 16 bits: folding once leaves a carry of 2 at most.
+            // Three words of 16 bits: folding once leaves a carry of at most 2.
             let sum = u32::from(class.ip_sum) + (src & 0xffff) + (src >> 16);
             let sum = (sum & 0xffff) + (sum >> 16);
             let sum = !(sum + (sum >> 16)) as u16;
@@ -566,7 +557,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             packet.store(l4 + 4, &tcp_sequence.to_le_bytes());
             if fields.flags != DATA {
                 packet.store(l4 + 13, &[fields.flags]);
-                // The sum of the template has the others in it: their complement takes them out.
+                // The template's sum includes the usual flags: their complement removes them.
                 flags = (u64::from(fields.flags) << 8) + (0xffff - (u64::from(DATA) << 8));
             }
         }
@@ -574,7 +565,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             let stamp = fold((time & 0xffff_ffff) + (time >> 32) + (rest & 0xffff_ffff) + (rest >> 32)).rotate_left(class.turn);
             let sum = class.l4_sum + u64::from(src) + u64::from(src_port) + u64::from(tcp_sequence) + u64::from(stamp) + flags;
             let sum = !fold(sum);
-            // In UDP, 0 would say that there is no checksum; all ones is the same number.
+            // In UDP, 0 means "no checksum"; all ones is the same number.
             let sum = if !TCP && sum == 0 { 0xffff } else { sum };
             packet.store(l4 + if TCP { 16 } else { 6 }, &sum.to_le_bytes());
         }
@@ -583,12 +574,11 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
     }
 }
 
-/// Where bytes of a packet are stored, by their place in it.
+/// Where bytes of a packet are stored, by their offset in it.
 trait Store {
     fn store<const N: usize>(&mut self, at: u16, bytes: &[u8; N]);
 }
 
-/// A packet in its frame.
 struct InFrame<'a>(&'a Arena, u32);
 
 impl Store for InFrame<'_> {
@@ -598,7 +588,6 @@ impl Store for InFrame<'_> {
     }
 }
 
-/// A packet in private memory.
 struct Draft<'a>(&'a mut [u8]);
 
 impl Store for Draft<'_> {
@@ -607,7 +596,7 @@ impl Store for Draft<'_> {
     }
 }
 
-/// Stores its checksum in a packet that has room for one.
+/// Stores a packet's checksum, if it has space for one.
 fn seal(packet: &mut [u8]) {
     let word = |at: usize| packet[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     let sum = stamp::checksum(packet.len(), word);
@@ -616,7 +605,6 @@ fn seal(packet: &mut [u8]) {
     }
 }
 
-/// What differs from packet to packet.
 struct Fields {
     src: u32,
     src_port: u16,
@@ -628,7 +616,7 @@ struct Fields {
 impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         let mut wanted = self.left.min(out.len().min(BURST) as u64);
-        // Who has sent all is behind nothing.
+        // A generator that has sent everything is not late.
         if let Some(pacer) = self.pacer.as_mut().filter(|_| wanted > 0) {
             wanted = wanted.min(pacer.due(now_ns));
         }
@@ -642,7 +630,7 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
             return 0;
         }
         for frame in &taken[..n] {
-            // Another core may have the line: all of them are asked for before the first is written.
+            // Another core may hold the line: all are prefetched before the first is written.
             frames.arena().prefetch_write(*frame, HEADROOM as u16);
         }
         let arena = frames.arena();
@@ -702,7 +690,6 @@ mod tests {
 
     const ROOM: usize = 2112;
 
-    /// What was made of one packet.
     #[derive(Debug, Clone)]
     struct Seen {
         stamp: Stamp,
@@ -714,12 +701,11 @@ mod tests {
         dscp: u8,
         vlan: Option<u16>,
         tcp_sequence: Option<u32>,
-        /// TCP's SYN and RST.
         edge: (bool, bool),
         payload: usize,
     }
 
-    /// Reads a packet with an independent parser, and checks its lengths and checksums.
+    /// Parses a packet with an independent parser, and checks its lengths and checksums.
     fn parse(bytes: &[u8]) -> Seen {
         let parsed = SlicedPacket::from_ethernet(bytes).unwrap();
         let vlan = parsed.vlan().map(|vlan| match vlan {
@@ -801,7 +787,7 @@ mod tests {
                 let mut bytes = vec![0; packet.len.into()];
                 assert!(frames.arena().read(packet.frame, packet.offset, &mut bytes));
                 seen.push(parse(&bytes));
-                // What an NF leaves behind in a frame does not show in the next packet.
+                // What an NF leaves in a frame does not show in the next packet.
                 assert!(frames.arena().write(packet.frame, packet.offset, &vec![0xa5; packet.len.into()]));
             }
             frames.free_packets(&packets[..n]);
@@ -845,7 +831,7 @@ mod tests {
                 for s in seen {
                     let flow = s.stamp.flow - base;
                     prop_assert!(flow < settings.flows && flow % queues == q as u32);
-                    // Numbers of a flow grow by one from 0, and TCP sequence numbers by what was sent before.
+                    // A flow's numbers grow by one, TCP sequence numbers by what was sent before.
                     let next = flows.entry(flow).or_insert((0, 1, q));
                     prop_assert_eq!((s.stamp.sequence, q), (next.0, next.2));
                     if let Some(sequence) = s.tcp_sequence {
@@ -870,7 +856,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(total as u64, count);
-            // Flows in turn: no flow has more than one packet more than another.
+            // Round-robin: no flow has more than one packet more than another.
             let numbers = (0..settings.flows).map(|f| flows.get(&f).map_or(0, |n| n.0));
             let (least, most) = (numbers.clone().min().unwrap(), numbers.max().unwrap());
             prop_assert!(most - least <= 1);
@@ -1014,7 +1000,7 @@ mod tests {
         assert_eq!((details["stamped"], details["lost"], details["unstamped"]), (100.0, 0.0, 0.0));
         assert!(queue.details().contains(&("generated", 100.0)));
         assert_eq!(frames.held(), 40);
-        // What leaves through a generator is swallowed.
+        // Packets sent to a generator are dropped.
         let mut frame = [0];
         frames.alloc(&mut frame);
         assert_eq!(queue.tx_burst(&[Packet::fresh(frame[0], 60)], &mut frames, 5), 1);
@@ -1029,7 +1015,7 @@ mod tests {
         let details = |sink: &SinkQueue| sink.details().into_iter().collect::<HashMap<_, _>>();
         let mut packets = [Packet::default(); 30];
         assert_eq!(queue.rx_burst(&mut packets, &mut frames, 1), 30);
-        // One has a bit more, one has lost its last byte, and one is what another was.
+        // One has a bit changed, one has lost its last byte, and one is a copy of another.
         let mut bytes = [0; 66];
         let arena = frames.arena();
         arena.read(packets[3].frame, packets[3].offset, &mut bytes);

@@ -1,9 +1,9 @@
 //! Ports: where packets enter and leave.
 //!
-//! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one
-//! file here and one line in [`open`].
+//! A port has one or more queues. Each queue belongs to one manager thread; no other calls it. A
+//! new kind of port is one file here and one line in [`open`].
 
-// What panics when nobody reads it: the log does not.
+// Printing panics when its reader is gone; the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[macro_use]
@@ -31,22 +31,19 @@ use sluice_config::problem::{At, Problem};
 use sluice_dataplane::frame::FramePool;
 use sluice_dataplane::queue::PortQueue;
 
-/// An opened port: its queues, in order.
 pub struct OpenPort {
-    /// The queues.
     pub queues: Vec<Box<dyn PortQueue>>,
-    /// Words that say what was opened, for `sluice port list`.
+    /// What was opened, for `sluice port list`.
     pub description: String,
-    /// Number of the arena that it receives into, if it cannot change that.
+    /// Number of the arena that it receives into, if that is fixed.
     pub memory: Option<u8>,
-    /// Its state.
     pub link: Arc<Link>,
 }
 
-/// Opens a port. Everything that can be wrong with it is found now, before a packet moves.
+/// Opens a port. All its errors are found now, before a packet moves.
 ///
 /// # Errors
-/// [`PortError`], which says what to do.
+/// [`PortError`], with advice.
 pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, PortError> {
     let room = arena.geometry().stride as usize - HEADROOM;
     match &port.kind {
@@ -58,8 +55,8 @@ pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, 
     }
 }
 
-/// Looks at what a port would open, without opening it, so that a capture that is cut short or a device that is not there is told
-/// before anything has started or changed. `room` is the largest packet, in bytes.
+/// Checks what a port would open, without opening it, so that a truncated capture or missing device
+/// is reported before anything starts or changes. `room` is the largest packet, in bytes.
 ///
 /// # Errors
 /// As [`open`].
@@ -72,7 +69,7 @@ pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
     }
 }
 
-/// What [`look_at`] finds wrong with the ports of a configuration, at their places in it.
+/// Problems that [`look_at`] finds with the ports of a configuration, at their positions in it.
 pub fn problems(config: &Config) -> Vec<Problem> {
     let room = Geometry::stride_for(config.memory.packet_bytes as usize) - HEADROOM;
     let look = |(number, port): (usize, &Port)| {
@@ -117,7 +114,7 @@ fn too_large((number, port): (usize, &Port), room: usize) -> Option<Problem> {
     })
 }
 
-/// Whether two ports use the same file or device, so that one must be closed before the other can be opened.
+/// Whether two ports use the same file or device, so that one must close before the other opens.
 pub fn share(a: &Port, b: &Port) -> bool {
     match (&a.kind, &b.kind) {
         (PortKind::Pcap(a), PortKind::Pcap(b)) => {
@@ -134,67 +131,29 @@ pub fn share(a: &Port, b: &Port) -> bool {
     }
 }
 
-/// Why a port could not be opened. Each says what to do.
+/// Why a port could not be opened, with advice.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// The settings contradict each other, or the memory.
     #[error("port {port}: {what}")]
-    Setting {
-        /// Name of the port.
-        port: String,
-        /// What is wrong, and what to do.
-        what: String,
-    },
+    Setting { port: String, what: String },
     /// A file could not be read or written.
     #[error("port {port}: cannot {doing} {path}: {source}")]
-    File {
-        /// Name of the port.
-        port: String,
-        /// What was tried.
-        doing: &'static str,
-        /// The file.
-        path: std::path::PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// A capture is not one, or is cut short.
+    File { port: String, doing: &'static str, path: std::path::PathBuf, source: std::io::Error },
+    /// A capture file is invalid or truncated.
     #[error("port {port}: {path}: {what}")]
-    Capture {
-        /// Name of the port.
-        port: String,
-        /// The file.
-        path: std::path::PathBuf,
-        /// What is wrong, and where.
-        what: String,
-    },
+    Capture { port: String, path: std::path::PathBuf, what: String },
     /// A device could not be started.
     #[error("port {port}: {what}")]
-    Device {
-        /// Name of the port.
-        port: String,
-        /// What is wrong, and what to do.
-        what: String,
-    },
+    Device { port: String, what: String },
     /// An interface could not be opened.
     #[error("port {port}: cannot {doing} interface {interface}: {source}{}", advice(source))]
-    Interface {
-        /// Name of the port.
-        port: String,
-        /// What was tried.
-        doing: &'static str,
-        /// The interface.
-        interface: String,
-        /// The system's answer.
-        source: std::io::Error,
-    },
+    Interface { port: String, doing: &'static str, interface: String, source: std::io::Error },
     /// This build has no DPDK.
     #[error(
         "port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)"
     )]
-    NoDpdk {
-        /// Name of the port.
-        port: String,
-    },
+    NoDpdk { port: String },
 }
 
 fn advice(error: &std::io::Error) -> &'static str {

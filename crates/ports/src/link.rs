@@ -1,7 +1,7 @@
-//! The state of a port: what its interface says, for packet threads, reports and the log.
+//! The state of a port's interface, for packet threads, reports and the log.
 //!
-//! One thread changes it: that which watches the interface, the packet thread that asks a device, or the thread that writes a capture. Packet threads read one word. The
-//! changes are kept until the supervisor takes them, which logs them and writes events.
+//! One thread changes it: the one that watches the interface, queries the device or writes the
+//! file. Packet threads read one word. Changes are kept for the supervisor, which logs them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
@@ -10,10 +10,9 @@ use sluice_shm::clock::monotonic_ns;
 
 use sluice_api::model::PortState;
 
-/// Most changes that are kept.
 const KEPT: usize = 64;
 
-/// The state of a port. It begins as [`PortState::Up`].
+/// The state of a port; initially [`PortState::Up`].
 #[derive(Debug, Default)]
 pub struct Link {
     state: AtomicU8,
@@ -22,14 +21,13 @@ pub struct Link {
 }
 
 impl Link {
-    /// The state.
     #[inline]
     pub fn state(&self) -> PortState {
-        // Relaxed: nothing else is read by it.
+        // Relaxed: it publishes nothing else.
         PortState::ALL[usize::from(self.state.load(Ordering::Relaxed)) % PortState::ALL.len()]
     }
 
-    /// Changes the state, if it is another. Does not block: returns `false`, and changes nothing, while the changes are being taken.
+    /// Changes the state. Never blocks: returns `false` while changes are being taken.
     pub fn set(&self, state: PortState) -> bool {
         if self.state() == state {
             return true;
@@ -47,7 +45,7 @@ impl Link {
         true
     }
 
-    /// The changes since this was asked last, oldest first, each with the monotonic clock in nanoseconds.
+    /// The changes since the last call, oldest first, with the monotonic clock in nanoseconds.
     pub fn take_changes(&self) -> Vec<(u64, PortState)> {
         std::mem::take(&mut self.changes.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,17 +1,17 @@
-//! How many packets are due at a rate.
+//! Pacing: how many packets are due at a rate.
 //!
-//! What is due is computed from the time since the first call, never by adding up intervals, so nothing drifts: after any time the
-//! number is right to the packet (up to 2⁵³ packets). A caller that comes late finds at most [`BEHIND`] packets due; the rest is
-//! skipped and counted, because a burst that makes up for a pause would measure the pause and not the path.
+//! The number is computed from the time since the first call, never by adding up intervals. So
+//! nothing drifts: it is right to the packet at any time (up to 2⁵³ packets). A late caller finds
+//! at most [`BEHIND`] packets due. The rest is skipped and counted, because a burst that makes up
+//! for a pause would measure the pause and not the path.
 
 use std::sync::Arc;
 
 use sluice_dataplane::queue::QueueCounters;
 
-/// Most packets that are made up for.
+/// Most packets that are made up for after a delay.
 pub const BEHIND: u64 = 32;
 
-/// A rate, and how far it has been followed.
 #[derive(Debug, Clone)]
 pub struct Pacer {
     per_ns: f64,
@@ -22,12 +22,11 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Paces to a rate in packets per second, greater than 0. The first packet is due at once.
+    /// A pacer for a rate in packets per second, above 0. The first packet is due at once.
     pub fn new(rate: f64) -> Self {
         Self { per_ns: rate / 1e9, start_ns: None, sent: 0, skipped: 0, counters: None }
     }
 
-    /// Gives it the counters for what is skipped.
     pub fn count_with(&mut self, counters: &Arc<QueueCounters>) {
         self.counters = Some(counters.clone());
     }
@@ -49,7 +48,7 @@ impl Pacer {
         due
     }
 
-    /// Notes that `n` packets of those due were sent.
+    /// Records that `n` of the due packets were sent.
     #[inline(always)]
     pub fn sent(&mut self, n: u64) {
         self.sent += n;
@@ -91,7 +90,7 @@ mod tests {
         pacer.due(5);
         let day = 86_400_000_000_000;
         pacer.due(5 + day);
-        // Follows exactly 32 behind at the end of the day.
+        // The caller is exactly 32 behind at the end of the day.
         assert_eq!(pacer.skipped(), 14_880_952 * 86_400 + 1 - BEHIND);
     }
 

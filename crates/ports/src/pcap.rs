@@ -1,27 +1,31 @@
 //! A port that replays a capture file, writes one, or both.
 //!
-//! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]); it stays in memory, with 16 bytes
-//! a packet besides. Packets come out in the order of the file, byte for byte. A packet of which the file holds only the first part
-//! (a snap length) is replayed as that part and counted `cut`; one without any byte cannot be sent and is counted `empty`. Recorded
-//! times are kept relative to the first packet; where they run backwards, the order of the file wins. Each repetition follows at
-//! once on the last packet of the one before.
+//! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]).
+//! It stays in memory, with 16 extra bytes a packet. Packets come out in file order, byte for byte.
+//! A packet that the file holds in part (a snap length) is replayed as that part and counted `cut`;
+//! one without any byte cannot be sent and is counted `empty`. Recorded times are relative to the
+//! first packet; where they decrease, the file order wins. Each repetition follows the last packet
+//! of the one before at once.
 //!
-//! Writing. Packets are copied to buffers of [`BUFFER`] bytes that a thread of the port writes to the file: the packet path makes
-//! no system call. When all [`BUFFERS`] buffers wait for the disk, the port takes no more packets until one is free, so nothing is
-//! lost unless the caller drops what was not taken. The thread sleeps up to [`NAP`] when there is nothing to write, and runs on the
-//! cores of the thread that opened the port. The file is pcap with nanoseconds; the time of a packet is that of the burst that
-//! wrote it. All packets are written by the time the queue is dropped.
+//! Writing. Packets are copied to buffers of [`BUFFER`] bytes, which a thread of the port writes to
+//! the file: the packet path makes no system call. When all [`BUFFERS`] buffers wait for the disk,
+//! the port accepts no packets until one is free, so nothing is lost unless the caller drops the
+//! rest. The thread sleeps up to [`NAP`] when idle, and runs on the cores of the thread that opened
+//! the port. The file is pcap with nanoseconds; a packet has the time of the burst that wrote it.
+//! All packets are written by the time the queue is dropped.
 //!
-//! Files are opened by a thread of their own, which is waited for [`OPENING`] at most: a file system of another host may not answer, and
-//! whoever opens the port has more to do. They are regular files: a pipe would block, and a symbolic link that somebody else has put there
-//! would have another file overwritten. Who may not read what the manager receives may not read the file that is made either: its mode is
-//! 0640.
+//! Files are opened by a separate thread, with a timeout of [`OPENING`]: a remote file system may
+//! not answer, and the opening thread has other work. They must be regular files: a pipe would
+//! block, and a symbolic link planted by another user would have another file overwritten. The new
+//! file's mode is 0640: it must not be easier to read than the manager's traffic.
 //!
-//! When the disk is full, or fails otherwise, the file is cut back to its last whole packet, and the same packets are written again
-//! each [`RETRY`]. The buffers fill up meanwhile, the port takes no more, and its chains close their gates. Only packets that cannot be
-//! written when the port is closed are lost after they were taken, and counted `write_lost`.
+//! When the disk is full, or fails otherwise, the file is truncated after its last whole packet,
+//! and the same packets are written again every [`RETRY`]. Meanwhile the buffers fill up, the port
+//! accepts no more, and its chains close their gates. Accepted packets are lost only if they cannot
+//! be written when the port is closed; they are counted `write_lost`.
 //!
-//! Limits. A port has one queue: a capture has one order. Packets for a port that does not write are swallowed and counted.
+//! Limits. A port has one queue: a capture has one order. Packets for a port that does not write
+//! are dropped and counted as `swallowed`.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -47,32 +51,31 @@ use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
-/// Bytes of a buffer.
 pub const BUFFER: usize = 1 << 18;
 
-/// Buffers of a port that writes.
 pub const BUFFERS: usize = 16;
 
-/// Longest sleep of the thread that writes.
+/// Longest sleep of the writing thread.
 pub const NAP: Duration = Duration::from_millis(8);
 
-/// Time between two attempts to write what the disk has refused.
+/// Time between two attempts to write what the disk refused.
 pub const RETRY: Duration = Duration::from_millis(100);
 
-/// Least time between two lines of the log about what the disk refuses.
+/// Least time between two log lines about a refusing disk.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
 /// How long the opening of a file may take.
 pub const OPENING: Duration = Duration::from_secs(5);
 
-/// Bytes in front of each packet in a file.
+/// Bytes before each packet in a file.
 const RECORD_HEADER: usize = 16;
 
 /// Opens a port. `room` is the largest packet that a frame holds, in bytes.
 ///
 /// # Errors
-/// [`PortError::Setting`] if the settings contradict each other, [`PortError::File`] if a file cannot be read or written,
-/// [`PortError::Capture`] if the capture cannot be replayed. The file to write is only made when all the rest is in order.
+/// [`PortError::Setting`] for contradictory settings, [`PortError::File`] if a file cannot be read
+/// or written, [`PortError::Capture`] if the capture cannot be replayed. The output file is created
+/// only after all other checks.
 pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
     let source = source(name, queues, settings, room)?;
     let mut words = Vec::new();
@@ -93,7 +96,7 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
     Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", "), memory: None, link })
 }
 
-/// Looks at a port as [`open`] does, and makes no file.
+/// Checks a port as [`open`] does, without creating a file.
 ///
 /// # Errors
 /// As [`open`].
@@ -101,7 +104,7 @@ pub fn look_at(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<
     source(name, queues, settings, room).map(drop)
 }
 
-/// Checks the settings, and reads the file to read.
+/// Checks the settings, and reads the input file.
 fn source(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Option<Source>, PortError> {
     let refuse = |what: &str| PortError::Setting { port: name.into(), what: what.into() };
     if queues > 1 {
@@ -122,8 +125,8 @@ fn source(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Optio
     Ok(source)
 }
 
-/// Opens a file without waiting for whatever it may be besides a regular file, and never for long. One that is to be written is made if it
-/// is not there, and is not emptied.
+/// Opens a file without blocking on special files, and with a timeout. A file to write is created
+/// if it is missing, and is not truncated.
 fn open_file(path: &Path, to_write: bool) -> std::io::Result<(File, Metadata)> {
     let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     if to_write {
@@ -134,7 +137,7 @@ fn open_file(path: &Path, to_write: bool) -> std::io::Result<(File, Metadata)> {
     let own = path.to_path_buf();
     let (done, opened) = channel();
     std::thread::Builder::new().name("pcap-open".into()).spawn(move || {
-        // Nobody is there any more if it took too long; the file is closed then.
+        // If it took too long, there is no receiver, and the file is closed.
         let _ = done.send(options.open(own).and_then(|file| file.metadata().map(|metadata| (file, metadata))));
     })?;
     let late = |_| Error::new(ErrorKind::TimedOut, "its file system does not answer; see whether it is mounted from another host");
@@ -145,7 +148,6 @@ fn open_file(path: &Path, to_write: bool) -> std::io::Result<(File, Metadata)> {
     })
 }
 
-/// A file that was read.
 struct Source {
     capture: Capture,
     metadata: Metadata,
@@ -174,10 +176,9 @@ impl Source {
     }
 }
 
-/// When packets are due.
 enum Speed {
     Fast,
-    /// Since the moment at which the first packet of this repetition was due.
+    /// Since the first packet of this repetition was due.
     Recorded {
         start_ns: Option<u64>,
     },
@@ -188,7 +189,7 @@ struct Reader {
     capture: Capture,
     next: usize,
     speed: Speed,
-    /// Repetitions to come with this one; None for ever.
+    /// Repetitions left, including this one; `None`: for ever.
     repeat: Option<u32>,
     replayed: u64,
     no_frames: u64,
@@ -205,7 +206,7 @@ impl Reader {
             0 => None,
             times => Some(times),
         };
-        // A file without packets has been read, however often.
+        // A file without packets is finished, whatever `repeat` is.
         let repeat = if capture.records.is_empty() { Some(0) } else { repeat };
         Self { capture, next: 0, speed, repeat, replayed: 0, no_frames: 0 }
     }
@@ -214,7 +215,7 @@ impl Reader {
         if self.repeat == Some(0) {
             return 0;
         }
-        // A burst ends with the file, at the latest.
+        // A burst ends at the end of the file, at the latest.
         let ahead = &self.capture.records[self.next..];
         let wanted = out.len().min(BURST).min(ahead.len());
         let wanted = match &mut self.speed {
@@ -256,14 +257,14 @@ impl Reader {
     }
 }
 
-/// Packets on their way to the file, as the file has them.
+/// Packets on their way to the file, in the file's format.
 struct Buffer {
     bytes: Box<[u8]>,
     len: usize,
     packets: u64,
 }
 
-/// What the queue and the thread that writes share.
+/// State shared by the queue and the writing thread.
 struct Exchange {
     full: ArrayQueue<Buffer>,
     empty: ArrayQueue<Buffer>,
@@ -271,16 +272,15 @@ struct Exchange {
     written: AtomicU64,
     lost: AtomicU64,
     errors: AtomicU64,
-    /// [`PortState::Blocked`] while the disk refuses what is written.
+    /// [`PortState::Blocked`] while the disk refuses writes.
     link: Arc<Link>,
 }
 
 struct Writer {
     exchange: Arc<Exchange>,
-    /// The one that is being filled.
     buffer: Option<Buffer>,
     thread: Option<JoinHandle<()>>,
-    /// Wall clock less monotonic clock, in nanoseconds, when the file was made.
+    /// Wall clock minus monotonic clock in nanoseconds, when the file was created.
     epoch_ns: u64,
 }
 
@@ -288,7 +288,7 @@ impl Writer {
     fn create(port: &str, path: &Path) -> Result<Self, PortError> {
         let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
         let (mut file, metadata) = open_file(path, true).map_err(error)?;
-        // What is written to /dev/null is meant to be nowhere.
+        // /dev/null is allowed: its data is meant to be discarded.
         let is_nowhere = metadata.rdev() == rustix::fs::makedev(1, 3) && metadata.file_type().is_char_device();
         if metadata.is_file() {
             file.set_len(0).map_err(error)?;
@@ -296,7 +296,7 @@ impl Writer {
             return Err(error(Error::new(ErrorKind::InvalidInput, "it is no regular file; name another one")));
         }
         let mut header = Vec::with_capacity(24);
-        // Magic for nanoseconds, version 2.4, UTC, and the largest snap length: packets are written whole.
+        // Magic for nanoseconds, version 2.4, UTC, largest snap length: packets are whole.
         for word in [0xa1b2_3c4du32, 2 | 4 << 16, 0, 0, 262_144, ETHERNET] {
             header.extend_from_slice(&word.to_le_bytes());
         }
@@ -327,7 +327,7 @@ impl Writer {
         Ok(Self { buffer: exchange.empty.pop(), exchange, thread: Some(thread), epoch_ns })
     }
 
-    /// Copies packets to the buffers, and says how many there was room for.
+    /// Copies packets to the buffers, and returns how many fitted.
     fn take(&mut self, packets: &[Packet], frames: &FrameCache, now_ns: u64) -> usize {
         let wall_ns = self.epoch_ns.wrapping_add(now_ns);
         let (seconds, nanoseconds) = ((wall_ns / 1_000_000_000) as u32, (wall_ns % 1_000_000_000) as u32);
@@ -339,7 +339,7 @@ impl Writer {
             let Some(buffer) = &mut self.buffer else { return i };
             let (header, bytes) = buffer.bytes[buffer.len..buffer.len + needed].split_at_mut(RECORD_HEADER);
             if !frames.arena().read(packet.frame, packet.offset, bytes) {
-                // The manager checked the packet when it took it: this cannot be, and is no reason to stop.
+                // Impossible: the manager checked the packet when it came. It is no reason to stop.
                 self.exchange.lost.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
@@ -353,7 +353,7 @@ impl Writer {
         packets.len()
     }
 
-    /// Passes the buffer on if there is anything in it, and takes an empty one if there is one.
+    /// Passes the buffer on unless it is empty, and takes an empty one if there is one.
     fn hand_over(&mut self) {
         match self.buffer.take() {
             Some(buffer) if buffer.len > 0 => {
@@ -367,7 +367,7 @@ impl Writer {
         }
     }
 
-    /// Wakes the thread. A system call.
+    /// Wakes the thread, by a system call.
     fn wake(&self) {
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
@@ -378,26 +378,26 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.hand_over();
-        // Release: whoever sees the order to stop sees the last buffer in the queue.
+        // Release: a thread that sees the stop flag sees the last buffer in the queue.
         self.exchange.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and if it did, there would be nothing left to do.
+            // It does not panic, and if it did, nothing would be left to do.
             let _ = thread.join();
         }
     }
 }
 
-/// The file, in the hands of the thread that writes.
+/// The file, as the writing thread owns it.
 struct Output {
     port: String,
     path: PathBuf,
     file: File,
     /// Where the last whole packet ends.
     end: u64,
-    /// The last attempt to write failed, so a part of a packet may stand after the end.
+    /// The last write failed, so that part of a packet may lie after `end`.
     refused: bool,
-    /// When the log was last told why.
+    /// When the log last reported the reason.
     reported: Option<Instant>,
 }
 
@@ -406,13 +406,13 @@ impl Output {
         let mut nap = Duration::from_millis(1);
         let (mut refused, mut lost) = (None, 0);
         loop {
-            // Acquire, and before the queue is looked at: what was handed over before the order to stop is written.
+            // Acquire, before reading the queue: buffers from before the stop are written.
             let stop = exchange.stop.load(Ordering::Acquire);
             while let Some(mut buffer) = refused.take().or_else(|| exchange.full.pop()) {
                 nap = Duration::from_millis(1);
                 if self.write(&buffer, exchange) {
                     exchange.written.fetch_add(buffer.packets, Ordering::Relaxed);
-                    // Here too: under load the queue may never be empty.
+                    // Here, too: under load the queue may never be empty.
                     let _ = exchange.link.set(PortState::Up);
                 } else if stop {
                     exchange.lost.fetch_add(buffer.packets, Ordering::Relaxed);
@@ -423,7 +423,6 @@ impl Output {
                 }
                 buffer.len = 0;
                 buffer.packets = 0;
-                // The queue holds all buffers.
                 let _ = exchange.empty.push(buffer);
             }
             if stop {
@@ -433,7 +432,7 @@ impl Output {
                 }
                 return;
             }
-            // Does nothing while the supervisor takes the changes: then the next round does it.
+            // Has no effect while the supervisor takes the changes: then the next round sets it.
             let _ = exchange.link.set(if refused.is_some() { PortState::Blocked } else { PortState::Up });
             if refused.is_some() {
                 // Not parked: more packets are no reason to try again.
@@ -445,7 +444,7 @@ impl Output {
         }
     }
 
-    /// Writes a buffer behind the last whole packet, and returns whether the disk took it.
+    /// Writes a buffer after the last whole packet, and returns whether the disk accepted it.
     fn write(&mut self, buffer: &Buffer, exchange: &Exchange) -> bool {
         let bytes = &buffer.bytes[..buffer.len];
         let written = if self.refused { self.cut_back() } else { Ok(()) }.and_then(|()| self.file.write_all(bytes));
@@ -462,22 +461,21 @@ impl Output {
                     self.reported = Some(Instant::now());
                     error!("port {}: cannot write {}: {error}; it is tried again each {RETRY:?}", self.port, self.path.display());
                 }
-                // A capture has no part of a packet at its end while the disk refuses the rest. If this fails too, the next attempt
-                // begins with it.
+                // A capture must not end with part of a packet while the disk refuses the rest. If
+                // this fails, too, the next attempt begins with it.
                 let _ = self.cut_back();
                 false
             }
         }
     }
 
-    /// Ends the file after the last whole packet.
+    /// Truncates the file after the last whole packet.
     fn cut_back(&mut self) -> std::io::Result<()> {
         self.file.set_len(self.end)?;
         self.file.seek(SeekFrom::Start(self.end)).map(drop)
     }
 }
 
-/// The one queue of the port.
 struct PcapQueue {
     reader: Option<Reader>,
     writer: Option<Writer>,
@@ -553,7 +551,7 @@ mod tests {
 
     const ROOM: usize = 2112;
 
-    /// Takes all that comes now.
+    /// Takes all packets that are available.
     fn drain(queue: &mut dyn PortQueue, frames: &mut FrameCache, now_ns: u64) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         let mut packets = [Packet::default(); 40];
@@ -604,7 +602,7 @@ mod tests {
             prop_assert!(queue.is_finished());
             prop_assert_eq!(frames.held(), 64);
             drop(port);
-            // An independent reader says what was written.
+            // An independent reader checks what was written.
             let mut reader = PcapReader::new(File::open(&target).unwrap()).unwrap();
             let mut written = Vec::new();
             let mut last = Duration::ZERO;
@@ -623,7 +621,7 @@ mod tests {
     fn three(folder: &Path) -> PathBuf {
         let at = |ms: u64, byte: u8| -> Wanted { (1_700_000_000_000_000_000 + ms * 1_000_000, vec![byte; 60], 0) };
         let path = folder.join("three.pcap");
-        // The third one has a time before the second.
+        // The third packet has a time before the second.
         std::fs::write(&path, pcap_of(&[at(0, 1), at(10, 2), at(5, 3)], Endianness::Little, TsResolution::MicroSecond)).unwrap();
         path
     }
@@ -677,7 +675,7 @@ mod tests {
         assert_eq!(queue.rx_burst(&mut packets, &mut frames, 0), 2);
         assert_eq!(queue.rx_burst(&mut packets[2..], &mut frames, 0), 0);
         assert_eq!((details(queue)["no_frames"], queue.is_finished()), (1.0, false));
-        // It does not write: what is sent to it is swallowed.
+        // It does not write: packets sent to it are dropped.
         assert_eq!(queue.tx_burst(&packets[..2], &mut frames, 0), 2);
         assert_eq!(queue.rx_burst(&mut packets, &mut frames, 0), 1);
         let details = details(queue);
@@ -699,10 +697,10 @@ mod tests {
             0,
         )
         .unwrap();
-        // Nobody is at the other end: who waits for it waits for ever.
+        // The pipe has no reader: an open that waits for one never returns.
         assert!(refusal(&writing("pipe"), 1).contains("it is no regular file"));
         assert!(refusal(&reading("pipe"), 1).contains("not a regular file"));
-        // Somebody is.
+        // The pipe has a reader.
         let _reader = OpenOptions::new().read(true).write(true).open(at("pipe")).unwrap();
         assert!(refusal(&writing("pipe"), 1).contains("it is no regular file"));
 
@@ -712,7 +710,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "precious");
         open("p", 1, &writing("new"), ROOM).unwrap();
         assert_eq!(at("new").metadata().unwrap().permissions().mode() & 0o137, 0, "group may read, others nothing");
-        // One that is there is emptied.
+        // An existing file is truncated.
         std::fs::write(at("new"), "x".repeat(100)).unwrap();
         open("p", 1, &writing("new"), ROOM).unwrap();
         assert_eq!(at("new").metadata().unwrap().len(), 24);
@@ -743,7 +741,7 @@ mod tests {
         assert!(refusal(&Pcap { write: Some("/dev/full".into()), ..Pcap::default() }, 1).contains("cannot write /dev/full"));
         let whole = std::fs::read(&three).unwrap();
         std::fs::write(&three, &whole[..whole.len() - 1]).unwrap();
-        // Nothing was made yet: the file to read comes first.
+        // Nothing was created yet: the input file comes first.
         let target = folder.path().join("out.pcap");
         let error = refusal(&Pcap { write: Some(target.clone()), ..read(&three) }, 1);
         assert!(error.contains("three.pcap: cut short") && error.contains("after 2 whole packets"), "{error}");
@@ -752,7 +750,6 @@ mod tests {
         assert!(open("p", 1, &read(&three), 59).err().unwrap().to_string().contains("memory.packet_bytes to at least 60"));
     }
 
-    /// A burst of packets of `len` bytes.
     fn burst(frames: &mut FrameCache, n: usize, len: u16) -> Vec<Packet> {
         let mut numbers = vec![0; n];
         assert_eq!(frames.alloc(&mut numbers), n);
@@ -761,7 +758,7 @@ mod tests {
 
     #[test]
     fn a_port_with_all_buffers_full_takes_no_more() {
-        // A thread that has ended stands for a disk that takes for ever.
+        // A thread that has ended stands for a disk that never finishes.
         let exchange = Arc::new(Exchange {
             full: ArrayQueue::new(BUFFERS),
             empty: ArrayQueue::new(BUFFERS),
@@ -789,7 +786,7 @@ mod tests {
             }
         }
         assert_eq!(taken, 2 * each);
-        // One buffer comes back from the disk: there is room again.
+        // One buffer comes back from the disk: there is space again.
         let buffer = exchange.full.pop().unwrap();
         assert_eq!(buffer.packets as usize, each);
         assert!(exchange.empty.push(Buffer { len: 0, packets: 0, ..buffer }).is_ok());
@@ -803,7 +800,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.pcap");
         drop(Writer::create("p", &path).unwrap());
-        // A file that is open for reading only refuses each write, and to be cut back.
+        // A file that is open for reading only refuses writes, and truncation.
         let file = File::open(&path).unwrap();
         let mut queue = PcapQueue { reader: None, writer: Some(Writer::start("p", &path, file, 24).unwrap()), swallowed: 0 };
         let mut frames = cache(64);

@@ -1,11 +1,12 @@
-//! How many packets may wait in the receive queues of NICs, so that they are still cached when they are read.
+//! Bounds on NIC receive queues, so that packets are still cached when they are read.
 //!
-//! The calculation is [`sluice_cache::buffers`]; here is where its numbers come from. A NIC whose port names no `descriptors` gets as many as
-//! that leaves, [`DESCRIPTORS`] at most; one whose port names some gets those, and it is said if they are too many.
+//! The calculation is [`sluice_cache::buffers`]; this module collects its inputs. A NIC whose port
+//! sets no `descriptors` gets as many as the bound leaves, at most [`DESCRIPTORS`]. Set
+//! `descriptors` are kept, with a warning if they are too many.
 //!
 //! # Limits
-//! Only devices write into those ways. Interfaces of the kernel and virtual devices are filled by processors: they are counted in no queue and
-//! bounded by none. What the ports of the configuration were bounded by stays until a port is opened anew.
+//! Only devices write to those cache ways. Processors fill kernel interfaces and virtual devices,
+//! which are neither counted nor bounded. A port keeps its bound until it is opened again.
 
 use std::path::Path;
 
@@ -14,10 +15,10 @@ use sluice_cache::buffers::{Bound, BufferError, EXTRA_LINES, IoCache, LEAST_FRAM
 use sluice_api::config::{Memory, Port, PortKind};
 use sluice_api::promise::Buffers;
 
-/// Descriptors of a receive queue where nothing is said.
+/// Descriptors of a receive queue by default.
 pub const DESCRIPTORS: u16 = 512;
 
-/// The ways that devices write into, or why they are not known.
+/// The cache ways that devices write to, or why they are unknown.
 #[derive(Debug, Clone)]
 pub struct Room {
     cache: Result<(IoCache, Source), String>,
@@ -31,7 +32,7 @@ fn is_nic(port: &Port) -> bool {
     matches!(&port.kind, PortKind::Dpdk(settings) if settings.pci.is_some())
 }
 
-/// Receive queues of all NICs among some ports.
+/// Number of receive queues of all NICs among these ports.
 pub fn queues(ports: &[Port]) -> u32 {
     let of = |port: &Port| match &port.kind {
         // One queue of the device is spread over those of the port.
@@ -42,8 +43,8 @@ pub fn queues(ports: &[Port]) -> u32 {
 }
 
 impl Room {
-    /// On the host whose root directory is `system`. `shareable` are the ways that resctrl says devices use too; `stride` is the distance of
-    /// two frames, 0 where pages lie anywhere.
+    /// Reads the host with root directory `system`. `shareable` are the ways that devices share by
+    /// resctrl; `stride` is the distance of two frames, 0 if pages lie anywhere.
     pub fn read(system: &Path, memory: &Memory, shareable: u32, stride: u32) -> Self {
         let cache = io_cache(system, memory.io_ways, shareable).map_err(|error| error.to_string());
         Self { cache, given: memory.rx_frames, packet_bytes: memory.packet_bytes, stride }
@@ -55,7 +56,7 @@ impl Room {
         Some(bound(*cache, queues))
     }
 
-    /// Most packets that wait in each of so many queues: no fewer than a burst, even if that is too many.
+    /// Most packets that wait in each of `queues` queues: at least a burst, even if that is many.
     fn per_queue(&self, queues: u32) -> Option<u32> {
         self.given.or_else(|| match self.bound(queues.max(1))? {
             Ok(bound) => Some(bound.per_queue),
@@ -64,7 +65,7 @@ impl Room {
         })
     }
 
-    /// A port as it is opened, beside `all` (it may be among them).
+    /// A port with its bound, beside `all` (which may include it).
     pub fn bounded(&self, port: &Port, all: &[Port]) -> Port {
         let mut port = port.clone();
         if !is_nic(&port) {
@@ -81,7 +82,7 @@ impl Room {
         port
     }
 
-    /// What `sluice status` tells, with these ports.
+    /// The report of `sluice status` for these ports.
     pub fn report(&self, ports: &[Port]) -> Buffers {
         let queues = queues(ports);
         let found = self.bound(queues.max(1));

@@ -1,21 +1,21 @@
-//! A port that swallows packets, and measures what a generator ([`super::generator`]) wrote in them.
+//! A port that drops packets, and measures by the stamps of a generator ([`super::generator`]).
 //!
-//! Each queue keeps, for each flow, the next sequence number that it expects and which of the last 64 have come:
+//! For each flow, a queue keeps the next expected number and which of the last 64 have come:
 //! - a number above the expected one: those between are counted `lost`;
-//! - a number below it that was counted lost: `lost` − 1, `reordered` + 1;
-//! - a number below it that has come already: `duplicated` + 1;
-//! - a number more than 64 below the highest: nobody can tell any more which of the two; `stale` + 1, and `lost` stays;
+//! - a lower number that was counted lost: `lost` − 1, `reordered` + 1;
+//! - a lower number that has come already: `duplicated` + 1;
+//! - a number more than 64 below the highest: which of the two is unknown; `stale` + 1;
 //! - no stamp, or a flow number out of range: `unstamped` + 1;
-//! - a stamp with a checksum that is not the packet's (`checksum` of a generator): `altered` + 1.
-//!   Nothing else is believed of such a packet, so it counts as lost when a later one of its flow
-//!   comes.
+//! - a stamp with a wrong checksum (`checksum` of a generator): `altered` + 1. The rest of the
+//!   stamp is not used, so the packet counts as lost when a later one of its flow comes.
 //!
-//! Limits. A loss shows when a later packet of the flow arrives: what is lost at the very end of a flow is not counted. A flow that
-//! is first seen below number [`JOINED`] is taken to have begun at 0, so that losses at its start count; one that is first seen
-//! above it is taken to have been joined on its way. Queues do not know of each other: the numbers are right if the packets of a
-//! flow all leave by the same queue, as they do when they follow one chain; the caller adds the queues up.
+//! Limits. A loss shows when a later packet of the flow arrives: losses at the very end of a flow
+//! are not counted. A flow first seen below number [`JOINED`] counts as begun at 0, so that losses
+//! at its start count; one first seen at or above it counts as joined midway. Queues are
+//! independent: the numbers are right if a flow leaves by one queue, as it does on one chain; the
+//! caller adds queues up.
 //!
-//! Latency is the caller's `now_ns` at the sink less its `now_ns` at the generator: both are taken once a burst.
+//! Latency is the caller's `now_ns` at the sink minus the generator's: both once a burst.
 
 use std::sync::Arc;
 
@@ -29,22 +29,20 @@ use sluice_api::config::Sink;
 use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::queue::PortQueue;
 
-/// A flow that is first seen with this sequence number or a higher one was joined on its way.
+/// From this first sequence number on, a flow counts as joined midway.
 pub const JOINED: u32 = 1 << 16;
 
-/// Opens a sink.
 pub fn open(queues: u32, Sink {}: &Sink) -> OpenPort {
     let queues = (0..queues.max(1)).map(|_| -> Box<dyn PortQueue> { Box::default() as Box<SinkQueue> }).collect();
     OpenPort { queues, description: "swallows packets and reads their stamps".into(), memory: None, link: Arc::default() }
 }
 
-/// What is remembered of a flow: 16 bytes, four to a cache line.
+/// State of a flow: 16 bytes, four to a cache line.
 ///
-/// Word 0: the sequence number expected (low half) and the run of the flow's generator (high half; 0: not seen yet). Word 1: bit i
-/// says whether number "expected − 1 − i" has come; a bit that is not set was counted lost.
+/// Word 0: the expected number (low half) and the run of the flow's generator (high half; 0: not
+/// seen yet). Word 1: bit i is set if "expected − 1 − i" has come; a clear bit was counted lost.
 ///
-/// Plain words, because only of these the standard library knows that zeroed memory holds them, and so leaves untouched pages
-/// unallocated.
+/// Plain words: only these get zeroed memory without touching its pages.
 type Flow = [u64; 2];
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,14 +56,13 @@ struct Counts {
     altered: u64,
 }
 
-/// One queue of a sink.
 pub struct SinkQueue {
-    /// By flow number. Zeroed memory that was never touched takes no room: only flows that are seen do.
+    /// By flow number. Untouched zeroed memory takes no space: only flows that are seen do.
     flows: Vec<Flow>,
     counts: Counts,
     latency: Histogram,
-    /// First word of the stamp seen last, and how many stamps with this word wait to be added to the histogram: packets of a burst
-    /// have the same time, so most are added together.
+    /// First word of the last stamp, and stamps with that word not yet in the histogram: packets of
+    /// a burst have the same time, so most are added together.
     time_word: u64,
     same_time: u64,
 }
@@ -83,7 +80,7 @@ impl Default for SinkQueue {
 }
 
 impl SinkQueue {
-    /// Counts one packet by the last words of it.
+    /// Counts one packet by its last words.
     #[inline(always)]
     fn count(&mut self, [time, rest]: [u64; 2], now_ns: u64, packet: &Packet, arena: &Arena) {
         if time != self.time_word {
@@ -106,7 +103,7 @@ impl SinkQueue {
         self.count_odd([time, rest], packet, arena);
     }
 
-    /// A packet that is not the next of its flow, or one with a checksum.
+    /// Counts a packet that is not the next of its flow, or has a checksum.
     #[cold]
     #[inline(never)]
     fn count_odd(&mut self, mut words: [u64; 2], packet: &Packet, arena: &Arena) {
@@ -154,7 +151,7 @@ impl SinkQueue {
         *flow = [run << 32 | u64::from(expected), seen];
     }
 
-    /// Adds the stamps that wait to the histogram.
+    /// Adds pending stamps to the histogram.
     #[inline(always)]
     fn settle_latency(&mut self, now_ns: u64) {
         if self.same_time > 0 {
@@ -165,7 +162,7 @@ impl SinkQueue {
     }
 }
 
-/// Whether a packet's checksum is that of its bytes.
+/// Whether a packet's checksum matches its bytes.
 fn is_whole(packet: &Packet, arena: &Arena) -> bool {
     let len = usize::from(packet.len);
     let word = |at: usize| arena.read_array(packet.frame, packet.offset + at as u16).map_or(0, u64::from_le_bytes);
@@ -181,8 +178,8 @@ impl PortQueue for SinkQueue {
         for burst in packets.chunks(BURST) {
             let arena = frames.arena();
             for packet in burst {
-                // To be written: the frame goes on top of the stack of free ones, and the next packet in is written there. Getting
-                // the line for writing now saves getting it twice from the core of the last NF.
+                // For writing: the frame goes on top of the free stack, and the next packet in is
+                // written there. That saves fetching the line twice from the core of the last NF.
                 arena.prefetch_write(packet.frame, (packet.offset + packet.len).saturating_sub(stamp::BYTES as u16));
             }
             for packet in burst {
@@ -231,7 +228,6 @@ mod tests {
 
     const RUN: u8 = 9;
 
-    /// Sends stamps through a sink, in packets of `len` bytes.
     fn send(sink: &mut SinkQueue, frames: &mut FrameCache, stamps: &[Stamp], len: u16, now_ns: u64) {
         for burst in stamps.chunks(BURST) {
             let mut numbers = [0; BURST];
@@ -270,7 +266,7 @@ mod tests {
         assert_eq!(counts_of(&[0, 2, 1, 1]), Counts { stamped: 4, reordered: 1, duplicated: 1, ..none });
         assert_eq!(counts_of(&[0, 64, 1, 0]), Counts { stamped: 4, lost: 62, reordered: 1, stale: 1, ..none });
         assert_eq!(counts_of(&[0, 200, 199, 137, 136]), Counts { stamped: 5, lost: 197, reordered: 2, stale: 1, ..none });
-        // Joined on its way; across the wrap of the numbers.
+        // Joined midway; across the wrap of the numbers.
         assert_eq!(counts_of(&[JOINED, JOINED + 2]), Counts { stamped: 2, lost: 1, ..none });
         assert_eq!(counts_of(&[u32::MAX - 1, u32::MAX, 1, 0, 2]), Counts { stamped: 5, reordered: 1, ..none });
     }
@@ -316,7 +312,7 @@ mod tests {
         Pass,
         Lose,
         Twice,
-        /// Comes so many packets of its flow later.
+        /// Comes this many packets of its flow later.
         Late(usize),
     }
 
@@ -327,7 +323,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_done_to_flows_is_what_is_counted(fates in proptest::collection::vec((0u32..4, fate()), 1..400)) {
-            // Each flow as a list of (place, number): a late packet moves behind others; places decide the order.
+            // Each flow as (place, number): a late packet moves back; places give the order.
             let mut expected = Counts::default();
             let mut flows: [Vec<(usize, u32)>; 4] = Default::default();
             let mut numbers = [0u32; 4];
@@ -347,10 +343,10 @@ mod tests {
                 }
             }
             for (list, sent) in flows.iter_mut().zip(numbers) {
-                // A last packet, in order, shows what was lost before it.
+                // A final packet, in order, reveals losses before it.
                 list.push((usize::MAX, sent));
                 list.sort_by_key(|(place, _)| *place);
-                // By the definition: reordered is what comes below the highest that came before, and not for the second time.
+                // By definition, reordered is below the highest before, and for the first time.
                 let (mut highest, mut came) = (None, std::collections::HashSet::new());
                 for (_, number) in list.iter() {
                     let first_time = came.insert(*number);

@@ -1,13 +1,15 @@
-//! One queue of a device, spread over several threads: symmetric receive-side scaling in software, for devices that have none.
+//! Software RSS: spreads one queue of a device over several threads, symmetrically.
 //!
 //! # Approach
-//! The thread of queue 0 has the device. It reads each burst, keeps the packets whose flows are its own and puts the others on the rings
-//! of the threads that they belong to; the hash is symmetric, so both directions of a flow meet the same thread. Packets that the other
-//! threads send come back by a ring each, which queue 0 empties whenever it is asked for packets.
+//! The thread of queue 0 owns the device. It reads each burst, keeps packets of its own flows and
+//! puts others on rings of the threads that they belong to. The hash is symmetric, so both
+//! directions of a flow reach the same thread. Packets that other threads send come back on a ring
+//! each, which queue 0 empties whenever it is polled.
 //!
 //! # Limits
-//! The device's thread looks into every packet, so this pays where classification and what follows cost more than that look. A thread
-//! whose ring is full loses packets, counted as `spread_drops`; a slow sender keeps its own.
+//! The device's thread parses every packet, so this pays only where classification and the rest
+//! cost more than that. A thread with a full ring loses packets, counted as `spread_drops`; a slow
+//! sender keeps its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,10 +26,10 @@ use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Packets of each ring between two threads.
 const RING: u32 = 1024;
-/// Bytes of a packet that the hash is made of.
+/// Bytes of a packet that the hash covers.
 const LOOK: usize = 64;
 
-/// Spreads a queue over so many. Fewer than two leave it as it is.
+/// Spreads a queue over `queues`. Fewer than two leave it unchanged.
 pub fn over(device: Box<dyn PortQueue>, queues: u16) -> Vec<Box<dyn PortQueue>> {
     if queues < 2 {
         return vec![device];
@@ -54,24 +56,24 @@ fn descriptor(packet: &Packet) -> Descriptor {
     Descriptor { frame: packet.frame, offset: packet.offset, len: packet.len, ..Default::default() }
 }
 
-/// The queue that has the device.
+/// The queue that owns the device.
 struct Trunk {
     device: Box<dyn PortQueue>,
     to: Vec<Producer>,
     from: Vec<Consumer>,
-    /// Packets of each other thread that the device has not taken yet.
+    /// Packets of each other thread that the device has not accepted yet.
     unsent: Vec<Vec<Packet>>,
     queues: u16,
     drops: Arc<AtomicU64>,
 }
 
 impl Trunk {
-    /// Sends what the other threads have for the device.
+    /// Sends the other threads' packets to the device.
     fn collect(&mut self, frames: &mut FrameCache, now_ns: u64) {
         for (from, unsent) in self.from.iter_mut().zip(&mut self.unsent) {
             if unsent.is_empty() {
                 let mut burst = [Descriptor::default(); BURST];
-                // The ring is this process's own: its cursors cannot be wild.
+                // The ring is private to this process: its cursors are valid.
                 let n = from.dequeue(&mut burst).unwrap_or(0);
                 unsent.extend(burst[..n].iter().map(packet));
             }
@@ -153,7 +155,6 @@ fn drain(ring: &mut Consumer, frames: &mut Vec<u32>) {
     }
 }
 
-/// A queue of another thread.
 struct Branch {
     delivered: Consumer,
     send: Producer,
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
     use sluice_dataplane::frame::FramePool;
 
-    /// A device that gives prepared packets, and takes a few at a time.
+    /// A device with prepared packets, which accepts a few at a time.
     struct Device {
         incoming: VecDeque<Packet>,
         outgoing: Arc<Mutex<Vec<u32>>>,
@@ -226,7 +227,6 @@ mod tests {
         }
     }
 
-    /// UDP over IPv4 between two hosts, one way or the other.
     fn udp(flow: u8, back: bool) -> Vec<u8> {
         let mut packet = vec![0; 60];
         packet[12..14].copy_from_slice(&[8, 0]);
@@ -308,7 +308,7 @@ mod tests {
         let drops = queues[0].details()[0].1 as usize;
         assert!(drops > 0);
         assert_eq!(kept + RING as usize + drops, 4000);
-        // What lies between the threads when the port is closed is not forgotten.
+        // Packets between the threads are returned when the port is closed.
         assert_eq!(queues[1].tx_burst(&[Packet { frame: 7, offset: 0, len: 60 }], &mut cache, 0), 1);
         assert_eq!((queues[0].leftover(), queues[1].leftover().len()), (vec![7], RING as usize));
     }

@@ -1,74 +1,67 @@
-//! The stamp that a generator writes in a packet and a sink reads: which flow it is of, which number in its flow, and when it left.
+//! The stamp of a generated packet, which a sink reads: flow, sequence number, and departure time.
 //!
-//! A stamp is the last 16 bytes of a packet, so that NFs may push, pull and rewrite headers in front of it. It must leave the chain
-//! as it came in: a packet that an NF encrypted, cut or padded at its end has none any more, and a sink counts it as unstamped.
-//! With a stamp, the smallest UDP packet over IPv4 has 58 bytes, or 62 with a VLAN tag.
+//! A stamp is the last 16 bytes of a packet, so NFs may push, pull and rewrite headers before it.
+//! It must leave the chain unchanged: a packet that an NF encrypted, truncated or padded has none,
+//! and a sink counts it as unstamped. With a stamp, the smallest UDP packet over IPv4 has 58 bytes,
+//! or 62 with a VLAN tag.
 //!
 //! | bytes  | content, little-endian |
 //! |--------|------------------------|
 //! | 0..2   | magic |
-//! | 2..8   | time of departure: the low 48 bits of the monotonic clock in nanoseconds (they come around every 78 hours) |
+//! | 2..8   | departure: low 48 bits of the monotonic clock in ns (they wrap every 78 hours) |
 //! | 8..12  | sequence number in the flow, from 0, wrapping |
 //! | 12..15 | flow |
-//! | 15     | run: 1 to 255, another one for each generator opened, so that flow numbers can be used again |
+//! | 15     | run: 1 to 255, different for each generator, so that flow numbers can be reused |
 //!
-//! A generator with `checksum = true` marks its stamps with another magic, and stores a checksum in
-//! the 8 bytes before them: 48 bits over all other bytes of the packet, headers and stamp too, and
-//! 16 bits with which the 8 bytes add up to nothing in the sums of TCP and UDP. A sink that finds
-//! such a stamp computes the checksum again, and counts the packet as altered if it differs. It is
-//! for chains that change nothing: a header that is rewritten is altered, too. The smallest packet
-//! has 8 bytes more.
+//! With `checksum = true` a generator uses another magic, and stores a checksum in the 8 bytes
+//! before the stamp: 48 bits over all other bytes of the packet, including headers and stamp, and
+//! 16 bits that make the 8 bytes neutral in the sums of TCP and UDP. A sink recomputes the
+//! checksum, and counts the packet as altered if it differs. It is for chains that change nothing:
+//! a rewritten header counts as altered, too. The smallest packet has 8 bytes more.
 //!
-//! Flow numbers are unique in the process: each generator takes a [`FlowRange`], and gives it back when it is closed. So any number
-//! of generators can send to one sink.
+//! Flow numbers are unique in the process: each generator takes a [`FlowRange`], and returns it
+//! when it is closed. So any number of generators can send to one sink.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes of a stamp.
 pub const BYTES: usize = 16;
 
-/// Flow numbers are below this.
 pub const MAX_FLOWS: u32 = 1 << 22;
 
-/// Marks a stamp.
 pub const MAGIC: u16 = 0x511c;
 
 /// Marks a stamp with a checksum before it.
 pub const MAGIC_CHECKED: u16 = 0x511d;
 
-/// Bytes of that checksum.
 pub const CHECKSUM_BYTES: usize = 8;
 
-/// Odd, with bits all over: 2⁶⁴ divided by the golden ratio.
+/// 2⁶⁴ divided by the golden ratio: odd, with scattered bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Bits of the checksum; those above them balance it.
 const SUM_BITS: u32 = 48;
 
-/// Bits of the time that a stamp holds.
 const TIME_BITS: u32 = 48;
 
-/// A stamp, read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     /// Flow number, below 2²⁴.
     pub flow: u32,
     /// Run of the generator, not 0.
     pub run: u8,
-    /// Number in the flow.
     pub sequence: u32,
-    /// Time of departure, its low 48 bits, in nanoseconds.
+    /// Low 48 bits of the departure time, in nanoseconds.
     pub time_ns: u64,
 }
 
 impl Stamp {
-    /// As two words, to be written little-endian.
+    /// As two words, to be stored little-endian.
     #[inline(always)]
     pub fn pack(self) -> [u64; 2] {
         [time_word(self.time_ns), u64::from(self.sequence) | flow_word(self.flow, self.run)]
     }
 
-    /// From two words. None if it is no stamp.
+    /// From two words; `None` if they are no stamp.
     #[inline(always)]
     pub fn unpack([time, rest]: [u64; 2]) -> Option<Self> {
         let run = (rest >> 56) as u8;
@@ -91,8 +84,7 @@ pub(super) fn flow_word(flow: u32, run: u8) -> u64 {
     u64::from(flow) << 32 | u64::from(run) << 56
 }
 
-/// Nanoseconds from the time in a stamp's first word to `now_ns`. 0 if the stamp is younger, as it may be by the little that the
-/// clocks of two threads differ.
+/// Nanoseconds from a stamp's time to `now_ns`. 0 for a later stamp: clocks differ a little.
 #[inline(always)]
 pub(super) fn age_ns(time_word: u64, now_ns: u64) -> u64 {
     let age = now_ns.wrapping_sub(time_word >> 16) & ((1 << TIME_BITS) - 1);
@@ -105,7 +97,7 @@ pub(super) fn checked(time_word: u64) -> u64 {
     time_word & !0xffff | u64::from(MAGIC_CHECKED)
 }
 
-/// First word as it would be without the checksum, if there is one.
+/// First word without the mark of a checksum, if it has that mark.
 pub(super) fn unchecked(time_word: u64) -> Option<u64> {
     (time_word as u16 == MAGIC_CHECKED).then_some(time_word & !0xffff | u64::from(MAGIC))
 }
@@ -113,16 +105,15 @@ pub(super) fn unchecked(time_word: u64) -> Option<u64> {
 /// Least bytes of a packet with a checksum.
 const LEAST_CHECKED: usize = CHECKSUM_BYTES + BYTES;
 
-/// Where the checksum is in a packet of `len` bytes, if it has room for one.
+/// Offset of the checksum in a packet of `len` bytes, if it has space for one.
 pub(super) fn checksum_at(len: usize) -> Option<usize> {
     len.checked_sub(LEAST_CHECKED)
 }
 
-/// The checksum of a packet of `len` bytes, as a word that is stored little-endian. `word` gives
-/// the eight bytes from a place on, as a little-endian word; all that it is asked for lie in the
-/// packet. 0 if the packet has no room for a checksum.
+/// The checksum of a packet of `len` bytes, to be stored little-endian; 0 without space for one.
+/// `word` returns the eight bytes at an offset as a little-endian word, always within the packet.
 ///
-/// One change in 2⁴⁸ does not show.
+/// One change in 2⁴⁸ goes undetected.
 pub(super) fn checksum(len: usize, word: impl Fn(usize) -> u64) -> u64 {
     let Some(end) = checksum_at(len) else { return 0 };
     let mix = |sum: u64, word: u64| {
@@ -132,7 +123,7 @@ pub(super) fn checksum(len: usize, word: impl Fn(usize) -> u64) -> u64 {
     let whole = end - end % 8;
     let mut sum = (0..whole).step_by(8).fold(len as u64, |sum, at| mix(sum, word(at)));
     if end > whole {
-        // The checksum lies behind them, so there are eight bytes to read.
+        // The checksum lies behind them, so eight bytes can be read.
         sum = mix(sum, word(whole) & ((1 << (8 * (end - whole))) - 1));
     }
     sum = mix(sum, word(end + CHECKSUM_BYTES));
@@ -141,17 +132,16 @@ pub(super) fn checksum(len: usize, word: impl Fn(usize) -> u64) -> u64 {
     let words = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
     let words = (words & 0xffff) + (words >> 16);
     let words = (words & 0xffff) + (words >> 16);
-    // Ones' complement: all ones are nothing.
+    // Ones' complement: all ones are zero.
     sum | (0xffff - words) << SUM_BITS
 }
 
 /// The flow numbers in use, as (first, count), in order.
 static TAKEN: Mutex<Vec<(u32, u32)>> = Mutex::new(Vec::new());
 
-/// The run of the generator opened last.
 static RUN: AtomicU8 = AtomicU8::new(0);
 
-/// Flow numbers of one generator. Given back when dropped.
+/// Flow numbers of one generator. Dropping it releases them.
 #[derive(Debug)]
 pub struct FlowRange {
     first: u32,
@@ -159,7 +149,7 @@ pub struct FlowRange {
 }
 
 impl FlowRange {
-    /// Takes the lowest `flows` numbers in a row that are free. None if there are no such.
+    /// Takes the lowest `flows` consecutive free numbers; `None` if there are none.
     pub fn take(flows: u32) -> Option<Self> {
         let mut taken = TAKEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut first = 0u32;
@@ -175,18 +165,16 @@ impl FlowRange {
             return None;
         }
         taken.insert(at, (first, flows));
-        // Relaxed: only different values matter.
+        // Relaxed: the values only have to differ.
         let run = RUN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |run| Some(run.checked_add(1).unwrap_or(1)));
         let run = run.map_or(1, |before| before.checked_add(1).unwrap_or(1));
         Some(Self { first, run })
     }
 
-    /// The lowest number.
     pub fn first(&self) -> u32 {
         self.first
     }
 
-    /// The run.
     pub fn run(&self) -> u8 {
         self.run
     }
@@ -238,7 +226,7 @@ mod tests {
             if bytes.len() > 24 {
                 prop_assert_ne!(checksum_of(&bytes[1..]), sum);
             }
-            // It adds nothing to the sum of TCP and UDP.
+            // It is neutral in the sums of TCP and UDP.
             let words = (0..4).map(|i| sum >> (16 * i) & 0xffff).sum::<u64>();
             prop_assert_eq!(words % 0xffff, 0);
         }
@@ -261,13 +249,13 @@ mod tests {
 
     #[test]
     fn ranges_are_apart_and_come_back() {
-        // Other tests open generators meanwhile, so only what holds in any case is asserted.
+        // Other tests open generators meanwhile, so only what always holds is asserted.
         let a = FlowRange::take(1000).unwrap();
         let b = FlowRange::take(1000).unwrap();
         assert!(a.first().abs_diff(b.first()) >= 1000);
         assert_ne!(a.run(), b.run());
         assert!(FlowRange::take(MAX_FLOWS).is_none());
-        // Each of these fits only because the one before it was given back.
+        // Each of these fits only because the one before was released.
         for _ in 0..3 {
             assert!(FlowRange::take(MAX_FLOWS / 2 + 1).is_some());
         }

@@ -1,25 +1,25 @@
-//! All paths, by number: made when a flow first takes them, ended when something that they depend on is gone, freed when nobody can have
-//! them any more, and their places given again.
+//! All paths, by number: made for a flow's first packet, ended when something that they depend on
+//! is gone, freed when nothing can refer to them, and their places reused.
 //!
-//! # What holds
-//! Packet threads look paths up by number without a lock and use them for a round of their loops; frames, flow tables and queues keep numbers for
-//! much longer. So a number is a place and a *turn* of it: whoever has a number of a former turn finds no path.
+//! # Invariant
+//! Packet threads look up paths by number without a lock and use them for one round. Frames, flow
+//! tables and queues keep numbers much longer. So a number is a place and its *turn*: a number of a
+//! former turn finds no path.
 //!
-//! # Life of a path
-//! | stage | who finds it | what ends the stage |
+//! | stage | found by | what ends the stage |
 //! |---|---|---|
-//! | going | new flows, by what it is; packets, by number | an NF, the chain or the ingress port is gone; or a service that it goes without is back |
-//! | ended | packets, by number: those inside follow it to its end, those that come have their flow decided anew | all threads have passed a fence, and no frame names it |
-//! | hidden | nobody; a thread may still be using it | all threads have passed another fence |
+//! | going | new flows, by course; packets, by number | an [`End`] of something on it |
+//! | ended | packets, by number | all threads passed a fence, and no frame names it |
+//! | hidden | nothing; a thread may still use it | all threads passed another fence |
 //! | free | – | its place is given to another path |
 //!
-//! Whoever gives packet threads their tables takes paths through these stages. Threads learn of a change one after another, so one may
-//! make a path out of tables that are older than the end of what it goes through: such a path is ended when it is made, and its flows are
-//! decided anew with their next packets.
-//!
+//! Packets inside follow an ended path to its end; new packets have their flow decided again. The
+//! thread that publishes tables moves paths through these stages. Packet threads learn of a change
+//! one after another, so one may make a path from tables older than the end of an NF on it. Such a
+//! path is ended when it is made.
 //! # Limits
-//! A number comes again after 65,536 turns of its place (with the usual number of places), and all free places have their turns before one
-//! has its next.
+//! A number recurs after 65,536 turns of its place (with the usual number of places); all free
+//! places have their turns before one has its next.
 
 #![allow(unsafe_code)]
 
@@ -34,19 +34,19 @@ use crate::decision::{Decision, Packed, Refusal};
 use sluice_api::config::OnFailure;
 use sluice_ownership::Moves;
 
-/// Paths that are ended while the lock is held: a packet thread may want to make one.
+/// Paths ended per hold of the lock: a packet thread may be waiting to make one.
 const AT_ONCE: usize = 256;
-/// Detours are this part of all paths at most: NFs ask for them.
+/// At most one in this many paths is a detour: NFs can create them.
 const DETOURS: usize = 4;
 
-/// What is gone, or back, so that paths end.
+/// An event that ends paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
     /// This NF gets no flows any more.
     Nf(u16),
-    /// A service has instances again: flows that go without it, or not at all, are decided anew.
+    /// A service has instances again: flows that lack it, or are refused, are decided again.
     Back(u16),
-    /// The instances of a service are chosen another way: all flows of chains with it are decided anew.
+    /// A service's instances are chosen another way: all flows of chains with it are decided again.
     Service(u16),
     /// A chain has another version, or is gone.
     Chain {
@@ -55,11 +55,11 @@ pub enum End {
         /// Its version; 0 if it is gone.
         version: u32,
     },
-    /// Nothing comes in at this port any more.
+    /// No packets come in at this port any more.
     Ingress(u16),
 }
 
-/// What makes a path.
+/// What a path is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct Course<'a> {
     /// Port where its packets enter.
@@ -68,11 +68,11 @@ pub struct Course<'a> {
     pub chain: &'a Arc<Chain>,
     /// The NFs, in order.
     pub nfs: &'a [u16],
-    /// Which of them are met from their far side; those behind the end are not.
+    /// Which of them are traversed in reverse; those behind the end are not.
     pub reversed: &'a [bool],
-    /// What kind of path it is.
+    /// The kind of the path.
     pub kind: Kind,
-    /// Generation of the tables that it is made of.
+    /// Generation of the tables that it is made from.
     pub under: u32,
 }
 
@@ -92,7 +92,7 @@ impl Course<'_> {
     }
 }
 
-/// Instead of the number of a path in a place: one that nobody looks for there.
+/// Stands for "no path" in a place: a number that is never looked up there.
 fn none(place: usize) -> u32 {
     place as u32 ^ 1
 }
@@ -101,14 +101,15 @@ fn none(place: usize) -> u32 {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot {
-    /// Number of the path that is here; [`none`].
+    /// Number of the path that is here, or [`none`].
     number: AtomicU32,
     path: UnsafeCell<Option<Path>>,
 }
 
-// SAFETY: `path` is written in two places alone. `number` writes it while the place has no number and nobody else can have the place, which it took
-// from the list of free ones under the lock; `free` does when nobody can have a reference any more, which its caller promises. All
-// others read it, and only after they have read the path's number (Acquire), which was stored (Release) when the path was there.
+// SAFETY: `path` is written in two places. `number` writes it while the place has no number; it
+// took the place from the free list under the lock, so no other thread has it. `free` writes it
+// when no reference can exist, which its caller guarantees. All others read it, and only after
+// reading the path's number (Acquire), which was stored (Release) after the path.
 unsafe impl Sync for Slot {}
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -134,8 +135,7 @@ impl PathKey {
     }
 }
 
-/// Numbers in some order, of which each is added and taken out in the same time however many there
-/// are.
+/// Numbers in no fixed order; adding and removing take constant time.
 #[derive(Debug, Default)]
 struct Set {
     list: Vec<u32>,
@@ -159,7 +159,7 @@ impl Set {
     }
 }
 
-/// Takes a number out of one of several sets, and the set away when it is empty.
+/// Removes a number from one of several sets, and the set if it is empty.
 fn take_out<K: std::hash::Hash + Eq>(sets: &mut HashMap<K, Set>, key: K, number: u32) {
     if let Some(set) = sets.get_mut(&key) {
         set.remove(number);
@@ -171,24 +171,22 @@ fn take_out<K: std::hash::Hash + Eq>(sets: &mut HashMap<K, Set>, key: K, number:
 
 #[derive(Debug, Default)]
 struct Numbers {
-    /// Paths that go.
+    /// Paths in use.
     of: HashMap<PathKey, u32>,
-    /// The same of each version of a chain from each ingress port.
+    /// Paths in use, by ingress port and version of the chain.
     by_chain: HashMap<(u16, u16, u32), Set>,
-    /// The same by NF.
     by_nf: HashMap<u16, Set>,
-    /// Those that go without a service, or let nobody in, by each service of their chains.
+    /// Paths that lack a service or refuse packets, by each service of their chains.
     without: HashMap<u16, Set>,
-    /// Paths that have ended, and are to be freed.
     ended: Vec<u32>,
-    /// Places that have had a path, longest free first, and the number that the next one gets.
+    /// Freed places, longest free first, as the number that the next path gets.
     free: VecDeque<u32>,
-    /// Places from here on have had none.
+    /// Places from here on were never used.
     fresh: usize,
     detours: usize,
-    /// Since which generation of the tables something is gone, or back.
+    /// Generation of the tables in which something went or came back.
     since: HashMap<End, u32>,
-    /// Version of each chain that there is or was.
+    /// Latest version of each chain that exists or existed.
     versions: HashMap<u16, u32>,
 }
 
@@ -199,34 +197,34 @@ pub struct Names {
     pub nfs: HashSet<u16>,
     /// Of chains.
     pub chains: HashSet<u16>,
-    /// Of the services of these.
+    /// Of the services of these chains.
     pub services: HashSet<u16>,
     /// Of ports where packets enter or leave.
     pub ports: HashSet<u16>,
 }
 
-/// The registry. See the module.
+/// The registry of paths: see the module.
 #[derive(Debug)]
 pub struct PathRegistry {
     slots: Box<[Slot]>,
     /// Bits of a number that are the place.
     bits: u32,
     numbers: Mutex<Numbers>,
-    /// Places that have ever had a path.
+    /// Places that were ever used.
     used: AtomicUsize,
-    /// Paths that go, and how often that changed.
+    /// Paths in use, and changes of that number.
     len: AtomicUsize,
     changes: AtomicU32,
 }
 
 impl PathRegistry {
-    /// For up to `most` paths.
+    /// A registry for up to `most` paths.
     pub fn new(most: usize) -> Self {
         let most = most.clamp(2, 1 << 28);
         let slot = |place| Slot { number: AtomicU32::new(none(place)), path: UnsafeCell::new(None) };
         Self {
             slots: (0..most).map(slot).collect(),
-            // The numbers that say what is done instead of a path are those of the last turn, which is not given.
+            // The numbers of other decisions belong to the last turn, which is never assigned.
             bits: most.next_power_of_two().trailing_zeros().max(5),
             numbers: Mutex::default(),
             used: AtomicUsize::new(0),
@@ -240,54 +238,55 @@ impl PathRegistry {
         number as usize & ((1 << self.bits) - 1)
     }
 
-    /// The path with a number, if there is one. Packet threads use it in the round in which they have it, and no longer.
+    /// The path with a number, if it exists. Packet threads use it only in the round of the call.
     #[inline(always)]
     pub fn get(&self, number: u32) -> Option<&Path> {
         let slot = self.slots.get(self.place(number))?;
-        // Acquire: goes with the store of the number, before which the path was written.
+        // Acquire: pairs with the store of the number, before which the path was written.
         if slot.number.load(Ordering::Acquire) != number {
             return None;
         }
-        // SAFETY: the path of this number is there, and is not taken away before all threads have passed a fence after its number was.
+        // SAFETY: the path of this number exists, and is freed only after all threads have passed a
+        // fence that follows the removal of its number.
         unsafe { (*slot.path.get()).as_ref() }
     }
 
-    /// The path that was decided for, if there is one.
+    /// The path of a decision, if there is one.
     #[inline(always)]
     pub fn of(&self, decision: Packed) -> Option<&Path> {
-        // What is no path has a number of the last turn.
+        // Decisions that are not paths have numbers of the last turn.
         self.get(decision.bits())
     }
 
-    /// Whether there is a path with this number that has not ended.
+    /// Whether a path with this number exists and has not ended.
     #[inline]
     pub fn goes(&self, number: u32) -> bool {
         self.get(number).is_some_and(|path| !path.has_ended())
     }
 
-    /// Whether a decision still holds: its path has not ended, or it is for none.
+    /// Whether a decision still holds: its path has not ended, or it names none.
     #[inline]
     pub fn holds(&self, decision: Packed) -> bool {
         decision.number().is_none_or(|number| self.goes(number))
     }
 
-    /// How many paths go.
+    /// Number of paths in use.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether none does.
+    /// Whether no path is in use.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Changes with each path that is made or ends.
     pub fn changes(&self) -> u32 {
-        // Acquire: the path is there, or has ended, before this changes.
+        // Acquire: the path is made, or ended, before this changes.
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Those that go, in the order of their places.
+    /// The paths in use, in the order of their places.
     pub fn iter(&self) -> impl Iterator<Item = &Path> {
         self.all().filter(|path| !path.has_ended())
     }
@@ -296,7 +295,7 @@ impl PathRegistry {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of a path, made if it is new. None when there are too many.
+    /// The number of a path, made if it is new. `None` at the limit.
     #[cold]
     pub fn number(&self, course: &Course<'_>) -> Option<u32> {
         let Course { ingress, chain, nfs, reversed, kind, .. } = *course;
@@ -326,7 +325,7 @@ impl PathRegistry {
         };
         let path = course.path();
         if numbers.is_over(course) {
-            // Until it is to be freed, those who make it again find it.
+            // Threads that make it again find it, until it is to be freed.
             path.end();
             numbers.ended.push(number);
         } else {
@@ -342,17 +341,17 @@ impl PathRegistry {
         numbers.of.insert(key, number);
         numbers.detours += usize::from(kind == Kind::Detour);
         let slot = &self.slots[self.place(number)];
-        // SAFETY: nobody has a path of this place: it has no number, and had none before it came to the list of free ones.
+        // SAFETY: the place has no number, nor had it when it became free: nothing refers to it.
         unsafe { *slot.path.get() = Some(path) };
-        // Release: the path is there before its number.
+        // Release: the path is written before its number.
         slot.number.store(number, Ordering::Release);
         self.used.store(numbers.fresh, Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
         Some(number)
     }
 
-    /// Ends paths: flows that took them are decided anew. `generation` is that of the first tables that say so; none if whoever ends them makes
-    /// no more of them.
+    /// Ends paths: flows that took them are decided again. `generation` is that of the first tables
+    /// without them; `None` if the caller makes no more of them.
     pub fn end(&self, ends: &[End], generation: Option<u32>) {
         if ends.is_empty() {
             return;
@@ -377,8 +376,7 @@ impl PathRegistry {
                 }
                 End::Back(service) => over.extend(numbers.without.get(&service).into_iter().flat_map(|set| &set.list)),
                 End::Service(service) => {
-                    // All paths of a version of a chain have its services: the first of them says
-                    // which.
+                    // All paths of a chain's version have the same services: the first is asked.
                     let has = |path: &Path| path.chain.services.contains(&service);
                     let of = numbers
                         .by_chain
@@ -414,14 +412,14 @@ impl PathRegistry {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// The paths that are there, those that have ended too.
+    /// The paths that exist, ended ones included.
     fn all(&self) -> impl Iterator<Item = &Path> {
         let used = self.used.load(Ordering::Acquire);
         let numbers = self.slots[..used].iter().map(|slot| slot.number.load(Ordering::Relaxed)).enumerate();
         numbers.filter(|(place, number)| self.place(*number) == *place).filter_map(|(_, number)| self.get(number))
     }
 
-    /// What paths name, those that have ended too.
+    /// What paths name, ended ones included.
     pub fn names(&self) -> Names {
         let (mut names, mut versions) = (Names::default(), HashSet::new());
         for path in self.all() {
@@ -440,7 +438,7 @@ impl PathRegistry {
         self.all().any(|path| path.egress == port)
     }
 
-    /// The paths that have ended since this was asked last. Whoever asks frees them: see the module.
+    /// The paths that ended since the last call. The caller frees them: see the module.
     pub fn take_ended(&self) -> Vec<u32> {
         let ended = std::mem::take(&mut self.lock().ended);
         for some in ended.chunks(AT_ONCE) {
@@ -455,7 +453,7 @@ impl PathRegistry {
         ended
     }
 
-    /// Takes the numbers away from paths that no frame names: nobody finds them any more.
+    /// Removes the numbers of paths that no frame names, so that they cannot be found.
     pub fn hide(&self, ended: &[u32]) {
         for number in ended {
             // Relaxed: a thread that still finds the path passes a fence before it is freed.
@@ -464,14 +462,15 @@ impl PathRegistry {
         }
     }
 
-    /// Frees paths that were hidden, and gives their places to others.
+    /// Frees hidden paths, and makes their places available.
     ///
     /// # Safety
-    /// Each packet thread has begun a new round since [`PathRegistry::hide`], and whoever else looks paths up is the thread that calls this.
+    /// Each packet thread has begun a new round since [`PathRegistry::hide`], and only the calling
+    /// thread and packet threads look up paths.
     pub unsafe fn free(&self, hidden: &[u32]) {
         let mut detours = 0;
         for number in hidden {
-            // SAFETY: the place has no number, so nobody gets a reference any more, and by the caller's word nobody has one.
+            // SAFETY: the place has no number, so no reference arises; by the contract none exists.
             let path = unsafe { (*self.slots[self.place(*number)].path.get()).take() };
             detours += usize::from(path.is_some_and(|path| path.kind == Kind::Detour));
         }
@@ -481,10 +480,9 @@ impl PathRegistry {
         self.lock().detours -= detours;
     }
 
-    /// The next number of a place.
     fn next_turn(&self, number: u32) -> u32 {
         let next = number.wrapping_add(1u32.checked_shl(self.bits).unwrap_or(0));
-        // The largest numbers say what is done instead of a path.
+        // The largest numbers encode other decisions.
         if next >= u32::MAX >> self.bits << self.bits { self.place(number) as u32 } else { next }
     }
 
@@ -499,8 +497,9 @@ impl PathRegistry {
         in_turn.find(goes).copied()
     }
 
-    /// The path for a flow of a chain: an instance of each service by the flow's symmetric hash, keeping those of `old` (the path
-    /// that the flow had) that still live; one that lets nobody in if an instance is missing.
+    /// The path for a flow of a chain: an instance of each service by the flow's symmetric hash,
+    /// keeping live ones of `old`, the flow's former path. If an instance is missing, a path that
+    /// bypasses the service or refuses packets.
     #[cold]
     pub fn decide(&self, ways: &mut Ways, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
         let Some(Some(chain)) = tables.chains.get(chain as usize) else { return Decision::Drop(Refusal::NoRule) };
@@ -514,9 +513,9 @@ impl PathRegistry {
         let spread_by = if combinations > SPREAD { mixed(hash) % SPREAD as u32 } else { hash };
         for (i, service) in chain.services.iter().enumerate().take(MAX_HOPS) {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
-            // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
+            // The flow's instance of this hop stays, if it lives; a bypass has its hops shifted.
             let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
-            // A service that comes twice in a chain is met in the same instance.
+            // A service that occurs twice in a chain is the same instance.
             let same = chain.services[..i]
                 .iter()
                 .position(|s| s == service)
@@ -540,7 +539,7 @@ impl PathRegistry {
         number.map_or(Decision::Drop(Refusal::NoPath), Decision::Path)
     }
 
-    /// The number of a path, by what the thread has noted where that is possible.
+    /// The number of a path, from the thread's notes where possible.
     pub fn find(&self, ways: &mut Ways, course: &Course<'_>) -> Option<u32> {
         let Some(way) = Way::new(course.chain.version, course.ingress, course.kind, course.nfs) else { return self.number(course) };
         if let Some(number) = ways.find(&way).filter(|number| self.goes(*number)) {
@@ -558,7 +557,7 @@ impl PathRegistry {
     }
 }
 
-/// The paths that end with new tables.
+/// What ends paths when new tables replace former ones.
 pub fn ends(former: &Tables, new: &Tables) -> Vec<End> {
     let mut ends = Vec::new();
     let there: HashSet<u16> = new.services.iter().flatten().map(|member| member.nf).collect();
@@ -583,9 +582,9 @@ pub fn ends(former: &Tables, new: &Tables) -> Vec<End> {
 }
 
 impl Numbers {
-    /// Whether what a path goes through, or without, was gone or back before the tables that it is made of knew.
+    /// Whether something on a path went, or something it lacks came back, after its tables.
     fn is_over(&self, course: &Course<'_>) -> bool {
-        // Generations are compared as they follow each other, so that they may wrap.
+        // Generations may wrap: they are compared by their difference.
         let is_late = |end| self.since.get(&end).is_some_and(|since| (course.under.wrapping_sub(*since) as i32) < 0);
         let services = &course.chain.services;
         self.versions.get(&course.chain.number).is_some_and(|version| *version != course.chain.version)
@@ -610,7 +609,7 @@ mod tests {
     fn free(registry: &PathRegistry) -> Vec<u32> {
         let ended = registry.take_ended();
         registry.hide(&ended);
-        // SAFETY: there are no threads, and nobody has a path.
+        // SAFETY: there are no threads, and no references to paths.
         unsafe { registry.free(&ended) };
         ended
     }
@@ -627,7 +626,7 @@ mod tests {
             assert_eq!((registry.len(), registry.iter().count()), (1, 1));
             assert!(before.iter().all(|old| registry.get(*old).is_none_or(Path::has_ended)));
             if version % 3 == 0 {
-                // Packets follow those that have ended until these are freed.
+                // Packets follow ended paths until these are freed.
                 assert_eq!(free(&registry).len(), if version == 3 { 2 } else { 3 });
                 assert!(before.iter().all(|old| registry.get(*old).is_none()), "{before:?}");
             }
@@ -636,7 +635,7 @@ mod tests {
         assert!(before.iter().all(|number| *number < UNGIVEN), "{before:?}");
     }
 
-    /// The least number that is never given.
+    /// The least number that is never assigned.
     const UNGIVEN: u32 = u32::MAX - 31;
 
     #[test]
@@ -667,7 +666,7 @@ mod tests {
         assert_eq!(number(&course(&c, &[3], 6)), late, "one is enough");
         let without = Course { kind: Kind::Bypasses, ..course(&c, &[], 6) };
         assert!(registry.get(number(&without)).unwrap().has_ended());
-        // It is back under the same number, and tables that know that it was gone name it.
+        // It is back under the same number, and tables that know of its absence name it.
         let now = number(&course(&c, &[3], 7));
         assert!(now != late && registry.get(now).unwrap().goes());
         assert!(registry.get(number(&Course { under: 7, ..without })).unwrap().goes());
@@ -689,11 +688,11 @@ mod tests {
         let other = decide(&before, 1, 0);
         let goes = |number: u32| registry.get(number).unwrap().goes();
         let is_on = |number: u32, nf| registry.get(number).unwrap().nfs.contains(&nf);
-        // One comes: nothing is decided anew.
+        // An instance is added: nothing is decided again.
         let more = Tables { generation: 2, ..tables(chains(), vec![vec![1, 2, 5], vec![3], vec![4, 6]]) };
         registry.end(&ends(&before, &more), Some(2));
         assert!(paths.iter().all(|path| goes(*path)) && goes(other));
-        // One goes.
+        // An instance goes.
         let fewer = Tables { generation: 3, ..tables(chains(), vec![vec![1, 5], vec![3], vec![4, 6]]) };
         registry.end(&ends(&more, &fewer), Some(3));
         assert!(paths.iter().all(|path| goes(*path) != is_on(*path, 2)) && goes(other));
@@ -704,7 +703,7 @@ mod tests {
         registry.hide(&ended);
         let names = registry.names();
         assert!(!names.nfs.contains(&2) && names.nfs.contains(&1) && registry.leads_to(9));
-        // A service without instances lets nobody in, and that ends when it has one.
+        // A service without instances refuses packets until it has one.
         let none = Tables { generation: 4, ..tables(chains(), vec![vec![1, 5], vec![], vec![4, 6]]) };
         registry.end(&ends(&fewer, &none), Some(4));
         let refused = decide(&none, 0, 0);
@@ -729,7 +728,7 @@ mod tests {
     #[test]
     fn what_ends_is_found_without_a_look_at_all_paths() {
         let registry = PathRegistry::new(1024);
-        // Each chain has a service of its own and service 0; every third goes without.
+        // Each chain has a service of its own and service 0; every third path lacks a service.
         let chains: Vec<_> = (0..30).map(|n| chain(n, 1, &[0, n + 1], OnFailure::Bypass)).collect();
         let mut numbers: Vec<(u32, usize, bool)> = Vec::new();
         for (n, chain) in chains.iter().enumerate() {
@@ -797,7 +796,7 @@ mod tests {
                         if kept.len() > 50 {
                             kept.clear();
                         }
-                        // A fence: what was found is not used any more.
+                        // A fence: paths found before are not used any more.
                         round.fetch_add(1, Ordering::Release);
                         std::thread::yield_now();
                     }

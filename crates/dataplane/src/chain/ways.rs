@@ -1,18 +1,18 @@
-//! The paths that one thread has used, found without the registry's lock.
+//! A thread's cache of paths, which needs no lock.
 //!
-//! Approach: a table of sets of four, with the whole key in each entry. What finds no place in its set pushes out the one that came first:
-//! the registry knows it still. Whether a path that is found here still holds is for the registry to say.
+//! A four-way set-associative table with the whole key in each entry. A new entry in a full set
+//! replaces the one whose turn it is; the registry still knows that path. Whether a path found here
+//! still holds is for the registry to say.
 
 use super::Kind;
 
 const WAYS: usize = 4;
-/// No number of a path.
 const NO_NUMBER: u32 = u32::MAX;
 
-/// Most NFs of a path that is found here. Longer ones are for the registry alone.
+/// Most NFs of a path in the cache. Longer paths are only in the registry.
 pub const MAX_NFS: usize = sluice_policy::spread::MAX_NFS;
 
-/// What tells paths of one thread apart. The version stands for the chain, and with it for services and egress.
+/// The key of a path. The version stands for the chain, with its services and egress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     /// Version of the chain.
@@ -28,7 +28,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// A way through these NFs; none if there are too many.
+    /// A way through these NFs, unless there are too many.
     pub fn new(version: u32, ingress: u16, kind: Kind, through: &[u16]) -> Option<Self> {
         let mut nfs = [0; MAX_NFS];
         nfs.get_mut(..through.len())?.copy_from_slice(through);
@@ -38,43 +38,43 @@ impl Way {
     fn hash(&self) -> usize {
         let mut sum = u64::from(self.version) << 32 | u64::from(self.ingress) << 16 | u64::from(self.len) << 2 | self.kind as u64;
         for nf in &self.nfs[..self.len as usize] {
-            // FNV-1a over words, and a last mixing below.
+            // FNV-1a over words, and a final mixing step below.
             sum = (sum ^ u64::from(*nf)).wrapping_mul(0x0100_0000_01b3);
         }
         (sum.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
     }
 }
 
-/// The table.
+/// The cache.
 #[derive(Debug)]
 pub struct Ways {
     entries: Vec<[Option<(Way, u32)>; WAYS]>,
     turn: usize,
-    /// By place of a path in the registry: the number that was noted last.
+    /// By place in the registry: the path number that was noted last.
     noted: Vec<u32>,
 }
 
 impl Ways {
-    /// For about so many paths.
+    /// A cache for about `most` paths.
     pub fn new(most: usize) -> Self {
         let most = most.next_power_of_two();
         Self { entries: vec![[None; WAYS]; (most / 2).max(1)], turn: 0, noted: vec![NO_NUMBER; most] }
     }
 
-    /// Number of a path, if it is known here.
+    /// Number of a path, if it is in the cache.
     #[inline]
     pub fn find(&self, way: &Way) -> Option<u32> {
         let set = &self.entries[way.hash() & (self.entries.len() - 1)];
         set.iter().flatten().find(|(known, _)| known == way).map(|(_, number)| *number)
     }
 
-    /// Whether the number of a path was noted, and no other one in its place since.
+    /// Whether a path's number is the last one noted for its place.
     #[inline]
     pub fn knows(&self, number: u32) -> bool {
         self.noted[number as usize & (self.noted.len() - 1)] == number
     }
 
-    /// Notes the number of a path.
+    /// Adds a path.
     pub fn insert(&mut self, way: &Way, number: u32) {
         let last = self.noted.len() - 1;
         self.noted[number as usize & last] = number;
@@ -104,7 +104,6 @@ mod tests {
         }
         let known = (0..1000u16).filter(|n| ways.find(&way(*n)) == Some(u32::from(*n))).count();
         assert!((64..=128).contains(&known), "{known}");
-        // The last number of each place is known.
         assert!((1000 - 64..1000).all(|number| ways.knows(number)) && !ways.knows(0) && !ways.knows(u32::MAX - 3));
     }
 

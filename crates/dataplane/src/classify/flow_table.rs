@@ -1,23 +1,24 @@
-//! What was decided about each flow: a bounded, aged, exact-match table.
+//! The decision about each flow: a bounded, ageing, exact-match table.
 //!
-//! Problem: remember up to a million flows, find one for each packet at more than 25 million packets a second, and never grow,
-//! allocate or stop to clean up.
+//! Problem: remember up to a million flows, find one for each packet at more than 25 million
+//! packets a second, and never grow, allocate or pause to clean up.
 //!
-//! Terms: a *slot* holds one flow in 64 bytes, one cache line. Eight slots are a *bucket*; the bucket's eight one-byte *tags* are
-//! one word (0: free), and the words of eight buckets are one cache line, a *group* of 64 slots.
+//! Terms: a *slot* holds one flow in 64 bytes, a cache line. Eight slots are a *bucket*. Its eight
+//! one-byte *tags* are one word (0: free); the words of eight buckets are a line, a *group*.
 //!
-//! Approach: the hash picks a group and, in it, a first and a second bucket. A lookup compares the hash's tag with eight tags at
-//! once in ordinary registers, and touches a slot only where the tag agrees. A miss so costs one cache line, from an array of one
-//! byte a slot that the L2 cache mostly holds, and a hit one line more. [`FlowTable::lookup_burst`] fetches both ahead for a whole
-//! burst. A new flow goes to its first bucket, else to the second; if both are full, one of their 16 flows is moved to its own other
-//! bucket; only if none can, the one of the 16 that was idle longest is evicted. There are at least three slots to two flows, so
-//! that evictions below the limit are rare.
+//! Approach: the hash picks a group and a first and second bucket in it. A lookup compares the
+//! hash's tag with eight tags at once in ordinary registers, and reads a slot only if the tag
+//! matches. So a miss costs one cache line of an array with one byte a slot, mostly held in the L2
+//! cache; a hit costs one line more. [`FlowTable::lookup_burst`] prefetches both for a whole burst.
+//! A new flow goes to its first bucket, else to its second. If both are full, one of their 16 flows
+//! moves to its own other bucket; if none can, the one idle longest is evicted. There are at least
+//! three slots to two flows, so evictions below the limit are rare.
 //!
-//! Time is kept in ticks of [`TICK_MS`]: a slot in use is written once a tick, not once a packet. Ageing visits a few slots a call.
+//! Time is in ticks of [`TICK_MS`]: a slot is written once a tick. A call ages a few slots.
 //!
-//! Memory comes zeroed from the system and is touched as flows come; hugepages are asked for. A table belongs to one thread.
+//! Memory comes zeroed and is touched as flows come, on hugepages if possible. One thread owns it.
 //!
-//! Limits: a flow may outlive its timeout by two ticks and the time that ageing takes to come round.
+//! Limits: a flow may outlive its timeout by two ticks and one round of ageing.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -27,30 +28,30 @@ use sluice_shm::{BURST, prefetch};
 use super::key::{FlowKey, HashKeys, WORDS};
 use crate::decision::Packed;
 
-/// Milliseconds that count as one moment.
+/// Milliseconds in a tick.
 pub const TICK_MS: u64 = 128;
 
 const SLOTS_PER_BUCKET: usize = 8;
 const SLOTS_PER_GROUP: usize = 64;
 
-/// What is known of a flow.
+/// What the table holds for a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known {
-    /// What was decided about it.
+    /// The decision.
     pub decision: Packed,
-    /// Generation of the configuration that the decision was made under; an older one is for the caller to make anew.
+    /// Generation of the configuration behind the decision; the caller decides again if it is old.
     pub generation: u32,
-    /// What [`ChooseChain`](crate::steer::ChooseChain) has noted of it, up to [`MAX_NOTE`]; 0: nothing.
+    /// Note of [`ChooseChain`](crate::steer::ChooseChain), at most [`MAX_NOTE`]; 0: none.
     pub note: u32,
 }
 
-/// Bits of a hash that [`parts`] reads; a slot's stamp keeps no more of it.
+/// Bits of a hash that [`parts`] reads; a slot's stamp keeps only these.
 const HASH_BITS: u32 = 14;
 
 /// Largest note of a decision.
 pub const MAX_NOTE: u32 = (1 << (32 - HASH_BITS)) - 1;
 
-/// What a table counts.
+/// Counters of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlowTableStats {
     /// Flows in the table.
@@ -59,23 +60,21 @@ pub struct FlowTableStats {
     pub hits: u64,
     /// Lookups that did not.
     pub misses: u64,
-    /// Flows that had to go for a new one.
+    /// Flows evicted for a new one.
     pub evictions: u64,
-    /// Flows that went because they were idle.
+    /// Flows removed because they were idle.
     pub aged: u64,
 }
 
-/// A flow and what is known of it: the key's words, path and generation, then the tick of its last packet, the low bits of its hash, and
-/// the note.
+/// A flow: the key's words; path and generation; tick of its last packet, low hash bits and note.
 type Slot = [u64; 8];
 
 const DECISION: usize = WORDS;
 const STAMP: usize = WORDS + 1;
 
-/// The stamp of a free slot.
 const FREE: u64 = 0;
 
-/// Zeroed words on cache lines of their own, untouched until they are written.
+/// Zeroed words, aligned to cache lines and untouched until they are written.
 #[derive(Debug)]
 struct Lines {
     words: Vec<u64>,
@@ -85,8 +84,8 @@ struct Lines {
 
 impl Lines {
     fn new(count: usize) -> Self {
-        // An allocation of plain words is the one that the allocator gets zeroed from the system without touching it; seven more
-        // words leave room to start on a line.
+        // The allocator gets zeroed plain words from the system without touching them. Seven more
+        // words leave space for the alignment.
         let words = vec![0u64; count * 8 + 7];
         let start = words.as_ptr().align_offset(64).min(7);
         advise_hugepages(&words);
@@ -104,7 +103,7 @@ impl Lines {
     }
 }
 
-/// The table. See the module.
+/// The table of flows: see the module.
 #[derive(Debug)]
 pub struct FlowTable {
     /// A line of tags for each group.
@@ -117,7 +116,6 @@ pub struct FlowTable {
     stats: FlowTableStats,
 }
 
-/// Where a hash says that a flow is.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     group: usize,
@@ -129,19 +127,18 @@ struct Place {
 const EACH: u64 = 0x0101_0101_0101_0101;
 const HIGH: u64 = 0x8080_8080_8080_8080;
 
-/// The high bit of each byte of `word` that is zero. Exact for the lowest one; above it, a byte of 1 may be taken for a zero.
+/// The high bit of each zero byte of `word`; above the lowest one, a byte of 1 may count as zero.
 #[inline(always)]
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(EACH) & !word & HIGH
 }
 
-/// Number of the lowest marked byte.
 #[inline(always)]
 fn lowest(marks: u64) -> usize {
     (marks.trailing_zeros() / 8) as usize & 7
 }
 
-/// What the low half of a hash says: tag, bucket, and the distance from one bucket to the other.
+/// Tag, bucket, and distance between the two buckets, from the low half of a hash.
 #[inline(always)]
 fn parts(hash: u32) -> (u64, usize, usize) {
     let tag = u64::from(hash & 0xff).max(1);
@@ -150,7 +147,7 @@ fn parts(hash: u32) -> (u64, usize, usize) {
     (tag, bucket, apart)
 }
 
-/// Ticks count from 1: a stamp of zero is a free slot's.
+/// Ticks count from 1: a stamp of zero means a free slot.
 #[inline(always)]
 fn tick(now_ms: u64) -> u32 {
     (now_ms / TICK_MS) as u32 + 1
@@ -185,7 +182,7 @@ pub fn random_seed() -> u64 {
 }
 
 impl FlowTable {
-    /// A table for `max_flows` flows, in about 98 bytes each, with hashes keyed by `seed`.
+    /// A table for `max_flows` flows, about 98 bytes each, with hashes keyed by `seed`.
     pub fn new(max_flows: usize, seed: u64) -> Self {
         let groups = (max_flows.saturating_mul(3) / 2).div_ceil(SLOTS_PER_GROUP).clamp(1, u32::MAX as usize / SLOTS_PER_GROUP);
         Self {
@@ -198,17 +195,17 @@ impl FlowTable {
         }
     }
 
-    /// Slots: no more flows than this are ever held.
+    /// Number of slots: the most flows that the table can hold.
     pub fn capacity(&self) -> usize {
         self.groups as usize * SLOTS_PER_GROUP
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     pub fn stats(&self) -> FlowTableStats {
         self.stats
     }
 
-    /// The hash that the other calls want with a key.
+    /// The hash of a key that the other calls take.
     #[inline(always)]
     pub fn hash_of(&self, key: &FlowKey) -> u64 {
         key.hash(&self.keys)
@@ -225,7 +222,6 @@ impl FlowTable {
         Place { group: self.group_of(hash), first, second: first ^ apart, tag }
     }
 
-    /// Slot of a flow, if it is in the table.
     #[inline]
     fn find(&self, key: &FlowKey, place: Place) -> Option<usize> {
         let tags = self.tags.get()[place.group];
@@ -234,7 +230,7 @@ impl FlowTable {
             let mut marks = zeros(tags[bucket] ^ (place.tag * EACH));
             while marks != 0 {
                 let at = slot_at(place.group, bucket, lowest(marks));
-                // Beside a flow whose tag is 1, a free slot is marked, too, and may still hold the words of a flow that left.
+                // Next to a tag of 1, a free slot may be marked, with the words of a removed flow.
                 if is(&slots[at], key) && slots[at][STAMP] != FREE {
                     return Some(at);
                 }
@@ -244,7 +240,7 @@ impl FlowTable {
         })
     }
 
-    /// What was decided about a flow, if it is known; notes that it has a packet.
+    /// What is known of a flow; records that it has a packet.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<Known> {
         let Some(at) = self.find(key, self.place(hash)) else {
@@ -257,15 +253,14 @@ impl FlowTable {
         Some(known(slot))
     }
 
-    /// How long ago a flow had a packet, in milliseconds, to within two ticks, and the path that was decided for it. None if it is not
-    /// known. Counts as no lookup.
+    /// A flow's decision, and its idle time in milliseconds to within two ticks. Is not counted.
     pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<(u64, Packed)> {
         let slot = &self.slots.get()[self.find(key, self.place(hash))?];
         Some((u64::from(tick(now_ms).saturating_sub(slot[STAMP] as u32)) * TICK_MS, known(slot).decision))
     }
 
-    /// As [`FlowTable::lookup`] for a burst: calls `found` with the number of each key and what was decided about it. Looks at no more
-    /// than [`BURST`] keys, and as many hashes.
+    /// As [`FlowTable::lookup`] for a burst: calls `found` with the index of each key and what is
+    /// known of it. Handles at most [`BURST`] keys and hashes.
     #[inline]
     pub fn lookup_burst(&mut self, keys: &[FlowKey], hashes: &[u64], now_ms: u64, mut found: impl FnMut(usize, Option<Known>)) {
         let now = tick(now_ms);
@@ -282,7 +277,7 @@ impl FlowTable {
             if marks == 0 {
                 (bucket, marks) = (place.second, zeros(tags[place.second] ^ (place.tag * EACH)));
             }
-            // Without a mark this is some slot, which turns out not to be the one.
+            // Without a mark this is some slot, which the comparison rejects.
             let guess = slot_at(place.group, bucket, lowest(marks));
             *at = guess as u32;
             prefetch(&slots[guess]);
@@ -292,7 +287,7 @@ impl FlowTable {
         let mut unsure = 0u32;
         for (i, ((key, at), _)) in keys.iter().zip(at).zip(hashes).enumerate() {
             let slot = &mut slots[at as usize];
-            // A free slot may still hold the words of a flow that left.
+            // A free slot may still hold the words of a removed flow.
             if is(slot, key) && slot[STAMP] != FREE {
                 touch(slot, now);
                 hits += 1;
@@ -302,7 +297,7 @@ impl FlowTable {
             }
         }
         self.stats.hits += hits;
-        // The first tag that agreed was another flow's, or none did.
+        // The first matching tag was another flow's, or none matched.
         while unsure != 0 {
             let i = unsure.trailing_zeros() as usize;
             unsure &= unsure - 1;
@@ -310,7 +305,7 @@ impl FlowTable {
         }
     }
 
-    /// Remembers what was decided about a flow, in place of what was before.
+    /// Sets what is known of a flow.
     pub fn insert(&mut self, key: &FlowKey, hash: u64, known: Known, now_ms: u64) {
         let place = self.place(hash);
         let now = tick(now_ms);
@@ -340,7 +335,7 @@ impl FlowTable {
         if let Some(at) = free(&tags, place.first).or_else(|| free(&tags, place.second)) {
             return at;
         }
-        // Both are full: a flow of theirs moves to its other bucket, or the one that was idle longest goes.
+        // Both are full: a flow moves to its other bucket, or the one idle longest is evicted.
         let slots = self.slots.get();
         let mut oldest = (u32::MAX, 0);
         let mut moving = None;
@@ -369,7 +364,6 @@ impl FlowTable {
         at
     }
 
-    /// Makes a slot free.
     fn release(&mut self, at: usize) {
         let word = &mut self.tags.get_mut()[at / SLOTS_PER_GROUP][at / SLOTS_PER_BUCKET % 8];
         *word &= !(0xff << (at % SLOTS_PER_BUCKET * 8));
@@ -377,7 +371,7 @@ impl FlowTable {
         self.stats.entries -= 1;
     }
 
-    /// Forgets a flow, and says whether it was known.
+    /// Removes a flow, and returns whether it was known.
     pub fn remove(&mut self, key: &FlowKey, hash: u64) -> bool {
         let found = self.find(key, self.place(hash));
         if let Some(at) = found {
@@ -386,7 +380,7 @@ impl FlowTable {
         found.is_some()
     }
 
-    /// Forgets all flows. Takes milliseconds for a large table.
+    /// Removes all flows. Takes milliseconds for a large table.
     pub fn clear(&mut self) {
         for at in 0..self.capacity() {
             if self.tags.get()[at / SLOTS_PER_GROUP][at / SLOTS_PER_BUCKET % 8] >> (at % SLOTS_PER_BUCKET * 8) & 0xff != 0 {
@@ -395,9 +389,9 @@ impl FlowTable {
         }
     }
 
-    /// Visits the next `budget` slots (rounded up to whole buckets), forgets those whose flow had no packet for `timeout_ms`, and says
-    /// how many. Never early, and late by up to two ticks. Call it with a few slots each time round the loop: it fetches ahead what
-    /// the next call will visit.
+    /// Visits the next `budget` slots (rounded up to whole buckets), removes flows without a packet
+    /// for `timeout_ms`, and returns how many. Never early, at most two ticks late. Call it with a
+    /// few slots each round: it prefetches what the next call visits.
     pub fn age(&mut self, now_ms: u64, timeout_ms: u64, budget: usize) -> usize {
         let now = tick(now_ms);
         let limit = u32::try_from(timeout_ms.div_ceil(TICK_MS) + 1).unwrap_or(u32::MAX);
@@ -425,7 +419,7 @@ impl FlowTable {
     }
 }
 
-/// The slots in use of a bucket, counted through the whole table.
+/// The slots in use of a bucket, as indices into the whole table.
 #[inline(always)]
 fn taken(tags: &[Slot], bucket: usize) -> impl Iterator<Item = usize> + use<> {
     let word = tags[bucket / 8][bucket % 8];
@@ -440,7 +434,7 @@ fn slot_at(group: usize, bucket: usize, way: usize) -> usize {
     (group * 8 + bucket) * SLOTS_PER_BUCKET + way
 }
 
-/// Notes that a flow has a packet, unless that was noted in this tick.
+/// Records that a flow has a packet, once a tick.
 #[inline(always)]
 fn touch(slot: &mut Slot, now: u32) {
     if slot[STAMP] as u32 != now {
@@ -478,7 +472,7 @@ mod tests {
             let lost = table.stats().evictions as usize;
             assert!(lost * 1000 <= flows, "{lost} of {flows} evicted");
             assert_eq!(table.stats().entries as usize, flows - lost);
-            // Many share a tag here: both ways to look must tell them apart.
+            // Many share a tag here: both lookups must tell them apart.
             let (mut one_by_one, mut in_bursts) = (0, 0);
             for start in (0..flows as u32).step_by(BURST) {
                 let numbers: Vec<u32> = (start..(start + BURST as u32).min(flows as u32)).collect();
@@ -521,7 +515,6 @@ mod tests {
         let mut answers = Vec::new();
         table.lookup_burst(&[k], &[hash], 0, |i, d| answers.push((i, d)));
         assert_eq!(answers, [(0, None)]);
-        // The all-zero key is what an untouched slot holds.
         let mut answers = Vec::new();
         table.lookup_burst(&[FlowKey::default()], &[0], 0, |i, d| answers.push((i, d)));
         assert_eq!(answers, [(0, None)]);
@@ -547,7 +540,7 @@ mod tests {
         ]
     }
 
-    /// Against a map of (decision, last packet): the same answers, until a flow may be forgotten.
+    /// Compares with a map of (decision, last packet): equal answers, until a flow may be removed.
     fn check_against_a_map(steps: &[Step], seed: u64) -> Result<(), TestCaseError> {
         const TIMEOUT: u64 = 5000;
         let mut table = FlowTable::new(1000, seed);
@@ -604,7 +597,7 @@ mod tests {
 
     #[test]
     fn behaves_as_a_map_where_it_once_did_not() {
-        // 33 leaves the slot behind 55's, whose tag is 1.
+        // 33 takes the slot after 55's, whose tag is 1.
         use Step::{Age, Insert, Lookup, Remove, Wait};
         let seed = 10_095_655_749_529_196_757;
         let to_age = [Insert(55), Insert(33), Wait(877), Wait(2392), Wait(1979), Insert(55), Age];

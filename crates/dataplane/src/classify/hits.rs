@@ -1,13 +1,12 @@
-//! How many decisions each rule has made.
+//! Counters of the decisions that each rule has made.
 //!
-//! A rule decides about a flow when its first packet comes, and about a known flow once more when the rules change or its path ends; the flow
-//! table answers for all other packets. The counters outlive the tables that refer to them, so they never go back.
+//! A rule decides for a flow's first packet, and again when rules change or the path ends; the flow
+//! table answers for all others. Counters outlive the tables that refer to them and never decrease.
 
 use std::sync::Arc;
 
 use crate::counter::Counter;
 
-/// Decisions of one thread, on a cache line of their own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Line(Counter);
@@ -17,24 +16,24 @@ struct Line(Counter);
 pub struct RuleHits(Arc<[Line]>);
 
 impl RuleHits {
-    /// None so far.
+    /// Counters for this many threads, all zero.
     pub fn new(threads: usize) -> Self {
         Self((0..threads).map(|_| Line::default()).collect())
     }
 
-    /// One more, by this thread. Only the thread itself may say so.
+    /// Adds one for this thread; only the thread itself may call it.
     pub fn add(&self, thread: usize) {
         if let Some(line) = self.0.get(thread) {
             line.0.add(1);
         }
     }
 
-    /// Whether both count together.
+    /// Whether both are clones of the same counters.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Those of all threads.
+    /// The sum over all threads.
     pub fn total(&self) -> u64 {
         self.0.iter().map(|line| line.0.get()).sum()
     }

@@ -1,25 +1,28 @@
 //! From packet bytes to the key of a flow.
 //!
-//! Problem: find out which flow a packet belongs to, at more than 25 million packets a second, from bytes that anybody may have sent.
+//! Problem: find a packet's flow, at more than 25 million packets a second, from untrusted bytes.
 //!
-//! Terms: a [`FlowKey`] holds every field that a rule can look at, so that two packets with one key always meet one fate, and the
-//! flow table may remember it. Its [`Kind`] says which fields mean anything.
+//! Terms: a [`FlowKey`] holds every field that a rule can match, so packets with the same key get
+//! the same decision, which may be remembered. Its [`Kind`] says which fields are meaningful.
 //!
-//! Approach: the caller copies the first [`SHORT`] bytes of the packet out of shared memory once, and only the copy is read. IPv4
-//! without options and IPv6 without extension headers, untagged or with one VLAN tag, take a path of a few wide loads and one
-//! branch ([`FlowKey::parse_short`]). All else takes a careful one, which asks for [`LONG`] bytes where the short copy ends before
-//! the headers do ([`FlowKey::parse`]).
+//! Approach: the caller copies the first [`SHORT`] bytes of the packet out of shared memory once,
+//! and only the copy is read. IPv4 without options and IPv6 without extension headers, with at most
+//! one VLAN tag, take a path of a few wide loads and one branch ([`FlowKey::parse_short`]). All
+//! else takes a careful path, which requests [`LONG`] bytes if the headers are longer
+//! ([`FlowKey::parse`]).
 //!
-//! Paths of the odd ones:
-//! - Fragments, the first of a datagram too, have ports 0: all of them have one key. A whole datagram that carries an IPv6 fragment
-//!   header (an atomic fragment, RFC 6946) is not a fragment.
-//! - AH, ESP, ICMP and all that is not TCP, UDP, UDP-Lite, DCCP or SCTP have ports 0.
-//! - What is not IP is told apart by its EtherType and MAC addresses. A frame with an 802.3 length instead has EtherType 0.
+//! Special cases:
+//! - Fragments, including the first, have ports 0: all fragments of a datagram have one key. A
+//!   whole datagram with an IPv6 fragment header (an atomic fragment, RFC 6946) is not a fragment.
+//! - AH, ESP, ICMP and all but TCP, UDP, UDP-Lite, DCCP and SCTP have ports 0.
+//! - Packets that are not IP are distinguished by EtherType and MAC addresses. A frame with an
+//!   802.3 length instead has EtherType 0.
 //! - Of several VLAN tags the outer one counts.
-//! - IP whose headers contradict themselves, end before their ports, or reach past [`LONG`] bytes is [`Kind::Malformed`], and goes
-//!   where non-IP goes. A packet that only lost payload (a capture with a short snap length) is not: its headers say what it is.
+//! - IP with contradictory headers, or which ends before its ports or has headers beyond [`LONG`]
+//!   bytes, is [`Kind::Malformed`] and is treated as non-IP. A packet that lost only payload (a
+//!   capture with a short snap length) is not malformed.
 //!
-//! Limits: tunnels are not looked into. Checksums are not verified. Nothing panics, whatever the bytes.
+//! Limits: tunnels are not parsed. Checksums are not verified. Nothing panics, whatever the bytes.
 
 use sluice_api::protocol::{self, has_ports};
 use std::fmt;
@@ -27,16 +30,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use sluice_shm::descriptor::flags;
 
-/// Bytes of a packet that the fast path copies: enough for Ethernet, one VLAN tag, IPv6 and ports.
+/// Bytes of a packet that the fast path copies: Ethernet, one VLAN tag, IPv6 and ports.
 pub const SHORT: usize = 64;
 
-/// Bytes of a packet that are ever looked at: three VLAN tags, IPv6, and about 200 bytes of extension headers.
+/// Most bytes that are read: three VLAN tags, IPv6, about 200 bytes of extension headers.
 pub const LONG: usize = 256;
 
-/// Most VLAN tags that are stepped over.
 const MAX_TAGS: usize = 4;
 
-/// Most IPv6 extension headers that are stepped over.
+/// Most IPv6 extension headers that are skipped.
 pub const MAX_EXTENSIONS: usize = 8;
 
 const ETHERNET: usize = 14;
@@ -46,28 +48,28 @@ const V4: u16 = 0x0800u16.swap_bytes();
 const V6: u16 = 0x86ddu16.swap_bytes();
 const TAG: u16 = 0x8100u16.swap_bytes();
 
-/// What a packet is. The numbers are those of the descriptor's flags, and one more bit.
+/// Kind of a packet. The numbers are those of the descriptor's flags, and one more bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
     /// A whole IP packet.
     Ip = 0,
-    /// A fragment of one.
+    /// A fragment of an IP packet.
     Fragment = flags::FRAGMENT,
     /// Not IP.
     NonIp = flags::NON_IP,
-    /// Not what it says it is. Treated as non-IP.
+    /// Contradictory headers. Treated as non-IP.
     Malformed = flags::NON_IP | MALFORMED,
 }
 
 const MALFORMED: u8 = 1 << 7;
 
-/// The copy of the packet ends before its headers do: parse again with more of it.
+/// The copy of the packet ends before its headers do: parse again with more bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoreNeeded;
 
-/// IPv6 headers that stand between the IPv6 header and its payload, and are stepped over: hop-by-hop, routing, fragment, destination,
-/// mobility, HIP, shim6. AH is left as what it is: a protocol without ports.
+/// Whether this is an IPv6 extension header that is skipped: hop-by-hop, routing, fragment,
+/// destination, mobility, HIP, shim6. AH counts as a protocol without ports.
 #[inline(always)]
 pub fn is_extension(next_header: u8) -> bool {
     matches!(next_header, 0 | 43 | 44 | 60 | 135 | 139 | 140)
@@ -79,11 +81,12 @@ pub const FRAGMENT_HEADER: u8 = 44;
 /// Number of [`FlowKey`]'s words.
 pub const WORDS: usize = 6;
 
-/// What tells flows apart: ingress port, VLAN, protocol, addresses, L4 ports, DSCP and kind.
+/// Key of a flow: ingress port, VLAN, protocol, addresses, L4 ports, DSCP and kind.
 ///
-/// Six words, in which each field has its place and all others are zero, so that equality is equality of the words:
-/// source address in words 0 and 1, destination in 2 and 3 (an IPv4 address in the low half of the second, a MAC address in its low
-/// six bytes), then L4 ports, ingress and VLAN, then protocol, DSCP, kind, IP version and EtherType.
+/// Six words; each field has its place and all other bits are zero, so keys are equal iff the words
+/// are. Words 0 and 1: source address; 2 and 3: destination (an IPv4 address in the low half of the
+/// second word, a MAC address in its low six bytes); 4: L4 ports, ingress and VLAN; 5: protocol,
+/// DSCP, kind, IP version and EtherType.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct FlowKey {
     words: [u64; WORDS],
@@ -91,13 +94,12 @@ pub struct FlowKey {
 
 const _: () = assert!(size_of::<FlowKey>() == 48);
 
-/// The last word of a key.
 #[inline(always)]
 fn tail(protocol: u8, dscp: u8, kind: Kind, version: u8, ethertype: u16) -> u64 {
     u64::from(protocol) | u64::from(dscp) << 8 | u64::from(kind as u8) << 16 | u64::from(version) << 24 | u64::from(ethertype) << 32
 }
 
-/// The last word but one. `ports` as they stand in the packet, in network order.
+/// The fifth word. `ports` in network order, as in the packet.
 #[inline(always)]
 fn edge(ports: u32, ingress: u16, vlan: u16) -> u64 {
     u64::from(ports) | u64::from(ingress) << 32 | u64::from(vlan) << 48
@@ -115,7 +117,7 @@ pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     word(bytes, at).map(u16::from_be_bytes)
 }
 
-/// Loads at a place that the compiler knows to be inside.
+/// Loads bytes at an offset checked at compile time.
 #[inline(always)]
 fn load<const AT: usize, const N: usize>(header: &[u8; SHORT]) -> [u8; N] {
     const { assert!(AT + N <= SHORT) };
@@ -123,14 +125,14 @@ fn load<const AT: usize, const N: usize>(header: &[u8; SHORT]) -> [u8; N] {
 }
 
 impl FlowKey {
-    /// Makes this the key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first [`SHORT`] bytes.
-    /// What stands in the copy behind the packet's end is not looked at.
+    /// Makes this the key of a packet of `len` bytes from port number `ingress`, given a copy of
+    /// its first [`SHORT`] bytes. Bytes of the copy beyond the packet's end are ignored.
     ///
     /// # Errors
-    /// [`MoreNeeded`] if the headers reach past the copy: call [`FlowKey::parse`] with up to [`LONG`] bytes.
+    /// [`MoreNeeded`] if headers reach past the copy: call [`FlowKey::parse`] with [`LONG`] bytes.
     #[inline(always)]
     pub fn parse_short(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
-        // The key is written in place: a copy of words just written, in one wider load, would wait for them to leave the store buffer.
+        // In place: copying words just written by a wider load would stall on the store buffer.
         let done = match u16::from_le_bytes(load::<12, 2>(header)) {
             V4 => self.plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
             V6 => self.plain_v6::<14, 22, 38, 54>(header, len, ingress, 0),
@@ -154,8 +156,8 @@ impl FlowKey {
         Ok(())
     }
 
-    /// IPv4 without options that is not a fragment. False: let the careful path look. The numbers are where the IP header, its
-    /// time to live, its source address and the ports are.
+    /// IPv4 without options that is not a fragment; false: use the careful path. The parameters are
+    /// the offsets of the IP header, time to live, source address and ports.
     #[inline(always)]
     fn plain_v4<const IP: usize, const TTL: usize, const SRC: usize, const PORTS: usize>(
         &mut self,
@@ -187,7 +189,7 @@ impl FlowKey {
         plain
     }
 
-    /// IPv6 without extension headers. The numbers are where the IP header, its source and destination address and the ports are.
+    /// IPv6 without extension headers; parameters: offsets of header, addresses and ports.
     #[inline(always)]
     fn plain_v6<const IP: usize, const SRC: usize, const DST: usize, const PORTS: usize>(
         &mut self,
@@ -218,7 +220,7 @@ impl FlowKey {
         plain
     }
 
-    /// Key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first bytes: all of them, or [`LONG`].
+    /// Key of a packet of `len` bytes from port `ingress`, given its first [`LONG`] bytes, or all.
     pub fn parse(header: &[u8], len: u16, ingress: u16) -> Self {
         Self::parse_any(header, len, ingress).unwrap_or_else(|MoreNeeded| {
             let (vlan, ethertype, _) = link(header).unwrap_or_default();
@@ -248,19 +250,18 @@ impl FlowKey {
         }
     }
 
-    /// Key of what is not IP.
     fn of_link(bytes: &[u8], ingress: u16, vlan: u16, ethertype: u16, kind: Kind) -> Self {
         let mac = |at| word::<6>(bytes, at).map_or(0, |m| m.iter().fold(0, |sum, b| sum << 8 | u64::from(*b)));
         Self { words: [0, mac(6), 0, mac(0), edge(0, ingress, vlan), tail(0, 0, kind, 0, ethertype)] }
     }
 
-    /// The words, for those who hash or store the key.
+    /// The words, for hashing and storing the key.
     #[inline(always)]
     pub fn words(&self) -> &[u64; WORDS] {
         &self.words
     }
 
-    /// What the packet is.
+    /// Kind of the packet.
     #[inline(always)]
     pub fn kind(&self) -> Kind {
         match (self.words[5] >> 16) as u8 {
@@ -271,7 +272,7 @@ impl FlowKey {
         }
     }
 
-    /// The descriptor's flags for the packet: FRAGMENT and NON_IP.
+    /// The packet's descriptor flags: FRAGMENT and NON_IP.
     #[inline(always)]
     pub fn flags(&self) -> u8 {
         (self.words[5] >> 16) as u8 & (flags::FRAGMENT | flags::NON_IP)
@@ -283,13 +284,13 @@ impl FlowKey {
         (self.words[5] >> 24) as u8
     }
 
-    /// Number of the port where the packet came in.
+    /// Number of the ingress port.
     #[inline(always)]
     pub fn ingress(&self) -> u16 {
         (self.words[4] >> 32) as u16
     }
 
-    /// Id of the outer VLAN tag; 0 without.
+    /// Id of the outer VLAN tag; 0 if untagged.
     #[inline(always)]
     pub fn vlan(&self) -> u16 {
         (self.words[4] >> 48) as u16
@@ -313,7 +314,7 @@ impl FlowKey {
         (self.words[5] >> 32) as u16
     }
 
-    /// Source and destination port at layer 4, if the packet has any.
+    /// Source and destination L4 port, if the packet has ports.
     #[inline(always)]
     pub fn ports(&self) -> Option<(u16, u16)> {
         let whole = self.words[5] >> 16 & 0xff == Kind::Ip as u64;
@@ -334,8 +335,8 @@ impl FlowKey {
         }
     }
 
-    /// What both directions of the packet's connection have in common, and which of the two this one is (0 or 1). Neither the ingress
-    /// port nor DSCP is part of it.
+    /// The key that both directions of the packet's connection share, and this packet's direction
+    /// (0 or 1). Excludes ingress port and DSCP.
     #[inline]
     pub fn connection(&self) -> (Self, u8) {
         let [src_high, src_low, dst_high, dst_low, edge, tail] = self.words;
@@ -349,7 +350,7 @@ impl FlowKey {
         }
     }
 
-    /// The key of packets of a connection in one direction, from a port, with a DSCP: undoes [`FlowKey::connection`].
+    /// The key of one direction of a connection: inverts [`FlowKey::connection`].
     pub fn of_connection(connection: &Self, direction: u8, ingress: u16, dscp: u8) -> Self {
         let [low_high, low_low, high_high, high_low, edge, tail] = connection.words;
         let (vlan, low_port, high_port) = (edge & 0xffff << 48, edge & 0xffff, edge >> 16 & 0xffff);
@@ -373,8 +374,9 @@ impl FlowKey {
         fold(src ^ dst.rotate_left(32) ^ k[6], rest ^ dst ^ k[7])
     }
 
-    /// Hash that is the same for both directions of a flow, for spreading flows over queues and instances. It does not look at the
-    /// ingress port or DSCP, and is the same in each process: threads that see one direction each agree on it.
+    /// A hash that is equal for both directions of a flow, for spreading flows over queues and
+    /// instances. It excludes ingress port and DSCP, and is the same in every process: threads that
+    /// see one direction each agree on it.
     #[inline]
     pub fn symmetric_hash(&self) -> u32 {
         const A: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -384,13 +386,13 @@ impl FlowKey {
         let end = |high: u64, low: u64, port: u16| fold(high.wrapping_add(u64::from(port).wrapping_mul(C)) ^ A, low ^ B);
         let src = end(w[0], w[1], w[4] as u16);
         let dst = end(w[2], w[3], (w[4] >> 16) as u16);
-        // The sum does not know which end came first.
+        // The sum is symmetric.
         let rest = (w[4] & 0xffff << 48) ^ (w[5] & 0xffff_ffff_ffff_00ff);
         (fold(src.wrapping_add(dst) ^ C, rest ^ A) >> 32) as u32
     }
 }
 
-/// The secret of a process that [`FlowKey::hash`] is keyed with, so that nobody can aim at one bucket of the flow table.
+/// The secret key of [`FlowKey::hash`], so that no attacker can target one flow table bucket.
 #[derive(Debug, Clone, Copy)]
 pub struct HashKeys([u64; 8]);
 
@@ -407,20 +409,20 @@ impl HashKeys {
     }
 }
 
-/// Multiplies, and folds the halves of the product into each other.
+/// Multiplies, and XORs the halves of the product.
 #[inline(always)]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Outer VLAN, EtherType behind the tags, and where what follows starts. None if it was cut off.
+/// Outer VLAN, EtherType behind the tags, and offset of what follows; `None` if cut off.
 pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     let mut ethertype = u16_at(bytes, 12)?;
     let mut at = ETHERNET;
     let mut vlan = None;
     for _ in 0..MAX_TAGS {
-        // C-tag, S-tag, and what S-tags were before 802.1ad.
+        // C-tag, S-tag, and the S-tag used before 802.1ad.
         if !matches!(ethertype, 0x8100 | 0x88a8 | 0x9100) {
             break;
         }
@@ -429,12 +431,12 @@ pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
         ethertype = u16_at(bytes, at + 2)?;
         at += 4;
     }
-    // Below 0x600 it is a length, and differs from packet to packet.
+    // Below 0x600 it is a length, and differs between packets.
     let ethertype = if ethertype < 0x600 { 0 } else { ethertype };
     Some((vlan.unwrap_or(0), ethertype, at))
 }
 
-/// Why an IP packet has no key as such.
+/// Why an IP packet gets no IP key.
 enum Bad {
     /// The bytes end before the headers do.
     Cut,
@@ -442,7 +444,7 @@ enum Bad {
     Nonsense,
 }
 
-/// The words of an IPv4 packet, with ports alone in the fifth.
+/// The words of an IPv4 packet; the fifth holds only ports.
 fn v4(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     let head = word::<20>(bytes, ip).ok_or(Bad::Cut)?;
     let header = usize::from(head[0] & 0xf) * 4;
@@ -461,7 +463,7 @@ fn v4(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     Ok([0, address(12), 0, address(16), ports, tail(protocol, head[1] >> 2, kind, 4, 0)])
 }
 
-/// The words of an IPv6 packet, with ports alone in the fifth.
+/// The words of an IPv6 packet; the fifth holds only ports.
 fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     let head = word::<40>(bytes, ip).ok_or(Bad::Cut)?;
     if head[0] >> 4 != 6 {
@@ -469,7 +471,7 @@ fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     }
     let payload = usize::from(u16::from_be_bytes([head[4], head[5]]));
     let mut at = ip + 40;
-    // A payload length of 0 is a jumbogram's (or that of a packet yet to be segmented): it ends where the packet ends.
+    // 0 means a jumbogram (or a packet not segmented yet): it extends to the packet's end.
     let end = if payload == 0 { usize::MAX } else { at + payload };
     let mut next = head[6];
     let mut kind = Kind::Ip;
@@ -482,7 +484,7 @@ fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
         let extension = word::<8>(bytes, at).ok_or(Bad::Cut)?;
         if next == FRAGMENT_HEADER {
             next = extension[0];
-            // An offset, or more to come.
+            // Nonzero offset, or more fragments.
             if u16::from_be_bytes([extension[2], extension[3]]) & 0xfff9 != 0 {
                 kind = Kind::Fragment;
                 break;
@@ -505,8 +507,8 @@ fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     Ok([half(8), half(16), half(24), half(32), ports, tail(next, dscp, kind, 6, 0)])
 }
 
-/// The ports behind the IP header, in network order, if the protocol has any. They must lie before `end`, where IP says that the
-/// packet ends: what follows is padding.
+/// The ports behind the IP header, in network order, if the protocol has ports. They must lie
+/// before `end`, the packet's end by its IP header: the rest is padding.
 fn ports(bytes: &[u8], protocol: u8, at: usize, end: usize) -> Result<u64, Bad> {
     if !has_ports(protocol) {
         return Ok(0);
@@ -523,7 +525,7 @@ impl fmt::Debug for FlowKey {
     }
 }
 
-/// As `port 1 vlan 5 udp 10.0.0.1:53 > 10.0.0.2:1024 dscp 0`.
+/// For example `port 1 vlan 5 udp 10.0.0.1:53 > 10.0.0.2:1024 dscp 0`.
 impl fmt::Display for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "port {} vlan {} ", self.ingress(), self.vlan())?;

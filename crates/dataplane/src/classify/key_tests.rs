@@ -2,7 +2,6 @@ use super::*;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 
-/// A packet to be built, valid in all its parts.
 #[derive(Debug, Clone)]
 struct Spec {
     tags: Vec<(u16, u16)>,
@@ -11,7 +10,6 @@ struct Spec {
     dst: [u8; 16],
     traffic_class: u8,
     protocol: u8,
-    /// Words of IPv4 options.
     options: usize,
     /// Type and length (in 8 bytes beyond the first) of IPv6 extension headers.
     extensions: Vec<(u8, u8)>,
@@ -118,7 +116,7 @@ impl Spec {
     }
 }
 
-/// What etherparse says about a packet, in the words of a key.
+/// What etherparse parses, as fields of a key.
 type Seen = (u16, u8, Option<(IpAddr, IpAddr)>, u8, u8, bool, Option<(u16, u16)>);
 
 fn oracle(packet: &[u8]) -> Seen {
@@ -150,7 +148,7 @@ fn seen(key: &FlowKey) -> Seen {
     (key.vlan(), key.version(), key.addresses(), key.protocol(), key.dscp(), fragment, key.ports())
 }
 
-/// A copy as the fast path makes it: what stands behind the packet is anything.
+/// A copy as the fast path makes it: bytes beyond the packet are arbitrary.
 fn short(packet: &[u8], behind: u8) -> [u8; SHORT] {
     std::array::from_fn(|i| packet.get(i).copied().unwrap_or(behind))
 }
@@ -160,7 +158,7 @@ fn parse(packet: &[u8]) -> FlowKey {
 }
 
 fn parse_short(packet: &[u8], behind: u8) -> Result<FlowKey, MoreNeeded> {
-    // What an earlier packet left in the key does not matter.
+    // Leftovers of an earlier packet in the key do not matter.
     let mut key = FlowKey { words: [u64::MAX; WORDS] };
     key.parse_short(&short(packet, behind), packet.len() as u16, 3).map(|()| key)
 }
@@ -283,11 +281,11 @@ fn odd_packets_take_their_defined_path() {
         assert_eq!((key.kind(), key.flags(), key.version(), key.ports()), (Kind::Malformed, flags::NON_IP, 0, None));
         assert_eq!(parse_short(&bad, 0), Ok(key));
     }
-    // A datagram that a capture cut in the payload is still known.
+    // A datagram whose payload a capture truncated is still known.
     let mut long = good.clone();
     long[16] = 5;
     assert_eq!(parse(&long), parse(&good));
-    // AH is a protocol without ports; so are more extension headers than anybody needs.
+    // AH is a protocol without ports; too many extension headers are malformed.
     assert_eq!(parse(&Spec { v6: true, protocol: 51, ..udp(1, 1) }.build()).ports(), None);
     let deep = Spec { v6: true, extensions: vec![(60, 0); 9], ..udp(1, 1) }.build();
     assert_eq!(parse(&deep).kind(), Kind::Malformed);
@@ -337,7 +335,7 @@ fn prints_as_people_write_it() {
 }
 
 proptest! {
-    // Both directions have one connection, from which each comes back.
+    // Both directions have one connection, from which each is restored.
     #[test]
     fn both_directions_are_one_connection(
         addresses in any::<(u32, u32)>(),

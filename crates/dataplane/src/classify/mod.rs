@@ -1,9 +1,9 @@
-//! Classification: from packet bytes to what was decided about the packet's flow.
+//! Classification: from packet bytes to the decision about the packet's flow.
 //!
-//! [`key`] turns header bytes into a flow key, [`flow_table`] remembers what was decided about a flow, [`rule`] decides about the
-//! first packet of one, and [`rss`] says which Rx thread a flow belongs to where the device does not. [`Classifier`] does the first
-//! two for a burst; the caller, who knows chains and instances, asks the rules about what was missed and tells the classifier
-//! with [`Classifier::remember`]. Each Rx thread has a classifier of its own: nothing is shared.
+//! [`key`] turns header bytes into a flow key, [`flow_table`] remembers decisions, [`rule`] decides
+//! about a flow's first packet, and [`rss`] maps flows to Rx threads where the device does not.
+//! [`Classifier`] does the first two for a burst. On a miss, the caller evaluates the rules and
+//! calls [`Classifier::remember`]. Each Rx thread has its own classifier.
 
 pub mod compile;
 pub mod flow_table;
@@ -18,12 +18,12 @@ use sluice_shm::BURST;
 use flow_table::{FlowTable, FlowTableStats, Known};
 use key::{FlowKey, LONG, SHORT};
 
-/// What the flow table knows of a packet's flow.
+/// Result of a flow table lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lookup {
-    /// What was decided.
+    /// What is known.
     Hit(Known),
-    /// Nothing: ask the rules about [`Classifier::key`], then [`Classifier::remember`].
+    /// Nothing: evaluate the rules for [`Classifier::key`], then call [`Classifier::remember`].
     #[default]
     Miss,
 }
@@ -37,17 +37,17 @@ pub struct Classifier {
 }
 
 impl Classifier {
-    /// A classifier that remembers `max_flows` flows; `seed` is secret (see [`flow_table::random_seed`]).
+    /// Remembers up to `max_flows` flows; `seed` is secret (see [`flow_table::random_seed`]).
     pub fn new(max_flows: usize, seed: u64) -> Self {
         Self { table: FlowTable::new(max_flows, seed), keys: [FlowKey::default(); BURST], hashes: [0; BURST] }
     }
 
-    /// Looks up a burst of packets that came in at port number `ingress`: `headers[i]` is a private copy of the first bytes of packet
-    /// `i`, whose length is `lens[i]`, and the answer goes to `out[i]`. Does as many as the shortest of the three has, at most
-    /// [`BURST`], and says how many.
+    /// Looks up a burst of packets from port number `ingress`. `headers[i]` is a private copy of
+    /// the first bytes of packet `i`, whose length is `lens[i]`; the result goes to `out[i]`.
+    /// Handles as many packets as the shortest slice has, at most [`BURST`], and returns how many.
     ///
-    /// For a packet whose headers reach past its copy, `more(i, bytes)` copies the packet's first [`LONG`] bytes, or all of a shorter
-    /// one, and says how many it copied.
+    /// If a packet's headers reach beyond its copy, `more(i, bytes)` copies its first [`LONG`]
+    /// bytes, or all if it is shorter, and returns how many it copied.
     #[inline]
     pub fn classify_burst(
         &mut self,
@@ -86,30 +86,30 @@ impl Classifier {
         self.hashes[i % BURST]
     }
 
-    /// Remembers what was decided about the flow of packet `i` of the last burst.
+    /// Remembers a decision about the flow of packet `i` of the last burst.
     #[inline]
     pub fn remember(&mut self, i: usize, known: Known, now_ms: u64) {
         self.table.insert(&self.keys[i % BURST], self.hashes[i % BURST], known, now_ms);
     }
 
-    /// Looks at the flow of packet `i` of the last burst again: an earlier packet of the burst may have made it known.
+    /// Repeats the lookup of packet `i` of the last burst: its flow may have been added since.
     #[inline]
     pub fn again(&mut self, i: usize, now_ms: u64) -> Option<Known> {
         self.table.lookup(&self.keys[i % BURST], self.hashes[i % BURST], now_ms)
     }
 
-    /// Forgets flows that were idle for `timeout_ms`, among the next `budget` slots: see [`FlowTable::age`].
+    /// Removes flows idle for `timeout_ms` among the next `budget` slots: see [`FlowTable::age`].
     #[inline]
     pub fn age(&mut self, now_ms: u64, timeout_ms: u64, budget: usize) -> usize {
         self.table.age(now_ms, timeout_ms, budget)
     }
 
-    /// What the table counted.
+    /// Counters of the flow table.
     pub fn stats(&self) -> FlowTableStats {
         self.table.stats()
     }
 
-    /// The table.
+    /// The flow table.
     pub fn table(&mut self) -> &mut FlowTable {
         &mut self.table
     }

@@ -1,14 +1,14 @@
-//! Receive-side scaling in software: which queue, and so which Rx thread, a packet belongs to, at ports whose device does not say.
+//! Receive-side scaling in software, for ports whose device does not provide it.
 
-/// Queue of a flow, by its [symmetric hash](super::key::FlowKey::symmetric_hash), among `queues`: both directions have the same. 0 if
-/// there are none.
+/// Queue of a flow among `queues`, by its [symmetric hash](super::key::FlowKey::symmetric_hash):
+/// the same for both directions. 0 if there are no queues.
 #[inline(always)]
 pub fn queue_of(symmetric_hash: u32, queues: u16) -> u16 {
-    // The high bits, scaled: no division. The result is below 2^16 as queues is.
+    // The high bits, scaled: no division. The result is below 2^16 because `queues` is.
     ((u64::from(symmetric_hash) * u64::from(queues)) >> 32) as u16
 }
 
-/// Place among `threads` Rx threads of the one that a queue of a port goes to.
+/// Index among `threads` Rx threads of the one that owns a port's queue.
 pub fn owner(port: u16, queue: usize, queues: usize, threads: usize) -> usize {
     let first = if queues.is_multiple_of(threads) { 0 } else { usize::from(port) };
     (first + queue) % threads.max(1)

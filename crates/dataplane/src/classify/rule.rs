@@ -1,20 +1,20 @@
 //! Rules: which chain the first packet of a flow belongs to.
 //!
-//! Problem: of an ordered list of rules, find the first that matches, for each new flow, while others wait: a few thousand rules within
-//! a few microseconds.
+//! Problem: find the first match in an ordered list of rules for each new flow, while other packets
+//! wait: a few thousand rules within a few microseconds.
 //!
-//! Terms: a rule is a set of keys, all of which must match; one without keys matches everything. [`Rule::matches`] is the definition,
-//! and [`RuleSet::first_match`] gives the same answer fast.
+//! Terms: a rule is a set of keys that must all match; one without keys matches everything.
+//! [`Rule::matches`] is the definition, and [`RuleSet::first_match`] gives the same answer fast.
 //!
-//! Approach: three lists, for IPv4, IPv6 and the rest, hold the rules that can match there, in order. Each list is packed in blocks of
-//! eight rules, field by field, so that one vector instruction compares one field of eight rules: a mask and a value for what must be
-//! equal, first and span for port ranges.
+//! Approach: three lists, for IPv4, IPv6 and the rest, hold the rules that can match there, in
+//! order. Each list is packed in blocks of eight rules, so that one vector instruction compares one
+//! field of eight: mask and value for equality, first and span for port ranges.
 //!
-//! What matches what:
-//! - An IPv4 prefix matches IPv4 alone, an IPv6 prefix IPv6.
+//! Semantics:
+//! - An IPv4 prefix matches only IPv4, an IPv6 prefix only IPv6.
 //! - Port ranges match packets that have ports: never fragments, ICMP, AH or ESP.
-//! - Protocol `ip` is any IP, fragments too; `non-ip` is all else, malformed packets too.
-//! - DSCP, like addresses and protocol numbers, matches IP alone. Ingress port and VLAN match anything.
+//! - Protocol `ip` is any IP, including fragments; `non-ip` is all else, including malformed ones.
+//! - DSCP, addresses and protocol numbers match only IP. Ingress port and VLAN match anything.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -26,7 +26,7 @@ use super::hits::RuleHits;
 use super::key::{FlowKey, Kind};
 use sluice_api::protocol::has_ports;
 
-/// What a rule says about the protocol.
+/// The protocol that a rule matches.
 pub use sluice_api::protocol::ProtocolMatch as Protocol;
 
 /// An address prefix.
@@ -39,7 +39,7 @@ pub enum Prefix {
 }
 
 impl Prefix {
-    /// The first `len` bits of an address; the others do not matter. None if the address has fewer bits.
+    /// The first `len` bits of an address; `None` if the address has fewer bits.
     pub fn new(address: IpAddr, len: u8) -> Option<Self> {
         match address {
             IpAddr::V4(a) if len <= 32 => {
@@ -68,7 +68,7 @@ impl Prefix {
     }
 }
 
-/// A rule as plain values. A key that is None is not looked at.
+/// A rule as plain values. A key that is `None` matches anything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rule {
     /// Number of the ingress port.
@@ -87,25 +87,25 @@ pub struct Rule {
     pub dst_port: Option<RangeInclusive<u16>>,
     /// DSCP, 0 to 63.
     pub dscp: Option<u8>,
-    /// Number of the chain of the packets that match.
+    /// Number of the chain of matching packets.
     pub chain: u16,
-    /// What their flows are given.
+    /// Terms for their flows.
     pub terms: Terms,
 }
 
-/// What flows of a rule are given, where they meet NFs that are not shared.
+/// Terms for a rule's flows at NFs that are not shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Terms {
-    /// What they are worth.
+    /// Their weight.
     pub weight: Weight,
-    /// When NFs that have one flow at a time are woken for their packets, if not as the service says.
+    /// When NFs with one flow at a time are woken, if it differs from the service's setting.
     pub wakeup: Option<threshold::Rules>,
     /// Number of their tenant, from 1; 0 if the rule names none.
     pub tenant: u32,
 }
 
 impl Rule {
-    /// Which keys contradict each other, if any do.
+    /// The contradiction between keys, if there is one.
     pub fn contradiction(&self) -> Option<&'static str> {
         let about_ip = self.src.is_some() || self.dst.is_some() || self.dscp.is_some() || self.has_ports();
         if self.protocol == Protocol::NonIp && about_ip {
@@ -126,13 +126,13 @@ impl Rule {
         self.src_port.is_some() || self.dst_port.is_some()
     }
 
-    /// Whether it says anything that only IP has.
+    /// Whether it has a key that only IP packets can match.
     fn is_about_ip(&self) -> bool {
         let protocol = matches!(self.protocol, Protocol::Ip | Protocol::Number(_));
         protocol || self.src.is_some() || self.dst.is_some() || self.dscp.is_some() || self.has_ports()
     }
 
-    /// Whether a packet matches all keys that are given.
+    /// Whether a packet matches all keys.
     pub fn matches(&self, key: &FlowKey) -> bool {
         let is_ip = matches!(key.kind(), Kind::Ip | Kind::Fragment);
         let protocol = match self.protocol {
@@ -158,26 +158,25 @@ impl Rule {
     }
 }
 
-/// Rules of a block.
 const LANES: usize = 8;
 
 type Lane = [u32; LANES];
 
-/// What must be equal, of eight rules.
+/// Equality of a field, for eight rules.
 #[derive(Debug, Clone, Copy, Default)]
 struct Equal {
     mask: Lane,
     value: Lane,
 }
 
-/// A port range of eight rules. No ports at all count as port [`NO_PORT`].
+/// A port range for eight rules. A packet without ports has port [`NO_PORT`].
 #[derive(Debug, Clone, Copy, Default)]
 struct Range {
     first: Lane,
     span: Lane,
 }
 
-/// Above all ports: inside the range of a rule that does not look at ports, and in no other.
+/// Above all ports: only the range of a rule without a port key includes it.
 const NO_PORT: u32 = 1 << 16;
 
 /// Eight rules of a list whose addresses have `A` words of 32 bits.
@@ -188,11 +187,10 @@ struct Block<const A: usize> {
     src: [Equal; A],
     dst: [Equal; A],
     ports: [Range; 2],
-    /// Places of the rules in the whole list. Unused lanes match nothing.
+    /// Positions of the rules in the whole list. Unused lanes match nothing.
     rules: [u32; LANES],
 }
 
-/// What a key looks like to a block.
 struct Probe<const A: usize> {
     edge: [u32; 2],
     src: [u32; A],
@@ -221,7 +219,7 @@ impl<const A: usize> Probe<A> {
 
 impl<const A: usize> Block<A> {
     fn empty() -> Self {
-        // Ports of no packet: what is never overwritten never matches.
+        // No packet has these ports: lanes that are not overwritten never match.
         let never = Range { first: [u32::MAX; LANES], span: [0; LANES] };
         Self {
             edge: Default::default(),
@@ -270,10 +268,9 @@ impl<const A: usize> Block<A> {
         self.rules[lane] = number;
     }
 
-    /// Lowest lane that matches.
     #[inline(always)]
     fn first_match(&self, probe: &Probe<A>) -> Option<usize> {
-        // Zero where all fields agree. Loops of eight without a branch, so that each becomes a few vector instructions.
+        // Zero where all fields agree. Loops of eight without branches become vector code.
         let mut differ: Lane = [0; LANES];
         let mut compare = |field: &Equal, word: u32| {
             for (d, (mask, value)) in differ.iter_mut().zip(field.mask.iter().zip(&field.value)) {
@@ -289,7 +286,7 @@ impl<const A: usize> Block<A> {
         }
         for (field, port) in self.ports.iter().zip(probe.ports) {
             for (d, (first, span)) in differ.iter_mut().zip(field.first.iter().zip(&field.span)) {
-                // What the distance from the first port exceeds the span by; never below zero.
+                // By how much the distance from the first port exceeds the span; never below zero.
                 *d |= port.wrapping_sub(*first).max(*span) - span;
             }
         }
@@ -301,7 +298,7 @@ impl<const A: usize> Block<A> {
     }
 }
 
-/// The rules that can match one sort of packets.
+/// The rules that can match one of the three classes of packets.
 #[derive(Debug, Clone)]
 struct List<const A: usize>(Vec<Block<A>>);
 
@@ -326,11 +323,11 @@ impl<const A: usize> List<A> {
     }
 }
 
-/// An ordered list of rules, compiled.
+/// A compiled, ordered list of rules.
 #[derive(Debug, Clone)]
 pub struct RuleSet {
     rules: Vec<Rule>,
-    /// What each rule counts in; empty if nobody wants to know.
+    /// Counters of each rule; empty if nothing counts.
     hits: Vec<RuleHits>,
     v4: List<1>,
     v6: List<4>,
@@ -344,7 +341,7 @@ impl Default for RuleSet {
 }
 
 impl RuleSet {
-    /// Lengths of the timers that rules name, in nanoseconds.
+    /// Timers of the rules, in nanoseconds.
     pub fn timers_ns(&self) -> impl Iterator<Item = u64> + '_ {
         self.rules.iter().filter_map(|rule| Some(rule.terms.wakeup?.timer_ns))
     }
@@ -362,7 +359,7 @@ impl RuleSet {
         Self { v4, v6, rest, rules, hits: Vec::new() }
     }
 
-    /// The same rules, with what each counts its decisions in, in the order of the rules.
+    /// The same rules, with a decision counter for each, in order.
     pub fn counting(self, hits: Vec<RuleHits>) -> Self {
         Self { hits, ..self }
     }
@@ -380,7 +377,7 @@ impl RuleSet {
         &self.rules
     }
 
-    /// Place in the list of the first rule that matches.
+    /// Index of the first rule that matches.
     #[inline]
     pub fn first_rule(&self, key: &FlowKey) -> Option<usize> {
         match key.version() {

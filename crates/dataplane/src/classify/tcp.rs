@@ -1,13 +1,12 @@
-//! The flags of a TCP header, behind headers of any length.
+//! TCP header flags, behind headers of any length.
 
 pub use sluice_policy::tcp::{FIN, RST, SYN};
 
 use super::key::{is_extension, link};
 
-/// Where the flags are in a TCP header.
 const FLAGS: usize = 13;
 
-/// Flags of a whole TCP packet, from its first bytes. None if they end before.
+/// Flags of a whole TCP packet, from its first bytes; `None` if they end before.
 #[inline]
 pub fn flags(bytes: &[u8]) -> Option<u8> {
     // IPv4 without options or tags.
@@ -27,7 +26,7 @@ fn flags_of_any(bytes: &[u8]) -> Option<u8> {
     };
     if ethertype == 0x86dd {
         let mut next = *bytes.get(ip + 6)?;
-        // The key has been made of the same headers, so they end; each is a step forward all the same.
+        // The key was parsed from the same headers, so they end; and each step moves forward.
         while is_extension(next) {
             let length = if next == 44 { 8 } else { 8 + usize::from(*bytes.get(at + 1)?) * 8 };
             next = *bytes.get(at)?;
@@ -43,7 +42,7 @@ mod tests {
 
     const SYN_ACK: u8 = 0x12;
 
-    /// A TCP packet behind what is between Ethernet's addresses and TCP.
+    /// A TCP packet, given the bytes between the MAC addresses and TCP.
     fn packet(between: &[u8]) -> Vec<u8> {
         let mut packet = vec![0; 12];
         packet.extend(between);

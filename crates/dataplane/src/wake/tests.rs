@@ -9,14 +9,12 @@ use crate::end::NfEnd;
 use crate::fake::{self, Fake};
 
 const MS: u64 = 1_000_000;
-/// Wakes from the fourth packet on at two, then three, and so on.
+/// Wakes for each of three packets, then at two, then three, and so on.
 const RULES: Rules = Rules { early: 3, least: 2, most: 8, timer_ns: MS };
 
-/// An NF that sleeps, and the thread that posts to it.
 struct Rig {
     end: NfEnd,
     timers: Timers,
-    /// Its end of its ring.
     reads: Consumer,
 }
 
@@ -29,7 +27,6 @@ impl Rig {
         Self { end: fake::end(&handle), timers, reads: handle.region.rx_consumer(0).unwrap() }
     }
 
-    /// Packets are put on its ring.
     fn post(&mut self, n: u32, urgent: bool, now_ns: u64) -> bool {
         let handle = &self.end.handle;
         handle.core_page.posted(handle.slot).fetch_add(n, Ordering::Relaxed);
@@ -48,7 +45,6 @@ impl Rig {
         page.wake(self.end.handle.slot)
     }
 
-    /// It takes all and sleeps.
     fn sleep(&mut self) {
         while self.reads.dequeue(&mut [Descriptor::default(); 32]).unwrap() > 0 {}
         let (page, slot) = (&self.end.handle.core_page, self.end.handle.slot);
@@ -146,7 +142,7 @@ fn the_next_flow_begins_anew_and_may_have_rules_of_its_own() {
     assert_eq!(rig.timers.next_ns(), Some(5 * MS));
     assert!(rig.post(1, false, 0));
     rig.sleep();
-    // The bounds of its ring hold for those too.
+    // The bounds of its ring apply to these, too.
     rig.end.handle.start.begin(Some(Rules { early: 0, least: 60_000, most: 60_000, timer_ns: MS }));
     assert!(!rig.post(fake::RING / 2 - 1, false, 0));
     assert!(rig.post(1, false, 0));

@@ -1,4 +1,4 @@
-//! What a packet thread is asked to do, between two rounds: what the supervisor sends as [`Command`](super::Command)s.
+//! What the supervisor's [`Command`](super::Command)s make a packet thread do.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,11 +24,11 @@ use crate::succession::Succession;
 use crate::trace::TraceRequest;
 use crate::tx;
 
-/// How long packets that wait for a port may keep it from being closed, in nanoseconds.
+/// Nanoseconds that waiting packets may delay the closing of their port.
 const CLOSE_NS: u64 = 1_000_000_000;
 
 impl Worker {
-    /// Carries out what was asked. False: stop.
+    /// Carries out queued commands. False: stop.
     #[cold]
     pub(super) fn carry_out_commands(&mut self) -> bool {
         while let Ok(command) = self.setup.commands.try_recv() {
@@ -40,17 +40,17 @@ impl Worker {
         true
     }
 
-    /// What it forwards with, and how it classifies.
+    /// The forwarding state and the Rx role.
     pub fn parts(&mut self) -> (&mut Plane, &mut Rx) {
         (&mut self.setup.plane, &mut self.setup.rx)
     }
 
-    /// Has all flows decided anew.
+    /// Has all flows decided again.
     pub fn decide_anew(&mut self) {
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
     }
 
-    /// A new NF: this thread's end of its rx ring, and of its tx ring if it drains it.
+    /// Adds an NF: this thread's end of its rx ring, and of its tx ring if this thread drains it.
     pub fn attach(&mut self, handle: &Arc<NfHandle>, producer: Producer, consumer: Option<Consumer>) {
         let number = handle.number as usize;
         let plane = &mut self.setup.plane;
@@ -74,14 +74,14 @@ impl Worker {
         self.arrange();
     }
 
-    /// Gives no more packets to an NF.
+    /// Stops posting packets to an NF.
     pub fn detach(&mut self, number: u16) {
         if let Some(Some(end)) = self.setup.plane.nfs.get_mut(number as usize) {
             end.producer = None;
         }
     }
 
-    /// Takes back the frames of a dead NF, says how many, and forgets it. Only for the thread that drains it.
+    /// Reclaims a dead NF's frames, forgets it, and returns how many. For its draining thread.
     pub fn reclaim(&mut self, number: u16) -> usize {
         let mut taken = 0;
         for mut drain in self.drains.extract_if(.., |d| d.handle.number == number) {
@@ -91,12 +91,12 @@ impl Worker {
         taken
     }
 
-    /// Reads the rings of an NF for it. Only for the thread that drains it.
+    /// Adds the feeder of an NF. Only for the thread that drains the NF.
     pub fn feed(&mut self, feeder: Box<dyn Feeder>) {
         self.feeders.push(feeder);
     }
 
-    /// Reads them no more, and gives back what did, if something did.
+    /// Removes and returns the feeder of an NF, if it has one.
     pub fn unfeed(&mut self, number: u16) -> Option<Box<dyn Feeder>> {
         let mut feeder = self.feeders.extract_if(.., |feeder| feeder.number() == number).next();
         if let Some(feeder) = &mut feeder {
@@ -105,7 +105,7 @@ impl Worker {
         feeder
     }
 
-    /// Takes nothing from this NF until that is over. Only for the thread that drains it.
+    /// Takes nothing from this NF until the succession is over. Only for the thread that drains it.
     pub fn follow(&mut self, number: u16, succession: Arc<Succession>) {
         if let Some(drain) = self.drains.iter_mut().find(|drain| drain.handle.number == number) {
             drain.handle.is_behind.store(true, Ordering::Relaxed);
@@ -113,16 +113,15 @@ impl Worker {
         }
     }
 
-    /// Has no free frames of an arena; `last`: nor anything else of it, it goes away. What is left of it is given back, to be freed
-    /// elsewhere.
+    /// Returns an arena's free frames to its pool. With `last` the arena is removed, and the rest
+    /// of it is returned to be freed elsewhere.
     pub fn drop_memory(&mut self, number: u8, last: bool) -> Option<Stack> {
         let frames = &mut self.setup.plane.frames;
         frames.empty(number);
         if last { frames.remove(number) } else { None }
     }
 
-    /// There is one more arena, whose free frames go to this stack. From now on frames are taken from `usual` where nobody says from
-    /// which.
+    /// Adds an arena, whose free frames go to this stack. From now on `usual` is the default arena.
     pub fn add_memory(&mut self, number: u8, stack: Stack, usual: u8) {
         self.setup.plane.frames.add(number, stack);
         self.setup.plane.frames.set_usual(usual);
@@ -134,7 +133,7 @@ impl Worker {
         self.queues.push(owned);
     }
 
-    /// Packets for this port may be sent; `waits`: they are held rather than dropped when it takes none.
+    /// Opens a port for sending. With `waits` packets are held, not dropped, when it accepts none.
     pub fn open_port(&mut self, port: u16, waits: bool) {
         let out = &mut self.setup.plane.out;
         if out.len() <= port as usize {
@@ -143,7 +142,8 @@ impl Worker {
         out[port as usize] = TxBuffer { packets: Vec::with_capacity(TX_BUFFER), waits, open: true };
     }
 
-    /// Sends what waits for a port, as far as it goes, and gives back its queues: whoever asked drops them, which may take long.
+    /// Closes a port: sends its waiting packets as far as possible, and returns its queues through
+    /// `done`, since dropping them may take long.
     pub fn close_port(&mut self, port: u16, done: Sender<Vec<Box<dyn PortQueue>>>) {
         if let Some(buffer) = self.setup.plane.out.get_mut(port as usize) {
             buffer.open = false;
@@ -152,7 +152,7 @@ impl Worker {
         self.finish_closing();
     }
 
-    /// Gives frames back that nobody has any more.
+    /// Frees frames that nothing else refers to.
     pub fn free(&mut self, frames: Vec<u32>) {
         frames.into_iter().for_each(|frame| self.setup.plane.discard(frame));
     }
@@ -162,7 +162,7 @@ impl Worker {
         self.rx_stopped = false;
     }
 
-    /// Reads no more packets from ports.
+    /// Stops reading packets from ports.
     pub fn stop_rx(&mut self) {
         self.rx_stopped = true;
         self.setup.rx.let_go(&mut self.setup.plane);
@@ -175,24 +175,24 @@ impl Worker {
         }
     }
 
-    /// Has a core shared by this from now on. Only for the thread that wakes the core.
+    /// Adds the scheduler of a core. Only for the thread that wakes the core.
     pub fn put_sharing(&mut self, sharing: Box<dyn Sharing>) {
         self.sharings.push(sharing);
     }
 
-    /// Gives back what shares a core, if it is here. Until it is put back, the NF that has the core keeps it.
+    /// Removes a core's scheduler. Until it is put back, the NF that has the core keeps it.
     pub fn take_sharing(&mut self, core: usize) -> Option<Box<dyn Sharing>> {
         let at = self.sharings.iter().position(|sharing| sharing.core() == core)?;
         Some(self.sharings.swap_remove(at))
     }
 
-    /// Traces packets, or no more.
+    /// Sets or ends a trace.
     pub fn trace(&mut self, trace: Option<Arc<TraceRequest>>) {
         self.setup.plane.trace = trace;
         self.queues.iter_mut().for_each(|owned| look_for_trace(&self.setup.plane, owned));
     }
 
-    /// Gives everything back and ends.
+    /// Closes all ports, returns all frames, and ends the thread.
     pub fn stop(&mut self) {
         let ports: Vec<u16> = self.queues.iter().map(|q| q.port).collect();
         ports.into_iter().for_each(|port| drop(self.close(port)));
@@ -200,15 +200,15 @@ impl Worker {
         self.is_stopped = true;
     }
 
-    /// Uses these tables from now on; `anew`: flows are decided anew.
+    /// Uses these tables from now on; `anew`: flows are decided again.
     pub fn use_tables(&mut self, tables: Arc<Tables>, anew: bool) {
         self.setup.plane.meet_chains(&tables);
         let depths = tables.depths();
         self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
         tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
         self.queues.iter_mut().for_each(|owned| owned.use_memory(&tables));
-        // The supervisor keeps the old ones until all threads have these: freeing them would take time here.
-        // A burst that is being read for each queue, and one behind it.
+        // The supervisor keeps the old tables until all threads have these: freeing them here would
+        // take time. Reserves two bursts for each queue: one being read and one behind it.
         let received = tables.ports.iter().flatten().map(|port| (port.memory, port.owners.len() * 2 * BURST));
         self.setup.plane.frames.reserve(received);
         self.setup.plane.tables = tables;
@@ -216,7 +216,6 @@ impl Worker {
         self.arrange();
     }
 
-    /// Puts the NFs to drain in order.
     pub(super) fn arrange(&mut self) {
         let plane = &mut self.setup.plane;
         self.sharings.iter_mut().for_each(|sharing| sharing.learn(&self.setup.rx.registry, &plane.tables, &plane.nfs));
@@ -230,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// Has the Wakeup role wake an NF, if it is this thread's.
+    /// Has the Wakeup role wake an NF, if this thread does that for its core.
     fn hand_over(&mut self, handle: &Arc<NfHandle>) {
         if !self.setup.roles.wakeup || handle.poll || !self.setup.wakes.has(handle.core) {
             return;
@@ -263,7 +262,7 @@ impl Worker {
         self.arrange();
     }
 
-    /// Drops what waits for a port, and gives back its queues.
+    /// Drops packets that wait for a port, and returns its queues.
     fn close(&mut self, port: u16) -> Vec<Box<dyn PortQueue>> {
         let plane = &mut self.setup.plane;
         if let Some(buffer) = plane.out.get_mut(port as usize) {
@@ -292,7 +291,7 @@ impl Worker {
         queues
     }
 
-    /// Closes the ports for which nothing waits any more, or whose time is over. What still waits is sent by the usual rounds.
+    /// Closes ports without waiting packets, or past their deadline. Normal rounds send the rest.
     #[cold]
     pub(super) fn finish_closing(&mut self) {
         let now = self.setup.plane.now_ns;

@@ -1,4 +1,4 @@
-//! What NFs return: which tx rings are looked at in a round, and how much is taken from each.
+//! Draining of NFs: which tx rings a round reads, and how much it takes from each.
 
 use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
@@ -7,12 +7,11 @@ use super::Worker;
 use crate::end::Drain;
 use crate::tx::send;
 
-/// With more NFs than this, only the tx rings of those that have said that they returned packets are looked at, and all of them once in
-/// [`ROUNDS_PER_DUTY`](super::ROUNDS_PER_DUTY) rounds; with fewer, all of them each time, and ahead.
+/// Above this number of NFs a round reads only tx rings with hints, and all of them once in
+/// [`ROUNDS_PER_DUTY`](super::ROUNDS_PER_DUTY) rounds. Up to it, it reads and prefetches all.
 pub(super) const MOST_LOOKED_AT: usize = 32;
 
-/// Tx rings on which there was nothing, or nothing that could be taken, that are looked at in such
-/// a round: others wait for the next one.
+/// Most tx rings without usable packets that such a round reads; the rest waits for the next one.
 const MOST_FRUITLESS: usize = 32;
 
 /// The NFs of one page that a thread drains.
@@ -20,34 +19,29 @@ struct Place {
     page: CorePage,
     /// A bit for each slot that is drained.
     mine: Vec<u64>,
-    /// A bit for each slot that said that it has returned packets, and is still to be looked at.
+    /// A bit for each slot with a hint that is still to be read.
     left: Vec<u64>,
-    /// By slot: which drain.
     drains: Vec<u32>,
 }
 
-/// What a look at a tx ring has found.
 struct Found {
-    /// Packets taken.
     taken: usize,
-    /// There are more.
     has_more: bool,
 }
 
-/// Which NFs say on their core's page that they have returned packets. All NFs of a page can say so
-/// of all others; so the looks at rings with nothing on them are bounded, and go round: who has
-/// returned packets is looked at a few rounds later, whatever the others say.
+/// The NFs whose core page hints that they returned packets. Any NF of a page can set hints for all
+/// others. So reads of empty rings are bounded and go round: an NF that returned packets is read a
+/// few rounds later, whatever the other hints.
 #[derive(Default)]
 pub(super) struct Returns {
     places: Vec<Place>,
-    /// Words of all pages.
     words: usize,
-    /// Page, and word there, that the next round begins with.
+    /// Page, and word on it, at which the next round begins.
     at: (usize, usize),
 }
 
 impl Returns {
-    /// Has a slot of a page belong to a drain.
+    /// Maps a slot of a page to a drain.
     pub(super) fn add(&mut self, page: &CorePage, slot: u32, drain: usize) {
         let at = self.places.iter().position(|place| place.page.is_same(page)).unwrap_or_else(|| {
             let words = page.words();
@@ -61,7 +55,7 @@ impl Returns {
         place.drains[slot as usize] = drain as u32;
     }
 
-    /// Looks at the drains that say that they have packets, and says how many packets were taken.
+    /// Reads the drains with hints, and returns how many packets were taken.
     #[inline]
     fn step(&mut self, mut look: impl FnMut(usize) -> Found) -> usize {
         let (mut taken, mut fruitless) = (0, 0);
@@ -83,7 +77,6 @@ impl Returns {
                 taken += found.taken;
                 fruitless += usize::from(found.taken == 0);
                 if found.has_more {
-                    // For the next round.
                     place.page.note_returned(slot as u32);
                 }
             }
@@ -94,7 +87,7 @@ impl Returns {
 }
 
 impl Worker {
-    /// Drains the NFs: those that said that they returned packets, or all of them.
+    /// Drains the NFs with hints, or all.
     #[inline]
     pub(super) fn transmit(&mut self, all: bool) -> usize {
         let mut work = 0;
@@ -117,7 +110,7 @@ impl Worker {
         work
     }
 
-    /// Takes back what an NF returned, as far as there is room for it.
+    /// Takes what an NF returned, as far as there is room for it.
     #[inline]
     fn drain(&mut self, i: usize) -> usize {
         let mut work = 0;
@@ -126,7 +119,7 @@ impl Worker {
         if !drain.behind.is_empty() && drain.waits() {
             return 0;
         }
-        // Two bursts, so that what comes from upstream never outruns what goes on downstream.
+        // Two bursts, so that upstream never outpaces downstream.
         for _ in 0..2 {
             if plane.is_blocked() && plane.may_block(&drain.handle, drain.fills) {
                 let has_packets = drain.consumer.available().is_ok_and(|packets| packets > 0);
@@ -139,7 +132,7 @@ impl Worker {
             work += n;
             if plane.filled != 0 {
                 drain.fills |= plane.filled;
-                // Many NFs may have more for a port than fits in its buffer.
+                // Many NFs may have more packets for a port than fit in its buffer.
                 for port in 0..plane.out.len() {
                     if plane.out[port].is_full() {
                         work += send(plane, &mut self.queues, &mut self.setup.lanes_out, port as u16);
@@ -158,7 +151,6 @@ impl Worker {
 mod tests {
     use super::*;
 
-    /// A thread that drains `n` NFs, all on one page, and those of them that have packets.
     struct Rig {
         page: CorePage,
         returns: Returns,
@@ -174,8 +166,7 @@ mod tests {
             Self { page, returns, packets: vec![0; n], looks: vec![0; n] }
         }
 
-        /// A round, in which at most two bursts are taken of each. Says how many rings were looked
-        /// at, and how many packets were taken.
+        /// A round that takes at most two bursts of each. Returns rings read, and packets taken.
         fn round(&mut self) -> (usize, usize) {
             let mut looks = 0;
             let taken = self.returns.step(|drain| {
@@ -214,7 +205,7 @@ mod tests {
         rig.looks.fill(0);
         for _ in 0..100 {
             rig.say_all();
-            // One that has packets all the time, between others of its word.
+            // One that has packets all the time, among others of its word.
             rig.packets[500] += 1;
             let (looks, _) = rig.round();
             assert!(looks <= MOST_FRUITLESS + 1, "{looks}");
@@ -222,7 +213,7 @@ mod tests {
         assert!(rig.packets[500] < 60, "{} wait", rig.packets[500]);
         let (least, most) = (rig.looks.iter().min(), rig.looks.iter().max());
         assert!(least >= Some(&3) && most <= Some(&5), "all in turn: {least:?} to {most:?}");
-        // It ends: what was said is looked at once, and nothing more.
+        // It ends: each hint is read once, and nothing more.
         rig.packets[500] = 0;
         let rest: usize = (0..100).map(|_| rig.round().0).sum();
         assert!(rest <= 900 + 64 && rig.round() == (0, 0), "{rest}");

@@ -1,51 +1,50 @@
-//! Who of a core's NFs has packets, who moves, and who is woken: what the Wakeup role knows for itself.
+//! The Wakeup role's own view of a core: which NFs have packets, move and are woken.
 //!
 //! # Problem
-//! The NFs of a core start each other by hints on a page that all of them can write ([`CorePage`]). A hint may be a lie; and who is named
-//! there may be waiting for a disk, hang, or have died. Nobody else may wait for it longer than a turn.
+//! The NFs of a core start each other by hints on a page that all of them can write ([`CorePage`]).
+//! A hint may be false, and the NF that it names may wait for a disk, hang, or have died. No other
+//! NF may wait for that longer than one slice.
 //!
 //! # Approach
-//! The thread keeps, for each page, who has which slot. Who has packets it knows from its own counters and the NF's own ring, which no
-//! other NF can reach; who moves, from the same. The page only says whom to look at. Each round costs a bounded number of looks,
-//! whatever stands there, and an NF that is woken and does not move is woken again later and later.
+//! For each page the thread keeps the owner of each slot. Which NFs have packets and which move, it
+//! knows from its own counters and the NF's own ring, which no other NF can reach. The page only
+//! suggests which NFs to check. Each round does a bounded number of checks, whatever the page says,
+//! and an NF that is woken and does not move is woken again at growing intervals.
 //!
-//! What an NF says of its own rings is believed as far as it can be true ([`Member::moved`]): it
+//! An NF's words about its own rings count only as far as they can be true ([`Member::moved`]): it
 //! takes no more than was posted, and takes nothing back. So it moves at most twice for each
-//! packet, and is woken no more often, but for a slow clock.
+//! packet, and is woken no more often, apart from a slow clock.
 //!
-//! Each [`LOOK_NS`] there is a closer look at some of them, in turn:
-//! - words of the manager's that are no longer what it wrote are written again, and a bit that says
-//!   of an NF that sleeps that it has packets. Where that happens again and again the page is not
-//!   believed for [`DISTRUST_NS`];
-//! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page
-//!   says, with its part of a round. If nobody on the core has moved for [`Handover::still_ns`] that
-//!   is at once; else it has been *neglected*, after [`PATIENT_ROUNDS`] rounds and those that it
-//!   owes. What it owes is on the page: it is believed as far as the NF can have had the core
-//!   ([`Slept`]);
-//! - an NF that is rescued twice in short waits, for [`GUARDED_NS`], for a bell in its own region besides, where nobody else can sleep in
-//!   its place;
-//! - an NF that had the core by the page each time that another was rescued, and has not moved
-//!   either, takes no turns until it moves: it is *alone*, woken by this thread and started and
-//!   stopped by the kernel. So is, for a while, one that is rescued again and again, and all of a
-//!   page that is not believed. A page is not believed either on which an NF is neglected
-//!   [`NEGLECTS`] times.
+//! Every [`LOOK_NS`] some NFs are checked more closely, round-robin:
+//! - Words of the manager that changed are written again, as is the bit that a sleeping NF has
+//!   packets. If that recurs, the page is distrusted for [`DISTRUST_NS`].
+//! - An NF with packets that has not moved is *rescued*: woken by its own doorbell, whatever the
+//!   page says, with its part of a round. If no NF on the core has moved for
+//!   [`Handover::still_ns`], that is at once. Else it counts as *neglected* after
+//!   [`PATIENT_ROUNDS`] rounds plus those that it owes. The page says what it owes, which counts as
+//!   far as the NF can have had the core ([`Slept`]).
+//! - An NF that is rescued twice in short also waits, for [`GUARDED_NS`], for a doorbell in its own
+//!   region, where no other NF can sleep in its place.
+//! - An NF that had the core by the page each time that another was rescued, and has not moved
+//!   either, is *alone* until it moves: outside hand-overs, woken by this thread and scheduled by
+//!   the kernel. So is, for a while, an NF that is rescued again and again, and every NF of a
+//!   distrusted page. A page is also distrusted when an NF was neglected [`NEGLECTS`] times.
 //!
-//! Once is no reason: a host takes a core away for some milliseconds, and then nobody on it has
-//! moved. So only what was rescued or had the core [`STRIKES`] times in short counts, and of
-//! rescues between which nobody on the core has moved, the first. An NF is neglected only while
-//! others on the page move and it sleeps: after a pause of the host it does not, because it was
-//! woken in the pause. So neglects are forgotten only when the NF has taken turns again for
-//! [`NEGLECT_NS`] without one. Else an NF that lies would have the core again after each pause.
+//! Once is no evidence: a host may take a core away for some milliseconds, in which no NF on it
+//! moves. So an NF must be rescued, or have the core, [`STRIKES`] times in short; of rescues
+//! between which no NF moved, only the first counts. An NF is neglected only while it sleeps and
+//! others on the page move. After a pause of the host it does not sleep, because it was woken
+//! during the pause. So neglects are forgotten only after the NF has taken part in hand-overs for
+//! [`NEGLECT_NS`] without one. Else a lying NF would have the core again after each pause.
 //!
-//! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and
-//! the others by their weights. So a rescue that was not needed costs a little time, and a lie the
-//! rounds until the rescue, [`NEGLECTS`] times and then once a second.
+//! An NF that is alone loses only the hand-over: the kernel divides the core between it and the
+//! others by their weights. So a needless rescue costs little time. A lie costs the rounds until
+//! the rescue, [`NEGLECTS`] times and then once a second.
 //!
 //! # Limits
-//! Of a page with more than [`LOOKED_AT`] NFs some are looked at in each look, and of one with more
-//! than [`FEW`] there are fewer looks, so that a rescue comes the later. An NF that sleeps where
-//! more than [`SLEEPERS`] threads of others wait in its place, and has not been rescued before,
-//! sleeps until its time is over (a second).
+//! A look checks at most [`LOOKED_AT`] NFs of a page, and pages with more than [`FEW`] NFs are
+//! checked less often, so rescues come later. An NF in whose place more than [`SLEEPERS`] threads
+//! of others wait, and that was not rescued before, sleeps until its timeout (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,52 +55,49 @@ use sluice_shm::core_page::{CorePage, WHOLE};
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
 
-/// Nanoseconds between two closer looks, if there are no more than [`FEW`] NFs.
+/// Nanoseconds between two closer looks, with up to [`FEW`] NFs.
 const LOOK_NS: u64 = 250_000;
 const FEW: usize = 16;
-/// NFs that are looked at in one of them.
+/// NFs checked in a closer look.
 const LOOKED_AT: usize = 64;
-/// NFs that are looked at in a round.
+/// NFs checked in a round.
 pub(super) const CANDIDATES: usize = 16;
-/// NFs that are rescued in a look.
+/// Most rescues in a look.
 pub(super) const RESCUES: usize = 4;
-/// Rounds after which an NF that may wait for its turn is rescued, besides those that it has to pay for.
+/// Rounds, plus those that it owes, after which an NF waiting for its turn is rescued.
 const PATIENT_ROUNDS: u64 = 3;
-/// The same, at most, in nanoseconds.
+/// Upper bound of that wait, in nanoseconds.
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
-/// What an NF that waits may owe, at most, in nanoseconds: a little more than the kernel gives
-/// another process of the core at a time.
+/// Most nanoseconds that a waiting NF may owe: a little more than a time slice of the kernel.
 const MOST_DEBT_NS: u64 = 4_000_000;
-/// A thread that comes so late to a look, in nanoseconds, has not had its own core: everybody's time begins anew.
+/// A look this many nanoseconds late means that the thread lost its core: all times restart.
 const FROZEN_NS: u64 = 50_000_000;
-/// How long a page is not believed on which words were not as they were written, in nanoseconds.
+/// Nanoseconds for which a page with altered words is distrusted.
 const DISTRUST_NS: u64 = 1_000_000_000;
-/// Words of a page that are found wrong in one look, and time between two such looks, until it is not believed.
+/// Altered words in one look, and nanoseconds between two such looks, that make a page distrusted.
 const LIES: (u32, u64) = (2, 100_000_000);
-/// Nanoseconds until an NF that was woken and has not moved is woken again: at first, and at most.
+/// Pause in nanoseconds before an unmoved NF is woken again: first, and longest.
 const PAUSES_NS: (u64, u64) = (100_000, 16_000_000);
-/// From so many rescues on, each within a time of the one before, an NF is alone for this time, in nanoseconds, which doubles.
+/// From this many rescues in short on, an NF is alone for this time, which doubles.
 const STRIKES: u32 = 3;
 const STRIKE_NS: u64 = 100_000_000;
 const ALONE_NS: u64 = 10_000_000;
 const LONGEST_DOUBLING: u32 = 7;
-/// So many rescues in which an NF was neglected, each within a time of the one before, have its page
-/// not believed.
+/// This many rescues of a neglected NF, each soon after the last, make its page distrusted.
 const NEGLECTS: u32 = 2 * STRIKES;
 const NEGLECT_NS: u64 = 1_000_000_000;
-/// From so many rescues on an NF waits for its own bell too, for this time, in nanoseconds: that
-/// costs it more, and whoever sleeps in its place takes no wake of the manager's meanwhile. Rescues
-/// count between which it moved, each within this time of the one before.
+/// From this many rescues on, an NF also waits for its own doorbell, for this time in nanoseconds.
+/// That costs it more, but a sleeper in its place gets none of the manager's wakes. Counts rescues
+/// between which it moved, each within this time of the last.
 const THEFTS: u32 = 2;
 const GUARDED_NS: u64 = 1_000_000_000;
-/// Sleepers on an NF's bell on the page that are woken with it in those rescues: those that came
-/// before it. As many as an NF has threads, unless its service has more `pids`. In later rescues it
-/// hears its own bell.
+/// Sleepers on an NF's doorbell on the page that these rescues wake: as many as an NF has threads,
+/// unless its service has more `pids`. In later rescues it hears its own doorbell.
 const SLEEPERS: u32 = 256;
-/// Nanoseconds until there is another look for a candidate on a page that named some, and none that can run.
+/// Nanoseconds between searches of a page that named NFs, none of which can run.
 const FRUITLESS_NS: u64 = 10_000;
 
-/// Rescues of a kind, each soon after the one before.
+/// Rescues of one kind, each soon after the last.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strikes {
     n: u32,
@@ -109,8 +105,7 @@ struct Strikes {
 }
 
 impl Strikes {
-    /// Counts one at `now`. Those before it are forgotten if it comes later than `kept_ns` after
-    /// the last one, and after `since_ns`.
+    /// Counts one at `now`; forgets older ones if the last and `since_ns` are over `kept_ns` ago.
     fn add(&mut self, kept_ns: u64, since_ns: u64, now: u64) -> u32 {
         if now.saturating_sub(self.last_ns.max(since_ns)) > kept_ns {
             self.n = 0;
@@ -120,9 +115,8 @@ impl Strikes {
     }
 }
 
-/// When an NF slept, which it says in its own region, and so how long it can have had the core.
-/// What it owes cannot be more: it pays for a turn before it sleeps, and has no other one while it
-/// owes.
+/// When an NF slept, by its own region, which bounds how long it can have had the core. It owes no
+/// more than that: it pays for a slice before it sleeps, and gets no other while it owes.
 #[derive(Debug, Clone, Copy)]
 struct Slept {
     /// When it was last seen asleep, and what it had moved by then.
@@ -132,7 +126,6 @@ struct Slept {
     apart_ns: u64,
 }
 
-/// An NF with a slot.
 struct Member {
     handle: Arc<NfHandle>,
     /// Packets that it has taken from its rings.
@@ -141,30 +134,30 @@ struct Member {
     moved: u64,
     moved_ns: u64,
     slept: Slept,
-    /// Since when it has had packets and not moved.
+    /// Since when it has had packets without moving.
     since_ns: u64,
-    /// When it was woken last, what it had moved by then, and how long it is left alone if it has not moved since.
+    /// When it was last woken, what it had moved then, and the pause until the next wake.
     woken_ns: u64,
     moved_when_woken: u64,
     pause_ns: u64,
-    /// Rescues while nobody moved, or turns that it kept meanwhile; and rescues while others moved.
+    /// Rescues while no NF moved, or slices held meanwhile; and rescues while others moved.
     silences: Strikes,
     neglects: Strikes,
     /// Rescues between which it moved, and when the last one was.
     rescues: u32,
     rescued_ns: u64,
     moved_when_rescued: u64,
-    /// When it takes turns again, if it takes none.
+    /// When it joins hand-overs again, if it is alone.
     alone_until_ns: u64,
-    /// It takes none until it moves.
+    /// It is alone until it moves.
     is_absent: bool,
-    /// Until when it waits for its own bell too; 0 if it does not.
+    /// Until when it also waits for its own doorbell; 0: it does not.
     guarded_until_ns: u64,
-    /// What was wrong with the page's count of its packets at the last look.
+    /// Error of the page's count of its packets at the last look.
     off_by: u32,
-    /// The page said at the last look that it waits for something else than packets, and it did not.
+    /// At the last look, the page falsely said that it waits for something other than packets.
     seems_suspended: bool,
-    /// It slept at the last look, with packets, and the page did not say that it has any.
+    /// At the last look it slept with packets, and the page did not show them.
     is_hidden: bool,
 }
 
@@ -194,9 +187,8 @@ impl Member {
         }
     }
 
-    /// A number that grows when it takes or returns packets, at most by one of each for each
-    /// packet. Where its rings say that it has taken more than was posted, or less than before, it
-    /// has not.
+    /// A number that grows when it takes or returns packets, at most by one of each a packet.
+    /// Claims of its rings that it took more than was posted, or less than before, do not count.
     #[inline]
     fn moved(&mut self) -> u64 {
         let newly = self.handle.taken().wrapping_sub(self.taken as u32);
@@ -207,11 +199,10 @@ impl Member {
         self.taken + returned
     }
 
-    /// Notes whether it sleeps.
     #[inline]
     fn see_asleep(&mut self, now: u64) {
         let has_moved = self.moved != self.slept.moved;
-        // One that has no packets and has not moved since sleeps on: its words need not be fetched.
+        // An NF without packets that has not moved sleeps on: its words need not be fetched.
         if (has_moved || self.handle.may_have_unread()) && !self.handle.is_asleep() {
             return;
         }
@@ -221,15 +212,15 @@ impl Member {
         self.slept.last_ns = now;
     }
 
-    /// What it has left of its budget, in nanoseconds, as far as what the page says can be true.
+    /// Its remaining budget in nanoseconds, as far as the page's value can be true.
     fn budget_ns(&self, page: &CorePage) -> i64 {
         let most = i64::try_from(LONGEST_ROUND_NS).unwrap_or(i64::MAX);
         let least = i64::try_from(self.slept.apart_ns.min(MOST_DEBT_NS)).unwrap_or(0);
         i64::from(page.budget(self.handle.slot)).clamp(-least, most)
     }
 
-    /// Counts a rescue. Says how many of those who wait for its bell on the page are woken: all
-    /// that may have come before it, the first times; then it hears its own bell.
+    /// Counts a rescue. Returns how many waiters of its doorbell on the page to wake: at first, all
+    /// that may be ahead of it; later it hears its own doorbell.
     fn count_rescue(&mut self, now: u64) -> u32 {
         let moved = self.moved();
         let is_soon = now.saturating_sub(std::mem::replace(&mut self.rescued_ns, now)) <= GUARDED_NS;
@@ -252,7 +243,7 @@ impl Member {
         self.handle.alone.load(Ordering::Relaxed)
     }
 
-    /// Whether it may take packets and has some that it has not read.
+    /// Whether it may take packets and has unread ones.
     #[inline]
     fn can_run(&self) -> bool {
         let handle = &self.handle;
@@ -263,7 +254,7 @@ impl Member {
             && handle.unread() > 0
     }
 
-    /// Whether it is woken now: not again and again while it does not move.
+    /// Whether it may be woken now: at growing intervals while it does not move.
     #[inline]
     fn may_be_woken(&mut self, now: u64) -> bool {
         let moved = self.moved();
@@ -283,42 +274,40 @@ impl Member {
 pub(super) struct Handover {
     page: CorePage,
     members: Vec<Member>,
-    /// By slot: which member, plus 1; 0 is none.
+    /// By slot: index of the member, plus 1; 0: none.
     at: Vec<u32>,
-    /// A bit for each slot that has a member, and for each whose member takes no turns.
+    /// A bit for each slot with a member, and for each whose member is alone.
     mine: Vec<u64>,
     outside: Vec<u64>,
-    /// Slot that the next round begins with, if there are many.
+    /// Slot at which the next round begins, if there are many.
     cursor: u32,
-    /// Member that the next look begins with, and the last one that was rescued.
+    /// Member at which the next look begins, and the last one that was rescued.
     next: usize,
     last_rescued: usize,
     looked_ns: u64,
     look_at_ns: u64,
-    /// There is no look for candidates until then.
+    /// No candidates are searched until then.
     quiet_until_ns: u64,
-    /// When any of them was last seen to move, or to have nothing to do.
+    /// When an NF was last seen to move, or all to have nothing to do.
     moved_ns: u64,
-    /// When any was last rescued, and when it was given the core by that.
+    /// Time of the last rescue, and of the last one that passed the core.
     rescued_ns: u64,
     passed_ns: u64,
-    /// Whether any had packets since the looks began with the first one.
+    /// Whether an NF had packets since the current circle of looks began.
     some_wait: bool,
-    /// Those that have packets, or have had turns of late: how many, and what they are given of the
-    /// core together, of [`WHOLE`].
+    /// NFs that have packets or moved lately: their number, and their sum of shares, of [`WHOLE`].
     takers: (u32, u32),
     counting: (u32, u32),
-    /// When words were last found wrong, and until when the page is not believed.
+    /// When words were last found altered, and until when the page is distrusted.
     lied_ns: u64,
     distrust_until_ns: u64,
-    /// NFs that take no turns.
     alone: usize,
-    /// Nanoseconds after which a core on which nobody moves is looked after.
+    /// Nanoseconds after which a core on which no NF moves is checked.
     still_ns: u64,
 }
 
 impl Handover {
-    /// Of a page. `still_ns`: nanoseconds after which a core is looked after on which somebody has packets and nobody moves.
+    /// For a page. After `still_ns` nanoseconds, a core with packets but no movement is checked.
     pub(super) fn new(page: CorePage, still_ns: u64) -> Self {
         Self {
             page,
@@ -345,17 +334,15 @@ impl Handover {
         }
     }
 
-    /// Its page.
     pub(super) fn page(&self) -> &CorePage {
         &self.page
     }
 
-    /// Whether it has no NF.
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// Takes an NF in, which has its slot from `now` on.
+    /// Adds an NF, which has its slot from `now` on.
     pub(super) fn add(&mut self, handle: &Arc<NfHandle>, now: u64) {
         let slot = handle.slot as usize;
         if self.at.len() <= slot {
@@ -369,14 +356,13 @@ impl Handover {
                 self.members.push(member);
                 self.at[slot] = self.members.len() as u32;
             }
-            // The one before it has ended.
+            // The former one has ended.
             at => self.members[at as usize - 1] = member,
         }
         self.mine[slot / 64] |= 1 << (slot % 64);
         self.count_alone();
     }
 
-    /// Lets an NF go.
     pub(super) fn remove(&mut self, handle: &Arc<NfHandle>) {
         let Some(at) = self.members.iter().position(|member| Arc::ptr_eq(&member.handle, handle)) else { return };
         let slot = handle.slot as usize;
@@ -405,7 +391,7 @@ impl Handover {
         (at > 0).then(|| at as usize - 1)
     }
 
-    /// Wakes who is to run, if nobody does. `index` is the thread's number.
+    /// Wakes an NF to run, if none does. `index` is the thread's number.
     #[inline]
     pub(super) fn step(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
         if now >= self.look_at_ns {
@@ -417,7 +403,7 @@ impl Handover {
         }
     }
 
-    /// Looks at those that the page names, wakes those of them that take no turns, and, if nobody has the core, one of the others.
+    /// Checks the NFs that the page names, wakes those alone, and one other if the core is free.
     fn start(&mut self, is_free: bool, index: usize, now: u64) {
         let mut choice = Choice { page: &self.page, candidates: [Named::default(); CANDIDATES], n: 0 };
         let (mut looks, mut woken) = (CANDIDATES, 0);
@@ -434,7 +420,7 @@ impl Handover {
                 last if last == words => !behind,
                 _ => u64::MAX,
             };
-            // Whoever takes the bit off of an NF that takes no turns delays it by nothing.
+            // Clearing the bit of an NF that is alone does not delay it.
             let mut bits = (self.page.pending(word) | self.outside[word]) & self.mine[word] & mask;
             while bits != 0 {
                 let slot = word as u32 * 64 + bits.trailing_zeros();
@@ -465,7 +451,7 @@ impl Handover {
         }
         if let Some(at) = next.and_then(|slot| self.member(slot)) {
             let (page, member) = (&self.page, &mut self.members[at]);
-            // One that is awake already has the core by the page now, and gives it away itself.
+            // One that is awake already now has the core by the page, and hands it over itself.
             if member.may_be_woken(now) && page.pass_to(member.handle.slot, 0) && member.handle.wake(now) {
                 member.handle.counters[index].wakes.add(1);
                 woken += 1;
@@ -476,7 +462,6 @@ impl Handover {
         }
     }
 
-    /// The closer look.
     #[cold]
     fn look(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
         let is_late = now.saturating_sub(self.looked_ns) > FROZEN_NS;
@@ -514,7 +499,7 @@ impl Handover {
         }
         self.correct_running(now);
         let mut left = RESCUES;
-        // Those behind the last one first: of more than are rescued in a look all have their turn.
+        // Those behind the last one first, so that all get their turn in the end.
         let late = &late[..waiting];
         let last = self.last_rescued;
         let (behind, before) = (late.iter().filter(|at| **at > last), late.iter().filter(|at| **at <= last));
@@ -527,7 +512,7 @@ impl Handover {
         }
     }
 
-    /// All have been looked at.
+    /// Starts the next circle: all have been checked.
     fn begin_circle(&mut self, now: u64) {
         if !std::mem::take(&mut self.some_wait) {
             self.moved_ns = now;
@@ -535,12 +520,12 @@ impl Handover {
         self.takers = std::mem::take(&mut self.counting);
     }
 
-    /// Writes what the manager says of an NF where the page says something else. Says how many words were wrong.
+    /// Restores the manager's words about an NF on the page. Returns how many were altered.
     fn restore(&mut self, at: usize) -> u32 {
         let (page, member) = (&self.page, &mut self.members[at]);
         let handle = &member.handle;
         let mut wrong = page.restore(handle.slot, &handle.said());
-        // The counter is read first: a thread counts before it tells the page.
+        // The counter is read first: a thread counts before it updates the page.
         let posted = handle.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.posted.get())) as u32;
         let off_by = posted.wrapping_sub(page.posted(handle.slot).load(Ordering::Relaxed));
         if off_by != 0 && off_by == std::mem::replace(&mut member.off_by, off_by) && !handle.poll {
@@ -548,7 +533,7 @@ impl Handover {
             member.off_by = 0;
             wrong += 1;
         }
-        // The NF's line, which costs more to look at than the manager's: only where it would keep packets.
+        // The NF's line costs more to read than the manager's: only if it could hold packets.
         let seems_suspended =
             handle.may_have_unread() && page.suspended(handle.slot).load(Ordering::Relaxed) != 0 && !handle.is_suspended();
         if seems_suspended && std::mem::replace(&mut member.seems_suspended, seems_suspended) {
@@ -559,7 +544,7 @@ impl Handover {
         wrong
     }
 
-    /// Sees whether an NF has moved. Says whether it has packets, could take them, and has not.
+    /// Checks whether an NF moved. Returns whether it has packets, could take them, and has not.
     fn see(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
         let moved = member.moved();
@@ -574,8 +559,7 @@ impl Handover {
         }
         member.see_asleep(now);
         self.some_wait |= waits;
-        // Those of a chain have packets one after another, and each of them has its turn before the
-        // first one's comes again.
+        // NFs of a chain get packets one after another, and each has its turn in a round.
         if waits || now.saturating_sub(member.moved_ns) < LONGEST_ROUND_NS {
             self.counting.0 += 1;
             self.counting.1 = self.counting.1.saturating_add(member.handle.share());
@@ -590,13 +574,13 @@ impl Handover {
         waits && !has_moved
     }
 
-    /// Says again that an NF has packets which sleeps, has not moved since the last look, and of
-    /// which the page has twice not said it. It takes the bit off itself only when it has none, or
-    /// is awake. Says how many words were wrong.
+    /// Sets the pending bit of an NF that sleeps with packets, has not moved since the last look,
+    /// and was hidden twice. The NF itself clears the bit only when it has no packets or is awake.
+    /// Returns how many words were altered.
     fn reveal(&mut self, at: usize, now: u64) -> u32 {
         let (page, member) = (&self.page, &mut self.members[at]);
         let handle = &member.handle;
-        // One that is woken later than at each packet may have none.
+        // One that is woken later than at each packet may rightly have none.
         let is_hidden = !page.is_pending(handle.slot)
             && !member.is_alone()
             && handle.wakeup.is_none()
@@ -622,7 +606,7 @@ impl Handover {
         }
     }
 
-    /// Nobody has the core by the page who cannot have it.
+    /// Clears the page's holder of the core if that NF cannot have it.
     fn correct_running(&self, now: u64) {
         let running = self.page.running().load(Ordering::Relaxed);
         let Some(slot) = running.checked_sub(1) else { return };
@@ -645,7 +629,7 @@ impl Handover {
         let end = nfs.get(usize::from(handle.number)).and_then(Option::as_ref);
         let held_ns = end.and_then(|end| end.waker.as_ref()).map_or(0, |waker| 2 * waker.timer_ns());
         let patience_ns = if handle.governed.load(Ordering::Relaxed) {
-            // It waits for its turn, which is made elsewhere.
+            // It waits for a slice, which is assigned elsewhere.
             MOST_PATIENCE_NS
         } else if member.is_alone() || now < self.distrust_until_ns {
             LOOK_NS
@@ -657,13 +641,12 @@ impl Handover {
         waited_ns >= patience_ns + held_ns
     }
 
-    /// Whether nobody on the core has moved for so long that it is looked after.
+    /// Whether no NF on the core has moved for `still_ns`.
     fn is_still(&self, now: u64) -> bool {
         now.saturating_sub(self.moved_ns) >= self.still_ns
     }
 
-    /// How long it may take until an NF has its turn: in a round each has one, and NFs give the
-    /// core away by the clock on the wall.
+    /// How long an NF may wait for its turn: each has one in a round, measured in wall-clock time.
     fn patience_ns(&self, member: &Member) -> u64 {
         let round_ns = wakeup::round_ns(self.takers.0);
         let part_ns = self.part_ns(&member.handle);
@@ -672,7 +655,7 @@ impl Handover {
         rounds.saturating_mul(round_ns).min(MOST_PATIENCE_NS).max(self.still_ns)
     }
 
-    /// What a round gives an NF, in nanoseconds.
+    /// An NF's part of a round, in nanoseconds.
     fn part_ns(&self, handle: &NfHandle) -> i64 {
         let (takers, shares) = self.takers;
         let share = handle.share().clamp(1, WHOLE);
@@ -680,15 +663,15 @@ impl Handover {
         wakeup::part_ns(wakeup::round_ns(takers), f64::from(share) / f64::from(whole))
     }
 
-    /// Wakes an NF whatever the page says, and sees to it that nobody waits for who does not move.
+    /// Wakes an NF whatever the page says, and takes out NFs that do not move.
     fn rescue(&mut self, at: usize, index: usize, now: u64) {
         let slot = self.members[at].handle.slot;
-        // Where nobody has moved since the last rescue the core has been nobody's.
+        // If no NF moved since the last rescue, the core was not available to any.
         let counts = self.moved_ns > self.rescued_ns;
         self.rescued_ns = now;
         let is_governed = self.members[at].handle.governed.load(Ordering::Relaxed);
         if self.page.hands_over() && !is_governed && !self.members[at].is_alone() {
-            // One that is awake has been started, and what keeps it is not on the page.
+            // One that is awake has been started; what stops it is not on the page.
             let (is_still, is_asleep) = (self.is_still(now), self.members[at].handle.is_asleep());
             let running = self.page.running().load(Ordering::Relaxed);
             let holder = running.checked_sub(1).and_then(|slot| self.member(slot));
@@ -701,7 +684,7 @@ impl Handover {
             }
             let is_struck = match is_still {
                 true => counts && self.strike(at, now),
-                // On a page that is not believed nobody waits for turns.
+                // On a distrusted page no NF waits for turns.
                 false => is_asleep && now >= self.distrust_until_ns && self.neglect(at, now),
             };
             if is_struck || now < self.distrust_until_ns {
@@ -713,19 +696,17 @@ impl Handover {
                     self.page.endow(slot, part_ns.unsigned_abs());
                 }
                 self.page.set_pending(slot, now);
-                // One alone has the core, and gives it away: the first that is rescued in a look,
-                // but for who has not given it away.
+                // Only one gets the core: the first rescued in a look, unless it keeps the core.
                 if holder != Some(at) && self.passed_ns != now {
                     self.passed_ns = now;
-                    // Giving up a holder has changed it, or somebody else has: then that one has
-                    // it.
+                    // Giving up a holder, or another NF, may have changed it: then that one has it.
                     let running = self.page.running().load(Ordering::Relaxed);
                     self.page.pass_to(slot, running);
                 }
             }
         }
         let member = &mut self.members[at];
-        // It has been given its turn, and is given time to take it.
+        // It got its turn, and gets time to use it.
         member.since_ns = now;
         let sleepers = member.count_rescue(now);
         member.handle.rouse(sleepers);
@@ -733,17 +714,17 @@ impl Handover {
         member.handle.counters[index].wakes.add(1);
     }
 
-    /// Counts that an NF's turn did not come while nobody moved, or did not end. Says whether that
-    /// happens again and again: then it takes none for a while.
+    /// Counts a rescue of an NF while no NF moved, or a slice of it that did not end. Returns
+    /// whether that recurs: then it is alone for a while.
     fn strike(&mut self, at: usize, now: u64) -> bool {
         let strikes = self.members[at].silences.add(STRIKE_NS, 0, now);
         self.take_out(at, strikes, now)
     }
 
-    /// Counts that an NF's turn did not come while others moved. As [`Self::strike`] otherwise.
+    /// Counts a rescue of an NF while others moved; else as [`Self::strike`].
     fn neglect(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
-        // Since it takes turns again.
+        // Since it joined hand-overs again.
         let strikes = member.neglects.add(NEGLECT_NS, member.alone_until_ns.max(self.distrust_until_ns), now);
         if strikes >= NEGLECTS {
             self.distrust_until_ns = now + DISTRUST_NS;
@@ -761,7 +742,6 @@ impl Handover {
     }
 }
 
-/// A candidate, as the manager knows it.
 #[derive(Clone, Copy, Default)]
 struct Named {
     slot: u32,
@@ -770,8 +750,7 @@ struct Named {
     candidate: Candidate,
 }
 
-/// Those that can run, by the manager's own numbers. Their budgets are on the page, and are
-/// believed as far as they can be true.
+/// The NFs that can run, by the manager's numbers; their budgets on the page, if plausible.
 struct Choice<'a> {
     page: &'a CorePage,
     candidates: [Named; CANDIDATES],

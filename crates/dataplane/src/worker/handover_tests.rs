@@ -6,22 +6,20 @@ use super::*;
 use crate::fake::{self, Fake};
 
 const MS: u64 = 1_000_000;
-/// Time of a round of the packet thread here.
+/// Duration of a round of the packet thread here.
 const STEP_NS: u64 = 50_000;
-/// What a turn takes at least.
+/// Shortest slice.
 const SWITCH_NS: u64 = 2_000;
 
-/// An NF whose process the test plays.
 struct Nf {
     handle: Arc<NfHandle>,
     post: Producer,
     read: Consumer,
-    /// Since it woke: how long it has worked, and what it had left of its budget.
+    /// Time worked since it woke, and the budget that it had then.
     used_ns: u64,
     budget_ns: Option<i64>,
 }
 
-/// A core of NFs that sleep.
 struct Rig {
     handover: Handover,
     nfs: Vec<Nf>,
@@ -52,7 +50,6 @@ impl Rig {
         &self.handover.page
     }
 
-    /// Packets come to an NF.
     fn post(&mut self, nf: usize, n: usize) {
         let Nf { handle, post, .. } = &mut self.nfs[nf];
         assert_eq!(post.enqueue(&vec![Descriptor::default(); n]), Ok(n));
@@ -61,7 +58,7 @@ impl Rig {
         handle.core_page.set_pending(handle.slot, self.now);
     }
 
-    /// Time passes, in rounds of [`STEP_NS`].
+    /// Passes time, in rounds of [`STEP_NS`].
     fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         loop {
@@ -81,15 +78,14 @@ impl Rig {
         self.page().running().load(Ordering::Relaxed)
     }
 
-    /// Packets come to an NF, up to so many, as many as its ring takes.
     fn fill(&mut self, nf: usize, n: usize) {
         let room = fake::RING - self.nfs[nf].handle.unread();
         self.post(nf, n.min(room as usize));
     }
 
-    /// An NF as the library makes it has the core for `ns`, if it is awake: it takes so many
-    /// packets each µs, and gives the core away when it has none, or when what it may have is used
-    /// up and another has some. How long it had the core, in nanoseconds.
+    /// Runs an honest NF for `ns`, if it is awake: it takes packets at this rate, and hands the
+    /// core over when it has none, or when its budget is used up and another has some. Returns how
+    /// long it had the core, in nanoseconds.
     fn work(&mut self, nf: usize, packets_a_us: usize, ns: u64) -> u64 {
         let (page, now) = (self.handover.page.clone(), self.now);
         let Nf { handle, read, used_ns, budget_ns, .. } = &mut self.nfs[nf];
@@ -97,7 +93,7 @@ impl Rig {
         if handle.is_asleep() && page.asleep(slot).load(Ordering::Relaxed) != 0 {
             return 0;
         }
-        // Where a neighbour has woken it, it says so when it runs.
+        // If a neighbour woke it, it updates both pages when it runs.
         handle.region.page.asleep().store(0, Ordering::Relaxed);
         page.asleep(slot).store(0, Ordering::Relaxed);
         let budget_ns = *budget_ns.get_or_insert_with(|| i64::from(page.budget(slot)));
@@ -139,15 +135,13 @@ impl Rig {
 }
 
 impl Nf {
-    /// It says on both pages that it sleeps.
     fn sleep(&self) {
         let handle = &self.handle;
         handle.region.page.asleep().store(asleep::ASLEEP | asleep::HEARS, Ordering::Relaxed);
         handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
     }
 
-    /// It pays, and sleeps, with packets or without; if it takes turns, the next one that has some
-    /// is started.
+    /// Makes it pay and sleep; with hand-overs, it starts the next NF that has packets.
     fn give_away(&mut self, takes_turns: bool, has_packets: bool, now: u64) {
         let (page, slot) = (&self.handle.core_page, self.handle.slot);
         self.budget_ns = None;
@@ -171,7 +165,6 @@ impl Nf {
         region.memory.mapping().atomic_u32(region.page.layout().rings as usize + which * 64).unwrap()
     }
 
-    /// It takes all that it has and returns it.
     fn work(&mut self) {
         let mut n = 0;
         loop {
@@ -192,11 +185,11 @@ fn a_free_core_is_given_to_who_has_packets_and_to_nobody_else() {
     rig.post(1, 5);
     rig.pass(0);
     assert_eq!((rig.wakes(1), rig.running(), rig.nfs[1].handle.is_asleep()), (1, 2, false));
-    // It works, and sleeps as nobody has packets.
+    // It works, and sleeps, as no NF has packets.
     rig.nfs[1].work();
     rig.nfs[1].sleep();
     rig.page().running().store(0, Ordering::Relaxed);
-    // A neighbour says that all have packets.
+    // A neighbour claims that all have packets.
     (0..3).for_each(|slot| rig.page().set_pending(slot, rig.now));
     (0..3).for_each(|slot| rig.page().posted(slot).store(77, Ordering::Relaxed));
     rig.pass(3 * MS);
@@ -228,7 +221,7 @@ fn who_is_woken_and_does_not_move_is_woken_ever_more_rarely() {
     assert_eq!(rig.wakes(0), before + 1, "it has moved");
 }
 
-/// Says that this NF has the core, and gives it packets that it does not touch.
+/// Makes this NF hold the core with packets that it does not touch.
 fn block(rig: &mut Rig, nf: usize) {
     rig.nfs[nf].handle.region.page.asleep().store(0, Ordering::Relaxed);
     rig.page().asleep(nf as u32).store(0, Ordering::Relaxed);
@@ -270,7 +263,7 @@ fn nobody_is_blamed_while_nobody_has_the_core() {
     let mut rig = Rig::new(3);
     block(&mut rig, 0);
     (1..3).for_each(|nf| rig.post(nf, 5));
-    // The host has it.
+    // The host has the core.
     rig.pass(50 * MS);
     for nf in 0..3 {
         assert!(rig.handover.members[nf].silences.n <= 1 && !rig.is_alone(nf), "{nf}");
@@ -283,7 +276,7 @@ fn who_is_rescued_again_and_again_waits_for_its_own_bell_for_a_while() {
     let mut rig = Rig::new(2);
     let guarded = |rig: &Rig| rig.nfs[1].handle.region.page.control(Control::Guarded).load(Ordering::Relaxed) != 0;
     for rescues in 1..3 {
-        // Somebody takes the wake: it has been woken, by all that can be seen, and sleeps.
+        // Something takes the wake: it was woken by all appearances, and sleeps.
         rig.post(1, 5);
         rig.nfs[1].handle.region.page.asleep().store(0, Ordering::Relaxed);
         rig.page().running().store(2, Ordering::Relaxed);
@@ -360,7 +353,7 @@ fn whatever_stands_on_the_page_who_has_packets_is_woken_within_two_milliseconds(
         rig.nfs[1].work();
         rig.nfs[1].sleep();
     }
-    // It ends: the page is as it should be, and after a while everybody takes turns.
+    // It ends: the page is as it should be, and after a while all join hand-overs again.
     rig.nfs.iter_mut().for_each(Nf::work);
     rig.nfs.iter_mut().for_each(|nf| nf.sleep());
     rig.pass(1_500 * MS);
@@ -422,27 +415,26 @@ fn a_thread_that_did_not_run_blames_nobody() {
     assert!(rig.handover.members[0].silences.n == 1 && rig.wakes(1) == 1);
 }
 
-/// What NF 0 says on the page when it lies: it has the core, and is to have it next.
+/// NF 0's lie: it has the core, and is to have it next.
 fn claim(page: &CorePage) {
     page.running().store(1, Ordering::Relaxed);
     page.set_pending(0, 0);
 }
 
-/// Besides, that NF 1 owes all that it can.
+/// In addition: NF 1 owes all that it can.
 fn indebt(page: &CorePage) {
     claim(page);
     page.set_budget(1, -wakeup::DEBT_NS);
 }
 
-/// Besides, that NF 1 has no packets.
+/// In addition: NF 1 has no packets.
 fn hide(page: &CorePage) {
     indebt(page);
     page.clear_pending(1);
 }
 
-/// NF 0 forwards a few packets each millisecond, and lies when `lies` says so at that time. NF 1 is
-/// honest and always has packets. How long it slept on them in four seconds, all together and at a
-/// time, in nanoseconds.
+/// NF 0 forwards a few packets each millisecond, and lies at the times of `lies`. NF 1 is honest
+/// and always has packets. Returns its sleep on them in four seconds: sum and maximum, in ns.
 fn beside_a_liar(lie: fn(&CorePage), lies: fn(u64) -> bool) -> (u64, u64) {
     let mut rig = Rig::new(2);
     let (began, mut all, mut longest, mut kept) = (rig.now, 0, 0, 0);
@@ -481,8 +473,7 @@ fn one_that_lies_and_works_on_delays_its_neighbour_by_a_few_rounds_and_then_hard
         // Three rounds of a millisecond, and what it can owe.
         assert!(longest <= 4 * MS + MS / 2, "{name}: {longest}");
         assert!(all <= 40 * MS, "{name}: {all} of four seconds");
-        // Now and then, for as long as it takes until somebody looks, and then so long that what
-        // was seen is forgotten.
+        // Now and then, for as long as a look takes, and then until all is forgotten.
         let (all, longest) = beside_a_liar(lie, |at_ns| at_ns % (150 * MS) < 20 * MS);
         assert!(longest <= 12 * MS, "{name}, at times: {longest}");
         let honest = beside_a_liar(claim, |_| false).0;
@@ -511,7 +502,7 @@ fn a_host_that_takes_the_core_away_has_nobody_neglected() {
         }
         let mut left_ns = STEP_NS;
         while left_ns > 0 {
-            // The one that has the core, or of several that are awake another one each time.
+            // The NF that has the core, or of several that are awake another one each time.
             let awake = |nf: &usize| {
                 let handle = &rig.nfs[*nf].handle;
                 !handle.is_asleep() || rig.page().asleep(*nf as u32).load(Ordering::Relaxed) == 0
@@ -523,7 +514,7 @@ fn a_host_that_takes_the_core_away_has_nobody_neglected() {
                 rig.nfs[nf].used_ns += STEP_NS;
                 break;
             }
-            // Where one gives the core away, the next one has the rest of the time.
+            // Where one hands the core over, the next one has the rest of the time.
             left_ns = left_ns.saturating_sub(rig.work(nf, 1, left_ns).max(SWITCH_NS));
         }
     }
@@ -542,8 +533,7 @@ fn one_that_takes_packets_back_and_again_does_not_move() {
     let toggle = |rig: &mut Rig, rounds: u32| {
         let before = (rig.wakes(0), rig.wakes(1));
         for round in 0..rounds {
-            // It holds a packet, and says each time that it sleeps, has packets, and that nobody
-            // has the core.
+            // It holds a packet, and claims that it sleeps, has packets, and the core is free.
             rig.nfs[0].sleep();
             rig.nfs[0].cursor(1).store([1, 4, 2, 3][round as usize % 4], Ordering::Relaxed);
             rig.page().running().store(0, Ordering::Relaxed);
@@ -585,7 +575,7 @@ fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
         }
     };
     (0..2).for_each(|_| rescue(&mut rig));
-    // Its own threads wait for its bell.
+    // Its own threads wait for its doorbell.
     let waiting: &'static [AtomicU32; CROWD] = Box::leak(Box::new([const { AtomicU32::new(0) }; CROWD]));
     let page = rig.page().clone();
     let seen = page.bell(0).load(Ordering::Relaxed);
@@ -618,7 +608,7 @@ fn one_that_has_read_its_packets_or_waits_for_something_else_was_woken() {
     let handle = rig.nfs[0].handle.clone();
     let since = rig.now;
     rig.now += MS;
-    // As the Monitor sees it before the Wakeup role has looked.
+    // As the Monitor sees it before the Wakeup role has checked.
     rig.post(0, 5);
     assert!(handle.was_never_woken(since), "it sleeps, and nobody has woken it");
     rig.pass(0);

@@ -1,4 +1,4 @@
-//! The Monitor role: NFs that stand still.
+//! The Monitor role: finds NFs that stand still.
 
 use std::sync::atomic::Ordering;
 
@@ -7,30 +7,30 @@ use crate::handle::Sentence;
 
 /// Nanoseconds between two rounds of the Monitor role.
 pub(super) const MONITOR_NS: u64 = 1_000_000;
-/// The same for each NF, where there are so many that looking at them would take a good part of a core.
+/// Nanoseconds between rounds for each NF; with many NFs, a round takes a good part of a core.
 pub(super) const MONITOR_NF_NS: u64 = 2_000;
-/// A Monitor that comes so late, in nanoseconds, or four times its usual time, has not had its core, and maybe nobody had his.
+/// Nanoseconds, or four usual periods, by which a late Monitor shows that it lost its core.
 const FROZEN_NS: u64 = 250_000_000;
 
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Progress {
     pub(super) returned: u64,
     pub(super) since_ns: u64,
-    /// Slices that it had had, where they are given from outside.
+    /// Slices that it had had, if it is scheduled from outside.
     pub(super) slices: u64,
 }
 
 impl Worker {
-    /// Looks for NFs that have packets and make no progress, and past the limit condemns them.
+    /// Stops NFs that have packets and make no progress for too long.
     #[cold]
     pub(super) fn monitor(&mut self, now: u64) {
         let plane = &mut self.setup.plane;
         let n = plane.nfs.len();
-        // An NF that is new has stood still since now, not since the clock began.
+        // A new NF has stood still since now, not since the clock began.
         self.progress.resize(n, Progress { returned: 0, since_ns: now, slices: 0 });
         let usual_ns = MONITOR_NS.max(n as u64 * MONITOR_NF_NS);
         if now.saturating_sub(std::mem::replace(&mut self.monitored_ns, now)) > FROZEN_NS.max(4 * usual_ns) {
-            // Nobody is blamed for the time in which nobody could do anything.
+            // Time in which nothing could run does not count.
             self.progress.iter_mut().for_each(|progress| progress.since_ns = now);
         }
         for (number, end) in plane.nfs.iter().enumerate() {
@@ -46,7 +46,7 @@ impl Worker {
                 continue;
             }
             if [&handle.gate.held, &handle.is_behind, &handle.is_held_up].iter().any(|word| word.load(Ordering::Relaxed)) {
-                // It stands still because it was told to, or seems to, or because others do not take what it returns.
+                // It stands still because it is held, or waits for old packets, or for a port.
                 *progress = Progress { returned, since_ns: now, slices: progress.slices };
                 continue;
             }

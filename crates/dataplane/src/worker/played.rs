@@ -1,5 +1,4 @@
-//! The Wakeup role of a core whose NFs somebody plays, and whose page and first region somebody
-//! else writes to: what the fuzzer drives. No part of what runs.
+//! A simulated core for the fuzzer, which plays its NFs and writes its memory. Not for production.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,33 +14,32 @@ use crate::handle::NfHandle;
 
 /// Capacity of an NF's ring.
 const RING: u32 = 128;
-/// Nanoseconds after which a core is looked after on which nobody moves: what the daemon has by
-/// default.
+/// Nanoseconds after which a core on which no NF moves is checked: the daemon's default.
 const STILL_NS: u64 = 1_000_000;
 
 /// Most NFs that a round wakes.
 pub const MOST_WAKES: u64 = (CANDIDATES + RESCUES) as u64;
 
-/// An NF that is played.
+/// An NF that the fuzzer plays.
 struct Played {
     handle: Arc<NfHandle>,
     post: Producer,
     read: Consumer,
 }
 
-/// A core.
+/// A core with the Wakeup role.
 pub struct PlayedCore {
     handover: Handover,
     nfs: Vec<Played>,
     page: CorePage,
     memory: SharedMemory,
-    /// The page's words, and those of each region, as they were made.
+    /// The initial words of the page and of each region.
     as_made: Vec<Vec<u64>>,
 }
 
 fn words(memory: &SharedMemory) -> Vec<u64> {
     let mapping = memory.mapping();
-    // Relaxed here and below: one thread plays everybody.
+    // Relaxed here and below: one thread plays all parts.
     (0..mapping.len()).step_by(8).filter_map(|at| Some(mapping.atomic_u64(at)?.load(Ordering::Relaxed))).collect()
 }
 
@@ -57,7 +55,7 @@ fn write(memory: &SharedMemory, at: usize, value: u32) {
 }
 
 impl PlayedCore {
-    /// A core with so many NFs, on a page with so many slots.
+    /// A core with this many NFs, on a page with `slots` slots.
     ///
     /// # Errors
     /// There is no memory.
@@ -80,7 +78,7 @@ impl PlayedCore {
         Ok(core)
     }
 
-    /// Everything is as it was made, and all NFs sleep without packets.
+    /// Restores the initial state: all NFs sleep without packets.
     pub fn begin_again(&mut self, now_ns: u64) {
         let (page, regions) = self.as_made.split_first().expect("the page's are there");
         put_back(&self.memory, page);
@@ -106,14 +104,14 @@ impl PlayedCore {
         write(&self.memory, at, word);
     }
 
-    /// Writes a word of the region of an NF, as that one may.
+    /// Writes a word of an NF's region, as that NF may.
     pub fn write_region(&self, nf: usize, at: usize, word: u32) {
         if let Some(nf) = self.nfs.get(nf) {
             write(&nf.handle.region.memory, at, word);
         }
     }
 
-    /// Packets come to an NF, as many of these as there is room for.
+    /// Posts packets to an NF, as many as there is room for.
     pub fn post(&mut self, nf: usize, packets: usize, now_ns: u64) {
         let Some(Played { handle, post, .. }) = self.nfs.get_mut(nf) else { return };
         let posted = post.enqueue(&vec![Descriptor::default(); packets.min(RING as usize)]).unwrap_or(0);
@@ -122,7 +120,7 @@ impl PlayedCore {
         handle.core_page.set_pending(handle.slot, now_ns);
     }
 
-    /// An NF returns all packets that it has, as an honest one.
+    /// Makes an NF return all its packets, as an honest one does.
     pub fn work(&mut self, nf: usize) {
         let Some(Played { handle, read, .. }) = self.nfs.get_mut(nf) else { return };
         let mut n = 0;
@@ -135,14 +133,14 @@ impl PlayedCore {
         handle.core_page.taken(handle.slot).fetch_add(n as u32, Ordering::Relaxed);
     }
 
-    /// An NF says that it sleeps.
+    /// Makes an NF say that it sleeps.
     pub fn sleep(&self, nf: usize) {
         let Some(Played { handle, .. }) = self.nfs.get(nf) else { return };
         handle.region.page.asleep().store(asleep::ASLEEP | asleep::HEARS, Ordering::Relaxed);
         handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
     }
 
-    /// A round of the packet thread. Says how many NFs it has woken.
+    /// Runs a round of the packet thread. Returns how many NFs it woke.
     pub fn round(&mut self, now_ns: u64) -> u64 {
         let before = self.all_wakes();
         self.handover.step(&[], 0, now_ns);
@@ -153,7 +151,7 @@ impl PlayedCore {
         (0..self.nfs.len()).map(|nf| self.wakes(nf)).sum()
     }
 
-    /// How often an NF was woken.
+    /// Times that an NF was woken.
     pub fn wakes(&self, nf: usize) -> u64 {
         self.nfs.get(nf).map_or(0, |nf| nf.handle.counters[0].wakes.get())
     }

@@ -1,22 +1,22 @@
-//! How a packet thread waits while nothing moves, and what wakes it.
+//! How a packet thread waits while idle, and what wakes it.
 //!
 //! # Problem
-//! A thread that looks for packets all the time takes a whole core for nothing; one that sleeps for a moment between two looks wakes
-//! thousands of times a second, and a packet waits for the end of its sleep. The kernel knows when a packet comes to a socket. It does not
-//! know when an NF returns one, or when another packet thread has something for this one.
+//! A thread that always polls takes a whole core; one that naps between polls wakes thousands of
+//! times a second, and packets wait for the end of a nap. The kernel knows when a packet comes to a
+//! socket, but not when an NF returns one, or when another packet thread has work for this one.
 //!
 //! # Approach
-//! A thread rests only while nothing is inside that it would have to look at: no packet at an NF, on a lane, in a buffer or at a gate.
-//! Then all that can happen comes from outside, and can be waited for: a packet, by the descriptor of its port ([`Arrivals`]); a
-//! command or something from another packet thread, by the thread's [`Alarm`]. One `ppoll` waits for all of them, and not beyond what
-//! the thread has to do by the clock.
+//! A thread rests only while no packet is at an NF, on a lane, in a buffer or at a gate. Then every
+//! event comes from outside and can be waited for: packets, by the descriptor of their port
+//! ([`Arrivals`]); commands and work from other packet threads, by the thread's [`Alarm`]. One
+//! `ppoll` waits for all of them, until the next clock-driven work at most.
 //!
-//! Who has something for a thread that may rest makes it visible and then looks whether the thread rests; the thread says that it rests and
-//! then looks for work. One of the two sees the other. So a ring costs a system call only where somebody rests.
+//! A thread with work for one that may rest makes it visible and then checks whether that one
+//! rests; the resting thread says that it rests and then looks for work. One of the two sees the
+//! other. So a ring costs a system call only if the thread rests.
 //!
 //! # Limits
-//! A port that nobody can wait for (a device of DPDK, a generator, a file that is played) has to be looked at: see
-//! [`Idle::Adaptive`].
+//! A port without such an event (a DPDK device, a generator, a file) is polled: [`Idle::Adaptive`].
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -29,49 +29,50 @@ use crate::handle::NfHandle;
 use crate::queue::Arrivals;
 use sluice_api::config::Idle;
 
-/// Nanoseconds without a packet after which a thread that may sleep does.
+/// Nanoseconds without a packet after which a thread may sleep.
 pub(super) const IDLE_NS: u64 = 1_000_000;
-/// How long it sleeps: at first, and at most. The longer nothing came, the longer the naps.
+/// Length of naps in nanoseconds: first, and longest. They grow with the time without packets.
 const NAPS_NS: (u64, u64) = (50_000, 500_000);
-/// A nap is this part of the time without a packet.
+/// A nap is this fraction of the time without a packet.
 const NAP_PART: u64 = 20;
-/// Naps end so long before the end of a slice on a core that this thread shares: about what the kernel wakes too late.
+/// Naps end this long before the end of a slice, in nanoseconds: about the kernel's wake-up delay.
 const WINDOW_NS: u64 = 80_000;
-/// Time without a packet after which the thread offers its core to others between two looks, in nanoseconds. On a host of few cores the
-/// kernel puts the one that is to answer there, and it would wait for this thread's rest.
+/// Nanoseconds without a packet after which the thread yields its core between polls. On a small
+/// host the kernel may run an answering process there, which would wait for this thread's rest.
 const YIELD_NS: u64 = 20_000;
-/// Somebody else took the core for so long, in nanoseconds: who is woken gets it back sooner than who is next in line.
+/// A yield this long, in nanoseconds, means that others use the core: a thread that is woken gets
+/// it back sooner than one that yields.
 const AWAY_NS: u64 = 100_000;
-/// Time without a packet after which a thread that has to look at a port sleeps between two looks, in nanoseconds.
+/// Nanoseconds without a packet after which a thread with a port to poll naps between polls.
 const LOOKED_AT_NS: u64 = 1_000_000_000;
-/// Longest rest of a thread that shares a core from outside: an NF may have to run without a packet, and nobody rings for that.
+/// Longest rest of a thread with a scheduler from outside: an NF may need to run without a packet.
 const SHARED_NS: u64 = 10_000_000;
-/// Flow table entries that are looked at for ageing after a rest, which comes in place of thousands of rounds.
+/// Flow table slots visited for ageing after a rest, which replaces thousands of rounds.
 pub(super) const AGE_RESTED: usize = 4096;
 
-/// Whether nothing is on its way to an NF or inside of it.
+/// Whether no packet is on its way to an NF or inside it.
 fn has_nothing(handle: &NfHandle) -> bool {
     let (posted, returned) = handle.posted_returned();
     posted <= returned && handle.in_flight.load(Ordering::Relaxed) == 0
 }
 
 impl Worker {
-    /// Lets the other threads see what this one did in a round.
+    /// Makes this round's work visible to the other threads.
     #[inline]
     pub(super) fn ring_others(&self, has_worked: bool) {
         if self.setup.others.is_empty() {
             return;
         }
         if has_worked {
-            // Relaxed: a time that is read too early is that of the round before.
+            // Relaxed: a reader that is too early sees the time of the round before.
             self.setup.alarm.worked_ns.store(self.setup.plane.now_ns, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
         self.setup.others.iter().for_each(|alarm| alarm.ring_after_fence());
     }
 
-    /// Waits after a round without work. `idle_ns`: how long there was none. Says whether it rested, so that what is done by the clock is
-    /// due.
+    /// Waits after a round without work; the last work was `idle_ns` ago. Returns whether it
+    /// rested.
     #[inline]
     pub(super) fn wait(&mut self, now: u64, idle_ns: u64) -> bool {
         if idle_ns <= YIELD_NS
@@ -92,7 +93,7 @@ impl Worker {
 
     #[cold]
     fn wait_long(&mut self, now: u64, idle_ns: u64) -> bool {
-        // What another thread does may be something for this one, which may have no packets of its own: it wakes NFs.
+        // Work of another thread may concern this one, even without own packets: it wakes NFs.
         let others_ns = self.setup.others.iter().map(|alarm| alarm.worked_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
         let idle_ns = idle_ns.min(now.saturating_sub(others_ns));
         if idle_ns <= IDLE_NS {
@@ -116,8 +117,8 @@ impl Worker {
         false
     }
 
-    /// How long this thread may sleep when it has had no packets for `idle_ns`: the longer the longer that is, but not beyond the end of
-    /// a slice that somebody waits for. None if that is near.
+    /// How long this thread may sleep after `idle_ns` without packets: longer with time, but not
+    /// beyond the end of a slice for which others wait. `None` if that is near.
     fn nap(&self, now: u64, idle_ns: u64) -> Option<Duration> {
         let mut nap_ns = (idle_ns / NAP_PART).clamp(NAPS_NS.0, NAPS_NS.1);
         if self.sharings.iter().any(|sharing| !sharing.is_idle()) {
@@ -132,14 +133,14 @@ impl Worker {
         (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
     }
 
-    /// Whether no packet is inside that this thread would have to look after.
+    /// Whether no packet is inside that this thread would have to handle.
     fn is_empty(&mut self) -> bool {
         let setup = &mut self.setup;
         let plane = &setup.plane;
         let waits = setup.rx.waiting() > 0
             || setup.rx.chains.as_ref().is_some_and(|chains| chains.has_released())
             || !self.closing.is_empty()
-            // A program that knows nothing of Sluice may be at work on what went in.
+            // A foreign program may be working on its packets.
             || self.sharings.iter().any(|sharing| !sharing.is_idle())
             || self.throttling.as_ref().is_some_and(|throttling| !throttling.is_quiet())
             || self.queues.iter().any(|owned| owned.from < owned.to)
@@ -151,7 +152,7 @@ impl Worker {
         if !(setup.roles.tx || setup.roles.wakeup || setup.roles.monitor) {
             return true;
         }
-        // The one that had something the last time may have it still.
+        // The NF that was busy the last time may still be.
         let last = plane.nfs.get(self.last_busy).into_iter().flatten();
         if last.into_iter().any(|end| !has_nothing(&end.handle)) {
             return false;
@@ -161,16 +162,16 @@ impl Worker {
         busy.is_none()
     }
 
-    /// Rests until something comes, or something is to be done. None if a port has to be looked at; whether it rested, else.
+    /// Rests until an event or due work, and returns whether; `None` if a port must be polled.
     fn rest(&mut self, now: u64) -> Option<bool> {
         let alarm = self.setup.alarm.clone();
         alarm.begin();
-        // Whoever had something before saw nobody rest.
+        // A thread with earlier work saw this one not resting.
         if alarm.is_raised() || !self.is_empty() {
             alarm.end();
             return Some(false);
         }
-        let mut fds = vec![PollFd::new(&alarm.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&alarm.wake, PollFlags::IN)];
         let is_read = self.setup.roles.rx && !self.rx_stopped;
         let queues = self.queues.iter().filter(|_| is_read).map(|owned| owned.queue.arrivals());
         for arrivals in queues.chain(self.feeders.iter().flat_map(|feeder| feeder.arrivals())) {
@@ -192,7 +193,7 @@ impl Worker {
         }
         let rest = Duration::from_nanos(rest_ns);
         let rest = Timespec { tv_sec: rest.as_secs() as _, tv_nsec: rest.subsec_nanos().into() };
-        // An error is a look more.
+        // An error only costs an extra poll.
         let _ = poll(&mut fds, Some(&rest));
         alarm.end();
         if !fds[0].revents().is_empty() {
@@ -200,7 +201,7 @@ impl Worker {
         }
         for fd in &fds[1..] {
             if fd.revents().contains(PollFlags::ERR) {
-                // Taken, or it would end each rest at once: an interface went down, and who watches it says so.
+                // Cleared, or it would end each rest: an interface went down.
                 let _ = rustix::net::sockopt::socket_error(fd.as_fd());
             }
         }

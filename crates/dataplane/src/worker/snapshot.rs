@@ -1,4 +1,4 @@
-//! What a packet thread tells of itself.
+//! A packet thread's report of its own state.
 
 use sluice_shm::histogram::Histogram;
 
@@ -7,32 +7,32 @@ use crate::classify::flow_table::FlowTableStats;
 use crate::decision::Refusal;
 use crate::frame::Copied;
 
-/// What a thread knows that others want to see, made when asked.
+/// State of a packet thread, made on request.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Latency from entry to exit by chain number, since start.
+    /// Latency from entry to exit since start, by chain number.
     pub latencies: Vec<Histogram>,
-    /// Details of the port queues: port, (name, value).
+    /// Details of the port queues: (port, (name, value)).
     pub details: Vec<(u16, Vec<(&'static str, f64)>)>,
-    /// Latency from generator to sink by port.
+    /// Latency from generator to sink, by port.
     pub port_latencies: Vec<(u16, Histogram)>,
-    /// Ports of which all queues of this thread have no more packets to come.
+    /// Per port: whether this thread's queues have no more packets to come.
     pub finished: Vec<(u16, bool)>,
-    /// What the flow table counted.
+    /// Counters of the flow table.
     pub flows: FlowTableStats,
-    /// Packets that no chain has let in, by [`Refusal`].
+    /// Packets that no chain let in, by [`Refusal`].
     pub refused: [u64; Refusal::ALL.len()],
-    /// Packets that had left their chain, and were dropped because nobody has their port any more.
+    /// Packets that left their chain and were dropped because their port has no owner any more.
     pub unsent: u64,
-    /// How long setting up a connection took, by number of the service.
+    /// Duration of connection set-up, by service number.
     pub setups: Vec<(u16, Histogram)>,
-    /// How long rounds with packets took, of each `ROUNDS_PER_DUTY`th, in nanoseconds.
+    /// Durations of rounds with packets, one of every `ROUNDS_PER_DUTY`, in nanoseconds.
     pub rounds: Histogram,
     /// Frames in this thread's cache.
     pub frames_cached: u64,
-    /// Free frames that it has of each arena, and what it copied into it, by number of the arena.
+    /// Its free frames of each arena and the packets it copied into it, by arena number.
     pub memories: Vec<(usize, Copied)>,
-    /// Packets that wait for a port, here or on their way from another thread, and packets held at a gate.
+    /// Packets that wait for a port, here or on lanes to here, and packets held at a gate.
     pub waiting: u64,
 }
 
@@ -44,7 +44,7 @@ impl Snapshot {
 }
 
 impl Worker {
-    /// What this thread knows.
+    /// Takes a snapshot of this thread.
     pub fn snapshot(&mut self) -> Snapshot {
         let on_lanes: u32 = self.setup.lanes_in.iter_mut().flatten().map(|lane| lane.available().unwrap_or(0)).sum();
         let WorkerSetup { plane, rx, .. } = &self.setup;

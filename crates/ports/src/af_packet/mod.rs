@@ -1,19 +1,22 @@
-//! Interfaces of the kernel as ports, without DPDK: for hosts and containers that have none, and for the wires of programs that know
-//! nothing of Sluice (a foreign NF).
+//! Kernel interfaces as ports, without DPDK: for hosts without it, and for foreign NFs.
 //!
-//! A packet is copied once on its way in and once on its way out; sending a burst is one system call, receiving none ([`socket`]). With
-//! several queues the kernel spreads flows over them, both directions of a flow to the same one.
+//! A packet is copied once on its way in and once on its way out. Sending a burst is one system
+//! call, receiving none ([`socket`]). With several queues the kernel spreads flows over them, both
+//! directions of a flow to the same one.
 //!
-//! **Offloads** of the hosts at both ends may stay on. A checksum that was left open is computed here, and a large segment is cut into
-//! packets; packets that continue each other leave as one large segment again ([`segment`]). What is larger than a frame and cannot be
-//! cut is dropped and counted as `oversize`; what leaves and is larger than the interface takes, as `mtu`.
+//! **Offloads** of the hosts at both ends may stay on. Checksums left open are computed here, and
+//! large segments are cut into packets; consecutive packets leave as one large segment again
+//! ([`segment`]). A packet larger than a frame that cannot be cut is dropped and counted as
+//! `oversize`; an outgoing packet larger than the interface's MTU, as `mtu`.
 //!
-//! **An interface may go and come.** A thread watches it ([`watch`]), says what state the port is in, and gives the queues other sockets when
-//! there is another interface of its name. Meanwhile packets for the port are dropped and counted as `no_link`, also where the port says
-//! `overload = "wait"`: they would hold up the NFs before the port for an unknown time.
+//! **An interface may go and come.** A thread watches it ([`watch`]), sets the port's state, and
+//! gives the queues new sockets when an interface with its name comes back. Meanwhile packets for
+//! the port are dropped and counted as `no_link`, even with `overload = "wait"`: they would hold up
+//! the NFs before the port for an unknown time.
 //!
-//! **Limits.** Packets leave by the interface's queue (qdisc), and what that queue has no room for is lost there: the interface's own
-//! counters tell (`ip -s link`). `net.core.wmem_max` bounds what may wait to be sent, where the manager is not root.
+//! **Limits.** Packets leave by the interface's queue (qdisc), which may drop packets: see the
+//! interface's own counters (`ip -s link`). `net.core.wmem_max` bounds what may wait to be sent,
+//! unless the manager is root.
 
 pub mod segment;
 pub mod socket;
@@ -37,26 +40,25 @@ use sluice_host::netns::{self, Netns};
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
 use watch::{Source, Watched};
 
-/// Ethernet header and a VLAN tag: what an MTU does not count.
+/// Ethernet header and a VLAN tag, which an MTU does not include.
 pub const OVERHEAD: usize = 18;
 
-/// A queue on an interface.
 #[derive(Debug)]
 pub struct InterfaceQueue {
-    /// None while there is no interface.
+    /// `None` while there is no interface.
     socket: Option<PacketSocket>,
-    /// What sockets before this one have counted.
+    /// Counters of earlier sockets.
     before: SocketCounters,
-    /// Packets that a large segment was cut into, and that there was no room for yet.
+    /// Packets cut from a large segment that did not fit in the caller's burst.
     waiting: VecDeque<Packet>,
     room: usize,
-    /// Where it gets other sockets from, of a port.
+    /// Source of new sockets, if it belongs to a port.
     source: Option<Source>,
     counters: Option<Arc<QueueCounters>>,
 }
 
 impl InterfaceQueue {
-    /// Opens one in the namespace of the calling thread.
+    /// Opens a queue in the namespace of the calling thread.
     ///
     /// # Errors
     /// As [`PacketSocket::open`].
@@ -69,19 +71,18 @@ impl InterfaceQueue {
         Self { socket, before: SocketCounters::default(), waiting, room, source, counters: None }
     }
 
-    /// Sends copies of the first packets that the kernel takes, and says how many; the frames stay with the caller.
+    /// Sends copies of the first packets, and returns how many. The caller keeps the frames.
     #[inline]
     pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
         self.socket.as_mut().map_or(0, |socket| socket.send(frames.arena(), packets))
     }
 
-    /// Whether a packet waits to be received.
     #[inline]
     pub fn has_packet(&self) -> bool {
         !self.waiting.is_empty() || self.socket.as_ref().is_some_and(PacketSocket::has_packet)
     }
 
-    /// What its sockets have counted.
+    /// Counters of all its sockets.
     pub fn counters(&self) -> SocketCounters {
         let mut all = self.before;
         all += self.socket.as_ref().map(PacketSocket::counters).unwrap_or_default();
@@ -94,7 +95,7 @@ impl InterfaceQueue {
         self.source.as_ref().is_none_or(|source| source.state() == PortState::Up)
     }
 
-    /// Drops packets that cannot leave because there is no link, which ports do, and says how many.
+    /// For a port, drops packets that cannot leave without a link, and returns how many.
     #[cold]
     fn drop_without_link(&self, packets: &[Packet]) -> usize {
         if self.source.is_none() {
@@ -113,7 +114,7 @@ impl PortQueue for InterfaceQueue {
         let wanted = out.len().min(BURST);
         let mut n = 0;
         let mut fresh = [0; BURST];
-        // No frame is asked for while nothing waits.
+        // No frame is taken while no packet waits.
         let had = if self.has_packet() { frames.alloc(&mut fresh[..wanted]) } else { 0 };
         let mut used = 0;
         let oversize = self.socket.as_ref().map_or(0, |socket| socket.counters().oversize);
@@ -129,13 +130,13 @@ impl PortQueue for InterfaceQueue {
             let came = socket.receive(|received| {
                 let Some((offload, size, start)) = received.large else {
                     let packet = Packet::fresh(frame, received.len() as u16);
-                    // It fits: the socket has compared it with the room of a frame.
+                    // It fits: the socket compared it with the space of a frame.
                     received.write(frames.arena(), packet.frame, packet.offset);
                     return Some(Some(packet));
                 };
                 let cut = Cut::of(received.bytes, offload, size, start).filter(|cut| cut.largest() + received.tag_len() <= room);
                 refused = cut.is_none();
-                // None while there are not enough frames: it stays where it is.
+                // `None` while there are not enough frames: the segment stays where it is.
                 split(&received, &cut?, frames, waiting).then_some(None)
             });
             match came {
@@ -218,7 +219,7 @@ impl PortQueue for InterfaceQueue {
     }
 }
 
-/// Cuts a large segment into packets in frames of their own. False, and nothing is taken, if there are not enough frames.
+/// Cuts a large segment into packets in new frames. False, without effect, if frames lack.
 fn split(received: &Received<'_>, cut: &Cut<'_>, frames: &mut FrameCache, packets: &mut VecDeque<Packet>) -> bool {
     let mut fresh = [0; MAX_SEGMENTS];
     let fresh = &mut fresh[..cut.segments()];
@@ -231,7 +232,7 @@ fn split(received: &Received<'_>, cut: &Cut<'_>, frames: &mut FrameCache, packet
         let (headers, payload) = cut.segment(number);
         let head = headers.bytes().len() + received.tag_len();
         let packet = Packet::fresh(*frame, (head + payload.len()) as u16);
-        // They fit: the largest was compared with the room of a frame.
+        // They fit: the largest was compared with the space of a frame.
         received.write_part(frames.arena(), packet.frame, packet.offset, headers.bytes());
         frames.arena().write(packet.frame, packet.offset + head as u16, payload);
         packets.push_back(packet);
@@ -265,7 +266,7 @@ fn may_wait(settings: &AfPacket, Failed((_, source)): &Failed) -> bool {
     settings.when_missing == WhenMissing::Wait && watch::is_missing(source)
 }
 
-/// Looks whether the interface is there.
+/// Checks that the interface exists.
 ///
 /// # Errors
 /// [`PortError::Interface`].
@@ -281,7 +282,7 @@ pub fn look_at(name: &str, settings: &AfPacket) -> Result<(), PortError> {
     }
 }
 
-/// Bytes of the largest packet of an interface, without its Ethernet header. None where there is none, or nothing is known of it.
+/// MTU of an interface: bytes without the Ethernet header. `None` if unknown or missing.
 pub fn mtu(settings: &AfPacket) -> Option<u32> {
     match &settings.netns {
         None => link::mtu(&settings.interface).ok(),
@@ -293,7 +294,7 @@ fn failed(port: &str, settings: &AfPacket, doing: &'static str, source: std::io:
     PortError::Interface { port: port.into(), doing, interface: settings.interface.clone(), source }
 }
 
-/// What was tried, and the system's answer.
+/// The failed operation, and the system's error.
 #[derive(Debug)]
 struct Failed((&'static str, std::io::Error));
 
@@ -311,7 +312,7 @@ mod tests {
     use std::io;
     use std::time::{Duration, Instant};
 
-    /// A pair of interfaces in a namespace of the test's own, and a queue on each end; none without root.
+    /// Two connected interfaces in a new namespace, with a queue each; `None` without root.
     fn pair(options: SocketOptions<'_>) -> Option<(Netns, InterfaceQueue, InterfaceQueue)> {
         if !rustix::process::geteuid().is_root() {
             return None;
@@ -349,7 +350,7 @@ mod tests {
         packet
     }
 
-    /// Receives until there are so many.
+    /// Receives until there are this many.
     fn receive(queue: &mut InterfaceQueue, cache: &mut FrameCache, wanted: usize) -> Vec<Packet> {
         let (mut got, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
         while got.len() < wanted {
@@ -388,7 +389,7 @@ mod tests {
     fn what_does_not_fit_is_counted() {
         let Some((_ns, mut a, mut b)) = pair(SocketOptions { room: 1000, ..OPTIONS }) else { return };
         let mut cache = cache(512);
-        // Larger than the interface takes, larger than the receiver's frames, and one that fits.
+        // Larger than the MTU, larger than the receiver's frames, and one that fits.
         let packets = [packet(&mut cache, 1, 1600), packet(&mut cache, 2, 1200), packet(&mut cache, 3, 100)];
         assert_eq!(a.tx_burst(&packets, &mut cache, 0), 3);
         let got = receive(&mut b, &mut cache, 1);

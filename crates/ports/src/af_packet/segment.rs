@@ -1,26 +1,26 @@
-//! Segmentation offload in software: a sender's large segment is cut into packets that fit frames, and consecutive packets of one TCP
-//! flow leave as one large segment again.
+//! Segmentation offload in software: cuts large segments into packets, and merges them again.
 //!
 //! # Problem
-//! A host that sends TCP through a veth pair hands over segments of up to 64 KiB and leaves two things to hardware that is not there:
-//! cutting them to the size that the receiver takes, and their checksums. Frames hold one packet, and NFs expect packets as they are on
-//! a wire.
+//! A host that sends TCP through a veth pair hands over segments of up to 64 KiB and leaves cutting
+//! and checksums to missing hardware. Frames hold one packet, and NFs expect packets as on a wire.
 //!
 //! # Approach
-//! [`Cut`] makes the headers of each packet: lengths, sequence number, identification, checksums. [`Headers::follows`] says whether one
-//! packet continues another, and [`Headers::merge`] makes one large segment of them. The kernel cuts what is sent so for a device
-//! that cannot, and a receiver on this host takes it whole. So the stacks at both ends handle one large segment instead of forty packets.
+//! [`Cut`] makes the headers of each packet: lengths, sequence number, identification, checksums.
+//! [`Headers::follows`] checks whether one packet continues another, and [`Headers::merge`] makes
+//! one large segment of them. For a device without this offload the kernel cuts what is sent, and a
+//! receiver on this host takes it whole. So the stacks at both ends handle one large segment
+//! instead of forty packets.
 //!
 //! # Limits
-//! TCP and UDP directly in IPv4 or IPv6, also behind VLAN tags. What is wrapped in a tunnel is not cut. Packets are put together only if
-//! they are neighbours in a burst, differ in nothing but position and the push flag, and have right checksums: a wrong one would be
-//! replaced by a right one, and an error that an NF made would be hidden.
+//! TCP and UDP directly in IPv4 or IPv6, also behind VLAN tags; no tunnels. Packets are merged only
+//! if they are neighbours in a burst, differ only in position and the push flag, and have right
+//! checksums: replacing a wrong checksum by a right one would hide an NF's error.
 //!
 //! Source: the kernel's `include/uapi/linux/virtio_net.h`, `net/ipv4/tcp_offload.c`; RFC 1624.
 
-/// Bytes of the longest headers: Ethernet with two tags, IPv4 or IPv6 with options, TCP with options.
+/// Bytes of the longest headers: Ethernet with two tags, IPv4 or IPv6 and TCP with options.
 pub const MAX_HEADERS: usize = 256;
-/// Packets that one large segment is cut into, at most.
+/// Most packets that one large segment is cut into.
 pub const MAX_SEGMENTS: usize = 128;
 
 const ETHERNET: usize = 14;
@@ -31,19 +31,17 @@ const PUSH: u8 = 8;
 const ACK: u8 = 16;
 const CONGESTION_REDUCED: u8 = 128;
 
-/// What is to be cut, as a `virtio_net_hdr` says it.
+/// Kind of a large segment, as in a `virtio_net_hdr`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offload {
-    /// TCP in IPv4.
     Tcp4,
-    /// TCP in IPv6.
     Tcp6,
-    /// UDP datagrams of one size behind each other.
+    /// Consecutive UDP datagrams of one size.
     Udp,
 }
 
 impl Offload {
-    /// From the field `gso_type`, without its mark for congestion. None for what is not cut here.
+    /// From `gso_type` without its congestion flag; `None` for kinds that are not cut here.
     pub fn from_kind(kind: u8) -> Option<Self> {
         match kind {
             1 => Some(Self::Tcp4),
@@ -53,7 +51,7 @@ impl Offload {
         }
     }
 
-    /// As it stands in the field `gso_type`.
+    /// Its value in `gso_type`.
     pub fn kind(self) -> u8 {
         match self {
             Self::Tcp4 => 1,
@@ -63,9 +61,9 @@ impl Offload {
     }
 }
 
-/// The sum of 16-bit words, big-endian, not folded. Up to 128 KiB.
+/// The sum of big-endian 16-bit words, not folded, over up to 128 KiB.
 pub fn sum(bytes: &[u8]) -> u64 {
-    // In native order and eight bytes at a time, which compiles to vector instructions; the order of bytes is put right at the end.
+    // In native order, which compiles to vector code; the byte order is corrected at the end.
     let words = bytes.chunks_exact(4);
     let rest = words.remainder();
     let mut sum = words.map(|word| u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))).sum::<u64>();
@@ -75,7 +73,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
     u64::from(u16::from_be(fold(sum)))
 }
 
-/// The sum folded to 16 bits, in the order of bytes that it was added up in.
+/// The sum folded to 16 bits, in the byte order of its words.
 pub fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -95,23 +93,22 @@ fn put(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// A private copy of a packet's headers, and where they lie.
+/// A private copy of a packet's headers, with their offsets.
 #[derive(Debug, Clone, Copy)]
 pub struct Headers {
     bytes: [u8; MAX_HEADERS],
-    /// Where the IP header begins.
     ip: usize,
-    /// Where the TCP or UDP header begins.
+    /// Offset of the TCP or UDP header.
     transport: usize,
-    /// Where the payload begins.
+    /// Offset of the payload.
     end: usize,
     is_v6: bool,
     protocol: u8,
 }
 
 impl Headers {
-    /// The headers of a packet that is TCP or UDP in IPv4 or IPv6 without a tunnel. `start` is the packet's beginning: its headers and
-    /// perhaps more. Fragments and IPv6 packets with extension headers have none.
+    /// The headers of an untunnelled TCP or UDP packet in IPv4 or IPv6. `start` begins the packet
+    /// and has at least its headers. `None` for fragments, and IPv6 with extension headers.
     pub fn parse(start: &[u8]) -> Option<Self> {
         let mut ip = ETHERNET;
         let mut kind = u16_at(start.get(..ip)?, 12);
@@ -150,27 +147,25 @@ impl Headers {
         Some(Self { bytes, ip, transport, end, is_v6, protocol })
     }
 
-    /// The bytes from the Ethernet header to the payload.
+    /// The bytes from the Ethernet header up to the payload.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.end]
     }
 
-    /// Where the IP header begins.
     pub fn ip(&self) -> usize {
         self.ip
     }
 
-    /// Where the TCP or UDP header begins.
     pub fn transport(&self) -> usize {
         self.transport
     }
 
-    /// Whether its receiver is to be given it at once.
+    /// Whether the receiver must deliver it at once.
     pub fn is_pushed(&self) -> bool {
         self.flags() & PUSH != 0
     }
 
-    /// Bytes of payload that the IP header speaks of. None if it speaks of less than the headers.
+    /// Bytes of payload by the IP header; `None` if it covers less than the headers.
     pub fn payload(&self) -> Option<usize> {
         let total = match self.is_v6 {
             false => self.ip + usize::from(u16_at(&self.bytes, self.ip + 2)),
@@ -197,25 +192,25 @@ impl Headers {
         sum(&self.bytes[addresses]) + u64::from(self.protocol) + (self.end - self.transport + payload) as u64
     }
 
-    /// Whether the checksum of TCP or UDP is right for this payload.
+    /// Whether the TCP or UDP checksum is right for this payload.
     pub fn is_right(&self, payload: &[u8]) -> bool {
-        // Headers are of an even length, so the payload's words are the packet's.
+        // Headers have an even length, so the payload's words are the packet's.
         let all = self.pseudo(payload.len()) + sum(&self.bytes[self.transport..self.end]) + sum(payload);
         fold(all) == 0xffff
     }
 
-    /// Whether packets may be put behind this one: TCP with payload that neither begins nor ends a connection.
+    /// Whether packets may be appended: TCP with payload, not at either end of a connection.
     pub fn may_lead(&self) -> bool {
         self.protocol == TCP && self.flags() & !PUSH == ACK && !self.has_ip_surprises()
     }
 
-    /// IPv4 options have no place in a large segment.
+    /// IPv4 options cannot be part of a large segment.
     fn has_ip_surprises(&self) -> bool {
         !self.is_v6 && self.bytes[self.ip] != 0x45
     }
 
-    /// Whether a packet continues this one after `payload` bytes: the same headers, but for position, lengths, checksums,
-    /// identification and the push flag.
+    /// Whether a packet continues this one after `payload` bytes: its headers differ only in
+    /// position, lengths, checksums, identification and the push flag.
     pub fn follows(&self, next: &Self, payload: usize) -> bool {
         if (self.end, self.ip, self.transport, self.is_v6) != (next.end, next.ip, next.transport, next.is_v6) || !next.may_lead() {
             return false;
@@ -238,20 +233,20 @@ impl Headers {
             && next.sequence() == self.sequence().wrapping_add(payload as u32)
     }
 
-    /// Adds what a packet that was put behind says: whether it is to be pushed.
+    /// Takes over the push flag of an appended packet.
     pub fn absorb(&mut self, next: &Self) {
         self.bytes[self.transport + 13] |= next.flags() & PUSH;
     }
 
-    /// Makes these the headers of a large segment of so many bytes of payload: the checksum of TCP is left open, as the sum that the
-    /// kernel goes on from.
+    /// Makes these the headers of a large segment with `payload` bytes. Leaves the TCP checksum
+    /// open, as the sum from which the kernel continues.
     pub fn merge(&mut self, payload: usize) {
         self.set_lengths(payload);
         let open = fold(self.pseudo(payload));
         put(&mut self.bytes, self.transport + 16, open);
     }
 
-    /// What a large segment with these headers is called.
+    /// Kind of a large segment with these headers.
     pub fn offload(&self) -> Offload {
         if self.is_v6 { Offload::Tcp6 } else { Offload::Tcp4 }
     }
@@ -272,7 +267,7 @@ impl Headers {
     }
 }
 
-/// A large segment that is to be cut.
+/// A large segment to cut.
 #[derive(Debug)]
 pub struct Cut<'a> {
     headers: Headers,
@@ -281,12 +276,12 @@ pub struct Cut<'a> {
 }
 
 impl<'a> Cut<'a> {
-    /// Looks at a large segment: its bytes, the kind, payload bytes of each packet (`gso_size`), and where its checksum starts
-    /// (`csum_start`). None if it cannot be cut here.
+    /// Parses a large segment: its bytes, kind, payload bytes of each packet (`gso_size`), and
+    /// start of its checksum (`csum_start`). `None` if it cannot be cut here.
     pub fn of(bytes: &'a [u8], offload: Offload, size: u16, start: usize) -> Option<Self> {
         let headers = Headers::parse(bytes)?;
         let protocol = if offload == Offload::Udp { UDP } else { TCP };
-        // Another start is that of a header within a tunnel.
+        // Any other start is that of a header within a tunnel.
         if headers.transport != start || headers.protocol != protocol || size == 0 {
             return None;
         }
@@ -295,17 +290,16 @@ impl<'a> Cut<'a> {
         (cut.segments() <= MAX_SEGMENTS).then_some(cut)
     }
 
-    /// How many packets it makes.
+    /// Number of its packets.
     pub fn segments(&self) -> usize {
         self.payload.len().div_ceil(self.size).max(1)
     }
 
-    /// Bytes of the largest packet.
     pub fn largest(&self) -> usize {
         self.headers.end + self.payload.len().min(self.size)
     }
 
-    /// Headers and payload of a packet, in order from 0.
+    /// Headers and payload of a packet, by its index.
     pub fn segment(&self, number: usize) -> (Headers, &'a [u8]) {
         let begin = self.payload.len().min(number * self.size);
         let payload = &self.payload[begin..self.payload.len().min(begin + self.size)];
@@ -321,7 +315,7 @@ impl<'a> Cut<'a> {
             let at = headers.transport + 4;
             headers.bytes[at..at + 4].copy_from_slice(&sequence.to_be_bytes());
             let flags = &mut headers.bytes[headers.transport + 13];
-            // Only the first says that the sender has slowed down, only the last ends and pushes.
+            // Only the first reports that the sender slowed down; only the last ends or pushes.
             if number > 0 {
                 *flags &= !CONGESTION_REDUCED;
             }
@@ -333,7 +327,7 @@ impl<'a> Cut<'a> {
         put(&mut headers.bytes, at, 0);
         let all = headers.pseudo(payload.len()) + sum(&headers.bytes[headers.transport..headers.end]) + sum(payload);
         let checksum = match !fold(all) {
-            // In UDP 0 stands for "none", and both mean the same in sums.
+            // In UDP 0 means "none"; both values are equal in sums.
             0 => u16::MAX,
             checksum => checksum,
         };
@@ -364,7 +358,7 @@ mod tests {
         (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
     }
 
-    /// Checks lengths and checksums with another parser, and gives the TCP sequence and the payload.
+    /// Checks lengths and checksums with another parser, and returns TCP sequence and payload.
     fn check(packet: &[u8]) -> (u32, Vec<u8>, bool) {
         let sliced = SlicedPacket::from_ethernet(packet).unwrap();
         match &sliced.net {
@@ -433,7 +427,7 @@ mod tests {
             }
             all.merge(bytes.len());
             assert_eq!((all.offload(), all.transport()), (if v6 { Offload::Tcp6 } else { Offload::Tcp4 }, transport));
-            // The kernel computes the checksum from the open one; then it is the segment that was sent.
+            // The kernel completes the checksum; then it is the segment that was sent.
             let mut merged = assemble(&all, &bytes);
             let checksum = !fold(sum(&merged[transport..]));
             merged[transport + 16..transport + 18].copy_from_slice(&checksum.to_be_bytes());
@@ -450,7 +444,7 @@ mod tests {
         assert!(!first.follows(&parse(&tcp(false, 101, &sent, false)), size), "a gap");
         assert!(!first.follows(&parse(&tcp(true, 100, &sent, false)), size), "another protocol");
         let mut other = tcp(false, 100, &sent, false);
-        // Port, acknowledgement, window, timestamp, address, MAC, TTL, type of service: each alone makes it another packet.
+        // Port, acknowledgement, window, timestamp, address, MAC, TTL, TOS: each alone matters.
         for at in [34, 42, 48, 60, 29, 3, 22, 15] {
             other[at] ^= 1;
             assert!(!first.follows(&parse(&other), size), "byte {at}");

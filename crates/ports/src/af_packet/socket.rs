@@ -1,22 +1,26 @@
-//! A packet socket on one interface: a receive ring that is shared with the kernel, and bursts that are sent by one system call.
+//! A packet socket on one interface, with a receive ring shared with the kernel and batched sends.
 //!
 //! # Receiving
-//! The kernel writes packets to slots of a ring in memory that both map (TPACKET_V2) and marks each as the user's; the user reads it
-//! and marks it as the kernel's. So nothing is asked of the kernel while nothing comes. Before each packet stands a `virtio_net_hdr`,
-//! which says whether a checksum is still to be computed (a sender on this host leaves that to hardware that is not there): it is
-//! computed here. A VLAN tag that the kernel has taken off is put on again.
+//! The kernel writes packets to slots of a mapped ring (TPACKET_V2) and marks each as the user's;
+//! the user reads it and marks it as the kernel's. So an idle ring costs no system call. Before
+//! each packet lies a `virtio_net_hdr`, which says whether its checksum is open (a sender on this
+//! host leaves it to hardware that does not exist): it is computed here. A VLAN tag that the kernel
+//! removed is put back.
 //!
-//! A large segment (of TCP, up to 64 KiB) does not fit a slot. Its slot has the beginning, and the kernel queues all of it at the socket
-//! (PACKET_COPY_THRESH), from where one `recv` fetches it. The caller cuts it ([`super::segment`]).
+//! A large segment (TCP, up to 64 KiB) does not fit in a slot. The slot has its beginning, and the
+//! kernel queues all of it at the socket (PACKET_COPY_THRESH), where one `recv` fetches it. The
+//! caller cuts it ([`super::segment`]).
 //!
 //! # Sending
-//! One `sendmmsg` for a burst. There is a send ring as well (PACKET_TX_RING), and it is not used: the kernel hands out the ring's own
-//! pages as packet data, and marks a slot as free when the receiving stack has disowned the packet, which may be long before somebody
-//! has read it. Between two namespaces of one host the next packet would then be written over one that still waits in a socket.
-//! `sendmmsg` copies from the frame to a fresh buffer, which is the one copy that the ring costs too.
+//! One `sendmmsg` for a burst. The send ring (PACKET_TX_RING) is not used: the kernel passes on the
+//! ring's own pages as packet data, and marks a slot as free when the receiving stack has disowned
+//! the packet, perhaps long before it is read. Between two namespaces of one host, the next packet
+//! would then overwrite one that still waits in a socket. `sendmmsg` copies from the frame to a
+//! fresh buffer, which is the one copy that the ring costs, too.
 //!
-//! Neighbours in a burst that continue one TCP flow go as one message, whose parts lie in their frames: a large segment again. Not past
-//! the interface's queue (`bypass`), where the kernel would cut nothing for a device that cannot.
+//! Neighbours in a burst that continue one TCP flow go as one message, gathered from their frames:
+//! a large segment again. Not with `bypass`, past the interface's queue, where the kernel does not
+//! cut for a device that cannot.
 
 // Raw packet sockets, their options and their mapped ring have no safe wrapper.
 #![allow(unsafe_code)]
@@ -37,61 +41,54 @@ use sluice_host::link;
 
 /// Bytes of a `virtio_net_hdr` without the count of buffers.
 const VNET: usize = 10;
-/// Bytes of a VLAN tag, and where it stands in a packet.
+/// Bytes of a VLAN tag, and its offset in a packet.
 const TAG: usize = 4;
 const TAG_AT: usize = 12;
-/// In a `virtio_net_hdr`: the checksum is to be computed.
+/// `virtio_net_hdr` flag: the checksum is open.
 const NEEDS_CSUM: u8 = 1;
-/// Room in a slot for what stands before the packet: the ring's header, the address, the `virtio_net_hdr`, and their alignment.
+/// Space in a slot before the packet: ring header, address, `virtio_net_hdr`, and alignment.
 const SLOT_HEAD: usize = 128;
-/// Bytes of a block of the ring, which the kernel wants in one piece if it can have it.
+/// Bytes of a block of the ring, which the kernel prefers to be contiguous.
 const BLOCK: usize = 1 << 16;
 /// Bytes that may wait to be sent.
 const SEND_BUFFER: libc::c_int = 4 << 20;
 /// Bytes of large segments that may wait to be received.
 const RECEIVE_BUFFER: libc::c_int = 16 << 20;
-/// Bytes of the largest segment, with what stands before it.
+/// Bytes of the largest segment, with what precedes it.
 const LARGEST: usize = VNET + 16 + (1 << 16);
-/// Bytes of the longest IP packet.
 const LONGEST: usize = u16::MAX as usize;
-/// Socket options that the C library's crate does not name. Source: the kernel's `include/uapi/linux/if_packet.h`.
+/// Socket options missing in the libc crate. Source: the kernel's `include/uapi/linux/if_packet.h`.
 const PACKET_COPY_THRESH: libc::c_int = 7;
 const TP_STATUS_COPY: u32 = 1 << 1;
 
-/// How a socket is opened.
 #[derive(Debug, Clone, Copy)]
 pub struct SocketOptions<'a> {
-    /// Name of the interface.
     pub interface: &'a str,
-    /// Slots of the receive ring.
     pub slots: u32,
     /// Largest packet, in bytes.
     pub room: usize,
-    /// Whether the interface is to take packets for other stations.
+    /// Whether the interface receives packets for other stations.
     pub promiscuous: bool,
-    /// Whether packets go straight to the driver, past the interface's queue: less work, and nothing that holds what the driver does
-    /// not take at once.
+    /// Whether packets go straight to the driver, past the interface's queue: less work, but
+    /// packets that the driver does not accept at once are not kept.
     pub bypass: bool,
-    /// Sockets of one number share the packets of an interface by their flows.
+    /// Sockets with the same number share the packets of an interface by flow.
     pub fanout: Option<u16>,
 }
 
-/// What a socket has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketCounters {
-    /// Packets that the kernel had no slot for.
+    /// Packets for which the kernel had no slot.
     pub overruns: u64,
-    /// Packets that were larger than a frame, or large segments of a kind that is not cut here.
+    /// Packets larger than a frame, or large segments of a kind that is not cut here.
     pub oversize: u64,
     /// Large segments that were cut into packets.
     pub cut: u64,
-    /// Packets that were sent as parts of large segments.
+    /// Packets sent as parts of large segments.
     pub merged: u64,
-    /// Packets whose checksum was computed here.
     pub checksummed: u64,
-    /// Packets that the interface does not take: larger than its MTU.
+    /// Packets larger than the interface's MTU.
     pub refused: u64,
-    /// Their bytes.
     pub refused_bytes: u64,
 }
 
@@ -110,22 +107,19 @@ impl AddAssign for SocketCounters {
 
 /// A packet that came in, as it lies in a slot.
 pub struct Received<'a> {
-    /// Its bytes, without the tag.
     pub bytes: &'a [u8],
-    /// The VLAN tag that the kernel took off.
+    /// The VLAN tag that the kernel removed.
     pub tag: Option<[u8; TAG]>,
-    /// Of a large segment: its kind, payload bytes of each packet that it is to be cut into, and where its checksum starts.
+    /// For a large segment: kind, payload bytes of each packet, and start of its checksum.
     pub large: Option<(Offload, u16, usize)>,
 }
 
 impl Received<'_> {
-    /// Its length with its tag.
     #[allow(clippy::len_without_is_empty, reason = "the kernel gives no empty packets")]
     pub fn len(&self) -> usize {
         self.bytes.len() + self.tag_len()
     }
 
-    /// Bytes of its tag.
     pub fn tag_len(&self) -> usize {
         if self.tag.is_some() { TAG } else { 0 }
     }
@@ -135,7 +129,7 @@ impl Received<'_> {
         self.write_part(arena, frame, offset, self.bytes)
     }
 
-    /// Writes the beginning of a packet to a frame, with the tag of this one. False if it does not fit.
+    /// Writes the beginning of a packet, with this one's tag, to a frame. False if it does not fit.
     pub fn write_part(&self, arena: &Arena, frame: u32, offset: u16, bytes: &[u8]) -> bool {
         match self.tag {
             Some(tag) if bytes.len() >= TAG_AT => {
@@ -150,7 +144,6 @@ impl Received<'_> {
     }
 }
 
-/// A socket and its ring.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -161,24 +154,23 @@ pub struct PacketSocket {
     next: u32,
     room: usize,
     counters: SocketCounters,
-    /// Where a large segment is fetched to, and the bytes of the one that is there for the next slot.
+    /// Buffer for a large segment, and the bytes of the one fetched for the next slot.
     large: Box<[u8]>,
     fetched: Option<usize>,
-    /// Where packets are put together, if they are.
+    /// State of merging, if packets are merged.
     merger: Option<Box<Merger>>,
     name: String,
-    /// The interface was down, or not there, when something was to be sent last.
+    /// The interface was down or missing at the last send.
     is_down: bool,
 }
 
-/// What packets that leave as one are made of.
 #[derive(Debug)]
 struct Merger {
-    /// Of each message of a burst.
+    /// By message of a burst.
     headers: [Option<Headers>; BURST],
-    /// A private copy of a payload whose checksum is looked at.
+    /// A private copy of a payload, to verify its checksum.
     payload: Vec<u8>,
-    /// Bytes of the largest packet that the interface takes, without its Ethernet header.
+    /// MTU: bytes of a packet without the Ethernet header.
     mtu: usize,
 }
 
@@ -189,14 +181,14 @@ impl AsFd for PacketSocket {
     }
 }
 
-// SAFETY: the ring is memory of this process that nobody else in it has a pointer to; one thread at a time has the socket.
+// SAFETY: nothing else in this process has a pointer to the ring; one thread owns the socket.
 unsafe impl Send for PacketSocket {}
 
-/// Binds a packet socket to an interface, by its number. Packets are kept from now on. One whose interface has gone can be bound to another, with
-/// the ring that it has.
+/// Binds a packet socket to an interface by number; it receives packets from now on. A socket whose
+/// interface is gone can be bound to another, and keeps its ring.
 ///
 /// # Errors
-/// What was tried, and the kernel's answer.
+/// The failed operation, and the kernel's error.
 pub fn bind(socket: &OwnedFd, index: u32, promiscuous: bool) -> Result<(), (&'static str, io::Error)> {
     let index = index as libc::c_int;
     if promiscuous {
@@ -219,15 +211,15 @@ pub fn bind(socket: &OwnedFd, index: u32, promiscuous: bool) -> Result<(), (&'st
 }
 
 impl PacketSocket {
-    /// Opens a socket in the network namespace of the calling thread. Packets are kept from now on.
+    /// Opens a socket in the calling thread's network namespace; it receives packets from now on.
     ///
     /// # Errors
-    /// What was tried, and the kernel's answer.
+    /// The failed operation, and the kernel's error.
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
         let index = link::index(options.interface).map_err(|error| ("find", error))?;
         let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // Protocol 0: no packet comes before it is bound.
-        // SAFETY: a plain system call; the descriptor is ours.
+        // SAFETY: a plain system call; this function owns the descriptor.
         let fd = unsafe {
             let fd = libc::socket(libc::AF_PACKET, flags, 0);
             if fd < 0 {
@@ -239,13 +231,13 @@ impl PacketSocket {
         let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
         let set = |what, name, value: libc::c_int| set(&fd, level, name, &value).map_err(|error| (what, error));
         set("choose the ring's version on", libc::PACKET_VERSION, version)?;
-        set("have checksums told on", libc::PACKET_VNET_HDR, 1)?;
+        set("enable offload headers on", libc::PACKET_VNET_HDR, 1)?;
         set("leave out what this host sends on", libc::PACKET_IGNORE_OUTGOING, 1)?;
         set("have large segments queued on", PACKET_COPY_THRESH, 1)?;
         if options.bypass {
             set("go past the queue of", libc::PACKET_QDISC_BYPASS, 1)?;
         }
-        // As much as may be: the limit of the host applies without the right to exceed it.
+        // As large as possible: without the privilege to exceed it, the host's limit applies.
         let buffers = [
             (libc::SO_SNDBUF, SEND_BUFFER),
             (libc::SO_SNDBUFFORCE, SEND_BUFFER),
@@ -268,7 +260,7 @@ impl PacketSocket {
         let bytes = blocks * block;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let shared = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a fresh mapping of the ring just made, at a place that the kernel chooses.
+        // SAFETY: a fresh mapping of the ring just made, at an address that the kernel chooses.
         let ring = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, shared, fd.as_raw_fd(), 0) };
         let ring = match NonNull::new(ring.cast::<u8>()).filter(|_| ring != libc::MAP_FAILED) {
             Some(ring) => ring,
@@ -304,12 +296,12 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Packets that the receive ring holds at most.
+    /// Slots of the receive ring.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Another descriptor of the same socket, to ask the kernel with what becomes of its interface.
+    /// Another descriptor of the same socket, for queries about its interface.
     ///
     /// # Errors
     /// The kernel's.
@@ -317,34 +309,32 @@ impl PacketSocket {
         self.fd.try_clone()
     }
 
-    /// Whether the kernel took nothing at the last try because the interface was down or not there.
+    /// Whether the interface was down or missing at the last send.
     #[inline]
     pub fn is_down(&self) -> bool {
         self.is_down
     }
 
-    /// What it has counted.
     pub fn counters(&self) -> SocketCounters {
         self.counters
     }
 
-    /// The next slot's status, and the slot.
+    /// The next slot and its status.
     fn status(&self) -> (&AtomicU32, *mut u8) {
-        // SAFETY: `next` is below the number of slots, so the slot lies in the mapping. The status is its first word, aligned as slots
-        // are; the kernel accesses it as one word, and so do we.
+        // SAFETY: `next` is below the number of slots, so the slot lies in the mapping. Its first
+        // word is the aligned status, which the kernel and this process access as one word.
         unsafe {
             let slot = self.ring.as_ptr().add(self.next as usize * self.slot);
             (AtomicU32::from_ptr(slot.cast()), slot)
         }
     }
 
-    /// Whether a packet waits.
     #[inline]
     pub fn has_packet(&self) -> bool {
         self.status().0.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0
     }
 
-    /// Gives the next packet to `take`. None if there is none, or if `take` leaves it for later.
+    /// Passes the next packet to `take`. `None` if there is none, or if `take` leaves it for later.
     #[inline]
     pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> Option<T>) -> Option<T> {
         loop {
@@ -364,7 +354,7 @@ impl PacketSocket {
             let (packet, large) = match self.fetched {
                 Some(bytes) => packet_in(&mut self.large[..bytes], VNET, bytes.saturating_sub(VNET), &mut summed),
                 None => {
-                    // SAFETY: the slot is ours until its status says otherwise, and nobody else in this process knows it.
+                    // SAFETY: the slot is ours until its status changes; no other reference exists.
                     let bytes = unsafe { std::slice::from_raw_parts_mut(slot, self.slot) };
                     packet_in(bytes, header.tp_mac.into(), header.tp_snaplen as usize, &mut summed).filter(|_| is_whole)
                 }
@@ -380,7 +370,7 @@ impl PacketSocket {
             let is_large = large.is_some();
             let (is_oversize, taken) = match fits {
                 Some(packet) => (false, take(packet)),
-                // Of a large segment that the kernel had no room to queue, the beginning is here.
+                // The beginning of a large segment that the kernel had no space to queue.
                 None if !is_whole && word & TP_STATUS_COPY == 0 => {
                     self.counters.overruns += 1;
                     (false, None)
@@ -400,22 +390,22 @@ impl PacketSocket {
         }
     }
 
-    /// Drops the next packet, which `take` has left: it is too large, or of a kind that is not cut.
+    /// Drops the next packet, which `take` left because it is too large or cannot be cut.
     pub fn refuse(&mut self) {
         self.pass();
         self.counters.oversize += 1;
     }
 
-    /// Gives the slot back.
+    /// Returns the slot to the kernel.
     fn pass(&mut self) {
-        // Release: what was read was read before the kernel may write here again.
+        // Release: the slot was read before the kernel may write to it again.
         self.status().0.store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = if self.next + 1 == self.slots { 0 } else { self.next + 1 };
         self.fetched = None;
     }
 
-    /// Fetches a segment that the kernel has queued, and says how many bytes it has with the header before it: 0 if it is none, or
-    /// larger than any.
+    /// Fetches a segment that the kernel queued, and returns its bytes including the header; 0 if
+    /// there is none, or it is larger than the buffer.
     fn fetch(&mut self) -> usize {
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         // SAFETY: the buffer is live, and its length is passed.
@@ -423,7 +413,7 @@ impl PacketSocket {
         usize::try_from(got).ok().filter(|bytes| *bytes <= self.large.len()).unwrap_or(0)
     }
 
-    /// Sends the first packets of a burst, and says how many the kernel took. Frames stay the caller's.
+    /// Sends the first packets of a burst; returns how many. The caller keeps the frames.
     #[inline]
     pub fn send(&mut self, arena: &Arena, packets: &[Packet]) -> usize {
         let mut done = 0;
@@ -431,7 +421,7 @@ impl PacketSocket {
         let mut was_down = std::mem::take(&mut self.is_down);
         while done < packets.len() {
             let burst = &packets[done..packets.len().min(done + BURST)];
-            // How many packets go in each message.
+            // Packets in each message.
             let mut groups = [1usize; BURST];
             let mut count = burst.len();
             if let Some(merger) = self.merger.as_mut().filter(|_| one_by_one == 0) {
@@ -446,29 +436,29 @@ impl PacketSocket {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                // Once more: the kernel says once that the interface was down, also when it is up again.
+                // Try again: the kernel reports once that it was down, even if it is up again.
                 Some(libc::ENETDOWN) if !was_down => was_down = true,
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
                     self.is_down = true;
                     break;
                 }
-                // An interface that takes no large segments may take their packets.
+                // An interface that rejects a large segment may accept its packets.
                 Some(libc::EMSGSIZE | libc::EINVAL) if groups[0] > 1 => one_by_one = groups[0],
-                // Nothing that waiting could mend.
+                // Waiting would not help.
                 Some(libc::EMSGSIZE | libc::EINVAL) => {
                     self.counters.refused += 1;
                     self.counters.refused_bytes += u64::from(packets[done].len);
                     done += 1;
                     one_by_one = one_by_one.saturating_sub(1);
                 }
-                // Its buffer is full: the caller keeps what is left.
+                // Its buffer is full: the caller keeps the rest.
                 _ => break,
             }
         }
         done
     }
 
-    /// Sends a burst whose packets go in messages of so many, and says how many messages the kernel took: 0 with an error.
+    /// Sends a burst in messages of `groups` packets, and returns how many; 0 with an error.
     fn send_groups(&mut self, arena: &Arena, burst: &[Packet], groups: &[usize]) -> usize {
         let plain = [0u8; VNET];
         let mut offloads = [plain; BURST];
@@ -500,7 +490,7 @@ impl PacketSocket {
             for packet in packets.by_ref().take(*size) {
                 match arena.packet_ptr(packet.frame, packet.offset + skip, packet.len - skip) {
                     Some(at) => add(at, (packet.len - skip).into()),
-                    // Cannot be: packets are checked where they come in. An empty one is refused and counted.
+                    // Impossible: packets are checked on entry. An empty one is refused.
                     None => add(std::ptr::null(), 0),
                 }
             }
@@ -508,28 +498,29 @@ impl PacketSocket {
             message.msg_hdr.msg_iovlen = part - first;
         }
         let flags = libc::MSG_DONTWAIT;
-        // SAFETY: as many messages as there are groups; each points to its live parts: headers here or in the merger, and the packets
-        // within the arena, which the manager holds. What an NF may write there meanwhile changes bytes and nothing else.
+        // SAFETY: there is a message for each group, and each points to live parts: headers here or
+        // in the merger, and packets in the arena, which the manager holds. An NF that writes there
+        // meanwhile only changes bytes.
         let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), groups.len() as u32, flags as _) };
         let sent = usize::try_from(sent).unwrap_or(0);
         self.counters.merged += groups[..sent].iter().filter(|size| **size > 1).sum::<usize>() as u64;
         sent
     }
 
-    /// Asks how large packets may be.
+    /// Reads the interface's MTU.
     fn look_at_mtu(&mut self) {
         if let Some(merger) = &mut self.merger {
-            // Nothing is put together while that is not known.
+            // Nothing is merged while it is unknown.
             merger.mtu = link::mtu_by(&self.fd, &self.name).unwrap_or(0) as usize;
         }
     }
 
-    /// Asks the kernel how many packets it had no slot for.
+    /// Reads the MTU, and the kernel's count of packets without a slot.
     pub fn look(&mut self) {
         self.look_at_mtu();
         let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
         let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-        // SAFETY: the structure is live, and its size is passed. The kernel starts counting anew when asked.
+        // SAFETY: the structure is live, and its size is passed. Reading resets the counters.
         let result = unsafe {
             let stats = (&raw mut stats).cast();
             libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, stats, &raw mut length)
@@ -542,13 +533,13 @@ impl PacketSocket {
 
 impl Drop for PacketSocket {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `open`, is unmapped once, and no reference into it outlives the socket.
+        // SAFETY: `open` made the mapping; it is unmapped once, and no reference outlives it.
         unsafe { libc::munmap(self.ring.as_ptr().cast(), self.bytes) };
     }
 }
 
 impl Merger {
-    /// Finds neighbours that can leave as one, and says how many messages there are: in `groups` how many packets go in each.
+    /// Groups neighbours that can leave as one. Returns the number of messages; sizes in `groups`.
     fn group(&mut self, arena: &Arena, burst: &[Packet], groups: &mut [usize; BURST]) -> usize {
         let mut count = 0;
         let mut next = 0;
@@ -556,7 +547,7 @@ impl Merger {
             let mut start = [0; MAX_HEADERS];
             let start = &mut start[..MAX_HEADERS.min(packet.len.into())];
             let headers = if arena.read(packet.frame, packet.offset, start) { Headers::parse(start) } else { None };
-            // What lies behind the IP packet is padding, which has no place in a large segment.
+            // Bytes behind the IP packet are padding, which a large segment cannot have.
             headers.filter(|it| it.may_lead() && it.payload() == usize::from(packet.len).checked_sub(it.bytes().len()))
         };
         let mut current = burst.first().and_then(parse);
@@ -589,7 +580,7 @@ impl Merger {
                 all.absorb(headers);
                 payload += part;
                 next += 1;
-                // A short one is the last, and so is one that is to be pushed.
+                // A short packet is the last, and so is one with the push flag.
                 is_open = part == size && !headers.is_pushed();
             }
             if next - first > 1 {
@@ -613,12 +604,12 @@ impl Merger {
     }
 }
 
-/// The `virtio_net_hdr` of a large segment that is to be cut into packets with so many bytes of payload.
+/// The `virtio_net_hdr` of a large segment, to be cut into packets with `payload` bytes each.
 fn large_header(headers: &Headers, payload: usize) -> [u8; VNET] {
     let mut header = [0; VNET];
     header[0] = NEEDS_CSUM;
     header[1] = headers.offload().kind();
-    // Lengths of headers and payload, where the checksum starts, and where it stands from there.
+    // Lengths of headers and payload, start of the checksum, and its offset from there.
     let words = [headers.bytes().len() as u16, payload as u16, headers.transport() as u16, 16];
     for (place, word) in header[2..].chunks_exact_mut(2).zip(words) {
         place.copy_from_slice(&word.to_ne_bytes());
@@ -626,16 +617,16 @@ fn large_header(headers: &Headers, payload: usize) -> [u8; VNET] {
     header
 }
 
-/// A large segment as [`Received::large`] has it.
+/// As [`Received::large`].
 type Large = (Offload, u16, usize);
 
-/// The packet in a slot, whose checksum is computed if its sender left that open, and what is to be cut of it. None if it is no packet, or
-/// is to be cut in a way that is not known here.
+/// The packet in a slot, with its open checksum computed, and how to cut it. `None` if it is no
+/// packet, or of a kind that is not cut here.
 fn packet_in<'a>(slot: &'a mut [u8], mac: usize, len: usize, summed: &mut bool) -> Option<(&'a [u8], Option<Large>)> {
     let header: [u8; VNET] = slot.get(mac.checked_sub(VNET)?..mac)?.try_into().ok()?;
     let packet = slot.get_mut(mac..mac + len)?;
     let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]) as usize;
-    // The kind of segments, less the mark for congestion.
+    // The kind of segments, without the congestion flag.
     let kind = header[1] & 0x7f;
     if kind != 0 {
         let large = (Offload::from_kind(kind)?, word(4) as u16, word(6));
@@ -645,7 +636,7 @@ fn packet_in<'a>(slot: &'a mut [u8], mac: usize, len: usize, summed: &mut bool) 
         let (start, at) = (word(6), word(8));
         let part = packet.get_mut(start..)?;
         let sum = !fold(sum(part));
-        // 0 stands for "none" in UDP, and both mean the same in sums.
+        // In UDP 0 means "none"; both values are equal in sums.
         let sum = if sum == 0 { u16::MAX } else { sum };
         part.get_mut(at..at + 2)?.copy_from_slice(&sum.to_be_bytes());
         *summed = true;
@@ -672,7 +663,7 @@ mod tests {
             let builder =
                 etherparse::PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
             builder.write(&mut right, payload).unwrap();
-            // What a sender leaves: the sum of the pseudo header, folded, where the checksum goes.
+            // What a sender leaves: the folded sum of the pseudo header in place of the checksum.
             let mut packet = right.clone();
             let words = [0x0a00, 1, 0x0a00, 0x0101, 17, 8 + payload.len() as u32];
             let mut sum: u32 = words.iter().sum();
@@ -687,7 +678,7 @@ mod tests {
             let mut summed = false;
             assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), Some((&right[..], None)));
             assert!(summed);
-            // A large segment has its checksums when it is cut; one of a kind that nobody knows is none.
+            // A large segment gets its checksums when it is cut; unknown kinds are rejected.
             slot[mac - VNET + 1] = 1;
             let large = packet_in(&mut slot, mac, packet.len(), &mut summed).unwrap().1;
             assert_eq!(large, Some((Offload::Tcp4, 0, 34)));

@@ -1,21 +1,24 @@
-//! Watches the interface of a port: says what state it is in, and opens it anew when it was made anew.
+//! Watches a port's interface: reports its state, and opens it again when it was recreated.
 //!
 //! # Problem
-//! An interface goes with the container or the machine at its other end, and comes again under its name. A packet socket stays bound to
-//! the one that is gone, for ever, and says so once.
+//! An interface goes with the container or machine at its other end, and comes back under its name.
+//! A packet socket stays bound to the old one for ever, and reports that once.
 //!
 //! # Approach
-//! A thread for each port, which sleeps until something about an interface changes (a netlink socket says so, whose messages are not
-//! read), and for a fifth of a second (`EVERY`) at most: a namespace that was made anew says nothing. Then it asks the kernel three things: what interface the
-//! port's sockets are bound to, which one has the name now, and whether that has a link. Where the first two differ, the socket of a port
-//! with one queue is bound to the new interface, at once. Several share packets by their flows, which the kernel does not let go on with
-//! another interface, and a namespace needs sockets of its own: then the queues give their sockets back, which are closed here because that
-//! takes milliseconds, and are given others once there is an interface to open. That goes over channels that the packet threads look at in
-//! their housekeeping, so packets meet no lock and no system call.
+//! A thread for each port sleeps until interfaces change (a netlink socket becomes readable; its
+//! messages are not read), and for a fifth of a second (`EVERY`) at most, since a recreated
+//! namespace sends no event. It then asks the kernel which interface the sockets are bound to,
+//! which one has the name now, and whether that has a link. If the first two differ, the socket of
+//! a port with one queue is bound to the new interface at once. Sockets that share packets by flow
+//! cannot be bound again, and a new namespace needs new sockets. Then the queues return their
+//! sockets, which are closed here because that takes milliseconds, and get others once there is an
+//! interface to open. That goes over channels which packet threads read in their housekeeping, so
+//! packets meet no lock and no system call.
 //!
 //! # Limits
-//! A socket keeps its namespace alive, so one whose name was taken away lives on for `EVERY` and that housekeeping. An interface that
-//! was given another name is as good as gone. Where sockets are opened anew, the first packets of the new interface are lost.
+//! A socket keeps its namespace alive, so one whose name was removed lives on for `EVERY` and one
+//! housekeeping. A renamed interface counts as gone. Where sockets are opened again, the new
+//! interface's first packets are lost.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,17 +38,17 @@ use sluice_api::model::PortState;
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 
-/// Longest time between two looks.
+/// Longest time between two checks.
 const EVERY: Duration = Duration::from_millis(200);
-/// The same while packet threads have sockets that they are to give back.
+/// The same while packet threads still have sockets to return.
 const SOON: Duration = Duration::from_millis(5);
 
-/// Whether an error says that there is no such interface, or no such namespace.
+/// Whether an error means that there is no such interface or namespace.
 pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO | libc::ENOENT))
 }
 
-/// Where a queue gets other sockets from.
+/// Where a queue gets new sockets from.
 #[derive(Debug)]
 pub struct Source {
     link: Arc<Link>,
@@ -62,19 +65,18 @@ impl Source {
         self.link.state()
     }
 
-    /// What is to take the place of the queue's socket, if something is: another one, or none for now.
+    /// The replacement of the queue's socket, if there is one: another socket, or none for now.
     pub(super) fn next(&self) -> Option<Option<PacketSocket>> {
         self.next.try_recv().ok()
     }
 
-    /// Gives back a socket.
     pub(super) fn give_back(&self, socket: PacketSocket) {
         // The thread lives as long as this. If not, the socket is closed here.
         let _ = self.former.send(socket);
     }
 }
 
-/// The thread that watches. It ends when this is dropped.
+/// The watching thread. It ends when this is dropped.
 #[derive(Debug)]
 struct Thread {
     end: Arc<OwnedFd>,
@@ -90,7 +92,7 @@ impl Drop for Thread {
     }
 }
 
-/// The interface of a port, watched.
+/// The watched interface of a port.
 #[derive(Debug)]
 pub(super) struct Watched {
     port: String,
@@ -98,15 +100,15 @@ pub(super) struct Watched {
     queues: u32,
     room: usize,
     link: Arc<Link>,
-    /// Becomes readable when something about an interface changes.
+    /// Becomes readable when interfaces change.
     bell: Option<OwnedFd>,
-    /// One of the sockets in use, to ask with.
+    /// One of the sockets in use, for queries.
     probe: Option<OwnedFd>,
-    /// Device and inode of the namespace that the sockets are in, where it has a name.
+    /// Device and inode of the sockets' namespace, if it has a name.
     namespace: Option<(u64, u64)>,
     /// How often sockets were opened.
     opened: u16,
-    /// Of an interface that is there and could not be opened, this was said.
+    /// The log has reported that an existing interface could not be opened.
     has_complained: bool,
 }
 
@@ -114,7 +116,7 @@ pub(super) struct Watched {
 struct Queues {
     to: Vec<Sender<Option<PacketSocket>>>,
     former: Receiver<PacketSocket>,
-    /// Sockets that they have.
+    /// Sockets that queues have.
     out: usize,
 }
 
@@ -134,16 +136,14 @@ impl Watched {
         }
     }
 
-    /// The state of the port.
     pub(super) fn link(&self) -> Arc<Link> {
         self.link.clone()
     }
 
-    /// Opens a socket for each queue.
     pub(super) fn open(&mut self) -> Result<Vec<PacketSocket>, Failed> {
         let settings = &self.settings;
-        // Of this process, this interface, and this time: sockets of one number and another interface are refused by the kernel, and those of
-        // before may be open still.
+        // Depends on process, interface and time: the kernel refuses a number that sockets of
+        // another interface use, and old sockets may still be open.
         let group = (std::process::id() as u16).wrapping_mul(31).wrapping_add(settings.interface.bytes().map(u16::from).sum());
         let group = group.wrapping_add(self.opened.wrapping_mul(7919));
         let options = SocketOptions {
@@ -159,12 +159,12 @@ impl Watched {
         let namespace = namespace.inspect_err(|_| self.bell = None)?;
         let id = namespace.as_ref().and_then(|ns| fstat(ns.fd()).ok()).map(|file| (file.st_dev, file.st_ino));
         if id != std::mem::replace(&mut self.namespace, id) {
-            // It would keep the former one alive.
+            // It would keep the old namespace alive.
             self.bell = None;
         }
         let bell = self.bell.take();
         let all = || {
-            // First: what changes from now on is heard.
+            // First, so that no change from now on is missed.
             let bell = bell.or_else(|| link::bell().ok());
             let sockets = (0..queues).map(|_| PacketSocket::open(&options).map_err(Failed)).collect::<Result<Vec<_>, _>>();
             Ok::<_, Failed>((bell, sockets))
@@ -182,7 +182,7 @@ impl Watched {
         Ok(sockets)
     }
 
-    /// Starts the thread, and returns the end of each queue. `opened` sockets go to the queues.
+    /// Starts the thread, and returns each queue's end. `opened` sockets go to the queues.
     pub(super) fn start(self, opened: usize) -> io::Result<Vec<Source>> {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (back, former) = channel();
@@ -204,7 +204,7 @@ impl Watched {
             let patience = Timespec { tv_sec: 0, tv_nsec: patience.as_nanos() as _ };
             let mut fds = vec![PollFd::new(end, PollFlags::IN)];
             fds.extend(self.bell.iter().map(|bell| PollFd::new(bell, PollFlags::IN)));
-            // An error is a look more.
+            // An error only costs an extra check.
             let _ = poll(&mut fds, Some(&patience));
             if !fds[0].revents().is_empty() {
                 return;
@@ -214,7 +214,7 @@ impl Watched {
         }
     }
 
-    /// Looks at the interface, and does what is to be done.
+    /// Checks the interface, and acts on changes.
     fn step(&mut self, queues: &mut Queues) {
         queues.out -= queues.former.try_iter().map(drop).count();
         if self.probe.is_some() {
@@ -227,7 +227,7 @@ impl Watched {
                         return;
                     }
                     self.probe = None;
-                    // One that has ended wants nothing any more.
+                    // A queue that has ended needs nothing any more.
                     queues.to.iter().for_each(|queue| drop(queue.send(None)));
                 }
             }
@@ -248,7 +248,7 @@ impl Watched {
             }
             Err(Failed((doing, error))) => {
                 self.link.set(PortState::NoLink);
-                // One that is made anew is brought up a moment later, and packets cannot be shared before.
+                // A recreated interface is brought up later; only then can sockets share it.
                 let is_early = error.raw_os_error() == Some(libc::EINVAL) && self.queues > 1;
                 if !is_early {
                     self.complain(doing, &error);
@@ -257,7 +257,8 @@ impl Watched {
         }
     }
 
-    /// Binds the one socket to the interface that has the name now, if there is one. Nothing is made for it, so its first packets are kept.
+    /// Binds the single socket to the interface that has the name now, if there is one. Since
+    /// nothing is created, the first packets are kept.
     fn bind_anew(&mut self) {
         let Some(probe) = &self.probe else { return };
         let Ok(index) = link::index_by(probe, &self.settings.interface) else { return };
@@ -267,13 +268,13 @@ impl Watched {
                 self.link.set(state);
                 self.has_complained = false;
             }
-            // It has gone again.
+            // It is gone again.
             Err((_, error)) if is_missing(&error) => {}
             Err((doing, error)) => self.complain(doing, &error),
         }
     }
 
-    /// Says once that an interface that is there cannot be opened.
+    /// Logs once that an existing interface cannot be opened.
     fn complain(&mut self, doing: &str, error: &io::Error) {
         if !std::mem::replace(&mut self.has_complained, true) {
             let (port, interface) = (&self.port, &self.settings.interface);
@@ -281,13 +282,13 @@ impl Watched {
         }
     }
 
-    /// Whether the sockets are in the namespace that has its name.
+    /// Whether the sockets are in the namespace that has its name now.
     fn is_same_namespace(&self) -> bool {
         let Some(name) = &self.settings.netns else { return true };
         stat(netns::path_of(name)).is_ok_and(|file| self.namespace == Some((file.st_dev, file.st_ino)))
     }
 
-    /// The state of the interface that the sockets are bound to. None if it is not the one of the name any more.
+    /// The state of the sockets' interface; `None` if it no longer is the one with the name.
     fn look(&self) -> Option<PortState> {
         let probe = self.probe.as_ref()?;
         if !self.is_same_namespace() {
