@@ -58,9 +58,7 @@ pub enum Reason {
         free: String,
     },
     #[error("no server has the processor of the profile, \"{cpu}\"")]
-    NoServer {
-        cpu: String,
-    },
+    NoServer { cpu: String },
     #[error("an SLO named \"{0}\" is already placed: remove it, or choose another name")]
     Twice(String),
     #[error("the placement cannot be: {0}")]

@@ -44,24 +44,14 @@ pub enum AssignmentError {
     Slo(#[from] SloError),
     #[error("two SLOs are named \"{0}\"")]
     Twice(String),
-    #[error("instance {number} is of the SLO \"{slo}\", which is not told")]
-    NoSlo {
-        slo: String,
-        number: u32,
-    },
+    #[error("instance {number} is of the SLO \"{slo}\", which the assignment does not have")]
+    NoSlo { slo: String, number: u32 },
     #[error("the SLO \"{0}\" has no instance on this server: leave it out")]
     NoInstance(String),
     #[error("instance {number} of \"{slo}\" has no core")]
-    NoCore {
-        slo: String,
-        number: u32,
-    },
+    NoCore { slo: String, number: u32 },
     #[error("instance {number} of \"{slo}\" is to be given {load_pps} packets/s: write a finite number, 0 or more")]
-    Load {
-        slo: String,
-        number: u32,
-        load_pps: f64,
-    },
+    Load { slo: String, number: u32, load_pps: f64 },
     /// Profiled on another processor.
     #[error(
         "\"{slo}\" was admitted by a profile of \"{profile}\", and this server has \"{here}\": profile it here and admit it again"
@@ -76,30 +66,16 @@ pub enum AssignmentError {
     #[error(
         "\"{slo}\" was admitted by a profile of another binary of \"{nf}\" ({profile}, here {here}): profile this one and admit it again"
     )]
-    Binary {
-        slo: String,
-        nf: String,
-        profile: Digest,
-        here: Digest,
-    },
+    Binary { slo: String, nf: String, profile: Digest, here: Digest },
     /// Profiled with another configuration.
     #[error(
         "\"{slo}\" was admitted by a profile of another configuration of {runs} ({profile}, here {here}): its arguments, the files that they \
          name or its environment differ; start it as it was profiled, or profile it as it is and admit it again"
     )]
-    Configuration {
-        slo: String,
-        runs: String,
-        profile: Digest,
-        here: Digest,
-    },
+    Configuration { slo: String, runs: String, profile: Digest, here: Digest },
     /// The profile is of another workload.
     #[error("\"{slo}\" runs {runs}, and the profile that it was admitted by is of {profile}")]
-    Other {
-        slo: String,
-        runs: String,
-        profile: String,
-    },
+    Other { slo: String, runs: String, profile: String },
 }
 
 /// What is known of an NF's program on this server.
@@ -259,7 +235,7 @@ mod tests {
             change(&mut assignment);
             assignment.check().unwrap_err().to_string()
         };
-        assert!(said(|a| a.slos.clear()).contains("which is not told"));
+        assert!(said(|a| a.slos.clear()).contains("which the assignment does not have"));
         assert!(said(|a| a.slos.push(promised("acme", 1.0))).contains("two SLOs"));
         assert!(said(|a| a.slos.push(promised("web", 1.0))).contains("leave it out"));
         assert!(said(|a| a.server.instances[0].cores = vec![0]).contains("two instances"));

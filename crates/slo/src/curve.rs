@@ -128,7 +128,7 @@ impl Confidence {
         })
     }
 
-    /// Whether so many points are unsure (more than one in `TOO_NOISY`) that the curve describes
+    /// Whether too many points are unsure (more than one in `TOO_NOISY`) that the curve describes
     /// the host and not the NF.
     pub(crate) fn is_too_noisy(&self) -> bool {
         self.unsure * TOO_NOISY > self.points
@@ -268,16 +268,9 @@ impl Plan {
 pub enum CurveError<E> {
     /// A plan without a range or with too few points.
     #[error("a curve from {from} to {to} with at most {points} points cannot be measured: 3 points are the least, and a range")]
-    Plan {
-        from: f64,
-        to: f64,
-        points: u32,
-    },
+    Plan { from: f64, to: f64, points: u32 },
     #[error("the point {x} cannot be measured: {why}")]
-    Measure {
-        x: f64,
-        why: E,
-    },
+    Measure { x: f64, why: E },
     #[error("the point {x} gave {sample} and must be 0 or more, finite, and there")]
     NoNumber {
         x: f64,

@@ -50,10 +50,7 @@ pub enum DemandError {
     #[error(
         "no load is low enough for {asked_us:.1} µs: the shortest that its profile and the server's path_us allow is {least_us:.1} µs"
     )]
-    Latency {
-        asked_us: f64,
-        least_us: f64,
-    },
+    Latency { asked_us: f64, least_us: f64 },
     /// No server gives an instance as many ways as the least that was measured.
     #[error(
         "its profile says what an instance carries with {measured} ways of the cache and more, and on a server {of_ways} are for NFs: profile \

@@ -114,15 +114,10 @@ pub struct Profile {
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error("profile {path}: {why}")]
-    File {
-        path: String,
-        why: String,
-    },
+    File { path: String, why: String },
     /// Written by another version.
     #[error("the profile has form {form} and this program knows {FORM}: profile again")]
-    Form {
-        form: u32,
-    },
+    Form { form: u32 },
     #[error("the profile was made on \"{profile}\" and the server has \"{server}\": profile there")]
     Cpu {
         /// The processor it was made on.
@@ -147,23 +142,14 @@ pub enum ProfileError {
         slo: String,
     },
     #[error("the {which} curve has no points: profile again")]
-    Empty {
-        which: &'static str,
-    },
+    Empty { which: &'static str },
     #[error("the {which} curve has the point ({x}, {y}): both must be 0 or more and finite; profile again")]
-    NoNumber {
-        which: &'static str,
-        x: f64,
-        y: f64,
-    },
+    NoNumber { which: &'static str, x: f64, y: f64 },
     /// A margin, bound or spread that is no part of 1.
     #[error(
         "the {which} curve has a margin of {margin}, or a bound or spread that makes no sense: they are parts of 1; profile again"
     )]
-    Margin {
-        which: &'static str,
-        margin: f64,
-    },
+    Margin { which: &'static str, margin: f64 },
     #[error(
         "the {which} curve is not monotone: {y} at {x}, after {before}; profiles that `sluice profile` writes are, so profile again"
     )]
@@ -179,10 +165,7 @@ pub enum ProfileError {
         "host too noisy: at {} of {} points the {which} is not known to within half of its value ({} of {} samples are within what would be \
          promised)", .confidence.unsure, .confidence.points, .confidence.within, .confidence.samples
     )]
-    Noisy {
-        which: &'static str,
-        confidence: Confidence,
-    },
+    Noisy { which: &'static str, confidence: Confidence },
     /// Impossible cores, ways, floor or stages.
     #[error("the profile says {what}: profile again")]
     Shape {

@@ -56,10 +56,7 @@ pub enum Misses {
     Uniform(f64),
     /// Some lines more than others: a cache of a part p of the set serves p^(1 − exponent) of the
     /// references.
-    Zipf {
-        set_mib: f64,
-        exponent: f64,
-    },
+    Zipf { set_mib: f64, exponent: f64 },
     /// As counted in a trace.
     Traced {
         /// Bytes of a way.

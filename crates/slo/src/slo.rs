@@ -134,24 +134,15 @@ pub enum SloError {
     #[error("SLO \"{0}\" names no NF")]
     NoNf(String),
     #[error("SLO \"{name}\" asks for {throughput_pps} packets/s: a throughput is above 0 and finite")]
-    Throughput {
-        name: String,
-        throughput_pps: f64,
-    },
+    Throughput { name: String, throughput_pps: f64 },
     #[error("SLO \"{name}\" asks for a latency of {latency_us} µs: a latency is above 0 and finite")]
-    Latency {
-        name: String,
-        latency_us: f64,
-    },
+    Latency { name: String, latency_us: f64 },
     #[error(
         "SLO \"{0}\" is on demand and has no cap: cap = {{ instances = 4 }}, cap = {{ load_pps = 2e6 }}, or both, say where the promise ends"
     )]
     NoCap(String),
     #[error("SLO \"{name}\" has a cap of {cap}: that is 1 to {MOST_INSTANCES} instances, and a load above 0 and finite")]
-    Cap {
-        name: String,
-        cap: Cap,
-    },
+    Cap { name: String, cap: Cap },
 }
 
 impl Cap {

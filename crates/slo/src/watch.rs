@@ -244,12 +244,12 @@ impl Watch {
             let cause = blame(one, &rogues);
             let broken = [throughput(one, terms), latency(one, terms)];
             // Unpoliced excess delays the tenant's own packets: its latency says nothing.
-            let is_evaluated = [true, excess.is_none() || one.policed_pps > 0.0];
+            let is_known = [true, excess.is_none() || one.policed_pps > 0.0];
             tenant.windows += 1;
             tenant.exceeded += u64::from(excess.is_some());
             tenant.excess.add(began_ns, excess);
             let tracks = tenant.broken.iter_mut().zip(&mut tenant.violated).zip(broken);
-            for ((track, count), broken) in tracks.zip(is_evaluated).filter_map(|(track, is_evaluated)| is_evaluated.then_some(track)) {
+            for ((track, count), broken) in tracks.zip(is_known).filter_map(|(track, is_known)| is_known.then_some(track)) {
                 *count += u64::from(broken.is_some());
                 // The cause stays until another is found.
                 let before = track.last.as_ref().and_then(|(_, (.., cause))| cause.clone());

@@ -1,4 +1,4 @@
-//! What the machine is that the stand-in plays: processors, caches, and how many classes its hardware has.
+//! The simulated machine: processors, caches, and how many classes its hardware has.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ pub struct Bandwidth {
     pub num_closids: u32,
     /// Smallest value, in percent.
     pub min: u32,
-    /// What a new group has.
+    /// The value of a new group.
     pub max: u32,
     /// Values are rounded up to multiples of this.
     pub granularity: u32,
@@ -41,15 +41,13 @@ pub struct Machine {
     pub min_cbm_bits: u32,
     /// Ways that devices use too.
     pub shareable_bits: u32,
-    /// Whether masks may have gaps; none leaves the file out, as older kernels do.
+    /// Whether masks may have gaps; none omits the file, as in older kernels.
     pub sparse: Option<bool>,
     /// Classes for L3; halved by CDP.
     pub num_closids: u32,
-    /// Whether code and data have masks of their own.
+    /// Whether code and data have separate masks.
     pub cdp: bool,
-    /// Bandwidth allocation, if there is any.
     pub bandwidth: Option<Bandwidth>,
-    /// Monitoring, if there is any.
     pub monitoring: Option<Monitoring>,
     /// Hardware that gives all of these bits to a mask that has any of them; 0 is none.
     pub widened: u32,
@@ -58,8 +56,8 @@ pub struct Machine {
 }
 
 impl Default for Machine {
-    /// Two sockets with ids 0 and 2, eight processors each, 45 MiB in 20 ways of which devices share the upper two, 16 classes, and
-    /// everything that can be monitored.
+    /// Two sockets with ids 0 and 2, eight processors each, 45 MiB in 20 ways of which devices
+    /// share the upper two, 16 classes, and all monitoring events.
     fn default() -> Self {
         Self {
             domains: BTreeMap::from([(0, (0..8).collect()), (2, (8..16).collect())]),
