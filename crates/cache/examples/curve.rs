@@ -1,4 +1,4 @@
-//! The misses of a traced NF against ways, for this host's cache or 20 ways of 2,304 KiB.
+//! The misses of a traced NF against ways, for this host's or a default cache.
 //!
 //! ```sh
 //! traced=$(scripts/trace-nf nat)
@@ -6,8 +6,8 @@
 //!     "$traced/sluice-nf-nat" --inside 10.0.0.0/8 --outside 203.0.113.1
 //! ```
 //! The arguments are packets, flows, `uniform` or Zipf's exponent (preceded by `spread:` for
-//! destinations over the whole address space), and the NF with its arguments. It prints the curve,
-//! and the CPU time of the model and of the traced NF.
+//! destinations over the whole address space), and the NF with its arguments. The default cache
+//! has 20 ways of 2,304 KiB. It prints the curve, and the CPU time of the model and the traced NF.
 
 use sluice_cache::model::{Geometry, Hierarchy};
 use sluice_cache::trace::{Traced, Traffic, profile};

@@ -1,4 +1,4 @@
-//! How many frames may be in flight so that received packets are still cached when read.
+//! How many frames may be in flight so that packets are still cached when read.
 //!
 //! # Problem
 //! Devices write packets into a few ways of the last-level cache (DDIO). A receive queue is
@@ -40,7 +40,6 @@ pub const LEAST_FRAMES: u32 = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoCache {
     pub ways: u32,
-    /// Bytes of a way.
     pub way_bytes: u64,
     /// Bytes of a line.
     pub line: u32,
@@ -71,7 +70,6 @@ pub struct Bound {
     pub frame_bytes: u64,
 }
 
-/// Why there is no bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
     #[error("{0} is 0; a receive queue needs ways, queues and packets")]
@@ -80,13 +78,7 @@ pub enum BufferError {
         "{queues} queues for packets of {packet_bytes} bytes would have {per_queue} frames each, fewer than {LEAST_FRAMES}; use fewer \
          queues, a smaller MTU, or give devices more ways"
     )]
-    TooFew {
-        queues: u32,
-        /// Bytes of the largest packet.
-        packet_bytes: u32,
-        /// Frames that each queue would have.
-        per_queue: u32,
-    },
+    TooFew { queues: u32, packet_bytes: u32, per_queue: u32 },
 }
 
 /// The bound for these queues on this cache.
@@ -132,7 +124,6 @@ pub enum Source {
 pub enum IoCacheError {
     #[error("the kernel describes no last-level cache here; give the number of frames of a queue yourself")]
     NoCache,
-    /// The number of ways is unknown.
     #[error(transparent)]
     Ways(#[from] DdioError),
 }

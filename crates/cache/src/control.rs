@@ -28,7 +28,6 @@ pub struct Domain {
     pub way_bytes: Option<u64>,
 }
 
-/// Unit of bandwidths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BandwidthUnit {
@@ -40,12 +39,9 @@ pub enum BandwidthUnit {
     EighthGigabytesPerSecond,
 }
 
-/// Bandwidths that can be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BandwidthLimits {
-    /// The unit of all values.
     pub unit: BandwidthUnit,
-    /// Smallest value.
     pub least: u32,
     /// Values are rounded up to multiples of it.
     pub step: u32,
@@ -68,9 +64,7 @@ pub struct Shape {
     pub code_and_data: bool,
     /// Most classes beside the root class.
     pub classes: u32,
-    /// Bandwidths that can be given, if any.
     pub bandwidth: Option<BandwidthLimits>,
-    /// Whether occupancy is counted.
     pub occupancy: bool,
     /// Whether traffic to memory is counted.
     pub traffic: bool,
@@ -173,10 +167,8 @@ pub struct Moved {
 /// Gives classes shares of the last-level cache. If a method fails, all classes are as they were
 /// before it, unless the error says otherwise.
 pub trait CacheControl {
-    /// Where classes and counters come from.
     fn origin(&self) -> Origin;
 
-    /// What the cache can do.
     fn shape(&self) -> &Shape;
 
     /// Makes a class.
@@ -193,7 +185,6 @@ pub trait CacheControl {
     /// As [`make`](Self::make), or there is no such class.
     fn resize(&mut self, name: &str, ways: u32) -> Result<Granted, CacheError>;
 
-    /// The present classes.
     fn classes(&self) -> Vec<Granted>;
 
     /// Puts threads into a class, by their thread ids; "" is the root class.

@@ -1,4 +1,4 @@
-//! Diagnosis of a host's cache control: what exists, what is missing, and what to do.
+//! Diagnosis of a host's cache control: what is missing, and what to do.
 //!
 //! # Approach
 //! [`examine`] only reads. [`try_out`] makes a class, reads it back, moves the calling thread in
@@ -20,7 +20,6 @@ use crate::resctrl::{PREFIX, Resctrl, TRIAL};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// It exists.
     Good,
     /// It does not exist, and Sluice does without.
     Missing,
@@ -31,10 +30,8 @@ pub enum Level {
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What was checked.
     pub subject: String,
     pub level: Level,
-    /// What was found.
     pub what: String,
     /// What to do, if anything.
     pub todo: Option<String>,

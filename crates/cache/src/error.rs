@@ -18,10 +18,7 @@ pub enum CacheError {
     #[error(
         "this host cannot give cache ways to classes ({why}); run NFs without cache classes, or on a host where `sluice doctor` finds CAT"
     )]
-    NoWays {
-        /// What is missing.
-        why: &'static str,
-    },
+    NoWays { why: &'static str },
     #[error(
         "this host does not count the use of its cache; leave the watch out, or choose a host where `sluice doctor` finds monitoring"
     )]
@@ -61,7 +58,6 @@ pub enum CacheError {
         /// Ways that a class could have.
         free: u32,
     },
-    /// A group of another program has the ways.
     #[error(
         "the group {group} of {path}, which somebody else made, has the ways that are needed; narrow its schemata or remove it"
     )]
@@ -75,7 +71,6 @@ pub enum CacheError {
         "the processor has no more monitoring ids (the kernel says: {status}); remove groups below mon_groups that nobody uses"
     )]
     NoMonitor { status: String },
-    /// Lines in the cache still use monitoring ids.
     #[error(
         "monitoring ids of groups that were removed still tag lines in the cache (the kernel says: {status}); try again in some seconds, or \
          raise info/L3_MON/max_threshold_occupancy"
@@ -106,7 +101,6 @@ pub enum CacheError {
     #[error("thread {task} cannot go to the group {group}: {status}; {} before it are there now", moved.len())]
     Task {
         group: String,
-        /// The first thread that was refused.
         task: u32,
         status: String,
         /// Threads that were moved.
@@ -126,12 +120,7 @@ pub enum CacheError {
     Strange { path: PathBuf, text: String },
     /// A trace or a model is invalid.
     #[error("{what}; {cure}")]
-    Model {
-        /// What is wrong.
-        what: String,
-        /// What to do.
-        cure: &'static str,
-    },
+    Model { what: String, cure: &'static str },
     #[error("cannot {doing} {path}: {source} (the kernel says: {status}); see that resctrl is still mounted")]
     System { doing: &'static str, path: PathBuf, status: String, source: io::Error },
 }

@@ -32,7 +32,6 @@ pub struct Cache {
     pub level: u32,
     /// Whether it holds data.
     pub data: bool,
-    /// Its size.
     pub bytes: u64,
     pub ways: u32,
     /// Bytes of a line.
@@ -42,7 +41,6 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Converts it to a domain.
     pub fn domain(self) -> Domain {
         let way_bytes = (self.ways > 0).then(|| self.bytes / u64::from(self.ways));
         Domain { id: self.id, cpus: self.cpus, way_bytes }
@@ -126,12 +124,10 @@ pub enum DdioError {
     NoModule { path: PathBuf },
     #[error("not permitted to read {path}; run as root, or give the number of I/O ways yourself (io_ways)")]
     NotPermitted { path: PathBuf },
-    /// The processor has no such register.
     #[error(
         "the processor refuses to tell the ways that devices write into ({0}; a guest never learns them); give their number yourself (io_ways)"
     )]
     NoRegister(io::Error),
-    /// The register's value is no mask of ways.
     #[error(
         "the processor says {0:#x} for the ways that devices write into, which is no mask; give their number yourself (io_ways)"
     )]

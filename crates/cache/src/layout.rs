@@ -17,7 +17,6 @@
 /// The fixed constraints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// All ways.
     pub all: u32,
     /// Ways that devices use too.
     pub io: u32,
@@ -46,7 +45,6 @@ pub struct Want {
 pub struct Layout {
     /// Masks of the classes, in the order of the requests.
     pub masks: Vec<u32>,
-    /// The root class's mask.
     pub root: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A model of DDIO: how many packets that devices write have left the cache when they are read.
+//! A model of DDIO: how many packets have left the cache when they are read.
 //!
 //! # Approach
 //! One cache of sets and ways with least-recently-used replacement. A device writes a packet's
@@ -22,7 +22,6 @@ const EMPTY: u64 = u64::MAX;
 /// What is received, and where it is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
-    /// The last-level cache.
     pub cache: Geometry,
     /// Ways that devices write into; the last ones.
     pub io_ways: u32,
@@ -30,13 +29,11 @@ pub struct Setup {
     pub core_ways: u32,
     /// Bytes of a line.
     pub line: u32,
-    /// Receive queues.
     pub queues: u32,
     /// Frames of each queue.
     pub frames: u32,
     /// Bytes from one frame to the next.
     pub stride: u32,
-    /// Bytes of a packet.
     pub packet_bytes: u32,
     /// Lines beside the packet's that the device writes.
     pub extra_lines: u32,
@@ -49,7 +46,6 @@ pub struct Setup {
 /// Average cost of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Leak {
-    /// Packets that were counted.
     pub packets: u64,
     /// Reads of uncached lines, as a part of all reads.
     pub read_misses: f64,

@@ -1,4 +1,4 @@
-//! Cache classes by the kernel's resctrl: ways (CAT), bandwidth (MBA), and counters (CMT, MBM).
+//! Cache classes by resctrl: ways (CAT), bandwidth (MBA), counters (CMT, MBM).
 //!
 //! # Problem
 //! resctrl is a file system whose files take writes as commands. A refusal is an error number, and
@@ -49,7 +49,6 @@ use crate::schemata::{self, Base, Line};
 mod claim;
 mod shape;
 
-/// Where resctrl usually is.
 pub const MOUNT_POINT: &str = "/sys/fs/resctrl";
 
 /// Prefix of our groups' names.
@@ -64,7 +63,6 @@ pub const TRIAL: &str = "doctor";
 /// Bytes of one list of threads; the kernel takes a page.
 const LIST_BYTES: usize = 4_000;
 
-/// A class of ours.
 #[derive(Debug, Clone)]
 struct Class {
     spec: ClassSpec,
@@ -224,7 +222,6 @@ impl Resctrl {
         }
     }
 
-    /// Groups below the root.
     fn groups(&self) -> Result<Vec<String>, CacheError> {
         let entries = fs::read_dir(&self.path).map_err(|e| self.system("read", "", e))?;
         let names = entries.flatten().filter(|entry| entry.path().join("tasks").is_file());
@@ -493,7 +490,6 @@ impl Resctrl {
         self.classes.get(name).ok_or_else(|| CacheError::Unknown { name: name.into() })
     }
 
-    /// The group of a class, or of the root.
     fn group_of(&self, name: &str) -> Result<String, CacheError> {
         if name.is_empty() { Ok(String::new()) } else { self.class(name).map(|class| group(&class.spec.name)) }
     }

@@ -1,4 +1,4 @@
-//! Classes of a modelled cache: what each would hold and miss, from its NFs' loads and stores.
+//! Classes of a modelled cache, from the loads and stores of their NFs.
 //!
 //! # Approach
 //! Each class has its own [`Model`], because exclusive ways are a separate cache. It follows all

@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use crate::error::CacheError;
 use crate::model::{Curve, Geometry, Hierarchy, Model};
 
-/// Bytes of a record.
 const RECORD: usize = 8;
 
 /// Bytes of one read.
@@ -49,11 +48,9 @@ impl Traced {
 /// A record of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A load or store.
     Access {
         address: u64,
         bytes: u32,
-        /// Whether it is a store.
         store: bool,
     },
     /// The end of the warm-up, and then the end of the trace. A trace that may end early has a

@@ -1,4 +1,4 @@
-//! The model against cachegrind, for the NFs that ship with Sluice, on the same packets.
+//! The model against cachegrind, for Sluice's own NFs on the same packets.
 //!
 //! Run by `make cachegrind`; needs valgrind, and NFs that scripts/trace-nf has built, with
 //! `--plain` and without.

@@ -1,5 +1,6 @@
-//! Cache classes on a stand-in with the kernel's refusals. Needs /dev/fuse, and root or
-//! fusermount3.
+//! Cache classes on a stand-in with the kernel's refusals.
+//!
+//! Needs /dev/fuse, and root or fusermount3.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Online admission of one more SLO: whether it fits and where, without moving any instance.
+//! Online admission of one more SLO, without moving any instance.
 //!
 //! # Problem
 //! A tenant waits for an answer. It is yes, with instances, their ways and their servers; or no,
@@ -41,7 +41,6 @@ const WAYS: (f64, f64) = (1.0 / 64.0, 64.0);
 /// Precision of the search for the nearest offer, as a part.
 const NEAREST: f64 = 0.002;
 
-/// Why an SLO is not admitted.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Reason {
     /// Not even an empty server could keep it.
@@ -49,14 +48,7 @@ pub enum Reason {
     Impossible(#[from] DemandError),
     /// Running instances leave too little room.
     #[error("no room: {instances} instances or more are needed, and of {servers} servers none can take enough of them ({free})")]
-    Full {
-        /// Least number of instances.
-        instances: usize,
-        /// Servers that were considered.
-        servers: usize,
-        /// What is free, in words.
-        free: String,
-    },
+    Full { instances: usize, servers: usize, free: String },
     #[error("no server has the processor of the profile, \"{cpu}\"")]
     NoServer { cpu: String },
     #[error("an SLO named \"{0}\" is already placed: remove it, or choose another name")]
@@ -70,7 +62,6 @@ pub enum Reason {
 #[error("{reason}{}", nearest.map(|promise| format!("; this would fit: {promise}")).unwrap_or_default())]
 pub struct Refusal {
     pub reason: Reason,
-    /// The nearest promise that would fit now.
     pub nearest: Option<Promise>,
 }
 
@@ -131,7 +122,6 @@ pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Re
     results.into_iter().flatten().collect()
 }
 
-/// The distinct shapes of servers.
 fn distinct(placement: &Placement) -> Vec<&ServerShape> {
     let mut shapes: Vec<&ServerShape> = Vec::new();
     for server in &placement.servers {
@@ -227,7 +217,6 @@ impl Floor {
         recipes
     }
 
-    /// The best candidate that fits.
     fn fit(&self, demand: &Demand) -> Option<Fit> {
         let fits = self.candidates(demand).into_iter().filter_map(|recipe| self.place(&recipe, demand));
         fits.min_by(|a, b| a.new.cmp(&b.new).then(a.part.total_cmp(&b.part)))
@@ -262,13 +251,11 @@ impl Floor {
         Some(fit)
     }
 
-    /// Whether a promise would fit now.
     fn fits(&self, slo: &Slo, profile: &Profile, promise: Promise) -> bool {
         let slo = Slo { promise, ..slo.clone() };
         Demand::of(&slo, profile, &self.shape).is_ok_and(|demand| self.fit(&demand).is_some())
     }
 
-    /// The nearest promise that fits.
     fn nearest(&self, slo: &Slo, profile: &Profile) -> Option<Promise> {
         slo.check().ok()?;
         let asked_us = slo.promise.latency_us();
@@ -353,7 +340,6 @@ fn rounded(value: f64, towards: fn(f64) -> f64) -> f64 {
     if (near * unit - value).abs() <= value.abs() * 1e-12 { near * unit } else { moved * unit }
 }
 
-/// Adds the instances of a fit.
 fn settle(placement: &mut Placement, demand: &Demand, fit: &Fit) -> Vec<(usize, Instance)> {
     let carries = |size: u32| demand.capacity_pps[size as usize];
     let sum: f64 = fit.at.iter().map(|(_, size)| carries(*size)).sum();

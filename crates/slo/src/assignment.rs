@@ -37,7 +37,6 @@ pub struct Assignment {
 /// Why an assignment is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AssignmentError {
-    /// More is assigned than the server has.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     #[error(transparent)]
@@ -52,28 +51,19 @@ pub enum AssignmentError {
     NoCore { slo: String, number: u32 },
     #[error("instance {number} of \"{slo}\" is to be given {load_pps} packets/s: write a finite number, 0 or more")]
     Load { slo: String, number: u32, load_pps: f64 },
-    /// Profiled on another processor.
     #[error(
         "\"{slo}\" was admitted by a profile of \"{profile}\", and this server has \"{here}\": profile it here and admit it again"
     )]
-    Cpu {
-        slo: String,
-        profile: String,
-        /// The processor of this server.
-        here: String,
-    },
-    /// Profiled with another binary.
+    Cpu { slo: String, profile: String, here: String },
     #[error(
         "\"{slo}\" was admitted by a profile of another binary of \"{nf}\" ({profile}, here {here}): profile this one and admit it again"
     )]
     Binary { slo: String, nf: String, profile: Digest, here: Digest },
-    /// Profiled with another configuration.
     #[error(
         "\"{slo}\" was admitted by a profile of another configuration of {runs} ({profile}, here {here}): its arguments, the files that they \
          name or its environment differ; start it as it was profiled, or profile it as it is and admit it again"
     )]
     Configuration { slo: String, runs: String, profile: Digest, here: Digest },
-    /// The profile is of another workload.
     #[error("\"{slo}\" runs {runs}, and the profile that it was admitted by is of {profile}")]
     Other { slo: String, runs: String, profile: String },
 }
@@ -81,7 +71,6 @@ pub enum AssignmentError {
 /// What is known of an NF's program on this server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Program {
-    /// Digest of its binary.
     pub binary: Option<Digest>,
     /// Digest of its configuration ([`Digest::of_configuration`]).
     pub configuration: Option<Digest>,

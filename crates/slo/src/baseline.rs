@@ -1,4 +1,4 @@
-//! Other ways of placing, for comparison, and what a placement would deliver in truth.
+//! Other ways of placing, for comparison, and what a placement delivers.
 //!
 //! - *Agnostic*: as many instances as their throughput alone on a server requires, packed by cores
 //!   only. The cache is shared by all, or split evenly between the instances of a server.
@@ -37,9 +37,7 @@ pub struct Asked<'a> {
 /// A placed instance, and what it gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Put {
-    /// Index of the SLO.
     pub slo: usize,
-    /// Packets per second.
     pub load_pps: f64,
     /// Ways of its own class, if classes are used.
     pub ways: Option<u32>,
@@ -48,7 +46,6 @@ pub struct Put {
 /// Servers with their instances.
 pub type Floor = Vec<Vec<Put>>;
 
-/// How the cache of a server is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
     Shared,
@@ -89,7 +86,6 @@ fn put(floor: &mut Floor, asked: &[Asked<'_>], shape: &ServerShape, new: Put) {
     }
 }
 
-/// Contention-agnostic packing.
 pub(crate) fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {
@@ -121,7 +117,6 @@ pub(crate) fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     floor
 }
 
-/// Prediction-based packing.
 pub(crate) fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {

@@ -1,4 +1,4 @@
-//! Experiments: one set of SLOs placed in every way, and the optimiser on sets of any size.
+//! Experiments: a set of SLOs placed in every way, and the optimiser on any set.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,11 +18,9 @@ use crate::slo::Slo;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     pub name: &'static str,
-    /// Servers in use.
     pub servers: usize,
     /// SLOs that get less than they were promised.
     pub violations: usize,
-    /// Run time, in seconds.
     pub solve_s: f64,
     /// Lower bound on the servers of any placement with classes; none if not computed.
     pub bound: Option<usize>,
@@ -59,15 +57,12 @@ fn with_classes(demands: &[Demand], recipes: &[Recipe]) -> Floor {
     instances.collect()
 }
 
-/// The SLOs of a set, each with its profile.
 fn with_profiles(set: &Set) -> Vec<(&Slo, &Profile)> {
     set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect()
 }
 
-/// In what order SLOs are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// As they come.
     Arrival,
     /// Those that take most first: all must be known beforehand.
     Sorted,
@@ -165,13 +160,10 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
 /// A run of the optimiser on a set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// Servers of the solution.
     pub servers: usize,
-    /// Lower bound on the number of servers.
     pub bound: usize,
     /// Servers of the greedy packing.
     pub greedy: usize,
-    /// Time of the optimiser, in seconds.
     pub solve_s: f64,
     /// Time of the greedy packing, in seconds.
     pub greedy_s: f64,

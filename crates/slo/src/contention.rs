@@ -79,7 +79,6 @@ impl Behaviour for Profile {
 /// An instance and its load.
 pub struct Running<'a> {
     pub behaviour: &'a dyn Behaviour,
-    /// Packets per second.
     pub load_pps: f64,
 }
 

@@ -88,7 +88,6 @@ const LEAST: f64 = 1e-300;
 /// Positions checked inside a gap, where `x` need not be whole.
 const STEPS: u32 = 16;
 
-/// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
@@ -106,7 +105,6 @@ pub struct Confidence {
     pub samples: u32,
     /// Samples within what is promised: a throughput no lower, a latency no higher.
     pub within: u32,
-    /// Points that were measured.
     pub points: u32,
     /// Points that are not known to within half of their value, or for which others cause more than
     /// twice, or less than half, of the measured value to be promised.
@@ -128,8 +126,7 @@ impl Confidence {
         })
     }
 
-    /// Whether too many points are unsure (more than one in `TOO_NOISY`) that the curve describes
-    /// the host and not the NF.
+    /// Whether the curve describes the host and not the NF: over 1 in `TOO_NOISY` points is unsure.
     pub(crate) fn is_too_noisy(&self) -> bool {
         self.unsure * TOO_NOISY > self.points
     }
@@ -145,7 +142,6 @@ const TOO_NOISY: u32 = 4;
 pub struct Curve {
     /// Its points, by rising `x`; `y` never falls.
     pub points: Vec<Point>,
-    /// How many points were measured.
     pub measured: u32,
     /// How far the lines may be from the truth, as a part of the value.
     pub error_bound: f64,
@@ -194,22 +190,17 @@ pub enum Side {
 /// Least and most load of a profile's latency curve, as parts of the throughput that is promised.
 pub const LOADS: (f64, f64) = (0.05, 0.95);
 
-/// How a curve is built.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
-    /// Smallest `x`.
     pub from: f64,
-    /// Largest `x`.
     pub to: f64,
     /// Only whole numbers are measured.
     pub whole: bool,
     /// Gaps this wide are not split; 1 for whole numbers.
     pub finest: f64,
-    /// Which way a promise is safe.
     pub side: Side,
     /// Accepted doubt, as a part.
     pub tolerance: f64,
-    /// Points at most.
     pub points: u32,
     /// Accepted spread, as a part.
     pub spread: f64,
@@ -263,10 +254,8 @@ impl Plan {
     }
 }
 
-/// Why there is no curve.
 #[derive(Debug, thiserror::Error)]
 pub enum CurveError<E> {
-    /// A plan without a range or with too few points.
     #[error("a curve from {from} to {to} with at most {points} points cannot be measured: 3 points are the least, and a range")]
     Plan { from: f64, to: f64, points: u32 },
     #[error("the point {x} cannot be measured: {why}")]
@@ -279,7 +268,6 @@ pub enum CurveError<E> {
     },
 }
 
-/// A measured point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Measured {
     x: f64,
@@ -676,7 +664,6 @@ fn known_to(spread: f64) -> String {
     }
 }
 
-/// The median of sorted values.
 fn middle(sorted: &[f64]) -> f64 {
     let n = sorted.len();
     if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }

@@ -1,4 +1,4 @@
-//! An SLO in the planner's terms: instance capacity by ways, and the sufficient sets of instances.
+//! An SLO in the planner's terms: instance capacities and sufficient recipes.
 //!
 //! # Terms
 //! *Size*: the ways of an instance; 0 is a place in the shared class. *Recipe*: the sizes of all
@@ -29,9 +29,7 @@ pub struct Demand {
     pub slo: String,
     /// Packets per second; 0 on demand, which takes one place in the shared class.
     pub target_pps: f64,
-    /// Cores of an instance.
     pub cores: u32,
-    /// Memory of an instance, in MiB.
     pub memory_mib: u64,
     /// Cores that an instance counts for, its memory considered.
     pub counted_cores: u32,
@@ -62,7 +60,6 @@ pub enum DemandError {
         /// The most that a server gives.
         of_ways: u32,
     },
-    /// No server gives an instance the whole cache.
     #[error(
         "its profile was made without cache control, so it says what an instance carries with the whole cache only, and on a server \
          {of_ways} of {llc_ways} ways are for NFs: profile with fewer ways (sluice profile --cache resctrl, or simulated){}",
@@ -74,31 +71,16 @@ pub enum DemandError {
         measured: f64,
         /// The most that a server gives.
         of_ways: u32,
-        /// The ways of its cache.
         llc_ways: u32,
     },
     #[error(
         "an instance takes {cores} cores and {memory_mib} MiB, and a server has {of_cores} cores and {of_memory_mib} MiB for NFs"
     )]
-    Server {
-        /// Cores of an instance.
-        cores: u32,
-        /// Memory of an instance.
-        memory_mib: u64,
-        /// Cores of a server.
-        of_cores: u32,
-        /// Memory of a server.
-        of_memory_mib: u64,
-    },
+    Server { cores: u32, memory_mib: u64, of_cores: u32, of_memory_mib: u64 },
     #[error(
         "{asked_pps:.0} packets/s take {instances} instances of {most_pps:.0} packets/s, more than {MOST_INSTANCES}: split the SLO"
     )]
-    Instances {
-        asked_pps: f64,
-        /// What the best instance carries.
-        most_pps: f64,
-        instances: usize,
-    },
+    Instances { asked_pps: f64, most_pps: f64, instances: usize },
 }
 
 /// The cores that an instance counts for on a server of this shape.
@@ -179,7 +161,6 @@ impl Demand {
         self.target_pps * (1.0 - EPSILON)
     }
 
-    /// Whether a recipe is sufficient.
     pub(crate) fn is_enough(&self, recipe: &[u32]) -> bool {
         let sum: f64 = recipe.iter().map(|size| self.capacity_pps[*size as usize]).sum();
         !recipe.is_empty() && sum >= self.enough()

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// length counts, so that no caller waits for it.
 const MOST_FILE: u64 = 16 << 20;
 
-/// Name of a file's contents. Tells files apart, but is no protection against deliberate
+/// Name of a file's contents: distinguishes files, but is no protection against deliberate
 /// collisions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 pub struct Digest(pub String);

@@ -1,4 +1,4 @@
-//! A migration between placements: an order of steps in which every SLO is kept throughout.
+//! A migration between placements, with every SLO kept at each step.
 //!
 //! # Terms
 //! An instance *stays* if its SLO has one on the same server in both placements; its number of ways
@@ -58,8 +58,10 @@ pub enum Step {
         /// Packets per second that it carries afterwards.
         capacity_pps: f64,
     },
-    /// An instance is started.
-    Start { server: String, instance: Instance },
+    Start {
+        server: String,
+        instance: Instance,
+    },
     /// New flows of an SLO are divided anew among its instances.
     Redirect {
         slo: String,
@@ -67,11 +69,14 @@ pub enum Step {
         parts: Parts,
         /// Instances that get no more new flows.
         away_from: Vec<u32>,
-        /// What becomes of their old flows.
         old: Old,
     },
     /// An instance is stopped, once it has no flows.
-    Stop { server: String, slo: String, number: u32 },
+    Stop {
+        server: String,
+        slo: String,
+        number: u32,
+    },
 }
 
 /// How to get from one placement to another.
@@ -82,18 +87,14 @@ pub struct Migration {
     pub placement: Placement,
     /// Servers that are no longer in use.
     pub saves: usize,
-    /// Instances that are started.
     pub starts: usize,
 }
 
-/// Why there is no migration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum MigrationError {
     #[error("it would save {saves} of {before} servers, and less than {least:.0} % is not worth moving for")]
     NotWorth {
-        /// Servers that it would save.
         saves: usize,
-        /// Servers in use.
         before: usize,
         /// Least saving that is worth it, in percent.
         least: f64,
@@ -101,10 +102,7 @@ pub enum MigrationError {
     #[error(
         "\"{slo}\" cannot be moved without breaking a promise meanwhile: no server has room for a stand-in; add one for the time"
     )]
-    NoRoom {
-        /// An SLO that is stuck.
-        slo: String,
-    },
+    NoRoom { slo: String },
     #[error("the placements are not of the same servers")]
     Servers,
     #[error("the step is of another placement: {slo}.{number} is not on {server}")]
@@ -174,7 +172,6 @@ pub fn plan(current: &Placement, target: &Placement, least: f64, old: Old) -> Re
     Ok(Migration { steps: walk.steps, placement: walk.now, saves, starts })
 }
 
-/// Something that is left to do.
 #[derive(Debug, Clone, PartialEq)]
 enum Left {
     /// Instances that keep their ways but carry another load by a new profile: server, number, ways
@@ -201,7 +198,6 @@ enum Left {
     },
 }
 
-/// What an instance carries.
 struct Carries {
     number: u32,
     capacity_pps: f64,
@@ -235,7 +231,6 @@ fn is_alike(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.max(b)
 }
 
-/// Whether flows are divided equally.
 fn alike(a: &Parts, b: &Parts) -> bool {
     a.len() == b.len() && a.iter().all(|(number, part)| b.get(number).is_some_and(|other| (part - other).abs() <= 1e-9))
 }
@@ -244,13 +239,11 @@ struct Walk {
     now: Placement,
     left: Vec<Left>,
     steps: Vec<Step>,
-    /// What each SLO is promised.
     promised: BTreeMap<String, f64>,
     /// What SLOs without a running instance are promised.
     new: BTreeMap<String, f64>,
     /// The next free number of each SLO.
     numbers: BTreeMap<String, u32>,
-    /// Leaving instances.
     leaving: BTreeSet<(String, u32)>,
     /// How the flows of each SLO are divided.
     parts: BTreeMap<String, Parts>,

@@ -1,4 +1,4 @@
-//! Greedy packing of many SLOs: the optimiser's start, and the answer without a solver.
+//! Greedy packing: the optimiser's start, and the answer without a solver.
 //!
 //! # Approach
 //! 1. *Recipes*: each SLO's cheapest, at one price of a way against a core for all. Bisection finds

@@ -145,7 +145,6 @@ pub struct Room {
 }
 
 impl Room {
-    /// What an empty server has.
     pub fn of(shape: &ServerShape) -> Self {
         Self {
             cores: shape.cores,
@@ -176,7 +175,6 @@ impl Room {
     }
 }
 
-/// Why a placement is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlacementError {
     #[error("server \"{server}\": {why}")]
@@ -191,14 +189,7 @@ pub enum PlacementError {
     Core { server: String, core: u32 },
     /// A class smaller than the hardware allows.
     #[error("instance {number} of \"{slo}\" has {ways} ways, and a class of server \"{server}\" has {min_ways} at least")]
-    SmallClass {
-        server: String,
-        slo: String,
-        number: u32,
-        ways: u32,
-        /// Least ways of a class.
-        min_ways: u32,
-    },
+    SmallClass { server: String, slo: String, number: u32, ways: u32, min_ways: u32 },
     #[error("there are two {what} named \"{name}\"")]
     Twice {
         /// Servers or instances.

@@ -1,4 +1,4 @@
-//! What an NF or a chain can do: two measured curves and what they were measured with.
+//! What an NF or a chain can do: two measured curves and their conditions.
 //!
 //! # Terms and units
 //! *Throughput curve*: packets per second of one instance against the LLC ways of its class.
@@ -110,7 +110,6 @@ pub struct Profile {
     pub stages: Vec<Stage>,
 }
 
-/// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error("profile {path}: {why}")]
@@ -119,28 +118,12 @@ pub enum ProfileError {
     #[error("the profile has form {form} and this program knows {FORM}: profile again")]
     Form { form: u32 },
     #[error("the profile was made on \"{profile}\" and the server has \"{server}\": profile there")]
-    Cpu {
-        /// The processor it was made on.
-        profile: String,
-        /// The processor it is to be used on.
-        server: String,
-    },
+    Cpu { profile: String, server: String },
     #[error("the profile is of another binary of \"{workload}\" ({profile}, now {now}): profile again")]
-    Binary {
-        workload: Workload,
-        /// Digest in the profile.
-        profile: String,
-        /// Digest now.
-        now: String,
-    },
+    Binary { workload: Workload, profile: String, now: String },
     /// It describes another workload, configuration or traffic.
     #[error("the profile is of {what} \"{profile}\" and the SLO names \"{slo}\": profile that")]
-    Other {
-        /// What differs.
-        what: &'static str,
-        profile: String,
-        slo: String,
-    },
+    Other { what: &'static str, profile: String, slo: String },
     #[error("the {which} curve has no points: profile again")]
     Empty { which: &'static str },
     #[error("the {which} curve has the point ({x}, {y}): both must be 0 or more and finite; profile again")]
@@ -153,25 +136,15 @@ pub enum ProfileError {
     #[error(
         "the {which} curve is not monotone: {y} at {x}, after {before}; profiles that `sluice profile` writes are, so profile again"
     )]
-    NotMonotone {
-        which: &'static str,
-        x: f64,
-        y: f64,
-        /// Value of the point before.
-        before: f64,
-    },
+    NotMonotone { which: &'static str, x: f64, y: f64, before: f64 },
     /// Other work disturbed the host while it was measured.
     #[error(
         "host too noisy: at {} of {} points the {which} is not known to within half of its value ({} of {} samples are within what would be \
          promised)", .confidence.unsure, .confidence.points, .confidence.within, .confidence.samples
     )]
     Noisy { which: &'static str, confidence: Confidence },
-    /// Impossible cores, ways, floor or stages.
     #[error("the profile says {what}: profile again")]
-    Shape {
-        /// The offending value, in words.
-        what: String,
-    },
+    Shape { what: String },
 }
 
 fn check_curve(curve: &Curve, which: &'static str) -> Result<(), ProfileError> {

@@ -1,4 +1,4 @@
-//! Sets of SLOs for experiments and tests: chosen and traced kinds of NF, and random SLOs of them.
+//! Sets of SLOs for experiments and tests: kinds of NF, and random SLOs of them.
 //!
 //! # Model
 //! A packet takes an NF `base_ns`, plus `miss_ns` for each of its references that miss. A chain has
@@ -59,14 +59,12 @@ pub enum Misses {
     Zipf { set_mib: f64, exponent: f64 },
     /// As counted in a trace.
     Traced {
-        /// Bytes of a way.
         way_bytes: f64,
         /// Misses per packet with 0, 1, 2, … ways.
         with_ways: Vec<f64>,
     },
 }
 
-/// An NF of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Nf {
     /// Time of a packet without misses, in ns.
@@ -74,7 +72,6 @@ pub struct Nf {
     /// References per packet that reach the LLC.
     pub references: f64,
     pub misses: Misses,
-    /// Cost of a miss, in ns.
     pub miss_ns: f64,
 }
 
@@ -209,11 +206,9 @@ pub fn server() -> ServerShape {
     }
 }
 
-/// A kind on a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OnServer<'a> {
     pub kind: &'a Kind,
-    /// Bytes of a way there.
     pub way_bytes: u64,
 }
 
@@ -323,19 +318,14 @@ impl OnServer<'_> {
     }
 }
 
-/// Kinds that a set draws from.
+/// Kinds that a set draws from, by whether they need the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
-    /// Those that hardly need the cache.
     Insensitive,
     Mixed,
-    /// Those that need it.
     Sensitive,
-    /// Traced ones that hardly need the cache.
     TracedInsensitive,
-    /// All traced ones.
     Traced,
-    /// Traced ones that need it.
     TracedSensitive,
 }
 
@@ -393,7 +383,6 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number.
     pub fn part(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

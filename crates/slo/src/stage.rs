@@ -1,4 +1,4 @@
-//! Latency of a chain whose NFs are slowed differently when it has less of the cache.
+//! Latency of a chain whose NFs the cache slows by different factors.
 //!
 //! # Approach
 //! An NF whose packets take s times as long as when it was measured has, at load λ, the latency

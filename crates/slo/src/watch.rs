@@ -70,7 +70,6 @@ pub struct Seen {
     pub cpu: f64,
     /// Cores assigned to it.
     pub part: f64,
-    /// Cores that its NFs run on.
     pub cores: Vec<usize>,
 }
 
@@ -220,7 +219,6 @@ struct Tenant {
     exceeded: u64,
 }
 
-/// Evaluates windows, one after the other.
 #[derive(Debug, Clone, Default)]
 pub struct Watch {
     tenants: BTreeMap<String, Tenant>,

@@ -1,4 +1,4 @@
-//! A core's private cache, which only tells hits from misses.
+//! A core's private cache, which only distinguishes hits from misses.
 
 use super::Geometry;
 

@@ -1,4 +1,4 @@
-//! Cache model of an NF's loads and stores: its misses for every number of ways in one pass.
+//! Cache model of an NF: its misses for every number of ways in one pass.
 //!
 //! # Problem
 //! A profile needs the misses of an NF with 1, 2, … 20 ways of the last-level cache. Running it
@@ -68,7 +68,6 @@ impl Hierarchy {
     }
 }
 
-/// The caches and their state.
 #[derive(Debug, Clone)]
 pub struct Model {
     hierarchy: Hierarchy,
@@ -137,7 +136,6 @@ impl Model {
         self.accesses
     }
 
-    /// The last-level cache.
     pub fn stack(&self) -> &Stack {
         &self.stack
     }
@@ -159,9 +157,7 @@ impl Model {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     pub origin: Origin,
-    /// Bytes of a way.
     pub way_bytes: u64,
-    /// Packets that were counted.
     pub packets: u64,
     /// Loads and stores.
     pub accesses: u64,

@@ -18,7 +18,6 @@ use crate::error::CacheError;
 /// Bits of a line's number within an NF; the NF's number is above them.
 const LINE_BITS: u32 = 52;
 
-/// A core and its NF.
 #[derive(Debug, Clone)]
 struct Core {
     l1: Option<Filter>,
@@ -30,7 +29,6 @@ struct Core {
     accesses: u64,
 }
 
-/// The caches and their state.
 #[derive(Debug, Clone)]
 pub struct Shared {
     hierarchy: Hierarchy,

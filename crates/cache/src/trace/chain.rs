@@ -31,12 +31,10 @@ pub enum Feed<'a> {
         packets: &'a [Vec<u8>],
         /// How many come before those that count.
         warm_up: u64,
-        /// How many count.
         count: u64,
     },
 }
 
-/// Packets of a burst.
 const BURST: u64 = 32;
 /// Bursts per transfer.
 const BATCH: usize = 16;
@@ -47,7 +45,6 @@ const ON: u64 = 1 << 63;
 /// Most packets of a burst, and most bytes of a packet; more is an error.
 const MOST: u64 = 1 << 16;
 
-/// A step of a traced NF.
 #[derive(Debug, Clone, PartialEq)]
 enum Step {
     Burst {
@@ -186,7 +183,6 @@ impl Running {
         Ok(steps)
     }
 
-    /// The error for a lost NF.
     fn why(&mut self, lost: Lost) -> CacheError {
         self.input = None;
         let Some(mut child) = self.child.take() else { return failed(format!("{} is lost", self.name)) };
@@ -202,7 +198,6 @@ impl Running {
         }
     }
 
-    /// Waits for its exit.
     fn finish(&mut self) -> Result<(), CacheError> {
         self.input = None;
         match self.child.as_mut().map(Child::wait) {

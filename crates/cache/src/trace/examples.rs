@@ -1,4 +1,4 @@
-//! The NFs that ship with Sluice, with arguments, files and traffic for tracing them.
+//! Example NFs to trace, with their arguments, files and traffic.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,12 +32,10 @@ pub struct Example {
     pub behind: Option<&'static str>,
     /// Whether destinations are over the whole address space.
     pub spread: bool,
-    /// Bytes of a packet.
     pub bytes: u32,
 }
 
 impl Example {
-    /// Flows of its traffic.
     pub fn flows(&self, scale: Scale) -> u32 {
         self.flows[usize::from(scale == Scale::Large)]
     }
@@ -61,7 +59,6 @@ impl Example {
         if made.success() { Ok(()) } else { Err(io::Error::other(format!("{} cannot make its file: {made}", program.display()))) }
     }
 
-    /// The example before it.
     pub fn before(&self) -> Option<&'static Example> {
         EXAMPLES.iter().find(|example| Some(example.name) == self.behind)
     }

@@ -37,13 +37,11 @@ pub enum Count {
     Unassigned,
 }
 
-/// What a path is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A folder: the names in it, each with whether it is a folder.
     Folder(Vec<(String, bool)>),
     File {
-        /// Whether it takes writes.
         writable: bool,
     },
 }
@@ -69,7 +67,6 @@ struct Group {
     watched: BTreeMap<String, Watched>,
 }
 
-/// The state of resctrl.
 #[derive(Debug)]
 pub struct Kernel {
     machine: Machine,

@@ -1,4 +1,4 @@
-//! A stand-in for the kernel's resctrl, for tests: a file system with the kernel's refusals.
+//! A stand-in for the kernel's resctrl, for tests, with the kernel's refusals.
 //!
 //! ```no_run
 //! let machine = sluice_resctrl_stand_in::Machine::default();

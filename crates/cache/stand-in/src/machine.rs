@@ -1,8 +1,7 @@
-//! The simulated machine: processors, caches, and how many classes its hardware has.
+//! The simulated machine: processors, caches, and classes of its hardware.
 
 use std::collections::BTreeMap;
 
-/// Memory bandwidth allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bandwidth {
     /// Classes that the resource has.
@@ -31,13 +30,10 @@ pub struct Monitoring {
 pub struct Machine {
     /// Processors of each L3 cache, by the cache's id; ids may have gaps.
     pub domains: BTreeMap<u32, Vec<u32>>,
-    /// Bytes of each L3.
     pub l3_bytes: u64,
     /// Whether there is cache allocation.
     pub cat: bool,
-    /// Bits of a mask.
     pub cbm_bits: u32,
-    /// Fewest bits of a mask.
     pub min_cbm_bits: u32,
     /// Ways that devices use too.
     pub shareable_bits: u32,
@@ -91,7 +87,6 @@ impl Machine {
         }
     }
 
-    /// Whether anything can be allocated.
     pub fn allocates(&self) -> bool {
         self.cat || self.bandwidth.is_some()
     }
@@ -108,7 +103,6 @@ impl Machine {
         cache.into_iter().chain(bandwidth).min().unwrap_or(1)
     }
 
-    /// A mask of all ways.
     pub fn all(&self) -> u32 {
         u32::try_from((1u64 << self.cbm_bits) - 1).unwrap_or(u32::MAX)
     }

@@ -255,12 +255,10 @@ impl StandIn {
         Ok(Self { kernel, session: Some(session), folder })
     }
 
-    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The kernel's side.
     pub fn kernel(&self) -> MutexGuard<'_, Kernel> {
         locked(&self.kernel)
     }

@@ -24,9 +24,7 @@ pub struct Lease {
     pub mask: u64,
     /// Classes, the shared class included.
     pub classes: u32,
-    /// Least ways of a class.
     pub min_ways: u32,
-    /// Bytes of one way.
     pub way_bytes: u64,
     /// Whether reserved instances are in the shared class, so that there must be one.
     pub riders: bool,
@@ -42,7 +40,6 @@ pub struct Footprint {
     pub memory_mib: u64,
 }
 
-/// Why an instance on demand is not placed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LeaseError {
     #[error(transparent)]

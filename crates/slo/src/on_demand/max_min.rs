@@ -1,4 +1,4 @@
-//! Max-min shares: a larger share is possible only at the expense of one that is no larger.
+//! Max-min shares: a larger share would be taken from one that is no larger.
 //!
 //! # Terms
 //! *Wish*: the most that a participant would take. *Weight*: how many participants it stands for;
@@ -10,7 +10,6 @@
 //! beyond all wishes are left over. Rates are not whole: the level is raised past one wish after
 //! the other.
 
-/// A participant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wish {
     /// Ways at most.

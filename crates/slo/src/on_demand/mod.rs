@@ -1,4 +1,4 @@
-//! SLOs on demand: only a latency is promised, and the cache is shared out as needed.
+//! SLOs on demand: only latency is promised, and cache is shared as needed.
 //!
 //! # Problem
 //! Instances with unmeasured cache needs share what a server leases to them. Most do best in one

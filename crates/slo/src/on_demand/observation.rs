@@ -27,7 +27,6 @@ impl std::fmt::Display for InstanceId {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terms {
-    /// Name of the SLO.
     pub slo: String,
     /// Promised 95th percentile of latency, in ns.
     pub latency_ns: u64,
@@ -51,7 +50,6 @@ pub struct Seen {
     pub latency_p95_ns: Option<u64>,
     /// Bytes of the LLC that it holds.
     pub occupancy_bytes: u64,
-    /// Misses of the LLC per second.
     pub misses_per_s: f64,
     /// Packets per second that come to it, before any policing.
     pub offered_pps: f64,
@@ -67,36 +65,22 @@ pub struct Observation {
     pub instances: Vec<Seen>,
 }
 
-/// Why an observation is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ObservationError {
     #[error(
         "the lease has the ways {mask:#x} and {classes} classes: it needs ways in one piece, {min_ways} (1 at least) or more, and a class"
     )]
-    Lease {
-        /// Its ways.
-        mask: u64,
-        /// Its classes.
-        classes: u32,
-        /// Least ways of a class.
-        min_ways: u32,
-    },
+    Lease { mask: u64, classes: u32, min_ways: u32 },
     #[error("a way of the lease has 0 bytes")]
     WayBytes,
     #[error("the lease has the ways {mask:#x}, and {reserved:#x} are reserved")]
-    Reserved {
-        /// The lease.
-        mask: u64,
-        /// A reserved class.
-        reserved: u64,
-    },
+    Reserved { mask: u64, reserved: u64 },
     #[error("\"{0}\" is there twice")]
     Twice(String),
     #[error("SLO \"{0}\" promises a latency of 0 ns")]
     Latency(String),
     #[error(transparent)]
     Cap(#[from] SloError),
-    /// An instance of an SLO that is not in the observation.
     #[error("instance {0} is of an SLO that the observation does not have")]
     Stranger(InstanceId),
     #[error("instance {id} has {misses_per_s} misses/s and {offered_pps} packets/s: both are 0 or more and finite")]
@@ -167,7 +151,6 @@ impl Observation {
     }
 }
 
-/// A class and its instances.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
@@ -184,7 +167,6 @@ impl Class {
     }
 }
 
-/// A request for another instance.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
@@ -241,6 +223,5 @@ pub struct Decision {
     pub requests: Vec<Request>,
     /// Limits; other instances have none.
     pub policed: Vec<Policed>,
-    /// Broken promises.
     pub violations: Vec<Violation>,
 }

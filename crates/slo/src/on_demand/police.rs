@@ -25,7 +25,6 @@ const LEAST: f64 = 0.01;
 /// A limit of this multiple of the offered load has no effect.
 const LIFTED: f64 = 1.1;
 
-/// The limit of an instance.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Police {

@@ -23,7 +23,6 @@ pub struct Sharing {
     settle: u32,
     /// Sorted by id.
     members: Vec<Member>,
-    /// State of the shared class.
     shared: Shared,
     /// Pause before the next exchange between the shared and an own class.
     exchange: Pause,
@@ -32,12 +31,10 @@ pub struct Sharing {
     classes: Vec<Class>,
 }
 
-/// An instance.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Member {
     seen: Seen,
-    /// Promised latency.
     latency_ns: u64,
     /// Its own class, if it has one.
     own: Option<Own>,
@@ -83,7 +80,6 @@ struct Own {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Back {
-    /// The period.
     since: u64,
     /// What its own class needed.
     need: u32,

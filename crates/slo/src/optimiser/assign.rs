@@ -1,4 +1,4 @@
-//! A placement from patterns and recipes: servers for patterns, slots for instances.
+//! A placement from a solution: servers for patterns, slots for instances.
 //!
 //! Slots and instances with the same number of cores are matched largest to largest, which fits if
 //! there are enough slots of each size or more. Then running instances stay where they are as far
@@ -19,7 +19,6 @@ struct Wanted {
     size: u32,
     /// Index of its server in the solution.
     at: usize,
-    /// The slot that it has.
     slot: Slot,
 }
 

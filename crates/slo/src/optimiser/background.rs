@@ -1,4 +1,4 @@
-//! The optimiser in the background; the last good placement stands until there is a better one.
+//! The optimiser in the background, while the last good placement stands.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
@@ -9,10 +9,8 @@ use super::{OptimiserError, Solution, by_memory};
 use crate::demand::Demand;
 use crate::placement::{Placement, ServerShape};
 
-/// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// The solution, with its bound.
     pub solution: Solution,
     /// Where everything would run. Running instances stay where they are as far as possible; all of
     /// them stay where the solution takes more servers only because memory is rounded up to cores.

@@ -1,4 +1,4 @@
-//! The program solved to proven optimality: column generation, then integer programs.
+//! Solver with proof: column generation, then integer programs over the columns.
 
 use std::time::{Duration, Instant};
 
@@ -104,7 +104,6 @@ fn programs(kept: &[f64], patterns: usize) -> Vec<(&[f64], i32)> {
     programs
 }
 
-/// The solved relaxation.
 struct Relaxed {
     bound: f64,
     prices: Prices,

@@ -1,4 +1,4 @@
-//! The program in HiGHS: columns are patterns and recipes, rows are SLO groups and slot sizes.
+//! The program in HiGHS: a column per pattern and recipe, a row per group and slot.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -58,7 +58,6 @@ impl Columns {
     }
 }
 
-/// The program.
 pub struct Master<'a> {
     pub groups: &'a [Group],
     /// All slots, by cores, then ways: one row each.

@@ -69,7 +69,6 @@ pub struct Solution {
     pub recipes: Vec<Recipe>,
     /// Lower bound on the number of servers.
     pub bound: usize,
-    /// Whether it was stopped by its time limit.
     pub timed_out: bool,
 }
 
@@ -89,7 +88,6 @@ impl Solution {
     }
 }
 
-/// Why there is no solution.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OptimiserError {
     #[error(transparent)]
@@ -108,10 +106,7 @@ pub enum OptimiserError {
     #[error(
         "the solver ran out of time with nothing better than now (at least {bound} servers are needed); the placement stays as it is"
     )]
-    OutOfTime {
-        /// Lower bound on the number of servers.
-        bound: usize,
-    },
+    OutOfTime { bound: usize },
 }
 
 /// Demands that are alike.
