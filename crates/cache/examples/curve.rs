@@ -1,20 +1,21 @@
-//! The misses of a traced NF for every number of ways of this host's cache, or of 20 ways of 2,304 KiB:
+//! The misses of a traced NF against ways, for this host's or a default cache.
 //!
 //! ```sh
 //! traced=$(scripts/trace-nf nat)
 //! cargo run --release -p sluice-cache --example curve -- 1000000 100000 uniform \
 //!     "$traced/sluice-nf-nat" --inside 10.0.0.0/8 --outside 203.0.113.1
 //! ```
-//! The words are packets, flows, `uniform` or Zipf's exponent (with `spread:` before it for destinations all over), and the NF with its
-//! arguments. It prints the curve, and the CPU time of the model and of the traced NF.
+//! The arguments are packets, flows, `uniform` or Zipf's exponent (preceded by `spread:` for
+//! destinations over the whole address space), and the NF with its arguments. The default cache
+//! has 20 ways of 2,304 KiB. It prints the curve, and the CPU time of the model and the traced NF.
 
 use sluice_cache::model::{Geometry, Hierarchy};
 use sluice_cache::trace::{Traced, Traffic, profile};
 
 /// CPU time of this process, and of its children that have ended.
 fn cpu_s() -> [f64; 2] {
-    // utime, stime, cutime and cstime are the 14th to 17th word; the second is the name in brackets, which may hold blanks. In hundredths
-    // of a second, on all that Linux runs on.
+    // utime, stime, cutime and cstime are words 14 to 17, in hundredths of a second on every Linux
+    // platform. Word 2 is the name in brackets, which may contain blanks.
     let text = std::fs::read_to_string("/proc/self/stat").expect("a /proc");
     let words: Vec<f64> =
         text.rsplit(')').next().unwrap_or("").split_whitespace().map(|word| word.parse().unwrap_or(0.0)).collect();

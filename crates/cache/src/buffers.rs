@@ -1,19 +1,22 @@
-//! How many frames may be in flight in receive queues, so that packets are still cached when they are read.
+//! How many frames may be in flight so that packets are still cached when read.
 //!
 //! # Problem
-//! Devices write packets into a few ways of the last-level cache (DDIO). A receive queue goes round: with 2,048 frames each frame is written
-//! again after 2,048 packets. With twelve queues of 2,048 frames of 1,518 bytes that is 40 MB in 4.5 MB of ways, so each packet pushes out
-//! another that has not been read yet, twice over the memory bus for nothing: the leaky DMA problem.
+//! Devices write packets into a few ways of the last-level cache (DDIO). A receive queue is
+//! circular: with 2,048 frames each frame is written again after 2,048 packets. Twelve queues of
+//! 2,048 frames of 1,518 bytes are 40 MB in 4.5 MB of ways. So each packet evicts another that has
+//! not been read yet, which crosses the memory bus twice for nothing: the leaky DMA problem.
 //!
 //! # Approach
-//! A frame in flight takes the lines of the largest packet and those of what describes it. Frames that lie one behind the other take the
-//! distance between two, if that is more: then no set of the cache gets more lines than it has I/O ways, which the lines alone would not see to
-//! ([`leak`](crate::leak) shows it). All queues together get as many as find room, less a twentieth for the queues themselves. A function of
-//! plain numbers; where they come from is [`io_cache`].
+//! A frame in flight takes the lines of the largest packet and those of its descriptors. Contiguous
+//! frames take the distance between two, if that is more: then no set of the cache gets more lines
+//! than it has I/O ways, which the lines alone would not ensure ([`leak`](crate::leak) shows it).
+//! All queues together get as many as fit, less a twentieth for the queues themselves. It is a
+//! function of plain numbers; [`io_cache`] finds them.
 //!
 //! # Limits
-//! All queues alike. What NFs read of packets in their own ways, and packets on their way out, are not counted: they have left the queue. Where
-//! the arena is not on hugepages, frames fall on sets by chance, and some leak however few they are.
+//! All queues are alike. What NFs read of packets in their own ways, and packets being transmitted,
+//! are not counted: they have left the queue. Where the arena is not on hugepages, frames fall on
+//! random sets, and some leak however few they are.
 //!
 //! # Source
 //! Tootoonchian and others, ResQ, NSDI 2018, section 4.2.
@@ -24,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{self, DdioError};
 
-/// Lines beside the packet's: what describes the frame to the driver.
+/// Lines of a frame beside the packet's: the driver's description of it.
 pub const EXTRA_LINES: u32 = 2;
 
 /// Part of the ways that is given to frames, in percent.
@@ -36,65 +39,52 @@ pub const LEAST_FRAMES: u32 = 32;
 /// The part of the cache that devices write into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoCache {
-    /// Ways.
     pub ways: u32,
-    /// Bytes of a way.
     pub way_bytes: u64,
     /// Bytes of a line.
     pub line: u32,
 }
 
-/// What is received.
+/// The receive queues, and what they receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queues {
     /// Receive queues of all ports on this cache.
     pub queues: u32,
     /// Bytes of the largest packet, with its Ethernet header.
     pub packet_bytes: u32,
-    /// Lines of a frame beside its packet's; [`EXTRA_LINES`] is the usual.
+    /// Lines of a frame beside its packet's; usually [`EXTRA_LINES`].
     pub extra_lines: u32,
-    /// Bytes from one frame to the next; 0 if they lie anywhere.
+    /// Bytes from one frame to the next; 0 if they are not contiguous.
     pub stride: u32,
 }
 
-/// How many frames.
+/// How many frames may be in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bound {
     /// Frames of all queues together.
     pub frames: u64,
-    /// Frames of each queue.
     pub per_queue: u32,
-    /// Descriptors of each queue: the greatest power of two that is no more.
+    /// Descriptors of each queue: the greatest power of two up to `per_queue`.
     pub descriptors: u32,
-    /// Bytes that a frame takes of the cache.
+    /// Bytes of cache that a frame takes.
     pub frame_bytes: u64,
 }
 
-/// Why there is no bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// A number that must not be 0 is.
     #[error("{0} is 0; a receive queue needs ways, queues and packets")]
     Zero(&'static str),
-    /// Even the smallest queues do not fit.
     #[error(
         "{queues} queues for packets of {packet_bytes} bytes would have {per_queue} frames each, fewer than {LEAST_FRAMES}; use fewer \
          queues, a smaller MTU, or give devices more ways"
     )]
-    TooFew {
-        /// Queues.
-        queues: u32,
-        /// Bytes of the largest packet.
-        packet_bytes: u32,
-        /// Frames that each would have.
-        per_queue: u32,
-    },
+    TooFew { queues: u32, packet_bytes: u32, per_queue: u32 },
 }
 
-/// The bound.
+/// The bound for these queues on this cache.
 ///
 /// # Errors
-/// Numbers that make no sense, or no room for a burst in each queue.
+/// A number is 0, or a queue would have fewer frames than a burst.
 pub fn bound(cache: IoCache, queues: Queues) -> Result<Bound, BufferError> {
     let named = [
         ("the number of I/O ways", u64::from(cache.ways)),
@@ -121,30 +111,28 @@ pub fn bound(cache: IoCache, queues: Queues) -> Result<Bound, BufferError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The user has given it.
+    /// The user.
     Given,
     /// The processor's register.
     Register,
-    /// What resctrl says devices may share.
+    /// The ways that devices share, as resctrl reports them.
     Resctrl,
 }
 
-/// Why the I/O ways of this host are not known.
+/// Why the I/O ways of this host are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum IoCacheError {
-    /// The kernel describes no L3.
     #[error("the kernel describes no last-level cache here; give the number of frames of a queue yourself")]
     NoCache,
-    /// The number of ways is unknown.
     #[error(transparent)]
     Ways(#[from] DdioError),
 }
 
-/// The I/O ways of this host: `given` if there is a number, else by the processor's register, else by what resctrl says (`shareable`, a mask; 0 is
-/// nothing).
+/// The I/O ways of this host: `given` if set, else from the processor's register, else from resctrl
+/// (`shareable`, a mask; 0 is none).
 ///
 /// # Errors
-/// None of these is there, or the kernel describes no L3.
+/// None of these exists, or the kernel describes no L3.
 pub fn io_cache(system: &Path, given: Option<u32>, shareable: u32) -> Result<(IoCache, Source), IoCacheError> {
     let caches = host::l3_caches(system);
     let cache = caches.first().filter(|cache| cache.ways > 0).ok_or(IoCacheError::NoCache)?;

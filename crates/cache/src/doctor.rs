@@ -1,8 +1,9 @@
-//! What a host has of cache control, what is missing, and what to do about it.
+//! Diagnosis of a host's cache control: what is missing, and what to do.
 //!
 //! # Approach
-//! [`examine`] only reads. [`try_out`] makes a class, reads it back, puts the calling thread in and out, and releases it: it says whether this
-//! kernel and processor do what the documentation says, and leaves all as it was.
+//! [`examine`] only reads. [`try_out`] makes a class, reads it back, moves the calling thread in
+//! and out, and releases the class. So it checks that this kernel and processor do what the
+//! documentation says, and leaves everything as it was.
 
 use std::fs;
 use std::path::Path;
@@ -15,28 +16,24 @@ use crate::error::CacheError;
 use crate::host::{self, Processor};
 use crate::resctrl::{PREFIX, Resctrl, TRIAL};
 
-/// How a finding is meant.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// It is there.
     Good,
-    /// It is not there, and Sluice does without.
+    /// It does not exist, and Sluice does without.
     Missing,
-    /// It is there and does not work as it should.
+    /// It exists and does not work as it should.
     Wrong,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What was looked at.
     pub subject: String,
-    /// How it is meant.
     pub level: Level,
-    /// What was found.
     pub what: String,
-    /// What to do, if anything is to be done.
+    /// What to do, if anything.
     pub todo: Option<String>,
 }
 
@@ -52,7 +49,7 @@ fn wrong(subject: &str, what: impl Into<String>, todo: impl Into<String>) -> Fin
     Finding { level: Level::Wrong, ..missing(subject, what, todo) }
 }
 
-/// Looks at a host whose root directory is `system`, with resctrl mounted at `mount`, or not.
+/// Examines the host with root directory `system`; resctrl is mounted at `mount`, or not.
 pub fn examine(system: &Path, mount: &Path) -> Vec<Finding> {
     let processor = Processor::read(system);
     let mut found = vec![l3(system)];
@@ -174,13 +171,13 @@ fn shape(shape: &Shape) -> Vec<Finding> {
     found.push(match (shape.occupancy, shape.traffic) {
         (true, true) => good("monitoring", "occupancy and traffic are counted"),
         (true, false) => good("monitoring", "occupancy is counted, traffic is not"),
-        (false, true) => missing("monitoring", "traffic is counted, occupancy is not", "violators are told by traffic alone"),
-        (false, false) => missing("monitoring", "nothing is counted", "who pushes whom out of the cache cannot be told here"),
+        (false, true) => missing("monitoring", "traffic is counted, occupancy is not", "violators are found by traffic alone"),
+        (false, false) => missing("monitoring", "nothing is counted", "evictions cannot be attributed to NFs here"),
     });
     found
 }
 
-/// Groups whose names begin as ours do, or the others.
+/// Groups whose names have our prefix, or the others.
 fn groups(mount: &Path, ours: bool) -> Vec<String> {
     let entries = fs::read_dir(mount).into_iter().flatten().flatten().filter(|entry| entry.path().join("schemata").is_file());
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -189,7 +186,7 @@ fn groups(mount: &Path, ours: bool) -> Vec<String> {
     found
 }
 
-/// Groups that a daemon or a tool has left that was killed: none runs that could have made them.
+/// Groups left by a killed daemon or tool: no process runs that could have made them.
 fn left(system: &Path, mount: &Path) -> Option<Finding> {
     let names = groups(mount, true);
     (!names.is_empty() && !is_sluice_running(system)).then(|| {
@@ -202,7 +199,7 @@ fn left(system: &Path, mount: &Path) -> Option<Finding> {
     })
 }
 
-/// Whether a daemon, or a tool besides this process, runs where this process sees it.
+/// Whether a daemon, or a tool besides this process, is visible to this process.
 fn is_sluice_running(system: &Path) -> bool {
     let own = std::process::id().to_string();
     let processes = fs::read_dir(system.join("proc")).into_iter().flatten().flatten();
@@ -211,7 +208,7 @@ fn is_sluice_running(system: &Path) -> bool {
     names.any(|name| matches!(name.trim(), "sluiced" | "sluice"))
 }
 
-/// Groups that somebody else has made: their ways cannot be given away.
+/// Groups of other programs: their ways cannot be given away.
 fn others(mount: &Path) -> Option<Finding> {
     let names = groups(mount, false);
     (!names.is_empty()).then(|| {

@@ -1,13 +1,15 @@
-//! What this host's processor says of its caches.
+//! The caches of this host's processor.
 //!
 //! # Approach
-//! The kernel describes caches in `/sys/devices/system/cpu/cpu*/cache` and features in `/proc/cpuinfo`. How many ways devices may write into
-//! (DDIO) is in no file: Intel's server processors have it in a register (MSR 0xC8B, `IIO_LLC_WAYS`), a mask of ways. It is read and never
-//! written: on processors since Ice Lake a write was seen to have no effect.
+//! The kernel describes caches in `/sys/devices/system/cpu/cpu*/cache` and features in
+//! `/proc/cpuinfo`. No file has the number of ways that devices write into (DDIO). Intel's server
+//! processors have it in a register (MSR 0xC8B, `IIO_LLC_WAYS`), as a mask of ways. It is read and
+//! never written: since Ice Lake, a write was seen to have no effect.
 //!
 //! # Limits
-//! A guest sees what its host shows: the whole cache, often, and no such register. The register needs root, the `msr` module, and an Intel
-//! server; on others `ddio_mask` says what is missing, and the number of ways is to be given by the user.
+//! A guest sees what its host shows: often the whole cache, and no such register. The register
+//! needs root, the `msr` module, and an Intel server; elsewhere the error of `ddio_mask` says what
+//! is missing, and the user has to give the number of ways.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -20,21 +22,17 @@ use serde::{Deserialize, Serialize};
 use crate::control::Domain;
 use crate::schemata::parse_cpu_list;
 
-/// `IIO_LLC_WAYS`.
 const IIO_LLC_WAYS: u64 = 0xc8b;
 
 /// A cache, as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
-    /// Its id, the one that resctrl uses.
+    /// Its id, as in resctrl.
     pub id: u32,
-    /// Its level.
     pub level: u32,
     /// Whether it holds data.
     pub data: bool,
-    /// Bytes.
     pub bytes: u64,
-    /// Ways.
     pub ways: u32,
     /// Bytes of a line.
     pub line: u32,
@@ -43,7 +41,6 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// It as a domain.
     pub fn domain(self) -> Domain {
         let way_bytes = (self.ways > 0).then(|| self.bytes / u64::from(self.ways));
         Domain { id: self.id, cpus: self.cpus, way_bytes }
@@ -63,7 +60,8 @@ fn number(path: PathBuf) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// All caches of the host whose root directory is `system`, by level and id. Empty where the kernel does not describe them.
+/// All caches of the host with root directory `system`, by level and id. Empty if the kernel does
+/// not describe them.
 pub fn caches(system: &Path) -> Vec<Cache> {
     let mut found: BTreeMap<(u32, u32, bool), Cache> = BTreeMap::new();
     let cpus = fs::read_dir(system.join("sys/devices/system/cpu")).into_iter().flatten().flatten();
@@ -75,7 +73,7 @@ pub fn caches(system: &Path) -> Vec<Cache> {
             let (Some(level), Some(bytes)) = (field("level"), number(path.join("size"))) else { continue };
             let shared = fs::read_to_string(path.join("shared_cpu_list")).unwrap_or_default();
             let cpus = parse_cpu_list(&shared).unwrap_or_default();
-            // Kernels that give no id have one L3 for each set of processors.
+            // Kernels without ids have one L3 for each set of processors.
             let id = field("id").or_else(|| cpus.first().copied()).unwrap_or(0);
             let data = fs::read_to_string(path.join("type")).is_ok_and(|kind| kind.trim() != "Instruction");
             let (ways, line) = (field("ways_of_associativity").unwrap_or(0), field("coherency_line_size").unwrap_or(64));
@@ -90,19 +88,17 @@ pub fn l3_caches(system: &Path) -> Vec<Cache> {
     caches(system).into_iter().filter(|cache| cache.level == 3).collect()
 }
 
-/// What `/proc/cpuinfo` says.
+/// Contents of `/proc/cpuinfo`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Processor {
     /// Its maker, such as `GenuineIntel`.
     pub vendor: String,
-    /// Its model's name.
     pub model: String,
-    /// Its flags.
     pub flags: BTreeSet<String>,
 }
 
 impl Processor {
-    /// Reads it below `system`; empty where it cannot be read.
+    /// Reads it below `system`; empty if unreadable.
     pub fn read(system: &Path) -> Self {
         let text = fs::read_to_string(system.join("proc/cpuinfo")).unwrap_or_default();
         let field = |name: &str| {
@@ -113,46 +109,36 @@ impl Processor {
         Self { vendor: field("vendor_id"), model: field("model name"), flags }
     }
 
-    /// Whether it has a flag.
     pub fn has(&self, flag: &str) -> bool {
         self.flags.contains(flag)
     }
 }
 
-/// Why the mask of DDIO is not known.
+/// Why the DDIO mask is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum DdioError {
-    /// Only Intel's have it.
+    /// Only Intel's processors have it.
     #[error("{0} processors do not say which ways devices write into; give their number yourself (io_ways)")]
     Vendor(String),
-    /// The register's file is not there.
     #[error("{path} is not there; run `modprobe msr`, or give the number of I/O ways yourself (io_ways)")]
-    NoModule {
-        /// The file.
-        path: PathBuf,
-    },
-    /// This user may not read it.
+    NoModule { path: PathBuf },
     #[error("not permitted to read {path}; run as root, or give the number of I/O ways yourself (io_ways)")]
-    NotPermitted {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The processor has no such register.
+    NotPermitted { path: PathBuf },
     #[error(
         "the processor refuses to tell the ways that devices write into ({0}; a guest never learns them); give their number yourself (io_ways)"
     )]
     NoRegister(io::Error),
-    /// The register's value is no mask of ways.
     #[error(
         "the processor says {0:#x} for the ways that devices write into, which is no mask; give their number yourself (io_ways)"
     )]
     Strange(u64),
 }
 
-/// The mask of the ways that devices write into, of the socket of processor `cpu`. Reads a register and changes nothing.
+/// The mask of the ways that devices write into, on the socket of processor `cpu`. Reads a register
+/// and changes nothing.
 ///
 /// # Errors
-/// It cannot be read; each says what to do.
+/// It cannot be read; each error says what to do.
 pub(crate) fn ddio_mask(system: &Path, cpu: u32) -> Result<u32, DdioError> {
     let processor = Processor::read(system);
     if processor.vendor != "GenuineIntel" {

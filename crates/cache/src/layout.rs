@@ -1,50 +1,50 @@
-//! Which ways each class gets.
+//! Layout of masks: which ways each class gets.
 //!
 //! # Problem
-//! Classes want numbers of ways; the hardware wants masks, of most processors without gaps, that do not overlap. The root class keeps at least the
-//! fewest that a mask can have, because everything else on the host runs there. I/O ways are left to it and to classes that take them.
+//! Classes request numbers of ways. The hardware requires masks that do not overlap, on most
+//! processors without gaps. The root class, where everything else on the host runs, keeps at least
+//! the fewest ways of a mask. I/O ways are left to it and to classes that accept them.
 //!
 //! # Approach
-//! A class that keeps its size keeps its mask if all find room so. Otherwise all are laid out anew, side by side from the lowest way, those that
-//! take no I/O ways first. A class that is moved loses what it has cached, once. The root class gets the longest run of what is left.
+//! A class that keeps its size keeps its mask if all fit that way. Otherwise all are laid out anew,
+//! side by side from the lowest way, those without I/O ways first. A class that moves loses its
+//! cached data once. The root class gets the longest run of what is left.
 //!
 //! # Limits
-//! Where other programs' groups cut the ways in pieces, the side-by-side order may miss a fit that another order has.
+//! Where other programs' groups split the ways, the side-by-side order may miss a fit that another
+//! order has.
 
-/// What is fixed.
+/// The fixed constraints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// All ways.
     pub all: u32,
     /// Ways that devices use too.
     pub io: u32,
-    /// Ways that groups of others have.
+    /// Ways of other programs' groups.
     pub taken: u32,
     /// Ways that the root class may have.
     pub root: u32,
-    /// Fewest of a mask.
+    /// Fewest ways of a mask.
     pub min_ways: u32,
     /// Whether masks may have gaps.
     pub sparse: bool,
 }
 
-/// What a class wants.
+/// The request of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
-    /// Ways.
     pub ways: u32,
-    /// Whether I/O ways will do.
+    /// Whether I/O ways are acceptable.
     pub io: bool,
-    /// The mask that it has; 0 is none.
+    /// Its present mask; 0 is none.
     pub mask: u32,
 }
 
-/// The answer.
+/// The resulting masks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Masks of the classes, in the order in which they were given.
+    /// Masks of the classes, in the order of the requests.
     pub masks: Vec<u32>,
-    /// The root class's.
     pub root: u32,
 }
 
@@ -76,7 +76,7 @@ pub fn longest(free: u32, sparse: bool) -> u32 {
     (1..=free.count_ones()).rev().find_map(|ways| place(free, ways, false)).unwrap_or(0)
 }
 
-/// Ways that a new class could have at most, if all were laid out anew.
+/// Most ways of a new class if all were laid out anew.
 pub fn room(wants: &[Want], io: bool, limits: &Limits) -> u32 {
     let fits = |ways: &u32| {
         let mut all = wants.to_vec();
@@ -100,7 +100,7 @@ fn allowed(want: &Want, limits: &Limits) -> u32 {
     limits.all & !limits.taken & if want.io { u32::MAX } else { !limits.io }
 }
 
-/// Classes stay where they are as far as they can; the biggest of the others are placed first.
+/// Classes stay in place if they can; the largest of the others are placed first.
 fn kept(wants: &[Want], limits: &Limits) -> Option<Layout> {
     let stays = |want: &&Want| want.mask.count_ones() == want.ways && want.mask != 0 && want.mask & !allowed(want, limits) == 0;
     let mut used = wants.iter().filter(stays).fold(0, |used, want| used | want.mask);
@@ -109,7 +109,8 @@ fn kept(wants: &[Want], limits: &Limits) -> Option<Layout> {
     others.sort_by_key(|i| std::cmp::Reverse(wants[*i].ways));
     for i in others {
         let free = allowed(&wants[i], limits) & !used;
-        // Where it was, if it was somewhere: a class that shrinks loses nothing that it keeps, one that grows keeps all.
+        // Where it overlaps its old mask most: a class that shrinks or grows loses no more than it
+        // must.
         let near = (0..32).map(|from| low(wants[i].ways).checked_shl(from).unwrap_or(0));
         let near = near.filter(|mask| mask.count_ones() == wants[i].ways && free & mask == *mask);
         let near = near.max_by_key(|mask| ((mask & wants[i].mask).count_ones(), std::cmp::Reverse(*mask)));
@@ -190,7 +191,7 @@ mod tests {
         ) {
             let limits = Limits { taken: taken & (taken >> 3), sparse, min_ways, ..TWENTY };
             let mut wants: Vec<Want> = wants.into_iter().map(|(ways, io, mask)| Want { ways, io, mask }).collect();
-            // Masks that classes have do not overlap.
+            // Present masks of classes do not overlap.
             let mut seen = 0;
             for want in &mut wants {
                 want.mask = longest(want.mask & !seen, sparse);

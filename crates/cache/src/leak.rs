@@ -1,27 +1,27 @@
-//! A model of packets that devices write into the cache: how many are gone when they are read.
+//! A model of DDIO: how many packets have left the cache when they are read.
 //!
 //! # Approach
-//! One cache of sets and ways, least recently used replaced. A device writes a packet's lines: where a line is cached it is written there, in
-//! whatever way it lies; else it is put into the I/O ways, for the line there that was used longest ago. A core reads: what is not
-//! cached it gets from memory, into its own ways, where for each packet it also puts some lines of the NF's own data, of which there are more
-//! than its ways hold. A line that was written by a device and is pushed out goes to memory. Queues take packets in
-//! turn, and their frames go round, as those of a NIC do.
+//! One cache of sets and ways with least-recently-used replacement. A device writes a packet's
+//! lines: a cached line is written in place, in any way; else it goes into the I/O ways and
+//! replaces the line there that was used longest ago. A core reads: what is not cached comes from
+//! memory into the core's ways. For each packet it also reads some lines of the NF's own data, of
+//! which there are more than its ways hold. An evicted line that a device has written goes to
+//! memory. Queues take packets in turn, and their frames are used in a circle, as a NIC does.
 //!
 //! # Limits
-//! No L1 and L2 before it (a packet is read once), no prefetcher; the cache is one that includes what its cores hold, as the
-//! paper's machine's is. Frames lie one behind the other, as in the arena.
+//! There is no L1 or L2 in front (a packet is read once), and no prefetcher. The cache is
+//! inclusive, as on the paper's machine. Frames are contiguous, as in the arena.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::Geometry;
 
-/// What no line is.
+/// Marks an empty way.
 const EMPTY: u64 = u64::MAX;
 
 /// What is received, and where it is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
-    /// The last-level cache.
     pub cache: Geometry,
     /// Ways that devices write into; the last ones.
     pub io_ways: u32,
@@ -29,39 +29,36 @@ pub struct Setup {
     pub core_ways: u32,
     /// Bytes of a line.
     pub line: u32,
-    /// Receive queues.
     pub queues: u32,
-    /// Frames of each.
+    /// Frames of each queue.
     pub frames: u32,
     /// Bytes from one frame to the next.
     pub stride: u32,
-    /// Bytes of a packet.
     pub packet_bytes: u32,
     /// Lines beside the packet's that the device writes.
     pub extra_lines: u32,
     /// Packets that wait in each queue before they are read; at most one less than its frames.
     pub waiting: u32,
-    /// Lines of the NFs' own data that are read with each packet, always others.
+    /// Lines of the NFs' own data read with each packet; always new ones.
     pub state_lines: u32,
 }
 
-/// What a packet costs, over many.
+/// Average cost of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Leak {
-    /// Packets that were counted.
     pub packets: u64,
-    /// Lines that were not cached when they were read, in parts of all.
+    /// Reads of uncached lines, as a part of all reads.
     pub read_misses: f64,
-    /// Lines that were not cached when they were written, in parts of all.
+    /// Writes of uncached lines, as a part of all writes.
     pub write_misses: f64,
-    /// Bytes between cache and memory for each packet.
+    /// Bytes between cache and memory per packet.
     pub memory_bytes: f64,
 }
 
 struct Cache {
     sets: u64,
     ways: usize,
-    /// Line, and when it was used last; of each set its ways, one behind the other.
+    /// Line and time of its last use, for each set and way.
     lines: Vec<(u64, u64)>,
     dirty: Vec<bool>,
     now: u64,
@@ -81,7 +78,8 @@ impl Cache {
         }
     }
 
-    /// Uses a line, and puts it into one of `into`'s ways if it is not cached. Whether it was.
+    /// Uses a line; if it is not cached, puts it into one of the ways `into`. Returns whether it
+    /// was cached.
     fn touch(&mut self, line: u64, into: std::ops::Range<usize>, write: bool) -> bool {
         self.now += 1;
         let from = (line % self.sets) as usize * self.ways;
@@ -97,7 +95,7 @@ impl Cache {
     }
 }
 
-/// Receives a number of packets, after the cache has settled.
+/// Receives `packets` packets after the cache has settled.
 pub fn run(setup: &Setup, packets: u64) -> Leak {
     let ways = setup.cache.ways.max(1);
     let io = (ways - setup.io_ways.clamp(1, ways)) as usize..ways as usize;
@@ -107,9 +105,10 @@ pub fn run(setup: &Setup, packets: u64) -> Leak {
     let waiting = u64::from(setup.waiting).min(frames - 1) * queues;
     let lines = u64::from(setup.packet_bytes.div_ceil(setup.line.max(1)) + setup.extra_lines);
     let stride = u64::from(setup.stride.div_ceil(setup.line.max(1))).max(lines);
-    // Packet i is the queue's next one; its frame's place in memory follows from both.
+    // Packets take queues in turn; the frame's address follows from the queue and the frame's
+    // index.
     let first_line = |packet: u64| ((packet % queues) * frames + packet / queues % frames) * stride;
-    // Behind all frames; twice as many as there is room for, so that none is met again while it is cached.
+    // Behind all frames; twice the lines of the cache, so that none is used again while cached.
     let (state_from, state_lines) = (queues * frames * stride, cache.lines.len() as u64 * 2);
     let mut state = 0;
     let settle = queues * frames * 2;
@@ -177,9 +176,10 @@ mod tests {
     #[test]
     fn they_leak_where_they_do_not_and_wait() {
         let full = run(&setup(1_024, 1_518, 1_023), 10_000);
-        // What was just read is cached when its frame is written again; what it pushed out is not when it is read.
+        // A line just read is cached when its frame is written again; the line that it evicted is
+        // not cached when it is read.
         assert!(full.read_misses > 0.9 && full.write_misses < 0.1, "{full:?}");
-        // Read at once they are cached, but each still pushes another's lines to memory.
+        // Read at once they are cached, but each still evicts another's lines to memory.
         let empty = run(&setup(1_024, 1_518, 0), 10_000);
         assert!(empty.read_misses < 0.01 && empty.write_misses > 0.9, "{empty:?}");
         assert!(empty.memory_bytes > 1_500.0 && full.memory_bytes > empty.memory_bytes);

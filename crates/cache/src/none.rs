@@ -1,6 +1,6 @@
-//! No cache control: every NF uses the whole cache, with all others.
+//! No cache control: all NFs share the whole cache, as on a host without CAT.
 //!
-//! What a host without CAT has. Classes are refused, with a reason; nothing is counted.
+//! Requests for classes are refused with a reason, and nothing is counted.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,6 @@ use crate::control::{CacheControl, ClassSpec, Count, Granted, Moved, Origin, Sha
 use crate::error::CacheError;
 use crate::host;
 
-/// No cache control.
 #[derive(Debug, Clone)]
 pub struct NoControl {
     shape: Shape,
@@ -50,7 +49,7 @@ impl CacheControl for NoControl {
     }
 
     fn assign_tasks(&mut self, name: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
-        // All are in the root class always.
+        // All threads are always in the root class.
         if name.is_empty() { Ok(Moved { tasks: tasks.to_vec(), gone: Vec::new() }) } else { unknown(name) }
     }
 

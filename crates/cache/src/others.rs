@@ -1,8 +1,9 @@
-//! What groups of others have of a cache, as resctrl's files say: what is left is for our classes.
+//! What other programs' groups have of a cache, from resctrl's files.
 //!
 //! # Approach
-//! Every group below the mount point that is none of our classes is somebody else's, another Sluice process's included. Ways that such a group shares
-//! with one of ours count as ours: whoever came later sees to it, and a group that was only just made has all ways for a moment.
+//! Every group below the mount point that is none of our classes is another program's, including
+//! other Sluice processes. Ways that such a group shares with one of our classes count as ours: the
+//! later one has to resolve it, and a new group has all ways for a moment.
 
 use std::fs;
 use std::path::Path;
@@ -11,17 +12,17 @@ use crate::control::Granted;
 use crate::resctrl::PREFIX;
 use crate::schemata;
 
-/// What groups of others have.
+/// What other programs' groups have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Others {
     /// Ways in any L3 cache, as a mask.
     pub ways: u32,
-    /// How many groups there are.
     pub groups: u32,
 }
 
 impl Others {
-    /// Reads it where resctrl is mounted; `classes` are ours. What cannot be read is not counted: the change that meets it says so.
+    /// Reads the groups below `path`, where resctrl is mounted; `classes` are ours. Unreadable
+    /// groups are not counted: the next change that they affect reports the error.
     pub fn read(path: &Path, classes: &[Granted]) -> Self {
         let is_ours = |name: &str| name.strip_prefix(PREFIX).is_some_and(|name| classes.iter().any(|class| class.name == name));
         let mut others = Self::default();

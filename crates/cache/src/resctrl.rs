@@ -1,30 +1,38 @@
-//! The kernel's resctrl: ways (CAT) and bandwidth (MBA) for classes, and what they use (CMT, MBM).
+//! Cache classes by resctrl: ways (CAT), bandwidth (MBA), counters (CMT, MBM).
 //!
 //! # Problem
-//! resctrl is a file system whose files take writes as commands. What is refused comes back as an error number, and as a line in
-//! `info/last_cmd_status` that the next command of anybody wipes out. Some commands are done in part (a list of threads), some otherwise than asked
-//! (masks that the hardware widens, bandwidths that are rounded), and classes are few.
+//! resctrl is a file system whose files take writes as commands. A refusal is an error number, and
+//! a line in `info/last_cmd_status` that the next command of any program overwrites. Some commands
+//! are done in part (a list of threads), some differently (masks that the hardware widens,
+//! bandwidths that are rounded), and classes are few.
 //!
 //! # Approach
-//! - A class is a group `sluice-NAME`. Its mask is the same for code and data where those are apart (CDP). Groups of others are left alone, and
-//!   their ways are not given to our classes.
-//! - A change is a transaction under the lock that resctrl's users agree on (`flock` on the mount point): [`layout`] says the
-//!   masks of all classes and of the root class, those that differ are written, each is read back, and if one fails all are put back.
-//! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are reported, and are no error.
-//! - The root class is narrowed to what no class has and widened again when classes go: to what it had before us, less what
-//!   groups have by now that share with nobody. Where classes of another Sluice process are found, what it had before is taken to
-//!   be all: that process may end first. [`Resctrl::sweep`] removes what a manager that was killed has left, [`Resctrl::take_over`]
-//!   what a tool with one class has; a tool holds the lock of `info` as long as it runs, so that no other run and no manager takes
-//!   its class away. A manager holds the lock of `info/L3` (`info/L3DATA` where code and data are apart) as long as it lives
-//!   ([`Resctrl::claim`]), so that no other one takes its groups for left ones.
+//! - A class is a group `sluice-NAME`. Its mask is the same for code and data where those are
+//!   separate (CDP). Groups of other programs are left alone, and their ways are not given to our
+//!   classes.
+//! - A change is a transaction under the lock that resctrl's users agree on (`flock` on the mount
+//!   point). [`layout`] computes the masks of all classes and of the root class; those that differ
+//!   are written and read back, and if one fails all are restored.
+//! - Threads are written in lists; after a refusal the file is read to see which have moved.
+//!   Threads that have ended meanwhile are reported, and are no error.
+//! - The root class is narrowed to what no class has, and widened again when classes go: to its
+//!   mask before us, less what exclusive groups have by now. Where classes of another Sluice
+//!   process are found, all ways count as the mask before us, because that process may end first.
+//! - [`Resctrl::sweep`] removes what a killed manager has left, [`Resctrl::take_over`] what a tool
+//!   with one class has left. A tool holds the lock of `info` while it runs, so that no other run
+//!   and no manager removes its class. A manager holds the lock of `info/L3` (`info/L3DATA` where
+//!   code and data are separate) while it lives ([`Resctrl::claim`]), so that no other manager
+//!   takes its groups for leftovers.
 //!
 //! # Limits
-//! No L2 masks, no pseudo-locking; files for them are not touched. A group of somebody else that has all ways (a new group has) leaves none to
-//! give. Occupancy is of the lines that a class has brought in, wherever they lie; shrinking a class evicts nothing. Event counters that must be
-//! assigned by hand (AMD's ABMC) read as [`Count::Unassigned`] where nobody has.
+//! No L2 masks, no pseudo-locking; files for them are not touched. A group of another program that
+//! has all ways (a new group has) leaves none to give. Occupancy counts the lines that a class has
+//! brought in, wherever they are; shrinking a class evicts nothing. Event counters that need manual
+//! assignment (AMD's ABMC) read as [`Count::Unassigned`] until assigned.
 //!
 //! # Source
-//! The kernel's `Documentation/filesystems/resctrl.rst`, and `fs/resctrl` of Linux 6.16 for the order of checks.
+//! The kernel's `Documentation/filesystems/resctrl.rst`, and `fs/resctrl` of Linux 6.16 for the
+//! order of checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -41,10 +49,9 @@ use crate::schemata::{self, Base, Line};
 mod claim;
 mod shape;
 
-/// Where resctrl usually is.
 pub const MOUNT_POINT: &str = "/sys/fs/resctrl";
 
-/// What our groups' names begin with.
+/// Prefix of our groups' names.
 pub(crate) const PREFIX: &str = "sluice-";
 
 /// The class of `sluice profile`.
@@ -56,7 +63,6 @@ pub const TRIAL: &str = "doctor";
 /// Bytes of one list of threads; the kernel takes a page.
 const LIST_BYTES: usize = 4_000;
 
-/// A class of ours.
 #[derive(Debug, Clone)]
 struct Class {
     spec: ClassSpec,
@@ -64,7 +70,7 @@ struct Class {
     watches: BTreeSet<String>,
 }
 
-/// Cache classes by the kernel. Dropped, it releases its classes.
+/// Cache classes by the kernel. Drop releases its classes.
 #[derive(Debug)]
 pub struct Resctrl {
     path: PathBuf,
@@ -75,35 +81,36 @@ pub struct Resctrl {
     /// The root class's masks before us.
     root: Line,
     classes: BTreeMap<String, Class>,
-    /// What is counted apart in the root class.
+    /// Watches in the root class.
     root_watches: BTreeSet<String>,
     /// The lock of a tool that has taken over its class.
     tool: Option<Lock>,
-    /// The lock of the manager whose classes these are.
+    /// The lock of the manager that owns these classes.
     manager: Option<Lock>,
 }
 
-/// A lock that is held until this is dropped. It is unlocked, not only closed: a process that is being started has a copy of the open
-/// file until its program runs, and would hold the lock till then.
+/// A lock that is held until dropped. Drop unlocks it explicitly: a process that is being started
+/// has a copy of the open file until it executes its program, and would hold the lock until then.
 #[derive(Debug)]
 struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Fails only where it was not locked.
+        // Fails only if it was not locked.
         let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
     }
 }
 
-/// A group of somebody else.
+/// A group of another program.
 struct Foreign {
     name: String,
     masks: Line,
-    /// Whether it shares its ways with nobody: the kernel refuses masks that overlap with it, or it is a class of another Sluice process.
+    /// Whether its ways are exclusive: the kernel refuses masks that overlap with it, or it is a
+    /// class of another Sluice process.
     is_exclusive: bool,
 }
 
-/// What the kernel answered to a command.
+/// The kernel's refusal of a command.
 struct Refusal {
     source: io::Error,
     status: String,
@@ -114,17 +121,18 @@ impl Refusal {
         self.source.raw_os_error() == Some(errno.raw_os_error())
     }
 
-    /// The kernel's words, or the error where it says none.
+    /// The kernel's text, or the error if there is none.
     fn words(&self) -> String {
         if self.status == "ok" || self.status.is_empty() { self.source.to_string() } else { self.status.clone() }
     }
 }
 
 impl Resctrl {
-    /// Opens resctrl where it is mounted (usually [`MOUNT_POINT`]); `system` is the root directory that `/sys` and `/proc` are looked for in.
+    /// Opens resctrl at its mount point (usually [`MOUNT_POINT`]); `system` is the root directory
+    /// of `/sys` and `/proc`.
     ///
     /// # Errors
-    /// It is not mounted there, may not be read, or says something that is not understood.
+    /// It is not mounted there, is unreadable, or has an unknown format.
     pub fn open(path: &Path, system: &Path) -> Result<Self, CacheError> {
         if !path.join("info").is_dir() {
             return Err(CacheError::NotMounted { path: path.into() });
@@ -164,7 +172,7 @@ impl Resctrl {
 
     fn schemata(&self, group: &str) -> Result<BTreeMap<String, Line>, CacheError> {
         let path = self.path.join(group).join("schemata");
-        // Where there is only monitoring, there is no such file.
+        // Absent if there is only monitoring.
         let text = match fs::read_to_string(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound && self.lines.is_empty() => return Ok(BTreeMap::new()),
             Err(e) => return Err(self.system("read", &format!("{group}/schemata"), e)),
@@ -190,7 +198,7 @@ impl Resctrl {
         CacheError::System { doing, path, status: refusal.words(), source: refusal.source }
     }
 
-    /// One command: it must be one write, and the status is read before anything else is done.
+    /// One command: it must be one write, and the status is read before any other command.
     fn command(&self, file: &str, text: &str) -> Result<(), Refusal> {
         let written = OpenOptions::new().write(true).open(self.path.join(file)).and_then(|mut file| {
             let bytes = file.write(text.as_bytes())?;
@@ -199,7 +207,7 @@ impl Resctrl {
         written.map_err(|source| Refusal { source, status: self.status() })
     }
 
-    /// The lock that users of resctrl agree on; held until it is dropped.
+    /// The lock that users of resctrl agree on; held until dropped.
     fn lock(&self) -> Result<Lock, CacheError> {
         self.lock_of("")
     }
@@ -214,7 +222,6 @@ impl Resctrl {
         }
     }
 
-    /// Groups below the root.
     fn groups(&self) -> Result<Vec<String>, CacheError> {
         let entries = fs::read_dir(&self.path).map_err(|e| self.system("read", "", e))?;
         let names = entries.flatten().filter(|entry| entry.path().join("tasks").is_file());
@@ -223,7 +230,7 @@ impl Resctrl {
 
     // Masks.
 
-    /// A group's masks; code's and data's together.
+    /// A group's masks, of code and data together.
     fn masks(&self, group: &str) -> Result<Line, CacheError> {
         let found = self.schemata(group)?;
         let mut masks = Line::new();
@@ -249,7 +256,7 @@ impl Resctrl {
         })
     }
 
-    /// Groups of others, and the masks that they have.
+    /// Groups of other programs, and their masks.
     fn foreign(&self) -> Result<Vec<Foreign>, CacheError> {
         let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
         let of = |name: String| {
@@ -261,8 +268,10 @@ impl Resctrl {
         self.groups()?.into_iter().filter(|name| !ours(name)).map(of).collect()
     }
 
-    /// What the root class may have in a domain where classes of ours have these ways: of what it had before us, what groups of others leave,
-    /// and what they would share if they leave too little; where we have none, as before us, it has both. None if even that is too little.
+    /// The root class's ways in a domain where our classes have the ways `used`. Of its mask before
+    /// us, it gets what other programs' groups leave; if that is too little, also what they would
+    /// share. Without any classes of ours, it gets both, as before us. None if even that is too
+    /// little.
     fn root_beside(&self, domain: u32, used: u32, foreign: &[Foreign]) -> Option<u32> {
         let before = self.root.get(&domain).copied()?;
         let taken = |groups: &dyn Fn(&&Foreign) -> bool| {
@@ -277,7 +286,8 @@ impl Resctrl {
         if used == 0 { shared() } else { left(taken(&|_| true)).or_else(shared) }
     }
 
-    /// Gives the root class what classes of ours no longer have. These stay where they are, whatever groups of others have come meanwhile.
+    /// Gives the root class what our classes no longer have. These stay in place, whatever groups
+    /// of other programs have appeared meanwhile.
     fn widen(&self) -> Result<(), CacheError> {
         if self.root.is_empty() {
             return Ok(());
@@ -304,7 +314,8 @@ impl Resctrl {
         if wanted.is_empty() { Ok(()) } else { self.write_all(&wanted, &root_now).map(drop) }
     }
 
-    /// Lays out the classes and writes what differs; `changed` is the class whose room is wanted. On an error all masks are as before.
+    /// Lays out the classes and writes what differs; `changed` is the class that needs room. On an
+    /// error all masks are as before.
     fn apply(&mut self, changed: &ClassSpec) -> Result<(), CacheError> {
         let foreign = self.foreign()?;
         let root_now = self.masks("")?;
@@ -318,7 +329,8 @@ impl Resctrl {
                 Want { ways: class.spec.ways, io: class.spec.io_ways, mask: class.granted.masks.get(&domain).copied().unwrap_or(0) }
             };
             let root = if names.is_empty() {
-                // With no class here there is nothing to lay out: the root class has again what it had.
+                // With no class here there is nothing to lay out: the root class gets back what it
+                // had.
                 let now = || root_now.get(&domain).copied().unwrap_or(before);
                 self.root_beside(domain, 0, &foreign).unwrap_or_else(now)
             } else {
@@ -333,7 +345,7 @@ impl Resctrl {
                 }
                 found.root
             };
-            // The classes of other domains are with the root class here.
+            // Classes of other domains share the root class's ways here.
             wanted.entry(String::new()).or_default().insert(domain, root);
             for name in self.classes.keys().filter(|name| !has(name)) {
                 wanted.entry(group(name)).or_default().insert(domain, root);
@@ -383,13 +395,13 @@ impl Resctrl {
         }
     }
 
-    /// Writes the masks that differ, reads them back, and puts all back if one is refused or reaches into others' ways. Tells those that came
-    /// back wider: the group, the domain, and the mask.
+    /// Writes the masks that differ, reads them back, and restores all if one is refused or
+    /// overlaps other classes' ways. Returns those that came back wider: group, domain and mask.
     fn write_all(&self, wanted: &BTreeMap<String, Line>, root_now: &Line) -> Result<Vec<(String, u32, u32)>, CacheError> {
         let mut before: Vec<(String, Line)> = Vec::new();
         let mut written = Ok(());
-        // The root class goes last when it is widened, and first when it is narrowed: there is never a time when a class shares with it more
-        // than before.
+        // The root class goes last when it is widened, and first when it is narrowed: no class ever
+        // shares more with it than before.
         let narrows = wanted
             .get("")
             .is_some_and(|root| root.iter().any(|(domain, mask)| root_now.get(domain).is_some_and(|now| now & !mask != 0)));
@@ -414,7 +426,7 @@ impl Resctrl {
         let checked = written.and_then(|()| self.read_back(wanted));
         if checked.is_err() {
             for (name, masks) in before.iter().rev() {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 let _ = self.write_masks(name, masks);
             }
         }
@@ -431,7 +443,7 @@ impl Resctrl {
                 if mask == *asked {
                     continue;
                 }
-                // Of the root class too, what is more may be nobody's only.
+                // Additional ways, also of the root class, must belong to no other class of ours.
                 let others = got.iter().filter(|(other, _)| **other != name && owns(&self.classes, other, *domain));
                 let others = others.filter_map(|(_, masks)| masks.get(domain)).fold(0, |all, mask| all | mask);
                 let reaches = mask & others & !asked != 0 || (owns(&self.classes, name, *domain) && mask & others != 0);
@@ -478,7 +490,6 @@ impl Resctrl {
         self.classes.get(name).ok_or_else(|| CacheError::Unknown { name: name.into() })
     }
 
-    /// The group of a class or the root's.
     fn group_of(&self, name: &str) -> Result<String, CacheError> {
         if name.is_empty() { Ok(String::new()) } else { self.class(name).map(|class| group(&class.spec.name)) }
     }
@@ -540,7 +551,8 @@ impl Resctrl {
                 left = &left[count..];
                 continue;
             };
-            // Those before the one that was refused are there now. They are found by name: the file lists threads as they are.
+            // Threads before the refused one have moved. Their ids are looked up: the file lists
+            // its members in its own order.
             let there: BTreeSet<u32> = self.text(&file)?.lines().filter_map(|line| line.trim().parse().ok()).collect();
             let is_gone = |task: u32| !Path::new(&format!("/proc/{task}")).exists();
             let failed = left[..count].iter().position(|task| !there.contains(task)).unwrap_or(0);
@@ -593,7 +605,7 @@ impl CacheControl for Resctrl {
         self.classes.insert(spec.name.clone(), Class { spec: spec.clone(), granted, watches: BTreeSet::new() });
         let made = self.apply(spec).and_then(|()| self.set_bandwidth(spec));
         if let Err(e) = made {
-            // Masks that were written before the bandwidth was refused go back too.
+            // Masks written before the bandwidth was refused are restored too.
             self.classes = before;
             let _ = self.remove_folder(&folder);
             let _ = self.widen();
@@ -704,9 +716,10 @@ impl CacheControl for Resctrl {
         let _lock = self.lock()?;
         self.remove_folder(&group(name))?;
         self.classes.remove(name);
-        // It is released, whatever becomes of its ways; the next change gives them to the root class if this one cannot.
+        // The class is released even if its ways are not; the next change gives them to the root
+        // class.
         if let Err(error) = self.widen() {
-            // The reader of stderr may have gone.
+            // A closed stderr is ignored.
             let _ = writeln!(io::stderr(), "the cache class {name} is released, and its ways are nobody's for now: {error}");
         }
         Ok(())
@@ -717,7 +730,7 @@ impl Drop for Resctrl {
     fn drop(&mut self) {
         let names: Vec<String> = self.classes.keys().cloned().collect();
         for name in names {
-            // Nothing is left to report to; `sweep` of the next one finds what stays.
+            // No caller is left to report to; the next `sweep` finds what remains.
             let _ = self.release(&name);
         }
         for watch in &self.root_watches {
@@ -730,7 +743,7 @@ fn group(class: &str) -> String {
     format!("{PREFIX}{class}")
 }
 
-/// A group's name as a person reads it.
+/// A group's name for people.
 fn shown(group: &str) -> &str {
     if group.is_empty() { "of the root" } else { group }
 }
@@ -743,7 +756,7 @@ fn wants_domain(spec: &ClassSpec, domain: u32) -> bool {
     spec.domains.is_empty() || spec.domains.contains(&domain)
 }
 
-/// Whether a group is a class of ours with ways of its own in a domain.
+/// Whether a group is a class of ours with its own ways in a domain.
 fn owns(classes: &BTreeMap<String, Class>, name: &str, domain: u32) -> bool {
     name.strip_prefix(PREFIX).and_then(|name| classes.get(name)).is_some_and(|class| wants_domain(&class.spec, domain))
 }

@@ -1,8 +1,8 @@
-//! The kernel's text forms: masks, processor lists, and the lines of `schemata`.
+//! The kernel's text formats: masks, processor lists, and the lines of `schemata`.
 
 use std::collections::BTreeMap;
 
-/// One line: a value for each domain, by its id.
+/// One line: a value for each domain id.
 pub type Line = BTreeMap<u32, u32>;
 
 /// How values of a line are written.
@@ -14,8 +14,8 @@ pub enum Base {
     Decimal,
 }
 
-/// The lines of a file, by resource: `L3`, `L3DATA`, `L3CODE`, `MB`. None where a line is not understood; lines of other resources are passed
-/// over.
+/// Parses the lines of a file, by resource: `L3`, `L3DATA`, `L3CODE`, `MB`; lines of other
+/// resources are skipped. None if a line is malformed.
 pub fn parse(text: &str) -> Option<BTreeMap<String, Line>> {
     let mut found = BTreeMap::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -39,7 +39,7 @@ fn parse_values(values: &str, base: Base) -> Option<Line> {
     values.split(';').map(str::trim).filter(|part| !part.is_empty()).map(value).collect()
 }
 
-/// A line as the kernel takes it, with its end.
+/// A line in the kernel's format, with its newline.
 pub fn line(name: &str, base: Base, values: &Line) -> String {
     let part = |(id, value): (&u32, &u32)| match base {
         Base::Hex => format!("{id}={value:x}"),
@@ -64,7 +64,7 @@ pub(crate) fn cpu_list(cpus: &[u32]) -> String {
     runs.iter().map(run).collect::<Vec<_>>().join(",")
 }
 
-/// Reads what [`cpu_list`] writes. None where it is no such list, or names processors beyond 65,535.
+/// Parses what [`cpu_list`] writes. None if malformed, or with processors beyond 65,535.
 pub(crate) fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
     let mut found = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {

@@ -1,12 +1,14 @@
-//! Cache classes of a modelled cache: what each would hold and miss, from the loads and stores of its NFs.
+//! Classes of a modelled cache, from the loads and stores of their NFs.
 //!
 //! # Approach
-//! Each class has a [`Model`] of its own, because ways that nobody else has are a cache of its own. It follows all numbers of ways at once, so a
-//! class that is resized goes on with what it had: a lost way's lines are gone at once, and a new way is full of what would have been there.
+//! Each class has its own [`Model`], because exclusive ways are a separate cache. It follows all
+//! numbers of ways at once. So a class that is resized continues with its contents: the lines of a
+//! lost way are gone at once, and a new way has the lines that would have been there.
 //!
 //! # Limits
-//! The model's. One cache, whatever the number of domains that a class asks for. Traffic is lines that were missed; what is written back is not
-//! counted. Threads and processors are noted, and change nothing: who feeds the model says whose access it is.
+//! Those of the model. There is one cache, whatever domains a class asks for. Traffic is missed
+//! lines; write-backs are not counted. Threads and processors are recorded without effect: the
+//! caller names the class of each access.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +17,6 @@ use crate::error::CacheError;
 use crate::layout::{self, Limits, Want};
 use crate::model::{Hierarchy, Model};
 
-/// The one cache's id.
 const DOMAIN: u32 = 0;
 
 #[derive(Debug, Clone)]
@@ -23,7 +24,7 @@ struct Class {
     spec: ClassSpec,
     mask: u32,
     model: Model,
-    /// Misses before it was resized last, and those that the model had for its present ways then.
+    /// Misses until its last resize, and the model's misses with its present ways at that time.
     before: u64,
     base: u64,
     tasks: BTreeSet<u32>,
@@ -50,10 +51,10 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// A cache of these sizes, of which devices use the ways of `io_mask` too, with `most` classes.
+    /// A cache of these sizes, with at most `most` classes; devices use the ways of `io_mask` too.
     ///
     /// # Errors
-    /// Sizes that no cache has.
+    /// A size is invalid.
     pub fn new(hierarchy: Hierarchy, io_mask: u32, most: u32) -> Result<Self, CacheError> {
         Model::new(hierarchy)?;
         let ways = hierarchy.llc.ways;
@@ -190,7 +191,7 @@ impl CacheControl for Simulated {
 
     fn usage(&self, name: &str, watch: Option<&str>) -> Result<BTreeMap<u32, Usage>, CacheError> {
         if name.is_empty() && watch.is_none() {
-            // Nobody says what the root class does.
+            // The model gets no accesses of the root class.
             let nothing = Usage { occupancy: Count::Absent, total: Count::Absent, local: Count::Absent };
             return Ok(BTreeMap::from([(DOMAIN, nothing)]));
         }
@@ -236,7 +237,7 @@ mod tests {
         }
         assert_eq!(used(&cache, "a"), (32 * 64, 4 * 48 * 64));
         assert_eq!(used(&cache, "b"), (48 * 64, 48 * 64));
-        // With one way more nothing is missed any more; what was counted stays.
+        // With one way more nothing is missed any more; the counts stay.
         cache.release("b").unwrap();
         assert_eq!(cache.resize("a", 3).unwrap().masks[&0], 0x7);
         for line in 0..48 {

@@ -1,8 +1,9 @@
 //! Loads and stores of a real NF.
 //!
 //! # Approach
-//! An NF that `scripts/trace-nf` has built runs without a manager when `SLUICE_TRACE` says on what packets, and writes its accesses to standard
-//! output (`crates/nf/src/trace.rs` has the form). They are read as they come, and given to a [`Model`].
+//! An NF that `scripts/trace-nf` has built runs without a manager when `SLUICE_TRACE` describes its
+//! packets. It writes its accesses to standard output (`crates/nf/src/trace.rs` has the format),
+//! and they are streamed into a [`Model`].
 
 pub mod chain;
 pub mod examples;
@@ -17,28 +18,26 @@ use serde::{Deserialize, Serialize};
 use crate::error::CacheError;
 use crate::model::{Curve, Geometry, Hierarchy, Model};
 
-/// Bytes of a record.
 const RECORD: usize = 8;
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const CHUNK: usize = 256 << 10;
 
-/// Loads and stores that are enough for a curve, of an NF that makes very many for a packet: some seconds of the model's time.
+/// Loads and stores that suffice for a curve; of an NF with very many per packet, that takes the
+/// model some seconds.
 pub const ENOUGH: u64 = 400_000_000;
 
 /// An NF that scripts/trace-nf has built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traced {
-    /// Its program.
     pub program: PathBuf,
-    /// Its arguments.
     pub args: Vec<String>,
-    /// Its environment; nothing is left of the caller's.
+    /// Its whole environment; nothing is inherited from the caller.
     pub env: Vec<(OsString, OsString)>,
 }
 
 impl Traced {
-    /// What runs it, with what to trace.
+    /// The command that runs it, with the value of `SLUICE_TRACE`.
     fn command(&self, traced: String) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(self.env.iter().cloned()).env("SLUICE_TRACE", traced);
@@ -46,29 +45,25 @@ impl Traced {
     }
 }
 
-/// What is in a trace.
+/// A record of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A load or store.
     Access {
-        /// Its address.
         address: u64,
-        /// Its bytes.
         bytes: u32,
-        /// Whether it is a store.
         store: bool,
     },
-    /// The end of the warm-up, and the second time of the trace; the third, of one that was to end sooner, has the packets that count.
+    /// The end of the warm-up, and then the end of the trace. A trace that may end early has a
+    /// third one with the packets that count.
     Mark {
-        /// Loads and stores until then, with those before the first packet and those that have no record because the first cache held them:
-        /// 0 is a program that was not built to be traced. Or packets.
+        /// Loads and stores until then, including those before the first packet and those without a
+        /// record because the first cache held them; 0 is a program that was not built to be
+        /// traced. In the third mark, packets.
         number: u64,
     },
 }
 
-/// One record.
-///
-/// None where it is no record.
+/// Decodes one record; none if it is invalid.
 #[inline]
 pub fn decode(record: u64) -> Option<Event> {
     let (store, size, address) = (record >> 63 == 1, record >> 56 & 0x7f, record & ((1 << 56) - 1));
@@ -79,10 +74,10 @@ pub fn decode(record: u64) -> Option<Event> {
     }
 }
 
-/// Reads a trace to its end. Tells how many records there were.
+/// Reads a trace to its end. Returns the number of records.
 ///
 /// # Errors
-/// It cannot be read, ends within a record, or holds something else.
+/// It cannot be read, ends within a record, or has an invalid one.
 pub fn read(stream: impl Read, mut each: impl FnMut(Event)) -> Result<u64, CacheError> {
     let broken = |what: String| CacheError::Model {
         what,
@@ -124,23 +119,23 @@ pub struct Traffic {
     pub packets: u64,
     /// Packets before them, after one of each flow.
     pub warm_up: u64,
-    /// Loads and stores of those that count, after which there are enough of these. None: all packets are given.
+    /// Loads and stores among the packets that count after which the trace may end. None: all
+    /// packets are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accesses: Option<u64>,
-    /// Flows.
     pub flows: u32,
     /// Zipf's exponent; none is all flows alike.
     pub zipf: Option<f64>,
     /// Bytes of a packet, without FCS.
     pub bytes: u32,
-    /// Whether flows have destinations all over the address space.
+    /// Whether flows have destinations over the whole address space.
     pub spread: bool,
-    /// Where the draws begin.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
 impl Traffic {
-    /// As `SLUICE_TRACE` wants it.
+    /// The value of `SLUICE_TRACE`.
     pub fn variable(&self) -> String {
         let zipf = self.zipf.map_or(String::new(), |s| format!(",zipf={s}"));
         let accesses = self.accesses.map_or(String::new(), |n| format!(",accesses={n}"));
@@ -156,7 +151,8 @@ impl Traffic {
     }
 }
 
-/// Where `scripts/trace-nf` has put the traced program of this one: below the folder of build outputs that it stands in. None if it is not built.
+/// The traced program that belongs to this one, built by `scripts/trace-nf`: below the same folder
+/// of build outputs. None if it is not built.
 pub fn beside(program: &Path) -> Option<PathBuf> {
     let name = program.file_name()?;
     let folders = program.ancestors().skip(1).take(4).map(|folder| folder.join("trace-traced"));
@@ -164,15 +160,15 @@ pub fn beside(program: &Path) -> Option<PathBuf> {
     hosts.map(|host| host.path().join("release").join(name)).find(|file| file.is_file())
 }
 
-/// Bytes of a line, and most sets and ways of a first cache, that a traced NF knows.
+/// Bytes of a line, and most sets and ways of a first cache, in a traced NF.
 const LINE: u32 = 64;
 const MOST_SETS: u32 = 256;
 const MOST_WAYS: u32 = 16;
 
-/// The caches that are left to model where the NF is the first one itself, and what it is given for that one.
+/// The caches left to model if the NF models the first one itself, and its setting for that.
 ///
 /// # Errors
-/// Lines that are shorter than a trace's, or sizes that no cache has.
+/// Lines are shorter than a trace's, or a size is invalid.
 fn first_cache(hierarchy: Hierarchy) -> Result<(Hierarchy, String), CacheError> {
     if hierarchy.line < LINE {
         let what = format!("a trace is of lines of {LINE} bytes, not {}", hierarchy.line);
@@ -185,7 +181,8 @@ fn first_cache(hierarchy: Hierarchy) -> Result<(Hierarchy, String), CacheError> 
     Ok((Hierarchy { l1: hierarchy.l1.filter(|_| l1.is_none()), ..hierarchy }, variable))
 }
 
-/// Whether accesses until both marks are those of a program that was built to be traced. Its handler may have none.
+/// Whether the accesses at both marks are those of a program that was built to be traced. Its
+/// handler may have none.
 fn is_traced(start: u64, end: u64) -> bool {
     start > 0 && end >= start
 }
@@ -195,7 +192,8 @@ fn cannot_start(program: &Path, error: &io::Error) -> CacheError {
     CacheError::Model { what, cure: "build it with scripts/trace-nf and try its arguments by hand" }
 }
 
-/// Runs a traced NF and models its misses. The NF is the first cache itself where it can be, so that only what that misses is written.
+/// Runs a traced NF and models its misses. If possible the NF models the first cache itself, so
+/// that it writes only that cache's misses.
 ///
 /// # Errors
 /// It cannot be started, fails, or was not built to be traced; or lines are shorter than a trace's.
@@ -242,7 +240,7 @@ pub fn profile(nf: &Traced, traffic: &Traffic, hierarchy: Hierarchy) -> Result<C
 mod tests {
     use super::*;
 
-    /// Gives a byte stream in pieces of its own choice.
+    /// A byte stream in pieces of a given size.
     struct Pieces(Vec<u8>, usize);
 
     impl Read for Pieces {

@@ -1,17 +1,22 @@
-//! The model against cachegrind, for the NFs that come along, on the same packets: `make cachegrind`. Needs valgrind, and NFs that
-//! scripts/trace-nf has built, with `--plain` and without.
+//! The model against cachegrind, for Sluice's own NFs on the same packets.
 //!
-//! Both have an L1 of 32 KiB in 8 ways, no L2, and a last-level cache of 8,192 sets; cachegrind runs once for each number of ways, the
-//! model once. For some NFs the model runs a second time, with its L2 in the place of the L1 ([`SECOND`]): cachegrind knows no third cache.
-//! Cachegrind counts from the start of the program, so the misses of a second run that ends after the warm-up are taken off. It
-//! sees what the model does not: the harness, the standard library, instructions; and other addresses. What these fill of a cache of two
-//! ways (1 MiB) costs the NF a hundredth of a miss for each packet, which is more than a percent where there are few misses.
+//! Run by `make cachegrind`; needs valgrind, and NFs that scripts/trace-nf has built, with
+//! `--plain` and without.
 //!
-//! Programs are looked for in cargo's target folder, `CARGO_TARGET_DIR` if it is set. What is missing is left out and told, unless
-//! `SLUICE_CACHEGRIND=required`, as `make cachegrind` has it: then it is a failure.
+//! Both have an L1 of 32 KiB in 8 ways, no L2, and a last-level cache of 8,192 sets; cachegrind
+//! runs once for each number of ways, the model once. For some NFs the model runs a second time,
+//! with its L2 in the place of the L1 ([`SECOND`]): cachegrind has no third cache. Cachegrind
+//! counts from the start of the program, so the misses of a second run that ends after the warm-up
+//! are subtracted. It also counts what the model does not: the harness, the standard library and
+//! instructions; and its addresses differ. In a cache of two ways (1 MiB) these cost the NF a
+//! hundredth of a miss per packet, which is more than a percent where there are few misses.
 //!
-//! `SLUICE_CACHE_NFS=nat,router` compares these alone, `SLUICE_CACHE_WAYS=1,2,20` other numbers of ways, `SLUICE_CACHE_PACKETS` other
-//! numbers of packets.
+//! Programs are searched in cargo's target folder, `CARGO_TARGET_DIR` if it is set. Missing ones
+//! are skipped with a message; with `SLUICE_CACHEGRIND=required`, as `make cachegrind` sets it,
+//! they are a failure.
+//!
+//! `SLUICE_CACHE_NFS=nat,router` selects NFs, `SLUICE_CACHE_WAYS=1,2,20` numbers of ways, and
+//! `SLUICE_CACHE_PACKETS` a number of packets.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,22 +25,24 @@ use sluice_cache::model::{Geometry, Hierarchy};
 use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
 use sluice_cache::trace::{Traced, Traffic, profile};
 
-/// Half a MiB a way: flow tables of some MiB need some ways.
+/// Half a MiB per way: flow tables of some MiB need some ways.
 const LLC: Geometry = Geometry { sets: 8_192, ways: 20 };
 const L1: Geometry = Geometry { sets: 64, ways: 8 };
 const LINE: u32 = 64;
-/// How far the model may be from cachegrind, in percent of its misses; or in misses of a packet, where there are few.
+/// Tolerance of the model against cachegrind: percent of its misses, or misses per packet where
+/// there are few.
 const WITHIN_PERCENT: f64 = 1.0;
 const NEXT_TO_NONE: f64 = 0.01;
 
 /// The example that touches no packet.
 const UNTOUCHED: &str = "bridge";
-/// Examples with batches for the disk, compared from so many ways on. In two ways the model itself counts 0.98 or 0.02 misses a packet of the logger, by
-/// where the allocator puts its batches (`MALLOC_MMAP_THRESHOLD_`), and in one way cachegrind's misses of the lookup differ fourfold from run to
-/// run.
+/// Examples with disk batches, compared from `WAYS_OF_BATCHES` ways on. With two ways the model
+/// itself counts 0.98 or 0.02 misses per packet for the logger, depending on where the allocator
+/// puts its batches (`MALLOC_MMAP_THRESHOLD_`). With one way cachegrind's misses of the lookup
+/// differ fourfold between runs.
 const BATCHES: [&str; 2] = ["logger", "lookup"];
 const WAYS_OF_BATCHES: u32 = 4;
-/// Examples that use much of the cache, and make few accesses for a packet.
+/// Examples that use much of the cache with few accesses per packet.
 const SECOND: [&str; 2] = ["monitor", "nat"];
 
 const LAWS: [Option<f64>; 2] = [None, Some(1.1)];
@@ -43,14 +50,14 @@ const LAWS: [Option<f64>; 2] = [None, Some(1.1)];
 /// An NF of a kind, if scripts/trace-nf has built it.
 fn built(kind: &str, nf: &str) -> Option<PathBuf> {
     let set = std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty());
-    // One that is relative is so to where scripts/trace-nf runs.
+    // A relative one is relative to where scripts/trace-nf runs.
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(set.unwrap_or_else(|| "target".into()));
     let target = target.join(format!("trace-{kind}"));
     let hosts = std::fs::read_dir(target).ok()?.flatten();
     hosts.map(|host| host.path().join("release").join(format!("sluice-nf-{nf}"))).find(|program| program.is_file())
 }
 
-/// Tells what is left out, where anything may be.
+/// Reports what is skipped, where skipping is allowed.
 fn skipped(why: &str) {
     let is_required = std::env::var("SLUICE_CACHEGRIND").is_ok_and(|value| value == "required");
     assert!(!is_required, "{why}");
@@ -90,7 +97,7 @@ fn the_model_says_what_cachegrind_says() {
     let file = folder.path().join("file");
     let (mut wrong, mut compared) = (Vec::new(), 0);
     let is_asked = |of: &&Example| only.as_ref().is_none_or(|only| only.split(',').any(|nf| nf == of.nf));
-    // What needs another NF's packets cannot make its own.
+    // An NF that needs another NF's packets cannot generate its own.
     for example in EXAMPLES.iter().filter(|of| of.behind.is_none()).filter(is_asked) {
         let (Some(traced), Some(plain)) = (built("traced", example.nf), built("plain", example.nf)) else {
             skipped(&format!("{} is not built; make cachegrind does it", example.nf));

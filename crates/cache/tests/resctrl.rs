@@ -1,4 +1,6 @@
-//! Cache classes on a stand-in for the kernel, which refuses what the kernel refuses. Needs /dev/fuse, and root or fusermount3.
+//! Cache classes on a stand-in with the kernel's refusals.
+//!
+//! Needs /dev/fuse, and root or fusermount3.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,7 +43,7 @@ fn all(mask: u32) -> BTreeMap<u32, u32> {
     BTreeMap::from([(0, mask), (2, mask)])
 }
 
-/// A process that does nothing, ended when it is dropped.
+/// An idle process, killed on drop.
 struct Idle(Child);
 
 impl Idle {
@@ -92,9 +94,9 @@ fn a_class_has_its_ways_alone() {
     assert_eq!(web, Granted { name: "web".into(), masks: all(0xf), bandwidth: all(100), widened: false });
     let one = ClassSpec { domains: vec![2], bandwidth: Some(35), ..ClassSpec::new("one", 3) };
     let one = cache.make(&one).unwrap();
-    // Rounded as the hardware does it.
+    // Rounded as by the hardware.
     assert_eq!((one.masks, one.bandwidth), (BTreeMap::from([(2, 0x70)]), BTreeMap::from([(2, 40)])));
-    // Where it has no ways of its own it is with the root class.
+    // In a domain without its own ways it shares the root class's.
     assert_eq!(masks(&kernel, "sluice-one"), BTreeMap::from([(0, 0xf_fff0), (2, 0x70)]));
     assert_eq!(masks(&kernel, ""), BTreeMap::from([(0, 0xf_fff0), (2, 0xf_ff80)]));
     assert!(text(&kernel, "sluice-one/schemata").contains("MB:0= 100;2=  40"));
@@ -123,7 +125,7 @@ fn classes_move_together_when_there_is_no_other_room() {
     assert_eq!(groups(&kernel), ["sluice-a", "sluice-c", "sluice-d"]);
     assert!(matches!(cache.resize("a", 6), Err(CacheError::NoRoom { .. })));
     assert_eq!(masks(&kernel, "sluice-a"), all(0xf));
-    // Ways that devices use are for those who take them, all but the one that the root class keeps.
+    // I/O ways go to classes that accept them, all but the one that the root class keeps.
     cache.make(&ClassSpec { io_ways: true, ..ClassSpec::new("io", 2) }).unwrap();
     assert_eq!((masks(&kernel, "sluice-io"), masks(&kernel, "")), (all(0x6_0000), all(0x8_0000)));
 }
@@ -160,7 +162,7 @@ fn a_bandwidth_beyond_the_limits_is_refused() {
 
 #[test]
 fn a_bandwidth_that_the_kernel_refuses_undoes_the_class() {
-    // What is read when it is opened is not what holds later.
+    // The limits change after open has read them.
     let machine =
         Machine { bandwidth: Some(Bandwidth { num_closids: 8, min: 10, max: 60, granularity: 10 }), ..Machine::default() };
     let Some(kernel) = mount(machine) else { return };
@@ -221,7 +223,7 @@ fn masks_that_the_kernel_refuses_leave_all_as_it_was() {
     let Some(kernel) = mount(Machine::default()) else { return };
     let mut cache = open(&kernel);
     cache.make(&ClassSpec::new("a", 4)).unwrap();
-    // Somebody else takes ways for himself, and gives them a mode that nobody may touch.
+    // Another program takes ways and makes its group exclusive.
     fs::create_dir(kernel.path().join("theirs")).unwrap();
     fs::write(kernel.path().join("theirs/schemata"), "L3:0=ff00;2=ff00\n").unwrap();
     fs::write(kernel.path().join("schemata"), "L3:0=f00f0;2=f00f0\n").unwrap_err();
@@ -250,7 +252,7 @@ fn a_group_of_others_with_all_ways_is_named() {
 fn the_kernels_words_are_in_the_message() {
     let Some(kernel) = mount(Machine::default()) else { return };
     let cache = open(&kernel);
-    // The mount is asked for things that this crate never asks for, to see what is told.
+    // Commands that this crate never sends, to see the kernel's messages.
     for (text, words) in [
         ("L3:0=0\n", "out of range"),
         ("L3:0=100000\n", "out of range"),
@@ -271,7 +273,7 @@ fn the_kernels_words_are_in_the_message() {
         assert_eq!(error.raw_os_error(), Some(22), "{text}");
         assert!(self::text(&kernel, "info/last_cmd_status").contains(words), "{text}");
     }
-    // Without the end of the line it is no command at all.
+    // Without a newline it is no command at all.
     fs::write(kernel.path().join("schemata"), "L3:0=f").unwrap_err();
     assert_eq!(masks(&kernel, ""), all(0xf_ffff));
     fs::write(kernel.path().join("schemata"), "L3:0=f;\n").unwrap();
@@ -297,7 +299,7 @@ fn masks_that_come_back_wider_are_told_or_undone() {
     let error = cache.make(&ClassSpec::new("b", 1)).unwrap_err();
     assert!(matches!(error, CacheError::Widened { got: 0x3, .. }), "{error}");
     assert_eq!((groups(&kernel), masks(&kernel, "sluice-a")), (vec!["sluice-a".to_string()], all(0x3)));
-    // With both ways asked for, nothing is wider.
+    // With both ways requested, nothing is wider.
     let a = cache.resize("a", 2).unwrap();
     assert_eq!((a.masks, a.widened), (all(0x3), false));
     assert_eq!(cache.make(&ClassSpec::new("b", 1)).unwrap().masks, all(0x4));
@@ -310,7 +312,7 @@ fn sparse_masks_are_used_where_there_are_any() {
     fs::create_dir(kernel.path().join("theirs")).unwrap();
     fs::write(kernel.path().join("theirs/schemata"), "L3:0=5555;2=5555\n").unwrap();
     assert_eq!(cache.make(&ClassSpec::new("a", 8)).unwrap().masks, all(0xaaaa));
-    // Kernels before 6.7 do not say.
+    // Kernels before 6.7 do not report it.
     drop(cache);
     let kernel = mount(Machine { sparse: None, ..Machine::default() }).unwrap();
     assert!(!open(&kernel).shape().sparse);
@@ -333,7 +335,7 @@ fn threads_are_moved_and_those_that_cannot_be_are_named() {
     assert!(error.to_string().contains("No permission to move task"), "{error}");
     let CacheError::Task { task, moved, .. } = error else { panic!("{error}") };
     assert_eq!((task, moved), (three.pid(), vec![two.pid()]));
-    // More threads than one write takes.
+    // More threads than fit in one write.
     let many: Vec<u32> = std::iter::repeat_n(one.pid(), 2_000).collect();
     assert_eq!(cache.assign_tasks("a", &many).unwrap().tasks.len(), 2_000);
     assert_eq!(cache.assign_tasks("a", &[one.pid()]).unwrap().tasks, [one.pid()]);
@@ -355,13 +357,13 @@ fn processors_belong_to_one_class() {
         matches!(&error, CacheError::Cpus { cpus, .. } if cpus == "99") && error.to_string().contains("online CPUs"),
         "{error}"
     );
-    // One that the kernel has no number for is another error number, and the same to us.
+    // A processor without a kernel number gives another error number, but the same error here.
     let error = cache.assign_cpus("a", &[5_000]).unwrap_err();
     assert!(
         matches!(&error, CacheError::Cpus { cpus, .. } if cpus == "5000") && error.to_string().contains("Bad CPU list"),
         "{error}"
     );
-    // The root class gives processors to classes, and not to nobody.
+    // Processors leave the root class only for another class.
     let error = cache.assign_cpus("", &[0]).unwrap_err();
     assert!(error.to_string().contains("default group"), "{error}");
     cache.assign_cpus("a", &[]).unwrap();
@@ -443,7 +445,7 @@ fn groups_of_a_manager_that_was_killed_are_removed() {
     assert_eq!(cache.make(&ClassSpec::new("a", 17)).unwrap().masks, all(0x1_ffff));
 }
 
-/// A group of somebody else that shares ways 8 to 15 with nobody. For that, the root class has to be out of its way.
+/// A group of another program with exclusive ways 8 to 15; the root class has to leave them first.
 fn theirs_alone(kernel: &StandIn) {
     fs::create_dir(kernel.path().join("theirs")).unwrap();
     fs::write(kernel.path().join("theirs/schemata"), "L3:0=ff00;2=ff00\n").unwrap();
@@ -511,7 +513,7 @@ fn a_tool_takes_over_the_class_that_a_run_before_it_has_left() {
     let Some(kernel) = mount(Machine::default()) else { return };
     let mut daemon = open(&kernel);
     daemon.make(&ClassSpec::new("a", 4)).unwrap();
-    // As a tool leaves it that is killed.
+    // As a killed tool leaves it.
     fs::create_dir(kernel.path().join("sluice-profile")).unwrap();
     fs::write(kernel.path().join("sluice-profile/schemata"), "L3:0=ff0;2=ff0\n").unwrap();
     fs::write(kernel.path().join("schemata"), "L3:0=ff000;2=ff000\n").unwrap();
@@ -545,11 +547,11 @@ fn a_starting_daemon_leaves_the_class_of_a_tool_that_runs() {
     assert!(matches!(tool.verify("profile"), Err(CacheError::Taken { .. })), "who has lost its class is told");
     assert!(matches!(tool.verify("other"), Err(CacheError::Unknown { .. })));
     drop(tool);
-    // Of one that was killed, nothing holds the lock.
+    // A killed process holds no lock.
     fs::create_dir(kernel.path().join("sluice-profile")).unwrap();
     assert_eq!(open(&kernel).sweep().unwrap(), ["sluice-profile"]);
     assert_eq!((groups(&kernel), masks(&kernel, "")), (Vec::new(), all(0xf_ffff)));
-    // A sweep that is over keeps no tool out.
+    // A completed sweep keeps no tool out.
     assert!(!open(&kernel).take_over("profile").unwrap());
 }
 
@@ -565,7 +567,7 @@ fn one_manager_at_a_time_has_classes() {
         let error = second.claim().unwrap_err();
         assert!(matches!(error, CacheError::Claimed { .. }) && error.to_string().contains("another sluiced"), "{error}");
         assert_eq!(groups(&kernel), ["sluice-a"]);
-        // A tool is no manager, and a manager no tool.
+        // The locks of tools and managers are independent.
         assert!(!second.take_over("profile").unwrap());
         drop(second);
         first.sweep().unwrap();
@@ -574,7 +576,7 @@ fn one_manager_at_a_time_has_classes() {
         let mut third = open(&kernel);
         third.claim().unwrap();
         assert_eq!((third.sweep().unwrap().len(), groups(&kernel).len()), (0, 0));
-        // Of one that was killed, nothing holds the lock, and its groups are swept.
+        // A killed manager holds no lock, and its groups are swept.
         third.make(&ClassSpec::new("a", 4)).unwrap();
         fs::create_dir(kernel.path().join("sluice-left")).unwrap();
         drop(third);
@@ -619,7 +621,7 @@ fn the_doctor_tells_classes_that_are_left() {
     fs::create_dir(kernel.path().join("sluice-profile")).unwrap();
     let found = left().unwrap();
     assert!(found.level == Level::Wrong && found.what.contains("sluice-profile"), "{found:?}");
-    // A daemon that runs may have made it.
+    // A running daemon may have made it.
     let daemon = system.path().join("proc/7");
     fs::create_dir_all(&daemon).unwrap();
     fs::write(daemon.join("comm"), "sluiced\n").unwrap();

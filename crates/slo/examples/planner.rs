@@ -1,4 +1,6 @@
-//! Figures of the planner, without the rest of Sluice: `cargo run --release -p sluice-slo --example planner [placement|optimiser]`.
+//! Figures of the planner, without the rest of Sluice.
+//!
+//! `cargo run --release -p sluice-slo --example planner [placement|optimiser]`
 
 use std::time::Duration;
 

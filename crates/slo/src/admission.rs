@@ -1,22 +1,28 @@
-//! Whether there is room for one more SLO, and where: at once, and without moving anybody.
+//! Online admission of one more SLO, without moving any instance.
 //!
 //! # Problem
-//! A tenant waits for an answer. It is yes, with instances, their ways and their servers; or no, with the reason and what would fit.
+//! A tenant waits for an answer. It is yes, with instances, their ways and their servers; or no,
+//! with the reason and what would fit.
 //!
 //! # Approach
-//! 1. *Candidates*: the recipe of the paper (instances by the throughput of a fair share, then a way more for one after the other until
-//!    the sum suffices), the same with one instance more or less, and the cheapest recipes for several prices of a way against a core.
-//!    What a way costs follows what is taken of the servers in use: where more of the cores is taken than of the ways, ways are cheap, and recipes
-//!    with fewer and larger instances are preferred, and the other way round; so neither is left over when the servers are full.
-//! 2. Each candidate is placed, largest instance first, each where what is left of the server is smallest in cores and ways together, so
-//!    that neither is left over alone; a server that is not in use is taken only if no other has room.
-//! 3. Of those that fit, the one that takes fewest new servers is taken, and of these the one that takes the smallest part of all that
-//!    servers have. Servers of one processor may have several shapes: each is tried, and the instances of an SLO are all on servers of one.
-//! 4. No fit: the largest throughput that would fit at the same latency is searched for, or else the shortest latency at which what is asked
-//!    for fits, or both; what is offered has been tried. Of several shapes, what is nearest counts.
+//! 1. *Candidates*: the recipe of the paper (as many instances as a fair share's throughput
+//!    requires, then one more way for each in turn until the sum suffices), the same with one
+//!    instance more or less, and the cheapest recipes for several prices of a way against a core.
+//!    The price of a way follows the use of the servers that have instances: where a larger part of
+//!    the cores is taken than of the ways, ways are cheap, and recipes with fewer and larger
+//!    instances are preferred; and vice versa. So neither is left over when the servers are full.
+//! 2. Each candidate is placed, largest instance first, each on the server where the remainder is
+//!    smallest in cores and ways together, so that neither is left over alone. An unused server is
+//!    taken only if no other has room.
+//! 3. Of the candidates that fit, the one with fewest new servers is taken, and of these the one
+//!    with the smallest part of all that servers have. Servers of one processor may have several
+//!    shapes: each shape is tried, and all instances of an SLO are on servers of one shape.
+//! 4. If none fits, a search finds the largest throughput that fits at the same latency, or else
+//!    the shortest latency at which the requested throughput fits, or both. Every offer has been
+//!    tried. Of several shapes, the nearest offer counts.
 //!
-//! Many SLOs at once ([`admit_all`]) are admitted one after the other, those that take most first: first-fit decreasing, and best-fit
-//! within it.
+//! [`admit_all`] admits many SLOs one after the other, those that take most first: first-fit
+//! decreasing, and best-fit within it.
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2; candidates and best-fit are ours.
 
@@ -25,41 +31,28 @@ use crate::placement::{Instance, Placement, PlacementError, Room, ServerShape};
 use crate::profile::Profile;
 use crate::slo::{Cap, Promise, Slo};
 
-/// For which prices of a way candidates are made, as multiples of what it costs now.
+/// Prices of a way for which candidates are made, as multiples of its present price.
 const PRICES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// How strongly the price of a way follows what is taken: this power of the ratio of ways to cores. From 2 to 16 it makes little difference.
+/// Power of the ratio of taken ways to taken cores that gives the price of a way. From 2 to 16 it
+/// makes little difference.
 const FOLLOWS: i32 = 4;
-/// The least and the most that all ways of a server cost, where its cores together cost 1.
+/// Bounds of the price of all ways of a server, where its cores together cost 1.
 const WAYS: (f64, f64) = (1.0 / 64.0, 64.0);
-/// How closely a nearest promise is searched for, as a part.
+/// Precision of the search for the nearest offer, as a part.
 const NEAREST: f64 = 0.002;
 
-/// Why an SLO is not admitted.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Reason {
-    /// No server could keep it, however empty.
+    /// Not even an empty server could keep it.
     #[error(transparent)]
     Impossible(#[from] DemandError),
-    /// What runs leaves too little room.
+    /// Running instances leave too little room.
     #[error("no room: {instances} instances or more are needed, and of {servers} servers none can take enough of them ({free})")]
-    Full {
-        /// Least number of instances.
-        instances: usize,
-        /// Servers that were looked at.
-        servers: usize,
-        /// What is free, for people.
-        free: String,
-    },
-    /// No server has the processor of the profile.
+    Full { instances: usize, servers: usize, free: String },
     #[error("no server has the processor of the profile, \"{cpu}\"")]
-    NoServer {
-        /// The processor.
-        cpu: String,
-    },
-    /// There is one of that name.
+    NoServer { cpu: String },
     #[error("an SLO named \"{0}\" is already placed: remove it, or choose another name")]
     Twice(String),
-    /// The placement is broken.
     #[error("the placement cannot be: {0}")]
     Placement(#[from] PlacementError),
 }
@@ -68,14 +61,12 @@ pub enum Reason {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{reason}{}", nearest.map(|promise| format!("; this would fit: {promise}")).unwrap_or_default())]
 pub struct Refusal {
-    /// Why.
     pub reason: Reason,
-    /// The nearest promise that would fit now.
     pub nearest: Option<Promise>,
 }
 
 impl Refusal {
-    /// This one or another of the same SLO: the one whose promise is nearer to what was asked for.
+    /// Of two refusals of the same SLO, the one whose offer is nearer to what was asked for.
     #[must_use]
     pub fn or_nearer(self, other: Self, asked: &Slo) -> Self {
         let far = |refusal: &Self| refusal.nearest.as_ref().map_or(f64::INFINITY, |promise| nearness(promise, asked));
@@ -83,10 +74,11 @@ impl Refusal {
     }
 }
 
-/// Finds room for an SLO and adds its instances to the placement; returns them with the place of their server. Others do not move.
+/// Finds room for an SLO and adds its instances to the placement. Returns each with the index of
+/// its server. Other instances do not move.
 ///
 /// # Errors
-/// [`Refusal`]; the placement is as it was.
+/// [`Refusal`]; the placement is unchanged.
 pub fn admit(placement: &mut Placement, slo: &Slo, profile: &Profile) -> Result<Vec<(usize, Instance)>, Refusal> {
     let no = |reason| Refusal { reason, nearest: None };
     if placement.instances().any(|(_, instance)| instance.slo == slo.name) {
@@ -113,7 +105,7 @@ pub fn admit(placement: &mut Placement, slo: &Slo, profile: &Profile) -> Result<
     Err(Refusal { reason, nearest: nearest.min_by(|a, b| nearness(a, slo).total_cmp(&nearness(b, slo))) })
 }
 
-/// Admits SLOs one after the other, those that take most first. Returns what came of each, in the order given.
+/// Admits SLOs one after the other, those that take most first. Returns results in the order given.
 pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Result<Vec<(usize, Instance)>, Refusal>> {
     let shapes = distinct(placement);
     let takes_of = |(slo, profile): &(&Slo, &Profile)| {
@@ -130,7 +122,6 @@ pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Re
     results.into_iter().flatten().collect()
 }
 
-/// The shapes of servers, each once.
 fn distinct(placement: &Placement) -> Vec<&ServerShape> {
     let mut shapes: Vec<&ServerShape> = Vec::new();
     for server in &placement.servers {
@@ -141,7 +132,8 @@ fn distinct(placement: &Placement) -> Vec<&ServerShape> {
     shapes
 }
 
-/// How far a promise is from what is asked for: first by throughput alone, then by latency alone, then by both.
+/// Distance of a promise from what is asked for: throughput only comes before latency only, and
+/// that before both.
 fn nearness(promise: &Promise, asked: &Slo) -> f64 {
     let longer = promise.latency_us() / asked.promise.latency_us();
     let part = promise.throughput_pps().zip(asked.promise.throughput_pps()).map_or(1.0, |(pps, asked)| pps / asked);
@@ -154,20 +146,22 @@ fn nearness(promise: &Promise, asked: &Slo) -> f64 {
     }
 }
 
-/// How hard a demand is to place: the largest part of a server that one of its instances takes, and what all of them take.
+/// How hard a demand is to place: the largest part of a server that one of its instances takes, and
+/// what all of them take.
 fn takes(demand: &Demand, shape: &ServerShape) -> (f64, f64) {
     let (all, recipe) = demand.cheapest(&prices(demand, shape, 1.0));
     let ways = recipe.iter().max().map_or(0.0, |size| f64::from(*size) / f64::from(shape.ways()));
     (ways.max(f64::from(demand.counted_cores) / f64::from(shape.cores)), all)
 }
 
-/// What each size costs: a part of a server's cores, and of its ways at `way` times their part.
+/// Price of each size: its part of a server's cores, plus `way` times its part of the ways.
 fn prices(demand: &Demand, shape: &ServerShape, way: f64) -> Vec<f64> {
     let core = f64::from(demand.counted_cores) / f64::from(shape.cores);
     (0..=shape.ways()).map(|ways| core + way * f64::from(ways) / f64::from(shape.ways())).collect()
 }
 
-/// What all ways of a server cost, where its cores together cost 1, by what the servers in use have left.
+/// Price of all ways of a server where its cores together cost 1, from what is left on the servers
+/// in use.
 fn price<'a>(in_use: impl Iterator<Item = &'a Room>, shape: &ServerShape) -> f64 {
     let part = |left: u32, of: u32| f64::from(of.saturating_sub(left)) / f64::from(of.max(1));
     let taken = in_use.map(|room| (part(room.cores, shape.cores), part(room.ways, shape.ways())));
@@ -189,12 +183,12 @@ struct Fit {
 struct Floor {
     rooms: Vec<(usize, Room, bool)>,
     shape: ServerShape,
-    /// What all ways of a server cost, where its cores together cost 1.
+    /// Price of all ways of a server, where its cores together cost 1.
     way: f64,
 }
 
 impl Floor {
-    /// Those of the servers with this processor, one for each shape.
+    /// The servers with this processor, one entry for each shape.
     fn all(placement: &Placement, cpu: &str) -> Result<Vec<Self>, PlacementError> {
         let shapes = distinct(placement).into_iter().filter(|shape| shape.cpu == cpu);
         shapes.map(|shape| Self::of(placement, shape)).collect()
@@ -223,7 +217,6 @@ impl Floor {
         recipes
     }
 
-    /// The best candidate that fits.
     fn fit(&self, demand: &Demand) -> Option<Fit> {
         let fits = self.candidates(demand).into_iter().filter_map(|recipe| self.place(&recipe, demand));
         fits.min_by(|a, b| a.new.cmp(&b.new).then(a.part.total_cmp(&b.part)))
@@ -258,17 +251,15 @@ impl Floor {
         Some(fit)
     }
 
-    /// Whether a promise would fit now.
     fn fits(&self, slo: &Slo, profile: &Profile, promise: Promise) -> bool {
         let slo = Slo { promise, ..slo.clone() };
         Demand::of(&slo, profile, &self.shape).is_ok_and(|demand| self.fit(&demand).is_some())
     }
 
-    /// The nearest promise that fits.
     fn nearest(&self, slo: &Slo, profile: &Profile) -> Option<Promise> {
         slo.check().ok()?;
         let asked_us = slo.promise.latency_us();
-        // The latency at which every load that was measured is allowed.
+        // The latency at which every measured load is allowed.
         let slowest = profile.slower(self.fewest(profile));
         let last = profile.latency.points.last()?.y * (1.0 + profile.latency.margin);
         let longest_us = last * slowest * 1.000_001 + f64::from(self.shape.path_us);
@@ -282,7 +273,7 @@ impl Floor {
         };
         let at = |throughput_pps, latency_us| Promise::Reserved { throughput_pps, latency_us };
         let most = |latency_us: f64| {
-            // Parts of what is asked for, from nothing.
+            // Search over the part of the throughput that is given up.
             let part = least(0.0, 1.0, |less| self.fits(slo, profile, at(asked_pps * (1.0 - less), latency_us)))?;
             let pps = rounded(asked_pps * (1.0 - part), f64::floor);
             (pps > 0.0 && self.fits(slo, profile, at(pps, latency_us))).then(|| at(pps, latency_us))
@@ -295,7 +286,8 @@ impl Floor {
         most(asked_us).or_else(longer).or_else(|| most(rounded(longest_us, f64::ceil)))
     }
 
-    /// The fewest ways with which an instance carries anything: fewer than were measured carry nothing.
+    /// The fewest ways with which an instance carries anything: below the measured range it carries
+    /// nothing.
     fn fewest(&self, profile: &Profile) -> u32 {
         let shape = &self.shape;
         let carries = |ways: &u32| if *ways == 0 { profile.shared_pps() > 0.0 } else { profile.throughput_pps(*ways) > 0.0 };
@@ -317,17 +309,18 @@ fn full(floors: &[(&Floor, Demand)]) -> Option<Reason> {
     Some(Reason::Full { instances, servers: rooms().count(), free })
 }
 
-/// How much of a server is left, and how unevenly: what is over alone cannot be used.
+/// How much of a server is left, and how unevenly: cores without ways, or ways without cores, are
+/// useless.
 fn unused(left: &Room, shape: &ServerShape) -> f64 {
     let part = |of: u32, all: u32| f64::from(of) / f64::from(all);
     let (cores, ways) = (part(left.cores, shape.cores), part(left.ways, shape.ways()));
     cores + ways + 2.0 * (cores - ways).abs()
 }
 
-/// The least value between `from` and `to` at which something holds that holds from there on; none if it never does.
+/// The least value between `from` and `to` from which on `holds` is true; none if it never is.
 fn least(from: f64, to: f64, holds: impl Fn(f64) -> bool) -> Option<f64> {
     let (mut no, mut yes) = (from, to);
-    // At the very end of "less of it" there is nothing left to fit.
+    // Giving up all of the throughput leaves nothing to fit.
     let last = if from == 0.0 { 1.0 - NEAREST } else { to };
     if to <= from || !holds(last) {
         return None;
@@ -339,15 +332,14 @@ fn least(from: f64, to: f64, holds: impl Fn(f64) -> bool) -> Option<f64> {
     Some(yes)
 }
 
-/// With three digits.
+/// Rounds to three digits.
 fn rounded(value: f64, towards: fn(f64) -> f64) -> f64 {
     let unit = 10f64.powf(value.abs().max(f64::MIN_POSITIVE).log10().floor() - 2.0);
-    // What has three digits stays as it is, whatever the last bit says.
+    // A value with three digits stays as it is, whatever its last bit.
     let (near, moved) = ((value / unit).round(), towards(value / unit));
     if (near * unit - value).abs() <= value.abs() * 1e-12 { near * unit } else { moved * unit }
 }
 
-/// Adds the instances of a fit.
 fn settle(placement: &mut Placement, demand: &Demand, fit: &Fit) -> Vec<(usize, Instance)> {
     let carries = |size: u32| demand.capacity_pps[size as usize];
     let sum: f64 = fit.at.iter().map(|(_, size)| carries(*size)).sum();
@@ -476,7 +468,7 @@ mod tests {
         let added = admit(&mut placement, &named("a", 5e6), &profile()).unwrap();
         assert!(added.iter().all(|(at, _)| *at == 1), "the first shape is full: {added:?}");
         placement.check().unwrap();
-        // What is offered is the best that either has.
+        // The offer is the best of both.
         let refusal = admit(&mut placement, &named("c", 60e6), &profile()).unwrap_err();
         assert!(matches!(refusal.reason, Reason::Full { servers: 2, .. }), "{refusal}");
         let nearest = refusal.nearest.unwrap();
@@ -497,7 +489,7 @@ mod tests {
         let added = admit(&mut placement, &named("a", 1e6), &whole).unwrap();
         assert_eq!(added.iter().map(|(at, instance)| (*at, instance.ways)).collect::<Vec<_>>(), [(1, 20)]);
         placement.check().unwrap();
-        // The other shape can never take one, and this one has no room left.
+        // The other shape can never take one, and this one is full.
         let refusal = admit(&mut placement, &named("b", 1e6), &whole).unwrap_err();
         assert!(matches!(refusal.reason, Reason::Full { servers: 1, .. }), "{refusal}");
         placement.servers.truncate(1);

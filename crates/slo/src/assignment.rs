@@ -1,4 +1,6 @@
-//! What one server has to do: its part of a placement, with the SLOs that the instances are for. The planner writes it, the agent takes it.
+//! One server's part of a placement, with the SLOs of its instances.
+//!
+//! The planner writes it and the agent applies it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,126 +18,67 @@ use crate::slo::{Slo, SloError};
 pub struct Promised {
     /// What is promised.
     pub slo: Slo,
-    /// The profile by which it was admitted. With it, the agent sees that it runs the programs and has the processor that were profiled.
+    /// The profile by which it was admitted. With it, the agent checks that its programs and its
+    /// processor are the profiled ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Key>,
 }
 
-/// What one server has to do.
+/// What one server has to run.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Assignment {
     /// The server, with its instances.
     pub server: PlacedServer,
-    /// The SLOs that they are for.
+    /// The SLOs of these instances.
     pub slos: Vec<Promised>,
 }
 
-/// Why an assignment cannot be.
+/// Why an assignment is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AssignmentError {
-    /// More is given than there is.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// An SLO makes no sense.
     #[error(transparent)]
     Slo(#[from] SloError),
-    /// Two SLOs of one name.
     #[error("two SLOs are named \"{0}\"")]
     Twice(String),
-    /// An instance of nobody.
-    #[error("instance {number} is of the SLO \"{slo}\", which is not told")]
-    NoSlo {
-        /// Its SLO.
-        slo: String,
-        /// Its number.
-        number: u32,
-    },
-    /// An SLO that does not run here.
+    #[error("instance {number} is of the SLO \"{slo}\", which the assignment does not have")]
+    NoSlo { slo: String, number: u32 },
     #[error("the SLO \"{0}\" has no instance on this server: leave it out")]
     NoInstance(String),
-    /// Nothing to run on.
     #[error("instance {number} of \"{slo}\" has no core")]
-    NoCore {
-        /// Its SLO.
-        slo: String,
-        /// Its number.
-        number: u32,
-    },
-    /// An amount that is none.
+    NoCore { slo: String, number: u32 },
     #[error("instance {number} of \"{slo}\" is to be given {load_pps} packets/s: write a finite number, 0 or more")]
-    Load {
-        /// Its SLO.
-        slo: String,
-        /// Its number.
-        number: u32,
-        /// What it is to be given.
-        load_pps: f64,
-    },
-    /// Made on another processor.
+    Load { slo: String, number: u32, load_pps: f64 },
     #[error(
         "\"{slo}\" was admitted by a profile of \"{profile}\", and this server has \"{here}\": profile it here and admit it again"
     )]
-    Cpu {
-        /// The SLO.
-        slo: String,
-        /// The profile's processor.
-        profile: String,
-        /// That of the server.
-        here: String,
-    },
-    /// Made with another program.
+    Cpu { slo: String, profile: String, here: String },
     #[error(
         "\"{slo}\" was admitted by a profile of another binary of \"{nf}\" ({profile}, here {here}): profile this one and admit it again"
     )]
-    Binary {
-        /// The SLO.
-        slo: String,
-        /// Its NF.
-        nf: String,
-        /// The profile's digest.
-        profile: Digest,
-        /// That of the program here.
-        here: Digest,
-    },
-    /// Made with another configuration.
+    Binary { slo: String, nf: String, profile: Digest, here: Digest },
     #[error(
         "\"{slo}\" was admitted by a profile of another configuration of {runs} ({profile}, here {here}): its arguments, the files that they \
          name or its environment differ; start it as it was profiled, or profile it as it is and admit it again"
     )]
-    Configuration {
-        /// The SLO.
-        slo: String,
-        /// What it runs.
-        runs: String,
-        /// The profile's digest.
-        profile: Digest,
-        /// That of the configuration here.
-        here: Digest,
-    },
-    /// A profile of something else.
+    Configuration { slo: String, runs: String, profile: Digest, here: Digest },
     #[error("\"{slo}\" runs {runs}, and the profile that it was admitted by is of {profile}")]
-    Other {
-        /// The SLO.
-        slo: String,
-        /// What it runs.
-        runs: String,
-        /// What was profiled.
-        profile: String,
-    },
+    Other { slo: String, runs: String, profile: String },
 }
 
-/// What an NF is here, as far as it is known.
+/// What is known of an NF's program on this server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Program {
-    /// Digest of its binary.
     pub binary: Option<Digest>,
     /// Digest of its configuration ([`Digest::of_configuration`]).
     pub configuration: Option<Digest>,
 }
 
 impl Assignment {
-    /// The part of one server in a placement; none if there is no such server. SLOs without an instance there are left out.
+    /// The part of one server in a placement, without SLOs that have no instance there; none if
+    /// there is no such server.
     pub fn of(placement: &Placement, server: &str, slos: impl IntoIterator<Item = Promised>) -> Option<Self> {
         let server = placement.servers.iter().find(|other| other.name == server)?.clone();
         let here: BTreeSet<&str> = server.instances.iter().map(|instance| instance.slo.as_str()).collect();
@@ -150,9 +93,9 @@ impl Assignment {
         found
     }
 
-    /// Packets per second that are promised to an SLO on this server: all of its promise, as far as its instances here carry it. How flows are
-    /// divided over servers is not said here: they are not divided evenly, and some stay where they are while others are led elsewhere. So over
-    /// all servers it may be more than the promise. None on demand.
+    /// Packets per second that are promised to an SLO on this server: its whole promise, as far as
+    /// its instances here carry it. Flows are not divided evenly over servers, and some stay while
+    /// others are redirected; so the sum over all servers may exceed the promise. None on demand.
     pub fn throughput_pps(&self, slo: &Slo) -> Option<f64> {
         let promised = slo.promise.throughput_pps()?;
         let instances = self.instances(&slo.name);
@@ -160,10 +103,10 @@ impl Assignment {
         Some(here.min(promised))
     }
 
-    /// Whether it makes sense by itself.
+    /// Checks that it is consistent.
     ///
     /// # Errors
-    /// [`AssignmentError`], the first of them.
+    /// The first [`AssignmentError`].
     pub fn check(&self) -> Result<(), AssignmentError> {
         Placement { servers: vec![self.server.clone()] }.check()?;
         let mut names = BTreeSet::new();
@@ -195,8 +138,8 @@ impl Assignment {
         Ok(())
     }
 
-    /// Whether the profiles are of this processor and of these programs (by name of the NF) as they are configured. What has no profile is let
-    /// pass, and so is what is not known.
+    /// Checks that the profiles are of this processor and of these programs (by name of the NF) as
+    /// configured. SLOs without a profile pass, and so does what is unknown.
     ///
     /// # Errors
     /// [`AssignmentError::Cpu`], [`AssignmentError::Binary`], [`AssignmentError::Configuration`].
@@ -262,7 +205,7 @@ mod tests {
         let mut fewer = assignment.clone();
         fewer.server.instances.pop();
         assert_eq!(fewer.throughput_pps(slo), Some(2e6), "the others are elsewhere");
-        // It gets no new flows, and its old ones are let in.
+        // It gets no new flows, but its old ones are admitted.
         fewer.server.instances[0].load_pps = 0.0;
         assert_eq!(fewer.throughput_pps(slo), Some(2e6));
         let cap = Cap { instances: Some(1), load_pps: None };
@@ -281,7 +224,7 @@ mod tests {
             change(&mut assignment);
             assignment.check().unwrap_err().to_string()
         };
-        assert!(said(|a| a.slos.clear()).contains("which is not told"));
+        assert!(said(|a| a.slos.clear()).contains("which the assignment does not have"));
         assert!(said(|a| a.slos.push(promised("acme", 1.0))).contains("two SLOs"));
         assert!(said(|a| a.slos.push(promised("web", 1.0))).contains("leave it out"));
         assert!(said(|a| a.server.instances[0].cores = vec![0]).contains("two instances"));
@@ -316,7 +259,7 @@ mod tests {
         assert!(assignment.check_profiles("A", &programs(b"new")).unwrap_err().to_string().contains("another binary of \"nat\""));
         assignment.slos[0].profile = Some(Key { workload: Workload::Nf("ids".into()), ..key.clone() });
         assert!(assignment.check().unwrap_err().to_string().contains("runs nat"));
-        // That of a chain is of all its NFs.
+        // The digest of a chain is that of all its NFs.
         let workload = Workload::Chain(vec!["nat".into(), "ids".into()]);
         let all = [Digest::of(b"1"), Digest::of(b"2")];
         assignment.slos[0].slo.workload = workload.clone();

@@ -1,42 +1,43 @@
-//! Other ways of placing, for comparison, and what would come of a placement in truth.
+//! Other ways of placing, for comparison, and what a placement delivers.
 //!
-//! - *Agnostic*: as many instances as their throughput alone on a server needs, packed by cores only. With the cache shared by all, or
-//!   split evenly between the instances of a server.
-//! - *Elastic*: starts as agnostic; an SLO that is violated gets one instance more, until none is or rounds run out.
-//! - *Prediction*: no isolation; an instance goes where, by prediction from what its neighbours refer to, nobody is violated. References
-//!   are those of an instance alone, as fast as it can: the source measures the references a second that each competitor
-//!   makes in a run by itself at full speed, and predicts from their sum. An instance that is given less refers to less than this, so the
-//!   prediction errs on the side of more servers. The sensitivity to references is measured against a competitor that never hits. The number
-//!   of instances is the one that takes fewest new servers, up to three more than alone would need.
+//! - *Agnostic*: as many instances as their throughput alone on a server requires, packed by cores
+//!   only. The cache is shared by all, or split evenly between the instances of a server.
+//! - *Elastic*: starts as agnostic. An SLO that is violated gets one more instance, until none is
+//!   violated or rounds run out.
+//! - *Prediction*: no isolation. An instance goes where no SLO is violated, as predicted from the
+//!   references of its neighbours. These are the references of an instance alone at full speed: the
+//!   source measures the references per second of each competitor in a run by itself, and predicts
+//!   from their sum. A less loaded instance makes fewer references, so the prediction errs on the
+//!   side of more servers. Sensitivity to references is measured against a competitor that never
+//!   hits. The number of instances is the one that takes fewest new servers, up to three more than
+//!   alone would need.
 //!
-//! All take the largest first and the first server that fits, and plan with the same profiles, margins included, as our own.
+//! All place the largest first on the first server that fits, and use the same profiles, margins
+//! included, as our own planner.
 //!
-//! Sources: ResQ, section 6.3, which compares with these; elastic scaling: Palkar et al., "E2", SOSP 2015; prediction: Dobrescu et al.,
-//! "Toward predictable performance in software packet-processing platforms", NSDI 2012.
+//! Sources: ResQ, section 6.3, which compares with these; elastic scaling: Palkar et al., "E2",
+//! SOSP 2015; prediction: Dobrescu et al., "Toward predictable performance in software
+//! packet-processing platforms", NSDI 2012.
 
 use crate::contention::{Behaviour, Running, held_beside_references, occupancies};
 use crate::demand::Demand;
 use crate::placement::ServerShape;
 use crate::profile::Profile;
 
-/// What is to be placed.
+/// An SLO to be placed.
 pub struct Asked<'a> {
-    /// What it needs.
     pub demand: Demand,
-    /// What it promises, in µs.
+    /// Promised latency in µs.
     pub latency_us: f64,
-    /// What is known of its NF.
     pub profile: &'a Profile,
-    /// What its NF is like in truth.
+    /// How its NF really behaves.
     pub truth: &'a dyn Behaviour,
 }
 
-/// An instance somewhere, and what it is given.
+/// A placed instance, and what it gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Put {
-    /// Place of the SLO in the list.
     pub slo: usize,
-    /// Packets per second.
     pub load_pps: f64,
     /// Ways of its own class, if classes are used.
     pub ways: Option<u32>,
@@ -45,23 +46,20 @@ pub struct Put {
 /// Servers with their instances.
 pub type Floor = Vec<Vec<Put>>;
 
-/// How the cache of a server is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
-    /// All share it.
     Shared,
     /// Each instance has an equal part.
     Even,
-    /// Each instance has what [`Put::ways`] says.
+    /// Each instance has [`Put::ways`].
     Classes,
 }
 
-/// Rounds of elastic scaling.
 const ROUNDS: u32 = 100;
-/// What counts as violated: less than promised by more than this part.
+/// Shortfall from which an SLO counts as violated, as a part.
 const VIOLATED: f64 = 0.01;
 
-/// The place of each SLO in the order in which it is placed.
+/// Indices of the SLOs in placement order.
 fn largest_first(asked: &[Asked<'_>]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..asked.len()).collect();
     let rank = |i: &usize| (asked[*i].demand.counted_cores, asked[*i].demand.target_pps / alone_pps(&asked[*i]));
@@ -88,7 +86,6 @@ fn put(floor: &mut Floor, asked: &[Asked<'_>], shape: &ServerShape, new: Put) {
     }
 }
 
-/// Contention-agnostic packing.
 pub(crate) fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {
@@ -120,7 +117,6 @@ pub(crate) fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     floor
 }
 
-/// Prediction-based packing.
 pub(crate) fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {
@@ -144,7 +140,7 @@ pub(crate) fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     floor
 }
 
-/// Whether everybody is kept by prediction once an instance has come.
+/// Whether the prediction is that all SLOs are kept with one more instance.
 fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &ServerShape) -> bool {
     let all: Vec<Put> = server.iter().copied().chain([new]).collect();
     if all.iter().map(|put| asked[put.slo].demand.counted_cores).sum::<u32>() > shape.cores {
@@ -162,8 +158,8 @@ fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &
     })
 }
 
-/// SLOs of which an instance is given more than it carries within its latency, in truth: throughput and latency are those of what the NF is
-/// like, not those of a profile. A hundredth too much is none.
+/// SLOs with an instance whose load is over what it carries within its latency, by more than a
+/// hundredth. Throughput and latency are those of the real behaviour, not of a profile.
 pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache: Cache) -> Vec<usize> {
     let mut violated = std::collections::BTreeSet::new();
     for server in floor.iter().filter(|server| !server.is_empty()) {
@@ -172,10 +168,10 @@ pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache
             server.iter().map(|put| Running { behaviour: asked[put.slo].truth, load_pps: put.load_pps }).collect();
         let held = match cache {
             Cache::Shared => occupancies(&running, ways),
-            // Whole ways, as classes have them; where there are more instances than ways, they share them.
+            // Whole ways, as in classes; where there are more instances than ways, they share them.
             Cache::Even if server.len() as f64 > ways => vec![ways / server.len() as f64; server.len()],
             Cache::Even => vec![(ways / server.len() as f64).floor(); server.len()],
-            // The shared class is thrashed by its own, at worst.
+            // At worst, the instances of the shared class thrash it.
             Cache::Classes => server.iter().map(|put| f64::from(put.ways.unwrap_or(0))).collect(),
         };
         for (put, held) in server.iter().zip(held) {

@@ -1,4 +1,4 @@
-//! What experiments and tests run: one set of SLOs placed in every way, and the optimiser on sets of any size.
+//! Experiments: a set of SLOs placed in every way, and the optimiser on any set.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,31 +14,24 @@ use crate::profile::Profile;
 use crate::samples::{Mix, OnServer, Set, set};
 use crate::slo::Slo;
 
-/// What came of one way of placing.
+/// The result of one way of placing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Which way.
     pub name: &'static str,
-    /// Servers in use.
     pub servers: usize,
     /// SLOs that get less than they were promised.
     pub violations: usize,
-    /// Time that it took, in seconds.
     pub solve_s: f64,
-    /// Servers that any placement with classes needs at least; none where that was not asked.
+    /// Lower bound on the servers of any placement with classes; none if not computed.
     pub bound: Option<usize>,
 }
 
-/// Why there is nothing to compare.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// The set cannot be made.
     #[error("the set of SLOs cannot be made: {0}")]
     Set(String),
-    /// No optimum.
     #[error(transparent)]
     Optimiser(#[from] OptimiserError),
-    /// An SLO was refused.
     #[error("{0}")]
     Refused(String),
 }
@@ -53,8 +46,8 @@ pub fn demands(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<
     Ok((set, demands))
 }
 
-/// Servers with the instances of these recipes, as the model of contention wants them. With classes, who is neighbour of whom changes
-/// nothing, except in the shared class, where nobody is promised any cache.
+/// The instances of these recipes, as servers for the model of contention. With classes, neighbours
+/// have no effect, except in the shared class, where no cache is promised.
 fn with_classes(demands: &[Demand], recipes: &[Recipe]) -> Floor {
     let instances = demands.iter().zip(recipes).enumerate().flat_map(|(slo, (demand, recipe))| {
         let carries = |size: &u32| demand.capacity_pps[*size as usize];
@@ -64,21 +57,18 @@ fn with_classes(demands: &[Demand], recipes: &[Recipe]) -> Floor {
     instances.collect()
 }
 
-/// The SLOs of a set, each with its profile.
 fn with_profiles(set: &Set) -> Vec<(&Slo, &Profile)> {
     set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect()
 }
 
-/// In what order SLOs are admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// As they come.
     Arrival,
-    /// Those that take most first: all must be known.
+    /// Those that take most first: all must be known beforehand.
     Sorted,
 }
 
-/// Admits all SLOs, each to where there is room for it, without moving any; on no more than so many servers.
+/// Admits all SLOs, each where it fits, without moving any; on at most `servers` servers.
 fn admitted(slos: &[(&Slo, &Profile)], order: Order, servers: usize, shape: &ServerShape) -> Result<Placement, CompareError> {
     let mut placement = Placement::empty(servers, shape);
     let results = match order {
@@ -92,7 +82,7 @@ fn admitted(slos: &[(&Slo, &Profile)], order: Order, servers: usize, shape: &Ser
     Ok(placement)
 }
 
-/// The servers of a placement that are in use, as the model of contention wants them.
+/// The servers of a placement that are in use, for the model of contention.
 fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
     let places: BTreeMap<&str, usize> = slos.iter().enumerate().map(|(i, (slo, _))| (slo.name.as_str(), i)).collect();
     let put = |instance: &Instance| {
@@ -103,9 +93,10 @@ fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
     used.map(|server| server.instances.iter().filter_map(put).collect()).collect()
 }
 
-/// Places a set of SLOs in every way, and looks what would come of it. *Admission* is what tenants meet: one SLO after the other, as they
-/// come, and nobody is moved; *admission/sorted* has all of them beforehand and takes the largest first; *greedy* packs all at once. The
-/// optimum is the last one, and left out if this build has no solver ([`IS_BUILT`]).
+/// Places a set of SLOs in every way and evaluates the results. *Admission* is what tenants
+/// experience: one SLO after the other as they come, and no instance moves. *Admission/sorted*
+/// knows all SLOs beforehand and takes the largest first. *Greedy* packs all at once. The optimum
+/// comes last, and is left out if this build has no solver ([`IS_BUILT`]).
 ///
 /// # Errors
 /// [`CompareError`].
@@ -166,22 +157,19 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
     Ok(outcomes)
 }
 
-/// The optimiser on a set.
+/// A run of the optimiser on a set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// Servers of the solution.
     pub servers: usize,
-    /// Servers that are needed at least.
     pub bound: usize,
-    /// Servers of the greedy way.
+    /// Servers of the greedy packing.
     pub greedy: usize,
-    /// Time of the optimiser, in seconds.
     pub solve_s: f64,
-    /// Time of the greedy way, in seconds.
+    /// Time of the greedy packing, in seconds.
     pub greedy_s: f64,
 }
 
-/// Runs the optimiser on a set, whole or (from a size on) in parts.
+/// Runs the optimiser on a set, whole or (above a size) in parts.
 ///
 /// # Errors
 /// [`CompareError`].
@@ -201,13 +189,13 @@ pub fn optimum(
     let part = if in_parts { PART } else { usize::MAX };
     let solution = solve_in_parts(&demands, shape, part, limit)?;
     let solve_s = began.elapsed().as_secs_f64();
-    // A solution that is no placement is none.
+    // A solution must have a placement.
     assign::assign(&solution, &demands, shape, &Placement::empty(solution.servers(), shape))?;
     Ok(Run { servers: solution.servers(), bound: solution.bound, greedy, solve_s, greedy_s })
 }
 
-/// Time in seconds that the admission of one SLO takes, each of `tries`, beside `slos` others on as many servers as those take and two more:
-/// the last ones are refused, and what would fit is searched for.
+/// Admission time in seconds of each of `tries` SLOs, beside `slos` others, on two more servers
+/// than those take. The last tries are refused, and the search for an offer is timed too.
 ///
 /// # Errors
 /// [`CompareError`], also if not all of the others are admitted.
@@ -215,7 +203,7 @@ pub fn admission_s(mix: Mix, slos: usize, tries: usize, seed: u64, shape: &Serve
     let (set, demands) = demands(mix, slos + tries, seed, shape)?;
     let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
     let all = with_profiles(&set);
-    // Admission needs more than packing; what it does not need goes.
+    // Admission needs more servers than packing; the unused ones are removed.
     let mut placement = admitted(&all[..slos], Order::Sorted, servers * 3 / 2 + 8, shape)?;
     let mut empty = 0;
     placement.servers.retain(|server| {
@@ -237,7 +225,8 @@ mod tests {
     use super::*;
     use crate::samples::server;
 
-    /// What `sluice bench placement` has to show, on one set of each mix: no times, so it is the same everywhere.
+    /// Expected results of `sluice bench placement`, on one set of each mix. No times, so they do
+    /// not depend on the machine.
     #[test]
     fn prediction_takes_more_servers_and_greedy_and_admission_few_more_than_the_least() {
         for mix in Mix::ALL {
@@ -248,8 +237,8 @@ mod tests {
                 assert!(of(name).is_none_or(|one| one.violations == 0), "{mix:?} {name}: {outcomes:#?}");
             }
             let least = of("optimum").map_or(greedy.servers, |one| one.servers);
-            // Chains that need the cache, and several cores at once, leave more over when nobody is moved; and many of the NFs that were traced hardly
-            // need the cache.
+            // Without moves, chains that need the cache and several cores leave more over; and many
+            // of the traced NFs hardly need the cache.
             let (online, more) = match mix {
                 Mix::TracedSensitive => (1.17, 1.6),
                 Mix::Traced => (1.15, 1.3),

@@ -1,23 +1,26 @@
-//! What instances do to each other where nobody separates them: a model of a shared LLC, for comparison.
+//! Model of a shared LLC without isolation between instances, for comparison.
 //!
 //! # Model
-//! Instances on one server bring lines into the LLC at the rate of their misses, and lines leave it in the order in which they were last
-//! used. In the steady state each holds of the cache the part that it has in all misses, and never more than it can use:
-//! occupancy_i = ways × misses_i / Σ misses, where misses_i = rate_i × misses per packet at occupancy_i. The fixed point is found by
-//! iteration with damping. At its occupancy an instance behaves as with a class of as many ways.
+//! Instances on one server bring lines into the LLC at the rate of their misses; lines leave it in
+//! the order of their last use. In the steady state each instance holds the part of the cache that
+//! it has of all misses, and never more than it can use: occupancy_i = ways × misses_i / Σ misses,
+//! where misses_i = rate_i × misses per packet at occupancy_i. Damped iteration finds the fixed
+//! point. At its occupancy an instance behaves as with a class of as many ways.
 //!
 //! # Parameters
-//! Throughput against ways, references per packet past the private caches, and the cost of a miss: all from the profile
-//! ([`crate::profile::CacheUse`]), or from what a profile was made of. An NF's misses per packet at some ways are how much longer a packet takes
-//! there than it would without any, over the cost of one; without any cache, every reference misses. Of a chain the profile says them.
+//! Throughput against ways, references per packet past the private caches, and the cost of a miss:
+//! all from the profile ([`crate::profile::CacheUse`]), or from what a profile was made of. Without
+//! any cache every reference of an NF misses. With some ways a packet is faster than that by the
+//! cost of each miss saved, which gives the misses per packet. For a chain, the profile lists them.
 //!
 //! # Limits
-//! Memory bandwidth, the processor's interconnect and lines shared between NFs are left out, and so is what DDIO brings in beyond its own
-//! ways; all of them would make sharing look worse. References are taken as independent.
+//! Memory bandwidth, the processor's interconnect, lines shared between NFs, and what DDIO brings
+//! in beyond its own ways are left out; all of them would make sharing look worse. References are
+//! taken as independent.
 //!
-//! Source: the share of misses: Suh, Rudolph and Devadas, "Dynamic partitioning of shared cache memory", 2004; prediction from what
-//! competitors refer to: Dobrescu, Argyraki and Ratnasamy, "Toward predictable performance in software packet-processing platforms",
-//! NSDI 2012.
+//! Sources: the share of misses: Suh, Rudolph and Devadas, "Dynamic partitioning of shared cache
+//! memory", 2004; prediction from competitors' references: Dobrescu, Argyraki and Ratnasamy,
+//! "Toward predictable performance in software packet-processing platforms", NSDI 2012.
 
 use crate::profile::Profile;
 use crate::stage;
@@ -30,7 +33,7 @@ pub trait Behaviour {
     fn references_per_packet(&self) -> f64;
     /// Misses of the LLC per packet with this many ways.
     fn misses_per_packet(&self, ways: f64) -> f64;
-    /// Packets per second that it carries with this many ways, if 95 % of them are to take no longer than this.
+    /// Packets per second that it carries with this many ways if 95 % take at most `latency_us`.
     fn carries_pps(&self, ways: f64, latency_us: f64) -> f64;
 }
 
@@ -73,11 +76,9 @@ impl Behaviour for Profile {
     }
 }
 
-/// An instance, and packets per second that come to it.
+/// An instance and its load.
 pub struct Running<'a> {
-    /// How it behaves.
     pub behaviour: &'a dyn Behaviour,
-    /// Packets per second.
     pub load_pps: f64,
 }
 
@@ -94,7 +95,6 @@ pub(crate) fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
             .collect();
         let all: f64 = misses.iter().sum();
         if all <= 0.0 {
-            // Everything fits.
             break;
         }
         for (held, misses) in held.iter_mut().zip(&misses) {
@@ -104,8 +104,8 @@ pub(crate) fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
     held
 }
 
-/// How many of `ways` ways an instance holds beside competitors that refer to the LLC so often a second, each time to another line: what a
-/// prediction from references alone gives.
+/// How many of `ways` ways an instance holds beside competitors with this many references per
+/// second to the LLC, each to another line: a prediction from references alone.
 pub(crate) fn held_beside_references(one: &Running<'_>, references_per_s: f64, ways: f64) -> f64 {
     let mut held = ways;
     for _ in 0..ROUNDS {
@@ -173,7 +173,7 @@ mod tests {
         // 2,000 ns without cache, 100 ns with ten ways.
         assert!((profile.misses_per_packet(10.0) - 1.0).abs() < 1e-9);
         assert_eq!((profile.carries_pps(10.0, 20.0), profile.carries_pps(5.0, 40.0)), (5e6, 2.5e6));
-        // Of a chain its throughput says nothing of that.
+        // A chain's throughput does not show its misses.
         profile.cache.as_mut().unwrap().misses_per_packet = vec![20.0, 8.0, 2.0];
         assert_eq!([0.0, 1.5, 2.0, 18.0].map(|ways| profile.misses_per_packet(ways)), [20.0, 5.0, 2.0, 2.0]);
     }

@@ -1,52 +1,66 @@
-//! A curve from as few measurements as it takes, which never promises more than there is.
+//! A safe curve from few measurements: it never promises more than there is.
 //!
 //! # Problem
-//! A point of a profile costs seconds. Throughput against cache ways is often concave, and then halving intervals until straight lines
-//! are right takes few points; but it may be flat, convex, or a step, and a rule that stops where the midpoint of an interval happens to
-//! lie on the line promises what is not there. Measurements are noisy besides.
+//! A point of a profile costs seconds. Throughput against cache ways is often concave, and then
+//! halving intervals until straight lines are right takes few points. But it may be flat, convex,
+//! or a step, and a rule that stops where the midpoint of an interval happens to lie on the line
+//! then promises too much. Besides, measurements are noisy.
 //!
 //! # Terms and units
-//! *Gap*: two neighbouring points and what is between them. *Doubt*: how far the curve may be from the middle of its bounds in a gap, as a
-//! part of it. *Tolerance*: the doubt that is accepted, 1 % unless told otherwise. *Spread*: how far the 95 % interval of a median
-//! reaches from it, as a part of it. *Side*: a throughput must not be promised too high, a latency not too low; the *safe* side is below
-//! or above accordingly.
+//! *Gap*: two neighbouring points and what is between them. *Doubt*: how far the curve may be from
+//! the middle of its bounds in a gap, as a part of it. *Tolerance*: the accepted doubt, 1 % by
+//! default. *Spread*: how far the 95 % interval of a median reaches from it, as a part of it.
+//! *Side*: a throughput must not be promised too high, a latency not too low; the *safe* side is
+//! below or above accordingly.
 //!
 //! # Approach
-//! Lines are drawn through reciprocals: the time of a packet is what it takes without misses and, for each miss, a miss's time, and misses fall
-//! in a straight line with the cache where references spread evenly, and by a law that bends one way where they do not. So what is a
-//! hyperbola with a corner for throughput is two straight lines for its reciprocal; latency near saturation is nearly one.
-//! 1. Minimum, maximum and midpoint are measured, and then the gap with most doubt is split, until no gap has more than is accepted or points
-//!    run out: where its bounds are furthest apart, which is where a corner would be, or in the middle if only its ends are believed.
-//! 2. In a gap the curve is between two bounds. *By its ends*: it is monotone. *By its neighbours*: a curve that bends one way is between
-//!    the straight line and the lines of the neighbouring gaps drawn out into this one; at the ends of the curve, where a neighbour is
-//!    missing, the bend may be either way, as much as the other neighbour shows. Neighbours are believed only of gaps narrower than a
-//!    sixth of the whole, so that quarter points and more are measured unless the ends say enough; of gaps up to a quarter as long as all
-//!    points together bend one way. A bound is widened by a quarter of what the line was wrong by where the gap was split off: a
-//!    bend does not end at a point because that was measured.
-//!    Points that are left are spent where ends are furthest apart: there a bend that no neighbour shows does most harm.
-//! 3. Each point is measured seven times, and if its spread is not accepted then, as often as allowed; if it is not even then, the notes say
-//!    so. Seven samples are the fewest of which one stray is told: who takes three, or stops as soon as they look quiet, stops by chance.
-//!    Differences that noise explains are no reason to split a gap, up to 5 % of it. A point that is known to less than that is taken as the
-//!    safe end of a wider interval says, so that it makes a promise poor around itself, and neither hides what is next to it nor spoils the rest.
-//!    Where that end is beyond the one of a point that can be no better, the curve being monotone, that one's counts.
-//! 4. Of points that are not monotone the safe envelope is taken: a point is never better than one with more cache or less load. If that
-//!    moves a point by more than noise, the notes say so.
-//! 5. The curve is in the middle of its bounds. In a gap that is still in doubt when points run out it is where a bend that is the
-//!    same all along would put it, or on the safe side of that, so that the margin takes it to the safe bound.
-//! 6. The margin is twice the largest doubt that was accepted, for bends that no neighbour shows, or what a step costs that is hidden
-//!    between two ends no further apart than that, whichever is more; plus the largest spread, of those that noise explains.
-//! 7. Whether the host was quiet is told from the samples themselves ([`Confidence`]): how many of them are within what is promised at their
-//!    point, and how many points are not known to within half of their value, or are promised at more than twice what was measured there because
-//!    of others. A curve is safe whatever the noise, and where that is large it promises nothing that anybody can use.
+//! Lines are drawn through reciprocals. The time of a packet is its time without misses plus a
+//! fixed time for each miss. Misses fall in a straight line with the cache where references spread
+//! evenly, and by a law that bends one way where they do not. So a hyperbola with a corner in the
+//! throughput is two straight lines in its reciprocal; latency near saturation is nearly one.
+//! 1. Minimum, maximum and midpoint are measured. Then the gap with most doubt is split, until no
+//!    gap has more than is accepted or points run out. It is split where its bounds are furthest
+//!    apart, which is where a corner would be, or in the middle if only its ends are trusted.
+//! 2. In a gap the curve is between two bounds. *By its ends*: it is monotone. *By its neighbours*:
+//!    a curve that bends one way is between the straight line and the lines of the neighbouring
+//!    gaps extended into this one. At the ends of the curve, where a neighbour is missing, the bend
+//!    may be either way, as much as the other neighbour shows. Neighbours are trusted only for gaps
+//!    narrower than a sixth of the whole, so that quarter points and more are measured unless the
+//!    ends say enough; for gaps up to a quarter while all points together bend one way. A bound is
+//!    widened by a quarter of the error of the line where the gap was split off: a bend does not
+//!    end at a point just because it was measured. Remaining points are spent where ends are
+//!    furthest apart: a bend that no neighbour shows does most harm there.
+//! 3. Each point is measured seven times; if its spread is not accepted then, as often as allowed;
+//!    if it is still not accepted, the notes report it. Seven samples are the fewest that reveal
+//!    one outlier: a rule that takes three, or stops as soon as they look quiet, stops by chance.
+//!    Differences that noise explains, up to 5 % of spread, are no reason to split a gap. A point
+//!    with a larger spread is taken at the safe end of a wider interval. So it makes a promise poor
+//!    around itself, but neither hides its surroundings nor spoils the rest. The curve is monotone,
+//!    so where that end is beyond that of a point that can be no better, the other point's end
+//!    counts.
+//! 4. Of points that are not monotone the safe envelope is taken: a point is never better than one
+//!    with more cache or less load. If that moves a point by more than noise, the notes report it.
+//! 5. The curve is in the middle of its bounds. In a gap that is still in doubt when points run
+//!    out, it is where a uniform bend would put it, or on the safe side of that, so that the margin
+//!    takes it to the safe bound.
+//! 6. The margin is the larger of twice the largest accepted doubt, for bends that no neighbour
+//!    shows, and the cost of a step hidden between two ends no further apart than that; plus the
+//!    largest spread among those that noise explains.
+//! 7. The samples themselves show whether the host was quiet ([`Confidence`]): how many of them are
+//!    within what is promised at their point; and how many points are not known to within half of
+//!    their value, or are promised at more than twice what was measured there because of others. A
+//!    curve is safe whatever the noise; where that is large it promises nothing useful.
 //!
 //! # Limits
-//! What a curve does between two measured points is known only as far as it bends no more than its neighbourhood; a dip between two
-//! neighbouring points goes unseen. With whole ways there are few such places. One median in twenty is outside its interval; as the largest
-//! spread is in the margin of the whole curve, fewer than one noisy curve in twenty is promised too high anywhere; of points that are known badly
-//! one in two hundred is outside, so about one such curve in twenty. Noise that lasts longer than a measurement is in none. Twelve points are too few
-//! for a curve that climbs by a factor in the middle and bends both ways: what is left in doubt is then promised too low by more than the
-//! tolerance, and noted. Of a million curves that climb by up to half of their end in an S, four were promised too high, by less than a
-//! thousandth.
+//! Between two measured points a curve is known only as far as it bends no more than its
+//! neighbourhood; a dip between two neighbouring points goes unseen. With whole ways there are few
+//! such places. One median in twenty is outside its interval; as the largest spread is in the
+//! margin of the whole curve, fewer than one noisy curve in twenty is promised too high anywhere.
+//! Of badly known points one in two hundred is outside, so about one such curve in twenty. Noise
+//! that lasts longer than a measurement is in no spread. Twelve points are too few for a curve that
+//! climbs by a factor in the middle and bends both ways: what is left in doubt is then promised too
+//! low by more than the tolerance, and noted. Of a million curves that climb by up to half of their
+//! end in an S, four were promised too high, by less than a thousandth.
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2; the checks are ours.
 
@@ -54,26 +68,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::unit;
 
-/// Gaps wider than this part of the whole are known by their ends only.
+/// Gaps wider than this part of the whole are bounded by their ends only.
 const WIDEST: f64 = 0.16;
 /// The same, while all points lie on a curve that bends one way.
 const WIDEST_BENT: f64 = 0.27;
 /// Spread up to which noise explains differences.
 const EXPLAINED: f64 = 0.05;
-/// Chance that a median lies beyond the safe end of a point that is known worse than that.
+/// Chance that a median lies beyond the safe end of a point with a larger spread.
 const BEYOND: f64 = 0.005;
 /// Spread above which a point is unsure.
 const UNSURE: f64 = 0.5;
-/// What is promised may be so many times worse than what was measured at a point before that is unsure.
+/// A point is also unsure if what is promised there is more than this many times worse than what
+/// was measured.
 const LIFTED: f64 = 2.0;
-/// The least part of its value that such a point is taken as: without it, a throughput would be promised that is none.
+/// Least part of its throughput that such a point is taken as: 0 has no reciprocal.
 const WORST: f64 = 0.01;
-/// Less than this is as good as nothing.
+/// Smaller values count as this, so that they have a reciprocal.
 const LEAST: f64 = 1e-300;
-/// Places inside a gap that are looked at, where any number may be asked for.
+/// Positions checked inside a gap, where `x` need not be whole.
 const STEPS: u32 = 16;
 
-/// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
@@ -83,18 +97,17 @@ pub struct Point {
     pub y: f64,
 }
 
-/// How far the samples of a curve agree with it: what says how quiet the host was.
+/// How far the samples of a curve agree with it: a measure of how quiet the host was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Confidence {
     /// Samples of all points together.
     pub samples: u32,
-    /// Those that are within what is promised: a throughput no lower, a latency no higher.
+    /// Samples within what is promised: a throughput no lower, a latency no higher.
     pub within: u32,
-    /// Points that were measured.
     pub points: u32,
-    /// Those that are not known to within half of their value, or of which more than twice, or less than half, of what was measured there
-    /// is promised, because of others.
+    /// Points that are not known to within half of their value, or for which others cause more than
+    /// twice, or less than half, of the measured value to be promised.
     pub unsure: u32,
 }
 
@@ -103,7 +116,7 @@ impl Confidence {
         *self == Self::default()
     }
 
-    /// Of several curves together.
+    /// The sum over several curves.
     pub fn together(all: impl Iterator<Item = Self>) -> Self {
         all.fold(Self::default(), |sum, one| Self {
             samples: sum.samples + one.samples,
@@ -113,13 +126,14 @@ impl Confidence {
         })
     }
 
-    /// Whether so many points are unsure that the curve tells of the host and not of the NF: one in so many.
+    /// Whether the curve describes the host and not the NF: over 1 in `TOO_NOISY` points is unsure.
     pub(crate) fn is_too_noisy(&self) -> bool {
         self.unsure * TOO_NOISY > self.points
     }
 }
 
-/// One point of so many may be unsure. Each lifts what is promised above it, and near saturation a percentile is never quiet.
+/// One point in this many may be unsure: each raises what is promised above it, and near saturation
+/// a percentile is never quiet.
 const TOO_NOISY: u32 = 4;
 
 /// A curve of straight lines between points.
@@ -128,18 +142,17 @@ const TOO_NOISY: u32 = 4;
 pub struct Curve {
     /// Its points, by rising `x`; `y` never falls.
     pub points: Vec<Point>,
-    /// How many points were measured.
     pub measured: u32,
     /// How far the lines may be from the truth, as a part of the value.
     pub error_bound: f64,
-    /// How far the 95 % interval of a point's median reaches from it at most, as a part of the value.
+    /// Largest distance of the end of a point's 95 % interval from its median, as a part of it.
     pub spread: f64,
     /// The part of a value that is not promised.
     pub margin: f64,
-    /// How far its samples agree with it; none where there were no repeated samples.
+    /// How far its samples agree with it; empty without repeated samples.
     #[serde(default, skip_serializing_if = "Confidence::is_none")]
     pub confidence: Confidence,
-    /// What was odd while it was measured, for people.
+    /// Irregularities while it was measured, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -177,33 +190,28 @@ pub enum Side {
 /// Least and most load of a profile's latency curve, as parts of the throughput that is promised.
 pub const LOADS: (f64, f64) = (0.05, 0.95);
 
-/// How a curve is built.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
-    /// Smallest `x`.
     pub from: f64,
-    /// Largest `x`.
     pub to: f64,
     /// Only whole numbers are measured.
     pub whole: bool,
     /// Gaps this wide are not split; 1 for whole numbers.
     pub finest: f64,
-    /// Which way a promise is safe.
     pub side: Side,
-    /// Doubt that is accepted, as a part.
+    /// Accepted doubt, as a part.
     pub tolerance: f64,
-    /// Points at most.
     pub points: u32,
-    /// Spread that is accepted, as a part.
+    /// Accepted spread, as a part.
     pub spread: f64,
-    /// Samples of a point at least: 1 where they are always the same.
+    /// Least samples of a point: 1 where they are always the same.
     pub samples: usize,
-    /// Samples of a point at most.
+    /// Most samples of a point.
     pub most_samples: usize,
 }
 
 impl Plan {
-    /// Throughput against 1 to `ways` whole ways (from `least` on).
+    /// Throughput against `least` to `ways` whole ways.
     pub fn throughput(least: u32, ways: u32) -> Self {
         Self {
             from: f64::from(least),
@@ -228,13 +236,14 @@ impl Plan {
             finest: (to_pps - from_pps) / 128.0,
             side: Side::Above,
             spread: 0.05,
-            // What disturbs a host comes and goes, and doubles a percentile while it is there.
+            // Disturbances of a host come and go, and double a percentile while they last.
             most_samples: 45,
             ..Self::throughput(1, 1)
         }
     }
 
-    /// Latency against load, as profiles have it: at loads that are parts ([`LOADS`]) of the most that is promised, in packets per second.
+    /// Latency against load as in profiles: loads are parts ([`LOADS`]) of the most that is
+    /// promised, in packets per second.
     pub fn latency_below(most_pps: f64) -> Self {
         Self::latency(most_pps * LOADS.0, most_pps * LOADS.1)
     }
@@ -245,53 +254,36 @@ impl Plan {
     }
 }
 
-/// Why there is no curve.
 #[derive(Debug, thiserror::Error)]
 pub enum CurveError<E> {
-    /// A plan that cannot be followed.
     #[error("a curve from {from} to {to} with at most {points} points cannot be measured: 3 points are the least, and a range")]
-    Plan {
-        /// Smallest.
-        from: f64,
-        /// Largest.
-        to: f64,
-        /// At most.
-        points: u32,
-    },
-    /// A measurement failed.
+    Plan { from: f64, to: f64, points: u32 },
     #[error("the point {x} cannot be measured: {why}")]
-    Measure {
-        /// Which point.
-        x: f64,
-        /// Why.
-        why: E,
-    },
-    /// A measurement gave no number.
+    Measure { x: f64, why: E },
     #[error("the point {x} gave {sample} and must be 0 or more, finite, and there")]
     NoNumber {
-        /// Which point.
         x: f64,
-        /// What it gave; NaN for nothing at all.
+        /// The sample; NaN if there was none.
         sample: f64,
     },
 }
 
-/// A measured point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Measured {
     x: f64,
-    /// The reciprocal of what was measured.
+    /// The reciprocal of the measured value.
     y: f64,
     spread: f64,
-    /// How far its value may be on the side that is safe, as a part of it.
+    /// How far its value may be off on the safe side, as a part of it.
     safe: f64,
-    /// What the line that was there before was wrong by, as a part: above 0 if the point lay above.
+    /// Error of the line that was there before, as a part: above 0 if the point lay above.
     off: f64,
-    /// Which point it was.
+    /// In which order it was measured.
     turn: usize,
 }
 
-/// Builds a curve. `measure(x)` returns one sample or more of the value at `x`; it may be asked for the same point again.
+/// Builds a curve. `measure(x)` returns at least one sample of the value at `x`, and may be called
+/// again for the same point.
 ///
 /// # Errors
 /// [`CurveError`].
@@ -312,7 +304,7 @@ pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>
         points.push(point(to)?);
     }
     loop {
-        // The midpoint of the whole is measured whatever the ends say: a curve with the same value at both need not be flat.
+        // The midpoint of the whole is always measured: a curve with equal ends need not be flat.
         if points.len() >= most as usize {
             break;
         }
@@ -337,15 +329,15 @@ pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>
 struct Doubt {
     /// As a part of the line's value, beyond what noise explains.
     part: f64,
-    /// How far it may be on the side that is not safe.
+    /// The same, on the unsafe side only.
     unsafe_part: f64,
-    /// For the choice of the next gap: the same, for wide gaps more.
+    /// For the choice of the next gap: like `part`, but larger for wide gaps.
     weight: f64,
     /// How far its ends are apart, as a part, beyond what noise explains.
     apart: f64,
 }
 
-/// A place inside a gap.
+/// A position inside a gap.
 #[derive(Debug, Clone, Copy)]
 struct Inside {
     x: f64,
@@ -375,7 +367,8 @@ impl Plan {
         }
     }
 
-    /// How far the samples agree with the curve that is made of them. What is always the same says nothing of the host.
+    /// How far the samples agree with the curve made from them. Samples that are always the same
+    /// say nothing about the host.
     fn confidence(&self, curve: &Curve, taken: &[(f64, Vec<f64>)]) -> Confidence {
         if self.most_samples <= 1 {
             return Confidence::default();
@@ -394,22 +387,22 @@ impl Plan {
                 samples: samples.len() as u32,
                 within: samples.iter().filter(|sample| within(**sample, promised)).count() as u32,
                 points: 1,
-                // Half of the time nothing came at all.
+                // With a median of 0, half of the samples were 0.
                 unsure: u32::from(is_lifted || median <= 0.0 || spread(samples, median) > UNSURE),
             }
         };
         Confidence::together(taken.iter().map(of))
     }
 
-    /// Where to split a gap, if it may be.
+    /// Where to split a gap in the middle, if it may be split.
     fn middle(&self, left: f64, right: f64) -> Option<f64> {
         let middle = (left + right) / 2.0;
         let middle = if self.whole { middle.floor() } else { middle };
         (middle > left && right - left > self.finest * (1.0 + 1e-9)).then_some(middle)
     }
 
-    /// Where to split a gap: in the middle if it is known by its ends only, or else where its bounds are furthest apart, which is where a
-    /// corner would be.
+    /// Where to split a gap: in the middle if only its ends bound it, or else where its bounds are
+    /// furthest apart, which is where a corner would be.
     fn split(&self, points: &[Measured], right: usize) -> Option<f64> {
         let (a, b) = (points[right - 1], points[right]);
         let middle = self.middle(a.x, b.x)?;
@@ -425,7 +418,7 @@ impl Plan {
         furthest.map(|inside| inside.x)
     }
 
-    /// Whether a gap is so wide that only its ends say what is inside.
+    /// Whether a gap is so wide that only its ends bound what is inside.
     fn is_wide(&self, points: &[Measured], right: usize) -> bool {
         let widest = if self.bends_one_way(points) { WIDEST_BENT } else { WIDEST };
         points[right].x - points[right - 1].x > (self.to - self.from) * widest
@@ -442,8 +435,9 @@ impl Plan {
         least >= 0.0 || most <= 0.0
     }
 
-    /// The gap to split next, by its end: the one of most doubt; if none has more than is accepted, the one whose ends are furthest apart,
-    /// as long as there are points for it. None if all are known.
+    /// The gap to split next, by its right end: the one with most doubt; if all doubts are
+    /// accepted, the one whose ends are furthest apart, while there are points left. None if all
+    /// are known.
     fn next(&self, points: &[Measured]) -> Option<usize> {
         let splits = (1..points.len()).filter(|right| self.middle(points[right - 1].x, points[*right].x).is_some());
         let doubts: Vec<(usize, Doubt)> = splits.map(|right| (right, self.doubt(points, right))).collect();
@@ -473,7 +467,7 @@ impl Plan {
         Doubt { part, unsafe_part, weight: part * (1.0 + width), apart }
     }
 
-    /// Places inside the gap that ends at `right`, with the bounds of the curve there.
+    /// Positions inside the gap that ends at `right`, with the bounds of the curve there.
     fn inside(&self, points: &[Measured], right: usize) -> impl Iterator<Item = Inside> {
         let (a, b) = (points[right - 1], points[right]);
         let line = |p: Measured, q: Measured| move |x: f64| p.y + (q.y - p.y) * (x - p.x) / (q.x - p.x);
@@ -505,12 +499,13 @@ impl Plan {
             }
             let below = below.unwrap_or(y).min(y * (1.0 + off)).max(low);
             let above = above.unwrap_or(y).max(y * (1.0 + off)).min(high);
-            // At an end a neighbour is missing, and the bend may be either way, as much as the one that is there shows.
+            // At an end one neighbour is missing: the bend may be either way, as much as the other
+            // shows.
             if before.is_none() || after.is_none() {
                 let bend = (y - below).max(above - y);
                 return Inside { x, low: (y - bend).max(low), likely: y, high: (y + bend).min(high) };
             }
-            // A bend that is the same all along the gap goes a quarter of the way to where the neighbours' lines are.
+            // A uniform bend goes a quarter of the way to the neighbours' lines.
             Inside { x, low: below, likely: y + (above + below - 2.0 * y) / 4.0, high: above }
         })
     }
@@ -520,10 +515,11 @@ impl Plan {
         point.spread.min(EXPLAINED.max(self.spread))
     }
 
-    /// Moves points that are known badly to where they may be on the safe side, but no further than a point is that can be no better, since the
-    /// curve is monotone. What is left of their spread is what noise explains.
+    /// Moves badly known points to where they may be on the safe side, but no further than a point
+    /// that can be no better, since the curve is monotone. Their remaining spread is what noise
+    /// explains.
     fn settle(&self, points: &mut [Measured]) {
-        // Where the last one is that can be no better.
+        // Where the last point is that can be no better.
         let mut bound = if self.side == Side::Below { f64::INFINITY } else { 0.0 };
         let one = |point: &mut Measured| {
             let noise = self.noise(*point);
@@ -566,7 +562,7 @@ impl Plan {
         }
     }
 
-    /// The curve of all points, with the gaps that are still in doubt made safe.
+    /// The curve of all points, with gaps that are still in doubt made safe.
     fn finish(&self, points: &[Measured], measured: u32, mut notes: Vec<String>) -> Curve {
         let spread = points.iter().map(|point| point.spread).fold(0.0, f64::max);
         let mut out = vec![Point { x: points[0].x, y: 1.0 / points[0].y }];
@@ -612,7 +608,7 @@ impl Plan {
     }
 }
 
-/// Takes out points that lie on the line between their neighbours.
+/// Removes points that lie on the line between their neighbours.
 fn straighten(points: &mut Vec<Point>) {
     let mut kept: Vec<Point> = Vec::with_capacity(points.len());
     for (i, point) in points.iter().enumerate() {
@@ -627,7 +623,7 @@ fn straighten(points: &mut Vec<Point>) {
     *points = kept;
 }
 
-/// Measures a point until its spread is accepted. Its samples are sorted.
+/// Measures a point until its spread is accepted. Returns its samples sorted.
 fn sample<E>(
     plan: &Plan,
     x: f64,
@@ -646,7 +642,7 @@ fn sample<E>(
         samples.sort_by(f64::total_cmp);
         let y = middle(&samples);
         let (spread, safe) = (spread(&samples, y), safe(&samples, y, plan.side));
-        // Looked at twice only: more looks would find a quiet moment.
+        // Checked only twice: more checks would find a quiet moment by chance.
         let is_quiet = spread <= plan.spread && before < plan.samples && samples.len() >= plan.samples;
         if is_quiet || samples.len() >= plan.most_samples {
             if spread > plan.spread {
@@ -659,7 +655,7 @@ fn sample<E>(
     }
 }
 
-/// How well a point is known, in words: many per cent are a factor.
+/// The precision of a point in words: many per cent are given as a factor.
 fn known_to(spread: f64) -> String {
     match spread {
         0.0..1.0 => format!("{:.1} %", spread * 100.0),
@@ -668,14 +664,14 @@ fn known_to(spread: f64) -> String {
     }
 }
 
-/// The median of sorted values.
 fn middle(sorted: &[f64]) -> f64 {
     let n = sorted.len();
     if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }
 }
 
-/// How far the 95 % interval of the median of sorted samples reaches from it, as a part of it. Whatever the law of the noise: each sample is as
-/// likely above the true median as below it, so the number of those below is binomial.
+/// How far the 95 % interval of the median of sorted samples reaches from it, as a part of it. It
+/// holds for any distribution of the noise: each sample is as likely above the true median as below
+/// it, so the number of those below is binomial.
 fn spread(sorted: &[f64], median: f64) -> f64 {
     let n = sorted.len();
     if n < 2 || median <= 0.0 {
@@ -685,7 +681,7 @@ fn spread(sorted: &[f64], median: f64) -> f64 {
     (sorted[n - end] - median).max(median - sorted[end - 1]) / median
 }
 
-/// How far the median may be from that of the samples on the safe side, as a part of it.
+/// How far the true median may be from that of the samples on the safe side, as a part of it.
 fn safe(sorted: &[f64], median: f64, side: Side) -> f64 {
     let n = sorted.len();
     if n < 2 || median <= 0.0 {
@@ -698,17 +694,18 @@ fn safe(sorted: &[f64], median: f64, side: Side) -> f64 {
     }
 }
 
-/// The median is no further out than the sample of this rank from an end, but for this chance; with few samples, for more.
+/// The rank from an end of the sample beyond which the true median lies with at most this chance;
+/// with few samples, a larger chance.
 fn rank(samples: usize, chance: f64) -> usize {
     let (mut rank, mut sum) = (0, 0.0);
-    // That so many are below, and all others above.
-    let mut so_many = 0.5f64.powi(i32::try_from(samples).unwrap_or(i32::MAX));
+    // The chance that exactly `rank` samples are below the median.
+    let mut exactly = 0.5f64.powi(i32::try_from(samples).unwrap_or(i32::MAX));
     while rank < samples / 2 {
-        sum += so_many;
+        sum += exactly;
         if sum > chance {
             break;
         }
-        so_many *= (samples - rank) as f64 / (rank + 1) as f64;
+        exactly *= (samples - rank) as f64 / (rank + 1) as f64;
         rank += 1;
     }
     rank.max(1)
@@ -728,7 +725,7 @@ mod tests {
         build(&Plan::throughput(1, WAYS).exact(), |x| Ok::<_, Infallible>(vec![f(x)])).unwrap()
     }
 
-    /// Largest error of what is promised, and the most that is promised too much, over all ways.
+    /// Largest error of what is promised, and the largest excess of it, over all ways.
     fn errors(curve: &Curve, f: impl Fn(f64) -> f64) -> (f64, f64) {
         (1..=WAYS).map(f64::from).fold((0.0, f64::NEG_INFINITY), |(error, over): (f64, f64), x| {
             let (line, truth) = (curve.at(x).unwrap(), f(x));
@@ -821,7 +818,8 @@ mod tests {
         assert!(much.margin > 0.01);
     }
 
-    /// As latency is where the host has other work at times: the value of a point is now and then many times what it is.
+    /// Latency on a host with occasional other work: a point's value is now and then a multiple of
+    /// the true one.
     #[test]
     fn a_point_that_is_known_badly_hides_nothing_and_spoils_no_other() {
         let f = |load: f64| 1.0 + 2.0 / (1.0 - load / 10e6) + if load > 5e6 { (load - 5e6) * 8e-6 } else { 0.0 };
@@ -844,7 +842,8 @@ mod tests {
         }
     }
 
-    /// A host where other work has the core for a while, now and then: most samples take 0.65 µs, and others milliseconds.
+    /// A host where other work has the core now and then: most samples take 0.65 µs, others
+    /// milliseconds.
     fn busy(part: f64) -> Curve {
         let mut random = crate::samples::Random::new(3);
         let mut sample = move |load: f64| {
@@ -865,7 +864,7 @@ mod tests {
         assert!(quiet.samples >= 7 * quiet.points, "{quiet:?}");
         let noisy = busy(0.45);
         assert!(noisy.confidence.is_too_noisy(), "{noisy:?}");
-        // One point that is known badly is told, and is no reason to throw away what is known.
+        // One badly known point is reported, and does not invalidate the rest.
         let mut turn = 0u32;
         let end = build(&Plan::latency(0.5e6, 9.5e6), |load| {
             turn += 1;
@@ -874,18 +873,19 @@ mod tests {
         });
         let end = end.unwrap().confidence;
         assert!(!end.is_too_noisy() && end.unsure == 1, "{end:?}");
-        // One at the beginning that is known well and is wrong, because the noise lasted as long as it: it lifts all others.
+        // A wrong point at the beginning with a small spread, because the noise lasted as long as
+        // its measurement: it raises all others.
         let start = build(&Plan::latency(0.5e6, 9.5e6), |load| {
             Ok::<_, Infallible>(vec![if load < 1e6 { 7_152.0 } else { 0.65 + load * 1e-9 }])
         });
         let start = start.unwrap();
         assert!(start.confidence.is_too_noisy() && start.notes[0].starts_with("not monotone at"), "{start:?}");
-        // A sample in seven is lower than what is promised, and the median is known all the same.
+        // One sample in seven is below what is promised; the median is known all the same.
         let one = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1e7, 1e7, 1e7, 5e6, 1e7, 1e7, 1e7]));
         assert_eq!(one.unwrap().confidence, Confidence { samples: 21, within: 18, points: 1, unsure: 0 });
         let none = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![0.0, 0.0, 0.0, 0.0, 1e7, 1e7, 1e7]));
         assert!(none.unwrap().confidence.is_too_noisy(), "the host had the core for others");
-        // What is computed says nothing of a host.
+        // Computed values say nothing about a host.
         assert_eq!(ways(|x| 1e6 * x).confidence, Confidence::default());
     }
 
@@ -913,12 +913,13 @@ mod tests {
         assert_eq!((spread(&[1.0], 1.0), spread(&[0.0, 0.0], 0.0)), (0.0, 0.0));
         let samples: Vec<f64> = (1..=15).map(f64::from).collect();
         assert_eq!((safe(&samples, 8.0, Side::Above), safe(&samples, 8.0, Side::Below)), (5.0 / 8.0, 5.0 / 8.0));
-        // One of seven that strays is seen, one of nine is left out.
+        // One outlier of seven is seen, one of nine is left out.
         assert_eq!(spread(&[4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 6.0], 4.0), 0.5);
         assert_eq!(spread(&[3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 5.0, 6.0], 4.0), 0.25);
     }
 
-    /// Noise of a few per cent, with as many samples as profiles have: the margin covers it in 95 of 100 curves.
+    /// Noise of a few per cent, with as many samples as profiles have: the margin covers it in 95
+    /// of 100 curves.
     #[test]
     fn noise_is_in_the_margin_of_nearly_all_curves() {
         let mut random = crate::samples::Random::new(1);
@@ -950,7 +951,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Concave: a base and a part that saturates, by any of two laws.
+        /// Concave: a base and a part that saturates, by either of two laws.
         #[test]
         fn concave(base in 20.0..500.0f64, gain in 0.0..5.0f64, scale in 0.3..30.0f64, power in 0.2..1.0f64, law in 0..2) {
             let f = move |x: f64| 1e6 * base * (1.0 + gain * if law == 0 { 1.0 - (-x / scale).exp() } else { (x / 20.0).powf(power) });
@@ -959,7 +960,8 @@ mod tests {
             prop_assert!(error <= 0.0101 && over <= 1e-9, "{error} {over} {curve:?}");
         }
 
-        /// Time of a packet: what hits at once, and what misses, which falls linearly until the working set fits. Throughput is convex.
+        /// Convex throughput: a packet's time is a fixed part plus misses, which fall linearly
+        /// until the working set fits.
         #[test]
         fn convex(base in 20.0..500.0f64, misses in 0.0..1000.0f64, set in 1.0..60.0f64) {
             let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));
@@ -977,7 +979,7 @@ mod tests {
             prop_assert!(error <= 0.0101 && over <= 1e-9, "{error} {over} {curve:?}");
         }
 
-        /// Convex and concave one after the other: too low it may be, too high by no more than a thousandth.
+        /// Convex, then concave: it may be too low, but too high by at most a thousandth.
         #[test]
         fn bent_both_ways(gain in 0.1..1.0f64, at in 1.0..20.0f64, width in 0.3..6.0f64) {
             let f = move |x: f64| 5e6 * (1.0 + gain / (1.0 + (-(x - at) / width).exp()));
@@ -995,7 +997,8 @@ mod tests {
             prop_assert!(over <= 1e-9, "{over} {curve:?}");
         }
 
-        /// Noise of a few per cent, with as many samples as profiles have: what is promised is never more than the noise above what there is.
+        /// Noise of a few per cent, with as many samples as profiles have: what is promised exceeds
+        /// the truth by at most the noise.
         #[test]
         fn noisy(base in 20.0..500.0f64, misses in 0.0..500.0f64, set in 2.0..40.0f64, noise in 0.0..0.03f64, seed in any::<u64>()) {
             let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));

@@ -1,112 +1,86 @@
-//! An SLO in the planner's terms: what an instance carries with so many ways, and which sets of instances are enough.
+//! An SLO in the planner's terms: instance capacities and sufficient recipes.
 //!
 //! # Terms
-//! *Size*: the ways of an instance; 0 is a place in the shared class. *Recipe*: the sizes of all instances of an SLO, largest first; it is
-//! enough if what they carry together is the SLO's throughput, which is divided among them by what each carries. *Price*: what a size
-//! costs, by whatever measure the caller has; it never falls with the size.
+//! *Size*: the ways of an instance; 0 is a place in the shared class. *Recipe*: the sizes of all
+//! instances of an SLO, largest first. It is sufficient if together they carry the SLO's
+//! throughput, which is divided among them by what each carries. *Price*: the cost of a size in any
+//! unit of the caller; it never falls with the size.
 //!
 //! # Limits
-//! [`Demand::cheapest`] is exact unless its search takes more than `STEPS` steps; it says how low the price may be at least either way.
+//! [`Demand::cheapest`] is exact unless its search takes more than `STEPS` steps; it returns a
+//! lower bound of the price either way.
 
 use crate::on_demand::Footprint;
 use crate::placement::ServerShape;
 use crate::profile::{Profile, Source};
 use crate::slo::{MOST_INSTANCES, Promise, Slo, SloError};
 
-/// Steps of a search for a recipe.
+/// Most steps of a search for a recipe.
 const STEPS: u32 = 50_000;
-/// Packets per second are the same if they differ by less than this part.
+/// Packets per second are equal if they differ by less than this part.
 const EPSILON: f64 = 1e-9;
 
 /// Sizes of all instances of an SLO, largest first.
 pub type Recipe = Vec<u32>;
 
-/// What an SLO needs, on servers of one shape.
+/// What an SLO needs on servers of one shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Demand {
-    /// Name of the SLO.
     pub slo: String,
     /// Packets per second; 0 on demand, which takes one place in the shared class.
     pub target_pps: f64,
-    /// Cores of an instance.
     pub cores: u32,
-    /// Memory of an instance, in MiB.
     pub memory_mib: u64,
     /// Cores that an instance counts for, its memory considered.
     pub counted_cores: u32,
-    /// What an instance of each size carries within the SLO's latency; sizes that no class may have carry what a smaller one does.
+    /// What an instance of each size carries within the SLO's latency. A size that no class may
+    /// have carries what a smaller one does.
     pub capacity_pps: Vec<f64>,
     /// Sizes that carry more than all smaller ones.
     pub sizes: Vec<u32>,
 }
 
-/// Why no number of instances is enough, on servers of this shape.
+/// Why no number of instances suffices on servers of this shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemandError {
-    /// The SLO makes no sense.
     #[error(transparent)]
     Slo(#[from] SloError),
-    /// Too short a latency.
     #[error(
         "no load is low enough for {asked_us:.1} µs: the shortest that its profile and the server's path_us allow is {least_us:.1} µs"
     )]
-    Latency {
-        /// What was asked.
-        asked_us: f64,
-        /// The shortest.
-        least_us: f64,
-    },
-    /// No server gives an instance as much cache as was measured.
+    Latency { asked_us: f64, least_us: f64 },
+    /// No server gives an instance as many ways as the least that was measured.
     #[error(
         "its profile says what an instance carries with {measured} ways of the cache and more, and on a server {of_ways} are for NFs: profile \
          with fewer ways (sluice profile --cache resctrl, or simulated)"
     )]
     Ways {
-        /// The fewest with which an instance carries anything.
+        /// The fewest ways with which an instance carries anything.
         measured: f64,
         /// The most that a server gives.
         of_ways: u32,
     },
-    /// No server gives an instance the whole cache.
     #[error(
         "its profile was made without cache control, so it says what an instance carries with the whole cache only, and on a server \
          {of_ways} of {llc_ways} ways are for NFs: profile with fewer ways (sluice profile --cache resctrl, or simulated){}",
         if *measured <= f64::from(*llc_ways) { ", or give an instance all of them (ddio_ways = 0)" } else { "" }
     )]
     WholeCache {
-        /// The ways with which it was measured; [`MOST_WAYS`](crate::placement::MOST_WAYS) where it is not known how many the cache has.
+        /// The ways with which it was measured; [`MOST_WAYS`](crate::placement::MOST_WAYS) if the
+        /// cache's number of ways was unknown.
         measured: f64,
         /// The most that a server gives.
         of_ways: u32,
-        /// The ways of its cache.
         llc_ways: u32,
     },
-    /// An instance is too large for an empty server.
     #[error(
         "an instance takes {cores} cores and {memory_mib} MiB, and a server has {of_cores} cores and {of_memory_mib} MiB for NFs"
     )]
-    Server {
-        /// Cores of an instance.
-        cores: u32,
-        /// Memory of an instance.
-        memory_mib: u64,
-        /// Cores of a server.
-        of_cores: u32,
-        /// Memory of a server.
-        of_memory_mib: u64,
-    },
-    /// Too many instances.
+    Server { cores: u32, memory_mib: u64, of_cores: u32, of_memory_mib: u64 },
     #[error(
         "{asked_pps:.0} packets/s take {instances} instances of {most_pps:.0} packets/s, more than {MOST_INSTANCES}: split the SLO"
     )]
-    Instances {
-        /// What was asked.
-        asked_pps: f64,
-        /// What the best instance carries.
-        most_pps: f64,
-        /// How many of them.
-        instances: usize,
-    },
+    Instances { asked_pps: f64, most_pps: f64, instances: usize },
 }
 
 /// The cores that an instance counts for on a server of this shape.
@@ -124,7 +98,7 @@ impl Demand {
     pub fn of(slo: &Slo, profile: &Profile, shape: &ServerShape) -> Result<Self, DemandError> {
         slo.check()?;
         let counted_cores = counted(profile.cores, profile.memory_mib, shape)?;
-        // What is left to the NFs.
+        // What is left for the NFs.
         let path_us = f64::from(shape.path_us);
         let latency_us = (slo.promise.latency_us() - path_us).max(0.0);
         let mut best = 0.0;
@@ -149,7 +123,8 @@ impl Demand {
                 Source::Measured | Source::Simulated => DemandError::Ways { measured, of_ways },
             });
         }
-        // On demand, the agent finds the cache; what no load keeps, it cannot either.
+        // On demand, the agent finds the cache; a latency that no load keeps, it cannot keep
+        // either.
         if best <= 0.0 {
             let least_us = profile.least_latency_us(of_ways) + path_us;
             return Err(DemandError::Latency { asked_us: slo.promise.latency_us(), least_us });
@@ -168,7 +143,8 @@ impl Demand {
         Ok(Self { slo: slo.name.clone(), target_pps, cores, memory_mib, counted_cores, capacity_pps, sizes })
     }
 
-    /// What an SLO on demand needs of which nothing was measured: a place in the shared class, for an instance with this footprint.
+    /// What an SLO on demand without a profile needs: a place in the shared class, for an instance
+    /// with this footprint.
     ///
     /// # Errors
     /// [`DemandError::Slo`] and [`DemandError::Server`].
@@ -180,19 +156,19 @@ impl Demand {
         Ok(Self { slo: slo.name.clone(), target_pps: 0.0, cores, memory_mib, counted_cores, capacity_pps, sizes: vec![0] })
     }
 
-    /// What is asked for, with what rounding may take.
+    /// The target, less what rounding may take.
     fn enough(&self) -> f64 {
         self.target_pps * (1.0 - EPSILON)
     }
 
-    /// Whether a recipe is enough.
     pub(crate) fn is_enough(&self, recipe: &[u32]) -> bool {
         let sum: f64 = recipe.iter().map(|size| self.capacity_pps[*size as usize]).sum();
         !recipe.is_empty() && sum >= self.enough()
     }
 
-    /// The recipe of the paper: as many instances as it takes with `fair` ways each, and then a way more for one after the other until the
-    /// sum suffices. `instances` asks for another number of them. None if that many are not enough.
+    /// The recipe of the paper: as many instances with `fair` ways each as required, then one more
+    /// way for each in turn until the sum suffices. `instances` overrides their number. None if
+    /// that many do not suffice.
     pub fn in_turn(&self, fair: u32, instances: Option<usize>) -> Option<Recipe> {
         if self.target_pps <= 0.0 {
             return Some(vec![0]);
@@ -221,7 +197,7 @@ impl Demand {
         Some(recipe)
     }
 
-    /// Takes away what a recipe does not need, the last-given first, and sorts it.
+    /// Removes what a recipe does not need, smallest instances first, and sorts it.
     fn shrink(&self, recipe: &mut Recipe) {
         recipe.sort_unstable_by(|a, b| b.cmp(a));
         for i in (0..recipe.len()).rev() {
@@ -236,7 +212,8 @@ impl Demand {
         recipe.sort_unstable_by(|a, b| b.cmp(a));
     }
 
-    /// The recipe of least price, and a price below which there is none. `price` has one for each size from 0 to all ways, and never falls.
+    /// The recipe of least price, and a lower bound of the price. `price` has one entry for each
+    /// size from 0 to all ways, and never falls.
     pub fn cheapest(&self, price: &[f64]) -> (f64, Recipe) {
         if self.target_pps <= 0.0 {
             return (price[0], vec![0]);
@@ -247,7 +224,8 @@ impl Demand {
         (bound, search.recipe())
     }
 
-    /// Recipes up to this price of which no instance could be smaller or left out, `most` of them at most; and whether these are all.
+    /// Minimal recipes up to a price, at most `most` of them, and whether these are all. Minimal:
+    /// no instance can be smaller or left out.
     pub fn up_to(&self, price: &[f64], highest: f64, most: usize) -> (Vec<Recipe>, bool) {
         if self.target_pps <= 0.0 {
             return (vec![vec![0]], true);
@@ -261,7 +239,7 @@ impl Demand {
         (all, complete)
     }
 
-    /// The least price of a packet per second among the first sizes: `ratio[k]` is that of the smallest `k`.
+    /// Least price per packet per second among the smallest `k` sizes, as `ratio[k]`.
     fn ratios(&self, price: &[f64]) -> Vec<f64> {
         let mut ratio = vec![f64::INFINITY];
         for &size in &self.sizes {
@@ -272,7 +250,8 @@ impl Demand {
     }
 }
 
-/// A search for the cheapest recipe: sizes by rising price of a packet per second, of each as many as possible first.
+/// A search for the cheapest recipe: sizes by rising price per packet per second, with as many as
+/// possible of each first.
 struct Search<'a> {
     demand: &'a Demand,
     price: &'a [f64],
@@ -378,7 +357,7 @@ impl Walk<'_> {
     }
 }
 
-/// What tests of other modules use too.
+/// Also used by tests of other modules.
 #[cfg(test)]
 pub mod tests {
     use proptest::prelude::*;
@@ -388,7 +367,7 @@ pub mod tests {
     use crate::profile::tests::{profile, whole};
     use crate::slo::Workload;
 
-    /// An SLO of the profile of the tests.
+    /// An SLO for the profile of the tests.
     pub fn slo(throughput_pps: f64, latency_us: f64) -> Slo {
         Slo {
             name: "acme".into(),
@@ -399,7 +378,6 @@ pub mod tests {
         }
     }
 
-    /// A demand with these capacities.
     pub fn demand(name: &str, target_pps: f64, cores: u32, capacity_pps: &[f64]) -> Demand {
         let sizes = (0..capacity_pps.len() as u32)
             .filter(|&i| capacity_pps[i as usize] > if i == 0 { 0.0 } else { capacity_pps[i as usize - 1] })
@@ -463,7 +441,7 @@ pub mod tests {
             two.contains("with the whole cache only") && two.contains("18 of 20 ways") && two.contains("ddio_ways = 0"),
             "{two}"
         );
-        // It is not known how many ways it was made with; more than there are, to be sure.
+        // The number of ways it was made with is unknown: 64, to be safe.
         let mut unknown = whole();
         (unknown.throughput.points[0].x, unknown.best_ways) = (64.0, 64);
         let unknown = said(&unknown);
@@ -496,7 +474,7 @@ pub mod tests {
     }
 
     proptest! {
-        /// The cheapest recipe is the cheapest of all, and all are enough and minimal.
+        /// The cheapest recipe is the cheapest of all, and all are sufficient and minimal.
         #[test]
         fn the_cheapest_is_cheapest(
             gains in prop::collection::vec(0.0..3.0f64, 7),

@@ -1,4 +1,4 @@
-//! Names of what files and configurations say.
+//! Digests of files and configurations.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -6,15 +6,17 @@ use std::io::Read;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a file that an argument names. Of a larger one (a capture, a log) the length counts, and not what it has, so that nobody waits for it.
+/// Most bytes read from a file that an argument names. Of a larger one (a capture, a log) only the
+/// length counts, so that no caller waits for it.
 const MOST_FILE: u64 = 16 << 20;
 
-/// Name of a file's contents. Tells files apart; it is no protection against someone who wants two to be alike.
+/// Name of a file's contents: distinguishes files, but is no protection against deliberate
+/// collisions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 pub struct Digest(pub String);
 
 impl Digest {
-    /// Of these bytes: FNV-1a of 128 bits, in hexadecimal digits.
+    /// FNV-1a of 128 bits, in hexadecimal digits.
     pub fn of(bytes: &[u8]) -> Self {
         let mut hash: u128 = 0x6c62272e07bb014262b821756295c58d;
         for byte in bytes {
@@ -23,8 +25,9 @@ impl Digest {
         Self(format!("{hash:032x}"))
     }
 
-    /// Of what an NF is started with: its arguments, the files that they name (`--rules FILE` and `--rules=FILE`) as they are now, and its
-    /// environment in this order. Relative paths are of the working directory; a file that cannot be read does not count, only its name does.
+    /// Digest of what an NF is started with: its arguments, the present contents of files that they
+    /// name (`--rules FILE` and `--rules=FILE`), and its environment in this order. Relative paths
+    /// start at the working directory; of a file that cannot be read only the name counts.
     pub fn of_configuration(args: &[String], env: &[(OsString, OsString)]) -> Self {
         let mut bytes = Vec::new();
         let mut add = |part: &[u8]| {
@@ -45,7 +48,8 @@ impl Digest {
         Self::of(&bytes)
     }
 
-    /// Of the configurations of all NFs of a chain, in its order; of one NF it is that of its configuration.
+    /// Digest of the configurations of a chain's NFs, in its order; for one NF, that of its
+    /// configuration.
     pub fn of_configurations(all: &[Self]) -> Self {
         match all {
             [one] => one.clone(),
@@ -54,7 +58,7 @@ impl Digest {
     }
 }
 
-/// What of a file counts; none if it is none that can be read.
+/// What counts of a file; none if it is not a readable regular file.
 fn contents(path: &str) -> Option<Vec<u8>> {
     let length = std::fs::metadata(path).ok().filter(|file| file.is_file())?.len();
     if length > MOST_FILE {
@@ -102,7 +106,7 @@ mod tests {
         let allow = of(&[joined.as_str()]);
         std::fs::write(&file, "deny\n").unwrap();
         assert_ne!(allow, of(&[joined.as_str()]));
-        // Of a large file, the length.
+        // Of a large file, the length counts.
         std::fs::File::create(&file).unwrap().set_len(MOST_FILE + 1).unwrap();
         let large = of(&[path]);
         std::fs::File::create(&file).unwrap().set_len(MOST_FILE + 2).unwrap();

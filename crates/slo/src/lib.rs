@@ -1,15 +1,18 @@
-//! Promises: what NFs can do (profiles), what tenants are promised (SLOs), and where instances run so that it is kept (placements).
+//! SLOs: NF profiles, what tenants are promised, and placements that keep it.
 //!
-//! Plain values in, plain values out: nothing here reads a clock, a file or a device except where a function says so, so that the
-//! planner can run in the daemon, in the client, or on another machine. What planner and agents tell each other are the types of
-//! [`slo`], [`profile`], [`placement`] and [`assignment`] (a server's part of a placement), which are JSON.
+//! Functions take and return plain values. Nothing here reads a clock, a file or a device unless
+//! its documentation says so, so the planner can run in the daemon, in the client, or on another
+//! machine. The planner and the agents exchange the types of [`slo`], [`profile`], [`placement`]
+//! and [`assignment`] (a server's part of a placement), as JSON.
 //!
-//! The way of an SLO: a [`profile::Profile`] of its NF or chain is built from measurements ([`curve`]); with the profile, the SLO is
-//! a [`demand::Demand`]: so much throughput for so many cache ways; [`admission`] finds room for it at once, among instances that do not
-//! move; `packing` places many at once, and [`optimiser`] finds the least number of servers for all of them, in the background;
-//! [`migration`] says how to get there. [`watch`] judges what an agent has measured: who is not given what was promised, and because of whom.
-//! SLOs on demand need no profile: [`on_demand`] shares out what they have leased, as it is needed.
-//! [`contention`] and `baseline` are for comparison: what other ways of placing would promise, and what would come of it.
+//! The life of an SLO: [`curve`] builds a [`profile::Profile`] of its NF or chain from
+//! measurements. With the profile, the SLO becomes a [`demand::Demand`]: throughput against cache
+//! ways. [`admission`] places it at once and moves no running instance; `packing` places many
+//! together; [`optimiser`] minimises the number of servers for all of them, in the background;
+//! [`migration`] plans the way to its result. [`watch`] evaluates what an agent has measured: which
+//! SLOs are violated, and by which tenant. SLOs on demand need no profile: [`on_demand`] shares out
+//! their leased resources as they are needed. [`contention`] and `baseline` serve comparison: what
+//! other ways of placing promise, and what they would deliver.
 
 #![forbid(unsafe_code)]
 

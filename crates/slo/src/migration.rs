@@ -1,35 +1,40 @@
-//! From one placement to another, in an order in which every promise holds at every step.
+//! A migration between placements, with every SLO kept at each step.
 //!
 //! # Terms
-//! An instance *stays* if its SLO has one on the same server in both placements; it may get more or fewer ways there. Others are
-//! started and stopped. A *move* is a start that a stop follows.
+//! An instance *stays* if its SLO has one on the same server in both placements; its number of ways
+//! may change. Others are started and stopped. A *move* is a start followed by a stop.
 //!
 //! # Approach
-//! Steps are taken on a copy of the current placement, and one is taken only if the copy holds afterwards: a server has what its instances
-//! are given, what the instances of an SLO carry together never falls below what it is promised, and none is sent more than it carries.
-//! Steps that move nobody come first (fewer ways, more ways), then starts, then stops, then again what they made room for. Where nothing is
-//! possible and something is left (two instances that are to change places), an instance in the way is given a stand-in on any server with
-//! room. Without such room there is no plan, and the current placement stands.
+//! Each step is tried on a copy of the current placement, and taken only if the copy holds
+//! afterwards: a server has what its instances are given, the instances of an SLO together carry at
+//! least what it is promised, and none is sent more than it carries. Steps that move no instance
+//! come first (fewer ways, more ways), then starts, then stops, then the steps that these made room
+//! for. Where no step is possible and something is left (two instances that exchange places), an
+//! instance in the way gets a stand-in on any server with room. Without such room there is no plan,
+//! and the current placement stands.
 //!
-//! New flows are divided anew ([`Step::Redirect`]) after a step that makes room for more of them, and before one that takes room away. Instances
-//! that are to go get only what the others cannot carry yet. In the mode [`Old::Stay`], an instance keeps its flows until they end; the step
-//! after such a division waits for that: a stop until it has no flows, and a change to fewer ways until what still comes to it is no more than
-//! the instance carries then. In the mode [`Old::Follow`] old flows are divided as the new ones are, at once.
+//! New flows are divided anew ([`Step::Redirect`]) after a step that makes room for more of them,
+//! and before one that takes room away. Leaving instances get only what the others cannot carry
+//! yet. In the mode [`Old::Stay`], an instance keeps its flows until they end, and the step after
+//! such a division waits: a stop until the instance has no flows, a change to fewer ways until its
+//! remaining load is no more than it carries then. In the mode [`Old::Follow`], old flows are
+//! divided like new ones, at once.
 //!
 //! # Limits
-//! A plan says nothing of time. State that an NF has of its flows is lost with [`Old::Follow`], unless the NF itself moves it.
+//! A plan has no times. With [`Old::Follow`], an NF loses the state of its flows unless it moves
+//! the state itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::placement::{Instance, Placement};
 
-/// What becomes of the flows of an instance that is to go.
+/// What becomes of the flows of a leaving instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Old {
     /// They stay until they end.
     Stay,
-    /// They go with the new ones.
+    /// They follow the new ones.
     Follow,
 }
 
@@ -40,47 +45,36 @@ pub type Parts = BTreeMap<u32, f64>;
 #[derive(Debug, Clone, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// The class of an instance gets another number of ways, or with as many it counts for another number of packets than before; where it carries
-    /// less then, once it is given no more than that.
+    /// An instance's class changes its ways, or the instance counts for another load with the same
+    /// ways. Where it carries less then, this is done once its load is no more than that.
     Resize {
-        /// Its server.
         server: String,
-        /// Its SLO.
         slo: String,
-        /// Which instance.
         number: u32,
-        /// Ways until now.
+        /// Ways before.
         from: u32,
-        /// Ways from now on; 0 is the shared class.
+        /// Ways afterwards; 0 is the shared class.
         to: u32,
-        /// Packets per second that it carries then.
+        /// Packets per second that it carries afterwards.
         capacity_pps: f64,
     },
-    /// An instance is started.
     Start {
-        /// Its server.
         server: String,
-        /// The instance.
         instance: Instance,
     },
     /// New flows of an SLO are divided anew among its instances.
     Redirect {
-        /// The SLO.
         slo: String,
-        /// The part of each instance that gets any; together they are 1.
+        /// The part of each instance that gets any; they add up to 1.
         parts: Parts,
         /// Instances that get no more new flows.
         away_from: Vec<u32>,
-        /// What becomes of their old flows.
         old: Old,
     },
     /// An instance is stopped, once it has no flows.
     Stop {
-        /// Its server.
         server: String,
-        /// Its SLO.
         slo: String,
-        /// Which instance.
         number: u32,
     },
 }
@@ -88,57 +82,38 @@ pub enum Step {
 /// How to get from one placement to another.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Migration {
-    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// Where that leads: the wanted placement, with instances that stay named as they were.
+    /// The result: the wanted placement, in which instances that stay keep their numbers.
     pub placement: Placement,
     /// Servers that are no longer in use.
     pub saves: usize,
-    /// Instances that are started.
     pub starts: usize,
 }
 
-/// Why nobody moves.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum MigrationError {
-    /// Not worth it.
     #[error("it would save {saves} of {before} servers, and less than {least:.0} % is not worth moving for")]
     NotWorth {
-        /// Servers that it would save.
         saves: usize,
-        /// Servers in use.
         before: usize,
-        /// What is worth it, in percent.
+        /// Least saving that is worth it, in percent.
         least: f64,
     },
-    /// No way.
     #[error(
         "\"{slo}\" cannot be moved without breaking a promise meanwhile: no server has room for a stand-in; add one for the time"
     )]
-    NoRoom {
-        /// An SLO that is stuck.
-        slo: String,
-    },
-    /// Not the same servers.
+    NoRoom { slo: String },
     #[error("the placements are not of the same servers")]
     Servers,
-    /// A step of another placement.
     #[error("the step is of another placement: {slo}.{number} is not on {server}")]
-    Another {
-        /// The SLO of the instance.
-        slo: String,
-        /// Which instance.
-        number: u32,
-        /// Where it should be.
-        server: String,
-    },
+    Another { slo: String, number: u32, server: String },
 }
 
 impl Step {
-    /// Makes a placement what it is once this step is done, with what its SLOs are given in all as it was.
+    /// Applies this step to a placement. The total load of each SLO is unchanged.
     ///
     /// # Errors
-    /// [`MigrationError::Another`]; the placement stays as it is.
+    /// [`MigrationError::Another`]; the placement is unchanged.
     pub fn take(&self, placement: &mut Placement) -> Result<(), MigrationError> {
         match self {
             Self::Resize { server, slo, number, to, capacity_pps, .. } => {
@@ -166,7 +141,7 @@ impl Step {
     }
 }
 
-/// The places of a server and of an instance on it.
+/// The indices of a server and of an instance on it.
 fn find(placement: &Placement, server: &str, slo: &str, number: u32) -> Result<(usize, usize), MigrationError> {
     let at = placement.servers.iter().position(|known| known.name == server);
     let is_it = |instance: &Instance| instance.slo == slo && instance.number == number;
@@ -174,7 +149,8 @@ fn find(placement: &Placement, server: &str, slo: &str, number: u32) -> Result<(
     found.ok_or_else(|| MigrationError::Another { slo: slo.into(), number, server: server.into() })
 }
 
-/// The plan from `current` to `target`, if that saves at least this part of the servers in use.
+/// The plan from `current` to `target`, if it saves at least the part `least` of the servers in
+/// use.
 ///
 /// # Errors
 /// [`MigrationError`]; the current placement stands.
@@ -196,10 +172,10 @@ pub fn plan(current: &Placement, target: &Placement, least: f64, old: Old) -> Re
     Ok(Migration { steps: walk.steps, placement: walk.now, saves, starts })
 }
 
-/// Something that is left to do.
 #[derive(Debug, Clone, PartialEq)]
 enum Left {
-    /// Instances that keep their ways and carry another number of packets by a profile made anew: server, number, ways and packets of each.
+    /// Instances that keep their ways but carry another load by a new profile: server, number, ways
+    /// and packets per second of each.
     Recount {
         slo: String,
         instances: Vec<(usize, u32, u32, f64)>,
@@ -222,21 +198,20 @@ enum Left {
     },
 }
 
-/// What an instance carries.
 struct Carries {
     number: u32,
     capacity_pps: f64,
-    /// Whether it is to go.
+    /// Whether it is leaving.
     is_going: bool,
 }
 
-/// How flows are divided: by what instances carry, and to those that are to go only what is too much for the others. So none is given more than
-/// it carries, if all together carry what is promised.
+/// The division of flows by what instances carry; leaving ones get only the excess of the others.
+/// So none gets more than it carries if all together carry what is promised.
 fn divided(instances: &[Carries], promised_pps: f64) -> Parts {
     let of = |going: bool| instances.iter().filter(move |one| one.is_going == going);
     let sum = |going: bool| of(going).map(|one| one.capacity_pps).sum::<f64>();
     let (staying, going) = (sum(false), sum(true));
-    // What those get that are to go.
+    // Part of the leaving ones.
     let left = match () {
         () if of(false).next().is_none() => 1.0,
         () if going <= 0.0 || promised_pps <= staying * (1.0 + 1e-9) => 0.0,
@@ -244,19 +219,18 @@ fn divided(instances: &[Carries], promised_pps: f64) -> Parts {
     };
     let part = |one: &Carries| {
         let (all, sum) = if one.is_going { (left, going) } else { (1.0 - left, staying) };
-        // On demand, nobody knows what they carry.
+        // On demand, capacities are unknown.
         let part = if sum > 0.0 { one.capacity_pps / sum } else { 1.0 / of(one.is_going).count() as f64 };
         (one.number, all * part)
     };
     instances.iter().map(part).filter(|(_, part)| *part > 0.0).collect()
 }
 
-/// Whether an instance carries the same: not so where its profile was made anew meanwhile.
+/// Whether two capacities are equal; a new profile makes them differ.
 fn is_alike(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.max(b)
 }
 
-/// Whether flows are divided alike.
 fn alike(a: &Parts, b: &Parts) -> bool {
     a.len() == b.len() && a.iter().all(|(number, part)| b.get(number).is_some_and(|other| (part - other).abs() <= 1e-9))
 }
@@ -265,13 +239,11 @@ struct Walk {
     now: Placement,
     left: Vec<Left>,
     steps: Vec<Step>,
-    /// What each SLO is promised.
     promised: BTreeMap<String, f64>,
-    /// What SLOs are promised that nothing runs for yet.
+    /// What SLOs without a running instance are promised.
     new: BTreeMap<String, f64>,
     /// The next free number of each SLO.
     numbers: BTreeMap<String, u32>,
-    /// Instances that are to go.
     leaving: BTreeSet<(String, u32)>,
     /// How the flows of each SLO are divided.
     parts: BTreeMap<String, Parts>,
@@ -283,7 +255,7 @@ impl Walk {
         let owned =
             |loads: BTreeMap<&str, f64>| -> BTreeMap<String, f64> { loads.into_iter().map(|(k, v)| (k.to_string(), v)).collect() };
         let mut promised = owned(current.loads_pps());
-        // A new SLO is not promised anything before its instances run.
+        // A new SLO is promised nothing before its instances run.
         promised.retain(|slo, _| target.instances().any(|(_, instance)| instance.slo == *slo));
         let mut numbers = BTreeMap::new();
         for (_, instance) in current.instances() {
@@ -341,7 +313,7 @@ impl Walk {
         while !self.left.is_empty() {
             let moved_nobody = self.some(|left| matches!(left, Left::Recount { .. } | Left::Resize { .. }));
             let started = self.some(|left| matches!(left, Left::Start { .. }));
-            // What could not be counted anew before others came is so before any goes.
+            // Recounts that have to wait for new instances come before stops.
             let stopped = !started && self.some(|left| matches!(left, Left::Stop { .. }));
             if !moved_nobody && !started && !stopped {
                 self.stand_in()?;
@@ -354,7 +326,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Does what can be done now of this sort; whether that was anything.
+    /// Takes the steps of this sort that are possible now; returns whether there were any.
     fn some(&mut self, sort: impl Fn(&Left) -> bool) -> bool {
         let mut done = false;
         for left in std::mem::take(&mut self.left) {
@@ -367,8 +339,8 @@ impl Walk {
         done
     }
 
-    /// Counts what instances carry by a profile made anew, if that is enough: first those that carry more, then, when flows are divided by that,
-    /// those that carry less.
+    /// Recounts what instances carry by a new profile, if that suffices: first those that carry
+    /// more; then, with flows divided accordingly, those that carry less.
     fn recount(&mut self, slo: &str, instances: &[(usize, u32, u32, f64)]) -> bool {
         let (mut more, mut less) = (Vec::new(), Vec::new());
         let before = self.now.clone();
@@ -401,7 +373,7 @@ impl Walk {
         };
         let server = &self.now.servers[at];
         let (name, before) = (server.name.clone(), server.instances.clone());
-        // What takes room away is done once flows are divided so that it is not needed.
+        // A step that takes room away waits until flows no longer need it.
         let mut is_less = matches!(left, Left::Stop { .. });
         let step = match left {
             Left::Resize { slo, number, to, capacity_pps, .. } => {
@@ -443,11 +415,11 @@ impl Walk {
         self.promised.get(slo).is_none_or(|promised| own().next().is_some() && carries >= promised * (1.0 - 1e-9))
     }
 
-    /// Divides the flows of an SLO by what its instances carry now, with a step if that changes anything. Those that are about to be stopped are
-    /// no longer among the instances, but among these.
+    /// Divides the flows of an SLO by what its instances carry now, with a step if that changes
+    /// anything. Instances about to be stopped are in `stopped` only.
     fn redirect(&mut self, slo: &str, stopped: &[Instance]) {
         if !self.promised.contains_key(slo) && !self.new.contains_key(slo) {
-            // It goes altogether.
+            // The SLO goes altogether.
             return;
         }
         let going: BTreeSet<u32> = self.leaving.iter().filter(|(of, _)| of == slo).map(|(_, number)| *number).collect();
@@ -467,7 +439,7 @@ impl Walk {
         self.give(slo);
     }
 
-    /// Gives the instances of an SLO their parts of what it is promised.
+    /// Sets the loads of an SLO's instances to their parts of what it is promised.
     fn give(&mut self, slo: &str) {
         let promised = self.promised.get(slo).copied().unwrap_or(0.0);
         let parts = self.parts.get(slo);
@@ -477,7 +449,7 @@ impl Walk {
         }
     }
 
-    /// Gives an instance that is in the way a stand-in elsewhere.
+    /// Starts a stand-in elsewhere for an instance that is in the way.
     fn stand_in(&mut self) -> Result<(), MigrationError> {
         let starts: BTreeSet<usize> =
             self.left.iter().filter_map(|left| if let Left::Start { at, .. } = left { Some(*at) } else { None }).collect();
@@ -494,7 +466,7 @@ impl Walk {
         let Some(instance) = self.now.servers[at].instances.iter().find(find).cloned() else { return Err(stuck()) };
         let next = self.numbers.get(&slo).copied().unwrap_or(0);
         let copy = Instance { number: next, ..instance };
-        // Not where somebody else is to go, if there is another place.
+        // If possible, not where another instance is to start.
         let mut places: Vec<usize> = (0..self.now.servers.len()).filter(|i| *i != at).collect();
         places.sort_by_key(|i| starts.contains(i));
         let Some(place) = places.into_iter().find(|place| self.take(&Left::Start { at: *place, instance: copy.clone() })) else {
@@ -533,8 +505,8 @@ mod tests {
         placement
     }
 
-    /// Takes the steps one by one and looks whether everything holds at each: what servers have, what SLOs are promised, and that no instance is
-    /// given more than it carries, or anything when it stops.
+    /// Takes the steps one by one and checks at each that servers have what is given, SLOs get what
+    /// they are promised, and no instance gets more than it carries, or anything when it stops.
     fn assert_holds(current: &Placement, migration: &Migration) {
         let promised: BTreeMap<String, f64> = current.loads_pps().into_iter().map(|(slo, pps)| (slo.to_string(), pps)).collect();
         let mut now = current.clone();
@@ -612,7 +584,7 @@ mod tests {
 
     #[test]
     fn flows_are_led_away_before_an_instance_carries_less() {
-        // Six million are promised: what is over is taken away.
+        // Six million are promised: the excess is taken away.
         let given = |instance: Instance, load_pps: f64| Instance { load_pps, ..instance };
         let one = given(instance("a", 0, 0, 6), 3.6e6);
         let current = placement(&[&[one], &[given(instance("a", 1, 0, 4), 2.4e6)]], 4, 10);
@@ -631,7 +603,7 @@ mod tests {
     #[test]
     fn what_carries_less_by_its_profile_of_now_is_given_less() {
         let given = |instance: Instance, capacity_pps: f64, load_pps: f64| Instance { capacity_pps, load_pps, ..instance };
-        // Four million with four ways once, and three now.
+        // With four ways it carried four million by its old profile, and carries three now.
         let current = placement(&[&[given(instance("a", 0, 0, 4), 4e6, 4e6)], &[]], 4, 10);
         let second = given(instance("a", 1, 0, 1), 1e6, 1e6);
         let target = placement(&[&[given(instance("a", 0, 0, 4), 3e6, 3e6)], &[second]], 4, 10);
@@ -641,7 +613,8 @@ mod tests {
         let at = |at: usize| &migration.placement.servers[at].instances[0];
         assert!((at(0).load_pps - 3e6).abs() < 1.0 && at(0).capacity_pps == 3e6, "{:?}", at(0));
         assert!((at(1).load_pps - 1e6).abs() < 1.0, "{:?}", at(1));
-        // Alike, so that flows stay as they are; one more and one less, so that they do not.
+        // With the same change in both, flows stay as they are; with one up and one down, they do
+        // not.
         let two = |a: f64, b: f64, loads: [f64; 2]| {
             let one = |number, pps, load_pps| given(instance("a", number, 0, 4), pps, load_pps);
             placement(&[&[one(0, a, loads[0])], &[one(1, b, loads[1])]], 4, 10)
@@ -653,7 +626,7 @@ mod tests {
         let migration = plan(&current, &two(5e6, 3e6, [5e6, 3e6]), 0.0, Old::Stay).unwrap();
         assert_holds(&current, &migration);
         assert_eq!(names(&migration), ["resize", "redirect", "resize"]);
-        // As many ways and as many packets: nothing to do.
+        // The same ways and the same load: nothing to do.
         assert!(plan(&target, &target, 0.0, Old::Stay).unwrap().steps.is_empty());
     }
 
@@ -689,7 +662,7 @@ mod tests {
 
     #[test]
     fn ways_change_first_and_no_promise_breaks() {
-        // Eight ways at one place become four at each of two.
+        // Eight ways in one place become four in each of two.
         let current = placement(&[&[instance("a", 0, 0, 8)], &[instance("b", 0, 0, 6)]], 4, 10);
         let target = placement(&[&[instance("a", 0, 0, 4), instance("b", 0, 1, 6)], &[instance("a", 1, 1, 4)]], 4, 10);
         let migration = plan(&current, &target, 0.0, Old::Follow).unwrap();

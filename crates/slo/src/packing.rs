@@ -1,29 +1,32 @@
-//! Many SLOs at once on as few empty servers as a greedy way finds: the start of the optimiser, and the answer where there is no solver.
+//! Greedy packing: the optimiser's start, and the answer without a solver.
 //!
 //! # Approach
-//! 1. *Recipes*: each SLO's cheapest, for one price of a way against a core that is the same for all. The price is the one at which all
-//!    instances together take the same part of cores and of ways, found by bisection: then neither is left over.
-//! 2. *Servers*, one after the other: the instance that takes most of a server comes first, and beside it those that fill it best, by
-//!    dynamic programming over the cores and ways that are left; of equally full servers the one with larger instances, because small ones
+//! 1. *Recipes*: each SLO's cheapest, at one price of a way against a core for all. Bisection finds
+//!    the price at which all instances together take the same part of cores and of ways: then
+//!    neither is left over.
+//! 2. *Servers*, one after the other: the instance that takes most of a server comes first, and
+//!    dynamic programming over the remaining cores and ways finds those that fill the server best
+//!    beside it. Of equally full servers the one with larger instances is taken, because small ones
 //!    fit anywhere later.
-//! 3. That is done for a few prices around the one found, and the fewest servers are taken.
+//! 3. This is repeated for a few prices around the one found, and the fewest servers are taken.
 //!
 //! # Limits
-//! A place in the shared class brings the class, whose ways are not counted in the price; recipes are also tried with a price for them.
+//! A place in the shared class brings the class, whose ways are not counted in the price; recipes
+//! are also tried with a price for them.
 
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::pattern::{Pattern, Slot};
 use crate::placement::{Room, ServerShape};
 
-/// Rounds of the search for a price.
+/// Bisection steps for a price.
 const ROUNDS: u32 = 14;
-/// Prices of all ways of a server together, where its cores together cost 1: least and most that are looked at.
+/// Range of the price of all ways of a server, where its cores together cost 1.
 const PRICES: (f64, f64) = (1.0 / 64.0, 64.0);
-/// What is tried around the price that was found.
+/// Factors tried around the price that was found.
 const AROUND: [f64; 3] = [1.0, 0.85, 1.2];
-/// Parts of a way that a place in the shared class is taken for.
+/// Ways that a place in the shared class is priced as, in parts of the least class.
 const PLACES: [f64; 2] = [0.0, 0.3];
-/// What large instances are preferred by, against full servers.
+/// Preference of large instances over full servers.
 const LARGE: f64 = 0.02;
 
 /// Demands packed on servers.
@@ -35,7 +38,7 @@ pub struct Packed {
     pub recipes: Vec<Recipe>,
 }
 
-/// Packs demands on empty servers of one shape, as many as it takes; memory is counted as cores.
+/// Packs demands on as many empty servers of one shape as required; memory is counted as cores.
 ///
 /// # Errors
 /// The name of an SLO that no number of empty servers keeps.
@@ -70,14 +73,15 @@ fn parts(demands: &[Demand], recipes: &[Recipe], shape: &ServerShape) -> (f64, f
     (cores / f64::from(shape.cores), ways / f64::from(shape.ways()))
 }
 
-/// What each size costs: a part of a server's cores, and of its ways at `way` times their part; a place in the shared class as `place` ways.
+/// Price of each size: its part of a server's cores, plus `way` times its part of the ways. A place
+/// in the shared class counts for `place` times the least ways of a class.
 fn prices(demand: &Demand, shape: &ServerShape, way: f64, place: f64) -> Vec<f64> {
     let core = f64::from(demand.counted_cores) / f64::from(shape.cores);
     let ways = |size: u32| if size == 0 { place * f64::from(shape.min_ways) } else { f64::from(size.max(shape.min_ways)) };
     (0..=shape.ways()).map(|size| core + way * ways(size) / f64::from(shape.ways())).collect()
 }
 
-/// The cheapest recipe of each demand, of those whose instances fit an empty server.
+/// The cheapest recipe of each demand, checked to fit an empty server.
 fn recipes(demands: &[Demand], shape: &ServerShape, way: f64, place: f64) -> Result<Vec<Recipe>, String> {
     let cheapest = |demand: &Demand| {
         let (_, recipe) = demand.cheapest(&prices(demand, shape, way, place));
@@ -106,7 +110,7 @@ fn fill(demands: &[Demand], recipes: &[Recipe], shape: &ServerShape) -> Result<V
     while let Some(first) = left.largest() {
         let pattern = left.server(first);
         if pattern.is_empty() {
-            // An instance that does not fit an empty server was not among the recipes.
+            // Recipes have only instances that fit an empty server.
             return Err(demands.first().map(|demand| demand.slo.clone()).unwrap_or_default());
         }
         patterns.push(pattern);
@@ -142,7 +146,7 @@ impl<'a> Left<'a> {
         self.kinds.iter().position(|(_, count)| *count > 0)
     }
 
-    /// The pattern of the next server, which has an instance of kind `first`; its instances are no longer left.
+    /// Takes the next server's instances, one of them of kind `first`; returns its pattern.
     fn server(&mut self, first: usize) -> Pattern {
         let mut best: Option<(f64, Vec<usize>)> = None;
         for shared in [false, true] {
@@ -175,7 +179,7 @@ impl<'a> Left<'a> {
         pattern
     }
 
-    /// What fills a room best: its worth, and how many of each kind.
+    /// The best filling of a room: its worth, and how many of each kind.
     fn beside(&self, room: &Room) -> (f64, Vec<usize>) {
         let classes = if self.classes == 0 { 0 } else { room.classes };
         let (wide, deep) = (room.ways as usize + 1, classes as usize + 1);
@@ -280,7 +284,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the servers are, what is packed fits and is enough.
+        /// On any servers, the packing fits and suffices.
         #[test]
         fn what_is_packed_fits(
             targets in prop::collection::vec((0.4..2.4f64, 0usize..3, 1u32..4), 0..12),

@@ -1,23 +1,25 @@
-//! Where instances run: servers, what they have, and who has which part.
+//! Placements: servers, what they have, and what each instance has of it.
 //!
-//! A *server* is what shares one last-level cache: a machine with two sockets is two servers here. Of its LLC ways, those that DDIO writes
-//! packets to are given to nobody; of its classes (CLOS), one is the system's own. An instance has a class of its own with a number of
-//! ways, or is in the server's *shared class*, which has the least number of ways that a class may have and is for instances that need no
-//! cache. Ways are counted here; [`PlacedServer::masks`] lays them out, each class in one piece, as the hardware wants them.
+//! A *server* is what shares one last-level cache: a machine with two sockets is two servers here.
+//! The LLC ways that DDIO writes packets to are given to no instance; one class (CLOS) is the
+//! system's own. An instance has its own class with a number of ways, or is in the server's *shared
+//! class*, which has the least ways that a class may have and serves instances that need no cache.
+//! Ways are counted here; [`PlacedServer::masks`] lays them out, each class in one piece as the
+//! hardware requires.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Ways of an LLC at most: masks are of 64 bits.
+/// Most ways of an LLC: masks have 64 bits.
 pub const MOST_WAYS: u32 = 64;
 
 /// What a server has for NFs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ServerShape {
-    /// The processor, as the system names its model.
+    /// The processor's model name, as the system reports it.
     pub cpu: String,
     /// Cores that NFs may have.
     pub cores: u32,
@@ -33,38 +35,26 @@ pub struct ServerShape {
     pub classes: u32,
     /// Memory that NFs may have, in MiB.
     pub memory_mib: u64,
-    /// What packets take there from port to port beside their NFs, all but one in a thousand of them at most, in µs: no profile knows it. With it,
-    /// a thousandth more are late than the 5 % that a profile leaves out.
+    /// Time in µs from port to port besides the NFs, which at most one packet in a thousand
+    /// exceeds; no profile knows it. With it, a thousandth more packets may be late than the 5 %
+    /// that a profile leaves out.
     #[serde(default)]
     pub path_us: u32,
 }
 
-/// Why a shape makes no sense.
+/// Why a shape is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// Nothing to run on.
     #[error("a server without cores for NFs has no room")]
     NoCores,
-    /// Nothing to give away.
     #[error("of {llc_ways} ways of the LLC, DDIO has {ddio_ways}, and a class has {min_ways} at least: nothing is left for NFs")]
-    NoWays {
-        /// All ways.
-        llc_ways: u32,
-        /// DDIO's.
-        ddio_ways: u32,
-        /// Of a class.
-        min_ways: u32,
-    },
-    /// No class besides the system's.
+    NoWays { llc_ways: u32, ddio_ways: u32, min_ways: u32 },
     #[error("the server has {classes} classes, one of which is the system's own: an instance needs another")]
-    NoClasses {
-        /// How many there are.
-        classes: u32,
-    },
+    NoClasses { classes: u32 },
 }
 
 impl ServerShape {
-    /// Whether NFs have anything to run on.
+    /// Checks that NFs have anything to run on.
     ///
     /// # Errors
     /// [`ShapeError`].
@@ -92,8 +82,8 @@ impl ServerShape {
         self.classes - 1
     }
 
-    /// Cores that an instance takes of this shape's budget: its own, or more where it takes more than their part of the memory. So whatever
-    /// fits by this count fits by memory too.
+    /// Cores that an instance counts for: its own, or its part of the memory in cores if that is
+    /// more. So whatever fits by this count fits by memory too.
     pub(crate) fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
         let by_memory = (memory_mib * u64::from(self.cores)).div_ceil(self.memory_mib.max(1));
         cores.max(u32::try_from(by_memory).unwrap_or(u32::MAX))
@@ -109,7 +99,7 @@ pub struct Instance {
     pub slo: String,
     /// Which of the SLO's instances, from 0.
     pub number: u32,
-    /// Its cores, by their place among those that NFs may have.
+    /// Its cores, by their index among those that NFs may have.
     pub cores: Vec<u32>,
     /// Ways of its own class; 0 in the shared class.
     pub ways: u32,
@@ -117,7 +107,7 @@ pub struct Instance {
     pub memory_mib: u64,
     /// Packets per second that it carries within the SLO's latency.
     pub capacity_pps: f64,
-    /// Packets per second that it is to be given.
+    /// Packets per second assigned to it.
     pub load_pps: f64,
 }
 
@@ -133,7 +123,7 @@ pub struct PlacedServer {
     pub instances: Vec<Instance>,
 }
 
-/// Servers and their instances, as the planner tells the agents.
+/// Servers and their instances, as the planner sends them to the agents.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
@@ -144,22 +134,17 @@ pub struct Placement {
 /// What a server has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Cores.
     pub cores: u32,
-    /// Ways.
     pub ways: u32,
-    /// Classes.
     pub classes: u32,
-    /// Memory in MiB.
     pub memory_mib: u64,
-    /// Ways of its shared class, if it has one.
+    /// Whether it has a shared class, whose ways are already taken.
     pub shared: bool,
     /// Ways that a shared class has.
     pub min_ways: u32,
 }
 
 impl Room {
-    /// What an empty server has.
     pub fn of(shape: &ServerShape) -> Self {
         Self {
             cores: shape.cores,
@@ -171,7 +156,7 @@ impl Room {
         }
     }
 
-    /// What is left once an instance has come; none if it does not fit.
+    /// What is left with one more instance; none if it does not fit.
     pub fn less(self, cores: u32, ways: u32, memory_mib: u64) -> Option<Self> {
         // The first in the shared class brings the class.
         let (takes_ways, takes_class) = match ways {
@@ -190,81 +175,42 @@ impl Room {
     }
 }
 
-/// Why a placement cannot be.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlacementError {
-    /// A server that has no room by its shape.
     #[error("server \"{server}\": {why}")]
-    Shape {
-        /// The server.
-        server: String,
-        /// What is wrong with it.
-        why: ShapeError,
-    },
-    /// More than there is.
+    Shape { server: String, why: ShapeError },
     #[error("server \"{server}\" does not have the {what} that its instances are given")]
     Overfull {
-        /// The server.
         server: String,
         /// Cores, ways, classes or memory.
         what: &'static str,
     },
-    /// One core, two instances.
     #[error("core {core} of server \"{server}\" is given to two instances, or does not exist")]
-    Core {
-        /// The server.
-        server: String,
-        /// The core.
-        core: u32,
-    },
-    /// A class smaller than the hardware has them.
+    Core { server: String, core: u32 },
+    /// A class smaller than the hardware allows.
     #[error("instance {number} of \"{slo}\" has {ways} ways, and a class of server \"{server}\" has {min_ways} at least")]
-    SmallClass {
-        /// The server.
-        server: String,
-        /// The SLO.
-        slo: String,
-        /// Its instance.
-        number: u32,
-        /// Its ways.
-        ways: u32,
-        /// Of a class.
-        min_ways: u32,
-    },
-    /// Two of one name.
+    SmallClass { server: String, slo: String, number: u32, ways: u32, min_ways: u32 },
     #[error("there are two {what} named \"{name}\"")]
     Twice {
         /// Servers or instances.
         what: &'static str,
-        /// The name.
         name: String,
     },
-    /// More load than an instance carries.
     #[error("instance {number} of \"{slo}\" is to be given {load_pps:.0} packets/s and carries {capacity_pps:.0}")]
-    Overload {
-        /// The SLO.
-        slo: String,
-        /// Its instance.
-        number: u32,
-        /// What it is given.
-        load_pps: f64,
-        /// What it carries.
-        capacity_pps: f64,
-    },
+    Overload { slo: String, number: u32, load_pps: f64, capacity_pps: f64 },
 }
 
-/// The bits of so many ways from this one on.
+/// Mask of `ways` ways from `at` on.
 pub(crate) fn bits(at: u32, ways: u32) -> u64 {
     // 128 bits, because ways may be 64.
     let low = (1u128 << ways.min(64)) - 1;
     low.checked_shl(at).unwrap_or(0) as u64
 }
 
-/// Bits of a class, from the lowest way; all those in the shared class have the same.
+/// Mask of each instance's class; all those in the shared class have the same.
 pub type Masks = BTreeMap<(String, u32), u64>;
 
 impl PlacedServer {
-    /// A server with nothing on it.
     pub fn empty(name: &str, shape: &ServerShape) -> Self {
         Self { name: name.into(), shape: shape.clone(), instances: Vec::new() }
     }
@@ -290,15 +236,16 @@ impl PlacedServer {
         Ok(room)
     }
 
-    /// The lowest free cores, as many as asked for; none if there are too few.
+    /// The lowest `cores` free cores; none if there are too few.
     pub(crate) fn free_cores(&self, cores: u32) -> Option<Vec<u32>> {
         let taken: BTreeSet<u32> = self.instances.iter().flat_map(|instance| instance.cores.iter().copied()).collect();
         let free: Vec<u32> = (0..self.shape.cores).filter(|core| !taken.contains(core)).take(cores as usize).collect();
         (free.len() == cores as usize).then_some(free)
     }
 
-    /// Which ways each instance's class has: DDIO's ways highest, below them one class after the other, and the shared class lowest. So
-    /// what is free lies beside the shared class, and instances on demand can have both ([`crate::on_demand`]).
+    /// The mask of each instance's class: DDIO's ways highest, below them one class after the
+    /// other, and the shared class lowest. So free ways lie beside the shared class, and instances
+    /// on demand can have both ([`crate::on_demand`]).
     pub fn masks(&self) -> Masks {
         let mut top = self.shape.llc_ways.saturating_sub(self.shape.ddio_ways);
         let mut masks = Masks::new();
@@ -339,7 +286,8 @@ impl Placement {
         Self { servers: (0..servers).map(|i| PlacedServer::empty(&format!("s{i}"), shape)).collect() }
     }
 
-    /// Whether every server has what its instances are given, and nobody is given more load than it carries.
+    /// Checks that every server has what its instances are given, and that no load exceeds a
+    /// capacity.
     ///
     /// # Errors
     /// [`PlacementError`].
@@ -357,17 +305,17 @@ impl Placement {
         Ok(())
     }
 
-    /// Servers that have an instance.
+    /// Number of servers with an instance.
     pub fn used(&self) -> usize {
         self.servers.iter().filter(|server| !server.instances.is_empty()).count()
     }
 
-    /// All instances, with the place of their server in the list.
+    /// All instances, with the index of their server.
     pub fn instances(&self) -> impl Iterator<Item = (usize, &Instance)> {
         self.servers.iter().enumerate().flat_map(|(i, server)| server.instances.iter().map(move |instance| (i, instance)))
     }
 
-    /// Packets per second that the instances of each SLO are to be given.
+    /// Assigned packets per second of each SLO.
     pub fn loads_pps(&self) -> BTreeMap<&str, f64> {
         let mut loads = BTreeMap::new();
         for (_, instance) in self.instances() {
@@ -376,7 +324,7 @@ impl Placement {
         loads
     }
 
-    /// Takes away all instances of an SLO; how many there were.
+    /// Removes all instances of an SLO; returns how many there were.
     pub fn remove(&mut self, slo: &str) -> usize {
         let count = |servers: &[PlacedServer]| servers.iter().map(|server| server.instances.len()).sum::<usize>();
         let before = count(&self.servers);
@@ -387,7 +335,7 @@ impl Placement {
     }
 }
 
-/// What tests of other modules use too.
+/// Also used by tests of other modules.
 #[cfg(test)]
 pub mod tests {
     use super::*;

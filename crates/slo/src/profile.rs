@@ -1,24 +1,30 @@
-//! What an NF or a chain can do, as measured: two curves and what they were measured with.
+//! What an NF or a chain can do: two measured curves and their conditions.
 //!
 //! # Terms and units
-//! *Throughput curve*: packets per second of one instance against the LLC ways of its class. *Latency curve*: 95th percentile in
-//! microseconds against load in packets per second, at the number of ways that gives most throughput (`best_ways`). An *instance* runs
-//! on `cores` cores (a chain may take several) that share one class. *Floor*: throughput with none of the LLC at all, as in a class
-//! that others thrash; what can be promised of an instance in a shared class. *Margin*: the part of a curve's value that is not promised.
+//! *Throughput curve*: packets per second of one instance against the LLC ways of its class.
+//! *Latency curve*: 95th percentile in microseconds against load in packets per second, at the
+//! number of ways with the highest throughput (`best_ways`). *Instance*: runs on `cores` cores (a
+//! chain may take several) that share one class. *Floor*: throughput with none of the LLC, as in a
+//! class that others thrash; this much can be promised to an instance in a shared class. *Margin*:
+//! the part of a curve's value that is not promised.
 //!
 //! # Approach
-//! A latency is kept by keeping the load down. Where an instance has fewer ways than `best_ways`, each packet takes longer by the ratio
-//! of the throughputs; a queue whose service takes k times as long is the same queue in slow motion, so at the same share of its
-//! throughput its packets wait k times as long. So an instance keeps a latency L as long as its load is the share of its throughput at
-//! which the latency curve is still below L / k. What does not slow down with the cache (wires, timers) makes this promise less than
-//! there is, never more.
+//! A latency is kept by limiting the load. An instance with fewer ways than `best_ways` takes
+//! longer per packet, by the ratio k of the throughputs. A queue whose service takes k times as
+//! long is the same queue in slow motion: at the same share of its throughput its packets wait k
+//! times as long. So an instance keeps a latency L while its load is at most the share of its
+//! throughput at which the latency curve is still below L / k. Times that do not grow with cache
+//! misses (wires, timers) make the promise too low, never too high.
 //!
-//! Of a chain, each NF is slowed by a part of its own, and the latency is the sum of theirs ([`crate::stage`]).
+//! In a chain, the cache slows each NF by its own factor, and the latency is the sum over the NFs
+//! ([`crate::stage`]).
 //!
 //! # Limits
-//! A profile is of one processor model, one binary for each NF, one configuration and one traffic; [`Profile::is_for`] says what differs.
-//! A profile of a file is checked before it is used: curves are monotone because [`crate::curve`] makes them so, and one that is not
-//! was not made by it. What was measured with all of the cache is promised with all of it only: below its first point a curve is 0.
+//! A profile is valid for one processor model, one binary of each NF, one configuration and one
+//! traffic; [`Profile::is_for`] reports what differs. A profile from a file is checked before use:
+//! [`crate::curve`] makes curves monotone, so a curve that is not was not made by it. Below its
+//! first point a curve is 0: what was measured with the whole cache is promised only with the whole
+//! cache.
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, sections 4 and 5.
 
@@ -32,10 +38,10 @@ use crate::digest::Digest;
 use crate::slo::{Slo, Workload};
 use crate::stage::{self, Stage};
 
-/// Version of the form of a profile.
+/// Version of the profile format.
 pub const FORM: u32 = 1;
 
-/// What a profile is of.
+/// What a profile describes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[schemars(rename = "ProfileKey")]
 #[serde(deny_unknown_fields)]
@@ -48,7 +54,7 @@ pub struct Key {
     pub configuration: Digest,
     /// The traffic, as an SLO names it.
     pub traffic: String,
-    /// The processor, as the system names its model.
+    /// The processor's model name, as the system reports it.
     pub cpu: String,
 }
 
@@ -56,24 +62,24 @@ pub struct Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The processor's own cache control.
+    /// The processor's cache control.
     Measured,
-    /// A model of the cache, fed by the loads and stores of the NF.
+    /// A model of the cache, fed with the loads and stores of the NF.
     Simulated,
-    /// No cache control: the curve is one point, at all ways of the processor that it was made on, and says nothing of fewer.
+    /// No cache control: one point, at all ways of the profiled processor; nothing about fewer.
     None,
 }
 
-/// How an instance uses the cache, for models of contention; not needed for promises.
+/// How an instance uses the cache: for models of contention, not for promises.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheUse {
-    /// References that pass the processor's private caches, per packet.
+    /// References per packet that pass the processor's private caches.
     pub references_per_packet: f64,
-    /// What a reference costs more that misses the LLC, in nanoseconds.
+    /// Extra cost of a reference that misses the LLC, in nanoseconds.
     pub miss_ns: f64,
-    /// Of a chain, what its NFs miss together per packet with no way, one, two and so on: its throughput, which is that of one of them, does not
-    /// say that.
+    /// For a chain: misses per packet of all its NFs together with 0, 1, 2, … ways. The chain's
+    /// throughput is that of one NF and cannot show them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub misses_per_packet: Vec<f64>,
 }
@@ -82,135 +88,63 @@ pub struct CacheUse {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// [`FORM`].
     pub form: u32,
-    /// What it is of.
     pub key: Key,
-    /// Where its throughput curve comes from.
     pub source: Source,
-    /// Cores of an instance.
     pub cores: u32,
-    /// Memory of an instance, in MiB.
     pub memory_mib: u64,
     /// Packets per second against ways.
     pub throughput: Curve,
     /// 95th percentile of latency, in microseconds, against packets per second.
     pub latency: Curve,
-    /// Ways at which latency was measured: those that give most throughput.
+    /// Ways at which latency was measured: those with the highest throughput.
     pub best_ways: u32,
-    /// Packets per second with none of the LLC; without it, an instance is given a class of its own.
+    /// Packets per second with none of the LLC. Without it, an instance needs its own class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor_pps: Option<f64>,
-    /// How it uses the cache, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheUse>,
-    /// The NFs of a chain, where the cache slows them by different parts; none of one NF, or where nothing is said of fewer ways.
+    /// The NFs of a chain that the cache slows differently. Empty for a single NF, and where fewer
+    /// ways were not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<Stage>,
 }
 
-/// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The file cannot be read or written.
     #[error("profile {path}: {why}")]
-    File {
-        /// The file.
-        path: String,
-        /// What went wrong.
-        why: String,
-    },
+    File { path: String, why: String },
     /// Written by another version.
     #[error("the profile has form {form} and this program knows {FORM}: profile again")]
-    Form {
-        /// Its form.
-        form: u32,
-    },
-    /// It is of another processor.
+    Form { form: u32 },
     #[error("the profile was made on \"{profile}\" and the server has \"{server}\": profile there")]
-    Cpu {
-        /// Where it was made.
-        profile: String,
-        /// Where it is to be used.
-        server: String,
-    },
-    /// It is of another program.
+    Cpu { profile: String, server: String },
     #[error("the profile is of another binary of \"{workload}\" ({profile}, now {now}): profile again")]
-    Binary {
-        /// What is to run.
-        workload: Workload,
-        /// Digest in the profile.
-        profile: String,
-        /// Digest now.
-        now: String,
-    },
-    /// It is of something else.
+    Binary { workload: Workload, profile: String, now: String },
+    /// It describes another workload, configuration or traffic.
     #[error("the profile is of {what} \"{profile}\" and the SLO names \"{slo}\": profile that")]
-    Other {
-        /// What differs.
-        what: &'static str,
-        /// In the profile.
-        profile: String,
-        /// In the SLO.
-        slo: String,
-    },
-    /// A curve without points.
+    Other { what: &'static str, profile: String, slo: String },
     #[error("the {which} curve has no points: profile again")]
-    Empty {
-        /// Which curve.
-        which: &'static str,
-    },
-    /// A point that is none.
+    Empty { which: &'static str },
     #[error("the {which} curve has the point ({x}, {y}): both must be 0 or more and finite; profile again")]
-    NoNumber {
-        /// Which curve.
-        which: &'static str,
-        /// Where.
-        x: f64,
-        /// What.
-        y: f64,
-    },
-    /// A margin or bound that is none.
+    NoNumber { which: &'static str, x: f64, y: f64 },
+    /// A margin, bound or spread that is no part of 1.
     #[error(
         "the {which} curve has a margin of {margin}, or a bound or spread that makes no sense: they are parts of 1; profile again"
     )]
-    Margin {
-        /// Which curve.
-        which: &'static str,
-        /// The margin.
-        margin: f64,
-    },
-    /// A curve that falls.
+    Margin { which: &'static str, margin: f64 },
     #[error(
         "the {which} curve is not monotone: {y} at {x}, after {before}; profiles that `sluice profile` writes are, so profile again"
     )]
-    NotMonotone {
-        /// Which curve.
-        which: &'static str,
-        /// Where it falls.
-        x: f64,
-        /// To what.
-        y: f64,
-        /// From what.
-        before: f64,
-    },
-    /// It was made while other work had the host.
+    NotMonotone { which: &'static str, x: f64, y: f64, before: f64 },
+    /// Other work disturbed the host while it was measured.
     #[error(
         "host too noisy: at {} of {} points the {which} is not known to within half of its value ({} of {} samples are within what would be \
          promised)", .confidence.unsure, .confidence.points, .confidence.within, .confidence.samples
     )]
-    Noisy {
-        /// Which curve.
-        which: &'static str,
-        /// How far its samples agree with it.
-        confidence: Confidence,
-    },
-    /// A number of cores or ways, or a floor, that cannot be.
+    Noisy { which: &'static str, confidence: Confidence },
     #[error("the profile says {what}: profile again")]
-    Shape {
-        /// What it says.
-        what: String,
-    },
+    Shape { what: String },
 }
 
 fn check_curve(curve: &Curve, which: &'static str) -> Result<(), ProfileError> {
@@ -234,7 +168,7 @@ fn check_curve(curve: &Curve, which: &'static str) -> Result<(), ProfileError> {
 }
 
 impl Profile {
-    /// Whether the host was quiet enough for what it promises.
+    /// Checks that the host was quiet enough for what the profile promises.
     ///
     /// # Errors
     /// [`ProfileError::Noisy`].
@@ -251,7 +185,7 @@ impl Profile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ProfileError`]: it cannot be read, is no profile, or does not pass [`check`](Self::check).
+    /// [`ProfileError`]: unreadable, no profile, or it does not pass [`check`](Self::check).
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
         let fail = |why: String| ProfileError::File { path: path.display().to_string(), why };
         let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
@@ -260,7 +194,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Writes a file, so that no reader sees half of it.
+    /// Writes a file atomically: readers see the old file or the new one.
     ///
     /// # Errors
     /// [`ProfileError::File`].
@@ -271,7 +205,7 @@ impl Profile {
         std::fs::write(&beside, text + "\n").and_then(|()| std::fs::rename(&beside, path)).map_err(|e| fail(e.to_string()))
     }
 
-    /// Whether it makes sense by itself.
+    /// Checks that the profile is consistent.
     ///
     /// # Errors
     /// [`ProfileError`].
@@ -325,10 +259,10 @@ impl Profile {
         Ok(())
     }
 
-    /// Whether it is of what an SLO names, with these programs, on this processor.
+    /// Checks that it describes what an SLO names, with these programs, on this processor.
     ///
     /// # Errors
-    /// [`ProfileError`] says what differs.
+    /// [`ProfileError`] names what differs.
     pub fn is_for(&self, slo: &Slo, binaries: &[Digest], cpu: &str) -> Result<(), ProfileError> {
         let other = |what, profile: &dyn ToString, slo: &dyn ToString| {
             Err(ProfileError::Other { what, profile: profile.to_string(), slo: slo.to_string() })
@@ -356,19 +290,22 @@ impl Profile {
         Ok(())
     }
 
-    /// Packets per second that one instance may be promised with a class of `ways` ways, latency aside. 0 below the curve.
+    /// Throughput that can be promised to one instance with a class of `ways` ways, in packets per
+    /// second, latency aside. 0 below the curve.
     pub fn throughput_pps(&self, ways: u32) -> f64 {
         let last = self.throughput.points.last().map_or(0.0, |point| point.x);
         self.throughput.at(f64::from(ways).min(last)).unwrap_or(0.0) * (1.0 - self.throughput.margin)
     }
 
-    /// Packets per second that one instance may be promised in a class that others thrash, latency aside. 0 if that is not known.
+    /// Throughput that can be promised to one instance in a class that others thrash, in packets
+    /// per second, latency aside. 0 if unknown.
     pub(crate) fn shared_pps(&self) -> f64 {
         self.floor_pps.unwrap_or(0.0) * (1.0 - self.throughput.margin)
     }
 
-    /// Packets per second that one instance carries within `latency_us` microseconds, with a class of `ways` ways of its own, or (with 0)
-    /// in a class that others thrash. 0 if it cannot.
+    /// Packets per second that one instance carries within `latency_us` microseconds. `ways` is the
+    /// size of its own class; 0 is a class that others thrash. Returns 0 if it cannot keep the
+    /// latency.
     pub fn capacity_pps(&self, ways: u32, latency_us: f64) -> f64 {
         let throughput = if ways == 0 { self.shared_pps() } else { self.throughput_pps(ways) };
         let best = self.throughput_pps(self.best_ways);
@@ -382,15 +319,17 @@ impl Profile {
         throughput.min(stage::within(&self.stages, f64::from(ways), latency_us) * (1.0 - self.throughput.margin))
     }
 
-    /// How many times longer a packet takes with a class of `ways` ways, or with 0 in one that others thrash, than when latency was measured; of a
-    /// chain, at the NF that is slowed most. Infinitely many if nothing is known.
+    /// Factor by which a packet takes longer with a class of `ways` ways than at `best_ways`;
+    /// `ways` 0 is a class that others thrash. For a chain, the factor of its most slowed NF.
+    /// Infinite if unknown.
     pub fn slower(&self, ways: u32) -> f64 {
         let throughput = if ways == 0 { self.shared_pps() } else { self.throughput_pps(ways) };
         let whole = self.throughput_pps(self.best_ways) / throughput;
         self.stages.iter().map(|stage| 1.0 / stage.speed(f64::from(ways))).fold(whole, f64::max).max(1.0)
     }
 
-    /// The part of its throughput that an instance may be loaded with to keep a latency, where its throughput is this part of the best.
+    /// Part of its throughput with which an instance may be loaded to keep a latency, where its
+    /// throughput is the part `of_best` of the best.
     pub(crate) fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
         let best = self.throughput.at(f64::from(self.best_ways)).unwrap_or(0.0);
         // No faster than the best: more cache than that was not measured.
@@ -400,8 +339,8 @@ impl Profile {
         }
     }
 
-    /// The shortest latency that can be promised at all, in microseconds, with a class of `ways` ways, or with 0 in one that others thrash: that of
-    /// the least load that was measured.
+    /// Shortest latency that can be promised at all, in microseconds, with a class of `ways` ways
+    /// (0: a class that others thrash): the latency at the least measured load.
     pub fn least_latency_us(&self, ways: u32) -> f64 {
         let first = |latency: &Curve| latency.points.first().map_or(f64::INFINITY, |point| point.y);
         let one = |stage: &Stage| first(&stage.latency) / stage.speed(f64::from(ways));
@@ -411,7 +350,7 @@ impl Profile {
     }
 }
 
-/// What tests of other modules use too.
+/// Also used by tests of other modules.
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -447,7 +386,7 @@ pub mod tests {
         }
     }
 
-    /// The same without cache control, on a processor of twenty ways.
+    /// The same without cache control, on a processor with 20 ways.
     pub fn whole() -> Profile {
         let throughput = curve(&[(20.0, 10e6)]);
         Profile { source: Source::None, throughput, best_ways: 20, floor_pps: None, ..profile() }

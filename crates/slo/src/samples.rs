@@ -1,29 +1,35 @@
-//! Sets of SLOs for experiments and tests: kinds of NF, chosen and traced, and random SLOs of them.
+//! Sets of SLOs for experiments and tests: kinds of NF, and random SLOs of them.
 //!
 //! # Model
-//! A packet takes an NF `base_ns`, and `miss_ns` for each of its references that miss. A chain has a core for each NF, and goes at the rate
-//! of the slowest, while all of them share what there is of the cache. Latency is that of a queue with batches of 32 before each NF. Profiles of
-//! kinds are made of the model's values by [`crate::curve`], with the plans that `sluice profile` has: as many points, the same loads, the same
-//! margins for what lies between points. What a measurement adds is not there: nothing is repeated, no spread is part of a margin, and the
-//! throughput without any cache is known.
+//! A packet takes an NF `base_ns`, plus `miss_ns` for each of its references that miss. A chain has
+//! one core per NF, runs at the rate of its slowest NF, and shares one class among all of them.
+//! Latency is that of a queue with batches of 32 before each NF. Profiles are made from the model's
+//! values by [`crate::curve`], with the plans of `sluice profile`: the same number of points,
+//! loads, and margins between points. Measurement effects are absent: samples are not repeated, no
+//! spread enters the margin, and the throughput without any cache is known.
 //!
 //! # Parameters
-//! Of the traced kinds ([`TRACED`]) they are of profiles: `base_ns` and `miss_ns` as `sluice profile` found them on a host that `traced.json` names,
-//! and misses of each number of ways as the model of the caches found them in the NFs' loads and stores, with uniform and with Zipf flows;
-//! NFs of chains were traced together (scripts/sample-kinds). What is measured of latency is left out: it was that host's, with its neighbours.
+//! Those of the traced kinds ([`TRACED`]) come from profiles: `base_ns` and `miss_ns` as `sluice
+//! profile` found them on the host that `traced.json` names, and misses for each number of ways as
+//! the cache model found them in the NFs' loads and stores, with uniform and with Zipf flows. NFs
+//! of chains were traced together (scripts/sample-kinds). Measured latency is left out, because it
+//! depends on that host and its neighbours.
 //!
-//! Of the chosen kinds ([`KINDS`]) they are not measured of any NF; the kinds' names say what they are to be like. Of an NF on a core, without misses,
-//! that is 1 to 22 million packets per second (`base_ns` 45 to 900); half a reference to 22 of a packet reach the LLC, by the law of the working
-//! set, which is 0.3 to 70 MiB, beside the 45 MiB of the paper's machine; a miss costs [`MISS_NS`]. What was matched is the shape of curves,
-//! with those of the paper's figure 6 (section 4.2) and of our own NFs in `sluice bench profile-accuracy`: longest prefix match, statistics and NAT
-//! with Zipf flows saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. The kinds and their mixes stand
-//! for the sets of section 6.3, whose NFs are not ours.
+//! Those of the chosen kinds ([`KINDS`]) are not measured; the names say what each kind imitates.
+//! An NF on one core without misses carries 1 to 22 million packets per second (`base_ns` 45 to
+//! 900). Half a reference to 22 references per packet reach the LLC, by the law of the working set,
+//! which is 0.3 to 70 MiB, against the 45 MiB of the paper's machine. A miss costs [`MISS_NS`]. The
+//! shapes of the curves were matched with figure 6 of the paper (section 4.2) and with our own NFs
+//! in `sluice bench profile-accuracy`: longest prefix match, statistics and NAT with Zipf flows
+//! saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. The kinds
+//! and their mixes stand for the sets of section 6.3, whose NFs are not ours.
 //!
-//! SLOs of both ask for what [`set`] says, which is chosen.
+//! The terms of the SLOs of both are chosen, see [`set`].
 //!
 //! # Limits
-//! Figures of the chosen kinds compare ways of placing, and say nothing of how many servers real NFs need. Those of traced kinds do as far as the
-//! model of the caches and a fixed cost of a miss are right.
+//! Figures of the chosen kinds compare ways of placing and say nothing about how many servers real
+//! NFs need. Those of the traced kinds do, as far as the cache model and a fixed cost of a miss are
+//! right.
 
 use std::convert::Infallible;
 use std::sync::LazyLock;
@@ -39,45 +45,38 @@ use crate::profile::{CacheUse, FORM, Key, Profile, Source};
 use crate::slo::{Promise, Slo, Workload};
 use crate::stage::{self, Stage};
 
-/// What a miss costs the chosen kinds, in ns: less than DRAM's latency, of which other work of the burst hides a part.
+/// Cost of a miss of the chosen kinds, in ns: below DRAM latency, part of which other work of the
+/// burst hides.
 pub const MISS_NS: f64 = 30.0;
 
 /// How often an NF's references miss.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Misses {
-    /// All lines of a working set of so many MiB alike.
+    /// All lines of a working set alike; its size in MiB.
     Uniform(f64),
-    /// Some lines more than others: a cache of a part p of the set serves p^(1 − exponent) of the references.
-    Zipf {
-        /// The set, in MiB.
-        set_mib: f64,
-        /// The exponent.
-        exponent: f64,
-    },
-    /// What was counted.
+    /// Some lines more than others: a cache of a part p of the set serves p^(1 − exponent) of the
+    /// references.
+    Zipf { set_mib: f64, exponent: f64 },
+    /// As counted in a trace.
     Traced {
-        /// Bytes of a way.
         way_bytes: f64,
-        /// Misses of a packet with no way, one, two, and so on.
+        /// Misses per packet with 0, 1, 2, … ways.
         with_ways: Vec<f64>,
     },
 }
 
-/// An NF.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Nf {
-    /// A packet without misses, in ns.
+    /// Time of a packet without misses, in ns.
     pub base_ns: f64,
     /// References per packet that reach the LLC.
     pub references: f64,
-    /// Which of them miss.
     pub misses: Misses,
-    /// What a miss costs, in ns.
     pub miss_ns: f64,
 }
 
 impl Nf {
-    /// Misses of a packet with so much cache.
+    /// Misses per packet with `bytes` of cache.
     fn misses_per_packet(&self, bytes: f64) -> f64 {
         let part = |set_mib: f64| (bytes / (set_mib * f64::from(1 << 20))).clamp(0.0, 1.0);
         match &self.misses {
@@ -91,7 +90,6 @@ impl Nf {
         }
     }
 
-    /// How long a packet takes.
     fn packet_ns(&self, bytes: f64) -> f64 {
         self.base_ns + self.miss_ns * self.misses_per_packet(bytes)
     }
@@ -100,9 +98,8 @@ impl Nf {
 /// A kind of NF, or of chain.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kind {
-    /// Its name.
     pub name: String,
-    /// Its NFs, each on a core of its own.
+    /// Its NFs, each on its own core.
     pub nfs: Vec<Nf>,
 }
 
@@ -129,7 +126,7 @@ pub static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
     ]
 });
 
-/// What scripts/sample-kinds has written.
+/// The format of `samples/traced.json`, written by scripts/sample-kinds.
 #[derive(Deserialize)]
 struct Written {
     way_bytes: f64,
@@ -150,7 +147,8 @@ struct WrittenNf {
     misses: Vec<f64>,
 }
 
-/// The NFs that come along, and chains of them, as they were traced and profiled; those that hardly need the cache first.
+/// The NFs that ship with Sluice, and chains of them, as traced and profiled. Kinds that hardly
+/// need the cache come first.
 pub static TRACED: LazyLock<Vec<Kind>> = LazyLock::new(|| {
     let Written { way_bytes, miss_ns, kinds } =
         serde_json::from_str(include_str!("samples/traced.json")).unwrap_or_else(|error| panic!("samples/traced.json: {error}"));
@@ -164,7 +162,8 @@ pub static TRACED: LazyLock<Vec<Kind>> = LazyLock::new(|| {
     kinds
 });
 
-/// Part by which a kind is faster with all ways of the server than with its fair share, from which on it needs the cache.
+/// A kind needs the cache if it is faster by this part with all ways of the server than with its
+/// fair share.
 const SENSITIVE: f64 = 0.1;
 
 impl Kind {
@@ -174,7 +173,6 @@ impl Kind {
         on.throughput_pps(f64::from(shape.ways())) > on.throughput_pps(self.fair(&shape)) * (1.0 + SENSITIVE)
     }
 
-    /// What runs.
     fn workload(&self) -> Workload {
         match self.nfs.len() {
             1 => Workload::Nf(self.name.clone()),
@@ -186,13 +184,14 @@ impl Kind {
         self.nfs.iter().map(|nf| nf.references).sum()
     }
 
-    /// Its part of the ways of a server, if each core has an equal one.
+    /// Its part of the ways of a server if each core has an equal one.
     fn fair(&self, shape: &ServerShape) -> f64 {
         f64::from(shape.ways()) / f64::from(shape.cores) * self.nfs.len() as f64
     }
 }
 
-/// The server of the experiments: as the paper's, 20 ways of 2.25 MiB of which DDIO has 2, and 9 cores for NFs.
+/// The server of the experiments, as in the paper: 20 ways of 2.25 MiB of which DDIO has 2, and 9
+/// cores for NFs.
 pub fn server() -> ServerShape {
     ServerShape {
         cpu: "sample".into(),
@@ -207,12 +206,9 @@ pub fn server() -> ServerShape {
     }
 }
 
-/// A kind on a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OnServer<'a> {
-    /// The kind.
     pub kind: &'a Kind,
-    /// Bytes of a way there.
     pub way_bytes: u64,
 }
 
@@ -229,7 +225,7 @@ impl Behaviour for OnServer<'_> {
         self.kind.nfs.iter().map(|nf| nf.misses_per_packet(ways * self.way_bytes as f64)).sum()
     }
 
-    /// By what it is, and not by its profile.
+    /// By the model, and not by its profile.
     fn carries_pps(&self, ways: f64, latency_us: f64) -> f64 {
         let throughput = self.throughput_pps(ways);
         let (mut carries, mut too_much) = (0.0, 1.0);
@@ -241,28 +237,29 @@ impl Behaviour for OnServer<'_> {
     }
 }
 
-/// 95th percentile of latency in µs, at a load, before an NF that a packet takes so long.
+/// 95th percentile of latency in µs, in front of an NF that takes `packet_ns` per packet.
 fn queue_us(packet_ns: f64, load_pps: f64) -> f64 {
     let part = load_pps * packet_ns / 1e9;
     packet_ns / 1e3 * 32.0 * (1.0 + 1.5 * part / (1.0 - part).max(1e-9))
 }
 
-/// After so many a load is known to a number's last digits.
+/// Bisection steps, enough for all bits of a load's mantissa.
 const HALVINGS: u32 = 52;
 
 impl OnServer<'_> {
-    /// How long a packet takes each NF with this many ways.
+    /// Time of a packet in each NF with this many ways, in ns.
     fn packets_ns(&self, ways: f64) -> impl Iterator<Item = f64> {
         self.kind.nfs.iter().map(move |nf| nf.packet_ns(ways * self.way_bytes as f64))
     }
 
-    /// 95th percentile of latency in µs, at a part of its throughput with this many ways.
+    /// 95th percentile of latency in µs, at `part` of its throughput with this many ways.
     pub fn latency_us(&self, ways: f64, part: f64) -> f64 {
         let load_pps = part * self.throughput_pps(ways);
         self.packets_ns(ways).map(|packet_ns| queue_us(packet_ns, load_pps)).sum()
     }
 
-    /// The NFs of a chain, as they are profiled: each at loads of its own, and with what its speed is with every number of ways.
+    /// The NFs of a chain as they are profiled: each at its own loads, with its speed for each
+    /// number of ways.
     fn stages(&self, shape: &ServerShape) -> Result<Vec<Stage>, CurveError<Infallible>> {
         let best = f64::from(shape.ways());
         let one = |(nf, best_ns): (&Nf, f64)| {
@@ -274,7 +271,7 @@ impl OnServer<'_> {
         self.kind.nfs.iter().zip(self.packets_ns(best)).map(one).collect()
     }
 
-    /// Its profile: that of an NF that does exactly this, by the plans of `sluice profile`.
+    /// Its profile, as `sluice profile` would make it of an NF that behaves exactly like this.
     ///
     /// # Errors
     /// The curve cannot be built.
@@ -304,7 +301,7 @@ impl OnServer<'_> {
             memory_mib: 256,
             latency,
             best_ways: shape.ways(),
-            // Rounding must not take it above.
+            // Rounding must not lift it above the curve.
             floor_pps: throughput.points.first().map(|point| point.y.min(self.throughput_pps(0.0))),
             throughput,
             cache: Some(CacheUse {
@@ -321,29 +318,21 @@ impl OnServer<'_> {
     }
 }
 
-/// Which kinds a set is of.
+/// Kinds that a set draws from, by whether they need the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
-    /// Those that hardly need the cache.
     Insensitive,
-    /// All.
     Mixed,
-    /// Those that need it.
     Sensitive,
-    /// Traced ones that hardly need the cache.
     TracedInsensitive,
-    /// All traced ones.
     Traced,
-    /// Traced ones that need it.
     TracedSensitive,
 }
 
 impl Mix {
-    /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Insensitive, Self::Mixed, Self::Sensitive, Self::TracedInsensitive, Self::Traced, Self::TracedSensitive];
 
-    /// Its kinds.
     pub fn kinds(self) -> &'static [Kind] {
         let traced = || TRACED.split_at(TRACED.partition_point(|kind| !kind.is_sensitive()));
         match self {
@@ -356,7 +345,6 @@ impl Mix {
         }
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Insensitive => "insensitive",
@@ -372,11 +360,9 @@ impl Mix {
 /// A random SLO of a set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// The SLO.
     pub slo: Slo,
-    /// Its kind.
     pub kind: &'static Kind,
-    /// The place of its profile in the set's.
+    /// Index of its profile in the set.
     pub profile: usize,
 }
 
@@ -385,21 +371,18 @@ pub struct Sample {
 pub struct Set {
     /// One of each kind.
     pub profiles: Vec<Profile>,
-    /// The SLOs.
     pub samples: Vec<Sample>,
 }
 
-/// Numbers from 0 to 1, always the same ones for a seed (SplitMix64).
+/// Reproducible pseudo-random numbers from 0 to 1 (SplitMix64).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next.
     pub fn part(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -409,8 +392,8 @@ impl Random {
     }
 }
 
-/// Random SLOs, every one different: 0.3 to 2.5 times the throughput of an instance with its fair share of the cache, within a latency
-/// that such an instance keeps at 75 to 95 % of its throughput.
+/// Random SLOs, each different: 0.3 to 2.5 times the throughput of an instance with its fair share
+/// of the cache, within a latency that such an instance keeps at 75 to 95 % of its throughput.
 ///
 /// # Errors
 /// A profile cannot be made.
@@ -443,7 +426,7 @@ impl Set {
     /// The demands of all SLOs.
     ///
     /// # Errors
-    /// One of them is impossible.
+    /// An SLO is impossible.
     pub fn demands(&self, shape: &ServerShape) -> Result<Vec<Demand>, crate::demand::DemandError> {
         self.samples.iter().map(|sample| Demand::of(&sample.slo, &self.profiles[sample.profile], shape)).collect()
     }
@@ -467,7 +450,7 @@ mod tests {
             let single = if profile.stages.is_empty() { Some(&profile.latency) } else { None };
             let mut curves = latencies.chain(single).chain([&profile.throughput]);
             assert!(curves.all(|curve| (1..=most).contains(&curve.measured)), "{}: {profile:?}", kind.name);
-            // Of a chain, by what its slowest NF can do.
+            // Loads of a chain are parts of its slowest NF's throughput, which has no margin.
             let margin = if kind.nfs.len() > 1 { profile.throughput.margin } else { 0.0 };
             let (loads, most) = (&profile.latency.points, profile.throughput_pps(shape.ways()) / (1.0 - margin));
             let ends = [loads.first().unwrap().x, loads.last().unwrap().x];

@@ -1,18 +1,20 @@
 //! What a tenant asks for.
 //!
-//! An *SLO* names an NF or a chain, its configuration and its traffic, and is one of two kinds. *Reserved*: so many packets a second,
-//! 95 % of them within so many microseconds; admitted by a profile, and kept whatever others do. *On demand*: only a latency, up to a cap;
-//! no profile is needed, and the agent shares out what is leased to all SLOs of this kind on a server ([`crate::on_demand`]).
+//! An *SLO* names an NF or a chain, its configuration and its traffic. It is one of two kinds.
+//! *Reserved*: a throughput in packets per second, of which 95 % leave within a latency in
+//! microseconds; it is admitted by a profile and kept whatever other tenants do. *On demand*: only
+//! a latency, up to a cap; it needs no profile, and the agent shares what is leased to all SLOs of
+//! this kind on a server ([`crate::on_demand`]).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
-/// Instances of one SLO at most: more is a mistake, or several SLOs.
+/// Most instances of one SLO: more is a mistake, or should be several SLOs.
 pub(crate) const MOST_INSTANCES: usize = 256;
 
-/// What runs: one NF, or a chain that is profiled and placed as one.
+/// What runs: an NF, or a chain that is profiled and placed as one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
@@ -23,7 +25,6 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// The NFs, in order.
     pub fn services(&self) -> Vec<&str> {
         match self {
             Self::Nf(service) => vec![service],
@@ -41,7 +42,7 @@ impl std::fmt::Display for Workload {
     }
 }
 
-/// Where a promise on demand ends. One of both is needed at least.
+/// Where a promise on demand ends. At least one of the two is required.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Cap {
@@ -74,24 +75,22 @@ pub enum Promise {
         /// 95 % of the packets leave within this many microseconds.
         latency_us: f64,
     },
-    /// Latency, as far as what is leased to all such SLOs allows.
+    /// Latency only, as far as the resources leased to all such SLOs allow.
     OnDemand {
         /// 95 % of the packets leave within this many microseconds.
         latency_us: f64,
-        /// Where the promise ends: more is not asked for, and what comes beyond is policed.
+        /// Where the promise ends: nothing is promised beyond it, and excess packets are policed.
         cap: Cap,
     },
 }
 
 impl Promise {
-    /// The promised 95th percentile of latency, in microseconds.
     pub fn latency_us(&self) -> f64 {
         match self {
             Self::Reserved { latency_us, .. } | Self::OnDemand { latency_us, .. } => *latency_us,
         }
     }
 
-    /// The promised packets per second; none on demand.
     pub fn throughput_pps(&self) -> Option<f64> {
         match self {
             Self::Reserved { throughput_pps, .. } => Some(*throughput_pps),
@@ -121,54 +120,33 @@ pub struct Slo {
     pub workload: Workload,
     /// Digest of the configuration that it runs with.
     pub configuration: Digest,
-    /// Its traffic: the settings of a generator or the name of a capture, written as in its profile.
+    /// Its traffic: the settings of a generator or the name of a capture, as in its profile.
     pub traffic: String,
     /// What is promised.
     pub promise: Promise,
 }
 
-/// Why an SLO makes no sense, whatever the profile.
+/// Why an SLO is invalid, whatever the profile.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SloError {
-    /// No name.
     #[error("an SLO needs a name")]
     NoName,
-    /// Nothing runs.
     #[error("SLO \"{0}\" names no NF")]
     NoNf(String),
-    /// A rate that is none.
     #[error("SLO \"{name}\" asks for {throughput_pps} packets/s: a throughput is above 0 and finite")]
-    Throughput {
-        /// The SLO.
-        name: String,
-        /// What it asks for.
-        throughput_pps: f64,
-    },
-    /// A time that is none.
+    Throughput { name: String, throughput_pps: f64 },
     #[error("SLO \"{name}\" asks for a latency of {latency_us} µs: a latency is above 0 and finite")]
-    Latency {
-        /// The SLO.
-        name: String,
-        /// What it asks for.
-        latency_us: f64,
-    },
-    /// On demand without an end.
+    Latency { name: String, latency_us: f64 },
     #[error(
         "SLO \"{0}\" is on demand and has no cap: cap = {{ instances = 4 }}, cap = {{ load_pps = 2e6 }}, or both, say where the promise ends"
     )]
     NoCap(String),
-    /// A cap that is none.
     #[error("SLO \"{name}\" has a cap of {cap}: that is 1 to {MOST_INSTANCES} instances, and a load above 0 and finite")]
-    Cap {
-        /// The SLO.
-        name: String,
-        /// Its cap.
-        cap: Cap,
-    },
+    Cap { name: String, cap: Cap },
 }
 
 impl Cap {
-    /// Whether it makes sense, as the cap of the SLO of this name.
+    /// Checks the cap of the SLO `slo`.
     ///
     /// # Errors
     /// [`SloError::NoCap`] and [`SloError::Cap`].
@@ -183,7 +161,7 @@ impl Cap {
 }
 
 impl Slo {
-    /// Whether it makes sense by itself.
+    /// Checks what can be checked without a profile.
     ///
     /// # Errors
     /// [`SloError`].

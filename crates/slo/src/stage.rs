@@ -1,43 +1,48 @@
-//! Latency of a chain whose NFs are slowed by different parts when it has less of the cache.
+//! Latency of a chain whose NFs the cache slows by different factors.
 //!
 //! # Approach
-//! An NF that takes s times as long for a packet as when it was measured is late at a load λ as it was then at s λ, and s times as much: all that
-//! happens in its queue happens s times as slowly. So the latency of a chain is the sum of what each NF's curve says, by the slowness of each. By
-//! that of the slowest alone it would be promised too short where another one, with time to spare, is slowed more.
+//! An NF whose packets take s times as long as when it was measured has, at load λ, the latency
+//! measured at s λ, times s: everything in its queue happens s times as slowly. So the latency of a
+//! chain is the sum of its NFs' curves, each taken with its own s. With the s of the slowest NF
+//! alone, too short a latency would be promised where another NF, with time to spare, is slowed
+//! more.
 //!
 //! # Limits
-//! What does not slow down with the NF, such as the time that a wakeup takes, is taken to: too long, and so safe.
+//! Times that do not grow with the NF's (such as a wakeup) are scaled all the same: the result is
+//! too long, and so safe.
 
 use serde::{Deserialize, Serialize};
 
 use crate::curve::{Confidence, Curve, Point};
 
-/// Halvings after which a load is known: to a millionth of the most.
+/// Bisection steps for a load: to a millionth of the most.
 const HALVINGS: u32 = 20;
 
 /// An NF of a chain.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
-    /// What it takes, in microseconds, against packets per second that come into the chain: all packets but its part of those that are late.
+    /// Its latency in microseconds against packets per second that enter the chain: that of all
+    /// packets but its share of the late ones.
     pub latency: Curve,
-    /// Its speed against ways, as a part of the one that its latency was measured at: from 0, where others thrash the class, on.
+    /// Its speed against ways, from 0 (a class that others thrash) on, as a part of its speed when
+    /// latency was measured.
     pub speed: Curve,
 }
 
 impl Stage {
-    /// Its speed with so many ways; those beyond the last are as good as that. 0 if it is not known.
+    /// Its speed with this many ways; ways beyond the last point add nothing. 0 if unknown.
     pub fn speed(&self, ways: f64) -> f64 {
         let last = self.speed.points.last().map_or(0.0, |point| point.x);
         self.speed.at(ways.min(last)).unwrap_or(0.0)
     }
 
-    /// Most packets per second at which its latency is known, at a speed.
+    /// Highest load with known latency at this speed, in packets per second.
     fn most_pps(&self, speed: f64) -> f64 {
         self.latency.points.last().map_or(0.0, |point| point.x * speed)
     }
 
-    /// Its latency at a load. Below the least that was measured it is no higher than there; beyond the most, it is not known.
+    /// Its latency at a load: below the first point that of the first, beyond the last unknown.
     fn latency_us(&self, speed: f64, load_pps: f64) -> Option<f64> {
         let (first, last) = (self.latency.points.first()?, self.latency.points.last()?);
         let load_pps = load_pps / speed;
@@ -47,7 +52,8 @@ impl Stage {
     }
 }
 
-/// Packets per second that a chain carries with this many ways, within so many microseconds. 0 if it cannot, or its latency is not known.
+/// Packets per second that a chain carries with this many ways within `latency_us` microseconds. 0
+/// if it cannot, or if its latency is unknown.
 pub fn within(stages: &[Stage], ways: f64, latency_us: f64) -> f64 {
     let speeds: Vec<f64> = stages.iter().map(|stage| stage.speed(ways)).collect();
     if speeds.is_empty() || speeds.iter().any(|speed| *speed <= 0.0) {
@@ -69,8 +75,8 @@ pub fn within(stages: &[Stage], ways: f64, latency_us: f64) -> f64 {
     carries
 }
 
-/// The latency of all NFs together at the speed that they were measured at, from where the first of them begins to where the first one ends. None
-/// if there are none, or one has no curve.
+/// The latency of all NFs together at their measured speed, over the loads from the least first
+/// point to the least last point. None if there are no stages or one has no curve.
 pub fn together(stages: &[Stage]) -> Option<Curve> {
     let least = |end: fn(&Curve) -> Option<&Point>| -> Option<f64> {
         let ends = stages.iter().map(|stage| Some(end(&stage.latency)?.x)).collect::<Option<Vec<_>>>();
@@ -82,7 +88,7 @@ pub fn together(stages: &[Stage]) -> Option<Curve> {
     let points = stages.iter().flat_map(|stage| stage.latency.points.iter().map(|point| point.x));
     let mut at: Vec<f64> = points.filter(|x| (from..=to).contains(x)).collect();
     at.sort_by(f64::total_cmp);
-    // Two that differ by rounding alone are one.
+    // Merge loads that differ by rounding only.
     at.dedup_by(|b, a| *b <= *a * (1.0 + 1e-9));
     let sum = |x: f64| stages.iter().try_fold(0.0, |sum, stage| Some(sum + stage.latency_us(1.0, x)?));
     let points = at.into_iter().map(|x| Some(Point { x, y: sum(x)? })).collect::<Option<Vec<_>>>()?;
@@ -109,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_one_that_is_slowed_most_counts_by_its_own_curve() {
-        // The second is fast, and with one way it takes four times as long.
+        // The second is fast, and takes four times as long with one way.
         let slow = stage(&[(1e5, 10.0), (1e6, 100.0)], &[(0.0, 0.5), (1.0, 1.0), (2.0, 1.0)]);
         let fast = stage(&[(1e5, 4.0), (4e6, 40.0)], &[(0.0, 0.1), (1.0, 0.25), (2.0, 1.0)]);
         let both = [slow, fast];

@@ -1,6 +1,5 @@
-//! Numbers in notes, as people read them: three digits and a unit.
+//! Numbers in notes for people: three digits and a unit.
 
-/// Three digits.
 fn digits(value: f64) -> String {
     match value.abs() {
         0.0..9.995 => format!("{value:.2}"),
@@ -9,7 +8,7 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// The value in the first of these units, from the smallest on, of which there are less than a thousand.
+/// The value in the smallest unit in which it is below a thousand.
 fn scaled(value: f64, units: [&str; 4]) -> String {
     let mut scaled = value;
     for unit in &units[..3] {

@@ -1,41 +1,46 @@
-//! Whether promises are kept, and who is to blame if not.
+//! Whether SLOs are kept, and which tenant is the cause if not.
 //!
 //! # Problem
-//! A tenant was promised packets and a latency. It does not get them: is that because it sends more than it may, or because of a neighbour, and
-//! of which one?
+//! A tenant does not get the throughput or latency it was promised. Either it sends more than it
+//! may, or a neighbour is the cause; then, which one?
 //!
 //! # Terms and units
-//! A *window* is about a second of measurements. *Offered*: packets that came for a tenant; *policed*: of these, the ones above its rate that were
-//! dropped at the entry; *delivered*: those that its NFs were done with. *Part*: the cores that a tenant was given, 0.25 being a quarter of one.
-//! A tenant *leaves its profile* when it offers more than was promised. It is *rogue* in a window if it leaves its profile, or uses more CPU
-//! than its part.
+//! A *window* is about one second of measurements. *Offered*: packets that arrived for a tenant.
+//! *Policed*: those of them above its rate that were dropped at the entry. *Delivered*: packets
+//! that its NFs finished. *Part*: the cores assigned to a tenant; 0.25 is a quarter of one. A
+//! tenant *leaves its profile* when it offers more than was promised. It is *rogue* in a window if
+//! it leaves its profile or uses more CPU than its part.
 //!
 //! # Approach
-//! A throughput is violated if less is delivered than was offered, let in and promised: who offers more has a right to what was promised, and no
-//! more. A latency is violated if the 95th percentile is above the promise, while what comes to the NFs keeps to the rate, because the tenant does or
-//! because the rest was policed; otherwise nothing is said of it, neither good nor bad. A violation begins with its first window and ends with the second window in a row without
-//! it. The cause is whoever is rogue in the same window and exceeds what it may by the largest factor, those first that share a core with the
-//! victim. Time is an argument.
+//! A throughput is violated if fewer packets are delivered than were offered, admitted and
+//! promised: a tenant that offers more is still owed what was promised, and no more. A latency is
+//! violated if the 95th percentile is above the promise while the load of the NFs keeps to the
+//! rate, because the tenant does or because the excess was policed; otherwise latency is not
+//! evaluated in that window. A violation begins with its first window and ends with the second
+//! consecutive window without it. The cause is the tenant that is rogue in the same window and
+//! exceeds its allowance by the largest factor; tenants that share a core with the victim come
+//! first. Time is an argument.
 //!
 //! # Limits
-//! What a host takes away (other programs, a hypervisor) has no name here: the violation is told without a cause. Who uses more CPU than
-//! its part while others leave it idle is blamed only if somebody suffers meanwhile.
+//! What takes resources from the whole host (other programs, a hypervisor) has no name here: such a
+//! violation is reported without a cause. A tenant that uses more CPU than its part while others
+//! leave it idle is blamed only if another tenant suffers at that time.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Part of a rate by which it may be exceeded, because packets come in bursts and windows cut them.
+/// Tolerated excess of a rate, as a part: packets come in bursts, and windows cut them.
 const RATE_TOLERANCE: f64 = 0.05;
-/// Part of a throughput that may be missing, for the same reason.
+/// Tolerated shortfall of a throughput, as a part, for the same reason.
 const DELIVERY_TOLERANCE: f64 = 0.02;
-/// Part of a core that may be used beyond one's own, for what a window cuts.
+/// Tolerated CPU use beyond a tenant's part, in cores, for what a window cuts.
 const CPU_TOLERANCE: f64 = 0.05;
-/// Windows in a row without a violation that end it.
+/// Consecutive windows without a violation that end it.
 const GOOD_WINDOWS: u32 = 2;
 
-/// What is promised to a tenant here.
+/// What is promised to a tenant on this server.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
     /// Packets per second; none on demand.
@@ -44,39 +49,38 @@ pub struct Terms {
     pub latency_us: f64,
 }
 
-/// What was measured of one tenant in one window.
+/// Measurements of one tenant in one window.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Seen {
-    /// Its SLO's name, or, without an SLO, another name that it goes by.
+    /// Its SLO's name; another name for a tenant without an SLO.
     pub tenant: String,
-    /// What is promised; nothing to a tenant without an SLO.
+    /// None for a tenant without an SLO.
     pub terms: Option<Terms>,
-    /// Packets per second that came.
+    /// Packets per second that arrived.
     pub offered_pps: f64,
-    /// Packets per second of these that were dropped because they were too many.
+    /// Packets per second of these that were dropped as excess.
     pub policed_pps: f64,
-    /// Packets per second that its NFs were done with.
+    /// Packets per second that its NFs finished.
     pub delivered_pps: f64,
-    /// 95th percentile of latency in microseconds, if there were packets enough.
+    /// 95th percentile of latency in microseconds, if there were enough packets.
     pub latency_us: Option<f64>,
-    /// Whether one of its NFs does not run: packets come that nobody counts as its own.
+    /// Whether one of its NFs does not run: then packets arrive that are not counted as its own.
     pub is_down: bool,
     /// Cores that its NFs used.
     pub cpu: f64,
-    /// Cores that it was given.
+    /// Cores assigned to it.
     pub part: f64,
-    /// Which cores its NFs run on.
     pub cores: Vec<usize>,
 }
 
 impl Seen {
-    /// Whether it offers more than was promised, and by what factor.
+    /// The factor by which it offers more than was promised, if it does.
     fn excess(&self) -> Option<f64> {
         let promised = self.terms?.throughput_pps?;
         (self.offered_pps > promised * (1.0 + RATE_TOLERANCE)).then(|| self.offered_pps / promised)
     }
 
-    /// What it takes that is not its own, most of it first.
+    /// Its largest excess over what it may use.
     fn rogue(&self) -> Option<Cause> {
         let by_rate = self.excess().map(|times| {
             let promised = self.terms.and_then(|terms| terms.throughput_pps).unwrap_or(0.0);
@@ -88,40 +92,40 @@ impl Seen {
             by: By::Cpu,
             measured: self.cpu,
             allowed: self.part,
-            // Who was given nothing exceeds that by the part of a core that it takes.
+            // A tenant with no part exceeds it by the part of a core that it uses.
             times: self.cpu / self.part.max(CPU_TOLERANCE),
         });
         by_rate.into_iter().chain(by_cpu).max_by(|a, b| a.times.total_cmp(&b.times))
     }
 }
 
-/// By what a tenant hurts others.
+/// How a tenant harms others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "CauseKind")]
 pub enum By {
     /// It sends more than was promised; in packets per second.
     Rate,
-    /// It uses more CPU than it was given; in cores.
+    /// It uses more CPU than its part; in cores.
     Cpu,
 }
 
-/// Who hurts a tenant.
+/// A tenant that harms another, and how.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct Cause {
-    /// Its SLO's name, or the name that it goes by.
+    /// Its SLO's name; another name for a tenant without an SLO.
     pub tenant: String,
-    /// By what.
+    /// The resource that it exceeds.
     pub by: By,
     /// What was measured, in packets per second or cores.
     pub measured: f64,
-    /// What it may have.
+    /// What it is allowed, in the same unit.
     pub allowed: f64,
-    /// By what factor it is more.
+    /// Measured value divided by the allowed one.
     pub times: f64,
 }
 
-/// What is not kept.
+/// The violated term of an SLO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "ViolationKind")]
@@ -132,18 +136,18 @@ pub enum What {
     Latency,
 }
 
-/// A promise that is not kept.
+/// A violated SLO.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 pub struct Violation {
-    /// What is not kept.
+    /// The violated term.
     pub what: What,
-    /// What was measured in the last window in which it was not, in packets per second or microseconds.
+    /// Value in the last window with the violation, in packets per second or microseconds.
     pub measured: f64,
     /// What was promised.
     pub promised: f64,
-    /// For how long it has not been kept, in seconds.
+    /// How long the violation has lasted, in seconds.
     pub since_s: f64,
-    /// Who is to blame, if that can be told.
+    /// The tenant that causes it, if known.
     pub cause: Option<Cause>,
 }
 
@@ -154,37 +158,35 @@ pub struct Excess {
     pub offered_pps: f64,
     /// Packets per second that were promised.
     pub promised_pps: f64,
-    /// For how long, in seconds.
+    /// How long it has lasted, in seconds.
     pub since_s: f64,
 }
 
-/// What is to be said of one tenant.
+/// The evaluation of one tenant.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Judged {
-    /// Its name.
     pub tenant: String,
-    /// Whether it leaves its profile.
+    /// Set while it leaves its profile.
     pub excess: Option<Excess>,
-    /// What is not kept.
     pub violations: Vec<Violation>,
-    /// Windows since its promise was made.
+    /// Windows since its SLO took effect.
     pub windows: u64,
-    /// Of these, the ones in which the throughput was not kept, and in which the latency was not.
+    /// Windows in which the throughput was violated, and in which the latency was.
     pub violated: [u64; 2],
     /// Windows in which it left its profile.
     pub exceeded: u64,
 }
 
-/// Something that goes on.
+/// A condition that lasts over several windows.
 #[derive(Debug, Clone, Default)]
 struct Track<T> {
-    /// When it began, and the last of it.
+    /// When it began, and its latest value.
     last: Option<(u64, T)>,
     good: u32,
 }
 
 impl<T: Clone> Track<T> {
-    /// Takes what a window says. `began_ns` is when the window did.
+    /// Adds the value of a window that began at `began_ns`.
     fn add(&mut self, began_ns: u64, now: Option<T>) {
         match now {
             Some(now) => {
@@ -200,12 +202,12 @@ impl<T: Clone> Track<T> {
         }
     }
 
-    fn told<R>(&self, now_ns: u64, tell: impl FnOnce(f64, T) -> R) -> Option<R> {
-        self.last.clone().map(|(since, last)| tell(now_ns.saturating_sub(since) as f64 / 1e9, last))
+    fn report<R>(&self, now_ns: u64, make: impl FnOnce(f64, T) -> R) -> Option<R> {
+        self.last.clone().map(|(since, last)| make(now_ns.saturating_sub(since) as f64 / 1e9, last))
     }
 }
 
-/// What was measured, promised, and who is to blame.
+/// Measured value, promised value, and cause.
 type Broken = (f64, f64, Option<Cause>);
 
 #[derive(Debug, Clone, Default)]
@@ -217,20 +219,19 @@ struct Tenant {
     exceeded: u64,
 }
 
-/// Judges windows, one after the other.
 #[derive(Debug, Clone, Default)]
 pub struct Watch {
     tenants: BTreeMap<String, Tenant>,
 }
 
 impl Watch {
-    /// Forgets tenants, but for those of which this says that their promise is the same.
+    /// Removes the state of tenants for which `same` is false: their SLO has changed.
     pub fn forget_unless(&mut self, same: impl Fn(&str) -> bool) {
         self.tenants.retain(|name, _| same(name));
     }
 
-    /// Judges a window, from `began_ns` to `now_ns`. Says something of each tenant with a promise, in the order of `seen`. Tenants that are
-    /// not seen are forgotten.
+    /// Evaluates the window from `began_ns` to `now_ns`. Returns one result per tenant with an SLO,
+    /// in the order of `seen`. State of tenants that are not in `seen` is removed.
     pub fn judge(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Judged> {
         self.tenants.retain(|name, _| seen.iter().any(|one| one.tenant == *name && one.terms.is_some()));
         let rogues: Vec<(&Seen, Cause)> = seen.iter().filter_map(|one| Some((one, one.rogue()?))).collect();
@@ -240,25 +241,25 @@ impl Watch {
             let excess = one.excess().map(|_| (one.offered_pps, terms.throughput_pps.unwrap_or(0.0)));
             let cause = blame(one, &rogues);
             let broken = [throughput(one, terms), latency(one, terms)];
-            // What is too much waits for itself, unless it is kept out.
-            let is_judged = [true, excess.is_none() || one.policed_pps > 0.0];
+            // Unpoliced excess delays the tenant's own packets: its latency says nothing.
+            let is_known = [true, excess.is_none() || one.policed_pps > 0.0];
             tenant.windows += 1;
             tenant.exceeded += u64::from(excess.is_some());
             tenant.excess.add(began_ns, excess);
             let tracks = tenant.broken.iter_mut().zip(&mut tenant.violated).zip(broken);
-            for ((track, count), broken) in tracks.zip(is_judged).filter_map(|(track, is_judged)| is_judged.then_some(track)) {
+            for ((track, count), broken) in tracks.zip(is_known).filter_map(|(track, is_known)| is_known.then_some(track)) {
                 *count += u64::from(broken.is_some());
-                // Who was to blame for it stays so until another is.
+                // The cause stays until another is found.
                 let before = track.last.as_ref().and_then(|(_, (.., cause))| cause.clone());
                 track.add(began_ns, broken.map(|(measured, promised)| (measured, promised, cause.clone().or(before))));
             }
             let violation = |track: &Track<Broken>, what| {
-                track.told(now_ns, |since_s, (measured, promised, cause)| Violation { what, measured, promised, since_s, cause })
+                track.report(now_ns, |since_s, (measured, promised, cause)| Violation { what, measured, promised, since_s, cause })
             };
             let violations = [What::Throughput, What::Latency].into_iter().zip(&tenant.broken);
             all.push(Judged {
                 tenant: one.tenant.clone(),
-                excess: tenant.excess.told(now_ns, |since_s, (offered_pps, promised_pps)| Excess {
+                excess: tenant.excess.report(now_ns, |since_s, (offered_pps, promised_pps)| Excess {
                     offered_pps,
                     promised_pps,
                     since_s,
@@ -275,7 +276,7 @@ impl Watch {
 
 fn throughput(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
     let promised = terms.throughput_pps?;
-    // Of bursts that are more than the rate, the rest of the window makes up for nothing.
+    // Where bursts above the rate were policed, the rest of the window cannot make up for them.
     let due = if one.is_down { promised } else { (one.offered_pps - one.policed_pps).min(promised) };
     (one.delivered_pps < due * (1.0 - DELIVERY_TOLERANCE)).then_some((one.delivered_pps, due))
 }
@@ -284,7 +285,8 @@ fn latency(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
     one.latency_us.filter(|measured| *measured > terms.latency_us).map(|measured| (measured, terms.latency_us))
 }
 
-/// Who is to blame: of the rogues that share a core with the victim, or else of all, the one that exceeds most.
+/// The cause: of the rogue tenants that share a core with the victim, or else of all, the one with
+/// the largest excess.
 fn blame(victim: &Seen, rogues: &[(&Seen, Cause)]) -> Option<Cause> {
     let others = || rogues.iter().filter(|(rogue, _)| rogue.tenant != victim.tenant);
     let most = |found: &mut dyn Iterator<Item = &(&Seen, Cause)>| {
@@ -317,9 +319,9 @@ mod tests {
     #[test]
     fn a_promise_that_is_kept_says_nothing() {
         let mut watch = Watch::default();
-        let told = watch.judge(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
-        assert!(told.iter().all(|judged| judged.violations.is_empty() && judged.excess.is_none()));
-        assert_eq!((told[0].windows, told[0].violated), (1, [0, 0]));
+        let found = watch.judge(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
+        assert!(found.iter().all(|judged| judged.violations.is_empty() && judged.excess.is_none()));
+        assert_eq!((found[0].windows, found[0].violated), (1, [0, 0]));
         let stall = Seen { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
         assert!(watch.judge(S, 2 * S, std::slice::from_ref(&stall))[0].violations.is_empty(), "nothing came");
         let down = watch.judge(2 * S, 3 * S, &[Seen { is_down: true, ..stall }]);
@@ -330,8 +332,8 @@ mod tests {
     fn violations_have_a_beginning_an_end_and_a_cause() {
         let mut watch = Watch::default();
         let rogue = seen("rogue", 10_000.0, 5_000.0, 900.0);
-        let told = watch.judge(0, S, &[seen("a", 1000.0, 500.0, 250.0), rogue.clone()]);
-        let [throughput, latency] = &told[0].violations[..] else { panic!("{told:?}") };
+        let found = watch.judge(0, S, &[seen("a", 1000.0, 500.0, 250.0), rogue.clone()]);
+        let [throughput, latency] = &found[0].violations[..] else { panic!("{found:?}") };
         assert_eq!(
             (throughput.what, throughput.measured, throughput.promised, throughput.since_s),
             (What::Throughput, 500.0, 1000.0, 1.0)
@@ -339,35 +341,35 @@ mod tests {
         assert_eq!((latency.what, latency.measured, latency.promised), (What::Latency, 250.0, 100.0));
         let cause = throughput.cause.clone().unwrap();
         assert_eq!((&*cause.tenant, cause.by, cause.times, cause.allowed), ("rogue", By::Rate, 10.0, 1000.0));
-        assert!(told[1].violations.is_empty(), "it gets what was promised, and nobody knows how late that alone would be");
-        assert_eq!(told[1].excess, Some(Excess { offered_pps: 10_000.0, promised_pps: 1000.0, since_s: 1.0 }));
-        // A good window is not the end, two are.
+        assert!(found[1].violations.is_empty(), "it gets what was promised, and nobody knows how late that alone would be");
+        assert_eq!(found[1].excess, Some(Excess { offered_pps: 10_000.0, promised_pps: 1000.0, since_s: 1.0 }));
+        // One good window does not end it, two do.
         let good = || seen("a", 1000.0, 1000.0, 50.0);
-        let told = watch.judge(S, 2 * S, &[good(), rogue.clone()]);
-        assert_eq!((told[0].violations.len(), told[0].violations[0].since_s), (2, 2.0));
-        let told = watch.judge(2 * S, 3 * S, &[good(), rogue]);
-        assert!(told[0].violations.is_empty());
-        assert_eq!((told[0].windows, told[0].violated, told[1].exceeded), (3, [1, 1], 3));
+        let found = watch.judge(S, 2 * S, &[good(), rogue.clone()]);
+        assert_eq!((found[0].violations.len(), found[0].violations[0].since_s), (2, 2.0));
+        let found = watch.judge(2 * S, 3 * S, &[good(), rogue]);
+        assert!(found[0].violations.is_empty());
+        assert_eq!((found[0].windows, found[0].violated, found[1].exceeded), (3, [1, 1], 3));
     }
 
     #[test]
     fn who_sends_more_has_a_right_to_what_was_promised() {
         let mut watch = Watch::default();
-        let broken = |told: &[Judged]| told[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
+        let broken = |found: &[Judged]| found[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
         let starved = Seen { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };
-        let told = watch.judge(0, S, std::slice::from_ref(&starved));
-        assert_eq!(broken(&told), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
-        assert_eq!((told[0].violated, told[0].exceeded), ([1, 1], 1));
-        // It came in bursts, of which much was policed; what was let in was delivered.
+        let found = watch.judge(0, S, std::slice::from_ref(&starved));
+        assert_eq!(broken(&found), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
+        assert_eq!((found[0].violated, found[0].exceeded), ([1, 1], 1));
+        // It came in bursts, most of which was policed; what was admitted was delivered.
         let bursts = Seen { policed_pps: 600.0, ..seen("b", 1200.0, 600.0, 50.0) };
         assert!(Watch::default().judge(0, S, &[bursts])[0].violations.is_empty());
-        // What is not judged ends no violation of before.
+        // A window without an evaluation ends no earlier violation.
         for window in 1..5 {
             let unpoliced = seen("a", 10_000.0, 1000.0, 900.0);
-            let told = watch.judge(window * S, (window + 1) * S, &[unpoliced]);
-            assert_eq!(told[0].violated, [1, 1]);
-            let still = told[0].violations.iter().any(|one| one.what == What::Latency && one.measured == 250.0);
-            assert!(still, "{told:?}");
+            let found = watch.judge(window * S, (window + 1) * S, &[unpoliced]);
+            assert_eq!(found[0].violated, [1, 1]);
+            let still = found[0].violations.iter().any(|one| one.what == What::Latency && one.measured == 250.0);
+            assert!(still, "{found:?}");
         }
     }
 
@@ -378,14 +380,14 @@ mod tests {
         let far = Seen { cores: vec![2], ..seen("far", 50_000.0, 0.0, 0.0) };
         let greedy = Seen { cpu: 0.75, ..seen("greedy", 900.0, 900.0, 50.0) };
         let free = Seen { terms: None, cpu: 0.2, part: 0.0, ..seen("free", 0.0, 0.0, 0.0) };
-        let told = watch.judge(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
-        assert_eq!(told.len(), 3, "a tenant without a promise is only blamed");
-        let cause = |told: &[Judged]| told[0].violations[0].cause.clone().unwrap();
-        assert_eq!((&*cause(&told).tenant, cause(&told).by), ("free", By::Cpu), "four times nothing is most");
-        let told = watch.judge(S, 2 * S, &[victim.clone(), far.clone(), free]);
-        assert_eq!(&*cause(&told).tenant, "free");
-        let told = watch.judge(2 * S, 3 * S, &[victim.clone(), far]);
-        assert_eq!(&*cause(&told).tenant, "far", "nobody on the core");
+        let found = watch.judge(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
+        assert_eq!(found.len(), 3, "a tenant without a promise is only blamed");
+        let cause = |found: &[Judged]| found[0].violations[0].cause.clone().unwrap();
+        assert_eq!((&*cause(&found).tenant, cause(&found).by), ("free", By::Cpu), "four times nothing is most");
+        let found = watch.judge(S, 2 * S, &[victim.clone(), far.clone(), free]);
+        assert_eq!(&*cause(&found).tenant, "free");
+        let found = watch.judge(2 * S, 3 * S, &[victim.clone(), far]);
+        assert_eq!(&*cause(&found).tenant, "far", "nobody on the core");
         assert_eq!(
             &*cause(&watch.judge(3 * S, 4 * S, std::slice::from_ref(&victim))).tenant,
             "far",
@@ -399,8 +401,8 @@ mod tests {
     fn on_demand_there_is_no_rate_to_leave() {
         let mut watch = Watch::default();
         let terms = Some(Terms { throughput_pps: None, latency_us: 100.0 });
-        let told = watch.judge(0, S, &[Seen { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
-        assert_eq!(told[0].excess, None);
-        assert_eq!(told[0].violations.iter().map(|v| v.what).collect::<Vec<_>>(), [What::Latency]);
+        let found = watch.judge(0, S, &[Seen { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
+        assert_eq!(found[0].excess, None);
+        assert_eq!(found[0].violations.iter().map(|v| v.what).collect::<Vec<_>>(), [What::Latency]);
     }
 }

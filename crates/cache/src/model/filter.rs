@@ -1,11 +1,11 @@
-//! A cache of a core: it says whether it holds a line, and holds it from then on.
+//! A core's private cache, which only distinguishes hits from misses.
 
 use super::Geometry;
 
-/// A set's lines, the one used last first; `EMPTY` is none.
+/// Marks an empty way.
 const EMPTY: u64 = u64::MAX;
 
-/// Sets by line, least recently used replaced.
+/// A set-associative cache with least-recently-used replacement; each set is ordered by last use.
 #[derive(Debug, Clone)]
 pub(crate) struct Filter {
     sets: Sets,
@@ -25,7 +25,7 @@ impl Filter {
         let set = &mut self.lines[from..from + self.ways];
         let mut before = line;
         for held in set.iter_mut() {
-            // Each moves one place back, until the line's old place takes up the last that was moved.
+            // Shifts each line back by one, up to the old position of `line`.
             std::mem::swap(held, &mut before);
             if before == line {
                 return true;
@@ -35,7 +35,7 @@ impl Filter {
     }
 }
 
-/// Which set a line is in. A number of sets that is a power of two needs no division.
+/// Maps a line to its set; a number of sets that is a power of two needs no division.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sets {
     count: u64,

@@ -1,13 +1,11 @@
-//! The size of a cache.
+//! The geometry of a cache.
 
 use serde::{Deserialize, Serialize};
 
-/// The size of a cache.
+/// Sets and ways of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Geometry {
-    /// Sets.
     pub sets: u32,
-    /// Ways.
     pub ways: u32,
 }
 

@@ -1,21 +1,25 @@
-//! A model of the caches that an NF's loads and stores meet: its misses for every number of ways, in one pass.
+//! Cache model of an NF: its misses for every number of ways in one pass.
 //!
 //! # Problem
-//! A profile wants the misses of an NF with 1, 2, … 20 ways of the last-level cache. Running it that often takes that much longer, and needs a
-//! processor that can give ways.
+//! A profile needs the misses of an NF with 1, 2, … 20 ways of the last-level cache. Running it
+//! that often takes that much longer, and needs a processor that can give ways.
 //!
 //! # Approach
-//! A cache of fixed sets whose ways are given to one class is, for that class, a smaller cache with the same sets. Under least-recently-used
-//! replacement, what a cache of w ways holds is a part of what one of w + 1 ways holds; so one list for each set, ordered by last use, tells
-//! for each access in how few ways it would have been found: its stack distance. A counter for each distance gives all curves at
-//! once. Before it stand the core's own caches (L1, and L2 if there is one), because only what they miss gets there.
+//! A cache of fixed sets whose ways are given to one class is, for that class, a smaller cache with
+//! the same sets. Under least-recently-used replacement, the contents of a cache of w ways are a
+//! part of those of one with w + 1 ways. So one list for each set, ordered by last use, gives for
+//! each access the fewest ways with which it would have hit: its stack distance. A counter for each
+//! distance gives all curves at once. The core's own caches (L1, and L2 if there is one) come
+//! first, because only their misses get there.
 //!
 //! # Limits
-//! True LRU, no prefetcher, addresses of the process instead of the machine's, no hash over slices, loads and stores alike, no instructions, and
-//! nothing that other cores invalidate. What comes out is called simulated.
+//! True LRU, no prefetcher, addresses of the process instead of the machine's, no hash over slices,
+//! loads and stores alike, no instructions, and no invalidation by other cores. The results are
+//! marked as simulated.
 //!
 //! # Source
-//! Mattson, Gecsei, Slutz and Traiger, Evaluation techniques for storage hierarchies, IBM Systems Journal 1970.
+//! Mattson, Gecsei, Slutz and Traiger, Evaluation techniques for storage hierarchies, IBM Systems
+//! Journal 1970.
 
 mod filter;
 mod geometry;
@@ -42,16 +46,15 @@ pub const MOST_WAYS: u32 = 32;
 pub struct Hierarchy {
     /// Bytes of a line, the same in all.
     pub line: u32,
-    /// The first.
     pub l1: Option<Geometry>,
-    /// The second.
     pub l2: Option<Geometry>,
-    /// The last, with all ways that can be asked for.
+    /// The last-level cache, with all ways that curves cover.
     pub llc: Geometry,
 }
 
 impl Hierarchy {
-    /// The caches of this host (see [`host::caches`](crate::host::caches)), none if the kernel does not describe an L3.
+    /// The caches of this host (see [`host::caches`](crate::host::caches)); none if the kernel does
+    /// not describe an L3.
     pub fn of_host(caches: &[Cache]) -> Option<Self> {
         let level = |level: u32| caches.iter().find(|cache| cache.level == level && cache.data && cache.ways > 0);
         let geometry = |cache: &Cache| Geometry::of(cache.bytes, cache.ways, cache.line);
@@ -59,13 +62,12 @@ impl Hierarchy {
         Some(Self { line: last.line, l1: level(1).and_then(geometry), l2: level(2).and_then(geometry), llc: geometry(last)? })
     }
 
-    /// Bytes of a way of the last.
+    /// Bytes of a way of the last-level cache.
     pub fn way_bytes(&self) -> u64 {
         u64::from(self.llc.sets) * u64::from(self.line)
     }
 }
 
-/// The caches at work.
 #[derive(Debug, Clone)]
 pub struct Model {
     hierarchy: Hierarchy,
@@ -80,7 +82,7 @@ impl Model {
     /// Empty caches.
     ///
     /// # Errors
-    /// Sizes that no cache has.
+    /// A size is invalid.
     pub fn new(hierarchy: Hierarchy) -> Result<Self, CacheError> {
         let wrong = |what: String, cure| Err(CacheError::Model { what, cure });
         if !hierarchy.line.is_power_of_two() || hierarchy.line < 8 {
@@ -105,7 +107,6 @@ impl Model {
         })
     }
 
-    /// The sizes.
     pub fn hierarchy(&self) -> &Hierarchy {
         &self.hierarchy
     }
@@ -124,7 +125,7 @@ impl Model {
         }
     }
 
-    /// Forgets what was counted, and keeps what is cached: for the end of a warm-up.
+    /// Clears the counters but not the caches, at the end of a warm-up.
     pub fn start(&mut self) {
         self.accesses = 0;
         self.stack.start();
@@ -135,12 +136,11 @@ impl Model {
         self.accesses
     }
 
-    /// The last-level cache.
     pub fn stack(&self) -> &Stack {
         &self.stack
     }
 
-    /// What was counted over `packets` packets.
+    /// The counts over `packets` packets.
     pub fn curve(&self, packets: u64) -> Curve {
         Curve {
             origin: Origin::Simulated,
@@ -156,22 +156,19 @@ impl Model {
 /// Misses for every number of ways.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Where it comes from.
     pub origin: Origin,
-    /// Bytes of a way.
     pub way_bytes: u64,
-    /// Packets that were counted.
     pub packets: u64,
     /// Loads and stores.
     pub accesses: u64,
-    /// What got to the last-level cache.
+    /// Accesses that reached the last-level cache.
     pub reads: u64,
-    /// Misses with 1 way, 2 ways, and so on. Never more with more ways.
+    /// Misses with 1 way, 2 ways, and so on; never rising.
     pub misses: Vec<u64>,
 }
 
 impl Curve {
-    /// Misses of a packet with a number of ways; those beyond the last are as good as the last.
+    /// Misses per packet with this many ways; ways beyond the last entry add nothing.
     pub fn misses_per_packet(&self, ways: u32) -> f64 {
         let misses = match ways as usize {
             0 => self.reads,
@@ -180,7 +177,8 @@ impl Curve {
         misses as f64 / self.packets.max(1) as f64
     }
 
-    /// Packets a second, if a packet takes `packet_ns` without misses and each miss delays it by `miss_ns`.
+    /// Packets per second, if a packet takes `packet_ns` without misses and each miss adds
+    /// `miss_ns`.
     pub fn packets_per_second(&self, ways: u32, packet_ns: f64, miss_ns: f64) -> f64 {
         1e9 / (packet_ns + miss_ns * self.misses_per_packet(ways)).max(f64::MIN_POSITIVE)
     }
@@ -195,7 +193,7 @@ mod tests {
         Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets, ways } }
     }
 
-    /// A cache of one size, written plainly.
+    /// A plain implementation of a cache of one size.
     fn plain(geometry: Geometry, lines: &[u64]) -> u64 {
         let mut sets = vec![Vec::new(); geometry.sets as usize];
         let mut misses = 0;

@@ -1,35 +1,34 @@
-//! Several NFs, each on a core of its own, behind one last-level cache.
+//! Several NFs, each on its own core, with one last-level cache.
 //!
 //! # Approach
-//! Each core has an L1 and an L2, and all have one list of lines for each set of the last-level cache, ordered by last use. A distance in it is counted
-//! for the NF whose access it was, so that one pass tells each NF's misses for every number of ways that all of them share. A second
-//! list, of each NF alone, tells what it would have missed without the others.
+//! Each core has an L1 and an L2. All share one list of lines for each set of the last-level cache,
+//! ordered by last use. A distance in it is counted for the NF that made the access, so one pass
+//! gives each NF's misses for every number of ways that all of them share. A second list for each
+//! NF alone gives its misses without the others.
 //!
 //! # Limits
-//! Those of the [`Model`](super::Model). NFs have no line in common: a packet that two of them have is in two places. Who accesses what when is as
-//! the caller says.
+//! Those of the [`Model`](super::Model). NFs have no line in common: a packet in two NFs counts as
+//! two. The caller determines the order of accesses.
 
 use super::filter::Filter;
 use super::{Curve, Hierarchy, Model, Stack};
 use crate::control::Origin;
 use crate::error::CacheError;
 
-/// Bits of a line's number that are an NF's own; above them is the NF's number.
+/// Bits of a line's number within an NF; the NF's number is above them.
 const LINE_BITS: u32 = 52;
 
-/// A core and its NF.
 #[derive(Debug, Clone)]
 struct Core {
     l1: Option<Filter>,
     l2: Option<Filter>,
     /// Its own lines, without the others'.
     alone: Stack,
-    /// Accesses that were found at each distance in the shared list, and at the end those that were not found.
+    /// Hits at each distance in the shared list; the last entry counts misses.
     found: Vec<u64>,
     accesses: u64,
 }
 
-/// The caches at work.
 #[derive(Debug, Clone)]
 pub struct Shared {
     hierarchy: Hierarchy,
@@ -48,7 +47,7 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Misses of a packet without the others, with all ways.
+    /// Misses per packet without the others, with all ways.
     pub fn alone_per_packet(&self) -> f64 {
         self.alone as f64 / self.together.packets.max(1) as f64
     }
@@ -58,9 +57,9 @@ impl Shared {
     /// Empty caches for a number of NFs.
     ///
     /// # Errors
-    /// Sizes that no cache has.
+    /// A size is invalid.
     pub fn new(hierarchy: Hierarchy, nfs: usize) -> Result<Self, CacheError> {
-        // It has the checks.
+        // It checks the sizes.
         Model::new(hierarchy)?;
         let core = Core {
             l1: hierarchy.l1.map(Filter::new),
@@ -73,7 +72,7 @@ impl Shared {
         Ok(Self { hierarchy, line_bits, cores: vec![core; nfs], stack: Stack::new(hierarchy.llc) })
     }
 
-    /// A load or store of `bytes` bytes by an NF, by its number from 0. Nothing where there is no such NF.
+    /// A load or store of `bytes` bytes by NF number `nf`, from 0. Ignored if there is no such NF.
     #[inline]
     pub fn access(&mut self, nf: usize, address: u64, bytes: u32) {
         let Some(core) = self.cores.get_mut(nf) else { return };
@@ -89,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// Forgets what was counted of all, and keeps what is cached: for the end of a warm-up.
+    /// Clears all counters but not the caches, at the end of a warm-up.
     pub fn start(&mut self) {
         for core in &mut self.cores {
             core.accesses = 0;
@@ -98,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// What was counted of an NF over `packets` packets. None where there is no such NF.
+    /// The counts of an NF over `packets` packets; none if there is no such NF.
     pub fn sharing(&self, nf: usize, packets: u64) -> Option<Sharing> {
         let core = self.cores.get(nf)?;
         let ways = self.hierarchy.llc.ways;
@@ -122,7 +121,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// One NF alone is the plain model; two are one model of both their lines, and each alone is a plain model too.
+        /// One NF alone is the plain model; two are one model of both their lines, and each alone
+        /// is a plain model too.
         #[test]
         fn misses_are_those_of_one_model_told_apart(
             accesses in proptest::collection::vec((0usize..2, 0u64..150), 1..600), sets in 1u32..12, ways in 1u32..9,

@@ -3,7 +3,7 @@
 use super::Geometry;
 use super::filter::Sets;
 
-/// What no line is.
+/// Marks an empty place.
 const EMPTY: u64 = u64::MAX;
 
 /// A list of lines for each set, ordered by last use.
@@ -12,7 +12,7 @@ pub struct Stack {
     sets: Sets,
     ways: usize,
     lines: Vec<u64>,
-    /// Accesses that were found at each distance, and at the end those that were not found.
+    /// Hits at each distance; the last entry counts misses.
     found: Vec<u64>,
     /// Sets that have a line at each distance.
     filled: Vec<u64>,
@@ -36,7 +36,7 @@ impl Stack {
         self.found[distance] += 1;
     }
 
-    /// Uses a line, without counting: its distance, or the number of ways if it was not there.
+    /// Uses a line, without counting. Returns its distance, or the number of ways if it was absent.
     #[inline]
     pub(super) fn distance(&mut self, line: u64) -> usize {
         let from = self.sets.of(line) * self.ways;
@@ -64,12 +64,12 @@ impl Stack {
         self.found.iter().sum()
     }
 
-    /// Misses since the start with a number of ways.
+    /// Misses since the start with this many ways.
     pub fn misses(&self, ways: u32) -> u64 {
         self.found.iter().skip(ways as usize).sum()
     }
 
-    /// Lines that would be cached now with a number of ways.
+    /// Lines that would be cached now with this many ways.
     pub fn lines(&self, ways: u32) -> u64 {
         self.filled.iter().take(ways as usize).sum()
     }

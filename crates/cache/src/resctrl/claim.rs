@@ -1,15 +1,15 @@
-//! The owners of classes: one manager, and tools while they run; and what earlier ones have left.
+//! Ownership of classes: one manager, running tools, and leftovers of earlier ones.
 
 use super::{PREFIX, PROFILE, Resctrl, TRIAL, group};
 use crate::control::check_name;
 use crate::error::CacheError;
 
-/// Classes of tools: one that runs holds the lock of `info`.
+/// Classes of tools: a running one holds the lock of `info`.
 const TOOLS: [&str; 2] = [PROFILE, TRIAL];
 
 impl Resctrl {
-    /// For a manager, before it sweeps and makes classes: no other one has them as long as this lives. Where the kernel gives no ways, there is
-    /// nothing to claim.
+    /// Claims the classes for a manager, before it sweeps and makes classes. No other manager has
+    /// them while this value lives. Where the kernel gives no ways, there is nothing to claim.
     ///
     /// # Errors
     /// [`CacheError::Claimed`] while another manager lives; resctrl cannot be read.
@@ -23,13 +23,14 @@ impl Resctrl {
         Ok(())
     }
 
-    /// Removes groups that a manager before this one has left, or a tool that does not run any more, and gives their ways to the root class.
-    /// Tells which.
+    /// Removes groups left by an earlier manager or a tool that no longer runs, and gives their
+    /// ways to the root class. Returns their names.
     ///
     /// # Errors
-    /// resctrl cannot be read or changed; what can be removed has been, and the root class has what it may have.
+    /// resctrl cannot be read or changed; everything possible has been removed, and the root class
+    /// has the ways that it may have.
     pub fn sweep(&mut self) -> Result<Vec<String>, CacheError> {
-        // Held until all is removed, so that no tool begins meanwhile.
+        // Held until all is removed, so that no tool starts meanwhile.
         let alone = match self.lock_of("info") {
             Ok(lock) => Some(lock),
             Err(CacheError::Locked { .. }) => None,
@@ -39,9 +40,9 @@ impl Resctrl {
         self.remove_left(|name| name.starts_with(PREFIX) && (alone.is_some() || !is_of_tool(name)))
     }
 
-    /// For a tool that has one class while it runs, of this name ([`PROFILE`] or [`TRIAL`]): removes the class that a run
-    /// before it has left, and gives its ways to the root class. Tells whether there was one. As long as this lives, other tools
-    /// are refused.
+    /// Takes over the one class of a tool, by its name ([`PROFILE`] or [`TRIAL`]): removes the
+    /// class that an earlier run has left, and gives its ways to the root class. Returns whether
+    /// there was one. Other tools are refused while this value lives.
     ///
     /// # Errors
     /// [`CacheError::Locked`] while another tool runs; resctrl cannot be read or changed.
@@ -54,7 +55,7 @@ impl Resctrl {
         Ok(!self.remove_left(|name| name == own)?.is_empty())
     }
 
-    /// Removes groups that somebody before us has left, as far as they can be, and widens the root class.
+    /// Removes leftover groups as far as possible, and widens the root class.
     fn remove_left(&mut self, is_left: impl Fn(&str) -> bool) -> Result<Vec<String>, CacheError> {
         let _lock = self.lock()?;
         let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
@@ -62,7 +63,7 @@ impl Resctrl {
         if left.is_empty() {
             return Ok(left);
         }
-        // One that cannot be removed is no reason to keep the others.
+        // A failure does not stop the removal of the others.
         let removed: Vec<Result<(), CacheError>> = left.iter().map(|name| self.remove_folder(name)).collect();
         let widened = self.widen();
         removed.into_iter().collect::<Result<(), CacheError>>()?;

@@ -1,4 +1,4 @@
-//! What the kernel says that it can do.
+//! The capabilities that the kernel reports.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ impl Resctrl {
             shape.sparse = self.info_number(line, "sparse_masks", 10).is_ok_and(|value| value == 1);
             shape.code_and_data = self.lines.len() == 2;
             self.root = root.get(line).cloned().unwrap_or_default();
-            // An earlier owner of classes has narrowed it, and may give their ways back after we did.
+            // An earlier owner of classes has narrowed it, and may give their ways back after us.
             if self.groups()?.iter().any(|name| name.starts_with(PREFIX)) {
                 self.root.values_mut().for_each(|mask| *mask = self.all);
             }
@@ -30,7 +30,7 @@ impl Resctrl {
         if let Some(values) = root.get("MB") {
             shape.bandwidth = Some(self.bandwidth_limits(values)?);
         }
-        // Of every resource, those that we do not use included: the kernel counts them all.
+        // Of every resource, including those that we do not use: the kernel counts them all.
         let folders = fs::read_dir(self.path.join("info")).map_err(|e| self.system("read", "info", e))?;
         let counts = folders.flatten().filter_map(|entry| fs::read_to_string(entry.path().join("num_closids")).ok());
         let least = counts.filter_map(|text| text.trim().parse::<u32>().ok()).min();
@@ -56,7 +56,8 @@ impl Resctrl {
         let least = self.info_number("MB", "min_bandwidth", 10).unwrap_or(0);
         let step = self.info_number("MB", "bandwidth_gran", 10).unwrap_or(1).max(1);
         let now = root.values().copied().max().unwrap_or(0);
-        // The software controller says how by a file that no other mode has; AMD's values have no least, and go beyond a hundred.
+        // Only the software controller has this file. AMD's values have no minimum, and exceed a
+        // hundred.
         let unit = if self.path.join("mba_MBps_event").exists() || now > 1_000_000 {
             BandwidthUnit::MebibytesPerSecond
         } else if least == 0 || now > 100 {
@@ -72,7 +73,8 @@ impl Resctrl {
         Ok(BandwidthLimits { unit, least, step, most })
     }
 
-    /// Nodes that share an L3 with sub-NUMA clustering (1 without), and the ids of the caches that are watched.
+    /// Nodes that share an L3 with sub-NUMA clustering (1 without), and ids of the monitored
+    /// caches.
     fn monitored(&self) -> Result<(u32, BTreeSet<u32>), CacheError> {
         let (mut nodes, mut ids) = (1, BTreeSet::new());
         for entry in fs::read_dir(self.path.join("mon_data")).into_iter().flatten().flatten() {

@@ -1,17 +1,18 @@
 //! Loads and stores of the NFs of a chain, which share the last-level cache.
 //!
 //! # Problem
-//! NFs that share a class share its ways: what one caches is taken from the others. So their curves, each traced alone, say nothing of what they
-//! miss together.
+//! NFs of one class share its ways: lines that one caches evict the others'. So curves traced alone
+//! do not show what they miss together.
 //!
 //! # Approach
-//! All NFs of the chain run, each traced, and the packets that one sends on are given to the next by whoever reads the traces
-//! (`crates/nf/src/trace/relay.rs` has the form), `BATCH` bursts at once so that processes seldom wait for each other. The accesses of a
-//! batch are put in order before the model sees them: the first burst by the first NF, then by the second, and so on; then the next burst.
+//! All NFs of the chain run, each traced. The reader of the traces passes the packets that one NF
+//! sends on to the next (`crates/nf/src/trace/relay.rs` has the format), `BATCH` bursts at once so
+//! that processes seldom wait for each other. The accesses of a batch are ordered before the model
+//! gets them: the first burst by the first NF, then by the second, and so on; then the next burst.
 //!
 //! # Limits
-//! Those of a trace. Real NFs work on other bursts at the same time, and not one after the other; and one that gets parts of bursts would be given
-//! full ones.
+//! Those of a trace. Real NFs work on different bursts at the same time, not one after the other;
+//! and one that gets partial bursts would be given full ones.
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -23,43 +24,37 @@ use crate::model::{Hierarchy, Shared, Sharing};
 /// What the first NF gets.
 #[derive(Debug, Clone, Copy)]
 pub enum Feed<'a> {
-    /// Packets that it makes for itself.
+    /// Packets that it generates itself.
     Made(&'a Traffic),
-    /// Packets of somebody's, in turn.
+    /// Given packets, in turn.
     Given {
-        /// They.
         packets: &'a [Vec<u8>],
-        /// How many before those that count.
+        /// How many come before those that count.
         warm_up: u64,
-        /// How many that count.
         count: u64,
     },
 }
 
-/// Packets of a burst.
 const BURST: u64 = 32;
-/// Bursts that are handed on at once.
+/// Bursts per transfer.
 const BATCH: usize = 16;
-/// In place of a number of packets, on the way to an NF: a mark.
+/// A mark in the input of an NF, in place of a number of packets.
 const MARK: u64 = u64::MAX;
-/// In a trace: with the number of packets that go on.
+/// Flag of a record in a trace with the number of packets sent on.
 const ON: u64 = 1 << 63;
-/// Most packets of a burst, and bytes of one, that are believed.
+/// Most packets of a burst, and most bytes of a packet; more is an error.
 const MOST: u64 = 1 << 16;
 
-/// What a traced NF says at once.
 #[derive(Debug, Clone, PartialEq)]
 enum Step {
-    /// A burst.
     Burst {
         /// Its accesses: address and bytes.
         accesses: Vec<(u64, u32)>,
-        /// Packets that go on.
+        /// Packets sent on.
         on: u64,
-        /// These, as the next NF reads them.
+        /// These packets, in the input format of the next NF.
         packets: Vec<u8>,
     },
-    /// A mark.
     Mark {
         /// Loads and stores until then.
         accesses: u64,
@@ -71,7 +66,7 @@ enum Step {
 enum Lost {
     /// The NF has closed its end.
     Ended,
-    /// It says what makes no sense.
+    /// Its output is invalid.
     Broken(String),
 }
 
@@ -107,7 +102,7 @@ impl Step {
         }
     }
 
-    /// As the next NF reads it.
+    /// Appends it in the input format of the next NF.
     fn hand_on(&self, to: &mut Vec<u8>) {
         match self {
             Self::Mark { .. } => to.extend(MARK.to_le_bytes()),
@@ -119,7 +114,7 @@ impl Step {
     }
 }
 
-/// Reads packets, and leaves them in their form.
+/// Reads packets, and keeps their format.
 fn packets(stream: &mut impl Read, count: u64) -> Result<Vec<u8>, Lost> {
     let mut found = Vec::new();
     if count > MOST {
@@ -138,14 +133,14 @@ fn packets(stream: &mut impl Read, count: u64) -> Result<Vec<u8>, Lost> {
     Ok(found)
 }
 
-/// A packet in its form.
+/// Appends a packet in the input format.
 fn write_packet(packet: &[u8], to: &mut Vec<u8>) {
     to.extend((packet.len() as u64).to_le_bytes());
     to.extend_from_slice(packet);
     to.resize(to.len().next_multiple_of(RECORD), 0);
 }
 
-/// A traced NF at work, killed with this.
+/// A running traced NF; drop kills it.
 struct Running {
     name: String,
     child: Option<Child>,
@@ -168,7 +163,8 @@ impl Running {
         Ok(Self { name, child: Some(child), input, output: BufReader::with_capacity(super::CHUNK, output) })
     }
 
-    /// Gives it a batch, if there is one, and reads as many steps as are in it; or as many as there are, at most those of a batch.
+    /// Sends it a batch, if any, and reads as many steps as that has; without one, reads up to a
+    /// batch.
     fn steps(&mut self, batch: Option<(&[u8], usize)>) -> Result<Vec<Step>, Lost> {
         let mut steps = Vec::with_capacity(BATCH);
         if let (Some((bytes, _)), Some(input)) = (batch, &mut self.input) {
@@ -187,7 +183,6 @@ impl Running {
         Ok(steps)
     }
 
-    /// What went wrong.
     fn why(&mut self, lost: Lost) -> CacheError {
         self.input = None;
         let Some(mut child) = self.child.take() else { return failed(format!("{} is lost", self.name)) };
@@ -203,7 +198,6 @@ impl Running {
         }
     }
 
-    /// Waits for its end.
     fn finish(&mut self) -> Result<(), CacheError> {
         self.input = None;
         match self.child.as_mut().map(Child::wait) {
@@ -226,16 +220,16 @@ fn failed(what: String) -> CacheError {
     CacheError::Model { what, cure: "build it with scripts/trace-nf and try its arguments by hand" }
 }
 
-/// What the first NF is given, batch by batch.
+/// The input of the first NF, batch by batch.
 struct Deal<'a> {
     packets: std::iter::Cycle<std::slice::Iter<'a, Vec<u8>>>,
-    /// Packets that are left before the end, and before each mark.
+    /// Packets left before each of the two marks.
     left: [u64; 2],
     marks: usize,
 }
 
 impl Deal<'_> {
-    /// A batch, and its steps; none at the end.
+    /// A batch, and its number of steps; none at the end.
     fn next(&mut self) -> Option<(Vec<u8>, usize)> {
         let (mut bytes, mut steps) = (Vec::new(), 0);
         while steps < BATCH && self.marks < self.left.len() {
@@ -255,11 +249,11 @@ impl Deal<'_> {
     }
 }
 
-/// What was counted of the NFs of a chain.
+/// Counts of the NFs of a chain.
 struct Tally {
-    /// Of each NF, the accesses until each mark.
+    /// For each NF, the accesses until each mark.
     marks: Vec<Vec<u64>>,
-    /// Of each NF, the packets that it got since the first mark.
+    /// For each NF, the packets that it got since the first mark.
     got: Vec<u64>,
 }
 
@@ -281,11 +275,13 @@ impl Tally {
     }
 }
 
-/// Runs the traced NFs of a chain, in its order, and models the misses of each: with the others on cores beside it and one last-level cache for
-/// all, and alone. The packets that count are, of each NF, those that it got.
+/// Runs the traced NFs of a chain, in its order, and models the misses of each: with the others on
+/// cores beside it and one last-level cache for all, and alone. For each NF, the packets that count
+/// are those that it got.
 ///
 /// # Errors
-/// One cannot be started, fails, or was not built to be traced; lines are shorter than a trace's; or there are no packets to give.
+/// An NF cannot be started, fails, or was not built to be traced; lines are shorter than a trace's;
+/// or there are no packets to give.
 pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<Vec<Sharing>, CacheError> {
     let (hierarchy, l1) = first_cache(hierarchy)?;
     let mut model = Shared::new(hierarchy, nfs.len())?;
@@ -350,14 +346,14 @@ mod tests {
 
     const HIERARCHY: Hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
 
-    /// An NF that says these words, after it has read so many bytes before each.
+    /// An NF that writes these words, each part after it has read that many bytes.
     fn says(parts: &[(usize, &[u64])]) -> Traced {
         let octal = |word: &u64| word.to_le_bytes().map(|byte| format!("\\{byte:03o}")).concat();
         let part = |(bytes, words): &(usize, &[u64])| {
             let words: String = words.iter().map(octal).collect();
             format!("dd bs=1 count={bytes} >/dev/null 2>&1; printf '{words}'\n")
         };
-        // What it is sent after its last word is read too: nobody writes to one that has ended.
+        // It also reads the input after its last word: a write to an exited process would fail.
         let script = parts.iter().map(part).collect::<String>() + "cat >/dev/null";
         Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script], env: Vec::new() }
     }
@@ -379,14 +375,15 @@ mod tests {
         assert_eq!((found[0].together.packets, found[1].together.packets), (2, 1));
         assert_eq!((found[0].together.accesses, found[1].together.accesses), (2, 3));
         assert_eq!((found[0].alone, found[1].alone), (1, 1), "what was there before the mark is cached");
-        // With one way, both lines 1 are in one set: each takes it from the other.
+        // With one way, both lines 1 are in one set: each evicts the other.
         assert_eq!((&found[0].together.misses[..], &found[1].together.misses[..]), (&[2, 1][..], &[2, 1][..]));
     }
 
     #[test]
     fn packets_can_be_given() {
         let given = [vec![1; 60], vec![2; 61]];
-        // One batch: bursts of 10, 32 and 8 packets, of 72 bytes each with its length, and two marks.
+        // One batch: bursts of 10, 32 and 8 packets, of 72 bytes each with its length, and two
+        // marks.
         let bytes = 8 + 2 * 8 + 3 * 8 + 50 * 72;
         let nf = says(&[(bytes, &[load(64), ON, 1, load(128), ON, load(192), ON, 3])]);
         let found = profile(&[nf], Feed::Given { packets: &given, warm_up: 10, count: 40 }, HIERARCHY).unwrap();
@@ -405,7 +402,7 @@ mod tests {
         let nowhere = Traced { program: "/nowhere/nf".into(), args: Vec::new(), env: Vec::new() };
         let script = "echo \"$TABLE/$HOME\" >&2; exit 1";
         let env = vec![("TABLE".into(), "7".into())];
-        let told = Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script.into()], env };
+        let with_env = Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script.into()], env };
         let silent = Traced { program: "/bin/true".into(), args: Vec::new(), env: Vec::new() };
         let garbage = says(&[(8 + 8 + 24, &[u64::MAX])]);
         for (chain, words) in [
@@ -414,7 +411,7 @@ mod tests {
             (vec![plain], "no loads"),
             (vec![fails.clone()], "no rules"),
             // Its own environment, and nothing of the caller's.
-            (vec![told], "failed: 7/;"),
+            (vec![with_env], "failed: 7/;"),
             (vec![good.clone(), fails], "no rules"),
             (vec![good.clone(), silent], "too early"),
             (vec![good, garbage], "cannot be read"),

@@ -1,43 +1,41 @@
-//! The NFs that come along, with arguments, files and traffic that make each of them work: what experiments and tests trace.
+//! Example NFs to trace, with their arguments, files and traffic.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// How much of the cache the NFs use that use much of it.
+/// How much cache the NFs with large state use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// Some MiB: for runs that are repeated for each number of ways, in a slow simulator.
+    /// Some MiB: for runs repeated for each number of ways in a slow simulator.
     Small,
-    /// As many flows as fill some of a server's.
+    /// Enough flows to fill part of a server's cache.
     Large,
 }
 
 /// An NF and what it gets.
 #[derive(Debug, Clone, Copy)]
 pub struct Example {
-    /// Its name.
     pub name: &'static str,
     /// What follows `sluice-nf-` in the name of its program.
     pub nf: &'static str,
-    /// `FILE` is where its file is (what else begins so is beside it), and `CONNECTIONS` how many connections it keeps.
+    /// `FILE` stands for the path of its file (longer names that begin so are beside it),
+    /// `CONNECTIONS` for the number of connections that it keeps.
     args: &'static [&'static str],
     file: fn() -> String,
-    /// Arguments with which it makes its file of `FILE.text`, if the text is not the file itself.
+    /// Arguments with which it makes its file from `FILE.text`; empty if the text is the file.
     build: &'static [&'static str],
     /// Small and large.
     flows: [u32; 2],
-    /// The NF that makes its packets of the traffic, as the examples name it, if there is one before it.
+    /// Name of the example that produces its packets from the traffic, if there is one.
     pub behind: Option<&'static str>,
-    /// Whether destinations are all over.
+    /// Whether destinations are over the whole address space.
     pub spread: bool,
-    /// Bytes of a packet.
     pub bytes: u32,
 }
 
 impl Example {
-    /// Flows of its traffic.
     pub fn flows(&self, scale: Scale) -> u32 {
         self.flows[usize::from(scale == Scale::Large)]
     }
@@ -48,7 +46,7 @@ impl Example {
         filled(self.args, file).map(|arg| arg.replace("CONNECTIONS", connections)).collect()
     }
 
-    /// Makes its file; an empty one where it has none. It is its own program that does, where it reads no text.
+    /// Makes its file, empty if it has none. If it reads no text, its program compiles the file.
     ///
     /// # Errors
     /// The file cannot be written, or the program does not make it.
@@ -61,13 +59,12 @@ impl Example {
         if made.success() { Ok(()) } else { Err(io::Error::other(format!("{} cannot make its file: {made}", program.display()))) }
     }
 
-    /// The example before it.
     pub fn before(&self) -> Option<&'static Example> {
         EXAMPLES.iter().find(|example| Some(example.name) == self.behind)
     }
 }
 
-/// Arguments with the file's name in them.
+/// Arguments with the file's name substituted.
 fn filled<'a>(args: &'a [&str], file: &Path) -> impl Iterator<Item = String> + 'a {
     let file = file.display().to_string();
     args.iter().map(move |arg| arg.replace("FILE", &file))
@@ -80,10 +77,9 @@ const fn example(name: &'static str, args: &'static [&'static str], file: fn() -
 const NAT: &[&str] = &["--inside", "10.0.0.0/8", "--outside", "203.0.113.1,203.0.113.2,203.0.113.3"];
 const BALANCER: &[&str] = &["--vip", "198.18.0.1:9", "--protocol", "udp", "--backends", "FILE", "--connections", "CONNECTIONS"];
 const STATEFUL: &[&str] = &["--rules", "FILE", "--connections", "CONNECTIONS"];
-/// Flows of NFs that keep nothing of them.
+/// Flows of stateless NFs.
 const FEW: [u32; 2] = [1_000, 1_000];
 
-/// All of them.
 pub const EXAMPLES: &[Example] = &[
     example("monitor", &["--flows", "262144"], String::new, [100_000, 200_000]),
     example("nat", NAT, String::new, [50_000, 150_000]),
@@ -112,7 +108,7 @@ fn stateful() -> String {
     "stateful\ndefault deny\nallow udp from 10.0.0.0/8\n".into()
 }
 
-/// A hundred that match nothing, then one that matches all.
+/// A hundred rules that match nothing, then one that matches all.
 fn rules() -> String {
     (0..100).map(|i| format!("deny udp from 172.16.{i}.0/24 port 53\n")).chain(["allow udp from 10.0.0.0/8\n".into()]).collect()
 }
@@ -121,7 +117,7 @@ fn backends() -> String {
     (1..=50).map(|i| format!("web{i} 192.0.2.{i}:8080\n")).collect()
 }
 
-/// A default and twenty thousand prefixes of 24 bits, all over the space.
+/// A default and twenty thousand /24 prefixes over the whole address space.
 fn routes() -> String {
     let nets = (0..20_000u32).map(|i| i.wrapping_mul(0x9e37_79b1) >> 8 & 0x7f_ffff).filter(|net| net >> 16 > 0);
     let nets: BTreeSet<u32> = nets.collect();
@@ -129,7 +125,7 @@ fn routes() -> String {
     ["0.0.0.0/0 mac 02:00:00:00:00:01\n".into()].into_iter().chain(lines).collect()
 }
 
-/// Twenty thousand, the destinations of the traffic's flows that are all over.
+/// Twenty thousand hosts, the destinations of spread traffic.
 fn hosts() -> String {
     let host = |flow: u32| {
         let to = flow.wrapping_mul(0x9e37_79b1).to_be_bytes();

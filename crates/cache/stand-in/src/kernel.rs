@@ -1,19 +1,22 @@
-//! The kernel's side: groups, their masks, and what is refused.
+//! The kernel's side: groups, their masks, and refusals.
 //!
 //! # Problem
-//! A folder with files takes every write. The kernel does not: it checks masks, counts classes, rounds bandwidths, stops a list of
-//! processes at the first that cannot be moved, and leaves a line in `info/last_cmd_status`. Code that was tested on a folder was not tested.
+//! A folder with files takes every write. The kernel does not: it checks masks, counts classes,
+//! rounds bandwidths, stops a list of processes at the first that cannot be moved, and leaves a
+//! line in `info/last_cmd_status`. A test on a plain folder would test none of this.
 //!
 //! # Approach
-//! Paths in, text or an error number out, as the files of resctrl answer; the module `mount` puts it behind a mount point. Checks come in the
-//! kernel's order, so that a write that is wrong in two ways is refused for the same one.
+//! Paths in, text or an error number out, as resctrl's files answer; the module `mount` serves it
+//! at a mount point. Checks come in the kernel's order, so that a write with two faults is refused
+//! for the same one.
 //!
 //! # Limits
-//! No pseudo-locking, no L2, no mount options at run time, no renaming, and no second user. What the hardware counts is what a test says
-//! ([`Kernel::count`]). The line in `last_cmd_status` has the kernel's form; its words are not promised by the kernel, nor here.
+//! No pseudo-locking, no L2, no mount options at run time, no renaming, and no second user. Tests
+//! set the hardware's counters ([`Kernel::count`]). The line in `last_cmd_status` has the kernel's
+//! form; neither the kernel nor this module guarantees its words.
 //!
 //! # Source
-//! `Documentation/filesystems/resctrl.rst` and what `fs/resctrl` of Linux 6.16 does.
+//! `Documentation/filesystems/resctrl.rst` and the behaviour of `fs/resctrl` in Linux 6.16.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +30,6 @@ pub type Errno = i32;
 /// A counter's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Count {
-    /// Bytes.
     Bytes(u64),
     /// The counter has no value now.
     Unavailable,
@@ -35,14 +37,11 @@ pub enum Count {
     Unassigned,
 }
 
-/// What a path is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A folder, with the names in it.
+    /// A folder: the names in it, each with whether it is a folder.
     Folder(Vec<(String, bool)>),
-    /// A file that can be written, or not.
     File {
-        /// Whether it takes writes.
         writable: bool,
     },
 }
@@ -62,13 +61,12 @@ struct Group {
     /// By line and domain.
     masks: BTreeMap<(&'static str, u32), u32>,
     bandwidth: BTreeMap<u32, u32>,
-    /// Those that were moved here; the root has all others.
+    /// Tasks that were moved here; the root has all others.
     tasks: BTreeSet<i32>,
     cpus: BTreeSet<u32>,
     watched: BTreeMap<String, Watched>,
 }
 
-/// The state of resctrl.
 #[derive(Debug)]
 pub struct Kernel {
     machine: Machine,
@@ -77,7 +75,7 @@ pub struct Kernel {
     closids: BTreeSet<u32>,
     rmids: BTreeSet<u32>,
     limbo: BTreeSet<u32>,
-    /// Whether monitoring ids that were given back stay unusable for a while.
+    /// Whether released monitoring ids stay unusable for a while.
     dirty: bool,
     status: String,
     counts: BTreeMap<String, Count>,
@@ -88,7 +86,7 @@ const GROUP_FILES: [&str; 3] = ["tasks", "cpus", "cpus_list"];
 const CONTROL_FILES: [&str; 3] = ["schemata", "mode", "size"];
 
 impl Kernel {
-    /// As right after the mount.
+    /// The state right after the mount.
     pub fn new(machine: Machine) -> Self {
         let closids = (1..machine.closids()).collect();
         let rmids = machine.monitoring.as_ref().map_or_else(BTreeSet::new, |m| (1..m.num_rmids).collect());
@@ -111,12 +109,13 @@ impl Kernel {
         kernel
     }
 
-    /// Has a counter's file say something: its path below the mount point.
+    /// Sets the value of a counter's file, by its path below the mount point.
     pub fn count(&mut self, path: &str, count: Count) {
         self.counts.insert(path.into(), count);
     }
 
-    /// Whether monitoring ids that are given back still tag lines in the cache; `false` lets all go that wait.
+    /// Sets whether released monitoring ids still tag lines in the cache; `false` frees all that
+    /// wait.
     pub fn set_dirty(&mut self, dirty: bool) {
         self.dirty = dirty;
         if !dirty {
@@ -198,7 +197,7 @@ impl Kernel {
         }
     }
 
-    /// What a path is, below the mount point and without a slash before it.
+    /// What a path is, below the mount point and without a leading slash.
     pub fn look(&self, path: &str) -> Option<Kind> {
         let file = |name: &str| (name.to_string(), false);
         let folder = |name: &str| (name.to_string(), true);
@@ -359,7 +358,7 @@ impl Kernel {
     /// One write to a file.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error number.
     pub fn write(&mut self, path: &str, data: &[u8]) -> Result<(), Errno> {
         match self.look(path) {
             Some(Kind::File { writable: true }) => {}
@@ -386,7 +385,7 @@ impl Kernel {
                 self.write_cpus(&name, watched.as_deref(), &text, file == "cpus_list")
             }
             "mode" | "schemata" => {
-                // These two want a whole line; without one, the last answer stays as it was.
+                // These two require a whole line; without one, the last status stays as it was.
                 let text = text.strip_suffix('\n').ok_or(libc::EINVAL)?;
                 self.status.clear();
                 if file == "mode" { self.write_mode(&name, text) } else { self.write_schemata(&name, text) }
@@ -481,7 +480,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether a mask meets another group's; with `exclusive` only those that share with nobody, without it devices too.
+    /// Whether a mask overlaps another group's. With `exclusive`, only exclusive groups count;
+    /// without it, devices count too.
     fn overlaps(&self, name: &str, domain: u32, mask: u32, exclusive: bool) -> bool {
         if !exclusive && mask & self.machine.shareable_bits != 0 {
             return true;
@@ -536,7 +536,7 @@ impl Kernel {
     /// Makes a group.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error number.
     pub fn mkdir(&mut self, path: &str) -> Result<(), Errno> {
         if self.look(path).is_some() {
             return Err(libc::EEXIST);
@@ -575,7 +575,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// A group as the kernel begins it: all ways that nobody has for himself, the first run of them where masks may have no gaps.
+    /// A new group as the kernel makes it: all ways that no group has exclusively; where masks may
+    /// have no gaps, their first run.
     fn fresh(&mut self, closid: u32, rmid: u32) -> Result<Group, Errno> {
         let mut group = self.group(closid, rmid);
         for ((line, domain), mask) in &mut group.masks {
@@ -598,10 +599,10 @@ impl Kernel {
         Ok(group)
     }
 
-    /// Removes a group; what was in it goes to the one above.
+    /// Removes a group; its contents go to the one above.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// The kernel's error number.
     pub fn rmdir(&mut self, path: &str) -> Result<(), Errno> {
         let prefix = format!("{path}/");
         if !path.is_empty() && !path.contains('/') && self.groups.contains_key(path) {

@@ -1,4 +1,4 @@
-//! A stand-in for the kernel's resctrl, for tests: a file system that refuses what the kernel refuses.
+//! A stand-in for the kernel's resctrl, for tests, with the kernel's refusals.
 //!
 //! ```no_run
 //! let machine = sluice_resctrl_stand_in::Machine::default();
@@ -6,7 +6,7 @@
 //! std::fs::create_dir(resctrl.path().join("web")).unwrap();
 //! assert!(std::fs::write(resctrl.path().join("web/schemata"), "L3:0=5\n").is_err());
 //! ```
-//! The module `kernel` says what is answered and what is left out. It needs root and `/dev/fuse`.
+//! The module `kernel` documents its answers and its limits. It needs root and `/dev/fuse`.
 
 mod kernel;
 mod machine;

@@ -1,15 +1,14 @@
-//! What the machine is that the stand-in plays: processors, caches, and how many classes its hardware has.
+//! The simulated machine: processors, caches, and classes of its hardware.
 
 use std::collections::BTreeMap;
 
-/// Memory bandwidth allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bandwidth {
     /// Classes that the resource has.
     pub num_closids: u32,
     /// Smallest value, in percent.
     pub min: u32,
-    /// What a new group has.
+    /// The value of a new group.
     pub max: u32,
     /// Values are rounded up to multiples of this.
     pub granularity: u32,
@@ -31,25 +30,20 @@ pub struct Monitoring {
 pub struct Machine {
     /// Processors of each L3 cache, by the cache's id; ids may have gaps.
     pub domains: BTreeMap<u32, Vec<u32>>,
-    /// Bytes of each L3.
     pub l3_bytes: u64,
     /// Whether there is cache allocation.
     pub cat: bool,
-    /// Bits of a mask.
     pub cbm_bits: u32,
-    /// Fewest bits of a mask.
     pub min_cbm_bits: u32,
     /// Ways that devices use too.
     pub shareable_bits: u32,
-    /// Whether masks may have gaps; none leaves the file out, as older kernels do.
+    /// Whether masks may have gaps; none omits the file, as in older kernels.
     pub sparse: Option<bool>,
     /// Classes for L3; halved by CDP.
     pub num_closids: u32,
-    /// Whether code and data have masks of their own.
+    /// Whether code and data have separate masks.
     pub cdp: bool,
-    /// Bandwidth allocation, if there is any.
     pub bandwidth: Option<Bandwidth>,
-    /// Monitoring, if there is any.
     pub monitoring: Option<Monitoring>,
     /// Hardware that gives all of these bits to a mask that has any of them; 0 is none.
     pub widened: u32,
@@ -58,8 +52,8 @@ pub struct Machine {
 }
 
 impl Default for Machine {
-    /// Two sockets with ids 0 and 2, eight processors each, 45 MiB in 20 ways of which devices share the upper two, 16 classes, and
-    /// everything that can be monitored.
+    /// Two sockets with ids 0 and 2, eight processors each, 45 MiB in 20 ways of which devices
+    /// share the upper two, 16 classes, and all monitoring events.
     fn default() -> Self {
         Self {
             domains: BTreeMap::from([(0, (0..8).collect()), (2, (8..16).collect())]),
@@ -93,7 +87,6 @@ impl Machine {
         }
     }
 
-    /// Whether anything can be allocated.
     pub fn allocates(&self) -> bool {
         self.cat || self.bandwidth.is_some()
     }
@@ -110,7 +103,6 @@ impl Machine {
         cache.into_iter().chain(bandwidth).min().unwrap_or(1)
     }
 
-    /// A mask of all ways.
     pub fn all(&self) -> u32 {
         u32::try_from((1u64 << self.cbm_bits) - 1).unwrap_or(u32::MAX)
     }

@@ -1,4 +1,4 @@
-//! Puts the kernel's side behind a mount point.
+//! Serves the kernel's side at a mount point.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -16,10 +16,10 @@ use fuser::{
 use crate::kernel::{Kernel, Kind};
 use crate::machine::Machine;
 
-/// Nothing is remembered between two requests.
+/// Nothing is cached between two requests.
 const NOW: Duration = Duration::ZERO;
 
-/// Paths and their numbers. A folder that is made again has a new number.
+/// Paths and their inode numbers. A folder that is made again gets a new number.
 #[derive(Default)]
 struct Inodes {
     paths: HashMap<u64, String>,
@@ -121,7 +121,7 @@ impl Filesystem for Mounted {
         }
     }
 
-    // A shell's `>` cuts the file first, which changes nothing here, as in the kernel.
+    // A shell's `>` truncates the file first, which changes nothing here, as in the kernel.
     fn setattr(
         &self,
         req: &Request,
@@ -144,7 +144,7 @@ impl Filesystem for Mounted {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Past the page cache: a write arrives as it was made, and a read asks anew.
+        // Past the page cache: a write arrives as it was made, and each read is a new request.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
     }
 
@@ -233,7 +233,7 @@ impl Filesystem for Mounted {
     }
 }
 
-/// A mounted stand-in; unmounted when it is dropped.
+/// A mounted stand-in; unmounted on drop.
 pub struct StandIn {
     kernel: Arc<Mutex<Kernel>>,
     session: Option<BackgroundSession>,
@@ -241,7 +241,7 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// Mounts one.
+    /// Mounts a stand-in.
     ///
     /// # Errors
     /// The host has no `/dev/fuse`, or this user may not mount.
@@ -255,12 +255,10 @@ impl StandIn {
         Ok(Self { kernel, session: Some(session), folder })
     }
 
-    /// Where it is mounted.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The kernel's side.
     pub fn kernel(&self) -> MutexGuard<'_, Kernel> {
         locked(&self.kernel)
     }

@@ -1,13 +1,15 @@
-//! Room for instances on demand: a core, some memory, and what the server leases to all of them.
+//! Leases and placement of instances on demand: cores, memory, and the shared ways.
 //!
 //! # Terms
-//! *Lease*: the ways of a server that are in no reserved instance's own class, with the classes that are left. It is never less than the
-//! shared class, and becomes smaller when reserved SLOs are admitted. Reserved instances that need no cache are in the shared class too:
-//! their promise holds whatever comes of its ways.
+//! *Lease*: the ways of a server that are in no reserved instance's own class, with the classes
+//! that are left. It is never less than the shared class, and shrinks when reserved SLOs are
+//! admitted. Reserved instances that need no cache are in the shared class too: their promise holds
+//! whatever happens to its ways.
 //!
 //! # Approach
-//! An instance on demand is promised nothing by a profile, so none is needed. It takes cores and memory and a place in the shared class, on
-//! a server that is in use if there is one, and of these where each on demand would have most of the lease.
+//! An instance on demand is promised nothing by a profile, so it needs none. It takes cores, memory
+//! and a place in the shared class. Servers in use come first, and of these the one with the
+//! largest part of the lease per instance in the shared class.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,11 +24,9 @@ pub struct Lease {
     pub mask: u64,
     /// Classes, the shared class included.
     pub classes: u32,
-    /// Least ways of a class.
     pub min_ways: u32,
-    /// Bytes of one way.
     pub way_bytes: u64,
-    /// Whether there are reserved instances in the shared class, so that there must be one.
+    /// Whether reserved instances are in the shared class, so that there must be one.
     pub riders: bool,
     /// Masks of reserved classes.
     pub reserved: Vec<u64>,
@@ -36,47 +36,28 @@ pub struct Lease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Footprint {
-    /// Cores.
     pub cores: u32,
-    /// Memory, in MiB.
     pub memory_mib: u64,
 }
 
-/// Why an instance on demand gets no room.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LeaseError {
-    /// The SLO makes no sense.
     #[error(transparent)]
     Slo(#[from] SloError),
-    /// It is not on demand.
     #[error("SLO \"{0}\" is reserved: it is admitted by a profile")]
     Reserved(String),
-    /// An instance of nothing.
     #[error("an instance of \"{0}\" is to take no core")]
     NoCores(String),
-    /// It has all that was agreed.
     #[error("\"{slo}\" has {instances} instances, as many as its cap allows")]
-    Capped {
-        /// The SLO.
-        slo: String,
-        /// Its instances.
-        instances: u32,
-    },
-    /// No server has room.
+    Capped { slo: String, instances: u32 },
     #[error("no server has {cores} cores and {memory_mib} MiB left, and a place in a shared class")]
-    Full {
-        /// Cores of an instance.
-        cores: u32,
-        /// Memory of an instance.
-        memory_mib: u64,
-    },
-    /// The placement is broken.
+    Full { cores: u32, memory_mib: u64 },
     #[error("the placement cannot be: {0}")]
     Placement(#[from] PlacementError),
 }
 
 impl PlacedServer {
-    /// What instances on demand share here; `is_on_demand` tells their SLOs from the others, by name.
+    /// The lease of this server. `is_on_demand` is true for the names of SLOs on demand.
     ///
     /// # Errors
     /// [`PlacementError`]: more is given away than there is.
@@ -97,10 +78,11 @@ impl PlacedServer {
     }
 }
 
-/// Finds room for one instance of an SLO on demand, its first or another one, and adds it. Returns it with the place of its server.
+/// Finds room for one more instance of an SLO on demand and adds it. Returns it with the index of
+/// its server.
 ///
 /// # Errors
-/// [`LeaseError`]; the placement is as it was.
+/// [`LeaseError`]; the placement is unchanged.
 pub fn lease(placement: &mut Placement, slo: &Slo, footprint: Footprint) -> Result<(usize, Instance), LeaseError> {
     let Footprint { cores, memory_mib } = footprint;
     slo.check()?;

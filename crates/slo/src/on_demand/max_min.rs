@@ -1,23 +1,24 @@
-//! Max-min shares: nobody can have more unless somebody has less who has no more than they.
+//! Max-min shares: a larger share would be taken from one that is no larger.
 //!
 //! # Terms
-//! *Wish*: what one would take at most. *Weight*: for how many one stands; shares are compared by what each of them has.
+//! *Wish*: the most that a participant would take. *Weight*: how many participants it stands for;
+//! shares are compared per participant.
 //!
 //! # Approach
-//! Ways are whole: each has the least that a class may have, and then one way after the other goes to who has least per weight and wishes
-//! more; of several, to the first. What is wished by nobody is left. Rates are not whole: the level is found by raising it past one wish
-//! after the other.
+//! Ways are whole. Each participant gets the least that a class may have; then one way after the
+//! other goes to the participant with least per weight that wishes more, the first of several. Ways
+//! beyond all wishes are left over. Rates are not whole: the level is raised past one wish after
+//! the other.
 
-/// What one would have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wish {
     /// Ways at most.
     pub ways: u32,
-    /// For how many; 0 counts as 1.
+    /// How many it stands for; 0 counts as 1.
     pub weight: u32,
 }
 
-/// Shares `ways` ways out; each has `least` at least, which must fit.
+/// Shares out `ways` ways; each gets at least `least`, which must fit.
 pub fn ways(wishes: &[Wish], least: u32, ways: u32) -> Vec<u32> {
     let mut given = vec![least; wishes.len()];
     let left = ways.saturating_sub(least * wishes.len() as u32);
@@ -25,7 +26,7 @@ pub fn ways(wishes: &[Wish], least: u32, ways: u32) -> Vec<u32> {
     given
 }
 
-/// Gives out what is left, a way at a time; returns what nobody wishes.
+/// Shares out `left` ways one at a time; returns how many are left over.
 pub fn fill(given: &mut [u32], wishes: &[Wish], mut left: u32) -> u32 {
     while left > 0 {
         let wanting = (0..wishes.len()).filter(|&i| given[i] < wishes[i].ways);
@@ -38,7 +39,8 @@ pub fn fill(given: &mut [u32], wishes: &[Wish], mut left: u32) -> u32 {
     left
 }
 
-/// Shares a rate out: nobody has more than they offer, unless more is left than all offer, which is divided evenly.
+/// Shares out a rate: none gets more than it offers, unless more than all offers is left, which is
+/// divided evenly.
 pub fn rates(offered: &[f64], total: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..offered.len()).collect();
     order.sort_by(|&a, &b| offered[a].total_cmp(&offered[b]));
@@ -90,7 +92,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody could have a way more without one having less who has no more per weight; and nothing is left that is wished.
+        /// One more way for any participant would take one from another that has no more per
+        /// weight; and no way that is wished is left over.
         #[test]
         fn shares_are_max_min(
             all in prop::collection::vec((0u32..20, 1u32..5), 1..8),

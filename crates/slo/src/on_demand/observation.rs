@@ -1,4 +1,4 @@
-//! What the agent of a server sees in a period, and what it is told to do.
+//! The agent's observation of a period, and the decision that follows.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,6 @@ use crate::slo::{Cap, SloError};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceId {
-    /// Its SLO.
     pub slo: String,
     /// Which of the SLO's instances.
     pub number: u32,
@@ -28,100 +27,67 @@ impl std::fmt::Display for InstanceId {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terms {
-    /// Its name.
     pub slo: String,
     /// Promised 95th percentile of latency, in ns.
     pub latency_ns: u64,
-    /// Where the promise ends; of the load, this server's part.
+    /// Where the promise ends; the load is this server's part.
     pub cap: Cap,
     /// Its instances on other servers.
     #[serde(default)]
     pub elsewhere: u32,
-    /// Whether no room was found for another instance: then it is as with the cap.
+    /// Whether no room was found for another instance: treated like the cap.
     #[serde(default)]
     pub refused: bool,
 }
 
-/// What was seen of an instance in a period.
+/// Measurements of an instance in a period.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seen {
-    /// Which.
     pub id: InstanceId,
-    /// 95th percentile of latency, in ns; none if no packet came, or if too few were timed to tell: what came says which.
+    /// 95th percentile of latency, in ns. None if no packet came or too few were timed;
+    /// `offered_pps` says which.
     pub latency_p95_ns: Option<u64>,
     /// Bytes of the LLC that it holds.
     pub occupancy_bytes: u64,
-    /// Misses of the LLC per second.
     pub misses_per_s: f64,
     /// Packets per second that come to it, before any policing.
     pub offered_pps: f64,
 }
 
-/// What was seen of a server in a period.
+/// Measurements of a server in a period.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
-    /// What is shared out.
     pub lease: Lease,
-    /// The SLOs.
     pub slos: Vec<Terms>,
     /// Their instances here.
     pub instances: Vec<Seen>,
 }
 
-/// What cannot be seen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ObservationError {
-    /// Nothing to share.
     #[error(
         "the lease has the ways {mask:#x} and {classes} classes: it needs ways in one piece, {min_ways} (1 at least) or more, and a class"
     )]
-    Lease {
-        /// Its ways.
-        mask: u64,
-        /// Its classes.
-        classes: u32,
-        /// Least ways of a class.
-        min_ways: u32,
-    },
-    /// Ways without a size.
+    Lease { mask: u64, classes: u32, min_ways: u32 },
     #[error("a way of the lease has 0 bytes")]
     WayBytes,
-    /// Somebody else's ways.
     #[error("the lease has the ways {mask:#x}, and {reserved:#x} are reserved")]
-    Reserved {
-        /// The lease.
-        mask: u64,
-        /// A reserved class.
-        reserved: u64,
-    },
-    /// Two of one name.
+    Reserved { mask: u64, reserved: u64 },
     #[error("\"{0}\" is there twice")]
     Twice(String),
-    /// No promise.
     #[error("SLO \"{0}\" promises a latency of 0 ns")]
     Latency(String),
-    /// A cap that is none.
     #[error(transparent)]
     Cap(#[from] SloError),
-    /// An instance of nothing.
-    #[error("instance {0} is of an SLO that is not told")]
+    #[error("instance {0} is of an SLO that the observation does not have")]
     Stranger(InstanceId),
-    /// A number that is none.
     #[error("instance {id} has {misses_per_s} misses/s and {offered_pps} packets/s: both are 0 or more and finite")]
-    NoNumber {
-        /// The instance.
-        id: InstanceId,
-        /// Its misses.
-        misses_per_s: f64,
-        /// What comes to it.
-        offered_pps: f64,
-    },
+    NoNumber { id: InstanceId, misses_per_s: f64, offered_pps: f64 },
 }
 
 impl Lease {
-    /// How many ways it has.
     pub fn ways(&self) -> u32 {
         self.mask.count_ones()
     }
@@ -131,7 +97,7 @@ impl Lease {
         self.classes.min(self.ways() / self.min_ways)
     }
 
-    /// Whether it can be shared out.
+    /// Checks that it can be shared out.
     ///
     /// # Errors
     /// [`ObservationError`].
@@ -152,7 +118,7 @@ impl Lease {
 }
 
 impl Observation {
-    /// Whether it can be.
+    /// Checks that it is consistent.
     ///
     /// # Errors
     /// [`ObservationError`].
@@ -185,46 +151,40 @@ impl Observation {
     }
 }
 
-/// A class and who is in it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
     /// Its ways, in one piece.
     pub mask: u64,
-    /// Whether it is the shared class, which the server's reserved instances that need no cache are in too.
+    /// Whether it is the shared class, which also has the reserved instances that need no cache.
     pub shared: bool,
-    /// Its instances.
     pub instances: Vec<InstanceId>,
 }
 
 impl Class {
-    /// How many ways it has.
     pub fn ways(&self) -> u32 {
         self.mask.count_ones()
     }
 }
 
-/// Another instance is needed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
-    /// The SLO.
     pub slo: String,
     /// How many instances it should have, on all servers.
     pub instances: u32,
 }
 
-/// What may come in.
+/// A limit on the input of an instance.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policed {
-    /// The instance.
     pub id: InstanceId,
     /// Packets per second at most.
     pub limit_pps: f64,
 }
 
-/// What is done about a broken promise.
+/// What is done about a violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Remedy {
@@ -232,38 +192,36 @@ pub enum Remedy {
     Wait,
     /// Ways are moved.
     Share,
-    /// Another instance is asked for.
+    /// Another instance is requested.
     Ask,
     /// Input is policed.
     Police,
 }
 
-/// A promise that is broken.
+/// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Violation {
-    /// The instance.
     pub id: InstanceId,
     /// Its 95th percentile of latency, in ns.
     pub latency_p95_ns: u64,
-    /// For how many periods in a row.
+    /// How many periods in a row.
     pub periods: u64,
-    /// What is done about it.
     pub remedy: Remedy,
 }
 
-/// What is to be done, until the next period.
+/// What is to be done until the next period.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// All classes of the lease: the shared class first if there is one, others by age. Nobody else has ways of the lease.
+    /// All classes of the lease: the shared class first if there is one, others by age. No other
+    /// class has ways of the lease.
     pub classes: Vec<Class>,
     /// Whether they differ from those of the period before.
     pub moved: bool,
-    /// Instances that are asked for, each period until they are there or are not needed any more.
+    /// Requested instances, repeated each period until they exist or are no longer needed.
     pub requests: Vec<Request>,
-    /// Limits; others have none.
+    /// Limits; other instances have none.
     pub policed: Vec<Policed>,
-    /// Promises that are broken.
     pub violations: Vec<Violation>,
 }

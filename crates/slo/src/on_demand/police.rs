@@ -1,13 +1,15 @@
-//! How much of what is offered is let in, where cache and instances are at an end.
+//! Policing of an instance's input, once cache and instances are exhausted.
 //!
 //! # Approach
-//! While a promise is broken the limit falls with the ratio of promise and latency, but never by more than half. Once latency has been well
-//! below the promise for a while it rises by a twentieth, not up to where the promise broke; that is tried again after a pause, which is
-//! twice as long each time. A limit that is above what is offered is lifted. A limit that leaves too few packets to tell the latency rises like one
-//! below which all is well (`UNKNOWN`), or it would stay for ever.
+//! While a promise is broken the limit falls by the ratio of promised to measured latency, but
+//! never by more than half. Once latency has been well below the promise for a while, it rises by a
+//! twentieth, but stays below where the promise broke; that is tried again after a pause, twice as
+//! long each time. A limit above the offered load is removed. A limit that leaves too few packets
+//! to measure latency rises as if all were well (`UNKNOWN`), or it would stay for ever.
 //!
 //! # Limits
-//! A latency that no load keeps is not kept by policing: the limit ends at a hundredth of what is offered.
+//! Policing cannot keep a latency that no load keeps: the limit ends at a hundredth of the offered
+//! load.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,18 +18,17 @@ use super::{CALM, Pause, SETTLE};
 /// Most and least that is left of a limit when it falls.
 const FALL: (f64, f64) = (0.5, 0.95);
 const RISE: f64 = 1.05;
-/// How near to a limit that was too high it rises.
+/// How near it rises to a limit that was too high.
 const BELOW: f64 = 0.97;
-/// Least limit, as a part of what is offered.
+/// Least limit, as a part of the offered load.
 const LEAST: f64 = 0.01;
-/// A limit so many times what is offered does nothing.
+/// A limit of this multiple of the offered load has no effect.
 const LIFTED: f64 = 1.1;
 
-/// The limit of an instance.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Police {
-    /// Packets per second; none lets everything in.
+    /// Packets per second; none admits everything.
     pub limit_pps: Option<f64>,
     /// A limit that was too high.
     too_high_pps: Option<f64>,
@@ -37,13 +38,15 @@ pub struct Police {
 }
 
 impl Police {
-    /// The cache is shared in another way: what was too high need not be any more.
+    /// Clears what was learnt: the cache is shared differently, and what was too high may be fine
+    /// now.
     pub fn forget(&mut self) {
         self.too_high_pps = None;
         self.pause.forget();
     }
 
-    /// One period. `part` is the promised over the measured latency where the promise is broken and nothing else is left to do.
+    /// Advances one period. `part` is the promised over the measured latency; it is set where the
+    /// promise is broken and nothing else is left to do.
     pub fn step(&mut self, part: Option<f64>, calm: u32, offered_pps: f64) {
         self.wait = self.wait.saturating_sub(1);
         self.pause.step();
@@ -52,7 +55,7 @@ impl Police {
             self.limit_pps = Some((was * part.clamp(FALL.0, FALL.1)).max(offered_pps * LEAST));
             self.too_high_pps = Some(was);
             self.pause.start();
-            // Packets that wait in front of the NF are late still.
+            // Packets that wait in front of the NF are still late.
             self.wait = SETTLE + 1;
         }
         let Some(limit) = self.limit_pps.filter(|_| calm >= CALM && self.wait == 0) else { return };
@@ -86,7 +89,7 @@ mod tests {
         }
         assert!((5e6..=6e6).contains(&police.limit_pps.unwrap()), "{police:?}");
         assert!(changes < 5 && broken < 10, "{changes} {broken}");
-        // Less is offered, and more than that is let in after a while.
+        // Less is offered, and the limit goes after a while.
         for _ in 0..200 {
             police.step(None, 100, 4e6);
         }

@@ -13,55 +13,53 @@ use super::police::Police;
 use super::{CALM, CONFIRM, FULL, GONE, HIGH_MISSES, LEAVE, PATIENCE, PROBATION, Pause, SETTLE, SLACK, UNKNOWN, WINDOW};
 use crate::placement::bits;
 
-/// How the lease of a server is shared out. Begins with nobody; the instances are those of each observation.
+/// How the lease of a server is shared out. Starts empty; the instances are those of each
+/// observation.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sharing {
     period: u64,
-    /// Periods until somebody is judged again.
+    /// Periods until evaluation resumes.
     settle: u32,
-    /// By their ids.
+    /// Sorted by id.
     members: Vec<Member>,
-    /// What is known of the shared class.
     shared: Shared,
-    /// Before the next exchange between it and an own class.
+    /// Pause before the next exchange between the shared and an own class.
     exchange: Pause,
-    /// SLOs that have asked, and their instances then.
+    /// SLOs that requested an instance, and their instances then.
     asked: BTreeMap<String, u32>,
     classes: Vec<Class>,
 }
 
-/// An instance.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Member {
     seen: Seen,
-    /// What is promised.
     latency_ns: u64,
-    /// Its class, if it has one.
+    /// Its own class, if it has one.
     own: Option<Own>,
-    /// Judged periods, the last one lowest: whether latency was above the promise.
+    /// Whether latency was above the promise in evaluated periods; bit 0 is the last one.
     history: u32,
-    /// Judged periods in a row in which it was calm.
+    /// Consecutive evaluated periods in which it was calm.
     calm: u32,
-    /// Judged periods in a row in which the promise was kept, in the same class.
+    /// Consecutive evaluated periods in which the promise was kept, in the same class.
     kept: u32,
-    /// Periods in a row above the promise.
+    /// Consecutive periods above the promise.
     above: u64,
-    /// Periods in a row that told nothing.
+    /// Consecutive periods with unknown latency.
     unknown: u32,
-    /// Judged periods in which nothing could be done with the cache.
+    /// Evaluated periods in which cache could not help.
     failed: u32,
     /// Its return to the shared class.
     back: Option<Back>,
-    /// Before the next return.
+    /// Pause before the next return.
     pause: Pause,
     police: Police,
-    /// The limit in force, that of the agreed load considered.
+    /// The limit in force, including that of the agreed load.
     limit_pps: Option<f64>,
 }
 
-/// A class of an instance alone.
+/// A class of a single instance.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Own {
@@ -69,10 +67,10 @@ struct Own {
     since: u64,
     ways: u32,
     need: u32,
-    /// Whether a way was given away last, and before the next is.
+    /// Whether its last change was to give a way away; `pause` is before the next.
     gave: bool,
     pause: Pause,
-    /// Its own load and the others' misses, once things had settled.
+    /// Its own load and the others' misses, once settled.
     beside: Option<(f64, f64)>,
     /// Whether an instance has left the server since.
     left: bool,
@@ -82,7 +80,6 @@ struct Own {
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Back {
-    /// The period.
     since: u64,
     /// What its own class needed.
     need: u32,
@@ -90,14 +87,13 @@ struct Back {
     beside: (f64, f64),
 }
 
-/// The shared class.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Shared {
     ways: u32,
     /// Whether its lines are all in use.
     full: bool,
-    /// None is the fair share of each in it.
+    /// None is the fair share of each instance in it.
     need: Option<u32>,
     gave: bool,
     pause: Pause,
@@ -105,7 +101,7 @@ struct Shared {
 
 /// A class when ways are given out.
 struct Part {
-    /// Place of its member; none is the shared class.
+    /// Index of its member; none is the shared class.
     member: Option<usize>,
     need: u32,
     weight: u32,
@@ -135,7 +131,7 @@ impl Member {
         self.history & ((1 << WINDOW) - 1)
     }
 
-    /// Whether this period tells anything: with packets and no latency it does not.
+    /// Whether this period counts: with packets but no latency it does not.
     fn is_known(&self) -> bool {
         self.seen.latency_p95_ns.is_some() || self.seen.offered_pps <= 0.0
     }
@@ -160,18 +156,18 @@ impl Member {
         }
     }
 
-    /// Whether it misses so much that cache may be what is short.
+    /// Whether it misses so much that cache may be short.
     fn misses(&self) -> bool {
         let carried = self.limit_pps.map_or(self.seen.offered_pps, |limit| limit.min(self.seen.offered_pps));
         self.seen.misses_per_s > 0.0 && self.seen.misses_per_s >= HIGH_MISSES * carried
     }
 
-    /// Whether it holds what so many ways have.
+    /// Whether it fills this many ways.
     fn fills(&self, ways: u32, lease: &Lease) -> bool {
         fills(self.seen.occupancy_bytes as f64, ways, lease)
     }
 
-    /// Whether its promise is broken for want of cache, as far as can be told.
+    /// Whether its promise is broken and cache seems to be short.
     fn lacks_cache(&self, shared: &Shared, lease: &Lease) -> bool {
         let is_full = self.own.as_ref().map_or(shared.full, |own| self.fills(own.ways, lease));
         self.is_broken() && self.misses() && is_full
@@ -183,15 +179,16 @@ fn fills(bytes: f64, ways: u32, lease: &Lease) -> bool {
 }
 
 impl Sharing {
-    /// Whether another instance of an SLO is asked for: until its promise has held for a while, or the number of its instances changes.
+    /// Whether another instance of an SLO is requested: until its promise has held for a while, or
+    /// the number of its instances changes.
     pub fn asks_for(&self, slo: &str) -> bool {
         self.asked.contains_key(slo)
     }
 
-    /// One period: what was seen, and what is to be done.
+    /// Advances one period: from an observation to a decision.
     ///
     /// # Errors
-    /// [`ObservationError`]; the state is as it was.
+    /// [`ObservationError`]; the state is unchanged.
     pub fn step(&mut self, seen: &Observation) -> Result<Decision, ObservationError> {
         seen.check()?;
         let lease = &seen.lease;
@@ -199,7 +196,7 @@ impl Sharing {
         let settled = !self.meet(seen) && self.settle == 0;
         self.settle = self.settle.saturating_sub(1);
         if settled {
-            self.judge(lease);
+            self.evaluate(lease);
             self.share(lease);
         }
         let moved = self.lay_out(lease);
@@ -208,7 +205,8 @@ impl Sharing {
         Ok(Decision { classes: self.classes.clone(), moved, requests, policed, violations })
     }
 
-    /// Members come, go and are seen; whether they are others now, or the lease has become too small for all own classes.
+    /// Updates the members from an observation. Returns whether they have changed, or the lease has
+    /// become too small for all own classes.
     fn meet(&mut self, seen: &Observation) -> bool {
         let mut before: BTreeMap<InstanceId, Member> =
             std::mem::take(&mut self.members).into_iter().map(|member| (member.seen.id.clone(), member)).collect();
@@ -240,7 +238,8 @@ impl Sharing {
         self.exchange.step();
         let others = came || self.members.len() != had;
         if others {
-            // What was learnt of the shared class was of other members, and who gave too much may have more now.
+            // What was learnt of the shared class was about other members; a class that gave too
+            // much may have more now.
             self.shared = Shared { ways: self.shared.ways, ..Shared::default() };
             self.exchange.forget();
             self.members.iter_mut().filter_map(|member| member.own.as_mut()).for_each(|own| own.pause.forget());
@@ -279,7 +278,7 @@ impl Sharing {
         (lease.ways() / (self.members.len() as u32).max(1)).max(lease.min_ways)
     }
 
-    fn judge(&mut self, lease: &Lease) {
+    fn evaluate(&mut self, lease: &Lease) {
         let held: f64 = self.in_shared().map(|i| self.members[i].seen.occupancy_bytes as f64).sum();
         self.shared.full = lease.riders || fills(held, self.shared.ways, lease);
         for member in self.members.iter_mut().filter(|member| member.is_known()) {
@@ -292,7 +291,7 @@ impl Sharing {
         }
     }
 
-    /// Classes are given and taken, and needs are learnt.
+    /// Gives and takes classes, and learns needs.
     fn share(&mut self, lease: &Lease) {
         if self.bring_back(lease) {
             return;
@@ -312,7 +311,8 @@ impl Sharing {
         }
     }
 
-    /// Who keeps its promise, and was isolated for what has gone, goes back to the shared class.
+    /// Returns members to the shared class that keep their promise and whose reason for isolation
+    /// has gone.
     fn bring_back(&mut self, lease: &Lease) -> bool {
         let all: f64 = self.members.iter().map(|member| member.seen.misses_per_s).sum();
         let (mut ways, now) = (0, self.period);
@@ -337,20 +337,20 @@ impl Sharing {
             }
         }
         if ways > 0 {
-            // What they had comes with them: nobody else has less for it.
+            // Their ways come with them: no other class has less for it.
             self.shared.gave = false;
             self.keep_shared(self.shared.ways + ways, lease);
         }
         ways > 0
     }
 
-    /// The shared class has other members now: it needs the fair share of each, and no more than this.
+    /// The shared class has new members: it needs the fair share of each, but at most `most`.
     fn keep_shared(&mut self, most: u32, lease: &Lease) {
         let fair = self.in_shared().count() as u32 * self.fair(lease);
         self.shared.need = Some(fair.min(most).max(lease.min_ways));
     }
 
-    /// Gives own classes to those in the shared class whose promises break for want of cache; returns who got one.
+    /// Gives own classes to members of the shared class that lack cache; returns which got one.
     fn isolate_broken(&mut self, lease: &Lease) -> Vec<usize> {
         let broken: Vec<usize> = self.in_shared().filter(|i| self.lacks_cache(*i, lease)).collect();
         if broken.is_empty() {
@@ -371,7 +371,7 @@ impl Sharing {
         isolated
     }
 
-    /// Isolates those of some who miss most.
+    /// Isolates the members of `some` that miss most.
     fn isolate(&mut self, mut some: Vec<usize>, most: usize, lease: &Lease) -> Vec<usize> {
         let misses = |i: &usize| self.members[*i].seen.misses_per_s;
         some.sort_by(|a, b| misses(b).total_cmp(&misses(a)).then(a.cmp(b)));
@@ -388,7 +388,7 @@ impl Sharing {
             let (need, beside) = match member.back.take() {
                 Some(Back { need, beside: (load, misses), .. }) => {
                     member.pause.start();
-                    // If nothing has come since, what was there then was too much.
+                    // If nothing has come since, the level of then was too much.
                     let came = others * GONE > misses || member.seen.offered_pps * GONE > load;
                     (need, (!came).then_some((load, misses)))
                 }
@@ -402,7 +402,7 @@ impl Sharing {
         some
     }
 
-    /// A promise that breaks in an own class raises its need; one that holds with less than was thought lowers it.
+    /// Raises the need of an own class whose promise breaks, and lowers one that holds with less.
     fn learn(&mut self, lease: &Lease) {
         for member in &mut self.members {
             let (lacks, calm) = (member.lacks_cache(&self.shared, lease), member.calm);
@@ -418,7 +418,8 @@ impl Sharing {
         }
     }
 
-    /// Who is calm gives a way to each that lacks one; if nobody can, the shared class is divided. Whether anything was or can soon be done.
+    /// Calm classes give a way to each that lacks one; if none can, the shared class is divided.
+    /// Returns whether anything was or can soon be done.
     fn give(&mut self, lease: &Lease) -> bool {
         let parts = self.parts(lease);
         let lacks = |part: &&Part| {
@@ -450,7 +451,7 @@ impl Sharing {
             .collect();
         let soon = !donors.is_empty();
         donors.retain(|(_, calm)| *calm >= CALM);
-        // Those that have most, each in it counted.
+        // Those that have most per instance.
         donors.sort_by(|(a, _), (b, _)| (b.given * a.weight).cmp(&(a.given * b.weight)));
         let gifts: Vec<(Option<usize>, u32)> = donors.iter().take(short).map(|(part, _)| (part.member, part.given - 1)).collect();
         for (member, need) in gifts {
@@ -476,8 +477,8 @@ impl Sharing {
         !self.isolate(missing, slots.min(1), lease).is_empty() || (slots == 0 && self.exchange(lease))
     }
 
-    /// Where promises break in the shared class and no class is left: the one there that misses most has the class of the one that misses
-    /// least of those that have one.
+    /// Where promises break in the shared class and no class is left: its member that misses most
+    /// takes the class of the owner that misses least.
     fn exchange(&mut self, lease: &Lease) -> bool {
         let misses = |i: &usize| self.members[*i].seen.misses_per_s;
         let most = self.in_shared().max_by(|a, b| misses(a).total_cmp(&misses(b)));
@@ -525,7 +526,7 @@ impl Sharing {
         parts
     }
 
-    /// Makes the classes; whether they have changed.
+    /// Lays out the classes; returns whether they have changed.
     fn lay_out(&mut self, lease: &Lease) -> bool {
         let parts = self.parts(lease);
         let low = lease.mask.trailing_zeros();
@@ -571,7 +572,7 @@ impl Sharing {
         true
     }
 
-    /// What sharing could not do.
+    /// Requests and policing, for what sharing could not do.
     fn ask_and_police(&mut self, slos: &[Terms], settled: bool) -> (Vec<Request>, Vec<Policed>) {
         let (mut requests, mut policed) = (Vec::new(), Vec::new());
         self.asked.retain(|slo, _| slos.iter().any(|terms| terms.slo == *slo));
@@ -581,7 +582,7 @@ impl Sharing {
             let here: Vec<usize> = (0..self.members.len()).filter(|i| self.members[*i].seen.id.slo == terms.slo).collect();
             let instances = here.len() as u32 + terms.elsewhere;
             if self.asked.get(&terms.slo).is_some_and(|before| *before != instances) {
-                // One has come, and takes its part; or one has gone.
+                // A new instance takes its part; or one has gone.
                 self.asked.remove(&terms.slo);
                 here.iter().for_each(|i| self.members[*i].failed = 0);
             }
@@ -620,7 +621,7 @@ impl Sharing {
     }
 
     fn violations(&self, requests: &[Request], policed: &[Policed], settled: bool) -> Vec<Violation> {
-        let tell = |member: &Member| {
+        let violation = |member: &Member| {
             let id = member.seen.id.clone();
             let latency_p95_ns = member.seen.latency_p95_ns.filter(|_| member.above > 0)?;
             let remedy = match () {
@@ -632,6 +633,6 @@ impl Sharing {
             };
             Some(Violation { id, latency_p95_ns, periods: member.above, remedy })
         };
-        self.members.iter().filter_map(tell).collect()
+        self.members.iter().filter_map(violation).collect()
     }
 }

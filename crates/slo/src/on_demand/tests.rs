@@ -1,4 +1,4 @@
-//! Sharing against a model of contention, and against anything that may be seen.
+//! Sharing against a model of contention, and against arbitrary observations.
 
 use proptest::prelude::*;
 
@@ -38,7 +38,8 @@ impl Runs {
     }
 }
 
-/// One that is offered this part of its throughput with `ways` ways, within so many times the latency that it has then.
+/// An instance offered this part of its throughput with `ways` ways, within `times` the latency
+/// that it has then.
 fn runs(slo: &str, kind: &str, ways: f64, part: f64, times: f64) -> Runs {
     let on = on(kind);
     let offered_pps = on.throughput_pps(ways) * part;
@@ -46,7 +47,7 @@ fn runs(slo: &str, kind: &str, ways: f64, part: f64, times: f64) -> Runs {
     Runs { slo: slo.into(), number: 0, on, offered_pps, promise_us, cap: Cap { instances: Some(1), load_pps: None } }
 }
 
-/// A server of the model: what is decided has its effect in the next period.
+/// A server of the model: decisions take effect in the next period.
 struct World {
     lease: Lease,
     runs: Vec<Runs>,
@@ -113,7 +114,8 @@ impl World {
         check(&seen, &self.last).unwrap();
     }
 
-    /// Steps until all promises are kept and nothing has moved for a while; how many it took, none if it takes more than `most`.
+    /// Steps until all promises are kept and nothing has moved for a while. Returns how many steps
+    /// that took; none if more than `most`.
     fn settles(&mut self, most: u32) -> Option<u32> {
         let mut quiet = 0;
         for period in 0..most {
@@ -126,7 +128,7 @@ impl World {
         None
     }
 
-    /// How often ways move in so many periods.
+    /// How often ways move in `periods` periods.
     fn moves(&mut self, periods: u32) -> u32 {
         (0..periods)
             .map(|_| {
@@ -141,7 +143,7 @@ impl World {
     }
 }
 
-/// Whether a decision is one that hardware can follow and that breaks nobody's class.
+/// Checks that hardware can apply a decision and that reserved classes are untouched.
 fn check(seen: &Observation, decision: &Decision) -> Result<(), TestCaseError> {
     let (lease, mut all) = (&seen.lease, 0u64);
     let mut members: Vec<&InstanceId> = Vec::new();
@@ -209,7 +211,7 @@ fn a_hog_that_only_falls_silent_lets_others_come_back() {
     let load = std::mem::replace(&mut world.runs[4].offered_pps, 0.0);
     world.settles(300).unwrap();
     assert_eq!(world.own_classes(), 0, "{:?}", world.last);
-    // One that goes on and off: whoever came back too early waits longer each time.
+    // A hog that goes on and off: an instance that came back too early waits longer each time.
     let mut moves = Vec::new();
     for _ in 0..20 {
         let mut sum = 0;
@@ -298,7 +300,7 @@ fn a_limit_that_leaves_too_few_packets_to_tell_rises_and_goes() {
         low = limit(&seen).unwrap_or(low);
     }
     assert!(low <= seen.instances[0].offered_pps * 0.011, "no load keeps it: {low}");
-    // So few are let in now that none of them is timed.
+    // So few are admitted now that none of them is timed.
     seen.instances[0].latency_p95_ns = None;
     assert!((1..UNKNOWN).all(|_| limit(&seen) == Some(low)), "a few periods say nothing");
     assert!((0..2000).any(|_| limit(&seen).is_some_and(|now| now > low * 1.04)), "it is tried again");
@@ -355,7 +357,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(said(&|seen| seen.slos[0].cap = Cap::default()).contains("no cap"));
     assert!(said(&|seen| seen.slos.push(seen.slos[0].clone())).contains("twice"));
     assert!(said(&|seen| seen.instances.push(seen.instances[0].clone())).contains("fw.0\" is there twice"));
-    assert!(said(&|seen| drop(seen.slos.remove(0))).contains("fw.0 is of an SLO that is not told"));
+    assert!(said(&|seen| drop(seen.slos.remove(0))).contains("fw.0 is of an SLO that the observation does not have"));
     assert!(said(&|seen| seen.instances[1].misses_per_s = f64::NAN).contains("NaN misses/s"));
     assert!(said(&|seen| seen.instances[1].offered_pps = -1.0).contains("-1 packets/s"));
 }
@@ -365,7 +367,7 @@ fn an_observation_and_a_decision_are_json() {
     let mut world = World::new(lease_of(18, 15), neighbours());
     world.step();
     let mut seen = world.observe();
-    // The last digit of what is written may differ.
+    // Serialisation may change the last digit.
     for seen in &mut seen.instances {
         (seen.misses_per_s, seen.offered_pps) = (seen.misses_per_s.round(), seen.offered_pps.round());
     }
@@ -374,14 +376,15 @@ fn an_observation_and_a_decision_are_json() {
 }
 
 fn any_runs() -> impl Strategy<Value = Vec<(usize, f64, f64, f64)>> {
-    // Kind, part of what is left of the ways, load, and how much longer than within reach the promise is.
+    // Kind, part of the remaining ways, load, and factor of the promise over what is achievable.
     prop::collection::vec((0..KINDS.len(), 0.1..1.0f64, 0.1..0.9f64, 1.0..1.6f64), 2..7)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Where a partition keeps all latencies with some slack, all promises are kept in the end, and nothing moves any more.
+    /// Where a partition keeps all latencies with some slack, all promises are kept in the end, and
+    /// nothing moves any more.
     #[test]
     fn a_partition_is_found_where_there_is_one(of in any_runs(), hogs in 0usize..3) {
         let mut left = 18 - of.len() as u32 - hogs as u32;
@@ -400,7 +403,8 @@ proptest! {
         prop_assert_eq!(world.moves(300), 0);
     }
 
-    /// Whatever is seen, classes are such as hardware has them; and a state that was written and read goes on as the other.
+    /// For any observation, hardware can have the classes; and a serialised state continues like
+    /// the original.
     #[test]
     fn classes_can_be_made_whatever_is_seen(
         steps in prop::collection::vec(
@@ -434,7 +438,7 @@ proptest! {
                 let decision = sharing.step(&seen).unwrap();
                 check(&seen, &decision)?;
                 let other = copy.step(&seen).unwrap();
-                // Limits may differ by the last digit of what was written.
+                // Serialisation may change the last digit of limits.
                 prop_assert_eq!((&other.classes, &other.requests), (&decision.classes, &decision.requests));
                 copy = serde_json::from_str(&serde_json::to_string(&copy).unwrap()).unwrap();
             }

@@ -1,8 +1,9 @@
-//! A placement from patterns and recipes: which server gets which pattern, and which instance which slot.
+//! A placement from a solution: servers for patterns, slots for instances.
 //!
-//! Slots and instances of as many cores are matched largest to largest, which fits if there are enough slots of each size or more. Then
-//! what runs already is left where it is as far as possible: patterns go to the servers whose instances are most like them, and
-//! instances are exchanged as long as one of them comes home by it.
+//! Slots and instances with the same number of cores are matched largest to largest, which fits if
+//! there are enough slots of each size or more. Then running instances stay where they are as far
+//! as possible: patterns go to the servers whose instances are most like them, and instances are
+//! exchanged while an exchange brings one of them home.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,22 +12,21 @@ use super::{OptimiserError, Solution};
 use crate::demand::Demand;
 use crate::placement::{Instance, PlacedServer, Placement, ServerShape};
 
-/// An instance that is to be somewhere.
+/// An instance to be placed.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     demand: usize,
     size: u32,
-    /// Place of its server in the solution.
+    /// Index of its server in the solution.
     at: usize,
-    /// The slot that it has.
     slot: Slot,
 }
 
-/// The placement of a solution, on the servers of the current one of this shape; servers of other shapes stay as they are, and so do instances
-/// there, of the same SLOs or others.
+/// The placement of a solution, on the servers of the current one of this shape. Servers of other
+/// shapes and their instances stay as they are, also instances of the same SLOs.
 ///
 /// # Errors
-/// [`OptimiserError::Solver`]: the solution has too few slots, or there are fewer servers than it takes.
+/// [`OptimiserError::Solver`]: the solution has too few slots, or there are too few servers.
 pub fn assign(
     solution: &Solution,
     demands: &[Demand],
@@ -57,7 +57,7 @@ pub fn assign(
     }
     let sums: Vec<f64> =
         (0..demands.len()).map(|i| solution.recipes[i].iter().map(|size| demands[i].capacity_pps[*size as usize]).sum()).collect();
-    // Those that an SLO has on servers of other shapes stay.
+    // Numbers of an SLO's instances on servers of other shapes are taken.
     let taken: BTreeSet<(String, u32)> =
         placement.instances().map(|(_, instance)| (instance.slo.clone(), instance.number)).collect();
     let mut numbers = vec![0; demands.len()];
@@ -141,7 +141,7 @@ fn homes(patterns: &[Pattern], current: &Placement, own: &[usize]) -> Vec<usize>
     homes.into_iter().flatten().collect()
 }
 
-/// Exchanges instances that fit each other's slots while one of them comes home by it and none leaves.
+/// Exchanges instances that fit each other's slots while that brings one home and takes none away.
 fn settle(wanted: &mut [Wanted], there: &[BTreeMap<usize, usize>]) {
     let mut now: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); there.len()];
     let mut on: Vec<Vec<usize>> = vec![Vec::new(); there.len()];

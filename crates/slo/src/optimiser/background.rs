@@ -1,4 +1,4 @@
-//! The optimiser beside everything else: it takes its time, and the last good placement stands until there is a better one.
+//! The optimiser in the background, while the last good placement stands.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
@@ -9,46 +9,44 @@ use super::{OptimiserError, Solution, by_memory};
 use crate::demand::Demand;
 use crate::placement::{Placement, ServerShape};
 
-/// What came of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// The solution, with its bound.
     pub solution: Solution,
-    /// Where everything would run; what runs now is left where it is as far as possible, and all of it where the solution takes more servers only
-    /// because memory is rounded up to cores.
+    /// Where everything would run. Running instances stay where they are as far as possible; all of
+    /// them stay where the solution takes more servers only because memory is rounded up to cores.
     pub placement: Placement,
     /// Servers in use before.
     pub before: usize,
 }
 
 impl Outcome {
-    /// Servers that it saves.
     pub fn saves(&self) -> usize {
         self.before.saturating_sub(self.placement.used())
     }
 }
 
-/// A run of the optimiser in a thread of its own. Dropped, it ends by itself within its time limit, and nobody learns the result.
+/// A run of the optimiser in its own thread. If dropped, the run ends within its time limit, and
+/// its result is lost.
 #[derive(Debug)]
 pub struct Background {
     result: Receiver<Result<Outcome, OptimiserError>>,
 }
 
 impl Background {
-    /// Starts a run, with what is placed now.
+    /// Starts a run from the current placement.
     ///
     /// # Errors
     /// The system gives no thread.
     pub fn start(demands: Vec<Demand>, shape: ServerShape, current: Placement, limit: Duration) -> std::io::Result<Self> {
-        let (tell, result) = channel();
+        let (sender, result) = channel();
         std::thread::Builder::new().name("optimiser".into()).spawn(move || {
-            // Nobody listens any more if the run was given up.
-            let _ = tell.send(run(&demands, &shape, &current, limit));
+            // The receiver is gone if the run was given up.
+            let _ = sender.send(run(&demands, &shape, &current, limit));
         })?;
         Ok(Self { result })
     }
 
-    /// What came of it; none while it runs. Once told, it is not told again.
+    /// The result, once; none while it runs.
     pub fn poll(&self) -> Option<Result<Outcome, OptimiserError>> {
         match self.result.try_recv() {
             Ok(result) => Some(result),
@@ -57,20 +55,22 @@ impl Background {
         }
     }
 
-    /// Waits for what comes of it.
+    /// Waits for the result.
     ///
     /// # Errors
-    /// [`OptimiserError`]; what is placed stays as it is.
+    /// [`OptimiserError`]; the placement stays as it is.
     pub fn wait(self) -> Result<Outcome, OptimiserError> {
         self.result.recv().unwrap_or_else(|_| Err(OptimiserError::Solver("it has ended without an answer".into())))
     }
 }
 
-/// One run: the best placement within the time that takes no more servers than the current one. Where memory is rounded up to cores, nothing more is
-/// proved than what cores with ways, and memory, need each for itself.
+/// One run: the best placement found within the time that takes no more servers than the current
+/// one. Where memory is rounded up to cores, the bound is only what cores with ways, and memory,
+/// need separately.
 ///
 /// # Errors
-/// [`OptimiserError`]; [`OptimiserError::OutOfTime`] if time was out and nothing was better than what is placed now.
+/// [`OptimiserError`]; [`OptimiserError::OutOfTime`] if time ran out with nothing better than the
+/// current placement.
 pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: Duration) -> Result<Outcome, OptimiserError> {
     let began = Instant::now();
     let mut solution = solve_in_parts(demands, shape, PART, limit)?;
@@ -87,7 +87,7 @@ pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: 
     if solution.timed_out && solution.servers() >= before && before > 0 {
         return Err(OptimiserError::OutOfTime { bound: solution.bound });
     }
-    // What runs fits, whatever the rounding says; unless its profiles were made anew.
+    // What runs fits, whatever the rounding says; unless its profiles are new.
     let carries = |demand: &Demand| {
         let instances = own().flat_map(|server| &server.instances).filter(|instance| instance.slo == demand.slo);
         demand.is_enough(&instances.map(|instance| instance.ways.min(shape.ways())).collect::<Vec<_>>())

@@ -1,4 +1,4 @@
-//! The program, solved to proven optimality: column generation, then integer programs over the columns that matter.
+//! Solver with proof: column generation, then integer programs over the columns.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use crate::demand::{Demand, Recipe};
 use crate::packing;
 use crate::placement::ServerShape;
 
-/// Columns that are added at most to close the gap.
+/// Most columns that are added to close the gap.
 const MOST_COLUMNS: usize = 40_000;
-/// Patterns of little reduced cost that the first integer program has.
+/// Most patterns of little reduced cost in the first integer program.
 const MOST_PATTERNS: usize = 400;
-/// Recipes of an SLO that it has.
+/// Most recipes of an SLO in it.
 const MOST_RECIPES: usize = 24;
-/// Nodes of an integer program of which a part is kept.
+/// Node limit of an integer program with a part kept.
 const FEW_NODES: i32 = 200;
 /// What counts as little reduced cost, in servers.
 const LITTLE: f64 = 0.02;
-/// The same, and the dual prices at the end of the relaxation.
+/// [`solve`](super::solve), with the dual prices at the end of the relaxation.
 ///
 /// # Errors
 /// [`OptimiserError`].
@@ -48,7 +48,7 @@ pub(crate) fn solve_with_prices(
     // Columns of little reduced cost, then all that a better solution may have.
     let mut reach = LITTLE;
     loop {
-        // A solver without time may or may not answer, so it is not asked.
+        // A solver without time may or may not answer, so it is not called.
         if left().is_zero() {
             best.timed_out = true;
             break;
@@ -76,7 +76,8 @@ pub(crate) fn solve_with_prices(
             break;
         }
         if is_all {
-            // Nothing better among all that a better solution could be made of: but then the budget is of the one that was beaten.
+            // The columns hold all that a solution better than the former best could use, so the
+            // best over them is optimal.
             if is_complete {
                 best.bound = best.servers();
             }
@@ -87,9 +88,9 @@ pub(crate) fn solve_with_prices(
     Ok((best, prices))
 }
 
-/// Integer programs to be tried in turn, each by what it keeps and by its nodes. What the relaxation
-/// uses whole is kept first, then only its patterns: what is left is small, and mostly enough.
-/// Where it is not, that proves nothing.
+/// Integer programs to try in turn: the amounts to keep, and a node limit. First everything the
+/// relaxation uses whole is kept, then only its patterns: the rest is small, and mostly enough. A
+/// failure of these proves nothing.
 fn programs(kept: &[f64], patterns: usize) -> Vec<(&[f64], i32)> {
     let (of_patterns, of_recipes) = kept.split_at(patterns.min(kept.len()));
     let is_used = |parts: &[f64]| parts.iter().any(|part| *part > 0.0);
@@ -103,7 +104,6 @@ fn programs(kept: &[f64], patterns: usize) -> Vec<(&[f64], i32)> {
     programs
 }
 
-/// The relaxation, solved.
 struct Relaxed {
     bound: f64,
     prices: Prices,
@@ -142,14 +142,14 @@ fn relax(
             model.add_pattern(slots, &pattern)?;
             improves = true;
         }
-        // The bound, rounded up, is all that is asked of the relaxation; but good prices make good columns.
+        // Only the bound, rounded up, is needed; but good prices make good columns.
         if !improves || value - best.bound < 1e-4 || left().is_zero() {
             return Ok(best);
         }
     }
 }
 
-/// Adds all columns up to a reduced cost; whether none is missing.
+/// Adds all columns up to a reduced cost; returns whether none is missing.
 fn more_columns(
     groups: &[Group],
     shape: &ServerShape,

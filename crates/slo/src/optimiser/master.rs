@@ -1,4 +1,4 @@
-//! The program itself, as HiGHS has it: columns are patterns and recipes, rows are groups of SLOs and sizes of slots.
+//! The program in HiGHS: a column per pattern and recipe, a row per group and slot.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Columns {
         columns
     }
 
-    /// Adds a pattern; false if it is there.
+    /// Adds a pattern; false if it exists.
     pub(crate) fn add_pattern(&mut self, mut pattern: Pattern) -> bool {
         pattern.sort_unstable_by(|a, b| b.cmp(a));
         let new = self.known.insert((usize::MAX, pattern.clone()));
@@ -43,7 +43,7 @@ impl Columns {
         new
     }
 
-    /// Adds a recipe of a group; false if it is there.
+    /// Adds a recipe of a group; false if it exists.
     pub(crate) fn add_recipe(&mut self, group: usize, mut recipe: Recipe) -> bool {
         recipe.sort_unstable_by(|a, b| b.cmp(a));
         let new = self.known.insert((group, recipe.iter().map(|size| (0, *size)).collect()));
@@ -58,7 +58,6 @@ impl Columns {
     }
 }
 
-/// The program.
 pub struct Master<'a> {
     pub groups: &'a [Group],
     /// All slots, by cores, then ways: one row each.
@@ -92,7 +91,7 @@ fn of_recipe(slots: &[Slot], group: &Group, recipe: &Recipe) -> Vec<(usize, f64)
     at_least(slots, recipe.iter().map(|size| (group.demand.counted_cores, *size)))
 }
 
-/// The linear relaxation; grows, and is solved again from where it was.
+/// The linear relaxation; it can grow, and continues from its last solution.
 pub struct Relaxation {
     model: Option<Model>,
     slot_rows: Vec<Row>,
@@ -101,7 +100,7 @@ pub struct Relaxation {
 }
 
 impl Relaxation {
-    /// Its value, and what HiGHS says of columns and rows.
+    /// Its value, and HiGHS's solution for columns and rows.
     fn solved(&mut self) -> Result<(f64, highs::Solution), OptimiserError> {
         let lost = || OptimiserError::Solver("the model was lost".into());
         let solved = self.model.take().ok_or_else(lost)?.try_solve().map_err(failed)?;
@@ -118,7 +117,8 @@ impl Relaxation {
         let (value, solution) = self.solved()?;
         let duals = solution.dual_rows();
         let mut prices = Prices::default();
-        // A slot is worth the duals of all rows that it counts in: its own size and all smaller ones of as many cores.
+        // A slot is worth the duals of all rows that it counts in: its own size and all smaller
+        // ones with the same number of cores.
         for (i, slot) in self.slots.iter().enumerate() {
             let below = match i.checked_sub(1) {
                 Some(before) if self.slots[before].0 == slot.0 => prices.slots[&self.slots[before]],
@@ -157,7 +157,7 @@ impl Relaxation {
 }
 
 impl Master<'_> {
-    /// The relaxation over the columns that there are.
+    /// The relaxation over the present columns.
     pub(crate) fn relaxation(&self) -> Result<Relaxation, OptimiserError> {
         let mut model = RowProblem::default().try_optimise(Sense::Minimise).map_err(failed)?;
         model.make_quiet();
@@ -179,7 +179,8 @@ impl Master<'_> {
         Ok(relaxation)
     }
 
-    /// What the relaxation uses whole of each column: of patterns, then of recipes, group by group. Nothing if it is not solved within the time.
+    /// What the relaxation uses whole of each column: patterns, then recipes, group by group. Empty
+    /// if it is not solved within the time.
     pub(crate) fn whole_parts(&self, limit: Duration) -> Vec<f64> {
         let solved = self.relaxation().and_then(|mut relaxation| {
             relaxation.model.iter_mut().for_each(|model| model.set_option("time_limit", limit.as_secs_f64()));
@@ -189,8 +190,9 @@ impl Master<'_> {
         solved.map_or_else(|_| Vec::new(), |(_, solution)| solution.columns().iter().map(whole).collect())
     }
 
-    /// The integer program over the columns that there are: anything better than `start`, down to its bound. Of each column it uses what is in
-    /// `kept`, in the order of [`whole_parts`](Self::whole_parts), or more; it gives up after so many nodes.
+    /// The integer program over the present columns: any solution better than `start`, down to its
+    /// bound. It uses at least `kept` of each column, in the order of
+    /// [`whole_parts`](Self::whole_parts), and gives up after `nodes` nodes.
     pub(crate) fn integers(&self, start: &Solution, kept: &[f64], nodes: i32, limit: Duration) -> Result<Found, OptimiserError> {
         let mut problem = RowProblem::default();
         let mut rows: Vec<Vec<(highs::Col, f64)>> = vec![Vec::new(); self.slots.len() + self.groups.len()];

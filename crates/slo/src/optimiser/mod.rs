@@ -1,34 +1,41 @@
 //! The least number of servers on which all SLOs can be kept.
 //!
 //! # Problem
-//! As a program with a variable for each instance on each server this is hopeless: all servers are alike, and so are instances, so the
-//! solver proves the same thing over and over. But an instance takes only cores and ways, so a server is no more than a multiset of
-//! slots (a *pattern*, [`pattern`]), and an SLO no more than a choice among sets of sizes that are enough for it (*recipes*,
-//! [`crate::demand`]).
+//! A program with a variable for each instance on each server is hopeless: all servers are alike,
+//! and so are instances, so the solver proves the same thing over and over. But an instance takes
+//! only cores and ways. So a server is just a multiset of slots (a *pattern*, [`pattern`]), and an
+//! SLO is a choice among sufficient sets of sizes (*recipes*, [`crate::demand`]).
 //!
 //! # Approach
-//! Minimise the number of servers, over how often each pattern and each recipe is used, such that each SLO has a recipe and, for every
-//! number of cores and every size, there are at least as many slots of that size or more as instances. That is exact: slots and instances
-//! are then matched by size. Curves need not be concave, nor be made of few pieces: a recipe is looked up on the curve itself.
-//! 1. The linear relaxation is solved by generating columns: the dual prices of sizes make each SLO's cheapest recipe and the most
-//!    worthy pattern, exactly, and what improves is added until nothing does. So the bound is the relaxation's over *all* patterns
-//!    and recipes, however many.
-//! 2. The integer program is solved over these columns and others of little reduced cost: first with all kept that the relaxation uses whole, which
-//!    leaves few columns, then with nothing kept. If it reaches the bound, rounded up, it is proved optimal: so it is, nearly always.
-//! 3. If not, all columns are added whose reduced cost leaves room for a better solution; no other can be part of one. If that
-//!    program finds nothing better, what there is is optimal. If there are too many such columns, or time is out, the gap is told.
+//! Minimise the number of servers, over how often each pattern and each recipe is used, such that
+//! each SLO has a recipe and, for every number of cores and every size, there are at least as many
+//! slots of that size or more as instances. That is exact: slots and instances are then matched by
+//! size. Curves need not be concave, nor be made of few pieces: a recipe is looked up on the curve
+//! itself.
+//! 1. Column generation solves the linear relaxation. The dual prices of sizes give each SLO's
+//!    cheapest recipe and the most valuable pattern, exactly; what improves is added until nothing
+//!    does. So the bound is that of the relaxation over *all* patterns and recipes, however many.
+//! 2. The integer program is solved over these columns and others of little reduced cost: first
+//!    with all kept that the relaxation uses whole, which leaves few columns, then with nothing
+//!    kept. A solution at the bound, rounded up, is proved optimal; it nearly always is.
+//! 3. If not, all columns are added whose reduced cost leaves room for a better solution; no other
+//!    can be part of one. If that program finds nothing better, the present solution is optimal. If
+//!    there are too many such columns, or time is out, the gap is reported.
 //!
-//! The start, and the answer when time is out at once, is what a greedy way finds (`packing::pack`). SLOs that are alike
-//! (same profile, same promise) are one row. Cores are counted with memory (`ServerShape::cores_with_memory`).
+//! The greedy packing (`packing::pack`) is the start, and the answer if time is out at once. SLOs
+//! that are alike (same profile, same promise) are one row. Cores are counted with memory
+//! (`ServerShape::cores_with_memory`).
 //!
 //! # Limits
-//! The solver is built with the feature `optimiser`; without it, [`solve`] says so. Memory is counted in whole cores: where an instance takes more of
-//! it than its cores' part, a server may be taken for full that is not, and what is proved is proved of that count ([`background::run`] says less
-//! then). All servers have one shape; servers of another are another problem. Which instance gets which slot is decided afterwards
-//! ([`assign`]) and has no influence on the number of servers.
+//! The solver is built with the feature `optimiser`; without it, [`solve`] returns
+//! [`OptimiserError::NotBuilt`]. Memory is counted in whole cores: where an instance takes more of
+//! it than its cores' part, a server with room may count as full, and what is proved is proved for
+//! that count ([`background::run`] then claims less). All servers have one shape; servers of
+//! another shape are a separate problem. [`assign`] decides afterwards which instance gets which
+//! slot, which has no influence on the number of servers.
 //!
-//! Source: the problem is that of Tootoonchian et al., "ResQ", NSDI 2018, section 5.3; patterns go back to Gilmore and Gomory, "A linear
-//! programming approach to the cutting-stock problem", 1961.
+//! Source: the problem is that of Tootoonchian et al., "ResQ", NSDI 2018, section 5.3; patterns go
+//! back to Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961.
 
 pub mod assign;
 pub mod background;
@@ -47,7 +54,7 @@ use pattern::{Bench, Pattern, Slot};
 use crate::demand::{Demand, Recipe};
 use crate::placement::{ServerShape, ShapeError};
 
-/// Sums of floating-point numbers are the same if they differ by less.
+/// Sums of floating-point numbers are equal if they differ by less.
 const EPSILON: f64 = 1e-6;
 
 /// Whether the solver is in this build.
@@ -60,14 +67,12 @@ pub struct Solution {
     pub patterns: Vec<Pattern>,
     /// The recipe of each demand.
     pub recipes: Vec<Recipe>,
-    /// Servers that are needed at least.
+    /// Lower bound on the number of servers.
     pub bound: usize,
-    /// Whether it was stopped by its time limit.
     pub timed_out: bool,
 }
 
 impl Solution {
-    /// How many servers it takes.
     pub fn servers(&self) -> usize {
         self.patterns.len()
     }
@@ -77,39 +82,31 @@ impl Solution {
         self.servers() <= self.bound
     }
 
-    /// How many servers too many it may be, as a part of those that it takes.
+    /// Upper bound of the excess servers, as a part of those that it takes.
     pub fn gap(&self) -> f64 {
         if self.patterns.is_empty() { 0.0 } else { self.servers().saturating_sub(self.bound) as f64 / self.servers() as f64 }
     }
 }
 
-/// Why there is no solution.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum OptimiserError {
-    /// Servers have nothing.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// An SLO that no number of servers keeps.
     #[error(
         "SLO \"{0}\" does not fit on any number of empty servers: its instances need more cores, ways or classes than a server has"
     )]
     Impossible(String),
-    /// The solver is a part that is not in every build.
     #[error(
         "this build has no solver: build it with `--features optimiser` (cmake, g++ and libclang-dev are needed), or place greedily"
     )]
     NotBuilt,
-    /// The solver failed, or answered nonsense.
+    /// The solver failed, or its answer is invalid.
     #[error("the solver failed ({0}); the placement stays as it is")]
     Solver(String),
-    /// Out of time before there was anything.
     #[error(
         "the solver ran out of time with nothing better than now (at least {bound} servers are needed); the placement stays as it is"
     )]
-    OutOfTime {
-        /// Servers that are needed at least.
-        bound: usize,
-    },
+    OutOfTime { bound: usize },
 }
 
 /// Demands that are alike.
@@ -117,7 +114,7 @@ pub enum OptimiserError {
 struct Group {
     /// One of them.
     demand: Demand,
-    /// Their places.
+    /// Their indices.
     members: Vec<usize>,
 }
 
@@ -144,7 +141,7 @@ fn slots(groups: &[Group]) -> Vec<Slot> {
 /// Dual prices: of slots, and of each group's recipe.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Prices {
-    /// What a slot is worth, in servers; sizes between two have the price of the smaller.
+    /// Value of a slot, in servers; sizes between two have the price of the smaller.
     slots: BTreeMap<Slot, f64>,
     /// What the relaxation pays for a recipe of each group.
     recipes: Vec<f64>,
@@ -160,8 +157,8 @@ impl Prices {
         (0..=ways).map(|size| self.of((cores, size))).collect()
     }
 
-    /// Servers that these demands need at least, by these prices: what their cheapest recipes cost, in servers of the most worthy
-    /// pattern. Right whatever the prices are.
+    /// Lower bound on the servers of these demands by these prices: the cost of their cheapest
+    /// recipes, over the value of the most valuable pattern. Valid for any prices.
     pub fn bound(&self, demands: &[Demand], shape: &ServerShape) -> f64 {
         let groups = groups(demands);
         let (worth, _) = Bench::new(shape, &slots(&groups), |slot| self.of(slot)).most();
@@ -173,7 +170,7 @@ impl Prices {
     }
 }
 
-/// Servers that are needed at least for the memory of as few instances as there can be.
+/// Lower bound on the servers for the memory of as few instances as possible.
 fn by_memory(demands: &[Demand], shape: &ServerShape) -> usize {
     let instances = |demand: &Demand| {
         let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
@@ -183,7 +180,7 @@ fn by_memory(demands: &[Demand], shape: &ServerShape) -> usize {
     whole(memory_mib / shape.memory_mib.max(1) as f64)
 }
 
-/// Rounds up, but not because of the last bits.
+/// Rounds up, tolerating errors in the last bits.
 fn whole(servers: f64) -> usize {
     (servers - EPSILON * servers.max(1.0)).ceil().max(0.0) as usize
 }
@@ -191,19 +188,15 @@ fn whole(servers: f64) -> usize {
 /// Finds the least number of servers within a time.
 ///
 /// # Errors
-/// [`OptimiserError`]. That time is out is no error: the solution says how good it is.
+/// [`OptimiserError`]. Running out of time is no error: the solution has its gap.
 pub fn solve(demands: &[Demand], shape: &ServerShape, limit: Duration) -> Result<Solution, OptimiserError> {
     solve_with_prices(demands, shape, limit).map(|(solution, _)| solution)
 }
 
-/// The same, and the dual prices at the end of the relaxation.
-///
-/// # Errors
-/// [`OptimiserError`].
 #[cfg(feature = "optimiser")]
 pub(crate) use exact::solve_with_prices;
 
-/// The same, and the dual prices at the end of the relaxation: not in this build.
+/// Not in this build.
 ///
 /// # Errors
 /// [`OptimiserError::NotBuilt`].

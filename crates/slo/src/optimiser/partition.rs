@@ -1,8 +1,10 @@
-//! Large sets of SLOs, in parts.
+//! Large sets of SLOs, solved in parts.
 //!
-//! A part of a few hundred SLOs is solved in about a second, and loses less than one server, because what does not fill a server there
-//! could have shared one with another part. The bound is that of the whole: dual prices of one part are prices for all, and what
-//! the cheapest recipes of all SLOs cost by them no solution undercuts. The prices of every part are tried, and the best bound is told.
+//! A part of a few hundred SLOs is solved in about a second. It loses less than one server: what
+//! does not fill a server there could have shared one with another part. The bound is that of the
+//! whole: dual prices of one part are prices for all, and no solution costs less than the cheapest
+//! recipes of all SLOs at them. The prices of several parts are tried, and the best bound is
+//! reported.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +13,12 @@ use crate::demand::Demand;
 use crate::packing;
 use crate::placement::ServerShape;
 
-/// SLOs of a part, unless told otherwise.
+/// SLOs of a part by default.
 pub const PART: usize = 400;
 /// Parts whose prices are tried for the bound.
 const MOST_PRICES: usize = 4;
 
-/// Solves in parts of at most `part` SLOs. Each is given its share of the time that is left.
+/// Solves in parts of at most `part` SLOs. Each gets its share of the remaining time.
 ///
 /// # Errors
 /// [`OptimiserError`].
@@ -31,7 +33,7 @@ pub(crate) fn solve_in_parts(
     if parts == 1 {
         return super::solve(demands, shape, limit);
     }
-    // Every part is to be like the whole: every so-manieth SLO, by size.
+    // Every part should be like the whole: SLOs are dealt out in order of size.
     let mut order: Vec<usize> = (0..demands.len()).collect();
     let rank = |i: &usize| demands[*i].target_pps / demands[*i].capacity_pps.last().copied().unwrap_or(1.0);
     order.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
@@ -51,7 +53,7 @@ pub(crate) fn solve_in_parts(
     }
     let bounds = prices.iter().take(MOST_PRICES).map(|prices| prices.bound(demands, shape));
     all.bound = whole(bounds.fold(0.0, f64::max)).min(all.servers());
-    // Each part leaves a server half full, which the greedy way does once.
+    // Each part leaves a server half full, the greedy packing only one.
     let greedy = packing::pack(demands, shape).map_err(OptimiserError::Impossible)?;
     if greedy.patterns.len() < all.servers() {
         all = Solution { patterns: greedy.patterns, recipes: greedy.recipes, ..all };

@@ -1,8 +1,9 @@
 //! Server patterns: which slots a server can have at once.
 //!
-//! A *slot* is room for an instance: cores, and ways of its own class or (0) a place in the shared class. A *pattern* is the slots of one
-//! server: its cores, ways and classes suffice for all of them. Given what each slot is worth, [`Bench`] finds the pattern of most
-//! worth by dynamic programming over cores, classes and ways, and walks through all patterns of nearly as much.
+//! A *slot* is room for an instance: cores, and ways of its own class or (0) a place in the shared
+//! class. A *pattern* is the slots of one server, whose cores, ways and classes suffice for all of
+//! them. Given the worth of each slot, [`Bench`] finds the pattern of most worth by dynamic
+//! programming over cores, classes and ways, and enumerates all patterns of nearly as much.
 
 use std::collections::BTreeSet;
 
@@ -13,18 +14,18 @@ pub type Slot = (u32, u32);
 /// The slots of a server, largest first.
 pub type Pattern = Vec<Slot>;
 
-/// What slots are worth, and what follows from that for whole servers.
+/// Worth of slots, and the resulting tables for whole servers.
 pub struct Bench<'a> {
     shape: &'a ServerShape,
-    /// Slots with a class of their own, each with its worth; only sizes that an instance has.
+    /// Slots with their own class and their worth; only sizes that an instance has.
     own: Vec<(Slot, f64)>,
     /// Places in the shared class, by cores.
     places: Vec<(Slot, f64)>,
-    /// Classes that may be of use.
+    /// Classes that can be of use.
     classes: u32,
-    /// The most that slots with classes of their own are worth, by cores, classes and ways.
+    /// Most worth of slots with their own classes, by cores, classes and ways.
     best: Vec<f64>,
-    /// The most that places in the shared class are worth, by cores.
+    /// Most worth of places in the shared class, by cores.
     shared: Vec<f64>,
 }
 
@@ -68,7 +69,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Ways and classes for classes of their own, if `places` cores are in the shared class; none if there can be no shared class.
+    /// Classes and ways left for own classes if `places` cores are in the shared class; none if
+    /// there can be no shared class.
     fn beside(&self, places: u32) -> Option<(u32, u32)> {
         match places {
             0 => Some((self.classes, self.shape.ways())),
@@ -79,7 +81,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The pattern of most worth, and its worth.
+    /// The most worth, and its pattern.
     pub fn most(&self) -> (f64, Pattern) {
         let mut most = (0.0, 0);
         for places in 0..=self.shape.cores {
@@ -113,13 +115,13 @@ impl<'a> Bench<'a> {
         (value, self.filled(pattern))
     }
 
-    /// Patterns that are worth at least this much and leave nothing out that has room, `most` of them at most; and whether these are all.
+    /// Maximal patterns of at least this worth, at most `most` of them, and whether these are all.
     pub fn at_least(&self, worth: f64, most: usize) -> (Vec<Pattern>, bool) {
         let mut found = BTreeSet::new();
         let mut steps = most.saturating_mul(200);
         for places in 0..=self.shape.cores {
             let Some((classes, ways)) = self.beside(places) else { continue };
-            // The places of each number of cores are filled in the way of most worth alone if there is one kind of them.
+            // Every way to fill the places is enumerated, as their kinds may differ.
             for filling in self.fillings(places) {
                 let value: f64 = filling.iter().map(|i| self.places[*i].1).sum();
                 let mut pattern: Pattern = filling.iter().map(|i| self.places[*i].0).collect();
@@ -132,7 +134,7 @@ impl<'a> Bench<'a> {
         (found.into_iter().collect(), true)
     }
 
-    /// Ways to use exactly this many cores for places in the shared class, by their numbers.
+    /// Ways to use exactly this many cores for places in the shared class, as indices.
     fn fillings(&self, cores: u32) -> Vec<Vec<usize>> {
         fn go(places: &[(Slot, f64)], from: usize, cores: u32, now: &mut Vec<usize>, all: &mut Vec<Vec<usize>>) {
             if cores == 0 {
@@ -151,7 +153,7 @@ impl<'a> Bench<'a> {
         all
     }
 
-    /// The pattern with what still has room: larger slots, and more of them.
+    /// The pattern, extended while there is room: with more slots, and larger ones.
     pub fn filled(&self, mut pattern: Pattern) -> Pattern {
         let used = |pattern: &Pattern| {
             let own = pattern.iter().filter(|slot| slot.1 > 0);
@@ -202,7 +204,7 @@ struct Walk<'a, 'b> {
 }
 
 impl Walk<'_, '_> {
-    /// Adds slots from number `from` on; false if there are too many patterns.
+    /// Adds slots from index `from` on; false if there are too many patterns.
     fn go(&mut self, from: usize, left: (u32, u32, u32), value: f64, pattern: &mut Pattern) -> bool {
         if *self.steps == 0 {
             return false;
@@ -264,7 +266,8 @@ mod tests {
         let all = bench.at_least(0.0, 10_000).0;
         // Partitions of 18 into at most 9 parts.
         assert!(all.iter().all(|pattern| pattern.iter().map(|slot| slot.1).sum::<u32>() == 18 && fits(&shape, pattern)));
-        // With 9 parts or fewer, but a pattern with idle cores and a divisible slot is filled up to another one.
+        // Fewer than all of them: a pattern with idle cores and a divisible slot is filled up to
+        // another one.
         assert!(all.len() >= 30 && all.len() <= 385, "{}", all.len());
     }
 

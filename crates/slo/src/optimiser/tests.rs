@@ -12,7 +12,7 @@ fn small() -> ServerShape {
     ServerShape { cores: 3, llc_ways: 6, ddio_ways: 1, ..shape() }
 }
 
-/// The least number of servers, by trying everything: every recipe of every demand, on every server.
+/// The least number of servers by exhaustive search: every recipe of every demand, on every server.
 fn by_trying(demands: &[Demand], shape: &ServerShape) -> usize {
     fn recipes(demand: &Demand, most: usize) -> Vec<Recipe> {
         let price = vec![0.0; demand.capacity_pps.len()];
@@ -76,7 +76,7 @@ fn assert_holds(solution: &Solution, demands: &[Demand], shape: &ServerShape) ->
 #[test]
 fn a_few_slos_are_placed_on_the_least_number_of_servers() {
     let demands: Vec<Demand> = (0..12).map(|i| demand(&format!("s{i}"), 2.0, 1, &[0.0, 0.5, 1.0, 1.5, 2.0, 2.2])).collect();
-    // 24 of throughput; 5 ways carry 2.5 at most by 0.5 a way, on 3 cores: ten servers.
+    // Throughput 24; 5 ways on 3 cores carry at most 2.5, at 0.5 a way: ten servers.
     let solution = solve(&demands, &small(), LONG).unwrap();
     assert!(solution.is_optimal());
     assert_holds(&solution, &demands, &small());
@@ -109,7 +109,7 @@ fn what_runs_is_left_where_it_is() {
     let demands: Vec<Demand> = (0..9).map(|i| demand(&format!("s{i}"), 1.0, 1, &[0.0, 1.0, 1.5, 1.5, 1.5, 1.5])).collect();
     let solution = solve(&demands, &small(), LONG).unwrap();
     let placement = assert_holds(&solution, &demands, &small());
-    // A server that nobody is on comes first now.
+    // An empty server comes first now.
     let mut current = placement.clone();
     current.servers.reverse();
     let outcome = background::Background::start(demands, small(), current.clone(), LONG).unwrap().wait().unwrap();
@@ -149,7 +149,7 @@ fn a_shared_class_saves_servers_where_classes_are_few() {
 
 #[test]
 fn memory_in_whole_cores_proves_nothing_of_what_runs() {
-    // Eight on nine cores by their memory; each counts for two cores.
+    // By memory, eight fit on nine cores; yet each counts for two cores.
     let shape = ServerShape { cores: 9, memory_mib: 65_536, ..shape() };
     let demands: Vec<Demand> = (0..8)
         .map(|i| {
@@ -176,7 +176,7 @@ fn memory_in_whole_cores_proves_nothing_of_what_runs() {
         let outcome = background::run(&demands, &shape, &current, LONG).unwrap();
         assert!(outcome.placement == current && outcome.solution.bound == 1, "{outcome:?}");
     }
-    // By a profile made anew they carry half, and that is said.
+    // By a new profile they carry half, and the error reports that.
     let weak: Vec<Demand> = demands.iter().map(|demand| Demand { capacity_pps: vec![0.5, 0.5], ..demand.clone() }).collect();
     let outcome = background::run(&weak, &shape, &current, LONG);
     assert!(
@@ -188,7 +188,8 @@ fn memory_in_whole_cores_proves_nothing_of_what_runs() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// As few servers as trying everything finds; chains of two cores, the shared class and few classes included.
+    /// As few servers as exhaustive search finds; chains of two cores, the shared class and few
+    /// classes included.
     #[test]
     fn optimal_is_optimal(
         targets in prop::collection::vec((0.4..2.4f64, 0usize..3, 1u32..3), 1..5),

@@ -34,14 +34,15 @@ impl Kernel {
                 return self.refuse(format!("Unknown or unsupported resource name '{resource}'"), libc::EINVAL);
             }
             let mut rest = values;
-            // As in the kernel, the line may end with a semicolon, and an empty part before another is none.
+            // As in the kernel, the line may end with a semicolon, but an empty part before another
+            // is an error.
             while !rest.is_empty() {
                 let (part, next) = rest.split_once(';').unwrap_or((rest, ""));
                 rest = next;
                 let parsed = part.split_once('=').and_then(|(id, value)| Some((id.parse::<u32>().ok()?, value.trim())));
                 let Some((domain, value)) = parsed else { return self.refuse("Missing '=' or non-numeric domain", libc::EINVAL) };
                 if !self.machine.domains.contains_key(&domain) {
-                    // The kernel says nothing about it: the status reads "ok".
+                    // The kernel sets no message for it: the status reads "ok".
                     return Err(libc::EINVAL);
                 }
                 let is_new = match cache {
