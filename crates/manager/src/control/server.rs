@@ -889,9 +889,8 @@ impl Context {
             let refuse = |kind, why: &dyn std::fmt::Display| {
                 Refusal(ApiError::new(kind, format!("the request's JSON: {why}"), "see /v1/openapi.json"))
             };
-            let value = serde_json::from_slice(&bytes).map_err(|error| {
-                refuse(if error.is_data() { ErrorKind::Unprocessable } else { ErrorKind::BadInput }, &error)
-            })?;
+            let value = serde_json::from_slice(&bytes)
+                .map_err(|error| refuse(if error.is_data() { ErrorKind::Unprocessable } else { ErrorKind::BadInput }, &error))?;
             // serde takes the fields of an object as a list, too.
             if bytes.trim_ascii_start().starts_with(b"[") {
                 return Err(refuse(ErrorKind::Unprocessable, &"it is a list, and an object is wanted"));
