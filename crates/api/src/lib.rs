@@ -10,6 +10,7 @@
 pub mod change;
 pub mod client;
 pub mod config;
+pub mod counted;
 pub mod health;
 pub mod model;
 pub mod nearest;

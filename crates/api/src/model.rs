@@ -15,6 +15,7 @@ use sluice_shm::histogram::Histogram;
 use super::change::Change;
 use super::health::{Death, Health};
 use crate::config;
+use crate::counted::counted;
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -63,6 +64,7 @@ pub struct Status {
     pub health: Health,
 }
 
+counted! {
 /// The SDN controller and the connection to it.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Openflow {
@@ -77,19 +79,20 @@ pub struct Openflow {
     /// Why there is no connection, in words.
     pub problem: Option<String>,
     /// Connections so far, including this one.
-    pub connections: u64,
+    pub connections: u64 => "sluice_openflow_connections_total",
     /// Packet-ins sent.
-    pub packet_ins: u64,
+    pub packet_ins: u64 => "sluice_openflow_packet_ins_total",
     /// Packet-ins dropped because of the rate limit or a slow controller.
-    pub dropped_packet_ins: u64,
+    pub dropped_packet_ins: u64 => "sluice_openflow_dropped_packet_ins_total",
     /// Flow-mods received, including refused ones.
-    pub flow_mods: u64,
+    pub flow_mods: u64 => "sluice_openflow_flow_mods_total",
     /// Errors that either side reported.
-    pub errors: u64,
+    pub errors: u64 => "sluice_openflow_errors_total",
     /// Flow entries in force.
     pub entries: u64,
     /// Packets that wait for an answer.
     pub held: u64,
+}
 }
 
 /// A core shared by NFs that do not cooperate; the daemon assigns their time slices.
@@ -167,6 +170,7 @@ pub struct Memory {
     pub starved: u64,
 }
 
+counted! {
 /// A port and its counters.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Port {
@@ -181,17 +185,17 @@ pub struct Port {
     /// Queues.
     pub queues: u32,
     /// Packets received.
-    pub rx_packets: u64,
+    pub rx_packets: u64 => "sluice_port_rx_packets_total",
     /// Bytes received.
-    pub rx_bytes: u64,
+    pub rx_bytes: u64 => "sluice_port_rx_bytes_total",
     /// Packets sent.
-    pub tx_packets: u64,
+    pub tx_packets: u64 => "sluice_port_tx_packets_total",
     /// Bytes sent.
-    pub tx_bytes: u64,
+    pub tx_bytes: u64 => "sluice_port_tx_bytes_total",
     /// Packets that the port did not accept in time.
-    pub tx_drops: u64,
+    pub tx_drops: u64 => "sluice_port_tx_drops_total",
     /// Packets of this port dropped before any NF handled them.
-    pub entry_drops: u64,
+    pub entry_drops: u64 => "sluice_port_entry_drops_total",
     /// Whether packets can pass.
     #[serde(default)]
     pub state: PortState,
@@ -209,6 +213,7 @@ pub struct Port {
     /// Values that only this kind of port has, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,
+}
 }
 
 impl Port {
@@ -298,6 +303,7 @@ impl NfState {
     }
 }
 
+counted! {
 /// One instance of a service.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Nf {
@@ -316,29 +322,29 @@ pub struct Nf {
     /// `sleep`, `poll` or `foreign`.
     pub mode: String,
     /// Number of restarts.
-    pub restarts: u64,
+    pub restarts: u64 => "sluice_nf_restarts_total",
     /// Packets posted to its rx rings.
-    pub rx_packets: u64,
+    pub rx_packets: u64 => "sluice_nf_rx_packets_total",
     /// Packets taken from its tx ring.
-    pub tx_packets: u64,
+    pub tx_packets: u64 => "sluice_nf_tx_packets_total",
     /// Packets returned with the verdict `drop`.
-    pub verdict_drops: u64,
+    pub verdict_drops: u64 => "sluice_nf_verdict_drops_total",
     /// Packets posted and not yet returned.
     pub queue: u64,
     /// Most such packets.
     pub queue_capacity: u64,
     /// Forged descriptors and wild cursors.
-    pub violations: u64,
+    pub violations: u64 => "sluice_nf_violations_total",
     /// Share of one core that its process used in the last sampling period, 0 to 100.
     pub cpu_percent: f64,
     /// Time for a burst, as the NF reports it.
     pub service_ns: Distribution,
     /// Number of times that it went to sleep.
-    pub sleeps: u64,
+    pub sleeps: u64 => "sluice_nf_sleeps_total",
     /// Number of times that it started the next NF on its core.
-    pub hand_overs: u64,
+    pub hand_overs: u64 => "sluice_nf_hand_overs_total",
     /// Number of times that the manager rang its doorbell.
-    pub wakes: u64,
+    pub wakes: u64 => "sluice_nf_wakes_total",
     /// Frames that it owns at present.
     pub frames_held: u64,
     /// Time from the start of its process to its admission, in nanoseconds; none if it attached.
@@ -352,7 +358,7 @@ pub struct Nf {
     pub reclaim_ns: Option<u64>,
     /// Number of times that it was stopped for violations or a stall.
     #[serde(default)]
-    pub stops: u64,
+    pub stops: u64 => "sluice_nf_stops_total",
     /// Its last death, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_death: Option<Death>,
@@ -369,6 +375,7 @@ pub struct Nf {
     /// a packet thread never sleeps. Each names a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
 }
 
 impl Nf {
@@ -405,31 +412,34 @@ impl Woken {
     }
 }
 
+counted! {
 /// Counters of a foreign program, over all its restarts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfForeign {
     /// Packets that entered it.
-    pub entered: u64,
+    pub entered: u64 => "sluice_foreign_entered_total",
     /// Packets that left it and went on.
-    pub returned: u64,
+    pub returned: u64 => "sluice_foreign_returned_total",
     /// Of these, the ones that it created.
-    pub originated: u64,
+    pub originated: u64 => "sluice_foreign_originated_total",
     /// Packets that entered and did not come back in time; no losses if consumed by design.
-    pub not_back: u64,
+    pub not_back: u64 => "sluice_foreign_not_back_total",
     /// Packets that entered and may still come back.
     pub inside: u64,
     /// Packets that left it and belong to no chain.
-    pub strays: u64,
+    pub strays: u64 => "sluice_foreign_stray_total",
     /// Packets that a tap missed because its interface was full.
-    pub missed: u64,
+    pub missed: u64 => "sluice_foreign_missed_total",
     /// Packets that left it when there was no space for them.
-    pub overruns: u64,
+    pub overruns: u64 => "sluice_foreign_overrun_total",
     /// Whether it consumes packets by design.
     pub by_design: bool,
     /// Its process IDs.
     pub processes: Vec<u32>,
 }
+}
 
+counted! {
 /// Load of an NF, and decisions about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct NfSched {
@@ -448,22 +458,23 @@ pub struct NfSched {
     /// Its share of its core, 0 to 1; 0 until one is set.
     pub share: f64,
     /// Number of times that its share was written.
-    pub share_writes: u64,
+    pub share_writes: u64 => "sluice_nf_share_writes_total",
     /// Whether the chains that pass it are refused at their entry.
     pub throttled: bool,
     /// Number of times that throttling began.
-    pub throttles: u64,
+    pub throttles: u64 => "sluice_nf_throttles_total",
     /// Whether it has to sleep because its output would only wait further on.
     pub held: bool,
     /// Packets marked (congestion experienced) on their way to it.
-    pub marked: u64,
+    pub marked: u64 => "sluice_nf_marked_total",
     /// Cost of a packet in nanoseconds, measured as CPU time over packets; 0 until known, or
     /// without time slices.
     #[serde(default)]
     pub outside_ns: f64,
     /// Its time slices, if NFs of its core do not cooperate.
     #[serde(default)]
-    pub turns: u64,
+    pub turns: u64 => "sluice_nf_turns_total",
+}
 }
 
 /// Kind of an [`Event`].
@@ -618,6 +629,7 @@ pub struct Zygote {
     pub why: Option<String>,
 }
 
+counted! {
 /// The instances of a pooled service.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Pool {
@@ -642,17 +654,18 @@ pub struct Pool {
     /// Instances that are being reset or wait for their last packets.
     pub resetting: u64,
     /// Flows that were assigned an instance.
-    pub activations: u64,
+    pub activations: u64 => "sluice_pool_activations_total",
     /// Number of times that an instance became idle again.
-    pub ended: u64,
+    pub ended: u64 => "sluice_pool_ended_total",
     /// Packets that waited for an idle instance.
-    pub waits: u64,
+    pub waits: u64 => "sluice_pool_waits_total",
     /// Flows that went to the shared service instead.
-    pub fallbacks: u64,
+    pub fallbacks: u64 => "sluice_pool_fallbacks_total",
     /// Packets dropped because no instance was idle.
-    pub drops: u64,
+    pub drops: u64 => "sluice_pool_drops_total",
     /// Time from the first packet of a flow until its instances are assigned.
     pub setup_ns: Distribution,
+}
 }
 
 /// What a chain does with packets at its entry.
@@ -685,6 +698,7 @@ impl ChainState {
     }
 }
 
+counted! {
 /// A chain and its counters.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Chain {
@@ -699,14 +713,14 @@ pub struct Chain {
     /// What it does with packets at its entry.
     pub state: ChainState,
     /// Packets that entered.
-    pub entry_packets: u64,
+    pub entry_packets: u64 => "sluice_chain_entry_packets_total",
     /// Packets that left by its port.
-    pub exit_packets: u64,
+    pub exit_packets: u64 => "sluice_chain_exit_packets_total",
     /// Packets that its foreign programs created, or returned after they counted as `not_back`.
     /// Packets that left, were dropped or are inside add up to `entry_packets +
     /// originated_packets`.
     #[serde(default)]
-    pub originated_packets: u64,
+    pub originated_packets: u64 => "sluice_chain_originated_packets_total",
     /// Packets that did not leave, by reason: the words of [`Stats::drops`].
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
@@ -717,7 +731,8 @@ pub struct Chain {
     pub throttled: bool,
     /// Packets dropped after an NF had handled them.
     #[serde(default)]
-    pub wasted: u64,
+    pub wasted: u64 => "sluice_chain_wasted_total",
+}
 }
 
 /// Times in nanoseconds, to within an eighth: see [`sluice_shm::histogram`].

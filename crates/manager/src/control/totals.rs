@@ -22,6 +22,7 @@
 
 use std::collections::BTreeMap;
 
+use sluice_api::counted::Counters;
 use sluice_api::model::{Chain, Distribution, Nf, NfForeign, Pool, Port, Woken};
 
 /// Most names of a kind that are remembered.
@@ -72,10 +73,7 @@ impl Counted for Distribution {
 
 impl Counted for Chain {
     fn add(&mut self, former: &Self) {
-        more(&mut self.entry_packets, former.entry_packets);
-        more(&mut self.exit_packets, former.exit_packets);
-        more(&mut self.originated_packets, former.originated_packets);
-        more(&mut self.wasted, former.wasted);
+        self.add_counters(former);
         add_all(&mut self.drops, &former.drops);
         self.latency_ns.add(&former.latency_ns);
     }
@@ -83,12 +81,7 @@ impl Counted for Chain {
 
 impl Counted for Port {
     fn add(&mut self, former: &Self) {
-        more(&mut self.rx_packets, former.rx_packets);
-        more(&mut self.rx_bytes, former.rx_bytes);
-        more(&mut self.tx_packets, former.tx_packets);
-        more(&mut self.tx_bytes, former.tx_bytes);
-        more(&mut self.tx_drops, former.tx_drops);
-        more(&mut self.entry_drops, former.entry_drops);
+        self.add_counters(former);
         add_all(&mut self.drops, &former.drops);
         for (name, n) in former.details.iter().filter(|(name, _)| is_counter(name)) {
             *self.details.entry(name.clone()).or_default() += n;
@@ -107,31 +100,14 @@ impl Counted for Woken {
 
 impl Counted for NfForeign {
     fn add(&mut self, former: &Self) {
-        more(&mut self.entered, former.entered);
-        more(&mut self.returned, former.returned);
-        more(&mut self.originated, former.originated);
-        more(&mut self.not_back, former.not_back);
-        more(&mut self.strays, former.strays);
-        more(&mut self.missed, former.missed);
-        more(&mut self.overruns, former.overruns);
+        self.add_counters(former);
     }
 }
 
 impl Counted for Nf {
     fn add(&mut self, former: &Self) {
-        more(&mut self.restarts, former.restarts);
-        more(&mut self.rx_packets, former.rx_packets);
-        more(&mut self.tx_packets, former.tx_packets);
-        more(&mut self.verdict_drops, former.verdict_drops);
-        more(&mut self.violations, former.violations);
-        more(&mut self.sleeps, former.sleeps);
-        more(&mut self.hand_overs, former.hand_overs);
-        more(&mut self.wakes, former.wakes);
-        more(&mut self.stops, former.stops);
-        more(&mut self.sched.share_writes, former.sched.share_writes);
-        more(&mut self.sched.throttles, former.sched.throttles);
-        more(&mut self.sched.marked, former.sched.marked);
-        more(&mut self.sched.turns, former.sched.turns);
+        self.add_counters(former);
+        self.sched.add_counters(&former.sched);
         self.service_ns.add(&former.service_ns);
         if let Some(foreign) = &former.foreign {
             self.foreign.get_or_insert_default().add(foreign);
@@ -144,11 +120,7 @@ impl Counted for Nf {
 
 impl Counted for Pool {
     fn add(&mut self, former: &Self) {
-        more(&mut self.activations, former.activations);
-        more(&mut self.ended, former.ended);
-        more(&mut self.waits, former.waits);
-        more(&mut self.fallbacks, former.fallbacks);
-        more(&mut self.drops, former.drops);
+        self.add_counters(former);
         self.setup_ns.add(&former.setup_ns);
     }
 }

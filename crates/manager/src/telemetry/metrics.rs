@@ -1,4 +1,5 @@
 //! Every metric, declared once: name, meaning, and how it is read from the report ([`Stats`]).
+//! Counters of a report are declared with its fields ([`sluice_api::counted`]), the rest is here.
 //!
 //! What Prometheus is told ([`exposition`]) is made of these tables. A chain's latency is a
 //! histogram with edges at powers of two nanoseconds, so that the histograms of several hosts can be added; an NF's service time,
@@ -15,7 +16,7 @@ use sluice_slo::watch::What;
 
 use super::prometheus::{Family, NS, Object, Rows, Text};
 use crate::control::totals::{self, Counted};
-use sluice_api::model::{Chain, Memory, Nf, NfForeign, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread};
+use sluice_api::model::{Chain, Memory, Nf, NfForeign, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread};
 use sluice_api::promise::Promise;
 
 /// Microseconds of a second.
@@ -108,30 +109,11 @@ const OPENFLOW: &[Family<Openflow>] = &[
     Family::gauge("sluice_openflow_since_seconds", "Time since the SDN controller is connected, or is not.", |o, r| {
         r.is(o.since_s)
     }),
-    Family::counter("sluice_openflow_connections_total", "Connections to the SDN controller that came about.", |o, r| {
-        r.is(o.connections);
-    }),
-    Family::counter("sluice_openflow_packet_ins_total", "Packets that the SDN controller was shown.", |o, r| r.is(o.packet_ins)),
-    Family::counter(
-        "sluice_openflow_dropped_packet_ins_total",
-        "Packets that the SDN controller was to be shown and was not.",
-        |o, r| r.is(o.dropped_packet_ins),
-    ),
-    Family::counter("sluice_openflow_flow_mods_total", "Changes of entries that the SDN controller asked for.", |o, r| {
-        r.is(o.flow_mods);
-    }),
-    Family::counter("sluice_openflow_errors_total", "Errors between the SDN controller and this host.", |o, r| r.is(o.errors)),
     Family::gauge("sluice_openflow_entries", "Flow entries in force.", |o, r| r.is(o.entries)),
     Family::gauge("sluice_openflow_held_packets", "Packets that wait for the SDN controller's answer.", |o, r| r.is(o.held)),
 ];
 
 const PORTS: &[Family<Port>] = &[
-    Family::counter("sluice_port_rx_packets_total", "Packets in.", |p, r| r.is(p.rx_packets)),
-    Family::counter("sluice_port_rx_bytes_total", "Bytes in.", |p, r| r.is(p.rx_bytes)),
-    Family::counter("sluice_port_tx_packets_total", "Packets out.", |p, r| r.is(p.tx_packets)),
-    Family::counter("sluice_port_tx_bytes_total", "Bytes out.", |p, r| r.is(p.tx_bytes)),
-    Family::counter("sluice_port_tx_drops_total", "Packets that the port did not take in time.", |p, r| r.is(p.tx_drops)),
-    Family::counter("sluice_port_entry_drops_total", "Packets dropped before any NF worked on them.", |p, r| r.is(p.entry_drops)),
     Family::counter_of_each(
         "sluice_port_drops_total",
         "Packets that were dropped at the port for want of a link or for their size.",
@@ -174,15 +156,6 @@ const POOLS: &[Family<Pool>] = &[
         let states = [("idle", p.idle), ("assigned", p.assigned), ("lingering", p.lingering), ("resetting", p.resetting)];
         states.iter().for_each(|(state, n)| r.with(&[("state", state)], n));
     }),
-    Family::counter("sluice_pool_activations_total", "Flows that were given an NF of their own.", |p, r| r.is(p.activations)),
-    Family::counter("sluice_pool_ended_total", "NFs of a pool that became idle again.", |p, r| r.is(p.ended)),
-    Family::counter("sluice_pool_waits_total", "Packets that had to wait for an idle NF of a pool.", |p, r| r.is(p.waits)),
-    Family::counter(
-        "sluice_pool_fallbacks_total",
-        "Flows that a shared service got because no NF of the pool was idle.",
-        |p, r| r.is(p.fallbacks),
-    ),
-    Family::counter("sluice_pool_drops_total", "Packets dropped because no NF of the pool was idle.", |p, r| r.is(p.drops)),
     Family::histogram(
         "sluice_pool_setup_seconds",
         "Time from the look at the first packet of a flow until it could go to its NFs.",
@@ -191,33 +164,6 @@ const POOLS: &[Family<Pool>] = &[
 ];
 
 const NFS: &[Family<Nf>] = &[
-    Family::counter("sluice_nf_rx_packets_total", "Packets posted to the NF.", |n, r| r.is(n.rx_packets)),
-    Family::counter("sluice_nf_tx_packets_total", "Packets taken back from the NF.", |n, r| r.is(n.tx_packets)),
-    Family::counter("sluice_nf_verdict_drops_total", "Packets that came back with the verdict drop.", |n, r| r.is(n.verdict_drops)),
-    Family::counter("sluice_nf_restarts_total", "Times that the NF was started again.", |n, r| r.is(n.restarts)),
-    Family::counter("sluice_nf_violations_total", "Forged descriptors and wild cursors.", |n, r| r.is(n.violations)),
-    Family::counter(
-        "sluice_nf_stops_total",
-        "Times that the NF was stopped for its violations or because it stood still.",
-        |n, r| {
-            r.is(n.stops);
-        },
-    ),
-    Family::counter("sluice_nf_sleeps_total", "Times that the NF went to sleep.", |n, r| r.is(n.sleeps)),
-    Family::counter("sluice_nf_hand_overs_total", "Times that the NF started the next one on its core.", |n, r| r.is(n.hand_overs)),
-    Family::counter("sluice_nf_wakes_total", "Times that the manager rang the NF's doorbell.", |n, r| r.is(n.wakes)),
-    Family::counter("sluice_nf_share_writes_total", "Times that the NF's share was written.", |n, r| r.is(n.sched.share_writes)),
-    Family::counter("sluice_nf_turns_total", "Turns that the NF was given, where NFs do not cooperate.", |n, r| {
-        r.is(n.sched.turns)
-    }),
-    Family::counter("sluice_nf_throttles_total", "Times that chains began to be refused because of the NF.", |n, r| {
-        r.is(n.sched.throttles);
-    }),
-    Family::counter(
-        "sluice_nf_marked_total",
-        "Packets that were marked on their way to the NF (congestion experienced).",
-        |n, r| r.is(n.sched.marked),
-    ),
     Family::gauge("sluice_nf_queue_packets", "Packets posted to the NF and not yet returned.", |n, r| r.is(n.queue)),
     Family::gauge("sluice_nf_queue_capacity_packets", "Most packets that may be posted to the NF and not yet returned.", |n, r| {
         r.is(n.queue_capacity)
@@ -280,21 +226,6 @@ const SERVICES: &[Family<Nf>] = &[
 ];
 
 const FOREIGN: &[Family<NfForeign>] = &[
-    Family::counter("sluice_foreign_entered_total", "Packets that went into the program.", |f, r| r.is(f.entered)),
-    Family::counter("sluice_foreign_returned_total", "Packets that came out of the program and went on.", |f, r| r.is(f.returned)),
-    Family::counter("sluice_foreign_originated_total", "Of these, the ones that the program made itself.", |f, r| {
-        r.is(f.originated)
-    }),
-    Family::counter(
-        "sluice_foreign_not_back_total",
-        "Packets that went in and did not come back in time; no losses where the program eats packets by design.",
-        |f, r| r.is(f.not_back),
-    ),
-    Family::counter("sluice_foreign_stray_total", "Packets that came out and belong to no chain.", |f, r| r.is(f.strays)),
-    Family::counter("sluice_foreign_missed_total", "Packets that a tap was not shown.", |f, r| r.is(f.missed)),
-    Family::counter("sluice_foreign_overrun_total", "Packets that came out while there was no room for them.", |f, r| {
-        r.is(f.overruns)
-    }),
     Family::gauge("sluice_foreign_inside", "Packets that went in and may still come back.", |f, r| r.is(f.inside)),
     Family::gauge("sluice_foreign_by_design", "1 if the program eats packets by design.", |f, r| r.is(u8::from(f.by_design))),
     Family::gauge("sluice_foreign_processes", "Processes of the program.", |f, r| r.is(f.processes.len())),
@@ -306,16 +237,6 @@ const CHAINS: &[Family<Chain>] = &[
     }),
     Family::gauge("sluice_chain_throttled", "1 while one of the chain's NFs has it refused at its entry.", |c, r| {
         r.is(u8::from(c.throttled));
-    }),
-    Family::counter(
-        "sluice_chain_wasted_total",
-        "Packets of the chain that were dropped after an NF had worked on them.",
-        |c, r| r.is(c.wasted),
-    ),
-    Family::counter("sluice_chain_entry_packets_total", "Packets that entered the chain.", |c, r| r.is(c.entry_packets)),
-    Family::counter("sluice_chain_exit_packets_total", "Packets that left the chain by its port.", |c, r| r.is(c.exit_packets)),
-    Family::counter("sluice_chain_originated_packets_total", "Packets that foreign programs of the chain put in.", |c, r| {
-        r.is(c.originated_packets);
     }),
     // The sum of these is sluice_drops_total.
     Family::counter_of_each("sluice_chain_drops_total", "Packets of the chain that were dropped, by reason.", |c, r| {
@@ -401,7 +322,9 @@ pub fn exposition(stats: &Stats) -> String {
     out.write(THREADS, &objects(&status.threads, of_thread));
     out.write(SCHEDULES, &objects(&status.schedules, |schedule| vec![("core", schedule.core.to_string().into())]));
     if let Some(openflow) = &status.openflow {
-        out.write(OPENFLOW, &[(vec![("controller", openflow.controller.as_str().into())], openflow)]);
+        let controller = [(vec![("controller", openflow.controller.as_str().into())], openflow)];
+        out.write_counters(&controller);
+        out.write(OPENFLOW, &controller);
     }
     ports(&mut out, stats);
     nfs(&mut out, stats);
@@ -440,8 +363,15 @@ fn ports(out: &mut Text, stats: &Stats) {
         ..Port::default()
     };
     stats.ports.iter().for_each(|port| sum.add(port));
-    out.write(PORTS, &named("port", &stats.ports, |port| &port.name));
-    out.write_sums(PORTS, ["_port_", "_ports_"], OF_ALL, &[(Vec::new(), &sum)]);
+    let (all, sum) = (named("port", &stats.ports, |port| &port.name), [(Vec::new(), &sum)]);
+    out.write_counters(&all);
+    out.write(PORTS, &all);
+    out.write_counter_sums(["_port_", "_ports_"], OF_ALL, &sum);
+    out.write_sums(PORTS, ["_port_", "_ports_"], OF_ALL, &sum);
+}
+
+fn sched_of<'a>((labels, nf): &Object<'a, Nf>) -> Object<'a, NfSched> {
+    (labels.clone(), &nf.sched)
 }
 
 fn foreign_of<'a>((labels, nf): &Object<'a, Nf>) -> Option<Object<'a, NfForeign>> {
@@ -456,19 +386,28 @@ fn nfs(out: &mut Text, stats: &Stats) {
     stats.nfs.iter().for_each(|nf| sums.entry(&nf.service).or_default().add(nf));
     let sums: Vec<Object<'_, Nf>> = sums.iter().map(|(service, sum)| (vec![("service", (*service).into())], sum)).collect();
     let all = objects(&stats.nfs, of_nf);
+    out.write_counters(&all);
+    out.write_counters(&all.iter().map(sched_of).collect::<Vec<_>>());
     out.write(NFS, &all);
-    out.write(FOREIGN, &all.iter().filter_map(foreign_of).collect::<Vec<_>>());
-    out.write_sums(NFS, ["_nf_", "_service_"], OF_SERVICE, &sums);
-    let foreign: Vec<_> = sums.iter().filter_map(foreign_of).collect();
-    out.write_sums(FOREIGN, ["_foreign_", "_service_foreign_"], OF_SERVICE, &foreign);
+    let foreign: Vec<_> = all.iter().filter_map(foreign_of).collect();
+    out.write_counters(&foreign);
+    out.write(FOREIGN, &foreign);
+    let (of_nf, of_foreign) = (["_nf_", "_service_"], ["_foreign_", "_service_foreign_"]);
+    out.write_counter_sums(of_nf, OF_SERVICE, &sums);
+    out.write_counter_sums(of_nf, OF_SERVICE, &sums.iter().map(sched_of).collect::<Vec<_>>());
+    out.write_sums(NFS, of_nf, OF_SERVICE, &sums);
+    out.write_counter_sums(of_foreign, OF_SERVICE, &sums.iter().filter_map(foreign_of).collect::<Vec<_>>());
     out.write(SERVICES, &sums);
 }
 
 fn pools(out: &mut Text, stats: &Stats) {
     let mut sum = stats.gone.pools.clone();
     stats.status.pools.iter().for_each(|pool| sum.add(pool));
-    out.write(POOLS, &named("service", &stats.status.pools, |pool| &pool.service));
-    out.write_sums(POOLS, ["_pool_", "_pools_"], OF_ALL, &[(Vec::new(), &sum)]);
+    let (all, sum) = (named("service", &stats.status.pools, |pool| &pool.service), [(Vec::new(), &sum)]);
+    out.write_counters(&all);
+    out.write(POOLS, &all);
+    out.write_counter_sums(["_pool_", "_pools_"], OF_ALL, &sum);
+    out.write_sums(POOLS, ["_pool_", "_pools_"], OF_ALL, &sum);
 }
 
 fn chains(out: &mut Text, stats: &Stats) {
@@ -482,8 +421,11 @@ fn chains(out: &mut Text, stats: &Stats) {
         ..Chain::default()
     };
     stats.chains.iter().for_each(|chain| sum.add(chain));
-    out.write(CHAINS, &named("chain", &stats.chains, |chain| &chain.name));
-    out.write_sums(CHAINS, ["_chain_", "_chains_"], OF_ALL, &[(Vec::new(), &sum)]);
+    let (all, sum) = (named("chain", &stats.chains, |chain| &chain.name), [(Vec::new(), &sum)]);
+    out.write_counters(&all);
+    out.write(CHAINS, &all);
+    out.write_counter_sums(["_chain_", "_chains_"], OF_ALL, &sum);
+    out.write_sums(CHAINS, ["_chain_", "_chains_"], OF_ALL, &sum);
 }
 
 #[cfg(test)]
@@ -495,7 +437,7 @@ mod tests {
 
     use super::super::prometheus::EDGES;
     use super::*;
-    use sluice_api::model::{Distribution, Gone, NfSched, NfState, Status};
+    use sluice_api::model::{Distribution, Gone, NfState, Status};
 
     /// A parser of the format: what a scraper would make of it. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {

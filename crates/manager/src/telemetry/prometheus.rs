@@ -11,6 +11,7 @@
 use std::borrow::Cow;
 use std::fmt::{Display, Write};
 
+use sluice_api::counted::Counters;
 use sluice_api::model::Distribution;
 
 /// The content type of the text.
@@ -108,6 +109,32 @@ impl Text {
     pub fn write_sums<T>(&mut self, families: &[Family<T>], [one, all]: [&str; 2], of_what: &str, sums: &[Object<'_, T>]) {
         for family in families.iter().filter(|family| family.is_summed) {
             self.write_as(family, &family.name.replacen(one, all, 1), &format!("{of_what}: {}", family.help), sums);
+        }
+    }
+
+    /// The counters of one kind of object, as its type declares them.
+    pub fn write_counters<T: Counters>(&mut self, objects: &[Object<'_, T>]) {
+        self.counters_as(objects, str::to_string, str::to_string);
+    }
+
+    /// The sums of these counters; names and help as with [`Text::write_sums`].
+    pub fn write_counter_sums<T: Counters>(&mut self, [one, all]: [&str; 2], of_what: &str, sums: &[Object<'_, T>]) {
+        self.counters_as(sums, |name| name.replacen(one, all, 1), |help| format!("{of_what}: {help}"));
+    }
+
+    fn counters_as<T: Counters>(
+        &mut self,
+        objects: &[Object<'_, T>],
+        name: impl Fn(&str) -> String,
+        help: impl Fn(&str) -> String,
+    ) {
+        for (counter, text) in T::COUNTERS.iter().zip(T::help()) {
+            let name = name(counter.metric);
+            self.family(&name, "counter", &help(text));
+            for (labels, object) in objects {
+                let labels: Vec<_> = labels.iter().map(|(label, text)| (*label, &**text)).collect();
+                self.sample(&name, &labels, (counter.get)(object));
+            }
         }
     }
 
