@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
-use sluice_api::config::{Config, PortKind};
+use sluice_api::config::Config;
 use sluice_config::host::{Host, resolve_exec};
 use sluice_config::problem::{At, Problem, Severity};
 use sluice_config::schema;
@@ -61,8 +61,7 @@ const PORT: &str = "port";
 /// What the daemon of this host cannot do of a configuration: it knows its drivers and features,
 /// and opens the ports.
 pub fn port_problems(path: &Path, config: &Config) -> Vec<Problem> {
-    let is_of_host = |kind: &PortKind| !matches!(kind, PortKind::Gen(_) | PortKind::Sink(_));
-    let first = config.ports.iter().position(|port| is_of_host(&port.kind));
+    let first = config.ports.iter().position(|port| port.kind.is_of_host());
     ask(path).unwrap_or_else(|error| {
         let help = "install sluiced beside sluice, or check with --no-host";
         let warn = |first| Problem::warning(At::entry(PORT, first, "kind"), format!("ports were not looked at: {error:#}"), help);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_api::config::{self as model, Config, PortKind};
+use sluice_api::config::{self as model, Config};
 
 /// The holder of an arena.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,11 +97,7 @@ pub fn is_alone_at(config: &Config, service: &str, tenant: Option<&str>) -> bool
 
 /// Whether packets may enter at a port. None enter at a sink, or at a capture that is only written.
 pub fn receives(port: &model::Port) -> bool {
-    match &port.kind {
-        PortKind::Sink(_) => false,
-        PortKind::Pcap(pcap) => pcap.read.is_some(),
-        PortKind::Gen(_) | PortKind::AfPacket(_) | PortKind::Dpdk(_) => true,
-    }
+    port.kind.no_input().is_none()
 }
 
 /// Whether packets may enter without a known tenant: from shared ports or from programs.

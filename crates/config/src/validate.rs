@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use super::problem::{At, Problem};
 use super::schema::{Preset, SECTIONS, Type};
-use sluice_api::config::{ByWhat, Class, Config, Idle, MAX_CORE, Mode, Port, PortKind, Priorities, Service, hop};
+use sluice_api::config::{ByWhat, Class, Config, Idle, MAX_CORE, Mode, Port, Priorities, Service, hop};
 use sluice_api::{nearest, parse};
 
 mod container;
@@ -413,15 +413,7 @@ impl Validation<'_> {
             }
             let at = At::entry("chain", i, "egress");
             if self.reference(at, "port", &chain.egress, &names_of(config)) {
-                let (why, help) = match port_of(config, &chain.egress).map(|p| &p.kind) {
-                    Some(PortKind::Pcap(p)) if p.write.is_none() => {
-                        ("has no file to write", "give that port `write = \"FILE\"`, or name another port")
-                    }
-                    Some(PortKind::Gen(_)) => {
-                        ("only generates", "name a port of kind \"sink\", which takes all, or one that leads somewhere")
-                    }
-                    _ => continue,
-                };
+                let Some((why, help)) = port_of(config, &chain.egress).and_then(|port| port.kind.no_output()) else { continue };
                 self.error(at, format!("packets cannot leave through \"{}\", which {why}", chain.egress), help);
             }
         }
@@ -487,12 +479,7 @@ impl Validation<'_> {
         let egress = config.chains.iter().map(|c| c.egress.as_str());
         let used: HashSet<&str> = ingress.chain(egress).collect();
         for (i, port) in config.ports.iter().enumerate() {
-            let receives = match &port.kind {
-                PortKind::Sink(_) => false,
-                PortKind::Pcap(p) => p.read.is_some(),
-                PortKind::Gen(_) | PortKind::Dpdk(_) | PortKind::AfPacket(_) => true,
-            };
-            let reached = used.contains(port.name.as_str()) || (any_port && receives);
+            let reached = used.contains(port.name.as_str()) || (any_port && port.kind.no_input().is_none());
             if !reached {
                 self.warn(
                     At::entry("port", i, "name"),

@@ -36,39 +36,36 @@ pub const MAX_HOPS: usize = 255;
 pub enum DropReason {
     /// The chain's gate was closed: refused before any NF worked on it.
     Entry = 0,
-    /// A service of the chain has no live instance: refused before any NF worked on it.
-    NfDown = 1,
     /// An NF's verdict was to drop it.
-    Verdict = 2,
-    /// The next ring was full (a verdict to a service, or several Rx threads at once): wasted work.
-    RingFull = 3,
+    Verdict = 1,
+    /// The next NF had no room (a verdict to a service, or no backpressure): wasted work.
+    RingFull = 2,
     /// The NF that held the packet died: wasted work.
-    NfDied = 4,
+    NfDied = 3,
     /// The next NF was gone when the packet got there: wasted work.
-    NfGone = 5,
+    NfGone = 4,
     /// The egress port did not accept it in time: wasted work.
-    TxFull = 6,
+    TxFull = 5,
     /// The egress port is gone, or the NF named a port or service that does not exist: wasted work.
-    NoSuchPort = 7,
+    NoSuchPort = 6,
     /// The NF returned it with an offset or length outside its frame: a violation.
-    Violation = 8,
+    Violation = 7,
     /// A foreign program did not return it: wasted work, unless it consumes packets by design.
-    NotBack = 9,
+    NotBack = 8,
     /// The NF named a service with unshared instances, which flows get at their entry: wasted work.
-    NotShared = 10,
+    NotShared = 9,
     /// It exceeded its chain's limit: dropped before any NF worked on it.
-    Policed = 11,
+    Policed = 10,
     /// The NF named a port or service that its own may not send to: wasted work.
-    NotAllowed = 12,
+    NotAllowed = 11,
     /// The memory of the next NF's tenant had no free frame to copy it into.
-    NoFrame = 13,
+    NoFrame = 12,
 }
 
 impl DropReason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 13] = [
         Self::Entry,
-        Self::NfDown,
         Self::Verdict,
         Self::RingFull,
         Self::NfDied,
@@ -87,7 +84,6 @@ impl DropReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::Entry => "entry",
-            Self::NfDown => "nf_down",
             Self::Verdict => "verdict",
             Self::RingFull => "ring_full",
             Self::NfDied => "nf_died",
@@ -105,7 +101,7 @@ impl DropReason {
 
     /// Whether an NF had worked on the packet: wasted work.
     pub fn is_wasted(self) -> bool {
-        !matches!(self, Self::Entry | Self::NfDown | Self::Verdict | Self::Policed)
+        !matches!(self, Self::Entry | Self::Verdict | Self::Policed)
     }
 }
 
@@ -157,7 +153,7 @@ pub struct Chain {
 impl Chain {
     /// Frames that its packets hold; approximate, as threads count meanwhile.
     pub fn frames(&self) -> u64 {
-        let at_the_door = [DropReason::Entry, DropReason::NfDown, DropReason::Policed];
+        let at_the_door = [DropReason::Entry, DropReason::Policed];
         let inside = |c: &ChainCounters| {
             let lost = DropReason::ALL.iter().filter(|why| !at_the_door.contains(why)).map(|why| c.drops[*why as usize].get());
             let gone = lost.fold(c.left.get().wrapping_add(c.outside.get()), u64::wrapping_add);

@@ -11,7 +11,7 @@ pub enum Decision {
     Wait(WaitFor),
 }
 
-/// Why a packet that no chain let in is dropped.
+/// Why a packet is dropped before admission. Counted per thread and not per chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {

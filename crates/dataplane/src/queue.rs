@@ -78,7 +78,7 @@ pub struct QueueCounters {
     pub tx_bytes: Counter,
     /// Packets that it did not accept in time.
     pub tx_drops: Counter,
-    /// Packets refused at the entry of their chain.
+    /// Packets dropped at the entry, with or without a chain, and when the port closes.
     pub entry_drops: Counter,
     /// Packets dropped because it had no link. The queue itself counts these and the following.
     pub no_link: Counter,

@@ -512,7 +512,7 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     rig.publish();
     let down = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(1));
-    assert_eq!(refused(&told(&down, 8)), [(Some(0), DropReason::NfDown.name()); 8]);
+    assert_eq!(refused(&told(&down, 8)), [(Some(0), Refusal::NfDown.name()); 8]);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Ports: where packets enter and leave.
 //!
-//! A port has one or more queues. Each queue belongs to one manager thread; no other calls it. A
-//! new kind of port is one file here and one line in [`open`].
+//! A port has one or more queues. Each queue belongs to one manager thread; no other calls it.
+//!
+//! A new kind of port is a variant of [`PortKind`], which answers what it can do, and a module here
+//! with its lines in [`open`] and the functions below it.
 
 // Printing panics when its reader is gone; the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -66,6 +68,30 @@ pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
         PortKind::Dpdk(settings) => dpdk::look_at(&port.name, settings),
         PortKind::AfPacket(settings) => af_packet::look_at(&port.name, settings),
         PortKind::Gen(_) | PortKind::Sink(_) => Ok(()),
+    }
+}
+
+/// Checks that a port with memory of its own can use these frames.
+///
+/// # Errors
+/// As [`open`].
+pub fn look_at_memory(port: &Port, frames: &FramePool) -> Result<(), PortError> {
+    match &port.kind {
+        PortKind::Dpdk(_) => dpdk::pool(&port.name, frames).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// The interface, device or file of a port, for messages.
+pub fn uses(port: &Port) -> String {
+    match &port.kind {
+        PortKind::AfPacket(settings) => match &settings.netns {
+            Some(netns) => format!("interface {} in {netns}", settings.interface),
+            None => format!("interface {}", settings.interface),
+        },
+        PortKind::Dpdk(settings) => format!("device {}", dpdk::name(settings).unwrap_or("?")),
+        PortKind::Pcap(model::Pcap { write: Some(path), .. }) => path.display().to_string(),
+        PortKind::Gen(_) | PortKind::Sink(_) | PortKind::Pcap(_) => "what it uses".into(),
     }
 }
 

@@ -29,7 +29,7 @@ impl Counts {
         let dropped = |why: DropReason| sum(&|c| c.drops[why as usize].get());
         let policed = dropped(DropReason::Policed);
         Self {
-            offered: sum(&|c| c.entered.get()) + dropped(DropReason::Entry) + dropped(DropReason::NfDown) + policed,
+            offered: sum(&|c| c.entered.get()) + dropped(DropReason::Entry) + policed,
             policed,
             delivered: sum(&|c| c.left.get()) + dropped(DropReason::Verdict),
         }

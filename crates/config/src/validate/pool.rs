@@ -3,7 +3,7 @@
 use super::Validation;
 use crate::class::Class;
 use crate::problem::At;
-use sluice_api::config::{Config, Per, PortKind, Service, WhenEmpty, hop};
+use sluice_api::config::{Config, Per, Service, WhenEmpty, hop};
 
 /// Most pooled services of a connection, over all its chains.
 pub const MAX_POOLS: usize = 8;
@@ -178,12 +178,7 @@ impl Validation<'_> {
                 format!("write max = {threads} or more in [service.pool]: an instance belongs to one thread"),
             );
         }
-        let comes = |kind: &PortKind| match kind {
-            PortKind::Sink(_) => false,
-            PortKind::Pcap(pcap) => pcap.read.is_some(),
-            _ => true,
-        };
-        let queues: Vec<u32> = self.config.ports.iter().filter(|p| comes(&p.kind)).map(|p| p.queues).collect();
+        let queues: Vec<u32> = self.config.ports.iter().filter(|p| p.kind.no_input().is_none()).map(|p| p.queues).collect();
         if queues.iter().any(|n| n % threads != 0 || Some(n) != queues.first()) {
             self.error(
                 At::entry("service", i, "per"),

@@ -35,10 +35,11 @@ impl Validation<'_> {
                     "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
                     "write queues = 1, or leave it out",
                 ),
-                PortKind::Sink(_) => {}
                 PortKind::AfPacket(p) => self.interface(i, p),
                 PortKind::Pcap(p) => self.pcap(i, port, p),
                 PortKind::Dpdk(d) => self.dpdk(i, &port.name, d),
+                // Its settings are right together if each is.
+                _ => {}
             }
         }
     }

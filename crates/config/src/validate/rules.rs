@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{Validation, names_of, port_of};
 use crate::problem::{At, Problem};
-use sluice_api::config::{PortKind, PortRange, Rule};
+use sluice_api::config::{PortRange, Rule};
 use sluice_api::parse;
 use sluice_api::protocol::{ICMP, ProtocolMatch};
 
@@ -34,11 +34,7 @@ impl Validation<'_> {
     }
 
     fn ingress(&mut self, i: usize, name: &str) {
-        let silent = match port_of(self.config, name).map(|p| &p.kind) {
-            Some(PortKind::Sink(_)) => "is a sink",
-            Some(PortKind::Pcap(p)) if p.read.is_none() => "has no file to read",
-            _ => return,
-        };
+        let Some(silent) = port_of(self.config, name).and_then(|port| port.kind.no_input()) else { return };
         self.warn(
             At::entry("rule", i, "port"),
             format!("no packet ever comes in at \"{name}\", which {silent}"),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Options, SimulateError, names};
-use sluice_api::config::{self as model, Config, Gen, Overload, PcapSpeed, Port, PortKind};
+use sluice_api::config::{self as model, Config, Gen, Overload, Port, PortKind};
 use sluice_dataplane::classify::compile;
 use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rule::RuleSet;
@@ -40,7 +40,7 @@ pub fn streams(config: &Config, options: &Options, notes: &mut Vec<String>) -> R
     let mut waiting = Vec::new();
     for (number, port) in config.ports.iter().enumerate() {
         let mut mine = config.rules.iter().filter(|r| r.port.as_ref().is_none_or(|name| *name == port.name)).peekable();
-        if !receives(port) {
+        if port.kind.no_input().is_some() {
             continue;
         }
         if mine.peek().is_none() {
@@ -82,22 +82,9 @@ fn compile(config: &Config) -> Result<RuleSet, SimulateError> {
     Ok(RuleSet::new(compiled))
 }
 
-fn receives(port: &Port) -> bool {
-    match &port.kind {
-        PortKind::Sink(_) => false,
-        PortKind::Pcap(pcap) => pcap.read.is_some(),
-        PortKind::Gen(_) | PortKind::Dpdk(_) | PortKind::AfPacket(_) => true,
-    }
-}
-
 /// Packets per second of a port: by its own option, its configuration, or the option for all ports.
 fn rate(port: &Port, options: &Options) -> Option<f64> {
-    let own = match &port.kind {
-        PortKind::Gen(settings) => Some(settings.rate).filter(|rate| *rate != 0.0),
-        PortKind::Pcap(pcap) => Some(pcap.rate).filter(|_| pcap.speed == PcapSpeed::Rate),
-        PortKind::Sink(_) | PortKind::Dpdk(_) | PortKind::AfPacket(_) => None,
-    };
-    options.port_rates.get(&port.name).copied().or(own).or(options.rate_pps)
+    options.port_rates.get(&port.name).copied().or(port.kind.rate_pps()).or(options.rate_pps)
 }
 
 /// Classifies a packet of each flow.

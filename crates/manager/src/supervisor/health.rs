@@ -12,7 +12,6 @@ use sluice_shm::clock::monotonic_ns;
 
 use super::Supervisor;
 use super::nfs::{BACKOFF, Nf, State};
-use super::ports::rate_of;
 use crate::controller::events::Subject;
 use sluice_api::health::{Health, MOST, Problem, Verdict};
 use sluice_api::model::{ChainState, EventKind, PortState};
@@ -98,7 +97,7 @@ impl Supervisor {
                 state @ PortState::Waiting => lesser.push((subject(), state.word(), said_of_port(state).into())),
                 state => found.push((subject(), state.word(), said_of_port(state).into())),
             }
-            if let Some(rate) = rate_of(&port.config).filter(|_| port.behind.pps() > 0.0) {
+            if let Some(rate) = port.config.kind.rate_pps().filter(|_| port.behind.pps() > 0.0) {
                 lesser.push((subject(), "behind", said_of_rate(rate, port.behind.pps())));
             }
         }

@@ -10,7 +10,7 @@ use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::controller::events::What;
 use crate::dataplane::LetGo;
-use sluice_api::config::{self as model, PcapSpeed, PortKind};
+use sluice_api::config as model;
 use sluice_api::model as api;
 use sluice_config::diff;
 use sluice_config::tenancy::{Holder, Owner};
@@ -72,29 +72,12 @@ impl Behind {
     }
 }
 
-/// Packets per second that a port is to make; none if it has no rate.
-pub(super) fn rate_of(port: &model::Port) -> Option<f64> {
-    match &port.kind {
-        PortKind::Gen(settings) => Some(settings.rate).filter(|rate| *rate > 0.0),
-        PortKind::Pcap(settings) => Some(settings.rate).filter(|_| settings.speed == PcapSpeed::Rate),
-        _ => None,
-    }
-}
-
 /// What the log says of a port that is in another state.
 fn said(port: &model::Port, state: api::PortState) -> String {
     let name = &port.name;
-    let interface = match &port.kind {
-        PortKind::AfPacket(settings) => match &settings.netns {
-            Some(netns) => format!("interface {} in {netns}", settings.interface),
-            None => format!("interface {}", settings.interface),
-        },
-        PortKind::Dpdk(settings) => format!("device {}", port::dpdk::name(settings).unwrap_or("?")),
-        PortKind::Pcap(model::Pcap { write: Some(path), .. }) => path.display().to_string(),
-        _ => "what it uses".into(),
-    };
+    let interface = sluice_ports::uses(port);
     match state {
-        api::PortState::Up if matches!(port.kind, PortKind::Pcap(_)) => format!("port {name}: {interface} is written again"),
+        api::PortState::Up if port.kind.output_waits() => format!("port {name}: {interface} is written again"),
         api::PortState::Up => format!("port {name} is up: {interface} has a link"),
         api::PortState::NoLink => {
             format!(
@@ -122,9 +105,7 @@ fn named(tenant: &Option<String>) -> String {
 impl Supervisor {
     /// Looks whether a port could be opened, before anything is changed for it.
     pub(super) fn look_at(&self, config: &model::Port) -> Result<(), SupervisorError> {
-        if let PortKind::Dpdk(_) = &config.kind {
-            port::dpdk::pool(&config.name, &self.plane.memories().usual_pool())?;
-        }
+        port::look_at_memory(config, &self.plane.memories().usual_pool())?;
         let room = self.plane.arena().geometry().stride as usize - HEADROOM;
         Ok(port::look_at(config, room)?)
     }
@@ -133,7 +114,7 @@ impl Supervisor {
     pub(super) fn open(&self, config: &model::Port, wanted: &model::Config) -> Result<OpenPort, SupervisorError> {
         let memories = self.plane.memories();
         let memory = memories.get(memories.for_port(wanted, config));
-        if memory.is_none() && matches!(config.kind, PortKind::Dpdk(_)) {
+        if memory.is_none() && config.kind.has_fixed_memory() {
             return Err(SupervisorError::Conflict(format!(
                 "port `{}` is a device, and there is no packet memory that it may receive into and that no tenant's NFs have mapped; \
                  write `tenant` in the port's section, or restart sluiced",
@@ -143,7 +124,7 @@ impl Supervisor {
         // Others receive into what the tables say, or nothing.
         let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
         let mut open = port::open(&self.host.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
-        open.memory = memory.map(|memory| memory.number).filter(|_| matches!(config.kind, PortKind::Dpdk(_)));
+        open.memory = memory.map(|memory| memory.number).filter(|_| config.kind.has_fixed_memory());
         Ok(open)
     }
 
@@ -216,7 +197,7 @@ impl Supervisor {
         state.link = open.link;
         let overload = state.config.overload;
         // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
-        let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
+        let waits = overload == model::Overload::Wait || state.config.kind.output_waits();
         // The tables name the threads that have the queues: packets for the port may come at once.
         state.counters = (0..queues).map(|_| Arc::default()).collect();
         self.publish();
@@ -348,7 +329,7 @@ impl Supervisor {
             }
             let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
             let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));
-            if let Some(rate_pps) = rate_of(&state.config) {
+            if let Some(rate_pps) = state.config.kind.rate_pps() {
                 state.behind.look(sum(|counters| counters.skipped.get()), rate_pps, now);
             }
             if let Some(came) = state.reported.0.news(came, now) {

@@ -11,7 +11,7 @@ use super::Supervisor;
 use super::nfs::{Nf, State};
 use super::past::of_chain;
 use crate::control::totals::{Counted, QUANTILES};
-use sluice_api::config::{Drops, Mode, OnFailure, Overload, PortKind};
+use sluice_api::config::{Drops, Mode, OnFailure, Overload};
 use sluice_api::model::{self as api, Distribution};
 use sluice_dataplane::chain::DropReason;
 use sluice_dataplane::decision::Refusal;
@@ -217,16 +217,9 @@ impl Supervisor {
                     details.insert(name.into(), value as f64);
                 }
             }
-            let kind = match port.config.kind {
-                PortKind::Gen(_) => "gen",
-                PortKind::Sink(_) => "sink",
-                PortKind::Pcap(_) => "pcap",
-                PortKind::Dpdk(_) => "dpdk",
-                PortKind::AfPacket(_) => "af_packet",
-            };
             let mut report = api::Port {
                 name: port.config.name.clone(),
-                kind: kind.into(),
+                kind: port.config.kind.word().into(),
                 description: port.description.clone(),
                 overload: if port.config.overload == Overload::Wait { "wait" } else { "drop" }.into(),
                 queues: port.counters.len() as u32,
@@ -245,7 +238,7 @@ impl Supervisor {
                     drops
                 },
                 // A sink has nothing to come in, and so nothing that could be finished.
-                finished: finished.unwrap_or(false) && kind != "sink",
+                finished: finished.unwrap_or(false) && port.config.kind.word() != "sink",
                 behind_pps: port.behind.pps(),
                 details,
             };

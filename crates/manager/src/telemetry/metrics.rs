@@ -238,7 +238,7 @@ const CHAINS: &[Family<Chain>] = &[
     Family::gauge("sluice_chain_throttled", "1 while one of the chain's NFs has it refused at its entry.", |c, r| {
         r.is(u8::from(c.throttled));
     }),
-    // The sum of these is sluice_drops_total.
+    // `sluice_drops_total` has these, refusals before admission, and drops of ports.
     Family::counter_of_each("sluice_chain_drops_total", "Packets of the chain that were dropped, by reason.", |c, r| {
         c.drops.iter().for_each(|(reason, n)| r.with(&[("reason", reason)], n));
     }),
