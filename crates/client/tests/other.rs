@@ -110,7 +110,7 @@ echo '[{"severity":"error","at":{"section":"port","entry":0,"key":"read","item":
         r#"echo '[{"severity":"error","at":{"section":"chain","entry":0,"key":"egress"},"message":"no","help":"go"}]'"#,
     );
     let out = folder.run(&["check", &plain]);
-    assert!(text(&out.stderr).contains(":8:10: error: no\n"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains(":10:10: error: no\n"), "{}", text(&out.stderr));
     folder.script("sluiced", "echo 'error: unexpected argument' >&2\nexit 2");
     let said = folder.run(&["check", &path]).stderr;
     assert!(text(&said).contains("says: error: unexpected argument"), "{}", text(&said));

@@ -3,6 +3,7 @@
 //! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no
 //! text. A *location* is the line and column of a place in its file; `Source::locate` finds it. A
 //! problem prints as
+//! ```text
 //! sluice.toml:12:9: error: no chain is called "wbe"
 //!    |
 //! 12 | chain = "wbe"

@@ -416,7 +416,7 @@ mod tests {
         let one = |pps, ns| stats(vec![nf("a.0", 1, pps, ns)]);
         let refusal = |stats: &Stats, request: &Request| plan(stats, request).unwrap_err().to_string();
         assert!(refusal(&Stats::default(), &request()).contains("no NF is running"));
-        assert!(refusal(&one(1e6, 0.0), &request()).contains("costs a.0"));
+        assert!(refusal(&one(1e6, 0.0), &request()).contains("unknown for a.0"));
         assert!(refusal(&one(1e6, 950.0), &request()).contains("a.0 needs 0.95 cores"));
         assert!(refusal(&one(1e6, 9.0), &Request { margin: 0.95, ..request() }).contains("margin"));
         assert!(refusal(&one(f64::INFINITY, 9.0), &request()).contains("a.0 is said to need inf cores"));
