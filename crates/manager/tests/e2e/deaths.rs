@@ -1,5 +1,4 @@
-//! Why an NF died is in the log, among the events and in its report; and what does not work is in
-//! the verdict on the daemon.
+//! Why an NF died: log, events and report; and the health verdict on the daemon.
 
 use rustix::process::Signal;
 use sluice_api::config;
@@ -15,7 +14,7 @@ fn one(nf: &str) -> String {
         + &chain("c", "load", &["b"], "away", "on_failure = \"restart\"")
 }
 
-/// Texts of the events of a kind that are about this.
+/// Texts of the events of a kind about a subject.
 fn told(daemon: &Daemon, kind: EventKind, about: &str) -> Vec<String> {
     let is_it = |event: &Event| event.event == kind && (event.nf == about || event.subject.as_deref() == Some(about));
     let events = daemon.client().events().unwrap();
@@ -45,7 +44,7 @@ fn a_death_says_which_signal_it_was_of_or_which_status() {
     }
     daemon.wait_for_log(": killed by signal 9 (SIGKILL); it is started again at once");
     daemon.wait_for_log(": killed by signal 6 (SIGABRT); it is started again in 10 ms");
-    // One that no chain has started again.
+    // An NF in no chain is not started again.
     let exits: config::Service = toml::from_str("name = \"x\"\nexec = \"/bin/sh\"\nargs = [\"-c\", \"exit 3\"]").unwrap();
     daemon.client().add_service(&exits).unwrap();
     let stats = daemon.wait("it has failed", |s| find_nf(s, "x.0").state == NfState::Failed);
@@ -104,7 +103,7 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
     std::fs::remove_file(&broken).unwrap();
     let before = find_port(&daemon.stats(), "away").tx_packets;
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
-    // Until it has run well it is in its loop, but no chain waits for it.
+    // It counts as in its loop until it has run well, but its chain no longer waits for it.
     let problems = daemon.client().status().unwrap().health.problems;
     assert!(problems.iter().all(|problem| problem.subject == "nf b.0"), "{problems:?}");
     daemon.wait("it has run well", |s| s.status.health.verdict == Verdict::Healthy);
