@@ -1,7 +1,9 @@
 //! What classification costs a packet, by size of the flow table, and by rules.
+//!
 //! Run it with `cargo run --release -p sluice-manager --example classify_speed`. Figures are
 //! nanoseconds and time-stamp-counter cycles, medians of several rounds. Packets are 64-byte
-//! IPv4/UDP (or IPv6/UDP), flows come in random order, and headers lie in ordinary private memory.
+//! IPv4/UDP (IPv6/UDP where named), flows come in random order, and headers lie in ordinary private
+//! memory.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -4,11 +4,11 @@
 //!
 //! Each variant sends bursts of 32 packets from a generator to a sink on one thread. It prints
 //! nanoseconds and time-stamp-counter cycles a packet for each of the two; the counter is read
-//! between them, which adds about one cycle. Variants run in many short rounds, SECONDS each in all
-//! (default 1). Printed are the median of the rounds and, in brackets, the minimum, which on a busy
-//! machine is closer to an idle one's. "Hot": frames go around in the caches. "Wide": each burst
-//! takes frames that were long unused, as with many packets in flight; the generator then waits for
-//! memory.
+//! between them, which adds about one cycle a packet. Variants run in many short rounds, SECONDS
+//! each in all (default 1). The figures are the median of the rounds and, in brackets, the minimum,
+//! which on a busy machine is closer to an idle one's. "Hot": frames go around in the caches.
+//! "Wide": each burst takes frames that were long unused, as with many packets in flight; the
+//! generator then waits for memory.
 
 use std::time::Instant;
 

@@ -1,5 +1,6 @@
 //! Process controllers on the real kernel, by each mechanism that the host allows.
 //! Busy processes stop, run, are given back as they were, and run on when their controller dies.
+//!
 //! They need root, for cgroups and real-time classes; without it they are left out.
 
 use std::io::{BufRead, BufReader, Write};
@@ -224,14 +225,13 @@ fn what_was_changed_is_given_back_though_guard_and_scheduler_were_killed_togethe
 }
 
 #[test]
-fn a_process_that_has_ended_is_told_of_and_removed() {
+fn a_process_that_has_ended_is_reported_and_removed() {
     let Some(_alone) = alone() else { return };
     each("ended", |mechanism, mut controller| {
         let mut a = spinner(1, mechanism == Mechanism::Doorbell);
         let slot = controller.add(&target(&a, "a")).unwrap();
         assert!(!controller.is_ended(slot));
-        // While it is parked: version 1 does not let it die, and priorities leave it without a
-        // core.
+        // While parked: version 1 does not let it die, and priorities leave it without a core.
         controller.before_kill(slot).unwrap();
         let known = target(&a, "a");
         a.kill().unwrap();
@@ -280,7 +280,7 @@ fn what_is_not_to_be_scheduled_is_refused_by_name() {
 }
 
 #[test]
-fn another_user_is_told_what_is_lacking() {
+fn another_user_learns_what_is_lacking() {
     let Some(_alone) = alone() else { return };
     let a = spinner(1, false);
     let mut child = role("stranger", &[a.pid().to_string()]).uid(65_534).gid(65_534).spawn();
@@ -345,7 +345,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
         Ok(controller) => controller,
         Err(error) => return eprintln!("left out: {error}"),
     };
-    // A class of its own shows that it is given back.
+    // A class of its own, so that the test sees it given back.
     let mut child = role("parent", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut said = lines(&mut child);
     until("it waits", || said.next().is_some_and(|line| line.unwrap() == "waits"));
@@ -397,7 +397,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
         controller.run(slot).unwrap();
         runs(&a);
         assert_eq!(pids(), [a.pid()], "{mechanism}");
-        // A process that comes while it is stopped is found, and runs on.
+        // A process that joins while the target is stopped is found, and runs on.
         controller.park(slot).unwrap();
         std::fs::write(folder.join("cgroup.procs"), b.pid().to_string()).unwrap();
         assert_eq!(pids().len(), 2, "{mechanism}");
@@ -575,7 +575,6 @@ fn the_guard_gives_everything_back_when_the_controller_is_killed() {
     }
 }
 
-/// The lines of a process's output.
 fn lines(child: &mut Child) -> std::io::Lines<BufReader<ChildStdout>> {
     BufReader::new(child.stdout.take().unwrap()).lines()
 }

@@ -164,7 +164,7 @@ fn deps_with_cargo(version: &str) -> (bool, String) {
 }
 
 #[test]
-fn a_rust_that_is_too_old_is_told() {
+fn a_rust_that_is_too_old_is_reported() {
     let (good, said) = deps_with_cargo("1.63.0");
     assert!(!good && said.contains("Rust 1.63.0 is too old") && said.contains("rustup"), "{said}");
     let (_, said) = deps_with_cargo("1.100.1");

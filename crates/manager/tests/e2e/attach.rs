@@ -111,8 +111,8 @@ fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
     drop(guest);
     daemon.wait("who leaves without a cause is expected at once", |s| find_nf(s, "guest.0").state == NfState::Expected);
     let log = daemon.log();
-    let told = ["guest.0 has ended after ", ": stopped for violations: ", "; it is let in again in "];
-    assert!(told.iter().all(|words| log.contains(words)), "{log}");
+    let wanted = ["guest.0 has ended after ", ": stopped for violations: ", "; it is let in again in "];
+    assert!(wanted.iter().all(|words| log.contains(words)), "{log}");
     daemon.stop();
 }
 

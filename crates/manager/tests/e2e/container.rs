@@ -1,4 +1,5 @@
 //! NFs in OCI containers, with the host's runtimes crun and runc.
+//!
 //! Root directories hold one of our programs and the libraries that `ldd` names; no registry.
 
 use std::collections::BTreeSet;
@@ -363,7 +364,7 @@ fn what_cannot_be_started_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn a_program_that_ends_at_once_is_told() {
+fn a_program_that_ends_at_once_is_reported() {
     if !can(&RUNTIMES) {
         return;
     }

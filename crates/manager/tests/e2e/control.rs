@@ -27,7 +27,7 @@ struct Mock {
     state: Mutex<State>,
     /// Traces wait until this is true.
     gate: (Mutex<bool>, Condvar),
-    /// The barrier that a trace waits at first, if set.
+    /// A barrier at which a trace first waits for its test.
     tracing: Option<Arc<Barrier>>,
     /// The process that a shutdown kills.
     process: Mutex<Option<Child>>,
@@ -456,7 +456,7 @@ fn an_nf_is_shown_with_its_last_death() {
 }
 
 #[test]
-fn a_placement_is_sent_told_and_withdrawn() {
+fn a_placement_is_sent_shown_and_withdrawn() {
     let daemon = Daemon::start();
     assert_eq!(daemon.ok(&["slo", "list", "--live"]), "nothing is placed here\n");
     let plan = tempfile::tempdir().unwrap();
@@ -820,7 +820,7 @@ fn a_body_over_the_limit_is_refused_even_if_it_does_not_say_so() {
 fn clients_that_say_nothing_or_half_are_closed() {
     let limits = Limits { read: Duration::from_millis(20), clients: 1, ..Limits::default() };
     let daemon = Daemon::with(Mock::new(), limits);
-    // Each ends when the server closes it; with one client at a time, it also waits for the last.
+    // Each ends only when the server closes; with one client slot, it also waits for the last.
     daemon.raw("");
     daemon.raw("GET /v1/sta");
     let half = daemon.raw("POST /v1/nfs HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{");

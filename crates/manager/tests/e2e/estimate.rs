@@ -17,7 +17,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An estimate as JSON; None, and a line, with one core. Retries while other programs are busy.
+/// An estimate as JSON; None, with the reason printed, on a host with one core.
+/// Retries while other programs keep the cores busy.
 fn estimate(args: &[&str]) -> Option<Value> {
     let until = Instant::now() + 10 * PATIENCE;
     let out = loop {

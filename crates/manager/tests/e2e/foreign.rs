@@ -58,7 +58,7 @@ fn run(ns: &Netns, command: &str) {
 }
 
 impl Site {
-    /// `gateways`: the client's and the server's; without, both have addresses of one network.
+    /// Gateways of client and server; without them both have addresses of one network.
     pub fn new(gateways: Option<(&str, &str)>) -> Self {
         Self::with(gateways, false)
     }
@@ -295,7 +295,7 @@ fn has_namespace(nf: &str) -> bool {
     netns::path_of(&format!("sluice-{nf}")).exists()
 }
 
-// Namespaces are named after instances, so tests that run in parallel name services apart.
+// Namespaces are named after instances, so services of parallel tests have different names.
 
 #[test]
 fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
@@ -474,7 +474,7 @@ fn an_instance_that_is_removed_while_it_comes_goes() {
         daemon.wait("it runs", |s| s.nfs.iter().any(|nf| nf.state == NfState::Running));
         std::fs::remove_file(&built).unwrap();
         daemon.client().add_nf("hasty", None).unwrap();
-        daemon.wait("its room is nearly there", |_| built.exists());
+        daemon.wait("its namespace is nearly there", |_| built.exists());
         // A little later each time.
         for _ in 0..round {
             daemon.stats();
@@ -798,7 +798,7 @@ fn squid_fetches_for_its_clients() {
 }
 
 #[test]
-fn what_is_wrong_with_a_program_is_told_before_a_packet_moves() {
+fn what_is_wrong_with_a_program_is_reported_before_a_packet_moves() {
     if !can(&["ip"]) {
         return;
     }
@@ -888,7 +888,7 @@ fn a_program_keeps_its_addresses_over_restarts_and_announces_them() {
     assert!(macs.iter().all(|mac| mac.len() == 17) && macs[0] != macs[1], "{macs:?}");
     for round in 1..=6 {
         let pid = find_nf(&daemon.stats(), "mac.0").pid.unwrap();
-        // A neighbour with a stale address for it learns the right one, in IPv4 and in IPv6.
+        // A neighbour with a stale MAC address learns the right one, for IPv4 and for IPv6.
         site.run_in_client(
             "ip neigh replace 10.0.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud stale\n\
              echo 0 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6\n\

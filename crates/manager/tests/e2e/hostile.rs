@@ -169,7 +169,7 @@ fn with_an_orphan(word: &str) -> Daemon {
     daemon
 }
 
-/// Whether this host can end what an NF forks with it; the daemon logs if it cannot.
+/// Whether what an NF forks ends with it on this host; the daemon logs if not.
 fn is_held(daemon: &Daemon) -> bool {
     let is_said = daemon.log().contains("what an NF has forked is not ended with it");
     if is_said {
@@ -398,7 +398,7 @@ fn what_an_nf_is_denied() {
         }
         let pid = find_nf(&daemon.stats(), "bad.0").pid.unwrap();
         let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        // It has only its own one of the two cores, and another user unless configured.
+        // It may use only its own core of the two, and has another user unless configured.
         assert!(status().contains("Cpus_allowed_list:\t1\n"), "{}", status());
         if rustix::process::geteuid().is_root() {
             assert_eq!(status().contains("Uid:\t0\t"), keys.contains("root"), "{}", status());
@@ -408,7 +408,6 @@ fn what_an_nf_is_denied() {
     }
 }
 
-/// A service with a zygote that lies, beside a healthy chain.
 #[test]
 fn a_zygote_that_says_what_it_was_not_asked_for_is_ended_and_costs_nobody_else_anything() {
     let mut keys = "args = [\"hostile-nf\", \"liar\"]\nzygote = true".to_string();

@@ -1,4 +1,4 @@
-//! The daemon's log: no loss of it and no writer to it ends or hides anything.
+//! The daemon's log: its loss, or what others write to it, ends or hides nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;

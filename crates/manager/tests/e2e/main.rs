@@ -1,4 +1,5 @@
 //! End-to-end tests of `sluiced`, with real NF processes, from port to port.
+//!
 //! Each test runs its own daemon in its own folder, waits for conditions and never for a time, and
 //! leaves nothing behind, even when it fails.
 

@@ -71,7 +71,6 @@ fn one_that_is_slow_to_make_its_handler_is_given_no_packets_until_it_has() {
     let stats = daemon.stats();
     assert!(attached(&stats), "{:?}", find_nf(&stats, "b.0").state);
     assert_eq!(find_nf(&stats, "b.0").frames_held, 0, "no packets wait for it");
-    // When it is ready, packets come.
     let before = find_port(&stats, "away").tx_packets;
     std::fs::remove_file(&mark).unwrap();
     daemon.wait("it runs", |s| find_nf(s, "b.0").state == NfState::Running && find_port(s, "away").tx_packets > before + 100);

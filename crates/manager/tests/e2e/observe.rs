@@ -23,7 +23,7 @@ fn decisions_of_rules_are_counted_over_changes() {
         + "[[rule]]\nprotocol = \"tcp\"\nchain = \"c\"\n";
     let mut daemon = Daemon::start("", &body);
     let before = decisions(&daemon.wait("each flow was decided", |s| decisions(s, "c") >= FLOWS), "c");
-    // A rule before it moves it, and each change decides all flows anew.
+    // A rule inserted before it moves it, and each change decides all flows anew.
     let first = toml::from_str("name = \"first\"\nprotocol = \"icmp\"\nchain = \"c\"").unwrap();
     daemon.client().add_rule(first, Some(0)).unwrap();
     let stats = daemon.wait("each flow was decided again", |s| decisions(s, "c") >= before + FLOWS);
@@ -62,7 +62,7 @@ fn packets_are_traced_whatever_becomes_of_them() {
         trace.packets.iter().map(one).collect::<Vec<_>>()
     };
     let of = |chain: Option<&str>, hops: &str, outcome: &str| (chain.map(str::to_string), hops.to_string(), outcome.to_string());
-    // There is no NF between these.
+    // This chain has no NF.
     let direct = trace(TraceRequest { chain: Some("direct".into()), count: 3, ..TraceRequest::default() });
     assert_eq!(direct, vec![of(Some("direct"), "port direct, port out", "sent to out"); 3]);
     let much = trace(TraceRequest { rule: Some("much".into()), count: 500, ..TraceRequest::default() });
@@ -131,13 +131,13 @@ fn there_is_one_trace_at_a_time() {
         trace("quiet", 5_000)
     };
     let answers = std::thread::scope(|scope| {
-        let askers = [scope.spawn(ask), scope.spawn(ask)];
-        askers.map(|asker| asker.join().unwrap())
+        let threads = [scope.spawn(ask), scope.spawn(ask)];
+        threads.map(|thread| thread.join().unwrap())
     });
     let refused: Vec<&ClientError> = answers.iter().filter_map(|a| a.as_ref().err()).collect();
     assert!(refused.len() == 1 && refused[0].to_string().contains("another trace"), "{answers:?}");
-    let told = answers.iter().find_map(|a| a.as_ref().ok()).unwrap();
-    assert!(told.timed_out && told.packets.is_empty());
+    let waited = answers.iter().find_map(|a| a.as_ref().ok()).unwrap();
+    assert!(waited.timed_out && waited.packets.is_empty());
     // When it has ended, the next can begin.
     assert_eq!(trace("c", 20_000).unwrap().packets.len(), 5);
     daemon.stop();

@@ -1,5 +1,5 @@
 //! SDN controllers that steer flows into chains.
-//! os-ken, a real one, steers TCP between namespaces; the others are played and as wrong as can be.
+//! One is os-ken, for TCP between namespaces; the tests play others, which do all they can wrong.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -280,8 +280,8 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     goes_on(&mut daemon, "sdn");
     assert_eq!(left(&daemon.stats(), "local"), before);
     // An entry without actions forbids; its deletion is reported.
-    let told = FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..FlowMod::new(Change::Add, udp()) };
-    talk.say(&Message::FlowMod(FlowMod { priority: 300, ..told }));
+    let reported = FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..FlowMod::new(Change::Add, udp()) };
+    talk.say(&Message::FlowMod(FlowMod { priority: 300, ..reported }));
     talk.barrier();
     daemon.wait("entries forbid", |s| s.drops.get("forbidden").is_some_and(|n| *n > 10));
     let trace = daemon.client().trace(&TraceRequest { count: 3, timeout_ms: 20_000, ..TraceRequest::default() }).unwrap();
@@ -572,7 +572,7 @@ impl OsKen {
     }
 
     /// What it has logged so far.
-    fn told(&self) -> Vec<Value> {
+    fn events(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
@@ -581,13 +581,13 @@ impl OsKen {
     fn wait(&self, what: &str, is: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let told = self.told();
-            if is(&told) {
-                return told;
+            let events = self.events();
+            if is(&events) {
+                return events;
             }
             if Instant::now() > until {
                 let said = std::fs::read_to_string(self.log.with_extension("log")).unwrap_or_default();
-                panic!("waited in vain until {what}: {told:#?}\n{said}");
+                panic!("waited in vain until {what}: {events:#?}\n{said}");
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -644,32 +644,32 @@ fn os_ken_gives_each_tcp_connection_a_chain() {
     assert!(!fetch(&site, folder.path(), 1), "without a controller nothing passes");
     let is = |what: &'static str| move |v: &&Value| v["what"] == what;
     let controller = OsKen::start(&environment, address.port(), folder.path());
-    let told = controller.wait("it is ready", |all| all.iter().any(|v| is("ready")(&v)));
-    assert!(told.iter().any(|v| v["what"] == "features" && v["datapath_id"] == 66 && v["tables"] == 1), "{told:#?}");
-    assert!(told.iter().any(|v| v["what"] == "desc" && v["manufacturer"] == "Sluice"), "{told:#?}");
+    let events = controller.wait("it is ready", |all| all.iter().any(|v| is("ready")(&v)));
+    assert!(events.iter().any(|v| v["what"] == "features" && v["datapath_id"] == 66 && v["tables"] == 1), "{events:#?}");
+    assert!(events.iter().any(|v| v["what"] == "desc" && v["manufacturer"] == "Sluice"), "{events:#?}");
     daemon.wait("it is connected", |s| status(s).connected);
     // Two connections, each with entries of its own in both directions.
     for _ in 0..2 {
-        assert!(fetch(&site, folder.path(), 30), "{:#?}\n{:#?}\n{}", controller.told(), daemon.stats(), daemon.log());
+        assert!(fetch(&site, folder.path(), 30), "{:#?}\n{:#?}\n{}", controller.events(), daemon.stats(), daemon.log());
     }
-    let told = controller.told();
+    let events = controller.events();
     let flows = |port: &str| {
-        let all = told.iter().filter(is("flow")).filter(|v| v[port] == 8080);
+        let all = events.iter().filter(is("flow")).filter(|v| v[port] == 8080);
         let other = if port == "dst_port" { "src_port" } else { "dst_port" };
         all.map(|v| v[other].as_u64().unwrap()).collect::<std::collections::BTreeSet<_>>().len()
     };
     // A packet of the failed connection may have waited for an address in the client.
-    assert!(flows("dst_port") >= 2 && flows("src_port") >= 2, "{told:#?}");
+    assert!(flows("dst_port") >= 2 && flows("src_port") >= 2, "{events:#?}");
     let stats = daemon.stats();
     for chain in ["there", "back"] {
         assert!(left(&stats, chain) > 100, "{:?}", find_chain(&stats, chain));
     }
     assert!(status(&stats).packet_ins >= 4 && status(&stats).flow_mods >= 5, "{:?}", status(&stats));
     // Idle entries expire and report all packets of the connection, not only its first.
-    let told =
+    let events =
         controller.wait("entries have gone", |all| all.iter().filter(is("removed")).filter(|v| v["dst_port"] == 8080).count() >= 2);
-    assert!(told.iter().filter(is("removed")).any(|v| v["packets"].as_u64().unwrap() > 50), "{told:#?}");
-    assert!(!told.iter().any(|v| v["what"] == "error"), "{told:#?}");
+    assert!(events.iter().filter(is("removed")).any(|v| v["packets"].as_u64().unwrap() > 50), "{events:#?}");
+    assert!(!events.iter().any(|v| v["what"] == "error"), "{events:#?}");
     daemon.wait("what is idle has gone", |s| status(s).entries == 1);
     // Without it no new connection works; with the next one all is as before.
     drop(controller);

@@ -36,12 +36,12 @@ fn a_bottleneck_throttles_its_chain_and_no_other() {
     assert_eq!((light.entry_packets, light.exit_packets, light.drops.len()), (PACKETS, PACKETS, 0), "{light:#?}");
     // Decisions are events within a tenth of a second.
     let mut client = daemon.client();
-    let mut told = Vec::new();
-    daemon.wait("the throttle is told", |_| {
-        told = client.events().unwrap();
-        told.iter().any(|event| event.nf == "slow.0" && event.event == EventKind::Throttle && event.count > 0)
+    let mut events = Vec::new();
+    daemon.wait("the throttle is reported", |_| {
+        events = client.events().unwrap();
+        events.iter().any(|event| event.nf == "slow.0" && event.event == EventKind::Throttle && event.count > 0)
     });
-    assert!(told.is_sorted_by(|a, b| a.number < b.number && a.time_ns <= b.time_ns), "{told:#?}");
+    assert!(events.is_sorted_by(|a, b| a.number < b.number && a.time_ns <= b.time_ns), "{events:#?}");
     // When the load ends, the bottleneck lets packets in again.
     daemon.silence("heavy", "load");
     daemon.wait_until_empty();

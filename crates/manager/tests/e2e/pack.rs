@@ -53,8 +53,8 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
         };
         known("a.0") && known("b.0")
     });
-    // The load includes wake-ups and switches, as the kernel's figure does: the packets of the
-    // cheap NF alone are a thousandth.
+    // The load includes wake-ups and switches, as the kernel's figure does; the packets alone of
+    // the cheap NF are about a thousandth of a core.
     for nf in &daemon.stats().nfs {
         // A percentage parsed from text is not exact to the last bit.
         assert!(nf.cpu_percent > 0.0 && nf.sched.load >= nf.cpu_percent / 100.0 - 1e-9, "{nf:#?}");

@@ -1,6 +1,8 @@
 //! Captures replayed through NFs come out byte for byte, in order.
-//! A few lines, independent of the daemon's decoder, write and read them: both formats, both byte
-//! orders, all sizes of packets. `scripts/replay-corpus` does this for real captures, with tshark.
+//!
+//! A few lines, independent of the daemon's decoder, write and read captures of both formats and
+//! byte orders, with packets of all sizes. `scripts/replay-corpus` does the same for a folder of
+//! real captures, with tshark and editcap.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,7 +27,6 @@ fn packets() -> Vec<Vec<u8>> {
     (0..40).flat_map(|_| sizes).enumerate().map(packet).collect()
 }
 
-/// Byte order of a capture.
 #[derive(Clone, Copy)]
 pub enum Order {
     Little,

@@ -63,7 +63,6 @@ pub fn seen(folder: &Path, name: &str) -> Vec<Vec<String>> {
     text.lines().map(|line| line.split(' ').map(str::to_string).collect()).collect()
 }
 
-/// The lines of a kind.
 pub fn lines(seen: &[Vec<String>], what: &str) -> Vec<Vec<String>> {
     seen.iter().filter(|words| words[0] == what).cloned().collect()
 }

@@ -60,9 +60,9 @@ fn a_profile_is_written_drawn_and_read_back() {
     assert!(profile.throughput_pps(profile.best_ways) > 0.0 && profile.least_latency_us(profile.best_ways) > 0.0);
     let sure = profile.latency.confidence;
     assert!(sure.samples >= 7 * sure.points && sure.within <= sure.samples && sure.points == profile.latency.measured, "{sure:?}");
-    let told = text(&out.stdout);
-    assert!(told.contains("samples") && told.contains("within what is promised"), "{told}");
-    assert!(told.contains("MPPS") && told.contains("95TH PERCENTILE") && told.contains("margin"), "{told}");
+    let printed = text(&out.stdout);
+    assert!(printed.contains("samples") && printed.contains("within what is promised"), "{printed}");
+    assert!(printed.contains("MPPS") && printed.contains("95TH PERCENTILE") && printed.contains("margin"), "{printed}");
     assert!(std::fs::read_to_string(path("cost.svg")).unwrap().contains("</svg>"));
 
     // A second measurement checks the profile; another configuration is refused.
@@ -106,7 +106,7 @@ fn a_profile_is_of_a_quiet_host_or_is_not_written() {
 }
 
 #[test]
-fn a_captures_packets_are_told_by_their_name_and_contents() {
+fn a_captures_packets_are_known_by_their_name_and_contents() {
     let capture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures/host-traffic.pcap").display().to_string();
     let out =
         sluice(&[&nf("sluice-nf-cost"), "--cache", "none", "--traffic", &capture, "--noisy", "--json", "--", "--cycles", "3000"]);
@@ -226,7 +226,7 @@ fn a_chain_that_cannot_be_profiled_is_said() {
 }
 
 #[test]
-fn the_kernel_s_classes_are_used_released_and_their_refusal_told() {
+fn the_kernel_s_classes_are_used_released_and_their_refusal_reported() {
     let kernel = match StandIn::mount(Machine::default()) {
         Ok(kernel) => kernel,
         Err(why) => return println!("left out: no FUSE file system can be mounted here ({why})"),

@@ -81,8 +81,8 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     daemon.wait("packets flow", |s| find_chain(s, "acme").exit_packets > 100);
     let wanted = assignment(&[("acme", &[0, 2], 2, 5e3), ("rogue", &[3], 0, 2e3)]);
     let placed = daemon.client().place(&wanted).unwrap();
-    let told: Vec<String> = placed.changes.iter().map(ToString::to_string).collect();
-    assert!(told.contains(&"+ service acme-nf: 2 instances".to_string()), "{told:?}");
+    let changes: Vec<String> = placed.changes.iter().map(ToString::to_string).collect();
+    assert!(changes.contains(&"+ service acme-nf: 2 instances".to_string()), "{changes:?}");
     assert!(placed.notes[0].contains("no cache classes: it is off"), "{placed:?}");
     assert_eq!(daemon.client().placement().unwrap(), wanted);
     let stats = daemon.stats();
@@ -219,8 +219,8 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
     let mut seen = BTreeMap::new();
     for said in ["", "step 1 of 3: start acme.1", "step 2 of 3: send no new flows to acme.0", "step 3 of 3: stop acme.0"] {
         if !said.is_empty() {
-            let told = sluice(&["plan", "step"]);
-            assert!(told.starts_with(said), "{told}");
+            let printed = sluice(&["plan", "step"]);
+            assert!(printed.starts_with(said), "{printed}");
         }
         sluice(&["slo", "apply"]);
         let stats = daemon.stats();
@@ -367,8 +367,7 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
         }
         assert!(tries < 5, "the NF carried less than 200 packets/s each time");
     }
-    // A server as `sluice doctor` shows it, with all ways for NFs: the profile is of the whole
-    // cache.
+    // As `sluice doctor` shows this host, with all ways for NFs: the profile is of the whole cache.
     let profile = Profile::load(Path::new(&out)).unwrap();
     let (cpu, ways) = (&profile.key.cpu, profile.best_ways);
     let server = format!(
@@ -403,8 +402,8 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     let acme = promise(&stats.promises, "acme");
     assert_eq!((acme.promised_pps, acme.promised_us, acme.policed), (Some(100.0), 1e6, 0));
     assert!(acme.offered_pps > 0.0 && acme.delivered_pps > 0.0, "{acme:?}");
-    let told = sluice(&["slo", "list", "--live"]);
-    assert!(String::from_utf8_lossy(&told.stdout).contains("acme"), "{told:?}");
+    let listed = sluice(&["slo", "list", "--live"]);
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("acme"), "{listed:?}");
     daemon.stop();
 }
 
@@ -546,7 +545,7 @@ fn instances_that_are_added_are_ready_before_they_count() {
     on_demand(&mut more, "acme", NEVER, 9);
     daemon.client().place(&more).unwrap();
     let asked = |s: &sluice_api::model::Stats| promise(&s.promises, "acme").steered.clone()?.asks_for;
-    let stats = daemon.wait("a request that is told", |s| asked(s).is_some());
+    let stats = daemon.wait("a request that is reported", |s| asked(s).is_some());
     assert!(asked(&stats).unwrap().why.contains("max_nfs is 3"), "{stats:?}");
     daemon.stop();
 }
@@ -772,9 +771,9 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
     assert_eq!((ways("sluice-shared"), schemata("sluice-firm.0")), (14, firm), "what is reserved is not touched");
     daemon.wait("it is counted apart again", |s| promise(&s.promises, "acme").occupancy_bytes == Some(9 << 20));
     let promises = daemon.client().promises().unwrap();
-    let told: Vec<&str> = promises.decisions.iter().map(|decided| decided.what.as_str()).collect();
+    let decisions: Vec<&str> = promises.decisions.iter().map(|decided| decided.what.as_str()).collect();
     let expected = ["acme.0 is given a cache class of its own, with 7 ways", "acme.0 goes back to the shared cache class"];
-    assert_eq!(told, expected, "{promises:?}");
+    assert_eq!(decisions, expected, "{promises:?}");
     assert_eq!(promises.notes, Vec::<String>::new());
     daemon.stop();
     assert!(groups(&kernel).is_empty());
@@ -941,7 +940,7 @@ fn what_no_cache_helps_is_given_an_instance_and_then_policed() {
 }
 
 #[test]
-fn latencies_that_nobody_measures_are_told() {
+fn latencies_that_nobody_measures_are_reported() {
     let daemon = Daemon::start("latency_sample = 0", &two("cache = \"none\"", &nf("sluice-nf-bridge")));
     let notes = |daemon: &Daemon| daemon.client().promises().unwrap().notes;
     assert!(notes(&daemon).is_empty(), "nothing is promised");

@@ -52,7 +52,8 @@ fn folder_of(group: &Path, nf: &Nf) -> PathBuf {
     folders.filter_map(|path| Some((life(&path)?, path))).max().map_or(core.join("none"), |(_, path)| path)
 }
 
-/// A daemon's cgroup, if the kernel gives one, whose NFs' cgroups hold them and have weights.
+/// The cgroup of a daemon's NFs; None where the kernel gives none.
+/// Checks that each NF has one below, which holds its process and has a weight.
 fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     if ["get no weights from the kernel", "gets no weight from the kernel"].iter().any(|words| daemon.log().contains(words)) {
         eprintln!("left out: {}", daemon.log());
@@ -136,7 +137,7 @@ pub fn has_weight(group: &Path, nf: &Nf) -> bool {
 }
 
 #[test]
-fn the_kernel_has_the_shares_that_are_told_and_both_follow_the_cost() {
+fn the_kernel_has_the_shares_that_are_reported_and_both_follow_the_cost() {
     let (mut daemon, stats) = flowing(Daemon::start("", &unequal()));
     let Some(group) = cgroups(&daemon, &stats) else { return };
     let all_have = |s: &Stats| s.nfs.iter().all(|nf| has_weight(&group, nf));
@@ -151,7 +152,7 @@ fn the_kernel_has_the_shares_that_are_told_and_both_follow_the_cost() {
 }
 
 #[test]
-fn a_weight_that_somebody_takes_away_is_told_once_and_packets_go_on() {
+fn a_weight_that_somebody_takes_away_is_logged_once_and_packets_go_on() {
     let (mut daemon, stats) = flowing(Daemon::start("", &unequal()));
     let Some(group) = cgroups(&daemon, &stats) else { return };
     if Hierarchy::find(Path::new("/")).unwrap().version() != Version::V1 {
@@ -170,7 +171,7 @@ fn a_weight_that_somebody_takes_away_is_told_once_and_packets_go_on() {
     signal(odd, Signal::USR1);
     let words = "the CPU share of odd.0 cannot be written any more";
     let log = daemon.folder().join("log");
-    daemon.wait("it is told", |_| std::fs::read_to_string(&log).unwrap().contains(words));
+    daemon.wait("it is logged", |_| std::fs::read_to_string(&log).unwrap().contains(words));
     let stats = daemon
         .wait("the other one has what it needs", |s| has_more(s, "even.0", "odd.0") && has_weight(&group, find_nf(s, "even.0")));
     let before = find_port(&stats, "out").tx_packets;

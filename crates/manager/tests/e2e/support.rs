@@ -299,7 +299,7 @@ impl Daemon {
         });
     }
 
-    /// Removes the rule of a chain, which has its name, and its ingress port.
+    /// Removes a chain's rule, which has the chain's name, and its ingress port.
     pub fn silence(&mut self, chain: &str, ingress: &str) {
         self.client().remove_rule(chain).unwrap();
         self.client().remove_port(ingress).unwrap();

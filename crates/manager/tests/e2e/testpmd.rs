@@ -1,4 +1,4 @@
-//! dpdk-testpmd as a hop, by memif and vhost-user memory, without hugepages.
+//! dpdk-testpmd as a hop through shared memory (memif, vhost-user), no hugepages.
 
 use rustix::process::{Pid, Signal, kill_process};
 use sluice_api::model::{Apply, ChainState, NfState};
@@ -107,7 +107,7 @@ fn one_that_shared_memory_by_vhost_user_is_killed_and_left_out() {
 }
 
 #[test]
-fn one_that_ends_without_having_connected_is_told_of() {
+fn one_that_ends_without_having_connected_is_reported() {
     if !can(&["sh"]) {
         return;
     }
@@ -152,7 +152,7 @@ fn a_program_that_was_fed_when_a_tenant_was_alone_stays_with_that_tenant() {
     let said = apply(&daemon, &shared).unwrap_err();
     assert!(said.contains("service `memif-red`") && said.contains("tenant `red`"), "{said}");
     assert!(daemon.stats().services.iter().all(|service| service.name != "b"), "nothing has changed");
-    // Beside it, another tenant's chains are as they were.
+    // Another tenant may have chains beside it.
     apply(&daemon, &(red(with) + &program + &blue(&["b"]))).unwrap();
     daemon.wait("packets of both", |s| find_port(s, "others").tx_packets > 1000);
     assert!(apply(&daemon, &shared).unwrap_err().contains("service `memif-red`"));

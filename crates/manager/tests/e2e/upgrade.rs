@@ -85,14 +85,12 @@ fn an_nf_is_moved_to_another_core_under_load_without_a_loss_and_in_order() {
             let line = allowed.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap();
             assert_eq!(line.trim(), core.to_string());
             assert_eq!(pids(&before, service).intersection(&pids(&after, service)).count(), if service == "s" { 1 } else { 0 });
-            // After so much traffic the old NF's number is free: the next to move may get it
-            // elsewhere.
+            // After that the old NF's number is free: the next to move may get it, elsewhere.
             let had = find_port(&after, "all").tx_packets;
             let stats = daemon.wait("packets go on", |s| find_port(s, "all").tx_packets > had + 60_000);
             assert!(find_nf(&stats, &moved.name).rx_packets > 1_000, "it has the flows of the one whose place it took");
         }
     }
-    // Moves that are refused.
     let stats = daemon.stats();
     let nf = stats.nfs.iter().find(|nf| nf.service == "t").unwrap();
     for (name, core, why) in
@@ -303,7 +301,6 @@ fn what_is_started_again_is_of_the_new_version() {
     let stats = daemon.wait("it is started again", again);
     assert_eq!(programs(&stats, "s"), BTreeSet::from([PathBuf::from(&exec)]));
     goes_on(&mut daemon);
-    // A new instance, too.
     let more = daemon.client().add_nf("s", None).unwrap().name;
     let stats = daemon.wait("it runs", |s| find_nf(s, &more).state == NfState::Running);
     assert_eq!(programs(&stats, "s"), BTreeSet::from([PathBuf::from(&exec)]));

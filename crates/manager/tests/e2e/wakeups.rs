@@ -37,7 +37,7 @@ fn no_packet_is_left_behind_by_any_policy() {
         match policy {
             "min" => assert!(stats.nfs.iter().all(|nf| nf.woken.is_none())),
             "adaptive" => assert!(woken.early > 0 && woken.threshold + woken.timer > 0, "{woken:?}"),
-            // No packet comes after the last one.
+            // The timer wakes for the last packet.
             _ => assert!(woken.timer > 0 && woken.early == 0, "{woken:?}"),
         }
         daemon.stop();

@@ -80,7 +80,7 @@ fn every_mechanism_passes_every_packet_in_order() {
 }
 
 #[test]
-fn what_a_packet_costs_is_told_from_outside() {
+fn what_a_packet_costs_is_measured_from_outside() {
     let _alone = alone();
     // Rings with enough for a sample, and a first NF so slow that packets always wait for it.
     let slow = service("a", "sluice-nf-cost", "args = [\"--cycles\", \"10000\"]\nmode = \"poll\"\nring = 1024");
@@ -91,7 +91,7 @@ fn what_a_packet_costs_is_told_from_outside() {
     if schedule(&mut daemon, 3).is_none() {
         return;
     }
-    let stats = daemon.wait("a cost is told", |s| find_nf(s, "a.0").sched.outside_ns > 0.0);
+    let stats = daemon.wait("a cost is reported", |s| find_nf(s, "a.0").sched.outside_ns > 0.0);
     let sched = &find_nf(&stats, "a.0").sched;
     assert!(sched.outside_ns.is_finite() && sched.turns > 0, "{sched:?}");
     daemon.end(Signal::KILL);
