@@ -69,7 +69,7 @@ fn turn(variant: &mut Variant, frames: &mut FrameCache, clock: &Clock, seconds: 
     variant.sink.tx_burst(&waiting, frames, clock.now_ns());
 }
 
-/// Median and least of a column.
+/// Median and minimum of a column.
 fn summary(samples: &[[f64; 3]], column: usize) -> (f64, f64) {
     let mut values: Vec<f64> = samples.iter().map(|sample| sample[column]).collect();
     values.sort_by(f64::total_cmp);

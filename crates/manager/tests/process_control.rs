@@ -72,13 +72,13 @@ fn target(spinner: &Spinner, name: &str) -> Target {
     spinner.target(&Proc::default(), name).unwrap()
 }
 
-/// Waits until all threads get on.
+/// Waits until all threads make progress.
 fn runs(spinner: &Spinner) {
     let before = spinner.counts();
     until("all threads run", || spinner.counts().iter().zip(&before).all(|(now, then)| now - then > PROGRESS));
 }
 
-/// Waits until one gets on while the other stands.
+/// Waits until one makes progress and the other does not.
 fn only_runs(one: &Spinner, other: &Spinner) {
     only_runs_but(one, other, 0);
 }
@@ -326,7 +326,7 @@ fn threads_that_come_later_get_the_class_too() {
         controller.park(slot).unwrap();
         assert_eq!(classes(pid), vec![Some(Class::Rr(settings.low)); before.len() + n]);
     }
-    // A thread that was not yet looked for when its process is released.
+    // A thread that is not known yet when its process is released.
     writeln!(input).unwrap();
     wait_for("threads 4");
     controller.remove(slot).unwrap();
@@ -335,7 +335,7 @@ fn threads_that_come_later_get_the_class_too() {
     child.wait().unwrap();
 }
 
-/// A child with a slice's priority would never give the core back: it has no controller.
+/// A child with a slice's priority has no controller and would keep the core for ever.
 #[test]
 fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
     let Some(_alone) = alone() else { return };
@@ -364,7 +364,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
     assert_eq!(classes(forked), [Some(Class::Other)]);
     controller.remove(slot).unwrap();
     assert_eq!(classes(pid), before);
-    // Later children inherit the process's own class: nothing of ours is left.
+    // Later children inherit the process's own class: nothing of the controller's is left.
     writeln!(input).unwrap();
     let forked = said.next().unwrap().unwrap().strip_prefix("child ").unwrap().parse().unwrap();
     assert_eq!(classes(forked), [Some(Class::Batch)]);

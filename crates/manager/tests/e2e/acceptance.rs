@@ -40,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// tshark's verdicts on IPv4, TCP, UDP and ICMP checksums; it reassembles fragments.
+/// tshark's verdicts on IPv4, TCP, UDP and ICMP checksums, over fragments, too.
 fn verdicts(capture: &Path) -> Vec<Verdict> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(capture).args(["-T", "fields", "-E", "separator=;", "-E", "occurrence=f"]);
@@ -61,7 +61,7 @@ fn verdicts(capture: &Path) -> Vec<Verdict> {
     String::from_utf8(output.stdout).unwrap().lines().map(line).collect()
 }
 
-/// Sends a capture through the NAT into another one, and waits until all of it is there.
+/// Sends a capture through the NAT into another one, and waits for all of it.
 fn through_nat(capture: &Path, target: &Path, inside: &str) {
     let packets = verdicts(capture).len() as u64;
     let nat = format!("args = [\"--inside\", \"{inside}\", \"--outside\", \"{OUTSIDE}\"]");
@@ -75,7 +75,7 @@ fn through_nat(capture: &Path, target: &Path, inside: &str) {
     daemon.stop();
 }
 
-/// Checks that all checksums are right after the NAT, and that no inside address shows.
+/// Checks that checksums are right after the NAT, and no inside address shows.
 #[track_caller]
 fn is_right_behind_nat(capture: &Path, inside: &str, hosts: &str) {
     let folder = crate::support::open_folder();

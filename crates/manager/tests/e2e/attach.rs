@@ -1,4 +1,4 @@
-//! NFs that attach by themselves: another process, perhaps another user, starts them.
+//! NFs that attach by themselves: another process, or user, starts them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -40,7 +40,7 @@ fn attaching(keys: &str) -> String {
         + &chain("c", "in", &["guest"], "out", "")
 }
 
-/// A daemon and a copy of the bridge that all users reach: the build folder may be closed.
+/// A daemon and a bridge that all users reach: the build folder may be closed.
 fn open_daemon(keys: &str) -> (Daemon, std::path::PathBuf) {
     let daemon = Daemon::start("", &attaching(keys));
     std::fs::set_permissions(daemon.folder(), PermissionsExt::from_mode(0o755)).unwrap();

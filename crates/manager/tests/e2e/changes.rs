@@ -104,7 +104,7 @@ fn a_configuration_is_applied_beside_a_chain_that_loses_nothing() {
     settle(daemon);
 }
 
-/// Flows 0 to 9; flow `i` has 2^i packets, so an instance's packets show which flows it has.
+/// Flow `i` of 0 to 9 has 2^i packets: an instance's packets show its flows.
 const FLOWS: usize = 10;
 const SUM: u64 = (1 << FLOWS) - 1;
 

@@ -10,7 +10,7 @@ use crate::support::{Daemon, chain, find_nf, find_port, head, port, service, sig
 /// A name with its labels in order.
 type Series = (String, Vec<(String, String)>);
 
-/// The counters of a Prometheus text, and the counts of its histograms and summaries.
+/// The counters of a Prometheus text, with those of histograms and summaries.
 fn counters(text: &str) -> HashMap<Series, f64> {
     let mut kinds: HashMap<&str, &str> = HashMap::new();
     let mut found = HashMap::new();

@@ -1,4 +1,4 @@
-//! Devices of DPDK as ports of a real daemon: captures and null devices, without hugepages.
+//! DPDK devices as ports: captures and null devices, without hugepages.
 
 use sluice_api::model::Apply;
 

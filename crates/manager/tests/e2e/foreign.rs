@@ -21,7 +21,7 @@ use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, is_ali
 const CONNECT: Duration = Duration::from_secs(30);
 const GIVE_UP: Duration = Duration::from_secs(1);
 
-/// Whether this is root and these programs are installed. In CI it is an error if not.
+/// Whether this is root and these programs are installed. In CI, else an error.
 pub fn can(tools: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let is_there = |tool: &&&str| std::env::split_paths(&path).any(|folder| folder.join(tool).exists());
@@ -130,7 +130,7 @@ impl Site {
         self.make(&self.middle_now(), name);
     }
 
-    /// Replaces the namespace of the daemon's ends by a new one with the same interfaces.
+    /// Replaces the namespace of the daemon's ends by one with the same interfaces.
     pub fn make_middle_anew(&self) {
         assert!(netns::unname(&netns::path_of(&self.middle.0)).unwrap());
         let until = std::time::Instant::now() + crate::support::PATIENCE;
@@ -276,7 +276,7 @@ fn open_v_switch(folder: &Path) -> String {
     )
 }
 
-/// A command that waits until a packet socket listens on an interface of its namespace.
+/// A command that waits for a packet socket on an interface of its namespace.
 /// Earlier packets have no reader, not even while a socket is open and not yet bound.
 const LISTENS: &str = "until awk '$5 > 0 && $6 == 1 { found = 1 } END { exit !found }' /proc/net/packet; do sleep 0.01; done";
 
@@ -458,7 +458,7 @@ fn an_instance_comes_and_goes_with_its_namespace() {
     assert!(!has_namespace("coming.1"));
 }
 
-/// Its namespace is built, but it does not run yet: nothing of its own reports its end.
+/// Its namespace is built, but it does not run yet: nothing reports its end.
 #[test]
 fn an_instance_that_is_removed_while_it_comes_goes() {
     if !can(&["ip"]) {
@@ -686,7 +686,7 @@ fn proxy_of(name: &str, listens_on: u16, keys: &str) -> String {
     foreign(name, &format!("drops = \"by-design\"\nready = [{until:?}]\nsetup = {addresses}\n{keys}"))
 }
 
-/// Checks that `fetch` gets the body through a proxy and an NF of ours, and the counters.
+/// Checks that `fetch` gets the body through a proxy and a bridge; checks counters.
 #[track_caller]
 fn through_a_proxy(site: &Site, name: &str, service_of: &str, fetch: impl FnOnce() -> Result<Vec<u8>, String>) {
     site.serve(&[8080]);
@@ -848,7 +848,7 @@ fn what_a_killed_daemon_leaves_is_cleared_by_the_next() {
     assert!(!has_namespace("left.0"));
 }
 
-/// A router between the networks of client and server, with a program whose end ends it.
+/// A router between client and server, with a program whose end ends the NF.
 fn router(name: &str) -> String {
     let setup = [
         "ip addr add 10.0.0.1/24 dev in",

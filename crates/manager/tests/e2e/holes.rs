@@ -22,7 +22,7 @@ const HUGEPAGE: u64 = 2 << 20;
 /// Hugepages that the arena of these tests takes: 4,096 frames of 2,240 bytes.
 const PAGES: u64 = (4096u64 * 2240).div_ceil(HUGEPAGE);
 
-/// Extra hugepages of the host, while a file takes the free ones, until the test ends.
+/// Extra hugepages of the host, and a file of those that were free, for one test.
 struct More(u64, Taken);
 
 /// A file of hugepages, and how many it has.

@@ -230,7 +230,7 @@ fn cgroup_of(pid: u32, controller: &str) -> Option<String> {
     text.lines().find(has_it).map(str::to_owned)
 }
 
-/// Waits until all processes with this word are in a controller's cgroup of `bad.0`.
+/// Waits until processes with this word are in a controller's cgroup of `bad.0`.
 /// False without root or this controller.
 #[track_caller]
 fn wait_until_held(word: &str, controller: &str) -> bool {

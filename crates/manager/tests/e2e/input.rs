@@ -1,4 +1,4 @@
-//! Bad input: one clear error with a remedy, and exit code 1, before anything starts.
+//! Bad input: one error with a remedy, and exit code 1, before anything starts.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn right(folder: &Path) -> String {
         + &chain("c", "in", &["a"], "out", "")
 }
 
-/// Checks for a refusal in one error with these words, before anything is started or made.
+/// Checks for one error with these words, before anything is started or made.
 #[track_caller]
 fn refused(folder: &Path, config: &str, words: &[&str]) {
     let output = refusal(folder, config);

@@ -7,8 +7,8 @@ use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, nf, open_fol
 
 const PACKETS: u64 = 5_000;
 
-/// A chain `poor` whose NF `b` does what `args` say, beside one that must not notice, on one core.
-/// `overload`: what that one's port does with packets that find no free slot.
+/// A chain `poor` whose NF `b` does what `args` say, beside another, on one core.
+/// The other must not notice; `overload` is what its port does without free slots.
 fn beside_one(args: &[&str], policy: &str, overload: &str) -> String {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
     text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"{overload}\""));
@@ -25,7 +25,7 @@ fn beside(args: &[&str], policy: &str) -> Daemon {
     Daemon::start("", &beside_one(args, policy, "wait"))
 }
 
-/// Checks that most packets of the other chain arrive, while `b` is there and afterwards.
+/// Checks that most packets of the other chain arrive, beside `b` and afterwards.
 /// Its port drops what finds no free slot: a neighbour that keeps the core costs most of them.
 /// A generator without its core skips packets, so a busy host changes nothing.
 fn settle(args: &[&str]) {
@@ -124,7 +124,7 @@ fn wakes_that_are_stolen() {
     settle(&["steal", "32"]);
 }
 
-/// Only words that the manager does not rewrite at each look: no lie is seen at once.
+/// Only words that the manager does not rewrite each time: no lie shows at once.
 #[test]
 fn the_core_claimed_and_all_others_said_to_have_neither_packets_nor_budget() {
     settle(&["quiet", "3"]);

@@ -66,7 +66,7 @@ impl Controller {
         }
     }
 
-    /// The next connection, after the greeting; skips those that the daemon has given up.
+    /// The next connection, after its greeting; skips those that the daemon gave up.
     #[track_caller]
     fn greet(&self) -> Talk {
         loop {
@@ -180,7 +180,7 @@ impl Talk {
     }
 }
 
-/// UDP traffic from port `in`, and two chains to a sink; the rules know one of them.
+/// UDP traffic from port `in` and two chains to a sink; the rules know one of them.
 fn traffic(rate: u32, flows: u32, keys: &str) -> String {
     port("in", "gen", &format!("rate = {rate}.0\nflows = {flows}\nprotocol = \"udp\"\n{keys}"))
         + &port("out", "sink", "")
@@ -204,7 +204,7 @@ fn goes_on(daemon: &mut Daemon, chain: &str) {
     daemon.wait(&format!("more comes through {chain}"), |s| left(s, chain) > before + 10);
 }
 
-/// Waits until the daemon, without a controller, logs `what`; checks that packets go on.
+/// Waits until the daemon logs the loss of its controller; checks that packets flow.
 #[track_caller]
 fn says(daemon: &mut Daemon, what: &str) {
     let log = |daemon: &Daemon| daemon.log();
@@ -534,7 +534,7 @@ fn without_a_controller_a_secure_host_lets_nothing_through() {
     daemon.stop();
 }
 
-/// A Python environment with os-ken, made if needed; None (in CI an error) if impossible.
+/// A Python environment with os-ken, made if needed; without, None (in CI an error).
 fn os_ken() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output = Command::new(root.join("scripts/os-ken")).stdin(Stdio::null()).output().unwrap();

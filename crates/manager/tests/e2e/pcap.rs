@@ -71,7 +71,7 @@ pub const MICROS: u32 = 0xa1b2_c3d4;
 /// Times in nanoseconds.
 const NANOS: u32 = 0xa1b2_3c4d;
 
-/// A pcapng of these packets: a section, an Ethernet interface, and enhanced packet blocks.
+/// A pcapng of a section, an Ethernet interface, and enhanced packet blocks.
 pub fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
     let block = |kind: u32, body: Vec<u8>| {
         let mut body = body;
@@ -109,7 +109,7 @@ pub fn read(path: &Path) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Replays a file through a chain of NFs that takes jumbo frames; returns what is written.
+/// Replays a file through NFs that take jumbo frames; returns what is written.
 fn replay(capture: &[u8], packets: usize, services: &[(&str, &str, &str)]) -> Vec<Vec<u8>> {
     let files = crate::support::open_folder();
     let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));

@@ -115,7 +115,7 @@ fn both_directions_of_a_connection_meet_the_same_nf_on_every_chain() {
     daemon.stop();
 }
 
-/// Connections one after another through two NFs: their log, and the pool at the end.
+/// Connections one by one through two NFs: their log, and the pool at the end.
 fn one_after_another(more_args: &str, pool_keys: &str) -> (Vec<Vec<String>>, Pool) {
     let folder = crate::support::open_folder();
     let at = folder.path();

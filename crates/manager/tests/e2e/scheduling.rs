@@ -31,7 +31,7 @@ fn flowing(mut daemon: Daemon) -> (Daemon, Stats) {
     (daemon, stats)
 }
 
-/// The folder with the cgroups of a daemon's NFs, wherever the cpu controller is mounted.
+/// The cgroup of a daemon's NFs, wherever the cpu controller is mounted.
 pub fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
     let inside = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = inside.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
@@ -245,7 +245,7 @@ fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
     assert_eq!(slice(), former, "after a kill -9, a start and a stop");
 }
 
-/// Runs the daemon without privileges until it is ready or ends: its stderr and exit code.
+/// Runs an unprivileged daemon until it is ready or ends: stderr and exit code.
 fn as_nobody(sched: &str) -> (String, Option<i32>) {
     let folder = crate::support::open_folder();
     let body = port("in", "gen", "count = 1") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");

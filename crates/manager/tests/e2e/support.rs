@@ -22,7 +22,7 @@ fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
 }
 
-/// Builds the client, the lab and the NFs beside the daemon, which looks for them there.
+/// Builds the client, the lab and the NFs beside the daemon, where it finds them.
 /// Existing programs are taken as they are (`make test` has just built them): a build in the target
 /// folder of a running `cargo test` would remove libraries that later parts of it need.
 pub fn build_nfs() {
@@ -72,7 +72,7 @@ pub fn nf(name: &str) -> String {
     target().join(name).display().to_string()
 }
 
-/// The program of an NF that breaks the rules; its arguments are `hostile-nf` and a mode.
+/// The program of an NF that breaks the rules; takes `hostile-nf` and a mode.
 pub fn hostile_nf() -> String {
     build_nfs();
     target().join("sluice-lab").display().to_string()
@@ -159,7 +159,7 @@ pub fn refusal(folder: &Path, config: &str) -> Output {
     command(folder).output().unwrap()
 }
 
-/// Name, kernel wait function and system call (with arguments) of each thread of a process.
+/// Name, kernel wait function and system call of each of a process's threads.
 fn threads(pid: u32) -> Vec<[String; 3]> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks
@@ -168,7 +168,7 @@ fn threads(pid: u32) -> Vec<[String; 3]> {
 }
 
 impl Daemon {
-    /// Starts a daemon with more keys of `[manager]` and the sections of `body`; waits until ready.
+    /// Starts a daemon with more keys of `[manager]` and `body`; waits until ready.
     pub fn start(manager: &str, body: &str) -> Self {
         let folder = open_folder();
         let config = head(folder.path(), manager) + body;
@@ -221,7 +221,6 @@ impl Daemon {
         daemon
     }
 
-    /// The folder of its configuration.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -238,7 +237,7 @@ impl Daemon {
         std::fs::read_to_string(self.folder().join("log")).unwrap_or_default()
     }
 
-    /// Waits until its log contains `what`. The output of NFs is logged with a short delay.
+    /// Waits until its log contains `what`. The output of NFs comes a moment later.
     #[track_caller]
     pub fn wait_for_log(&self, what: &str) {
         let until = Instant::now() + PATIENCE;
@@ -275,7 +274,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until a sink has `packets` packets; checks that each came once and in order.
+    /// Waits until a sink has `packets` packets; checks for each, once and in order.
     #[track_caller]
     pub fn wait_for_all(&mut self, source: &str, sink: &str, packets: u64) {
         let stats = self.wait(&format!("{sink} has all of {source}"), |s| {
@@ -424,7 +423,7 @@ pub fn assert_nothing_amiss(stats: &Stats, sink: &str, packets: u64) {
 /// The kernel's number of SCHED_RR.
 pub const RR: u32 = 2;
 
-/// Class and real-time priority of a process's main thread (proc_pid_stat(5), fields 41, 40).
+/// Class and real-time priority of a main thread: proc_pid_stat(5), fields 41, 40.
 pub fn class(pid: u32) -> (u32, u32) {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The second field is the program's name, which may hold anything.

@@ -131,8 +131,8 @@ fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     daemon.stop();
 }
 
-/// Chains of red and blue, each with its own port, and one of red with a bad neighbour.
-/// The NF of that one hangs while a file exists.
+/// Chains of red and blue, each with its own port, and one more of red.
+/// The NF of that one is a bad neighbour, which hangs while a file exists.
 fn one_that_hangs(mark: &Path) -> String {
     let mut text = String::new();
     for (tenant, nf) in [("red", "r"), ("blue", "b")] {

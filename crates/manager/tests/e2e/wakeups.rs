@@ -76,7 +76,7 @@ fn connection(n: u8) -> Vec<Vec<u8>> {
     steps.into_iter().map(make).collect()
 }
 
-/// Connections one after another through two NFs with a wake policy: what woke each.
+/// Connections one by one through two NFs with a wake policy: what woke each.
 fn connections(rule: &str) -> (Woken, Woken) {
     let folder = crate::support::open_folder();
     let all: Vec<Vec<u8>> = (0..4).flat_map(connection).collect();

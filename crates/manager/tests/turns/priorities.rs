@@ -1,4 +1,4 @@
-//! Priorities by tenant, rule and position, as the kernel and the reports have them.
+//! Priorities by tenant, rule and position, as the kernel and reports have them.
 
 use sluice_api::model::{Nf, Stats};
 

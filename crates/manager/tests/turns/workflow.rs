@@ -1,4 +1,4 @@
-//! Polling NFs that share a core by time slices: order holds, and none stays stopped.
+//! Polling NFs that share a core by slices: order holds, and none stays stopped.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -186,7 +186,7 @@ fn one_that_says_no_hello_is_off_the_cores_of_packet_threads_too() {
     daemon.stop();
 }
 
-/// Class and priority of a process, and whether it is stopped; see proc_pid_stat(5).
+/// Class and priority of a process, and whether it is stopped: proc_pid_stat(5).
 fn class(pid: u32) -> Option<(u32, u32, bool)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
