@@ -204,7 +204,7 @@ fn goes_on(daemon: &mut Daemon, chain: &str) {
     daemon.wait(&format!("more comes through {chain}"), |s| left(s, chain) > before + 10);
 }
 
-/// Waits until the daemon logs the loss of its controller; checks that packets flow.
+/// Waits until `what` is logged and no controller is there; checks that packets flow.
 #[track_caller]
 fn says(daemon: &mut Daemon, what: &str) {
     let log = |daemon: &Daemon| daemon.log();
