@@ -1,7 +1,9 @@
-//! What classification costs: nanoseconds and time-stamp-counter cycles a packet, for flow tables of several sizes, and for rules.
+//! What classification costs a packet, by size of the flow table, and by rules.
 //!
-//! Run it with `cargo run --release -p sluice-manager --example classify_speed`. Each figure is the median of several rounds; packets
-//! are 64-byte IPv4/UDP (IPv6/UDP where it says so), flows come in random order, and headers lie in ordinary private memory.
+//! Run it with `cargo run --release -p sluice-manager --example classify_speed`. Figures are
+//! nanoseconds and time-stamp-counter cycles, medians of several rounds. Packets are 64-byte
+//! IPv4/UDP (IPv6/UDP where named), flows come in random order, and headers lie in ordinary private
+//! memory.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +16,7 @@ use sluice_dataplane::decision::Packed;
 
 const BURST: usize = 32;
 const PACKETS: usize = 1 << 15;
-/// Many short rounds: most are over before anything else wants the core.
+/// Many short rounds: most are over before anything else takes the core.
 const ROUNDS: usize = 301;
 
 fn v4(flow: u32) -> [u8; 64] {
@@ -36,7 +38,7 @@ fn v6(flow: u32) -> [u8; 64] {
     packet
 }
 
-/// Ticks of the time-stamp counter in a second.
+/// Ticks of the time-stamp counter in a nanosecond.
 fn ticks_per_ns() -> f64 {
     let (start, ticks) = (Instant::now(), ticks());
     while start.elapsed().as_millis() < 100 {
@@ -55,7 +57,7 @@ fn ticks() -> u64 {
     0
 }
 
-/// Median nanoseconds of a round, of `n` things.
+/// Median time of a round, in nanoseconds for each of its `n` things.
 fn median(n: usize, mut round: impl FnMut()) -> f64 {
     let mut times: Vec<f64> = (0..ROUNDS)
         .map(|_| {
@@ -77,8 +79,8 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
         classifier.classify_burst(&[build(flow)], &lens, 1, 0, whole, &mut out);
         classifier.remember(0, Known { decision: Packed::path(flow), generation: 1, note: 0 }, 0);
     }
-    // Headers are made ahead, in a ring that the L2 cache holds, as packets that just came in are; with more flows than that ring
-    // has headers, only the address is written as it goes.
+    // Headers are made ahead, in a ring that fits the L2 cache, like packets that just came in.
+    // With more flows than the ring has headers, only the address is written in the loop.
     let mut headers: Vec<[u8; 64]> = (0..1024u32).map(|i| build(i % flows)).collect();
     let mut hits = 0usize;
     let mut random = 1u32;

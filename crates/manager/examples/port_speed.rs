@@ -2,12 +2,13 @@
 //!
 //!     cargo run --release -p sluice-manager --example port_speed [-- SECONDS]
 //!
-//! Each variant sends bursts of 32 packets from a generator to a sink on one thread, and prints nanoseconds and cycles of the
-//! time-stamp counter a packet, apart for the two (the counter is read between them, which is in the figures: about one cycle a
-//! packet). Variants run in many short turns, for SECONDS each in all (default 1); the median of the turns is printed and, in
-//! brackets, the least, which on a busy machine is nearer to what an idle one would show. "Hot": the frames go around in the
-//! caches. "Wide": each burst takes frames that were not used for a long time, as when many packets are on their way; the generator
-//! then waits for memory.
+//! Each variant sends bursts of 32 packets from a generator to a sink on one thread. It prints
+//! nanoseconds and time-stamp-counter cycles a packet for each of the two; the counter is read
+//! between them, which adds about one cycle a packet. Variants run in many short rounds, SECONDS
+//! each in all (default 1). The figures are the median of the rounds and, in brackets, the minimum,
+//! which on a busy machine is closer to an idle one's. "Hot": frames go around in the caches.
+//! "Wide": each burst takes frames that were long unused, as with many packets in flight; the
+//! generator then waits for memory.
 
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ struct Variant {
     name: &'static str,
     source: Box<dyn PortQueue>,
     sink: Box<dyn PortQueue>,
-    /// Packets on their way: 32, or many.
+    /// Packets in flight: 32, or many.
     depth: usize,
     /// (generator, sink, both) of each turn, in ticks a packet.
     samples: Vec<[f64; 3]>,
@@ -39,7 +40,6 @@ fn queue(arena: &Arena, pool: &FramePool, kind: PortKind) -> Box<dyn PortQueue> 
     port::open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
 }
 
-/// Runs one turn.
 fn turn(variant: &mut Variant, frames: &mut FrameCache, clock: &Clock, seconds: f64) {
     let mut waiting = vec![Packet::default(); variant.depth];
     for packets in waiting.chunks_mut(BURST) {
@@ -69,7 +69,7 @@ fn turn(variant: &mut Variant, frames: &mut FrameCache, clock: &Clock, seconds: 
     variant.sink.tx_burst(&waiting, frames, clock.now_ns());
 }
 
-/// Median and least of a column.
+/// Median and minimum of a column.
 fn summary(samples: &[[f64; 3]], column: usize) -> (f64, f64) {
     let mut values: Vec<f64> = samples.iter().map(|sample| sample[column]).collect();
     values.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
-//! The controllers on the real kernel: busy processes of several threads are stopped and run by each mechanism that the host
-//! allows, are given back as they were, and run again when the process that controls them is killed.
+//! Process controllers on the real kernel, by each mechanism that the host allows.
+//! Busy processes stop, run, are given back as they were, and run on when their controller dies.
 //!
 //! They need root, for cgroups and real-time classes; without it they are left out.
 
@@ -23,21 +23,21 @@ use sluice_host::{affinity, processes};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::Mapping;
 
-/// How long anything may take, on a slow machine that does a lot besides.
+/// Time limit of every wait, generous for a slow and busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a process that runs has said so by the time that one which does not is judged.
+/// Progress of a running process after which one that made none counts as stopped.
 const PROGRESS: u64 = 20_000;
 /// Threads of a busy process.
 const THREADS: usize = 3;
 
-/// What a process of this test is to do instead of testing; see [`role`].
+/// Environment variable with the role of a process of this test; see [`role`].
 const ROLE: &str = "SLUICE_TEST_ROLE";
 
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced"))
 }
 
-/// One test at a time: processes of real-time priorities keep all others from their core.
+/// One test at a time: real-time processes keep all others from their core.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if !rustix::process::geteuid().is_root() {
@@ -51,7 +51,7 @@ fn settings(name: &str) -> Settings {
     Settings::new(&format!("sluice-test-{}-{name}", std::process::id()))
 }
 
-/// The core of the busy processes: not the first, where there are several.
+/// The core of the busy processes: the last, where there are several.
 fn core() -> usize {
     *affinity::allowed().unwrap().last().unwrap()
 }
@@ -72,18 +72,18 @@ fn target(spinner: &Spinner, name: &str) -> Target {
     spinner.target(&Proc::default(), name).unwrap()
 }
 
-/// All threads get on.
+/// Waits until all threads make progress.
 fn runs(spinner: &Spinner) {
     let before = spinner.counts();
     until("all threads run", || spinner.counts().iter().zip(&before).all(|(now, then)| now - then > PROGRESS));
 }
 
-/// One stands while the other gets on.
+/// Waits until one makes progress and the other does not.
 fn only_runs(one: &Spinner, other: &Spinner) {
     only_runs_but(one, other, 0);
 }
 
-/// The same, where so many threads of the other may still be in a round that they end when they get the core.
+/// As [`only_runs`]; up to `in_hand` threads of the other may still end a round.
 fn only_runs_but(one: &Spinner, other: &Spinner, in_hand: u64) {
     until("one runs and the other does not", || {
         let (own, others) = (one.count(), other.count());
@@ -104,7 +104,7 @@ fn cgroups(pid: i32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap()
 }
 
-/// What must be as it was, afterwards.
+/// The state that must be restored.
 #[derive(Debug, PartialEq)]
 struct Former {
     classes: Vec<Option<Class>>,
@@ -117,7 +117,7 @@ impl Former {
     }
 }
 
-/// Folders of cgroups whose name holds `part`, anywhere.
+/// Cgroup folders whose name holds `part`, anywhere.
 fn folders(part: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut next = vec![PathBuf::from("/sys/fs/cgroup")];
@@ -133,7 +133,7 @@ fn folders(part: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The controllers that this host allows, with a guard of their own.
+/// Runs a test with each controller that this host allows; each has its own guard.
 fn each(name: &str, mut test: impl FnMut(Mechanism, Box<dyn Controller>)) {
     for mechanism in Mechanism::ALL {
         let guard = Guard::start(program()).unwrap();
@@ -153,7 +153,7 @@ fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
         println!("{mechanism}");
         let looks = mechanism == Mechanism::Doorbell;
         let (a, b) = (spinner(THREADS, looks), spinner(THREADS, looks));
-        // Who looks for itself looks when its round has ended.
+        // A process that reads its gate does so when its round has ended.
         let in_hand = if looks { THREADS as u64 } else { 0 };
         let former = [&a, &b].map(Former::of);
         let (one, two) = (controller.add(&target(&a, "a")).unwrap(), controller.add(&target(&b, "b")).unwrap());
@@ -168,7 +168,7 @@ fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
         controller.switch(two, one).unwrap();
         only_runs_but(&a, &b, in_hand);
 
-        // Let go while the other is parked, and that one by teardown or drop.
+        // One is removed while the other is parked; teardown or drop releases that one.
         controller.remove(one).unwrap();
         assert_eq!(Former::of(&a), former[0], "{mechanism}");
         assert_eq!(controller.park(one), Err(Failed::NoSuchSlot(one)));
@@ -211,27 +211,27 @@ fn what_was_changed_is_given_back_though_guard_and_scheduler_were_killed_togethe
         until("the guard has gone", || !guard.is_alive());
         std::mem::forget(controller);
         std::mem::forget(guard);
-        // And another one that keeps the file finds what is to be done in it.
+        // Then the file lists what is to be undone.
         assert_eq!(sluice_host::processes::guard::undo_left(&journal).1, None, "{mechanism}");
         assert_eq!([&a, &b].map(Former::of), former, "{mechanism}");
         runs(&a);
         runs(&b);
         assert!(!journal.exists() && folders(&settings("journal").folder).is_empty(), "{mechanism}");
     }
-    // Nothing is left of one that ends in order.
+    // A guard that ends in order leaves no file.
     drop(Guard::start_with(program(), Some(&journal)).unwrap());
     assert!(!journal.exists());
     assert_eq!(sluice_host::processes::guard::undo_left(&journal), (0, None));
 }
 
 #[test]
-fn a_process_that_has_ended_is_told_of_and_removed() {
+fn a_process_that_has_ended_is_reported_and_removed() {
     let Some(_alone) = alone() else { return };
     each("ended", |mechanism, mut controller| {
         let mut a = spinner(1, mechanism == Mechanism::Doorbell);
         let slot = controller.add(&target(&a, "a")).unwrap();
         assert!(!controller.is_ended(slot));
-        // While it is parked: this is what version 1 does not let die, and priorities leave waiting for a core.
+        // While parked: version 1 does not let it die, and priorities leave it without a core.
         controller.before_kill(slot).unwrap();
         let known = target(&a, "a");
         a.kill().unwrap();
@@ -280,7 +280,7 @@ fn what_is_not_to_be_scheduled_is_refused_by_name() {
 }
 
 #[test]
-fn another_user_is_told_what_is_lacking() {
+fn another_user_learns_what_is_lacking() {
     let Some(_alone) = alone() else { return };
     let a = spinner(1, false);
     let mut child = role("stranger", &[a.pid().to_string()]).uid(65_534).gid(65_534).spawn();
@@ -326,7 +326,7 @@ fn threads_that_come_later_get_the_class_too() {
         controller.park(slot).unwrap();
         assert_eq!(classes(pid), vec![Some(Class::Rr(settings.low)); before.len() + n]);
     }
-    // One that nobody has looked for yet when its process is let go.
+    // A thread that is not known yet when its process is released.
     writeln!(input).unwrap();
     wait_for("threads 4");
     controller.remove(slot).unwrap();
@@ -335,7 +335,7 @@ fn threads_that_come_later_get_the_class_too() {
     child.wait().unwrap();
 }
 
-/// A child that had the priority of a turn would never give the core back: nobody controls it.
+/// A child with a slice's priority has no controller and would keep the core for ever.
 #[test]
 fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
     let Some(_alone) = alone() else { return };
@@ -345,7 +345,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
         Ok(controller) => controller,
         Err(error) => return eprintln!("left out: {error}"),
     };
-    // A class of its own, so that it is seen to be given back.
+    // A class of its own, so that the test sees it given back.
     let mut child = role("parent", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut said = lines(&mut child);
     until("it waits", || said.next().is_some_and(|line| line.unwrap() == "waits"));
@@ -364,7 +364,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
     assert_eq!(classes(forked), [Some(Class::Other)]);
     controller.remove(slot).unwrap();
     assert_eq!(classes(pid), before);
-    // What it forks afterwards has the class that it has itself: nothing is left of ours.
+    // Later children inherit the process's own class: nothing of the controller's is left.
     writeln!(input).unwrap();
     let forked = said.next().unwrap().unwrap().strip_prefix("child ").unwrap().parse().unwrap();
     assert_eq!(classes(forked), [Some(Class::Batch)]);
@@ -372,7 +372,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
     assert!(child.wait().unwrap().success());
 }
 
-/// On hosts whose cpu controller is in version 2, the processes of a foreign NF are found by the cgroup that would freeze them.
+/// A foreign NF's processes are found by the cgroup that freezes them (version 2).
 #[test]
 fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     let Some(_alone) = alone() else { return };
@@ -397,7 +397,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
         controller.run(slot).unwrap();
         runs(&a);
         assert_eq!(pids(), [a.pid()], "{mechanism}");
-        // One that comes while it is stopped is found, and by the next look at who is there is taken in, too.
+        // A process that joins while the target is stopped is found, and runs on.
         controller.park(slot).unwrap();
         std::fs::write(folder.join("cgroup.procs"), b.pid().to_string()).unwrap();
         assert_eq!(pids().len(), 2, "{mechanism}");
@@ -405,7 +405,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
         assert_eq!((Former::of(&a), pids().len()), (former, 2), "{mechanism}");
         runs(&b);
     }
-    // One that has made a cgroup of its own below is one of them, and is frozen with it.
+    // A process in a cgroup below belongs to it, and is frozen with it.
     let (below, c) = (folder.join("below"), spinner(1, false));
     std::fs::create_dir(&below).unwrap();
     std::fs::write(below.join("cgroup.procs"), c.pid().to_string()).unwrap();
@@ -521,11 +521,11 @@ fn a_guard_that_is_gone_is_noticed_and_nothing_is_changed_without_one() {
     }
 }
 
-/// A killed controller leaves nothing behind, at whatever moment it is killed.
+/// A controller leaves nothing behind, at whatever moment it is killed.
 #[test]
 fn the_guard_gives_everything_back_when_the_controller_is_killed() {
     let Some(_alone) = alone() else { return };
-    // Not random, so that a failure comes again: a linear congruential generator.
+    // A linear congruential generator, not random, so that a failure repeats.
     let mut seed = 1u64;
     let mut random = |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -539,7 +539,7 @@ fn the_guard_gives_everything_back_when_the_controller_is_killed() {
             let pids = [a.pid(), b.pid()].map(|pid| pid.to_string());
             let mut child = role("controller", &[&[mechanism.to_string()], pids.as_slice()].concat()).spawn().unwrap();
             let mut said = lines(&mut child);
-            // How far it comes, and then some progress of those whom it controls. The last step is without end.
+            // How many steps it takes. The last never ends: the processes then make some progress.
             let steps = if round < 5 { round } else { 4 };
             let mut is_refused = false;
             let mut step = 0;
@@ -575,7 +575,6 @@ fn the_guard_gives_everything_back_when_the_controller_is_killed() {
     }
 }
 
-/// The lines of a process's output.
 fn lines(child: &mut Child) -> std::io::Lines<BufReader<ChildStdout>> {
     BufReader::new(child.stdout.take().unwrap()).lines()
 }
@@ -590,7 +589,7 @@ fn version_2() -> Option<PathBuf> {
     point.filter(|point: &PathBuf| point.join("cgroup.procs").exists())
 }
 
-/// This test's program again, to do something else than testing.
+/// A command that runs this test's program in a role.
 fn role(name: &str, arguments: &[String]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "plays_its_role", "--nocapture", "--test-threads", "1"]);
@@ -599,7 +598,7 @@ fn role(name: &str, arguments: &[String]) -> Command {
     command
 }
 
-/// No test, unless this process was started by one to play a role.
+/// No test, unless a test started this process to play a role.
 #[test]
 fn plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -615,7 +614,7 @@ fn plays_its_role() {
     }
 }
 
-/// A spinner as another process finds it: its memory is its standard input.
+/// A spinner as another process finds it; its memory is its standard input.
 fn found(pid: i32, looks: bool) -> Target {
     let file = std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/fd/0")).unwrap();
     let memory: Arc<OwnedFd> = Arc::new(file.into());
@@ -626,7 +625,7 @@ fn found(pid: i32, looks: bool) -> Target {
     Target::of_pid(&Proc::default(), "found", pid).unwrap().with_gates(gates)
 }
 
-/// Controls two processes until it is killed, and says how far it has come.
+/// Controls two processes until it is killed, and prints each step.
 fn control(mechanism: Mechanism, pids: &[i32; 2]) {
     let guard = Guard::start(program()).unwrap();
     println!("step guard");
@@ -649,7 +648,7 @@ fn control(mechanism: Mechanism, pids: &[i32; 2]) {
     }
 }
 
-/// Says what a user who may nothing is told.
+/// Prints the errors that a user without rights gets.
 fn stranger(pid: i32) {
     let guard = Guard::start(program()).unwrap();
     let target = Target::of_pid(&Proc::default(), "theirs", pid).unwrap();
@@ -664,7 +663,7 @@ fn stranger(pid: i32) {
     };
 }
 
-/// Starts a thread for each line that comes in, until there are no more.
+/// Starts a thread for each line of input.
 fn make_threads() {
     println!("threads 0");
     for (n, _) in std::io::stdin().lines().enumerate() {
@@ -680,7 +679,7 @@ fn make_threads() {
     }
 }
 
-/// Starts a child for each line that comes in, and says which, until there are no more.
+/// Starts a child for each line of input, and prints its number.
 fn make_children() {
     println!("waits");
     let mut children = Vec::new();

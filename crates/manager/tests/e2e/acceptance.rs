@@ -1,4 +1,4 @@
-//! What comes out, in the eyes of others: tshark's own verdict on checksums, and captures compared by tshark and editcap.
+//! What leaves the daemon, checked by other programs: tshark and editcap.
 //!
 //! `SLUICE_CAPTURES` names a folder of more captures to replay.
 
@@ -16,7 +16,7 @@ fn captures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures")
 }
 
-/// Whether these programs are there. Where everything must be checked, a missing one is an error.
+/// Whether these programs are installed. In CI, a missing one is an error.
 fn has(tools: &[&str]) -> bool {
     let runs = |tool: &&&str| Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
     let missing: Vec<_> = tools.iter().filter(|tool| !runs(tool)).collect();
@@ -27,7 +27,7 @@ fn has(tools: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// A packet as tshark sees it: its source, and its verdict on each checksum: bad, good, unverified, not there.
+/// A packet by tshark: its source and checksum states (0 bad, 1 good, 2 unverified, 3 absent).
 #[derive(Debug)]
 struct Verdict {
     src: String,
@@ -40,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// tshark's verdict on IPv4, TCP, UDP and ICMP checksums of each packet; fragments are put together for it.
+/// tshark's verdicts on IPv4, TCP, UDP and ICMP checksums, over fragments, too.
 fn verdicts(capture: &Path) -> Vec<Verdict> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(capture).args(["-T", "fields", "-E", "separator=;", "-E", "occurrence=f"]);
@@ -61,7 +61,7 @@ fn verdicts(capture: &Path) -> Vec<Verdict> {
     String::from_utf8(output.stdout).unwrap().lines().map(line).collect()
 }
 
-/// Sends a capture through the NAT into another one, and waits until all of it is there.
+/// Sends a capture through the NAT into another one, and waits for all of it.
 fn through_nat(capture: &Path, target: &Path, inside: &str) {
     let packets = verdicts(capture).len() as u64;
     let nat = format!("args = [\"--inside\", \"{inside}\", \"--outside\", \"{OUTSIDE}\"]");
@@ -75,7 +75,7 @@ fn through_nat(capture: &Path, target: &Path, inside: &str) {
     daemon.stop();
 }
 
-/// Checks that tshark finds no checksum wrong after the NAT, and that nothing inside shows.
+/// Checks that checksums are right after the NAT, and no inside address shows.
 #[track_caller]
 fn is_right_behind_nat(capture: &Path, inside: &str, hosts: &str) {
     let folder = crate::support::open_folder();
@@ -90,7 +90,7 @@ fn is_right_behind_nat(capture: &Path, inside: &str, hosts: &str) {
         let wanted = if before.src.starts_with(hosts) { OUTSIDE } else { &before.src };
         assert_eq!(after.src, wanted, "packet {number}");
     }
-    // The verdict is one: a bit that falls over is found.
+    // The check works: it finds a flipped bit.
     let mut bytes = std::fs::read(&target).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
@@ -144,7 +144,7 @@ fn real_captures_come_out_byte_for_byte() {
     }
 }
 
-/// Runs `scripts/deps --check build` where `cargo` says that it is of this version.
+/// Runs `scripts/deps --check build` with a `cargo` that reports this version.
 fn deps_with_cargo(version: &str) -> (bool, String) {
     use std::os::unix::fs::PermissionsExt;
     let folder = crate::support::open_folder();
@@ -164,7 +164,7 @@ fn deps_with_cargo(version: &str) -> (bool, String) {
 }
 
 #[test]
-fn a_rust_that_is_too_old_is_told() {
+fn a_rust_that_is_too_old_is_reported() {
     let (good, said) = deps_with_cargo("1.63.0");
     assert!(!good && said.contains("Rust 1.63.0 is too old") && said.contains("rustup"), "{said}");
     let (_, said) = deps_with_cargo("1.100.1");

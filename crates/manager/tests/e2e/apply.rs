@@ -1,4 +1,4 @@
-//! Configurations that cannot be applied: what was in force stays in force, or can be brought back by applying it again.
+//! Failed applies keep what was in force, or a later apply restores it.
 
 use sluice_api::model::Apply;
 
@@ -13,7 +13,7 @@ fn leading_to(kind: &str, keys: &str) -> String {
         + &chain("c", "in", &["s"], "out", "")
 }
 
-/// Applies a configuration, and says what was wrong with it if something was.
+/// Applies a configuration; returns the number of changes, or the error.
 fn apply(daemon: &Daemon, body: &str) -> Result<usize, String> {
     let config = head(daemon.folder(), "max_nfs = 3") + body;
     let applied = daemon.client().apply(&Apply { config, file: None, dry_run: false });
@@ -36,7 +36,7 @@ fn a_port_that_cannot_be_opened_changes_nothing() {
     let reads = |file: &std::path::Path| {
         leading_to("sink", "").replace("kind = \"gen\"\nrate = 5000", &format!("kind = \"pcap\"\nread = {file:?}\nrepeat = 0"))
     };
-    // With another change besides, which would be made first.
+    // With another change, which would be made first.
     let more = reads(&file) + &port("extra", "sink", "");
     let said = apply(&daemon, &more).unwrap_err();
     assert!(said.contains("cut short"), "{said}");
@@ -52,7 +52,7 @@ fn a_port_that_cannot_be_opened_changes_nothing() {
 #[test]
 fn a_port_that_fails_to_open_leaves_the_old_one_in_place() {
     let mut daemon = Daemon::start("max_nfs = 3", &leading_to("sink", ""));
-    // Everything that can be known before is in order; only opening it tells.
+    // All checks before the opening pass; only the opening fails.
     let said = apply(&daemon, &leading_to("pcap", "write = \"/dev/full\"")).unwrap_err();
     assert!(said.contains("/dev/full"), "{said}");
     goes_on(&mut daemon);
@@ -71,7 +71,7 @@ fn a_port_that_is_lost_is_there_again_after_the_next_apply() {
     let writing = |keys: &str| leading_to("pcap", &format!("write = {file:?}\n{keys}"));
     let mut daemon = Daemon::start("max_nfs = 3", &writing(""));
     goes_on(&mut daemon);
-    // The same file: the old port is closed first, and then neither the new one nor the old one opens.
+    // The same file: the old port is closed first, and then neither port opens.
     std::fs::remove_file(&file).unwrap();
     std::os::unix::fs::symlink("/dev/full", &file).unwrap();
     let said = apply(&daemon, &writing("overload = \"wait\"")).unwrap_err();

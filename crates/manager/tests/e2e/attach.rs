@@ -1,4 +1,4 @@
-//! NFs that come by themselves: started by somebody else, perhaps as another user.
+//! NFs that attach by themselves: another process, or user, starts them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -26,7 +26,7 @@ impl Drop for Guest {
     }
 }
 
-/// Starts a bridge as another user, which looks for the daemon by its environment.
+/// Starts a bridge as another user; its environment names the daemon.
 fn start(program: &Path, daemon: &Daemon, name: &str, uid: u32) -> Child {
     let mut command = Command::new(program);
     command.env("SLUICE_SOCKET", daemon.run_dir().join("nf.sock")).env("SLUICE_NF", name);
@@ -40,7 +40,7 @@ fn attaching(keys: &str) -> String {
         + &chain("c", "in", &["guest"], "out", "")
 }
 
-/// A daemon whose sockets everybody can reach, and a copy of the bridge that everybody may run: the folder of the build may be closed.
+/// A daemon and a bridge that all users reach: the build folder may be closed.
 fn open_daemon(keys: &str) -> (Daemon, std::path::PathBuf) {
     let daemon = Daemon::start("", &attaching(keys));
     std::fs::set_permissions(daemon.folder(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -56,7 +56,7 @@ fn an_nf_attaches_as_the_user_of_its_service() {
         return;
     }
     let (mut daemon, program) = open_daemon(&format!("user = \"{NOBODY}\""));
-    // Another one than the service's may not.
+    // Any other user may not attach.
     let refused = start(&program, &daemon, "guest", NOBODY - 1).wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("may not attach"), "{said}");
@@ -86,7 +86,7 @@ fn without_a_user_only_root_and_the_managers_own_attach() {
     daemon.stop();
 }
 
-/// Starts a program as the NF of this name, as the daemon's own user.
+/// Starts a program under an NF's name, as the daemon's own user.
 fn come_as(program: &str, arguments: &[&str], daemon: &Daemon, name: &str) -> Child {
     let mut command = Command::new(program);
     command.args(arguments).env("SLUICE_SOCKET", daemon.run_dir().join("nf.sock")).env("SLUICE_NF", name);
@@ -99,7 +99,7 @@ fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
     let hostile = Guest(come_as(&hostile_nf(), &["hostile-nf", "random"], &daemon, "guest"));
     let stats = daemon.wait("it is stopped", |s| find_nf(s, "guest.0").stops == 1 && find_nf(s, "guest.0").pid.is_none());
     drop(hostile);
-    // The host may have been so busy that the pause is over by now.
+    // On a busy host the pause may be over by now.
     if find_nf(&stats, "guest.0").state == NfState::Failed {
         let refused = come_as(&nf("sluice-nf-bridge"), &[], &daemon, "guest.0").wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr);
@@ -111,8 +111,8 @@ fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
     drop(guest);
     daemon.wait("who leaves without a cause is expected at once", |s| find_nf(s, "guest.0").state == NfState::Expected);
     let log = daemon.log();
-    let told = ["guest.0 has ended after ", ": stopped for violations: ", "; it is let in again in "];
-    assert!(told.iter().all(|words| log.contains(words)), "{log}");
+    let wanted = ["guest.0 has ended after ", ": stopped for violations: ", "; it is let in again in "];
+    assert!(wanted.iter().all(|words| log.contains(words)), "{log}");
     daemon.stop();
 }
 
@@ -133,7 +133,7 @@ fn a_name_that_the_daemon_starts_is_not_given_to_another_process() {
     std::fs::write(&hold, "").unwrap();
     signal(find_nf(&stats, "own.0"), Signal::KILL);
     daemon.wait("it is starting again", |s| find_nf(s, "own.0").state == NfState::Starting);
-    // Of the same user, and with all that the environment of the real one says.
+    // It has the same user and the environment of the real one.
     let refused = come_as(&bridge, &[], &daemon, "own.0").wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("neither that one nor a child of it"), "{said}");
@@ -163,7 +163,7 @@ fn a_flood_of_connections_does_not_fill_the_log() {
         assert!(Instant::now() < until, "{}", daemon.log());
         std::thread::sleep(Duration::from_millis(10));
     }
-    // One a second of each of the few kinds.
+    // One line a second of each of the few kinds.
     let most = 3 * (since.elapsed().as_secs() as usize + 2);
     assert!(said(&daemon.log()) <= most.min(MANY / 2), "{}", daemon.log());
     daemon.stop();

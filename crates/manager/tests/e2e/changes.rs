@@ -1,5 +1,5 @@
-//! Ports, services, instances, chains and rules come, change and go while packets of another chain flow, which loses none; and flows
-//! stay with their instance.
+//! Ports, services, instances, chains and rules change beside a steady chain.
+//! That chain loses no packet, and flows stay with their instance.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use sluice_api::model::{Apply, NfState, Stats};
 use crate::pcap::{MICROS, Order, pcap};
 use crate::support::{Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, port, service};
 
-/// A chain whose packets are watched while others change.
+/// The chain that is watched while others change.
 fn steady() -> String {
     port("steady", "gen", "rate = 5000\nflows = 8\noverload = \"wait\"")
         + &port("all", "sink", "")
@@ -18,7 +18,7 @@ fn steady() -> String {
         + &chain("steady", "steady", &["s", "t"], "all", "")
 }
 
-/// The chain that was watched has lost nothing: what entered has left, and the sink missed none in between.
+/// Checks that the watched chain lost nothing: all that entered reached the sink.
 fn settle(mut daemon: Daemon) {
     daemon.client().remove_rule("steady").unwrap();
     let stats = daemon.wait("its packets have left", |s| {
@@ -54,7 +54,7 @@ fn everything_comes_and_goes_beside_a_chain_that_loses_nothing() {
         client.add_port(&counted("in")).unwrap();
         client.add_rule(one("name = \"new\"\nport = \"in\"\nchain = \"new\""), Some(0)).unwrap();
         daemon.wait("the new port was read", |s| find_port(s, "in").finished);
-        // The port was read from the moment it was there: what came before the rule and the NFs found nothing, and is counted.
+        // The port is read at once: packets before the rule and the NFs are dropped and counted.
         daemon.wait("no packet of the new chain is inside", |s| {
             let chain = find_chain(s, "new");
             let gone: u64 = chain.drops.values().sum();
@@ -104,7 +104,7 @@ fn a_configuration_is_applied_beside_a_chain_that_loses_nothing() {
     settle(daemon);
 }
 
-/// Flows 0 to 9, of which number `i` has 2^i packets, so that the number of packets of an instance says which flows it has.
+/// Flow `i` of 0 to 9 has 2^i packets: an instance's packets show its flows.
 const FLOWS: usize = 10;
 const SUM: u64 = (1 << FLOWS) - 1;
 
@@ -136,7 +136,7 @@ fn replaying(folder: &Path, there: &str, back: &str) -> String {
         + &chain("back", "wan", &["x"], "out", "")
 }
 
-/// Packets that each instance has had.
+/// Packets that each instance has received.
 fn shares(stats: &Stats) -> Vec<u64> {
     stats.nfs.iter().map(|nf| nf.rx_packets).collect()
 }
@@ -151,7 +151,7 @@ fn flows_stay_with_their_instance_in_both_directions() {
     let mut daemon = Daemon::start("", &replaying(files.path(), "there0", "back0"));
     let stats = daemon.wait("both files were read", |s| find_port(s, "out").tx_packets == 2 * SUM);
     let first = shares(&stats);
-    // Each flow counts twice, there and back: an odd bit would be a flow whose directions are apart.
+    // Each flow counts twice, there and back: an odd share is a flow with directions apart.
     let both_ways = |share: &u64| share.is_multiple_of(2) && *share > 0;
     assert!(first.iter().all(both_ways), "{first:?}");
     assert_eq!(first.iter().map(|share| share / 2).fold(0, |all, share| all ^ share), SUM, "{first:?}");
@@ -219,7 +219,7 @@ fn an_apply_that_is_refused_has_opened_no_port() {
     let more = steady()
         + &port("n1", "gen", "rate = 1000")
         + &port("n2", "pcap", &format!("write = {file:?}"))
-        // Root may write there, and yet nobody can.
+        // Root passes the permission check, but no file can be made there.
         + &port("n3", "pcap", "write = \"/proc/sluice.pcap\"");
     apply(&daemon, "", &more).unwrap_err();
     let names: Vec<String> = daemon.stats().ports.into_iter().map(|port| port.name).collect();

@@ -1,4 +1,4 @@
-//! Everything at once: `sluice bench chaos` finds nothing amiss, says what it has done, and fails where something is.
+//! `sluice bench chaos`: a short run has no findings and writes its steps.
 
 use std::process::Command;
 

@@ -1,6 +1,6 @@
-//! NFs in OCI containers, by the runtimes that the host has: crun and runc.
+//! NFs in OCI containers, with the host's runtimes crun and runc.
 //!
-//! A root directory is assembled of a program of ours and the libraries that `ldd` names, with nothing from a registry.
+//! Root directories hold one of our programs and the libraries that `ldd` names; no registry.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, pa
 const RUNTIMES: [&str; 2] = ["crun", "runc"];
 const PACKETS: u64 = 5_000;
 
-/// A root directory with a program and what it needs to be loaded.
+/// A root directory with a program and its libraries.
 fn root_of(program: &str, root: &Path) {
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::copy(program, root.join("bin/nf")).unwrap();
@@ -30,7 +30,7 @@ fn root_of(program: &str, root: &Path) {
     }
 }
 
-/// A root directory with the bridge, made once for a test.
+/// A root directory with the bridge.
 fn bridge() -> (tempfile::TempDir, PathBuf) {
     let folder = crate::support::open_folder();
     let root = folder.path().join("root");
@@ -51,7 +51,7 @@ fn endless(services: &str, names: &[&str], on_failure: &str) -> String {
         + &chain("c", "in", names, "out", &format!("on_failure = \"{on_failure}\""))
 }
 
-/// Whose process this is in the namespaces of kind `what`.
+/// The namespace of kind `what` that a process is in.
 fn namespace(pid: u32, what: &str) -> PathBuf {
     fs::read_link(format!("/proc/{pid}/ns/{what}")).unwrap()
 }
@@ -74,7 +74,7 @@ fn cgroups_of(daemon: &Daemon) -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
             let name = entry.file_name();
-            // What holds the NFs of this daemon stays as long as it.
+            // The cgroup that holds this daemon's NFs lives as long as the daemon.
             if name.to_string_lossy().starts_with(&mine) && !name.to_string_lossy().ends_with("-nfs") {
                 found.push(entry.path());
             }
@@ -135,7 +135,7 @@ fn a_container_has_nothing_of_the_host_but_its_socket() {
         let seen = fs::read_dir(inside.join("proc")).unwrap().flatten();
         let seen = seen.filter(|e| e.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit())).count();
         assert_eq!(seen, 1);
-        // Its files are those of its root directory, which it may not write to.
+        // Its files are those of its root directory, which is read-only.
         let names = |folder: &Path| {
             let mut names: Vec<_> = fs::read_dir(folder).unwrap().flatten().map(|e| e.file_name()).collect();
             names.sort();
@@ -154,7 +154,7 @@ fn a_container_has_nothing_of_the_host_but_its_socket() {
         let interfaces = fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
         assert_eq!(interfaces.lines().skip(2).map(|l| l.split(':').next().unwrap().trim()).collect::<Vec<_>>(), ["lo"]);
         assert_eq!(fs::read_to_string(format!("/proc/{pid}/net/route")).unwrap().lines().count(), 1);
-        // And of the daemon's environment it has nothing.
+        // Nothing of the daemon's environment.
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
         assert!(environment.contains("SLUICE_SOCKET=/run/sluice/nf.sock") && !environment.contains("CARGO"), "{environment}");
         daemon.stop();
@@ -207,7 +207,7 @@ fn a_killed_container_follows_on_failure() {
         wait_until_gone(its_runtime);
         let before = find_port(&back, "out").tx_packets;
         let stats = daemon.wait("its chain delivers", |s| find_port(s, "out").tx_packets > before + 500);
-        // So it is when the runtime is killed: its container goes with it.
+        // The same when the runtime is killed: its container goes with it.
         let second = find_nf(&stats, "a.0").clone();
         let pid = Pid::from_raw(parent(pid_of(&second)) as i32).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).unwrap();
@@ -216,7 +216,7 @@ fn a_killed_container_follows_on_failure() {
         let folder = daemon.run_dir().join(FOLDER);
         let lives = move || fs::read_dir(&folder).map_or(0, Iterator::count);
         daemon.wait("what former lives left is gone", |_| lives() == 1);
-        // And when one more is added and removed again.
+        // The same when an instance is added and removed.
         daemon.client().add_nf("a", None).unwrap();
         let stats = daemon.wait("a.1 runs", |s| s.nfs.len() == 2 && find_nf(s, "a.1").state == NfState::Running);
         daemon.client().remove_nf("a.1").unwrap();
@@ -256,7 +256,7 @@ fn containers_end_with_a_daemon_that_is_killed() {
         let mut daemon = Daemon::start("", &endless(&contained("a", &root, runtime, ""), &["a"], "restart"));
         let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
         let nf = find_nf(&stats, "a.0").clone();
-        // One that stands still does not see that its daemon is gone. The kernel ends it all the same.
+        // A stopped NF does not see that its daemon is gone. The kernel still ends it.
         signal(&nf, Signal::STOP);
         let its_runtime = parent(pid_of(&nf));
         daemon.end(Signal::KILL);
@@ -315,7 +315,7 @@ fn a_container_speaks_for_its_own_nf_only() {
         return;
     }
     let (_folder, root) = bridge();
-    // Told by its arguments to come in somebody else's name; and somebody else comes in the name of one in a container.
+    // Its arguments make it attach under another NF's name.
     let liar = contained("liar", &root, "crun", "args = [\"--sluice-nf\", \"guest\"]");
     let services = contained("a", &root, "crun", "") + "[[service]]\nname = \"guest\"\nattach = true\n";
     let mut daemon = Daemon::start("", &endless(&services, &["a"], "restart"));
@@ -364,13 +364,13 @@ fn what_cannot_be_started_is_refused_before_anything_starts() {
 }
 
 #[test]
-fn a_program_that_ends_at_once_is_told() {
+fn a_program_that_ends_at_once_is_reported() {
     if !can(&RUNTIMES) {
         return;
     }
     let folder = crate::support::open_folder();
     let root = folder.path().join("root");
-    // It knows its arguments, and ends with a word about others.
+    // It ends with an error about an unknown argument.
     root_of(&nf("sluice-nf-cost"), &root);
     for runtime in RUNTIMES {
         let place = crate::support::open_folder();
@@ -385,7 +385,7 @@ fn a_program_that_ends_at_once_is_told() {
     }
 }
 
-/// The cgroups of a process, by controller of version 1; that of version 2 has none.
+/// The cgroups of a process by version 1 controller; version 2 has an empty name.
 fn cgroups(pid: u32) -> Vec<(String, String)> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));

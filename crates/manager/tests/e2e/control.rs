@@ -1,4 +1,4 @@
-//! The control API and its client, end to end: a mock daemon is served on a socket, and the real `sluice` runs against it.
+//! The control API end to end: the real `sluice` and a mock daemon on a socket.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,15 +21,15 @@ use sluice_manager::control::Backend;
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
 use sluice_slo::assignment::Assignment;
 
-/// A daemon without packets: it keeps lists, and every look at them is a second later.
+/// A daemon without packets: it keeps lists, and each read is a second later.
 #[derive(Default)]
 struct Mock {
     state: Mutex<State>,
-    /// Traces wait until it is true.
+    /// Traces wait until this is true.
     gate: (Mutex<bool>, Condvar),
-    /// Met by a trace that waits, if set.
+    /// A barrier at which a trace first waits for its test.
     tracing: Option<Arc<Barrier>>,
-    /// What a shutdown ends.
+    /// The process that a shutdown kills.
     process: Mutex<Option<Child>>,
 }
 
@@ -89,7 +89,7 @@ impl Mock {
     }
 }
 
-/// What is said of an NF on a core: 0 is that of a packet thread.
+/// Warnings of an NF on a core; core 0 has a packet thread.
 fn warnings_on(core: u32) -> Vec<String> {
     if core == 0 { vec!["core 0 never sleeps; choose another core".into()] } else { Vec::new() }
 }
@@ -364,21 +364,21 @@ impl Daemon {
         self.command(args).output().unwrap()
     }
 
-    /// What a command prints that has to succeed.
+    /// The output of a command that must succeed.
     fn ok(&self, args: &[&str]) -> String {
         let output = self.output(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What a command complains that has to end with this code.
+    /// The errors of a command that must end with this code.
     fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.output(args);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {output:?}");
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// One request as written, and the whole answer.
+    /// The whole answer to a raw request.
     fn raw(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
@@ -456,7 +456,7 @@ fn an_nf_is_shown_with_its_last_death() {
 }
 
 #[test]
-fn a_placement_is_sent_told_and_withdrawn() {
+fn a_placement_is_sent_shown_and_withdrawn() {
     let daemon = Daemon::start();
     assert_eq!(daemon.ok(&["slo", "list", "--live"]), "nothing is placed here\n");
     let plan = tempfile::tempdir().unwrap();
@@ -469,7 +469,7 @@ fn a_placement_is_sent_told_and_withdrawn() {
         daemon.fails(1, &["slo", "--plan", at, "apply", "--server", "s1"]).contains("the plan has no server \"s1\"; it has s0")
     );
     assert_eq!(daemon.client().placement().unwrap().server.name, "s0");
-    // An SLO on demand needs no profile; what the daemon adds for it stays when the plan is applied again.
+    // An SLO on demand needs no profile; instances that the daemon adds survive the next apply.
     let web = plan.path().join("web.toml");
     let footprint = "footprint = { cores = 1, memory_mib = 1 }";
     let promise = "promise = { on_demand = { latency_us = 80, cap = { instances = 4 } } }";
@@ -496,7 +496,7 @@ fn top_prints_one_snapshot_in_a_pipe() {
     assert!(!text.contains('\x1b'));
 }
 
-/// A decision of the mock: that of fw.0's share, or that of nat.0's throttle.
+/// An event of the mock: a share of fw.0, or a throttle of another NF.
 fn event(number: u64, nf: &str) -> Event {
     let event = Event { number, time_ns: number * 100_000_000, nf: nf.into(), count: 2, ..Event::default() };
     match nf {
@@ -515,7 +515,7 @@ fn events_are_lines_with_times_before_now() {
     let fw = "-0.5 s  fw.0   share 25.0 % → 50.1 % (2 writes)\n";
     let nat = "-0.4 s  nat.0  throttled 2 times, still is\n";
     assert_eq!(daemon.ok(&["events"]), format!("        {fw}        {nat}"));
-    // An NF that is gone has left events behind; one that there never was is a mistake.
+    // The events of an NF that is gone can be listed; a name that never existed is an error.
     assert!(daemon.ok(&["events", "--nf", "nat.0"]).ends_with(" s  nat.0  throttled 2 times, still is\n"));
     assert!(daemon.fails(2, &["events", "--nf", "nta.0"]).contains("no NF is named \"nta.0\"; there are: fw.0"));
     let json: Vec<Event> = serde_json::from_str(&daemon.ok(&["events", "--json", "--nf", "fw.0"])).unwrap();
@@ -563,14 +563,14 @@ fn events_are_followed_each_once() {
     assert_eq!([next(), next()], [1, 2]);
     daemon.mock.state.lock().unwrap().events.push(event(3, "fw.0"));
     assert_eq!(next(), 3);
-    // Two were pushed out before they were read.
+    // Two events were pushed out before they were read.
     daemon.mock.state.lock().unwrap().events = vec![event(6, "fw.0")];
     assert_eq!(next(), 6);
-    // Another daemon begins anew.
+    // Another daemon numbers from 1 again.
     daemon.mock.state.lock().unwrap().events = vec![event(1, "fw.0")];
     assert_eq!(next(), 1);
     drop(lines);
-    // Nobody reads any more: the next event ends it.
+    // The output has no reader any more: the next event ends the program.
     daemon.mock.state.lock().unwrap().events.push(event(2, "fw.0"));
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -684,7 +684,7 @@ fn check_needs_no_daemon() {
     let chains = "[[chain]]\nname = \"c\"\negress = \"b\"\n[[rule]]\nchain = \"c\"\n";
     std::fs::write(&file, [ports, chains].concat()).unwrap();
     assert!(daemon.ok(&["check", "--no-host", path]).ends_with("is good: 2 ports, 0 services, 0 NFs, 1 chain, 1 rule\n"));
-    // Warnings are no errors, if nothing else is said, and a configuration that says nothing is worth one.
+    // Without --strict, warnings are no errors; an empty configuration has one.
     std::fs::write(&file, "").unwrap();
     let output = daemon.output(&["check", "--no-host", path]);
     let said = String::from_utf8(output.stderr).unwrap();
@@ -692,7 +692,7 @@ fn check_needs_no_daemon() {
     assert!(String::from_utf8(output.stdout).unwrap().contains("is good, with 1 warning: 0 ports"));
     let said = daemon.fails(1, &["check", "--no-host", "--strict", path]);
     assert!(said.starts_with(&format!("{path}:1:1: warning: ")) && said.ends_with("\nsluice: 1 warning\n"), "{said}");
-    // Each finding begins with its place, as editors expect it, and their number comes last.
+    // Each finding begins with its place, as editors expect; their number comes last.
     std::fs::write(&file, "[[prot]]\n[memory]\nframe = 7\n").unwrap();
     let said = daemon.fails(1, &["check", path]);
     let findings: Vec<&str> = said.lines().filter(|line| line.contains("c.toml:")).collect();
@@ -718,7 +718,7 @@ fn a_simulation_takes_costs_from_the_daemon() {
     assert!(daemon.fails(2, &args).contains("costs fw;"), "no NF has worked yet");
     daemon.mock.state.lock().unwrap().stats.nfs[0].sched.service_ns = 5_000.0;
     let report: serde_json::Value = serde_json::from_str(&daemon.ok(&args)).unwrap();
-    // A hundred thousand packets of 5 µs are half a core, whatever the clock, beside what hops and switches cost.
+    // 100,000 packets/s of 5 µs each are half a core at any clock, plus hops and switches.
     let cpu = |report: &serde_json::Value| report["runs"][0]["nfs"][0]["cpu_percent"].as_f64().unwrap();
     assert!((45.0..60.0).contains(&cpu(&report)), "{report}");
     assert_eq!(report["switch_ns"], 5_000);
@@ -822,7 +822,7 @@ fn a_body_over_the_limit_is_refused_even_if_it_does_not_say_so() {
 fn clients_that_say_nothing_or_half_are_closed() {
     let limits = Limits { read: Duration::from_millis(20), clients: 1, ..Limits::default() };
     let daemon = Daemon::with(Mock::new(), limits);
-    // Each of these ends only when the server closes; with room for one client, each also waits for the one before.
+    // Each ends only when the server closes; with one client slot, it also waits for the last.
     daemon.raw("");
     daemon.raw("GET /v1/sta");
     let half = daemon.raw("POST /v1/nfs HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{");
@@ -837,10 +837,10 @@ fn a_client_that_never_reads_is_closed() {
     let limits = Limits { write: Duration::from_millis(20), clients: 1, ..Limits::default() };
     let daemon = Daemon::with(Mock::new(), limits);
     let mut deaf = UnixStream::connect(daemon.socket()).unwrap();
-    // More than a socket holds is answered.
+    // The answers are larger than a socket holds.
     let request = "GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n";
     deaf.write_all(request.repeat(50).as_bytes()).unwrap();
-    // It has the only place.
+    // It occupies the only client slot.
     assert_eq!(daemon.client().status().unwrap().cores, 2);
     let mut answers = Vec::new();
     let end = deaf.read_to_end(&mut answers);
@@ -877,11 +877,11 @@ fn a_call_over_its_time_is_answered() {
 
 #[test]
 fn clients_that_say_nothing_make_room_for_those_that_do() {
-    // For as long as they like, but that somebody waits.
+    // The read limit is long: idle clients are closed only because others wait.
     let limits = Limits { read: Duration::from_secs(3600), clients: 4, ..Limits::default() };
     let daemon = Daemon::with(Mock::new(), limits);
     let mut idle: Vec<UnixStream> = (0..8).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();
-    // Half of a request is none.
+    // Half a request counts as none.
     idle.iter_mut().for_each(|stream| stream.write_all(b"GET /v1/st").unwrap());
     let (said, answer) = std::sync::mpsc::channel();
     let socket = daemon.socket();
@@ -942,7 +942,6 @@ fn a_client_survives_a_restart_of_the_daemon() {
     assert_eq!(client.status().unwrap().cores, 2);
 }
 
-/// Makes a folder and what is in it reachable for every user.
 fn open(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
@@ -955,7 +954,7 @@ fn other_users_are_refused_by_the_file_and_by_the_server() {
     }
     let daemon = Daemon::start();
     open(daemon.folder.path(), 0o755);
-    // A copy, as the folder of the build may be closed to others.
+    // A copy: the build folder may be closed to others.
     let program = daemon.folder.path().join("sluice");
     std::fs::copy(crate::support::sluice(), &program).unwrap();
     let as_other = |args: &[&str]| {
@@ -966,7 +965,7 @@ fn other_users_are_refused_by_the_file_and_by_the_server() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(as_other(&["status"]).contains("no permission for"), "by the file");
-    // Even if the file lets them in, the kernel says who they are.
+    // With an open file mode, the server refuses them by the user that the kernel reports.
     open(&daemon.socket(), 0o666);
     for args in [&["status"][..], &["nf", "add", "fw"], &["stop"]] {
         let said = as_other(args);

@@ -1,5 +1,4 @@
-//! No counter goes back, whatever comes, goes and changes: neither in the text for Prometheus nor
-//! in the API.
+//! No counter goes back while things come, go and change: Prometheus text and API.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,8 +10,7 @@ use crate::support::{Daemon, chain, find_nf, find_port, head, port, service, sig
 /// A name with its labels in order.
 type Series = (String, Vec<(String, String)>);
 
-/// The counters of a text for Prometheus: families of this type, and what histograms and summaries
-/// count.
+/// The counters of a Prometheus text, with those of histograms and summaries.
 fn counters(text: &str) -> HashMap<Series, f64> {
     let mut kinds: HashMap<&str, &str> = HashMap::new();
     let mut found = HashMap::new();
@@ -39,7 +37,7 @@ fn counters(text: &str) -> HashMap<Series, f64> {
     found
 }
 
-/// The series that has the sum of one that belongs to an object.
+/// The series that sums up an object's series over all objects.
 fn sum_of((name, labels): &Series) -> Series {
     let without = |all: &[&str]| labels.iter().filter(|(label, _)| !all.contains(&label.as_str())).cloned().collect::<Vec<_>>();
     let named = |one: &str, all: &str| name.replacen(one, all, 1);
@@ -58,7 +56,7 @@ fn sum_of((name, labels): &Series) -> Series {
     }
 }
 
-/// The counters of the API, by what they are of.
+/// The counters of the API, by object and name.
 fn api_counters(stats: &Stats) -> HashMap<String, f64> {
     let mut all = HashMap::new();
     let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
@@ -118,7 +116,7 @@ fn api_counters(stats: &Stats) -> HashMap<String, f64> {
     all
 }
 
-/// What was seen of each counter last, also of those that have gone since.
+/// The last value of each counter, including those that have gone since.
 #[derive(Default)]
 struct Seen {
     series: HashMap<Series, f64>,
@@ -126,7 +124,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Looks again.
+    /// Reads all counters; checks that none went back.
     #[track_caller]
     fn look(&mut self, daemon: &mut Daemon, after: &str) {
         let text = daemon.client().metrics().unwrap();
@@ -179,7 +177,7 @@ fn no_counter_goes_back_while_everything_comes_and_goes() {
         seen.look(&mut daemon, &after("rules came"));
         let flowed = daemon.wait("packets pass the new chain", |s| find_port(s, "out").tx_packets >= 1000 * round);
         seen.look(&mut daemon, &after("packets flowed"));
-        // Those that are inside when it dies are lost, and what it has counted is not.
+        // Packets inside a dying NF are lost; what it has counted is not.
         let restarts = find_nf(&flowed, "x.0").restarts;
         signal(find_nf(&flowed, "x.0"), Signal::KILL);
         seen.look(&mut daemon, &after("an NF died"));

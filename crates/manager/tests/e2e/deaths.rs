@@ -1,5 +1,4 @@
-//! Why an NF died is in the log, among the events and in its report; and what does not work is in
-//! the verdict on the daemon.
+//! Why an NF died: log, events and report; and the health verdict on the daemon.
 
 use rustix::process::Signal;
 use sluice_api::config;
@@ -15,8 +14,8 @@ fn one(nf: &str) -> String {
         + &chain("c", "load", &["b"], "away", "on_failure = \"restart\"")
 }
 
-/// Texts of the events of a kind that are about this.
-fn told(daemon: &Daemon, kind: EventKind, about: &str) -> Vec<String> {
+/// Texts of the events of a kind about a subject.
+fn texts(daemon: &Daemon, kind: EventKind, about: &str) -> Vec<String> {
     let is_it = |event: &Event| event.event == kind && (event.nf == about || event.subject.as_deref() == Some(about));
     let events = daemon.client().events().unwrap();
     assert!(events.iter().all(|event| event.unix_ms > 1_700_000_000_000), "{events:?}");
@@ -39,13 +38,13 @@ fn a_death_says_which_signal_it_was_of_or_which_status() {
         let death = find_nf(&back, "b.0").last_death.clone().expect("it has died");
         assert_eq!((death.cause, death.what.as_str()), (DeathCause::Signal, what));
         assert!(death.unix_ms > 1_700_000_000_000 && death.time_ns <= back.time_ns);
-        let deaths = told(&daemon, EventKind::Death, "b.0");
+        let deaths = texts(&daemon, EventKind::Death, "b.0");
         assert!(deaths.len() == n + 1 && deaths[n].starts_with(&format!("{what}, after ")), "{deaths:?}");
-        assert_eq!(told(&daemon, EventKind::Restart, "b.0").len(), n + 1);
+        assert_eq!(texts(&daemon, EventKind::Restart, "b.0").len(), n + 1);
     }
     daemon.wait_for_log(": killed by signal 9 (SIGKILL); it is started again at once");
     daemon.wait_for_log(": killed by signal 6 (SIGABRT); it is started again in 10 ms");
-    // One that no chain has started again.
+    // An NF in no chain is not started again.
     let exits: config::Service = toml::from_str("name = \"x\"\nexec = \"/bin/sh\"\nargs = [\"-c\", \"exit 3\"]").unwrap();
     daemon.client().add_service(&exits).unwrap();
     let stats = daemon.wait("it has failed", |s| find_nf(s, "x.0").state == NfState::Failed);
@@ -60,8 +59,8 @@ fn a_death_says_which_signal_it_was_of_or_which_status() {
     );
     daemon.client().remove_service("x").unwrap();
     assert_eq!(daemon.client().status().unwrap().health.verdict, Verdict::Healthy);
-    assert_eq!(told(&daemon, EventKind::Add, "service x"), ["added"]);
-    assert_eq!(told(&daemon, EventKind::Remove, "service x"), ["removed"]);
+    assert_eq!(texts(&daemon, EventKind::Add, "service x"), ["added"]);
+    assert_eq!(texts(&daemon, EventKind::Remove, "service x"), ["removed"]);
     daemon.silence("c", "load");
     daemon.wait_until_empty();
     daemon.stop();
@@ -88,7 +87,7 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
             if problem.subject == "chain c" { "refuses packets until" } else { "times in a row; the last time: exit status 3" };
         assert!(problem.what.contains(words) && problem.since_s >= 0.0, "{problem:?}");
     }
-    let deaths = told(&daemon, EventKind::Death, "b.0");
+    let deaths = texts(&daemon, EventKind::Death, "b.0");
     assert!(deaths[0].starts_with("killed by signal 9") && deaths[0].ends_with("; it is started again at once"), "{deaths:?}");
     for (death, pause) in deaths[1..].iter().zip(["10 ms", "20 ms", "40 ms"]) {
         assert!(
@@ -98,13 +97,13 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
     }
     daemon.wait_for_log(": exit status 3; it is started again in ");
     daemon.wait("that its chain refuses packets is an event", |_| true);
-    while !told(&daemon, EventKind::Chain, "chain c").iter().any(|text| text.starts_with("refuses packets")) {
+    while !texts(&daemon, EventKind::Chain, "chain c").iter().any(|text| text.starts_with("refuses packets")) {
         daemon.stats();
     }
     std::fs::remove_file(&broken).unwrap();
     let before = find_port(&daemon.stats(), "away").tx_packets;
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
-    // Until it has run well it is in its loop, but no chain waits for it.
+    // It counts as in its loop until it has run well, but its chain no longer waits for it.
     let problems = daemon.client().status().unwrap().health.problems;
     assert!(problems.iter().all(|problem| problem.subject == "nf b.0"), "{problems:?}");
     daemon.wait("it has run well", |s| s.status.health.verdict == Verdict::Healthy);
@@ -119,21 +118,21 @@ fn changes_are_events() {
     let mut daemon = Daemon::start("", &body);
     let config = head(daemon.folder(), "") + &body.replace("rate = 5000", "rate = 4000");
     daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
-    let applied = told(&daemon, EventKind::Apply, "configuration");
+    let applied = texts(&daemon, EventKind::Apply, "configuration");
     assert!(applied.len() == 1 && applied[0].contains("1 change (~ port load: "), "{applied:?}");
     let upgrade = |exec: &str| sluice_api::model::Upgrade { exec: exec.into(), args: None };
     daemon.client().upgrade("b", &upgrade("sluice-nf-bridge")).unwrap();
     daemon.client().upgrade("b", &upgrade("/bin/true")).unwrap_err();
-    let upgrades = told(&daemon, EventKind::Upgrade, "service b");
+    let upgrades = texts(&daemon, EventKind::Upgrade, "service b");
     assert!(upgrades[0].starts_with("upgraded to ") && upgrades[1].starts_with("failed: "), "{upgrades:?}");
     daemon.client().add_nf("b", None).unwrap();
     let added: Vec<Event> = daemon.client().events().unwrap().into_iter().filter(|event| event.event == EventKind::Add).collect();
     assert!(added.len() == 1 && added[0].nf.starts_with("b."), "{added:?}");
     daemon.wait("it runs", |s| find_nf(s, &added[0].nf).state == NfState::Running);
     daemon.client().remove_nf(&added[0].nf).unwrap();
-    assert_eq!(told(&daemon, EventKind::Remove, &added[0].nf), ["removed"]);
+    assert_eq!(texts(&daemon, EventKind::Remove, &added[0].nf), ["removed"]);
     daemon.silence("c", "load");
-    assert_eq!((told(&daemon, EventKind::Remove, "rule c").len(), told(&daemon, EventKind::Remove, "port load").len()), (1, 1));
+    assert_eq!((texts(&daemon, EventKind::Remove, "rule c").len(), texts(&daemon, EventKind::Remove, "port load").len()), (1, 1));
     daemon.wait_until_empty();
     daemon.stop();
 }

@@ -1,4 +1,4 @@
-//! Devices of DPDK as ports of a real daemon: captures and null devices, without hugepages.
+//! DPDK devices as ports: captures and null devices, without hugepages.
 
 use sluice_api::model::Apply;
 
@@ -26,7 +26,7 @@ fn a_capture_passes_from_device_to_device() {
     let all = packets.len() as u64;
     let stats = daemon.wait("all packets have left", |s| find_port(s, "out").tx_packets == all);
     assert_eq!((find_chain(&stats, "c").entry_packets, find_chain(&stats, "c").exit_packets), (all, all));
-    // The driver writes its file out when the device is closed.
+    // The driver writes its file when the device is closed.
     daemon.stop();
     let written = read(&files.path().join("out.pcap"));
     assert_eq!(written.len(), packets.len());
@@ -64,7 +64,7 @@ fn a_device_that_does_not_open_again_leaves_the_old_one_in_place() {
         let config = head(daemon.folder(), "") + &between_null_devices(out);
         daemon.client().apply(&Apply { config, file: None, dry_run: false }).map_err(|error| error.to_string())
     };
-    // The same device: it is closed before it is opened with what the driver does not know, and comes back as it was.
+    // The same device is closed, does not open with an unknown argument, and comes back as it was.
     let said = apply(&daemon, "net_null1,nonsense=1").unwrap_err();
     assert!(said.contains("net_null1,nonsense=1") && !said.contains("is closed"), "{said}");
     goes_on(&mut daemon);
@@ -94,10 +94,10 @@ fn a_device_of_which_no_rule_speaks_does_not_stay_in_the_memory_of_who_was_alone
     assert!(said.contains("port `out`") && said.contains("tenant `red`") && said.contains("write `tenant`"), "{said}");
     assert!(daemon.stats().services.iter().all(|service| service.name != "b"), "nothing has changed");
     goes_on(&mut daemon);
-    // As the message says.
+    // What the message proposes works.
     assert_eq!(apply(&daemon, "tenant = \"red\"").unwrap().changes.len(), 2);
     goes_on(&mut daemon);
-    // What it receives now is red's, and stays so: a rule less says nothing else.
+    // It stays red's when the rule goes.
     daemon.client().remove_rule("c").unwrap();
     assert_eq!(apply(&daemon, "tenant = \"red\"").unwrap().changes.len(), 1);
     goes_on(&mut daemon);

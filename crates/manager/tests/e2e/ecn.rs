@@ -1,11 +1,11 @@
-//! Packets whose senders understand congestion marks are marked before a slow NF, and no others; marked packets are right in every byte.
+//! ECN: only capable packets are marked before a slow NF, right in every byte.
 
 use std::collections::HashMap;
 
 use crate::pcap::{MICROS, Order, pcap, read};
 use crate::support::{Daemon, chain, find_nf, find_port, port, service};
 
-/// Not capable, capable (1), capable (0), marked already.
+/// ECN codes: not capable, ECT(1), ECT(0), CE.
 const CODES: [u8; 4] = [0, 1, 2, 3];
 const CE: u8 = 3;
 /// Codes that may be marked.
@@ -23,13 +23,13 @@ enum Kind {
 
 const KINDS: [Kind; 5] = [Kind::V4, Kind::V6, Kind::TaggedV4, Kind::TaggedV6, Kind::Arp];
 
-/// The checksum of an IPv4 header in which it is 0, added up from nothing (RFC 1071).
+/// The checksum (RFC 1071) of an IPv4 header whose checksum field is 0.
 fn checksum(header: &[u8]) -> u16 {
     let sum: u32 = header.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
     !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// A packet with this code in its traffic class. No two of different numbers are the same.
+/// A packet with this code in its traffic class; each number gives another packet.
 fn packet(kind: Kind, code: u8, number: u8) -> Vec<u8> {
     // DSCP 46 and the code.
     let class = 46 << 2 | code;
@@ -49,7 +49,7 @@ fn packet(kind: Kind, code: u8, number: u8) -> Vec<u8> {
             packet.extend([0x86, 0xdd, 0x60 | class >> 4, class << 4, 0, 0, 0, 8, 17, 64]);
             packet.extend([[0xfd, 0, 0, 0, 0, 0, 0, 0], [0; 8], [0xfd, 1, 0, 0, 0, 0, 0, 0], [0; 8]].concat());
         }
-        // What stands where IP would have its traffic class is no traffic class.
+        // The byte at the place of IP's traffic class is not one.
         Kind::Arp => packet.extend([8, 6, 0, class, 8, 0, 6, 4, 0, 1]),
     }
     packet.extend([0x9c, 0x40, 0, 53, 0, 8, 0, number]);
@@ -61,7 +61,7 @@ fn packet(kind: Kind, code: u8, number: u8) -> Vec<u8> {
 fn capable_packets_are_marked_before_a_slow_nf_and_others_are_not() {
     let files = crate::support::open_folder();
     let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));
-    // What each packet was: the number tells its kind and code, marked or not.
+    // The number of each packet gives its kind and code, marked or not.
     let all: Vec<(Kind, u8)> = KINDS.iter().flat_map(|kind| CODES.map(|code| (*kind, code))).collect();
     let packets: Vec<Vec<u8>> = all.iter().enumerate().map(|(i, (kind, code))| packet(*kind, *code, i as u8)).collect();
     std::fs::write(&source, pcap(Order::Little, MICROS, 1, &packets)).unwrap();
@@ -82,7 +82,7 @@ fn capable_packets_are_marked_before_a_slow_nf_and_others_are_not() {
     for (i, (kind, code)) in all.iter().enumerate() {
         assert!(seen.remove(&packets[i]).is_some_and(|n| n > 0), "no {kind:?} with code {code} came out as it was");
         if CAPABLE.contains(code) && *kind != Kind::Arp {
-            // Made anew with the mark, so that a wrong checksum or any other byte that changed would show.
+            // Built anew with the mark: a wrong checksum or any other changed byte would show.
             let n = seen.remove(&packet(*kind, CE, i as u8)).unwrap_or(0);
             assert!(n > 0, "no {kind:?} with code {code} came out marked");
             found += n;

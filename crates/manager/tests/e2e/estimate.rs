@@ -17,7 +17,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Estimates as JSON; None, with the reason printed, where there is but one core. While other programs have the cores it is tried again.
+/// An estimate as JSON; None, with the reason printed, on a host with one core.
+/// Retries while other programs keep the cores busy.
 fn estimate(args: &[&str]) -> Option<Value> {
     let until = Instant::now() + 10 * PATIENCE;
     let out = loop {
@@ -59,17 +60,17 @@ fn a_cost_is_found_kept_and_used() {
     assert!(!simulate().status.success(), "nobody knows what a packet costs the service");
     let kept = estimate(&["work", "--config", &path("c.toml"), "--keep", &path("state/kept.json")]).unwrap();
     for found in [&light, &heavy, &kept] {
-        // One burst alone and eight in a row.
+        // A round has one burst alone and eight in a row.
         assert!(found["rounds"].as_u64().unwrap() * 9 >= 500);
         assert_eq!(found["packets"].as_u64().unwrap(), found["rounds"].as_u64().unwrap() * 9 * 32);
         assert_eq!(found["dropped"], 0);
         let (burst, packet) = (median(found, "ns_per_burst"), median(found, "ns_per_packet"));
         assert!((burst / 32.0 - packet).abs() <= packet * 1e-6);
     }
-    // Sixty times the work: whatever else the machine does, it is more.
+    // Sixty times the work costs more, whatever else the machine does.
     assert!(median(&heavy, "cycles_per_packet") > 4.0 * median(&light, "cycles_per_packet"), "{light} {heavy}");
 
-    // What was kept is what the simulator goes by.
+    // The simulator uses the kept estimate.
     let out = simulate();
     assert!(out.status.success(), "{}", text(&out.stderr));
     let file: Value = serde_json::from_slice(&std::fs::read(path("state/kept.json")).unwrap()).unwrap();
@@ -77,13 +78,13 @@ fn a_cost_is_found_kept_and_used() {
     assert_eq!(entries.len(), 1);
     assert_eq!(entries[0]["estimate"], kept);
 
-    // And it is the daemon's first guess: no packet comes.
+    // It is the daemon's first guess, too: no packet comes.
     let chain = "[[chain]]\nname = \"c\"\nservices = [\"work\"]\negress = \"out\"\n";
     let body = port("out", "sink", "") + &service("work", &nf("sluice-nf-macswap"), "") + chain;
     let mut daemon = Daemon::start(&format!("estimates = {:?}", path("state/kept.json")), &body);
     let stats = daemon.wait("it runs", |s| find_nf(s, "work.0").state == NfState::Running);
     let (guess, kept) = (find_nf(&stats, "work.0").sched.service_ns, median(&kept, "ns_per_packet"));
-    // Of so light an NF a busy machine may find nothing at all, beside its rings.
+    // On a busy machine, so light an NF may measure as nothing beside its rings.
     assert!((guess - kept).abs() <= kept * 1e-9, "{guess}, kept {kept}");
     daemon.stop();
 }
@@ -108,7 +109,7 @@ fn what_cannot_be_measured_is_said() {
     };
     assert!(refusal(&["no-such-nf"]).contains("there is no program no-such-nf"));
     let bad_args = refusal(&[&nf("sluice-nf-cost"), "--", "--no-such-option"]);
-    // With one core, that is what is said.
+    // With one core, that is the error.
     assert!(bad_args.contains("--no-such-option") || bad_args.contains("need a core each"), "{bad_args}");
     let no_nf = refusal(&["/bin/true"]);
     assert!(no_nf.contains("before it attached") || no_nf.contains("need a core each"), "{no_nf}");

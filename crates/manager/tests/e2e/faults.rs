@@ -1,4 +1,4 @@
-//! NFs that die, panic and stand still: their chains follow their policy, their frames come back, and other chains lose nothing.
+//! NFs that die, panic or hang: policies hold, no frame leaks, others lose nothing.
 
 use rustix::process::Signal;
 use sluice_api::health::DeathCause;
@@ -9,7 +9,7 @@ use crate::support::{is_alive, open_nf, parent, wait_until_gone};
 
 const PACKETS: u64 = 5_000;
 
-/// A chain under load whose NF `b` is to fail, and another that must not notice.
+/// A chain under load whose NF `b` fails, and another that must not notice.
 fn two_chains(middle: &str, policy: &str) -> String {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
     text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""));
@@ -26,13 +26,13 @@ fn bridge() -> String {
     service("b", "sluice-nf-bridge", "")
 }
 
-/// Kills `b` with packets on their way through it.
+/// Kills `b` while packets pass through it.
 fn kill_b(daemon: &mut Daemon) {
     let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500 && find_port(s, "all").tx_packets > 500);
     signal(find_nf(&stats, "b.0"), Signal::KILL);
 }
 
-/// The other chain has lost nothing, and all frames come back.
+/// Checks that the other chain lost nothing and all frames came back.
 fn settle(mut daemon: Daemon) {
     daemon.wait_for_all("steady", "all", PACKETS);
     daemon.silence("faulty", "load");
@@ -57,8 +57,7 @@ fn the_first_restart_is_at_once_and_waits_for_no_tick() {
     text += &chain("c", "load", &["b"], "away", "");
     let mut daemon = Daemon::start("", &text);
     let stats = daemon.stats();
-    // Each for the first time: whoever asks sees its former process or the next one, and never that
-    // it is waited for.
+    // Each dies for the first time: a query finds its old process or the next, and no wait.
     for nf in &stats.nfs {
         signal(nf, Signal::KILL);
         daemon.wait("it is started again", |s| {
@@ -95,22 +94,22 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     let request = TraceRequest { chain: Some("faulty".into()), count: 3, timeout_ms: 20_000, rule: None };
     let trace = daemon.client().trace(&request).unwrap();
     assert!(trace.packets.len() == 3 && trace.packets.iter().all(|packet| packet.outcome == "dropped: nf_down"), "{trace:?}");
-    // Another instance opens it again.
+    // Another instance reopens the chain.
     daemon.client().add_nf("b", None).unwrap();
     let before = find_port(&stats, "away").tx_packets;
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
     settle(daemon);
 }
 
-/// `SLUICE_DEATHS=1000` makes it as many deaths. One that has died often is left alone for some time before it starts again, so the more
-/// deaths there are to be, the more instances there are.
+/// `SLUICE_DEATHS=1000` sets the number of deaths.
+/// An NF that died often waits longer before it restarts, so more deaths take more instances.
 #[test]
 fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_missing() {
     const RING: u64 = 64;
     let deaths: u64 = std::env::var("SLUICE_DEATHS").map_or(12, |n| n.parse().expect("SLUICE_DEATHS is a number"));
     let instances = 1 + deaths / 50;
     let names = ["a", "b", "c"];
-    // As fast as possible, by a packet thread on each core, which both take packets from NFs too. Flows end, so that each NF has some.
+    // Two packet threads at full rate, which also serve the NFs. Flows end, so each NF has some.
     let load = "protocol = \"tcp\"\nsize = 70\nflows = 256\nflow_packets = 100\nqueues = 2";
     let mut text = port("load", "gen", load) + &port("away", "sink", "");
     for (name, core) in names.into_iter().zip([0, 1, 1]) {
@@ -119,7 +118,7 @@ fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_mis
     text += &chain("c", "load", &names, "away", "on_failure = \"restart\"");
     let mut daemon = Daemon::start("rx = [0, 1]\ntx = [0, 1]\nwakeup = [0]\nmonitor = [0]", &text);
     for death in 0..deaths {
-        // Any of the three services, which are before, behind and between others.
+        // The first, the middle and the last service in turn.
         let service = names[death as usize % names.len()];
         let mut sent = None;
         let mut next = None;
@@ -134,7 +133,7 @@ fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_mis
     let stats = daemon.wait("all run again", |s| {
         s.nfs.iter().map(|nf| nf.restarts).sum::<u64>() == deaths && s.nfs.iter().all(|nf| nf.state == NfState::Running)
     });
-    // A credit that is missing would leave less room than the rings have.
+    // A missing credit would leave fewer slots than the rings have.
     let last: Vec<_> = stats.nfs.iter().filter(|nf| nf.service == "c").collect();
     last.iter().for_each(|nf| signal(nf, Signal::STOP));
     let held = |s: &Stats| s.nfs.iter().map(|nf| nf.frames_held).sum::<u64>();
@@ -161,7 +160,7 @@ fn other_instances_come_for_those_that_have_failed_and_go_where_none_is_wanted()
     signal(find_nf(&stats, "b.1"), Signal::KILL);
     daemon.wait("one has failed", |s| find_nf(s, "b.1").state == NfState::Failed);
     let third = find_nf(&stats, "b.2").pid;
-    // The one of core 0 is not wanted any more, and one of core 1 is not there.
+    // The instance on core 0 is surplus, and one on core 1 is missing.
     let config = head(daemon.folder(), "") + &on("1, 1");
     let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
     assert_eq!(
@@ -182,7 +181,7 @@ fn other_instances_come_for_those_that_have_failed_and_go_where_none_is_wanted()
 fn a_program_that_starts_the_nf_ends_with_it() {
     let folder = crate::support::open_folder();
     let script = folder.path().join("wrapper");
-    // It starts the NF as its child, and goes on when that has ended.
+    // It starts the NF as its child, and continues when the NF has ended.
     let text = format!("#!/bin/sh\n{} \"$@\"\nsleep 1000\n", open_nf(folder.path(), "sluice-nf-bridge"));
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -212,7 +211,7 @@ fn a_panic_ends_the_nf_and_nothing_else() {
     let panics = service("b", &hostile_nf(), "args = [\"hostile-nf\", \"panic\"]");
     let mut daemon = Daemon::start("", &two_chains(&panics, "drop"));
     daemon.wait("it has ended", |s| find_nf(s, "b.0").state == NfState::Failed);
-    // An NF's words go to the daemon's log, under its name.
+    // An NF's output goes to the daemon's log, under its name.
     daemon.wait_for_log("b.0: thread 'main'");
     daemon.wait_for_log("b.0: as it was asked to");
     settle(daemon);
@@ -264,7 +263,7 @@ fn a_runtime_directory_that_is_removed_is_made_again() {
     std::fs::remove_dir_all(daemon.run_dir()).unwrap();
     daemon.wait_for_log("the runtime directory");
     daemon.wait_for_log("control.sock was removed; it is there again");
-    // Nobody else can start here, and NFs find their way to the daemon.
+    // No other daemon can start here, and NFs still find this one.
     let other = command(daemon.folder()).output().unwrap();
     let said = String::from_utf8_lossy(&other.stderr).into_owned();
     assert!(!other.status.success() && said.contains(&format!("another sluiced (pid {}) runs in", daemon.pid())), "{said}");

@@ -1,5 +1,5 @@
-//! Programs that know nothing of Sluice as hops of chains: a firewall in the kernel, a software switch, a proxy, sniffers. Namespaces,
-//! interfaces and programs are real; so is the TCP that goes through them.
+//! Foreign programs as hops: a kernel firewall, a switch, proxies, sniffers.
+//! Namespaces, interfaces, programs and the TCP through them are real.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,11 +17,11 @@ use sluice_host::netns::{self, Netns};
 use crate::scheduling::{group_of, has_weight};
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, is_alive, port, refusal, service, wait_until_gone};
 
-/// How long a connection that must come about may take, and one that must not is tried for.
+/// Time limit of a connection that must succeed, and of one that must not.
 const CONNECT: Duration = Duration::from_secs(30);
 const GIVE_UP: Duration = Duration::from_secs(1);
 
-/// Whether this user may make namespaces, and these programs are there. Where everything must be checked, it is an error if not.
+/// Whether this is root and these programs are installed. In CI, else an error.
 pub fn can(tools: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let is_there = |tool: &&&str| std::env::split_paths(&path).any(|folder| folder.join(tool).exists());
@@ -45,10 +45,10 @@ pub struct Site {
     client: Netns,
     server: Netns,
     gateways: Option<[String; 2]>,
-    /// Whether interfaces keep the offloads that they begin with.
+    /// Whether interfaces keep their initial offloads.
     offloads: bool,
     body: Arc<Vec<u8>>,
-    /// What the server says before the body, when it was asked; empty: it is not asked.
+    /// HTTP head that the server sends on a request; if empty, it waits for no request.
     head: String,
 }
 
@@ -58,12 +58,12 @@ fn run(ns: &Netns, command: &str) {
 }
 
 impl Site {
-    /// `near` is the client's gateway, `far` the server's; without gateways both have addresses of one network.
+    /// Gateways of client and server; without them both have addresses of one network.
     pub fn new(gateways: Option<(&str, &str)>) -> Self {
         Self::with(gateways, false)
     }
 
-    /// A site whose interfaces keep the offloads that they begin with, as those of a host's containers do.
+    /// A site whose interfaces keep their initial offloads, as those of containers do.
     pub fn with_offloads() -> Self {
         Self::with(None, true)
     }
@@ -88,8 +88,8 @@ impl Site {
         site
     }
 
-    /// Makes the pair of interfaces of a port in a namespace. The host's end has the same MAC address each time: else its peer, which
-    /// knows the former one, sends there for up to half a minute.
+    /// Makes the pair of interfaces of a port in a namespace.
+    /// The host's end keeps its MAC address: a peer would use the former one for up to 30 s.
     fn make(&self, ns: &Netns, name: &str) {
         let plain = |name: &str| if self.offloads { Ok(()) } else { link::plain(name) };
         let (end, address, side) = if name == "c" { (&self.client, "10.0.0.2", 0) } else { (&self.server, "10.0.1.2", 1) };
@@ -107,7 +107,7 @@ impl Site {
         }
     }
 
-    /// The namespace of the daemon's ends, as it is now.
+    /// The current namespace of the daemon's ends.
     fn middle_now(&self) -> Netns {
         Netns::open(&netns::path_of(&self.middle.0)).unwrap()
     }
@@ -117,22 +117,20 @@ impl Site {
         run(&self.middle_now(), command);
     }
 
-    /// Runs a command in the client's namespace.
     pub fn run_in_client(&self, command: &str) {
         run(&self.client, command);
     }
 
-    /// Removes the interface of a port, and with it the other end.
+    /// Removes a port's interface, and thereby its peer.
     pub fn remove_interface(&self, name: &str) {
         self.middle_now().visit(|| link::remove(name)).unwrap();
     }
 
-    /// Makes it anew.
     pub fn make_interface(&self, name: &str) {
         self.make(&self.middle_now(), name);
     }
 
-    /// Takes the name of the namespace of the daemon's ends away, and makes another of that name with the same interfaces.
+    /// Replaces the namespace of the daemon's ends by one with the same interfaces.
     pub fn make_middle_anew(&self) {
         assert!(netns::unname(&netns::path_of(&self.middle.0)).unwrap());
         let until = std::time::Instant::now() + crate::support::PATIENCE;
@@ -144,22 +142,22 @@ impl Site {
         ["c", "s"].iter().for_each(|name| self.make(&ns, name));
     }
 
-    /// Reaches a port of the server, however often that has to be tried.
+    /// Reaches a port of the server, with retries.
     #[track_caller]
     pub fn reach(&self, daemon: &Daemon, port: u16) {
         let until = std::time::Instant::now() + CONNECT;
-        // A packet that is lost while an interface is made anew is sent again a second later: another try is quicker.
+        // A packet lost while an interface is made is sent again after 1 s: a new try is faster.
         while let Err(error) = self.connect(port, Duration::from_millis(200)) {
             assert!(std::time::Instant::now() < until, "{error}\n{:#?}\n{}", daemon.client().stats(), daemon.log());
         }
     }
 
-    /// Has the server answer requests of HTTP.
+    /// Makes the server answer HTTP requests.
     pub fn speak_http(&mut self) {
         self.head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", self.body.len());
     }
 
-    /// The two ports.
+    /// The sections of both ports.
     pub fn ports(&self) -> String {
         let keys = |interface: &str| format!("interface = \"{interface}\"\nnetns = \"{}\"", self.middle.0);
         port("c", "af_packet", &keys("c")) + &port("s", "af_packet", &keys("s"))
@@ -189,12 +187,11 @@ impl Site {
         }
     }
 
-    /// What the server says.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// Does something as the client.
+    /// Runs `act` in the client's namespace.
     pub fn in_client<T: Send>(&self, act: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
         self.client.visit(act)
     }
@@ -217,14 +214,14 @@ impl Site {
         assert!(got == *self.body, "{} bytes came, of {}, and they differ", got.len(), self.body.len());
     }
 
-    /// Tries to reach a port that is forbidden somewhere.
+    /// Checks that a forbidden port cannot be reached.
     #[track_caller]
     fn is_refused(&self, port: u16) {
         assert!(self.connect(port, GIVE_UP).is_err(), "port {port} was reached");
     }
 }
 
-/// A namespace's name that goes with its test, however that ends.
+/// A name of a namespace, which is removed with its test, however that ends.
 struct Named(String);
 
 impl Drop for Named {
@@ -238,7 +235,7 @@ fn foreign(name: &str, keys: &str) -> String {
     format!("[[service]]\nname = \"{name}\"\nkind = \"foreign\"\n{keys}\n")
 }
 
-/// A firewall that tracks connections, between the networks of client and server.
+/// A stateful firewall between the networks of client and server.
 fn nftables(folder: &Path) -> String {
     let rules = folder.join("nft.rules");
     let text = "table ip fw { chain forward { type filter hook forward priority 0; policy drop;\n\
@@ -279,8 +276,8 @@ fn open_v_switch(folder: &Path) -> String {
     )
 }
 
-/// A command that waits until a packet socket listens on an interface of its namespace: what comes before is nobody's. One that is
-/// open and not bound yet will let packets pass while it is being bound.
+/// A command that waits for a packet socket on an interface of its namespace.
+/// Earlier packets have no reader, not even while a socket is open and not yet bound.
 const LISTENS: &str = "until awk '$5 > 0 && $6 == 1 { found = 1 } END { exit !found }' /proc/net/packet; do sleep 0.01; done";
 
 fn program(stats: &Stats, name: &str) -> (Nf, NfForeign) {
@@ -293,12 +290,12 @@ fn running(stats: &Stats, name: &str) -> bool {
     find_nf(stats, name).state == NfState::Running
 }
 
-/// The namespace of an instance, as long as it has one.
+/// Whether an instance has its namespace.
 fn has_namespace(nf: &str) -> bool {
     netns::path_of(&format!("sluice-{nf}")).exists()
 }
 
-// Namespaces have the names of instances, so the services of tests that may run side by side have different names.
+// Namespaces are named after instances, so services of parallel tests have different names.
 
 #[test]
 fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
@@ -321,7 +318,7 @@ fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
     for (name, of) in [("nft.0", &before.0), ("ovs.0", &before.1)] {
         assert!(of.entered > 5000 && of.returned > 5000, "{name}: {of:?}");
     }
-    // What the firewall forbids ends there, and nobody else sees it.
+    // What the firewall forbids ends there, and the switch does not see it.
     site.is_refused(9090);
     let stats = daemon.wait("the firewall's drops are counted", |s| program(s, "nft.0").1.not_back > before.0.not_back);
     let lost = |stats: &Stats| find_chain(stats, "there").drops.get("not_back").copied().unwrap_or(0);
@@ -332,11 +329,11 @@ fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
     let of_chain = lost(&stats);
     let stats =
         daemon.wait("the switch's drops are counted", |s| program(s, "ovs.0").1.not_back > before.1.not_back && lost(s) > of_chain);
-    // The switch's processes are found: what was started, and what the commands before have left running.
+    // Its processes are the program, and what the commands before it have left running.
     let (nf, of) = program(&stats, "ovs.0");
     let pid = nf.pid.expect("it has a process");
     assert!(of.processes.contains(&pid) && of.processes.len() >= 2, "{of:?}");
-    // Killed, it is started again, and all is as before.
+    // When killed, it is started again, and all is as before.
     kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
     daemon.wait("the switch is back", |s| find_nf(s, "ovs.0").restarts == 1 && running(s, "ovs.0"));
     of.processes.iter().for_each(|pid| wait_until_gone(*pid));
@@ -344,26 +341,26 @@ fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
     let last = program(&daemon.stats(), "ovs.0").1.processes;
     daemon.stop();
     assert!(!has_namespace("nft.0") && !has_namespace("ovs.0"));
-    // Killed by then; who collects those that left their parents is the host's matter.
+    // They are killed by then; the host reaps those that have left their parents.
     last.into_iter().for_each(wait_until_gone);
 }
 
 /// Commands that join the two interfaces by a bridge of the kernel.
 const BRIDGE: [&str; 5] = [
     "ip link add br0 type bridge mcast_snooping 0",
-    // It has nothing to say for itself.
+    // Else it would send packets of its own.
     "echo 1 > /proc/sys/net/ipv6/conf/br0/disable_ipv6",
     "ip link set in master br0",
     "ip link set out master br0",
     "ip link set br0 up",
 ];
 
-/// A bridge of the kernel, with a program whose end ends it.
+/// A kernel bridge, with a program whose end ends the NF.
 fn bridge_of(name: &str, keys: &str) -> String {
     foreign(name, &format!("exec = \"/bin/sleep\"\nargs = [\"100000\"]\nsetup = {BRIDGE:?}\n{keys}"))
 }
 
-/// A client and a server of one network, joined through a bridge that is to die under a policy.
+/// A client and a server joined through a bridge that is killed, under a policy.
 fn mortal(name: &str, policy: &str) -> (Site, Daemon, Nf) {
     let site = Site::new(None);
     site.serve(&[8080]);
@@ -461,7 +458,7 @@ fn an_instance_comes_and_goes_with_its_namespace() {
     assert!(!has_namespace("coming.1"));
 }
 
-/// Its room is built, and it does not run yet: nothing that it does itself says that it has ended.
+/// Its namespace is built, but it does not run yet: nothing reports its end.
 #[test]
 fn an_instance_that_is_removed_while_it_comes_goes() {
     if !can(&["ip"]) {
@@ -477,7 +474,7 @@ fn an_instance_that_is_removed_while_it_comes_goes() {
         daemon.wait("it runs", |s| s.nfs.iter().any(|nf| nf.state == NfState::Running));
         std::fs::remove_file(&built).unwrap();
         daemon.client().add_nf("hasty", None).unwrap();
-        daemon.wait("its room is nearly there", |_| built.exists());
+        daemon.wait("its namespace is nearly there", |_| built.exists());
         // A little later each time.
         for _ in 0..round {
             daemon.stats();
@@ -575,7 +572,7 @@ fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
         return;
     }
     const PACKETS: u64 = 20_000;
-    // What comes from one interface is sent at the other, one packet at a time.
+    // Sends each packet of one interface at the other, one at a time.
     let forward = "import socket as s\na, b = (s.socket(s.AF_PACKET, s.SOCK_RAW, s.htons(n)) for n in (3, 0))\n\
                    a.bind((\"in\", 3)); b.bind((\"out\", 0))\nwhile True: b.send(a.recv(9999))";
     let folder = crate::support::open_folder();
@@ -590,10 +587,10 @@ fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
         + &service("bridge", "sluice-nf-bridge", "")
         + &chain("c", "fast", &["slow", "bridge"], "all", "");
     let mut daemon = Daemon::start("", &body);
-    // It stands still for a while: its queue fills up, then the hop's, then the gate closes.
+    // While it is stopped, its queue fills, then the hop's, and then the gate closes.
     let stats = daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
     if let Some(group) = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)) {
-        // It is weighted as others are.
+        // It has a weight as others do.
         daemon.wait("the kernel has its share", |s| {
             let nf = find_nf(s, "slow.0");
             nf.sched.share > 0.0 && has_weight(&group, nf)
@@ -640,7 +637,7 @@ fn sniffers_see_what_passes_and_hold_nothing_up() {
     site.serve(&[8080]);
     let folder = crate::support::open_folder();
     let (capture, report) = (folder.path().join("all.pcap"), folder.path().join("ndpi.txt"));
-    // ndpiReader reports when it is interrupted. It has a group of its own, because the daemon's word goes to the whole group.
+    // ndpiReader reports on SIGINT. It has its own group: the daemon signals the whole group.
     let reader =
         format!("trap 'kill -INT $reader' TERM; setsid ndpiReader -i in > {} 2>&1 & reader=$!; wait; wait", report.display());
     let body = site.ports()
@@ -682,14 +679,14 @@ fn sniffers_see_what_passes_and_hold_nothing_up() {
     assert!(said.contains("TCP"), "{said}");
 }
 
-/// A service whose program is a proxy that has an address on both sides, and listens on this port of the near one.
+/// A proxy with an address on both sides, which listens on a port of the near one.
 fn proxy_of(name: &str, listens_on: u16, keys: &str) -> String {
     let until = format!("until grep -q ':{listens_on:04X} ' /proc/net/tcp; do sleep 0.01; done");
     let addresses = "[\"ip addr add 10.0.0.1/24 dev in\", \"ip addr add 10.0.1.1/24 dev out\"]";
     foreign(name, &format!("drops = \"by-design\"\nready = [{until:?}]\nsetup = {addresses}\n{keys}"))
 }
 
-/// Lets `fetch` get the body through a proxy and an NF of ours, and looks at what was counted.
+/// Checks that `fetch` gets the body through a proxy and a bridge; checks counters.
 #[track_caller]
 fn through_a_proxy(site: &Site, name: &str, service_of: &str, fetch: impl FnOnce() -> Result<Vec<u8>, String>) {
     site.serve(&[8080]);
@@ -708,7 +705,7 @@ fn through_a_proxy(site: &Site, name: &str, service_of: &str, fetch: impl FnOnce
     daemon.stop();
 }
 
-/// Downloads with curl, on the client. Its file must have the checksum of the served one.
+/// Downloads with curl on the client; checks the file's checksum.
 fn curl(site: &Site, folder: &Path, arguments: &[&str]) -> Result<Vec<u8>, String> {
     let file = folder.join("download");
     let mut curl = Command::new("curl");
@@ -789,7 +786,7 @@ fn squid_fetches_for_its_clients() {
          cache_log {dir}/cache.log\npid_filename {dir}/pid\ncoredump_dir {dir}\n"
     );
     std::fs::write(&config, text).unwrap();
-    // It refuses to be root. Every Debian has this user, for such programs.
+    // It refuses to run as root. Every Debian has this user for such programs.
     std::os::unix::fs::chown(folder.path(), Some(13), None).unwrap();
     let keys = format!(
         "exec = \"/usr/sbin/squid\"\nargs = [\"-N\", \"-n\", \"sluice{}\", \"-f\", {config:?}]\nuser = \"proxy\"",
@@ -801,7 +798,7 @@ fn squid_fetches_for_its_clients() {
 }
 
 #[test]
-fn what_is_wrong_with_a_program_is_told_before_a_packet_moves() {
+fn what_is_wrong_with_a_program_is_reported_before_a_packet_moves() {
     if !can(&["ip"]) {
         return;
     }
@@ -851,7 +848,7 @@ fn what_a_killed_daemon_leaves_is_cleared_by_the_next() {
     assert!(!has_namespace("left.0"));
 }
 
-/// A router between the networks of client and server, with a program whose end ends it.
+/// A router between client and server, with a program whose end ends the NF.
 fn router(name: &str) -> String {
     let setup = [
         "ip addr add 10.0.0.1/24 dev in",
@@ -891,7 +888,7 @@ fn a_program_keeps_its_addresses_over_restarts_and_announces_them() {
     assert!(macs.iter().all(|mac| mac.len() == 17) && macs[0] != macs[1], "{macs:?}");
     for round in 1..=6 {
         let pid = find_nf(&daemon.stats(), "mac.0").pid.unwrap();
-        // A neighbour that has another one learns it, for the address of each family.
+        // A neighbour with a stale MAC address learns the right one, for IPv4 and for IPv6.
         site.run_in_client(
             "ip neigh replace 10.0.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud stale\n\
              echo 0 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6\n\

@@ -1,4 +1,4 @@
-//! What would do harm is refused, or warned of, before it is done.
+//! Harmful requests are refused, or warned of, before they take effect.
 
 use sluice_api::client::ClientError;
 use sluice_api::model::{Apply, ChainState, NfState};
@@ -37,11 +37,11 @@ fn the_last_instance_that_an_open_chain_passes_is_not_removed_by_mistake() {
     assert!(error.error.contains("chains `one`, `two` pass"), "{error}");
     let stats = daemon.stats();
     assert!(stats.nfs.iter().all(|nf| nf.state == NfState::Running) && stats.chains.iter().all(|c| c.state == ChainState::Open));
-    // With another one it is not the last.
+    // With a second instance, a.0 is not the last.
     client.add_nf("a", None).unwrap();
     daemon.wait("it runs", |s| s.nfs.len() == 3 && find_nf(s, "a.1").state == NfState::Running);
     client.remove_nf("a.0").unwrap();
-    // Nor does it matter to a chain that is not open, and to none at all.
+    // A chain that is not open, or no chain at all, needs no last instance.
     client.force_remove_nf("a.1").unwrap();
     daemon.wait("the chain is down", |s| find_chain(s, "one").state == ChainState::Down);
     let error = refusal(client.remove_nf("b.0"));
@@ -57,7 +57,7 @@ fn the_last_instance_that_an_open_chain_passes_is_not_removed_by_mistake() {
 
 #[test]
 fn an_nf_on_a_core_that_never_sleeps_is_warned_of() {
-    // If nothing else is said, its threads are on core 0.
+    // By default, its threads are on core 0.
     let body = port("in", "gen", "rate = 1000")
         + &port("out", "sink", "")
         + &service("a", "sluice-nf-bridge", "")
@@ -74,7 +74,7 @@ fn an_nf_on_a_core_that_never_sleeps_is_warned_of() {
     daemon.wait("all run", |s| s.nfs.len() == 3 && s.nfs.iter().all(|nf| nf.state == NfState::Running));
     assert_eq!(client.move_nf("a.2", 0).unwrap().warnings, [warning]);
     assert!(daemon.stats().nfs.iter().all(|nf| nf.warnings.is_empty()), "what is said once is not said for ever");
-    // So does a configuration that is applied.
+    // A configuration that is applied warns of it, too.
     let other = config.replace("[[chain]]", "[[service]]\nname = \"b\"\nexec = \"sluice-nf-bridge\"\ncores = [0]\n[[chain]]");
     let applied = client.apply(&Apply { config: other, file: None, dry_run: true }).unwrap();
     assert!(applied.warnings.iter().any(|warning| warning.contains("\"b\" runs on core 0")), "{applied:?}");

@@ -1,6 +1,6 @@
-//! Holes in shared memory, made from outside by root, as no NF may make them.
+//! Holes in shared memory that root makes from outside, as no NF can.
 
-// A fault in a page that cannot be missing on this host is made by ptrace.
+// ptrace makes the fault in a page that cannot be missing on this host.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -14,7 +14,7 @@ use sluice_api::model::NfState;
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, open_folder, port, service};
 
-/// Where the host says how many hugepages there are.
+/// Where the host reports its hugepages.
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
 const HUGEPAGE: u64 = 2 << 20;
@@ -22,10 +22,10 @@ const HUGEPAGE: u64 = 2 << 20;
 /// Hugepages that the arena of these tests takes: 4,096 frames of 2,240 bytes.
 const PAGES: u64 = (4096u64 * 2240).div_ceil(HUGEPAGE);
 
-/// More hugepages for the host, and those that were free before taken, until the end of the test.
+/// Extra hugepages of the host, and a file of those that were free, for one test.
 struct More(u64, Taken);
 
-/// A file of hugepages.
+/// A file of hugepages, and how many it has.
 struct Taken(OwnedFd, u64);
 
 impl Taken {
@@ -34,7 +34,7 @@ impl Taken {
         Self(file, 0)
     }
 
-    /// Takes one more, if there is one.
+    /// Takes one more hugepage; false if there is none.
     fn take(&mut self) -> bool {
         ftruncate(&self.0, (self.1 + 1) * HUGEPAGE).unwrap();
         let is_taken = fallocate(self.0.as_fd(), FallocateFlags::empty(), self.1 * HUGEPAGE, HUGEPAGE).is_ok();
@@ -49,7 +49,7 @@ impl More {
         let total = || fs::read_to_string(format!("{POOL}/nr_hugepages")).ok()?.trim().parse::<u64>().ok();
         let before = total()?;
         let mut more = Self(before, Taken::none());
-        // What is free would fill a hole. Others may give pages back later: those are taken then.
+        // Free pages would fill a hole. Pages that others give back are taken later.
         while more.1.take() {}
         fs::write(format!("{POOL}/nr_hugepages"), (before + PAGES).to_string()).ok()?;
         (total()? == before + PAGES).then_some(more)
@@ -62,7 +62,7 @@ impl Drop for More {
     }
 }
 
-/// The daemon's descriptor of packet memory.
+/// The daemon's file of packet memory, in /proc.
 fn arena_of(daemon: &Daemon) -> PathBuf {
     let entries = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().flatten();
     let is_arena = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("sluice-arena"));
@@ -92,7 +92,7 @@ fn punch(daemon: &Daemon, length: u64) {
     fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length).unwrap();
 }
 
-/// Packets go on arriving.
+/// Waits until more packets have arrived.
 fn flows(daemon: &mut Daemon) {
     let before = find_port(&daemon.stats(), "away").tx_packets;
     daemon.wait("packets arrive", |s| find_port(s, "away").tx_packets > before + 1_000);
@@ -131,8 +131,8 @@ fn a_hole_that_the_host_cannot_fill_ends_those_who_could_have_made_it_and_not_th
     };
     let mut daemon = start("always");
     flows(&mut daemon);
-    // Somebody takes what comes free, as any user may. A page that packets are in the daemon may have again before: it goes on with the
-    // frames of that one, until it is gone too.
+    // Another process takes what comes free, as any user may. The daemon may get a page back that
+    // its packets are in; it then goes on with that page's frames until that is gone, too.
     let mut taken = Taken::none();
     let until = Instant::now() + PATIENCE;
     while !daemon.log().contains("a page of packet memory was missing, which nf.0 has mapped") {
@@ -142,7 +142,7 @@ fn a_hole_that_the_host_cannot_fill_ends_those_who_could_have_made_it_and_not_th
         std::thread::sleep(Duration::from_millis(5));
     }
     daemon.wait("the daemon is there", |_| true);
-    // When there is memory again it is whole again, and so is what flows through, when the NF is let in again.
+    // With memory again the arena is whole, and packets flow when the NF is let in again.
     drop(taken);
     daemon.wait("it was ended", |s| find_nf(s, "nf.0").stops > 0);
     daemon.wait("it is back", |s| find_nf(s, "nf.0").state == NfState::Running);
@@ -152,22 +152,21 @@ fn a_hole_that_the_host_cannot_fill_ends_those_who_could_have_made_it_and_not_th
     daemon.stop();
 }
 
-/// Where the first mapping of a file of the daemon begins.
+/// Address of the daemon's first mapping of a memfd.
 fn address_of(daemon: &Daemon, file: &str) -> usize {
     let maps = fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
     let line = maps.lines().find(|line| line.contains(&format!("memfd:{file} "))).unwrap_or_else(|| panic!("no {file} in\n{maps}"));
     usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
 }
 
-/// Has the daemon find a page missing: its main thread gets the signal that the kernel sends for a
-/// page of a file that it has no memory for. Pages of rings and core pages are ordinary ones, of
-/// which a test cannot take all that the host has.
+/// Sends the daemon's main thread the signal for a missing page of a file (SIGBUS).
+/// Rings and core pages are ordinary pages, of which a test cannot take all that the host has.
 fn fault(daemon: &Daemon, address: usize) {
     let pid = daemon.pid() as libc::pid_t;
     let check = |what: &str, result: libc::c_long| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: each call gets what its interface asks for, and takes no other memory of this
-    // process; what it does to the daemon is what is tried.
+    // SAFETY: each call gets what its interface requires and touches no other memory of this
+    // process; its effect on the daemon is what the test is about.
     unsafe {
         check("attach", libc::ptrace(libc::PTRACE_ATTACH, pid, none, none));
         let mut status = 0;
@@ -175,7 +174,7 @@ fn fault(daemon: &Daemon, address: usize) {
         assert!(libc::WIFSTOPPED(status), "{status:#x}");
         let mut info: libc::siginfo_t = std::mem::zeroed();
         (info.si_signo, info.si_code) = (libc::SIGBUS, libc::BUS_ADRERR);
-        // The address is the first of the fields that belong to the code.
+        // `si_addr` is the first field after the common ones, at offset 16.
         (&raw mut info).byte_add(16).cast::<usize>().write(address);
         check("say what signal", libc::ptrace(libc::PTRACE_SETSIGINFO, pid, none, (&raw mut info).cast::<libc::c_void>()));
         check("send it", libc::ptrace(libc::PTRACE_DETACH, pid, none, libc::SIGBUS as usize as *mut libc::c_void));

@@ -1,4 +1,4 @@
-//! NFs that break the rules hurt nobody but themselves, and are stopped past their limit.
+//! NFs that break the rules harm only themselves, and are stopped past their limit.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, po
 
 const PACKETS: u64 = 5_000;
 
-/// Runs a chain with a hostile NF beside a healthy one on the same core. Says how often the hostile one was caught.
+/// Runs a hostile NF beside a healthy chain on one core; returns its violations.
 fn beside_a_healthy_chain(mode: &str) -> u64 {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
     text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""));
@@ -115,7 +115,7 @@ fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_ot
     }
     text += &service("bad", &hostile_nf(), "args = [\"hostile-nf\", \"everything\"]\ntenant = \"red\"");
     text += &chain("hostile", "load", &["bad"], "away", "on_failure = \"drop\"");
-    // It is not stopped for what it does.
+    // It must not be stopped for what it does.
     let mut daemon = Daemon::start("max_violations = 1000000000\nstall_ms = 0", &text);
     let stats = daemon.wait("altered packets of red, and many of blue's", |s| {
         let of = |sink: &str, what: &str| find_port(s, sink).details.get(what).copied().unwrap_or(0.0);
@@ -134,13 +134,13 @@ fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_ot
     daemon.stop();
 }
 
-/// The processes whose command line names this word, collected or not: an NF's and what it has forked.
+/// Processes that have this word as an argument: an NF's, and what it has forked.
 fn named(word: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_it = |pid: &u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        // Not the daemon, nor who runs the tests.
+        // Compares whole arguments: neither the daemon nor the test runner matches.
         line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
     };
     pids.filter(is_it).collect()
@@ -169,7 +169,7 @@ fn with_an_orphan(word: &str) -> Daemon {
     daemon
 }
 
-/// Whether this host can hold what an NF forks. Where it cannot, the daemon says so, which is asserted.
+/// Whether what an NF forks ends with it on this host; the daemon logs if not.
 fn is_held(daemon: &Daemon) -> bool {
     let is_said = daemon.log().contains("what an NF has forked is not ended with it");
     if is_said {
@@ -185,7 +185,7 @@ fn what_an_nf_has_forked_ends_with_it() {
     if !is_held(&daemon) {
         return;
     }
-    // It dies, and is started again; each leaves one.
+    // It dies and is started again; each life leaves a process.
     let stats = daemon.stats();
     let first = named(&word);
     crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
@@ -210,7 +210,7 @@ fn what_an_nf_has_forked_ends_with_the_daemon() {
     let mut daemon = with_an_orphan(&word);
     daemon.end(rustix::process::Signal::KILL);
     if rustix::process::geteuid().is_root() {
-        // By the kernel alone: nobody else is left.
+        // The kernel ends them: nothing of the daemon is left.
         wait_until_none(&word);
     } else {
         eprintln!("not root: there is no process namespace, and what is asserted is that the next daemon ends them");
@@ -223,15 +223,15 @@ fn what_an_nf_has_forked_ends_with_the_daemon() {
     }
 }
 
-/// The line of a hierarchy of version 1 in `/proc/PID/cgroup`, if this host has it.
+/// The line of a version 1 controller in `/proc/PID/cgroup`, if this host has it.
 fn cgroup_of(pid: u32, controller: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let has_it = |line: &&str| line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == controller));
     text.lines().find(has_it).map(str::to_owned)
 }
 
-/// Waits until all processes that name this word are in the cgroup of `bad.0` of this controller;
-/// says whether this host has it.
+/// Waits until processes with this word are in a controller's cgroup of `bad.0`.
+/// False without root or this controller.
 #[track_caller]
 fn wait_until_held(word: &str, controller: &str) -> bool {
     if cgroup_of(std::process::id(), controller).is_none() || !rustix::process::geteuid().is_root() {
@@ -257,7 +257,7 @@ fn what_an_nf_has_forked_before_its_hello_has_its_weight_and_its_limits() {
     for controller in ["cpu", "pids"] {
         wait_until_held(&word, controller);
     }
-    // The next life of the NF has a name of its own: what is being removed is never in its way.
+    // The NF's next life has a cgroup with another name, so a pending removal is not in its way.
     let first = named(&word).first().and_then(|pid| cgroup_of(*pid, "cpu"));
     let stats = daemon.stats();
     crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
@@ -275,7 +275,7 @@ fn what_an_nf_has_forked_before_its_hello_has_its_weight_and_its_limits() {
 #[test]
 fn one_that_forks_and_ends_all_the_time_is_held_when_it_stays() {
     let word = format!("chain-{}", std::process::id());
-    // Its user is one of the host, whose processes are not its alone.
+    // Its user belongs to the host and has other processes, too.
     let user = if rustix::process::geteuid().is_root() { "user = \"nobody\"\npids = 40" } else { "pids = 40" };
     let mut daemon = Daemon::start("", &one_that("chain", &word, user));
     daemon.wait("it runs", |s| find_nf(s, "bad.0").state == NfState::Running);
@@ -283,12 +283,11 @@ fn one_that_forks_and_ends_all_the_time_is_held_when_it_stays() {
     let most = |pid: u32| {
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let line = limits.lines().find_map(|line| line.strip_prefix("Max processes")).unwrap().to_owned();
-        // One without a limit has any number.
+        // Without a limit there is no number.
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap_or(u64::MAX)
     };
     let is_bounded = most(nf) >= 40 && most(nf) < most(daemon.pid());
     assert!(is_bounded || !rustix::process::geteuid().is_root(), "{} of {}", most(nf), most(daemon.pid()));
-    // The last one stays.
     let other = || named(&word).into_iter().filter(|pid| *pid != nf).collect::<Vec<_>>();
     let mut before = Vec::new();
     daemon.wait("one of them stays", |_| {
@@ -304,7 +303,7 @@ fn one_that_forks_and_ends_all_the_time_is_held_when_it_stays() {
     wait_until_none(&word);
 }
 
-/// The children of a process, and whether each has ended and was not collected.
+/// The children of a process, and whether each is a zombie.
 fn children(pid: u32) -> Vec<(u32, bool)> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
@@ -322,7 +321,7 @@ fn processes_that_an_nf_gives_the_daemon_are_collected_when_it_ends() {
         return;
     }
     let word = format!("siblings-{}", std::process::id());
-    // With its filter it may not.
+    // The default filter forbids it.
     let mut daemon = Daemon::start("", &one_that("siblings", &word, "filter = false"));
     let ended = |pid: u32| children(pid).into_iter().filter(|(_, has_ended)| *has_ended).count();
     daemon.wait("they have ended", |_| true);
@@ -333,7 +332,7 @@ fn processes_that_an_nf_gives_the_daemon_are_collected_when_it_ends() {
     }
     let stats = daemon.stats();
     crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
-    // Those of the next one come, and stay as long as it does.
+    // The children of the next process come, and stay as long as it does.
     daemon.wait("it is back", |s| find_nf(s, "bad.0").restarts == 1 && find_nf(s, "bad.0").state == NfState::Running);
     daemon.client().force_remove_nf("bad.0").unwrap();
     let until = Instant::now() + PATIENCE;
@@ -377,7 +376,7 @@ fn one_that_takes_more_memory_than_it_may_is_ended_and_no_other() {
 #[test]
 fn what_an_nf_is_denied() {
     let word = format!("reach-{}", std::process::id());
-    // As it is by default, with io_uring, and as root: what only its user keeps it from, root may.
+    // By default; with io_uring; and as root, which may do what only its user kept it from.
     for (keys, may) in [("", vec![]), ("storage = true", vec!["io_uring"]), ("user = \"root\"", vec!["memory of"])] {
         if keys.contains("root") && !rustix::process::geteuid().is_root() {
             continue;
@@ -389,17 +388,17 @@ fn what_an_nf_is_denied() {
         assert!(said.clone().filter(|line| line.contains(" = ")).count() >= 12, "{log}");
         let is_allowed = |line: &str| may.iter().any(|what| line.starts_with(&format!("hostile: {what}")));
         for line in said.filter(|line| !is_allowed(line)) {
-            // Without root, NFs and the daemon have one user, and only its filter and namespaces are between them.
+            // Without root, NFs have the daemon's user; only filter and namespaces separate them.
             let is_of_user = line.contains("memory of") && !rustix::process::geteuid().is_root();
             assert!(is_of_user || !line.ends_with("= ok"), "{keys}: {line}");
         }
-        // By the filter, whatever this kernel would say.
+        // The filter forbids it, whatever this kernel would answer.
         for what in ["sibling", "core scheduling"] {
             assert!(log.contains(&format!("hostile: {what} = Operation not permitted")), "{keys}: {log}");
         }
         let pid = find_nf(&daemon.stats(), "bad.0").pid.unwrap();
         let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        // Of the two cores it has the one that is its own; and another user than the daemon, unless it is told otherwise.
+        // It may use only its own core of the two, and has another user unless configured.
         assert!(status().contains("Cpus_allowed_list:\t1\n"), "{}", status());
         if rustix::process::geteuid().is_root() {
             assert_eq!(status().contains("Uid:\t0\t"), keys.contains("root"), "{}", status());
@@ -409,12 +408,11 @@ fn what_an_nf_is_denied() {
     }
 }
 
-/// A service with a zygote that lies, beside a healthy chain.
 #[test]
 fn a_zygote_that_says_what_it_was_not_asked_for_is_ended_and_costs_nobody_else_anything() {
     let mut keys = "args = [\"hostile-nf\", \"liar\"]\nzygote = true".to_string();
     if rustix::process::geteuid().is_root() {
-        // The first process of the namespace of NFs, which it names, is root's too.
+        // It names the first process of the NFs' namespace, which is root's, too.
         keys += "\nuser = \"root\"";
     }
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
@@ -427,7 +425,7 @@ fn a_zygote_that_says_what_it_was_not_asked_for_is_ended_and_costs_nobody_else_a
     let mut daemon = Daemon::start("", &text);
     daemon.wait_for_log("bad.zygote says what it was not asked for, and is ended");
     let before = find_port(&daemon.stats(), "away").tx_packets;
-    // Its NF is started by itself.
+    // Its NF is started without the zygote.
     let stats = daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
     for name in ["good.0", "bad.0"] {
         let nf = find_nf(&stats, name);

@@ -1,4 +1,4 @@
-//! Bad input: one clear error that says what to do, and exit code 1, before anything has started.
+//! Bad input: one error with a remedy, and exit code 1, before anything starts.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::pcap::{MICROS, Order, pcap, pcapng};
 use crate::support::{Daemon, chain, head, port, refusal, service};
 
-/// A configuration that is right.
+/// A valid configuration.
 fn right(folder: &Path) -> String {
     head(folder, "")
         + &port("in", "gen", "rate = 1000")
@@ -15,7 +15,7 @@ fn right(folder: &Path) -> String {
         + &chain("c", "in", &["a"], "out", "")
 }
 
-/// Checks that a configuration is refused with these words, in one error, and that nothing was started or made.
+/// Checks for one error with these words, before anything is started or made.
 #[track_caller]
 fn refused(folder: &Path, config: &str, words: &[&str]) {
     let output = refusal(folder, config);
@@ -25,7 +25,7 @@ fn refused(folder: &Path, config: &str, words: &[&str]) {
     assert_eq!(said.matches("sluiced: ").count(), 1, "more than one error:\n{said}");
     assert!(!said.contains("ready"), "{said}");
     assert!(!folder.join("run").exists(), "the runtime folder was made:\n{said}");
-    // What sluiced refuses, `sluice check` refuses.
+    // `sluice check` refuses what sluiced refuses.
     let output = Command::new(crate::support::sluice()).arg("check").arg(folder.join("sluice.toml")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "sluice check finds nothing wrong:\n{said}");
@@ -73,7 +73,7 @@ fn no_such_program() {
 
 #[test]
 fn no_hugepages() {
-    // More than any machine that runs this has set aside: 2^26 frames.
+    // More than any machine that runs this has reserved.
     refused_with("frames = 4096\nhugepages = \"never\"", "frames = 16000000\nhugepages = \"always\"", &["hugepages"]);
 }
 

@@ -42,10 +42,10 @@ fn large_segments_of_tcp_pass_whatever_offloads_the_hosts_have() {
     for port in ["c", "s"] {
         assert_eq!(find_port(&stats, port).details["oversize"], 0.0, "{port}: {:?}", find_port(&stats, port).details);
     }
-    // The server sends large segments, which pass the NF as packets and reach the client as large segments again.
+    // The server's large segments pass the NF as packets and reach the client as large segments.
     let (cut, merged) = (find_port(&stats, "s").details["cut"], find_port(&stats, "c").details["merged"]);
     assert!(cut > 0.0 && merged > cut, "{cut} were cut, {merged} packets were put together");
-    // It is the same with interfaces that were made anew.
+    // The same with interfaces that were made anew.
     for port in ["c", "s"] {
         site.remove_interface(port);
         daemon.wait("the interface is gone", |s| state(s, port) == PortState::Gone);
@@ -82,7 +82,7 @@ fn an_interface_that_is_made_anew_is_taken_up_again() {
         site.make_interface(port);
         site.reach(&daemon, 8080);
     }
-    // Its namespace too.
+    // Its namespace, too.
     for _ in 0..2 {
         site.make_middle_anew();
         site.reach(&daemon, 8080);
@@ -102,7 +102,7 @@ fn an_interface_that_is_made_anew_is_taken_up_again() {
     daemon.stop();
 }
 
-/// Whether all packet threads of the daemon wait in the kernel for something to come.
+/// Whether all packet threads of the daemon wait in the kernel.
 fn all_rest(daemon: &Daemon) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let of_task = |task: &Path, what: &str| std::fs::read_to_string(task.join(what)).unwrap_or_default();
@@ -113,7 +113,7 @@ fn all_rest(daemon: &Daemon) -> bool {
     packet_threads.all(|task| of_task(task, "syscall").split(' ').next() == Some(&libc::SYS_ppoll.to_string()))
 }
 
-/// Waits for what a question to the daemon may disturb.
+/// Waits without queries to the daemon, which may disturb the condition.
 #[track_caller]
 fn wait_until(daemon: &Daemon, what: &str, is: impl Fn(&Daemon) -> bool) {
     let until = Instant::now() + PATIENCE;
@@ -135,11 +135,11 @@ fn while_nothing_moves_packet_threads_wait_for_the_kernel_and_hear_everything() 
         let mut daemon = Daemon::start(manager, &bridged(&site));
         for _ in 0..3 {
             wait_until(&daemon, "packet threads rest", all_rest);
-            // Packets end the rest, and so do commands.
+            // Packets and commands wake them.
             site.reach(&daemon, 8080);
             daemon.wait_until_empty();
         }
-        // An interface that goes ends no rest for good: its error is taken.
+        // The error of a removed interface is taken, so threads rest again.
         site.remove_interface("s");
         daemon.wait("it is gone", |s| state(s, "s") == PortState::Gone);
         wait_until(&daemon, "packet threads rest", all_rest);
@@ -159,7 +159,7 @@ fn what_an_interface_does_not_take_is_counted_with_its_reason() {
         + &chain("there", "gen", &["bridge"], "s", "");
     let mut daemon = Daemon::start("", &body);
     daemon.wait("packets leave", |s| find_port(s, "s").tx_packets > 0);
-    // One whose other end is down takes packets and loses them, if it is given any.
+    // The kernel accepts packets for an interface without a link and loses them, if given any.
     site.run_in_middle("ip link set s down");
     daemon.wait("it is down", |s| state(s, "s") == PortState::NoLink && find_port(s, "s").dropped("no_link") > 0);
     site.run_in_middle("ip link set s up");
@@ -221,7 +221,7 @@ fn what_is_too_large_stands_among_the_drops_and_says_what_to_do() {
     let site = Site::new(None);
     let body = bridged(&site);
     let mut daemon = Daemon::start("", &body);
-    // Larger than a frame holds, at both ends of the client's wire.
+    // Larger than a frame, at both ends of the client's wire.
     site.run_in_middle("ip link set c mtu 9000");
     site.run_in_client("ip link set eth0 mtu 9000; ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:01 dev eth0");
     let socket = site.in_client(|| UdpSocket::bind("10.0.0.2:0")).unwrap();
@@ -233,7 +233,7 @@ fn what_is_too_large_stands_among_the_drops_and_says_what_to_do() {
     assert_eq!(stats.drops["oversize"], 3);
     daemon.wait_for_log("port c: packets dropped as oversize: ");
     daemon.wait_for_log("packet_bytes");
-    // It fits a frame, and not the interface that it is to leave by.
+    // It fits a frame, but not the egress interface.
     assert_eq!(send(1700), 1700);
     let stats = daemon.wait("it is counted", |s| find_port(s, "s").dropped("mtu") == 1);
     let (chain, out) = (find_chain(&stats, "there"), find_port(&stats, "s"));

@@ -1,4 +1,4 @@
-//! Start, flow, stop; and what is left after a stop, a crash and a refusal: nothing.
+//! Start, flow, stop; a stop, a crash and a refusal leave nothing behind.
 
 use rustix::process::Signal;
 use sluice_api::model::NfState;
@@ -25,7 +25,7 @@ fn endless() -> String {
 fn a_daemon_that_waits_for_an_nf_at_its_start_can_be_stopped() {
     let folder = open_folder();
     let file = folder.path().join("first");
-    // The first of them makes its handler at once, and the other one never.
+    // The first of them makes its handler at once, and the second never.
     let body = service("slow", &awkward_nf(), &format!("args = [\"hang\", {file:?}]\ninstances = 2"));
     std::fs::write(folder.path().join("sluice.toml"), head(folder.path(), "") + &body).unwrap();
     let log = std::fs::File::create(folder.path().join("log")).unwrap();
@@ -115,7 +115,7 @@ fn without_descriptors_the_operator_is_heard() {
     let mut daemon = Daemon::start("", &(body + &chain("c", "in", &["a"], "out", "")));
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
     let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    // What it has open now, and a little more. What the test has left open for all its children is far above.
+    // What it has open now, and a few more. What the test leaves open for children is far above.
     let numbers = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
     let numbers = numbers.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u64>().ok());
     let limit = numbers.filter(|n| *n < 200).max().unwrap() + 12;
@@ -125,7 +125,7 @@ fn without_descriptors_the_operator_is_heard() {
         rustix::process::Rlimit { current: Some(limit), maximum: before.maximum },
     )
     .unwrap();
-    // More NFs than there are descriptors for, whatever becomes of them.
+    // More NFs than there are descriptors for; they may fail.
     for _ in 0..12 {
         let _ = daemon.client().add_nf("a", None);
     }

@@ -1,5 +1,4 @@
-//! The daemon's log: nothing that becomes of it, and nothing that others write there, ends or hides
-//! anything.
+//! The daemon's log: its loss, or what others write to it, ends or hides nothing.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -24,7 +23,7 @@ fn a_daemon_whose_log_nobody_reads_any_more_goes_on() {
     let body = one(&service("b", "sluice-nf-bridge", ""));
     let mut daemon = Daemon::start_on_socket("", &body, false);
     let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
-    // It says so of each end and of each change that it reads, and cannot.
+    // It would log this death, and cannot.
     signal(find_nf(&stats, "b.0"), Signal::KILL);
     let back = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts == 1 && find_nf(s, "b.0").state == NfState::Running);
     assert!(!daemon.log().contains("has ended"), "{}", daemon.log());
@@ -37,7 +36,7 @@ fn a_daemon_whose_log_nobody_reads_any_more_goes_on() {
 
 #[test]
 fn an_nf_cannot_close_empty_or_clog_the_log_of_the_daemon() {
-    // It shuts its streams down and ends, and does so again when it is restarted.
+    // It shuts its streams down and ends, again after each restart.
     let body = one(&service("b", &hostile_nf(), "args = [\"hostile-nf\", \"hangup\"]"));
     for on_socket in [true, false] {
         let mut daemon = if on_socket { Daemon::start_on_socket("", &body, true) } else { Daemon::start("", &body) };

@@ -1,7 +1,7 @@
-//! The daemon end to end: real `sluiced`, real NF processes, packets from port to port.
+//! End-to-end tests of `sluiced`, with real NF processes, from port to port.
 //!
-//! Each test runs a daemon of its own in a folder of its own, waits for conditions and never for a time, and leaves nothing behind,
-//! also when it fails.
+//! Each test runs its own daemon in its own folder, waits for conditions and never for a time, and
+//! leaves nothing behind, even when it fails.
 
 mod acceptance;
 mod apply;

@@ -1,4 +1,4 @@
-//! NFs of one core and tenant: whatever one of them does, or does not do, the others go on.
+//! NFs of one core and tenant: whatever one does, the others go on.
 
 use rustix::process::Signal;
 use sluice_api::model::NfState;
@@ -7,8 +7,8 @@ use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, nf, open_fol
 
 const PACKETS: u64 = 5_000;
 
-/// A chain `poor` with an NF `b` that does what its arguments say, and beside it one that must not
-/// notice, all on one core. `overload`: what becomes of the packets of that one which find no room.
+/// A chain `poor` whose NF `b` does what `args` say, beside another, on one core.
+/// The other must not notice; `overload` is what its port does without free slots.
 fn beside_one(args: &[&str], policy: &str, overload: &str) -> String {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
     text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"{overload}\""));
@@ -25,10 +25,9 @@ fn beside(args: &[&str], policy: &str) -> Daemon {
     Daemon::start("", &beside_one(args, policy, "wait"))
 }
 
-/// Most packets of the other chain are let in, and arrive, while `b` is there, and when it has been
-/// stopped. Its port does not wait: what finds no room is dropped, and a neighbour that keeps the
-/// core would have most of them dropped. A generator that has not had its own core leaves packets
-/// out, so a busy host changes nothing about it.
+/// Checks that most packets of the other chain arrive, beside `b` and afterwards.
+/// Its port drops what finds no free slot: a neighbour that keeps the core costs most of them.
+/// A generator without its core skips packets, so a busy host changes nothing.
 fn settle(args: &[&str]) {
     let mut daemon = Daemon::start("", &beside_one(args, "drop", "drop"));
     daemon.wait("the other chain delivers", |s| find_port(s, "all").tx_packets > PACKETS / 4);
@@ -62,7 +61,7 @@ fn one_that_is_slow_to_make_its_handler_is_given_no_packets_until_it_has() {
     let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 100);
     let gone = find_nf(&stats, "b.0").pid;
     signal(find_nf(&stats, "b.0"), Signal::KILL);
-    // The next one attaches, and never says that it is ready.
+    // The next one attaches, and is never ready.
     let attached = |s: &sluice_api::model::Stats| {
         let b = find_nf(s, "b.0");
         b.state == NfState::Starting && b.pid.is_some() && b.pid != gone
@@ -72,7 +71,6 @@ fn one_that_is_slow_to_make_its_handler_is_given_no_packets_until_it_has() {
     let stats = daemon.stats();
     assert!(attached(&stats), "{:?}", find_nf(&stats, "b.0").state);
     assert_eq!(find_nf(&stats, "b.0").frames_held, 0, "no packets wait for it");
-    // It goes on: then they come.
     let before = find_port(&stats, "away").tx_packets;
     std::fs::remove_file(&mark).unwrap();
     daemon.wait("it runs", |s| find_nf(s, "b.0").state == NfState::Running && find_port(s, "away").tx_packets > before + 100);
@@ -126,8 +124,7 @@ fn wakes_that_are_stolen() {
     settle(&["steal", "32"]);
 }
 
-/// Words alone that the manager does not write again at each look: nothing of it is a lie that is
-/// seen at once.
+/// Only words that the manager does not rewrite each time: no lie shows at once.
 #[test]
 fn the_core_claimed_and_all_others_said_to_have_neither_packets_nor_budget() {
     settle(&["quiet", "3"]);

@@ -1,4 +1,4 @@
-//! What is told of packets while they flow: counters that never go back, and traces.
+//! What is reported of flowing packets: counters that never go back, and traces.
 
 use std::process::Command;
 use std::sync::Barrier;
@@ -23,7 +23,7 @@ fn decisions_of_rules_are_counted_over_changes() {
         + "[[rule]]\nprotocol = \"tcp\"\nchain = \"c\"\n";
     let mut daemon = Daemon::start("", &body);
     let before = decisions(&daemon.wait("each flow was decided", |s| decisions(s, "c") >= FLOWS), "c");
-    // Another rule before it moves it, and each change has all flows decided anew.
+    // A rule inserted before it moves it, and each change decides all flows anew.
     let first = toml::from_str("name = \"first\"\nprotocol = \"icmp\"\nchain = \"c\"").unwrap();
     daemon.client().add_rule(first, Some(0)).unwrap();
     let stats = daemon.wait("each flow was decided again", |s| decisions(s, "c") >= before + FLOWS);
@@ -62,14 +62,14 @@ fn packets_are_traced_whatever_becomes_of_them() {
         trace.packets.iter().map(one).collect::<Vec<_>>()
     };
     let of = |chain: Option<&str>, hops: &str, outcome: &str| (chain.map(str::to_string), hops.to_string(), outcome.to_string());
-    // Between these there is no NF.
+    // This chain has no NF.
     let direct = trace(TraceRequest { chain: Some("direct".into()), count: 3, ..TraceRequest::default() });
     assert_eq!(direct, vec![of(Some("direct"), "port direct, port out", "sent to out"); 3]);
     let much = trace(TraceRequest { rule: Some("much".into()), count: 500, ..TraceRequest::default() });
     let refused = of(Some("much"), "port much", "dropped: entry");
     let let_in = of(Some("much"), "port much, nf slow.0, nf slow.0 done, port out", "sent to out");
     assert!(much.contains(&refused) && much.iter().all(|packet| [&refused, &let_in].contains(&packet)), "{much:?}");
-    // Of all chains, and of none.
+    // Packets of any chain, and of none.
     daemon.silence("much", "much");
     let all = trace(TraceRequest { count: 500, ..TraceRequest::default() });
     assert!(all.contains(&of(None, "port stray", "dropped: no_rule")) && all.contains(&direct[0]), "{all:?}");
@@ -78,7 +78,7 @@ fn packets_are_traced_whatever_becomes_of_them() {
 
 #[test]
 fn a_generator_that_cannot_keep_its_rate_says_so_where_people_look_and_only_while_it_is_so() {
-    // No thread makes so many packets.
+    // No thread makes packets at this rate.
     let body = port("in", "gen", "rate = 1e10\nflows = 8") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");
     let mut daemon = Daemon::start("", &body);
     let stats = daemon.wait("the generator is behind", |s| find_port(s, "in").behind_pps > 0.0);
@@ -98,7 +98,7 @@ fn a_generator_that_cannot_keep_its_rate_says_so_where_people_look_and_only_whil
     let metrics = daemon.client().metrics().unwrap();
     let metric = metrics.lines().find_map(|line| line.strip_prefix("sluice_port_behind_pps{port=\"in\"} ")).unwrap();
     assert!(metric.parse::<f64>().unwrap() > 0.0, "{metric}");
-    // At a rate that it keeps it is behind no more, whatever it skipped before.
+    // At a rate that it keeps it is no longer behind, whatever it skipped before.
     let body = body.replace("rate = 1e10", "rate = 10");
     let config = head(daemon.folder(), "") + &body;
     daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
@@ -124,21 +124,21 @@ fn there_is_one_trace_at_a_time() {
     let trace = |chain: &str, timeout_ms: u64| {
         daemon.client().trace(&TraceRequest { chain: Some(chain.into()), rule: None, count: 5, timeout_ms })
     };
-    // Two ask at once, and each would wait in vain: the second is refused.
+    // Two at once, each of which would time out: the second is refused.
     let barrier = Barrier::new(2);
     let ask = || {
         barrier.wait();
         trace("quiet", 5_000)
     };
     let answers = std::thread::scope(|scope| {
-        let askers = [scope.spawn(ask), scope.spawn(ask)];
-        askers.map(|asker| asker.join().unwrap())
+        let threads = [scope.spawn(ask), scope.spawn(ask)];
+        threads.map(|thread| thread.join().unwrap())
     });
     let refused: Vec<&ClientError> = answers.iter().filter_map(|a| a.as_ref().err()).collect();
     assert!(refused.len() == 1 && refused[0].to_string().contains("another trace"), "{answers:?}");
-    let told = answers.iter().find_map(|a| a.as_ref().ok()).unwrap();
-    assert!(told.timed_out && told.packets.is_empty());
-    // When it has ended there is room for the next.
+    let waited = answers.iter().find_map(|a| a.as_ref().ok()).unwrap();
+    assert!(waited.timed_out && waited.packets.is_empty());
+    // When it has ended, the next can begin.
     assert_eq!(trace("c", 20_000).unwrap().packets.len(), 5);
     daemon.stop();
 }

@@ -1,5 +1,5 @@
-//! An SDN controller that steers flows into chains: a real one, os-ken, for TCP between namespaces, and ones that the test plays, which are
-//! as wrong as they can be.
+//! SDN controllers that steer flows into chains.
+//! One is os-ken, for TCP between namespaces; the tests play others, which do all they can wrong.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -25,7 +25,7 @@ struct Controller {
     listener: TcpListener,
 }
 
-/// A connection of the daemon's to it.
+/// A connection of the daemon to it.
 struct Talk {
     stream: TcpStream,
     inbox: Vec<u8>,
@@ -40,15 +40,14 @@ impl Controller {
         Self { listener }
     }
 
-    /// The section of the configuration that names it.
+    /// The configuration section that names it.
     fn section(&self, keys: &str) -> String {
         let address = self.listener.local_addr().unwrap();
-        // A test that takes its time is no dead controller.
+        // A slow test must not look like a dead controller.
         let patience = if keys.contains("echo_ms") { "" } else { "echo_ms = 100000\ndead_ms = 200000\n" };
         format!("[openflow]\ncontroller = \"tcp:{address}\"\nretry_ms = 20\nretry_max_ms = 40\n{patience}{keys}\n")
     }
 
-    /// The next connection.
     #[track_caller]
     fn accept(&self) -> Talk {
         let until = Instant::now() + PATIENCE;
@@ -67,7 +66,7 @@ impl Controller {
         }
     }
 
-    /// The next connection, greeted. Those that the daemon has given up meanwhile are passed over.
+    /// The next connection, after its greeting; skips those that the daemon gave up.
     #[track_caller]
     fn greet(&self) -> Talk {
         loop {
@@ -78,7 +77,7 @@ impl Controller {
             if talk.stream.write_all(&greeting).is_err() {
                 continue;
             }
-            // Its hello may have been said long ago; the answer says that it is there.
+            // Its hello may be old; an echo reply shows that it is there.
             while talk.read() {
                 if let Some((_, Message::EchoReply(_))) = talk.heard.back() {
                     let (_, first) = talk.heard.pop_front().expect("there is one");
@@ -100,7 +99,7 @@ impl Talk {
         self.xid
     }
 
-    /// Reads what has come. False: the connection is closed.
+    /// Reads what has come; false if the connection is closed.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 4096];
         match self.stream.read(&mut bytes) {
@@ -121,7 +120,7 @@ impl Talk {
         true
     }
 
-    /// Waits for a message; others are kept for later.
+    /// Waits for a message; keeps others for later.
     #[track_caller]
     fn hear(&mut self, what: &str, is: impl Fn(&Message) -> bool) -> (u32, Message) {
         let until = Instant::now() + PATIENCE;
@@ -134,7 +133,7 @@ impl Talk {
         }
     }
 
-    /// Waits until the daemon ends the connection. What it said until then.
+    /// Waits until the daemon ends the connection; returns what it sent until then.
     #[track_caller]
     fn hear_end(&mut self) -> Vec<Message> {
         let until = Instant::now() + PATIENCE;
@@ -144,7 +143,7 @@ impl Talk {
         self.heard.drain(..).map(|(_, m)| m).collect()
     }
 
-    /// Has everything said before carried out.
+    /// Waits until everything sent before is carried out.
     #[track_caller]
     fn barrier(&mut self) {
         let asked = self.say(&Message::BarrierRequest);
@@ -166,7 +165,7 @@ impl Talk {
         self.say(&Message::FlowMod(FlowMod { priority, instructions, ..FlowMod::new(Change::Add, fields) }))
     }
 
-    /// Has it shown what no other entry matches.
+    /// Adds an entry that sends the misses of all others to the controller.
     fn ask_for_misses(&mut self) {
         self.add(0, Match::default(), ports::CONTROLLER);
         self.barrier();
@@ -181,7 +180,7 @@ impl Talk {
     }
 }
 
-/// UDP of one flow for each of `flows`, at a rate, from the port `in`; two chains to a sink; the rules know one of them.
+/// UDP traffic from port `in` and two chains to a sink; the rules know one of them.
 fn traffic(rate: u32, flows: u32, keys: &str) -> String {
     port("in", "gen", &format!("rate = {rate}.0\nflows = {flows}\nprotocol = \"udp\"\n{keys}"))
         + &port("out", "sink", "")
@@ -205,7 +204,7 @@ fn goes_on(daemon: &mut Daemon, chain: &str) {
     daemon.wait(&format!("more comes through {chain}"), |s| left(s, chain) > before + 10);
 }
 
-/// Waits until the daemon has said this of its controller, and looks that packets go on.
+/// Waits until `what` is logged and no controller is there; checks that packets flow.
 #[track_caller]
 fn says(daemon: &mut Daemon, what: &str) {
     let log = |daemon: &Daemon| daemon.log();
@@ -237,14 +236,14 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     assert_eq!((sdn, talk.port_of("in"), talk.port_of("local")), (65_537, 1, 65_536));
     goes_on(&mut daemon, "local");
     assert_eq!(left(&daemon.stats(), "sdn"), 0);
-    // Each flow is shown, and meanwhile the rules go on.
+    // Packets of flows go to the controller, and meanwhile the rules apply.
     talk.ask_for_misses();
     let packet = talk.packet_in();
     assert_eq!((packet.why, packet.buffer_id), (Why::NoMatch, NO_BUFFER));
     assert_eq!(packet.fields, Match::exact(&[(FieldId::InPort, 1)]).unwrap());
     assert_eq!(packet.data.len(), usize::from(packet.total_len));
     goes_on(&mut daemon, "local");
-    // A flow of four, by all its fields.
+    // One flow of four, by all its fields.
     let at = |from: usize, n: usize| packet.data[from..from + n].iter().fold(0u128, |sum, b| sum << 8 | u128::from(*b));
     let fields = [
         (FieldId::InPort, 1),
@@ -259,7 +258,6 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     talk.barrier();
     goes_on(&mut daemon, "sdn");
     goes_on(&mut daemon, "local");
-    // It is counted.
     let counted = |talk: &mut Talk| {
         talk.say(&Message::MultipartRequest(Request::Flows(FlowRequest { out_port: sdn, ..FlowRequest::all() })));
         let (_, reply) = talk.hear("flow stats", |m| matches!(m, Message::MultipartReply(Reply::Flows(_), _)));
@@ -268,10 +266,10 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
         (all[0].packets, all[0].bytes)
     };
     let (packets, bytes) = counted(&mut talk);
-    // They are counted one after the other, while packets come.
+    // Packets and bytes are read one after the other, while packets come.
     let each = u64::from(packet.total_len);
     assert!(packets > 10 && bytes.abs_diff(packets * each) <= 64 * each, "{packets} packets, {bytes} bytes");
-    // All of them, by an entry of higher priority; a MAC address is in no flow key, and decides all the same.
+    // All flows, by an entry of higher priority with a MAC address, which is in no flow key.
     let mut wide = udp().fields().to_vec();
     wide.push(sluice_openflow::oxm::Field { id: FieldId::EthDst, value: at(0, 6), mask: FieldId::EthDst.all() });
     talk.add(200, Match::new(wide.clone()).unwrap(), sdn);
@@ -281,9 +279,9 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     let before = left(&daemon.stats(), "local");
     goes_on(&mut daemon, "sdn");
     assert_eq!(left(&daemon.stats(), "local"), before);
-    // Deleted, with news of it; then forbidden.
-    let told = FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..FlowMod::new(Change::Add, udp()) };
-    talk.say(&Message::FlowMod(FlowMod { priority: 300, ..told }));
+    // An entry without actions forbids; its deletion is reported.
+    let reported = FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..FlowMod::new(Change::Add, udp()) };
+    talk.say(&Message::FlowMod(FlowMod { priority: 300, ..reported }));
     talk.barrier();
     daemon.wait("entries forbid", |s| s.drops.get("forbidden").is_some_and(|n| *n > 10));
     let trace = daemon.client().trace(&TraceRequest { count: 3, timeout_ms: 20_000, ..TraceRequest::default() }).unwrap();
@@ -294,13 +292,13 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     assert!(matches!(removed, Message::FlowRemoved(r) if r.reason == Reason::Delete && r.packets > 10 && r.priority == 300));
     talk.barrier();
     goes_on(&mut daemon, "local");
-    // What it asks for wrongly is refused, and nothing else happens.
+    // Wrong requests are refused without effect.
     for wrong in [1, 70_000, ports::IN_PORT] {
         talk.add(5, udp(), wrong);
         let (_, refused) = talk.hear("an error", |m| matches!(m, Message::Error(..)));
         assert!(matches!(refused, Message::Error(fault, _) if fault == sluice_openflow::fault::Fault::OUT_PORT));
     }
-    // A packet of its own goes through the chain.
+    // A packet-out goes through the chain.
     let before = left(&daemon.stats(), "sdn");
     let actions = vec![Output { port: sdn, max_len: 0 }];
     talk.say(&Message::PacketOut(PacketOut { buffer_id: NO_BUFFER, in_port: 1, actions, data: packet.data }));
@@ -315,17 +313,17 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
 fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
     let controller = Controller::new();
     let mut daemon = Daemon::start("", &(controller.section("") + &traffic(2000, 4, "")));
-    // Something else altogether.
+    // Not OpenFlow at all.
     let mut talk = controller.accept();
     talk.stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     talk.hear_end();
     says(&mut daemon, "not OpenFlow");
-    // An older one.
+    // An older version.
     let mut talk = controller.accept();
     talk.stream.write_all(&[1, 0, 0, 8, 0, 0, 0, 1]).unwrap();
     assert!(talk.hear_end().iter().any(|m| matches!(m, Message::Error(fault, _) if fault.kind == 0)));
     says(&mut daemon, "does not speak OpenFlow 1.3");
-    // One that hangs up, half way through a change.
+    // A hang-up in the middle of a flow-mod.
     let mut talk = controller.greet();
     let sdn = talk.port_of("sdn");
     talk.stream.write_all(&[4, 14, 0, 200, 0, 0, 0, 1, 0, 0]).unwrap();
@@ -337,7 +335,7 @@ fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
     for xid in [9, 10] {
         assert_eq!(talk.hear("an error", |m| matches!(m, Message::Error(..))).0, xid);
     }
-    // Entries that it has made stay when it goes, and the next one finds them.
+    // Its entries stay when it goes, and the next controller finds them.
     talk.add(9, udp(), sdn);
     talk.barrier();
     goes_on(&mut daemon, "sdn");
@@ -348,7 +346,7 @@ fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
     talk.say(&Message::MultipartRequest(Request::Flows(FlowRequest::all())));
     let (_, reply) = talk.hear("flow stats", |m| matches!(m, Message::MultipartReply(Reply::Flows(_), _)));
     assert!(matches!(reply, Message::MultipartReply(Reply::Flows(all), false) if all.len() == 1 && all[0].packets > 10));
-    // Deleted, all is as without a controller. One that asks for packets and never answers is no trouble either.
+    // Without entries the rules apply, also when packet-ins stay unanswered.
     talk.say(&Message::FlowMod(FlowMod::new(Change::Delete, Match::default())));
     talk.ask_for_misses();
     talk.packet_in();
@@ -363,7 +361,7 @@ fn a_controller_that_floods_barriers_is_not_listened_to_without_bound() {
     let mut talk = controller.greet();
     let mut barriers = Vec::new();
     (0..8192).for_each(|xid| Message::BarrierRequest.encode(xid, &mut barriers));
-    // As many as the sockets and a daemon that reads on take: at most so many bytes, and none any more while answers come.
+    // Sockets and a daemon that reads on take at most MOST bytes, and none while answers come.
     const MOST: usize = 64 << 20;
     const ANSWERS: usize = 300;
     talk.stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
@@ -392,7 +390,7 @@ fn a_controller_that_floods_barriers_is_not_listened_to_without_bound() {
 fn a_controller_that_falls_silent_is_given_up() {
     let controller = Controller::new();
     let mut daemon = Daemon::start("", &(controller.section("echo_ms = 100\ndead_ms = 2000") + &traffic(2000, 4, "")));
-    // One that says nothing at all, then one that stops in the middle of a message.
+    // One that sends nothing, then one that stops in the middle of a message.
     let mut talk = controller.accept();
     talk.hear_end();
     says(&mut daemon, "silent");
@@ -412,7 +410,7 @@ fn packets_wait_for_an_answer_and_not_for_ever() {
     let mut talk = controller.greet();
     let sdn = talk.port_of("sdn");
     talk.ask_for_misses();
-    // What comes now waits, and one question is asked for all of it.
+    // Packets now wait, and there is one packet-in for all of them.
     let packet = talk.packet_in();
     assert_ne!(packet.buffer_id, NO_BUFFER);
     let stats = daemon.wait("packets wait", |s| status(s).held > 3 && s.status.frames.in_use == 0);
@@ -429,14 +427,14 @@ fn packets_wait_for_an_answer_and_not_for_ever() {
     let stats = daemon.wait("all have passed, and more", |s| left(s, "sdn") > held + 3);
     assert_eq!((status(&stats).held, left(&stats, "local")), (0, before));
     assert_eq!(stats.drops.get("unanswered"), Some(&0), "{:?}", stats.drops);
-    // A packet that is not held any more is nobody's.
+    // The buffer of a packet that no longer waits is unknown.
     talk.say(&Message::PacketOut(PacketOut { buffer_id: packet.buffer_id, in_port: 1, actions: vec![], data: vec![] }));
     let (_, refused) = talk.hear("an error", |m| matches!(m, Message::Error(..)));
     assert!(matches!(refused, Message::Error(fault, _) if fault == sluice_openflow::fault::Fault::BUFFER_UNKNOWN));
     daemon.stop();
 }
 
-/// A generator of so many UDP flows, and a chain that only a controller sends packets to, with an NF for each flow.
+/// A generator, and a chain for the controller's packets with an NF for each flow.
 fn pooled(folder: &Path, generator: &str) -> String {
     port("in", "gen", &format!("protocol = \"udp\"\n{generator}"))
         + &port("out", "sink", "")
@@ -460,7 +458,7 @@ fn a_controller_sends_flows_to_nfs_of_their_own() {
     talk.barrier();
     goes_on(&mut daemon, "sdn");
     daemon.wait("each flow has its NF", |s| pools::pool(s, "ids").assigned == 6);
-    // A packet of the controller's own meets the NF that its flow has.
+    // A packet-out meets the NF of its flow.
     let actions = vec![Output { port: sdn, max_len: 0 }];
     let before = status(&daemon.stats()).flow_mods;
     for _ in 0..20 {
@@ -475,7 +473,7 @@ fn a_controller_sends_flows_to_nfs_of_their_own() {
     let begun = pools::lines(&seen, "begin");
     assert!(pools::lines(&seen, "mixed").is_empty(), "{seen:?}");
     assert_eq!((pools::distinct(&begun, 1).len(), pools::distinct(&begun, 3).len(), begun.len()), (6, 6, 6), "{seen:?}");
-    // Forbidden, the flows are over after a while.
+    // When forbidden, the flows end after a while.
     talk.say(&Message::FlowMod(FlowMod { priority: 200, ..FlowMod::new(Change::Add, udp()) }));
     talk.barrier();
     daemon.wait("their NFs are idle", |s| pools::pool(s, "ids").idle == 8 && pools::pool(s, "ids").ended == 6);
@@ -514,7 +512,7 @@ fn packets_that_wait_in_vain_go_where_the_rules_say() {
     talk.packet_in();
     // It never answers.
     goes_on(&mut daemon, "local");
-    // Nor when it is gone.
+    // The same when it is gone.
     drop(talk);
     daemon.wait("it is away", |s| !status(s).connected);
     goes_on(&mut daemon, "local");
@@ -536,7 +534,7 @@ fn without_a_controller_a_secure_host_lets_nothing_through() {
     daemon.stop();
 }
 
-/// The folder of a Python environment with os-ken, made if need be. None, and said, where it cannot be had; in CI that is an error.
+/// A Python environment with os-ken, made if needed; without, None (in CI an error).
 fn os_ken() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let output = Command::new(root.join("scripts/os-ken")).stdin(Stdio::null()).output().unwrap();
@@ -549,7 +547,7 @@ fn os_ken() -> Option<PathBuf> {
     Some(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()))
 }
 
-/// os-ken with the controller of this folder.
+/// An os-ken process with the controller in controller.py.
 struct OsKen {
     child: Child,
     log: PathBuf,
@@ -573,8 +571,8 @@ impl OsKen {
         Self { child, log }
     }
 
-    /// What it has told of so far.
-    fn told(&self) -> Vec<Value> {
+    /// What it has logged so far.
+    fn events(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
@@ -583,13 +581,13 @@ impl OsKen {
     fn wait(&self, what: &str, is: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let told = self.told();
-            if is(&told) {
-                return told;
+            let events = self.events();
+            if is(&events) {
+                return events;
             }
             if Instant::now() > until {
                 let said = std::fs::read_to_string(self.log.with_extension("log")).unwrap_or_default();
-                panic!("waited in vain until {what}: {told:#?}\n{said}");
+                panic!("waited in vain until {what}: {events:#?}\n{said}");
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -603,11 +601,11 @@ impl Drop for OsKen {
     }
 }
 
-/// Fetches the server's body with curl, which tries for so many seconds, and says whether that went well.
+/// Fetches the server's body with curl within `patience` seconds; false on failure.
 fn fetch(site: &Site, folder: &Path, patience: u32) -> bool {
     let target = folder.join("body");
     let _ = std::fs::remove_file(&target);
-    // Where an address was asked for in vain before, the client's kernel says for a moment that there is no way.
+    // After a lookup without an answer, the client's kernel reports no route for a moment.
     let retries = if patience > 1 { "20" } else { "0" };
     let patience = patience.to_string();
     let status = site.in_client(|| {
@@ -646,34 +644,34 @@ fn os_ken_gives_each_tcp_connection_a_chain() {
     assert!(!fetch(&site, folder.path(), 1), "without a controller nothing passes");
     let is = |what: &'static str| move |v: &&Value| v["what"] == what;
     let controller = OsKen::start(&environment, address.port(), folder.path());
-    let told = controller.wait("it is ready", |all| all.iter().any(|v| is("ready")(&v)));
-    assert!(told.iter().any(|v| v["what"] == "features" && v["datapath_id"] == 66 && v["tables"] == 1), "{told:#?}");
-    assert!(told.iter().any(|v| v["what"] == "desc" && v["manufacturer"] == "Sluice"), "{told:#?}");
+    let events = controller.wait("it is ready", |all| all.iter().any(|v| is("ready")(&v)));
+    assert!(events.iter().any(|v| v["what"] == "features" && v["datapath_id"] == 66 && v["tables"] == 1), "{events:#?}");
+    assert!(events.iter().any(|v| v["what"] == "desc" && v["manufacturer"] == "Sluice"), "{events:#?}");
     daemon.wait("it is connected", |s| status(s).connected);
     // Two connections, each with entries of its own in both directions.
     for _ in 0..2 {
-        assert!(fetch(&site, folder.path(), 30), "{:#?}\n{:#?}\n{}", controller.told(), daemon.stats(), daemon.log());
+        assert!(fetch(&site, folder.path(), 30), "{:#?}\n{:#?}\n{}", controller.events(), daemon.stats(), daemon.log());
     }
-    let told = controller.told();
+    let events = controller.events();
     let flows = |port: &str| {
-        let all = told.iter().filter(is("flow")).filter(|v| v[port] == 8080);
+        let all = events.iter().filter(is("flow")).filter(|v| v[port] == 8080);
         let other = if port == "dst_port" { "src_port" } else { "dst_port" };
         all.map(|v| v[other].as_u64().unwrap()).collect::<std::collections::BTreeSet<_>>().len()
     };
-    // A packet of the connection that did not come about may have waited in the client for an address, and have come now.
-    assert!(flows("dst_port") >= 2 && flows("src_port") >= 2, "{told:#?}");
+    // A packet of the failed connection may have waited for an address in the client.
+    assert!(flows("dst_port") >= 2 && flows("src_port") >= 2, "{events:#?}");
     let stats = daemon.stats();
     for chain in ["there", "back"] {
         assert!(left(&stats, chain) > 100, "{:?}", find_chain(&stats, chain));
     }
     assert!(status(&stats).packet_ins >= 4 && status(&stats).flow_mods >= 5, "{:?}", status(&stats));
-    // Idle entries go, and what they counted is told: the connection's packets, not only its first.
-    let told =
+    // Idle entries expire and report all packets of the connection, not only its first.
+    let events =
         controller.wait("entries have gone", |all| all.iter().filter(is("removed")).filter(|v| v["dst_port"] == 8080).count() >= 2);
-    assert!(told.iter().filter(is("removed")).any(|v| v["packets"].as_u64().unwrap() > 50), "{told:#?}");
-    assert!(!told.iter().any(|v| v["what"] == "error"), "{told:#?}");
+    assert!(events.iter().filter(is("removed")).any(|v| v["packets"].as_u64().unwrap() > 50), "{events:#?}");
+    assert!(!events.iter().any(|v| v["what"] == "error"), "{events:#?}");
     daemon.wait("what is idle has gone", |s| status(s).entries == 1);
-    // Without it no new connection comes about; with the next one all is as before.
+    // Without it no new connection works; with the next one all is as before.
     drop(controller);
     daemon.wait("it is away", |s| !status(s).connected);
     assert!(!fetch(&site, folder.path(), 1));

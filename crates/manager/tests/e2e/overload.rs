@@ -1,5 +1,5 @@
-//! More packets than an NF can take: with backpressure they are refused where they enter, and only in the chains that pass it; without,
-//! they are dropped inside, and packets flow all the same.
+//! More packets than an NF can process, with and without backpressure.
+//! With it, chains that pass the NF refuse them at the entry; without it, rings inside drop them.
 
 use sluice_api::model::EventKind;
 
@@ -7,7 +7,7 @@ use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, servic
 
 const PACKETS: u64 = 5_000;
 
-/// A chain with a slow NF behind a fast one, which gets as much as can be generated, and another chain with a counted number of packets.
+/// A slow NF behind a fast one under full load, and a chain with a counted load.
 fn heavy_and_light(light: &[&str], sched: &str) -> String {
     port("load", "gen", "flows = 8")
         + &port("away", "sink", "")
@@ -23,7 +23,7 @@ fn heavy_and_light(light: &[&str], sched: &str) -> String {
 
 #[test]
 fn a_bottleneck_throttles_its_chain_and_no_other() {
-    // The chains have an NF in common, which stands before the bottleneck.
+    // The chains share an NF before the bottleneck.
     let mut daemon = Daemon::start("", &heavy_and_light(&["fast", "light"], ""));
     daemon.wait("the bottleneck throttles", |s| find_nf(s, "slow.0").sched.throttles > 0);
     daemon.wait_for_all("steady", "all", PACKETS);
@@ -34,14 +34,14 @@ fn a_bottleneck_throttles_its_chain_and_no_other() {
     assert_eq!(heavy.wasted, 0, "{heavy:#?}");
     assert_eq!(heavy.drops.keys().collect::<Vec<_>>(), ["entry"]);
     assert_eq!((light.entry_packets, light.exit_packets, light.drops.len()), (PACKETS, PACKETS, 0), "{light:#?}");
-    // What was decided is told, within a tenth of a second.
+    // Decisions are events within a tenth of a second.
     let mut client = daemon.client();
-    let mut told = Vec::new();
-    daemon.wait("the throttle is told", |_| {
-        told = client.events().unwrap();
-        told.iter().any(|event| event.nf == "slow.0" && event.event == EventKind::Throttle && event.count > 0)
+    let mut events = Vec::new();
+    daemon.wait("the throttle is reported", |_| {
+        events = client.events().unwrap();
+        events.iter().any(|event| event.nf == "slow.0" && event.event == EventKind::Throttle && event.count > 0)
     });
-    assert!(told.is_sorted_by(|a, b| a.number < b.number && a.time_ns <= b.time_ns), "{told:#?}");
+    assert!(events.is_sorted_by(|a, b| a.number < b.number && a.time_ns <= b.time_ns), "{events:#?}");
     // When the load ends, the bottleneck lets packets in again.
     daemon.silence("heavy", "load");
     daemon.wait_until_empty();
@@ -51,7 +51,7 @@ fn a_bottleneck_throttles_its_chain_and_no_other() {
 
 #[test]
 fn those_before_a_bottleneck_are_held_and_none_of_their_packets_is_lost() {
-    // NFs that hand over leave out who is held; where the manager wakes each one, it does.
+    // NFs that hand over skip held NFs; where the manager wakes each NF, it skips them.
     for sched in ["", "handover = false"] {
         let text = port("in", "gen", "flows = 8")
             + &port("out", "sink", "")

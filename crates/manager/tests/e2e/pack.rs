@@ -1,4 +1,4 @@
-//! `sluice pack`: NFs of a running daemon are brought together, and packets flow on.
+//! `sluice pack` moves NFs of a running daemon together while packets flow.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -44,7 +44,7 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
         return;
     };
     let config = dear_and_cheap(one, other);
-    // Whatever else runs here, what is to leave may take its time.
+    // On a busy host, an NF that leaves may take its time.
     let mut daemon = Daemon::start("drain_ms = 60000", &config);
     daemon.wait("it is known what packets cost", |s| {
         let known = |name| {
@@ -53,9 +53,10 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
         };
         known("a.0") && known("b.0")
     });
-    // The load is no less than what the kernel says, which counts wake-ups and switches. Of packets alone the cheap one has a thousandth.
+    // The load includes wake-ups and switches, as the kernel's figure does; the packets alone of
+    // the cheap NF are about a thousandth of a core.
     for nf in &daemon.stats().nfs {
-        // A percentage that has been text is not divided to the last bit.
+        // A percentage parsed from text is not exact to the last bit.
         assert!(nf.cpu_percent > 0.0 && nf.sched.load >= nf.cpu_percent / 100.0 - 1e-9, "{nf:#?}");
     }
     let cores = format!("{one},{other}");
@@ -64,7 +65,7 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     let plan: serde_json::Value = serde_json::from_slice(&dry.stdout).unwrap();
     assert_eq!((plan["cores_now"].as_u64(), plan["cores_needed"].as_u64()), (Some(2), Some(1)), "{plan}");
     let step = &plan["moves"][0];
-    // The one that uses less comes to the other. Which that is depends on how often each is woken, beside whatever else runs here.
+    // The NF with less load moves to the other; which one depends on wake-ups and on the host.
     let ways = [("a.0", one, other), ("b.0", other, one)];
     let is_way = |(nf, _, to): &(&str, usize, usize)| step["nf"].as_str() == Some(nf) && step["to"].as_u64() == Some(*to as u64);
     assert!(ways.iter().any(is_way) && plan["moves"].as_array().unwrap().len() == 1, "{plan}");
@@ -92,11 +93,10 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     let stats = daemon.stats();
     let chain = find_chain(&stats, "c");
     assert_eq!((chain.wasted, chain.entry_packets), (0, chain.exit_packets), "{chain:#?}");
-    // What was refused at the door, while others had the core, is lost to the sink too; nothing that came in is out of order.
+    // Packets refused at the entry are lost to the sink, too; what came in is in order.
     let seen = &find_port(&stats, "out").details;
     assert_eq!((seen["stamped"], seen["reordered"], seen["duplicated"]), (chain.exit_packets as f64, 0.0, 0.0), "{seen:?}");
 
-    // Nothing is to be done any more.
     let again = pack(&daemon, &["--cores", &cores]);
     assert!(text(&again.stdout).contains("all are where they should be"), "{}{}", text(&again.stdout), text(&again.stderr));
     daemon.stop();
@@ -113,11 +113,11 @@ fn looking_again_and_again_goes_on_when_there_is_no_plan_for_a_while() {
     let mut packer = command(&daemon, &["--cores", &cores, "--apply", "--every", "0.05"]);
     let mut packer = packer.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sluice runs");
     let mut said = String::new();
-    // Nobody listens to what it says after that, and it goes on all the same.
+    // Its output has no reader after that, and it still goes on.
     BufReader::new(packer.stderr.take().unwrap()).read_line(&mut said).unwrap();
     assert!(said.contains("no NF is running") && said.contains("looking again"), "{said}");
 
-    // NFs come, of which nobody knows at first what they cost.
+    // New NFs, whose cost is unknown at first.
     let config = head(daemon.folder(), "drain_ms = 60000") + &dear_and_cheap(one, other);
     daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
     let together = |s: &Stats| {
@@ -125,7 +125,6 @@ fn looking_again_and_again_goes_on_when_there_is_no_plan_for_a_while() {
         s.nfs.len() == 2 && of("a").zip(of("b")).is_some_and(|(a, b)| a.core == b.core)
     };
     let stats = daemon.wait("both NFs run on one core", together);
-    // They stay there, and packets flow through them.
     let before = find_port(&stats, "out").tx_packets;
     daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > before + 5000);
     daemon.wait("both NFs are still together", together);

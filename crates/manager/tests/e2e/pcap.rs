@@ -1,7 +1,8 @@
-//! Captures replayed through NFs come out byte for byte, in order: of both formats, in both byte orders, with all sizes of packets.
+//! Captures replayed through NFs come out byte for byte, in order.
 //!
-//! Captures are written and read here by a few lines that know nothing of the daemon's own decoder. `scripts/replay-corpus` does the
-//! same for a folder of real captures, with tshark and editcap to compare.
+//! A few lines, independent of the daemon's decoder, write and read captures of both formats and
+//! byte orders, with packets of all sizes. `scripts/replay-corpus` does the same for a folder of
+//! real captures, with tshark and editcap.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +12,7 @@ use sluice_api::model::PortState;
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, refusal, service};
 
-/// Packets of all sizes: none so short that it has no Ethernet header, and then some; IP and not; up to jumbo.
+/// Packets of all sizes, from less than an Ethernet header to jumbo; IP and not.
 fn packets() -> Vec<Vec<u8>> {
     let sizes = [1, 2, 13, 14, 15, 33, 34, 41, 42, 59, 60, 61, 63, 64, 65, 127, 128, 590, 1514, 1518, 4000, 9000, 9200];
     let kinds: [&[u8]; 5] =
@@ -26,7 +27,6 @@ fn packets() -> Vec<Vec<u8>> {
     (0..40).flat_map(|_| sizes).enumerate().map(packet).collect()
 }
 
-/// Byte order of a capture.
 #[derive(Clone, Copy)]
 pub enum Order {
     Little,
@@ -49,7 +49,7 @@ impl Order {
     }
 }
 
-/// A pcap of these packets; the magic says which unit its times have.
+/// A pcap of these packets; `magic` gives the unit of its times.
 pub fn pcap(order: Order, magic: u32, link: u32, packets: &[Vec<u8>]) -> Vec<u8> {
     let mut out = Vec::new();
     out.extend(order.u32(magic));
@@ -71,7 +71,7 @@ pub const MICROS: u32 = 0xa1b2_c3d4;
 /// Times in nanoseconds.
 const NANOS: u32 = 0xa1b2_3c4d;
 
-/// A pcapng of these packets: a section, an Ethernet interface, and enhanced packet blocks.
+/// A pcapng of a section, an Ethernet interface, and enhanced packet blocks.
 pub fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
     let block = |kind: u32, body: Vec<u8>| {
         let mut body = body;
@@ -93,7 +93,7 @@ pub fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-/// The packets of a little-endian pcap, which the daemon writes.
+/// The packets of a little-endian pcap, as the daemon writes it.
 pub fn read(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -109,7 +109,7 @@ pub fn read(path: &Path) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Replays a file through a chain of NFs with room for jumbo packets, and gives back what was written.
+/// Replays a file through NFs that take jumbo frames; returns what is written.
 fn replay(capture: &[u8], packets: usize, services: &[(&str, &str, &str)]) -> Vec<Vec<u8>> {
     let files = crate::support::open_folder();
     let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));
@@ -188,7 +188,7 @@ fn what_is_encrypted_and_decrypted_is_the_same() {
     assert_eq!(written.iter().zip(&packets).position(|(a, b)| a != b), None, "the first packet that differs");
 }
 
-/// A file system in memory that takes this much. It goes with this.
+/// A file system in memory of this size, unmounted on drop.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -218,7 +218,7 @@ fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
     text += &port("out", "pcap", &format!("write = {file:?}"));
     text += &service("b", "sluice-nf-bridge", "");
     text += &chain("c", "load", &["b"], "out", "on_failure = \"bypass\"");
-    // Another chain, drained by the same thread.
+    // Another chain, which the same thread drains.
     text += &(port("more", "gen", "rate = 5000") + &port("away", "sink", "") + &service("n", "sluice-nf-bridge", ""));
     text += &chain("d", "more", &["n"], "away", "");
     let mut daemon = Daemon::start("", &text);
@@ -233,7 +233,7 @@ fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
     assert!(daemon.log().contains("No space left on device"), "{}", daemon.log());
     let sent = find_port(&daemon.stats(), "away").tx_packets;
     daemon.wait("packets of the other chain", |s| find_port(s, "away").tx_packets > sent + 1000);
-    // There is room again.
+    // There is space again.
     disk.mount("remount,size=512m");
     daemon.wait("it is written", |s| find_port(s, "out").state == PortState::Up && find_port(s, "out").details["written"] > 6000.0);
     daemon.wait("all is well", |s| s.status.health.verdict == Verdict::Healthy);

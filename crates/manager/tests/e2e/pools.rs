@@ -1,4 +1,4 @@
-//! A network function for every flow: each flow meets one NF, each NF one flow at a time, and what one has learnt does not reach the next.
+//! Pools: each flow has one NF, each NF one flow at a time, and no state passes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use sluice_api::model::{Apply, Pool, Stats, TraceRequest};
 use crate::pcap::{Order, pcap};
 use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, parent, port, refusal, service, signal};
 
-/// One packet of connection number `n`: whether it goes back, and `flags` as letters of S, A, F, R.
+/// A packet of connection `n`; `flags` are letters of S, A, F, R.
 fn packet(n: u8, back: bool, flags: &str, payload: &[u8]) -> Vec<u8> {
     let (client, server) = ([10, 0, 0, n + 1], [10, 0, 1, 1]);
     let (client_port, server_port) = (40_000 + u16::from(n), 80);
@@ -31,11 +31,11 @@ fn packet(n: u8, back: bool, flags: &str, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A whole connection: each packet with its direction.
+/// A whole connection: for each packet, whether it goes back, and its flags.
 const WHOLE: [(bool, &str); 9] =
     [(false, "S"), (true, "SA"), (false, "A"), (false, "A"), (true, "A"), (false, "FA"), (true, "A"), (true, "FA"), (false, "A")];
 
-/// So many connections, one after another, or the packets of all in turn.
+/// `n` connections, one after another or, `in_turn`, packet by packet.
 fn connections(n: u8, in_turn: bool) -> Vec<Vec<u8>> {
     let make = |n: u8, (back, flags): (bool, &str)| packet(n, back, flags, b"hello");
     if in_turn {
@@ -51,30 +51,28 @@ fn capture(folder: &Path, name: &str, packets: &[Vec<u8>]) -> String {
     format!("read = {:?}\noverload = \"wait\"", path.display().to_string())
 }
 
-/// A service of NFs that write down what they see, one flow at a time.
+/// A service whose NFs have one flow at a time and log what they see.
 pub fn ids(name: &str, folder: &Path, more_args: &str, pool: &str) -> String {
     let log = folder.join(format!("{name}.flows")).display().to_string();
     service(name, &flow_nf(), &format!("args = [{log:?}{more_args}]\nper = \"flow\"\n[service.pool]\n{pool}"))
 }
 
-/// What the NFs of a service wrote down: the words of each line.
+/// The log lines of a service's NFs, split into words.
 pub fn seen(folder: &Path, name: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(folder.join(format!("{name}.flows"))).unwrap_or_default();
     text.lines().map(|line| line.split(' ').map(str::to_string).collect()).collect()
 }
 
-/// The lines of a kind.
 pub fn lines(seen: &[Vec<String>], what: &str) -> Vec<Vec<String>> {
     seen.iter().filter(|words| words[0] == what).cloned().collect()
 }
 
-/// The pool of a service.
 #[track_caller]
 pub fn pool<'a>(stats: &'a Stats, service: &str) -> &'a Pool {
     stats.status.pools.iter().find(|pool| pool.service == service).unwrap_or_else(|| panic!("no pool {service}"))
 }
 
-/// A column of lines, each value once.
+/// The distinct values of a column.
 pub fn distinct(lines: &[Vec<String>], column: usize) -> BTreeSet<&str> {
     lines.iter().map(|words| words[column].as_str()).collect()
 }
@@ -117,7 +115,7 @@ fn both_directions_of_a_connection_meet_the_same_nf_on_every_chain() {
     daemon.stop();
 }
 
-/// Connections one after another through two NFs: what these saw, and how the pool stood at the end.
+/// Connections one by one through two NFs: their log, and the pool at the end.
 fn one_after_another(more_args: &str, pool_keys: &str) -> (Vec<Vec<String>>, Pool) {
     let folder = crate::support::open_folder();
     let at = folder.path();
@@ -142,7 +140,7 @@ fn an_nf_whose_flow_has_ended_is_clean_for_the_next() {
     let (seen, pool) = one_after_another("", "");
     let begun = lines(&seen, "begin");
     assert!(lines(&seen, "mixed").is_empty(), "{seen:?}");
-    // A last ACK that comes after the linger counts as a flow of its own.
+    // A last ACK after the linger time counts as a flow of its own.
     assert!(pool.activations >= 6, "{pool:?}");
     assert_eq!((distinct(&begun, 1).len(), distinct(&begun, 2).len(), distinct(&begun, 3).len()), (2, 2, 6), "{seen:?}");
     assert!(pool.waits > 0 && pool.drops == 0, "{pool:?}");
@@ -192,7 +190,7 @@ fn members_are_forked_and_with_strict_isolation_afresh_for_each_flow() {
     daemon.stop();
 }
 
-/// More flows than the one NF of a pool.
+/// A pool of one NF, and more flows than that.
 fn scarce(when_empty: &str, count: u64) -> (tempfile::TempDir, Daemon) {
     let folder = crate::support::open_folder();
     let config = port("in", "gen", &format!("flows = 4\nrate = 4000\ncount = {count}\noverload = \"wait\""))
@@ -252,7 +250,7 @@ fn packets_that_wait_for_an_nf_are_traced_when_they_go_and_those_that_find_none_
     let mut client = daemon.client();
     let trace = std::thread::spawn(move || client.trace(&request("late", 3)).unwrap());
     let until = std::time::Instant::now() + crate::support::PATIENCE;
-    // Of what there is not nothing can be traced either, which begins no trace.
+    // A trace of an unknown rule fails, too, and begins none.
     while !daemon.client().trace(&request("nobody", 1)).unwrap_err().to_string().contains("another trace") {
         assert!(std::time::Instant::now() < until, "no trace begins");
     }

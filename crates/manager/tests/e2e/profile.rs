@@ -19,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether it could be measured; false, with the reason printed, where there is but one core.
+/// Whether it could be measured; false, with the reason printed, on one core.
 pub fn measured(out: &Output) -> bool {
     if text(&out.stderr).contains("need a core each") {
         println!("left out: {}", text(&out.stderr));
@@ -29,7 +29,7 @@ pub fn measured(out: &Output) -> bool {
     true
 }
 
-/// One line, besides what the NF itself has said.
+/// The stderr of a refusal: one line of `sluice`, besides the NF's own output.
 fn refusal(args: &[&str]) -> String {
     let out = sluice(args);
     assert!(!out.status.success(), "{args:?}: {}", text(&out.stdout));
@@ -60,12 +60,12 @@ fn a_profile_is_written_drawn_and_read_back() {
     assert!(profile.throughput_pps(profile.best_ways) > 0.0 && profile.least_latency_us(profile.best_ways) > 0.0);
     let sure = profile.latency.confidence;
     assert!(sure.samples >= 7 * sure.points && sure.within <= sure.samples && sure.points == profile.latency.measured, "{sure:?}");
-    let told = text(&out.stdout);
-    assert!(told.contains("samples") && told.contains("within what is promised"), "{told}");
-    assert!(told.contains("MPPS") && told.contains("95TH PERCENTILE") && told.contains("margin"), "{told}");
+    let printed = text(&out.stdout);
+    assert!(printed.contains("samples") && printed.contains("within what is promised"), "{printed}");
+    assert!(printed.contains("MPPS") && printed.contains("95TH PERCENTILE") && printed.contains("margin"), "{printed}");
     assert!(std::fs::read_to_string(path("cost.svg")).unwrap().contains("</svg>"));
 
-    // Measured again, it is what it was, or another NF's.
+    // A second measurement checks the profile; another configuration is refused.
     let check = [program.as_str(), "--check", &path("cost.json"), "--traffic", traffic, "--loads", "4"];
     let out = sluice(&[&check[..], &["--json", "--", "--cycles", "2000"][..]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
@@ -95,7 +95,7 @@ fn a_profile_is_of_a_quiet_host_or_is_not_written() {
     if said.contains("need a core each") {
         return println!("left out: {said}");
     }
-    // Beside other tests it may be the one or the other.
+    // Beside other tests, either may happen.
     if out.status.success() {
         Profile::load(Path::new(&file)).unwrap().check_quiet().unwrap();
     } else {
@@ -106,7 +106,7 @@ fn a_profile_is_of_a_quiet_host_or_is_not_written() {
 }
 
 #[test]
-fn a_captures_packets_are_told_by_their_name_and_contents() {
+fn a_captures_packets_are_known_by_their_name_and_contents() {
     let capture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures/host-traffic.pcap").display().to_string();
     let out =
         sluice(&[&nf("sluice-nf-cost"), "--cache", "none", "--traffic", &capture, "--noisy", "--json", "--", "--cycles", "3000"]);
@@ -166,7 +166,7 @@ fn a_chain_is_profiled_as_its_nfs_with_what_the_one_before_sends_on() {
     }
 }
 
-/// Whether these NFs are built to be traced. `make test` builds them.
+/// Whether traced builds of these NFs exist; `make test` makes them.
 fn are_traced(nfs: &[&str]) -> bool {
     let built = nfs.iter().all(|name| sluice_cache::trace::beside(Path::new(&nf(&format!("sluice-nf-{name}")))).is_some());
     let is_required = std::env::var("SLUICE_TRACED").is_ok_and(|value| value == "required");
@@ -194,7 +194,7 @@ fn a_traced_nf_s_profile_tells_what_it_does_with_less_cache() {
     let (first, last) = (found.throughput.points.first().unwrap(), found.throughput.points.last().unwrap());
     assert_eq!((found.source, first.x, last.x), (Source::Simulated, 1.0, f64::from(found.best_ways)));
     assert!(first.y <= last.y && found.throughput.measured <= 12, "{found:?}");
-    // Packets of other flows meet lines of the table that the private caches do not hold.
+    // Packets of other flows touch table lines that the private caches do not hold.
     let (cache, floor) = (found.cache.as_ref().unwrap(), found.floor_pps.unwrap());
     assert!(cache.references_per_packet > 0.01 && cache.miss_ns == 100.0, "{cache:?}");
     assert!(floor > 0.0 && floor <= first.y && floor < last.y, "{floor}: {found:?}");
@@ -214,7 +214,7 @@ fn a_chain_that_cannot_be_profiled_is_said() {
     assert!(said.contains("no service or chain swap"), "{said}");
     let said = refusal(&["c", "--config", &deny, "--cache", "resctrl"]);
     assert!(said.contains("--cache simulated"), "{said}");
-    // With one core, that is what is said.
+    // With one core, that is the error.
     let said = refusal(&["c", "--config", &deny, "--cache", "none"]);
     assert!(said.contains("gets past fw.0") || said.contains("need a core each"), "{said}");
     let twice = [("a", "sluice-nf-macswap", ""), ("b", "sluice-nf-bridge", "")];
@@ -226,7 +226,7 @@ fn a_chain_that_cannot_be_profiled_is_said() {
 }
 
 #[test]
-fn the_kernel_s_classes_are_used_released_and_their_refusal_told() {
+fn the_kernel_s_classes_are_used_released_and_their_refusal_reported() {
     let kernel = match StandIn::mount(Machine::default()) {
         Ok(kernel) => kernel,
         Err(why) => return println!("left out: no FUSE file system can be mounted here ({why})"),
@@ -242,7 +242,7 @@ fn the_kernel_s_classes_are_used_released_and_their_refusal_told() {
     assert_eq!((profile.source, profile.best_ways), (Source::Measured, 18));
     assert!((3..=12).contains(&profile.throughput.measured), "{:?}", profile.throughput);
     assert!(!kernel.path().join("sluice-profile").exists(), "the class is released");
-    // A new group has all ways, and leaves none to give.
+    // A new group has all ways and leaves none.
     std::fs::create_dir(kernel.path().join("other")).unwrap();
     let said = refusal(&args);
     assert!(said.contains("way"), "{said}");
@@ -270,7 +270,7 @@ fn what_cannot_be_profiled_is_said() {
     assert!(said.contains("mount -t resctrl"), "{said}");
     let said = text(&sluice(&[&cost, "--traffic", "colour=1"]).stderr);
     assert!(said.contains("\"colour=1\" names no traffic"), "{said}");
-    // With one core, that is what is said.
+    // With one core, that is the error.
     let said = refusal(&["/bin/true", "--cache", "none"]);
     assert!(said.contains("before it attached") || said.contains("need a core each"), "{said}");
 }

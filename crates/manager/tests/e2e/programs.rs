@@ -1,9 +1,9 @@
-//! Every program answers `--help` and `--version` with its own name, without a daemon and without rights.
+//! `--help` and `--version` of every program, without a daemon or privileges.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs of this repository that an operator starts, or has the daemon start.
+/// The programs that an operator or the daemon starts.
 fn programs() -> Vec<PathBuf> {
     let beside = Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().unwrap();
     let nfs = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nfs")).unwrap();

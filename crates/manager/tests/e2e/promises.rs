@@ -1,4 +1,4 @@
-//! A placement that is kept: services, chains, input, parts of cores, cache classes; one that cannot be; and who is told of.
+//! SLO placements: what keeps them, those that are refused, and what is reported.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +29,7 @@ fn shape(cpu: &str) -> ServerShape {
     ServerShape { cpu, cores: 4, llc_ways: 20, way_bytes, ddio_ways: 2, min_ways: 1, classes: 8, memory_mib, path_us: 0 }
 }
 
-/// SLOs of one NF each: name, places of its instances, ways, packets per second of each.
+/// SLOs of one NF: name, places of its instances, and ways and packets/s of each.
 fn assignment(slos: &[(&str, &[u32], u32, f64)]) -> Assignment {
     let mut server = PlacedServer::empty("s0", &shape("any"));
     let mut promised = Vec::new();
@@ -81,8 +81,8 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     daemon.wait("packets flow", |s| find_chain(s, "acme").exit_packets > 100);
     let wanted = assignment(&[("acme", &[0, 2], 2, 5e3), ("rogue", &[3], 0, 2e3)]);
     let placed = daemon.client().place(&wanted).unwrap();
-    let told: Vec<String> = placed.changes.iter().map(ToString::to_string).collect();
-    assert!(told.contains(&"+ service acme-nf: 2 instances".to_string()), "{told:?}");
+    let changes: Vec<String> = placed.changes.iter().map(ToString::to_string).collect();
+    assert!(changes.contains(&"+ service acme-nf: 2 instances".to_string()), "{changes:?}");
     assert!(placed.notes[0].contains("no cache classes: it is off"), "{placed:?}");
     assert_eq!(daemon.client().placement().unwrap(), wanted);
     let stats = daemon.stats();
@@ -103,7 +103,7 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     let metrics = daemon.client().metrics().unwrap();
     assert!(metrics.contains("sluice_promise_promised_pps{slo=\"rogue\"} 2000\n"), "{metrics}");
 
-    // The same again changes nothing; a rate alone changes no instance.
+    // The same placement changes nothing; a new rate alone changes no instance.
     assert!(daemon.client().place(&wanted).unwrap().changes.is_empty());
     let before = find_nf(&daemon.stats(), "rogue-nf.0").pid;
     let more = assignment(&[("acme", &[0, 2], 2, 5e3), ("rogue", &[3], 0, 3e4)]);
@@ -114,7 +114,7 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
         rogue.windows > 1 && rogue.excess.is_none()
     });
 
-    // Another configuration keeps it too.
+    // Another configuration keeps the placement, too.
     let config =
         head(daemon.folder(), "") + &two("cache = \"none\"", &nf("sluice-nf-bridge")).replace("rate = 20000", "rate = 21000");
     let applied = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
@@ -123,7 +123,7 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     assert_eq!((find_chain(&stats, "acme").services.as_slice(), stats.promises.len()), (&["acme-nf".to_string()][..], 2));
     assert_eq!(find_nf(&stats, "rogue-nf.0").pid, before);
 
-    // What it is kept by stays as it was placed.
+    // What keeps an SLO cannot be changed by hand.
     daemon.client().remove_rule("acme").unwrap();
     let mut client = daemon.client();
     let refused = [
@@ -210,7 +210,7 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     };
-    // Of those that are not on their way out.
+    // Of instances that are not leaving.
     let pids = |stats: &Stats| -> BTreeMap<String, Option<u32>> {
         let own = stats.nfs.iter().filter(|nf| nf.service == "acme-nf" && nf.state == NfState::Running);
         own.map(|nf| (nf.name.clone(), nf.pid)).collect()
@@ -219,8 +219,8 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
     let mut seen = BTreeMap::new();
     for said in ["", "step 1 of 3: start acme.1", "step 2 of 3: send no new flows to acme.0", "step 3 of 3: stop acme.0"] {
         if !said.is_empty() {
-            let told = sluice(&["plan", "step"]);
-            assert!(told.starts_with(said), "{told}");
+            let printed = sluice(&["plan", "step"]);
+            assert!(printed.starts_with(said), "{printed}");
         }
         sluice(&["slo", "apply"]);
         let stats = daemon.stats();
@@ -231,7 +231,7 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
         daemon.wait("packets go on", |s| find_chain(s, "acme").exit_packets > before || find_port(s, "in").finished);
     }
     assert_eq!(names, [&["acme-nf.0"][..], &["acme-nf.0", "acme-nf.1"], &["acme-nf.0", "acme-nf.1"], &["acme-nf.1"]]);
-    // One comes whose number is lower, and who is there has the same place as before.
+    // A new instance has a lower number; the one that stays keeps its place.
     let Assignment { mut server, slos } = daemon.client().placement().unwrap();
     let place = |number, core, ways| Instance { number, cores: vec![core], ways, ..server.instances[0].clone() };
     server.instances = vec![place(0, 0, 1), place(1, 2, 2)];
@@ -260,7 +260,7 @@ fn of_two_instances_on_one_core_the_one_goes_that_is_taken_away() {
     daemon.client().place(&with(&[1])).unwrap();
     let stats = daemon.wait("the first is gone", |s| s.nfs.iter().filter(|nf| nf.service == "acme-nf").count() == 1);
     assert_eq!(pid(&stats, "acme-nf.1"), before);
-    // One comes back whose number is lower, and one goes at the same time: who stays is the same one.
+    // One with a lower number returns while another goes: the one that stays is the same process.
     daemon.client().place(&with(&[1, 2])).unwrap();
     daemon.client().place(&with(&[0, 1])).unwrap();
     let stats = daemon.wait("the third is gone", |s| s.nfs.iter().filter(|nf| nf.service == "acme-nf").count() == 2);
@@ -268,7 +268,7 @@ fn of_two_instances_on_one_core_the_one_goes_that_is_taken_away() {
     daemon.stop();
 }
 
-/// A program of an NF that starts as long as a file is there: both paths.
+/// An NF program that starts only while a file exists: the paths of both.
 fn flagged(folder: &Path) -> (String, PathBuf) {
     let (script, flag) = (folder.join("nf"), folder.join("good"));
     std::fs::write(&script, format!("#!/bin/sh\n[ -e {flag:?} ] || exit 1\nexec {} \"$@\"\n", open_nf(folder, "sluice-nf-bridge")))
@@ -278,7 +278,7 @@ fn flagged(folder: &Path) -> (String, PathBuf) {
     (script.display().to_string(), flag)
 }
 
-/// What a profile of the NF is of.
+/// The key of a profile of the NF.
 fn key(cpu: &str, binary: &[u8], configuration: &[u8]) -> Key {
     let (workload, traffic) = (Workload::Nf("nf".into()), "64 B".into());
     Key { workload, binaries: vec![Digest::of(binary)], configuration: Digest::of(configuration), traffic, cpu: cpu.into() }
@@ -327,7 +327,7 @@ fn an_instance_that_is_given_nothing_ends_its_old_flows_and_gets_no_new_ones() {
     let before = passed(&daemon.stats())[0];
     let stats = daemon.wait("the first keeps them", |s| passed(s)[0] > before + 500);
     assert_eq!(passed(&stats)[1], 0);
-    // What is on the way out is not policed.
+    // Instances on their way out are not policed.
     daemon.client().place(&with([0.0, 0.0])).unwrap();
     let before = passed(&daemon.stats())[0];
     let stats = daemon.wait("they are let in", |s| passed(s)[0] > before + 500);
@@ -356,7 +356,7 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     let shown = |name: &str| path(name).display().to_string();
     let (file, out) = (shown("sluice.toml"), shown("plan/profiles/work.json"));
     let profiled = ["profile", "work", "--config", &file, "--traffic", "flows=64", "--cache", "none", "--noisy", "--out", &out];
-    // Beside other tests an NF may look as if it carried next to nothing, and then that is what its profile promises.
+    // Beside other tests an NF may carry next to nothing, and then that is what its profile has.
     let enough = |profile: &Profile| profile.throughput_pps(profile.best_ways) >= 200.0;
     for tries in 1.. {
         if !measured(&sluice(&profiled)) {
@@ -367,7 +367,7 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
         }
         assert!(tries < 5, "the NF carried less than 200 packets/s each time");
     }
-    // As `sluice doctor` would tell of this host, and with all ways for NFs, as the profile is of the whole cache.
+    // As `sluice doctor` shows this host, with all ways for NFs: the profile is of the whole cache.
     let profile = Profile::load(Path::new(&out)).unwrap();
     let (cpu, ways) = (&profile.key.cpu, profile.best_ways);
     let server = format!(
@@ -402,8 +402,8 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     let acme = promise(&stats.promises, "acme");
     assert_eq!((acme.promised_pps, acme.promised_us, acme.policed), (Some(100.0), 1e6, 0));
     assert!(acme.offered_pps > 0.0 && acme.delivered_pps > 0.0, "{acme:?}");
-    let told = sluice(&["slo", "list", "--live"]);
-    assert!(String::from_utf8_lossy(&told.stdout).contains("acme"), "{told:?}");
+    let listed = sluice(&["slo", "list", "--live"]);
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("acme"), "{listed:?}");
     daemon.stop();
 }
 
@@ -424,7 +424,7 @@ fn the_way_from_a_profile_to_a_promise_works_as_the_book_has_it() {
     let modest = slo.replace("10_000.0", "100.0").replace("2_000.0", "1e6");
     assert_ne!(modest, slo);
     std::fs::write(plan.join("acme.toml"), modest).unwrap();
-    // The commands as they stand; only what depends on how busy the host is has more patience.
+    // The commands as they are; only steps that depend on the host's load have more patience.
     let line = |line: &str| match line {
         _ if line.contains("& sleep 1") => line.replace("sleep 1", "until sluice status >&2; do kill -0 $!; sleep 0.05; done"),
         _ if line.starts_with("sluice profile") => format!("{line} || {line} --noisy"),
@@ -448,7 +448,7 @@ fn the_way_from_a_profile_to_a_promise_works_as_the_book_has_it() {
     {
         assert!(said.contains(wanted), "{wanted}: {said}\n{errors}");
     }
-    // A plan that is there is not written over.
+    // An existing plan is not overwritten.
     let mut again = Command::new(crate::support::sluice());
     let again = again.args(["plan", "init"]).env("SLUICE_PLAN", &plan).output().unwrap();
     let errors = String::from_utf8_lossy(&again.stderr);
@@ -497,7 +497,7 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         assert_eq!(error.kind, ErrorKind::Unprocessable, "{why}");
         assert!(error.error.contains("the placement before stands"), "{error}");
     }
-    // One that looks good, and whose NF does not start.
+    // A valid placement whose NF does not start.
     std::fs::remove_file(&flag).unwrap();
     let error = refusal(daemon.client().place(&of(&|_| {})));
     assert!(error.error.contains("rogue-nf.0 ended before it was ready") && error.kind == ErrorKind::Conflict, "{error}");
@@ -506,7 +506,7 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
     assert_eq!(daemon.client().placement().unwrap(), good);
     std::fs::write(&flag, "").unwrap();
     daemon.client().place(&of(&|_| {})).unwrap();
-    // As it was profiled, but for the core, it stays so: another configuration that changes it is refused, and one that does not is not.
+    // An NF stays as profiled, but for its core: only a configuration that changes it is refused.
     let placed = daemon.client().place(&of(&|a| a.slos[1].profile = Some(key(&cpu, &program, b"")))).unwrap();
     assert!(placed.notes.iter().any(|note| note.contains("\"rogue\" is kept on a part of a core (1/2 of core 0)")), "{placed:?}");
     let same = head(daemon.folder(), "") + &two("", &script).replace("rate = 20000", "rate = 21000");
@@ -526,7 +526,7 @@ fn instances_that_are_added_are_ready_before_they_count() {
     let mut daemon = Daemon::start("max_nfs = 3", &two("", &script));
     let one = assignment(&[("acme", &[0], 0, 5e3)]);
     daemon.client().place(&one).unwrap();
-    // One that does not start is none.
+    // An instance that does not start does not count.
     let mut more = assignment(&[("acme", &[0, 2], 0, 5e3)]);
     std::fs::remove_file(&flag).unwrap();
     let error = refusal(daemon.client().place(&more));
@@ -541,11 +541,11 @@ fn instances_that_are_added_are_ready_before_they_count() {
     assert_eq!((nfs.len(), find_nf(&stats, "acme-nf.0").pid), (2, first), "{nfs:?}");
     assert_eq!(nfs.iter().map(|nf| find_nf(&stats, nf).core).collect::<Vec<_>>(), [0, 1]);
 
-    // Who asks for one more than there may be is told so.
+    // A request beyond `max_nfs` is reported.
     on_demand(&mut more, "acme", NEVER, 9);
     daemon.client().place(&more).unwrap();
     let asked = |s: &sluice_api::model::Stats| promise(&s.promises, "acme").steered.clone()?.asks_for;
-    let stats = daemon.wait("a request that is told", |s| asked(s).is_some());
+    let stats = daemon.wait("a request that is reported", |s| asked(s).is_some());
     assert!(asked(&stats).unwrap().why.contains("max_nfs is 3"), "{stats:?}");
     daemon.stop();
 }
@@ -560,7 +560,7 @@ fn instances_for_which_there_is_no_room_leave_all_as_it_is() {
     let one = assignment(&[("acme", &[0], 0, 5e3)]);
     let more = assignment(&[("acme", &[0, 2], 0, 5e3)]);
     daemon.client().place(&one).unwrap();
-    // One that goes is there as long as it has packets; the configuration does not know it any more.
+    // An instance that leaves exists while it has packets, though the configuration dropped it.
     let leaving = find_nf(&daemon.stats(), "spare.0").clone();
     crate::support::signal(&leaving, rustix::process::Signal::STOP);
     daemon.wait("packets in it", |s| find_nf(s, "spare.0").frames_held > 0);
@@ -573,7 +573,7 @@ fn instances_for_which_there_is_no_room_leave_all_as_it_is() {
     assert_eq!(promise(&daemon.stats().promises, "acme").promised_pps, Some(5e3));
     assert!(daemon.client().place(&one).unwrap().changes.is_empty(), "this is what there is");
     crate::support::signal(&leaving, rustix::process::Signal::CONT);
-    // However long that took, it goes now.
+    // It goes now, however long that took.
     let _ = removed.join().unwrap();
     daemon.wait("it is gone", |s| s.nfs.iter().all(|nf| nf.name != "spare.0"));
     daemon.client().place(&more).unwrap();
@@ -581,7 +581,7 @@ fn instances_for_which_there_is_no_room_leave_all_as_it_is() {
     daemon.stop();
 }
 
-/// The group that a thread is in, by the files of all groups.
+/// The threads of each group, by its `tasks`.
 fn groups(kernel: &StandIn) -> BTreeMap<String, Vec<u32>> {
     let read = |folder: &Path| {
         let tasks = std::fs::read_to_string(folder.join("tasks")).ok()?;
@@ -610,19 +610,19 @@ fn instances_have_their_ways_of_the_cache() {
         "{inside:?}"
     );
     assert!(inside["sluice-shared"].contains(&pid("rogue-nf.0")), "{inside:?}");
-    // A second daemon leaves the classes of the first as they are, and says what goes on without.
+    // A second daemon leaves these classes alone, and reports that it goes on without.
     let second = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &nf("sluice-nf-bridge")));
     let placed = second.client().place(&assignment(&[("acme", &[0], 4, 5e3)])).unwrap();
     assert!(placed.notes[0].contains("no cache classes: another sluiced that runs here has the cache classes"), "{placed:?}");
     second.stop();
     assert_eq!(groups(&kernel).keys().collect::<Vec<_>>(), inside.keys().collect::<Vec<_>>());
-    // An instance that is started again is put there again.
+    // An instance that is started again is put back into its class.
     crate::support::signal(find_nf(&stats, "acme-nf.0"), rustix::process::Signal::KILL);
     let stats = daemon.wait("it is back", |s| find_nf(s, "acme-nf.0").restarts > 0 && find_nf(s, "acme-nf.0").pid.is_some());
     let pid = find_nf(&stats, "acme-nf.0").pid.unwrap();
     daemon.wait("it is in its class", |_| groups(&kernel)["sluice-acme.0"].contains(&pid));
     daemon.wait("occupancy", |s| s.promises.iter().all(|promise| promise.occupancy_bytes.is_some()));
-    // More than there is: the ways that there were stay.
+    // A request for more ways than there are changes nothing.
     let error = refusal(daemon.client().place(&{
         let mut wrong = assignment(&[("acme", &[0, 2], 4, 5e3), ("rogue", &[3], 10, 2e3)]);
         wrong.server.shape.llc_ways = 24;
@@ -675,7 +675,7 @@ fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
         assert_eq!(ways(), [4, 12]);
     };
     place_both(&mut daemon, [10, 0]);
-    // Who has the whole cache is in no class until then.
+    // An NF with the whole cache is in no class until then.
     let mut whole = assignment(&[("acme", &[0], 20, 5e3)]);
     whole.server.shape.ddio_ways = 0;
     daemon.client().place(&whole).unwrap();
@@ -689,11 +689,11 @@ fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
     assert!(groups(&kernel).is_empty());
 }
 
-/// A latency that no packet keeps, and one that all keep, in microseconds.
+/// Latencies (µs) that no packet and that all packets keep.
 const NEVER: f64 = 0.001;
 const ALWAYS: f64 = 1e8;
 
-/// Makes an SLO one on demand, with a latency in microseconds and most instances.
+/// Makes an SLO one on demand, with a latency (µs) and a cap of instances.
 fn on_demand(assignment: &mut Assignment, name: &str, latency_us: f64, most: u32) {
     let promised = assignment.slos.iter_mut().find(|promised| promised.slo.name == name).unwrap();
     let cap = slo::Cap { instances: Some(most), load_pps: None };
@@ -703,7 +703,7 @@ fn on_demand(assignment: &mut Assignment, name: &str, latency_us: f64, most: u32
     }
 }
 
-/// A port and a chain for each of some tenants.
+/// A port and a chain for each tenant.
 fn tenants(names: &[&str], keys: &str) -> String {
     let each =
         |name: &&str| port(&format!("{name}-in"), "gen", "rate = 2000") + &chain(name, &format!("{name}-in"), &["nf"], "out", "");
@@ -726,7 +726,7 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
         on_demand(&mut wanted, "rogue", ALWAYS, 1);
         wanted
     };
-    // What the hardware counts: both fill the cache between them, the one misses, and the other as long as it is noisy.
+    // The counters: both fill the cache together, acme misses, and rogue while it is noisy.
     let mut moment = 0;
     let mut play = |is_noisy: bool| {
         moment += 1;
@@ -755,7 +755,7 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
         !own(s, "acme").is_empty() && groups(&kernel).get("sluice-acme.0").is_some_and(|tasks| tasks.contains(&pid))
     });
     assert!(ways("sluice-acme.0") >= 7, "its fair share of what is leased");
-    // It keeps its promise there, as long as the neighbour goes on.
+    // It keeps its promise there, while the neighbour goes on.
     daemon.client().place(&promised(ALWAYS)).unwrap();
     assert!(groups(&kernel)["sluice-acme.0"].contains(&pid), "a placement that leaves it room leaves it its class");
     let before = promise(&daemon.stats().promises, "acme").windows;
@@ -771,9 +771,9 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
     assert_eq!((ways("sluice-shared"), schemata("sluice-firm.0")), (14, firm), "what is reserved is not touched");
     daemon.wait("it is counted apart again", |s| promise(&s.promises, "acme").occupancy_bytes == Some(9 << 20));
     let promises = daemon.client().promises().unwrap();
-    let told: Vec<&str> = promises.decisions.iter().map(|decided| decided.what.as_str()).collect();
+    let decisions: Vec<&str> = promises.decisions.iter().map(|decided| decided.what.as_str()).collect();
     let expected = ["acme.0 is given a cache class of its own, with 7 ways", "acme.0 goes back to the shared cache class"];
-    assert_eq!(told, expected, "{promises:?}");
+    assert_eq!(decisions, expected, "{promises:?}");
     assert_eq!(promises.notes, Vec::<String>::new());
     daemon.stop();
     assert!(groups(&kernel).is_empty());
@@ -792,7 +792,7 @@ fn what_the_kernel_refuses_or_does_not_count_holds_up_nobody() {
         on_demand(&mut wanted, "rogue", ALWAYS, 1);
         wanted
     };
-    // One of them has no counter, ever.
+    // `rogue` never has a counter.
     let mut moment = 0;
     let mut play = || {
         moment += 1;
@@ -810,7 +810,7 @@ fn what_the_kernel_refuses_or_does_not_count_holds_up_nobody() {
     play();
     daemon.client().place(&promised(ALWAYS)).unwrap();
     daemon.wait("what it uses is counted", |s| promise(&s.promises, "acme").occupancy_bytes.is_some());
-    // Somebody else changes classes, and takes his time.
+    // Another program holds the lock on cache classes.
     let other = std::fs::File::open(kernel.path()).unwrap();
     rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
     daemon.client().place(&promised(NEVER)).unwrap();
@@ -882,7 +882,7 @@ fn a_placement_that_is_not_taken_leaves_classes_to_those_who_had_them() {
         !own(s).is_empty()
     });
     let before = own(&stats);
-    // It would leave no room for that class, and does not come.
+    // This one would leave no ways for that class, and fails.
     std::fs::remove_file(&flag).unwrap();
     let mut more = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0), ("firm", &[2], 16, 1e6)]);
     on_demand(&mut more, "acme", NEVER, 1);
@@ -923,7 +923,7 @@ fn what_no_cache_helps_is_given_an_instance_and_then_policed() {
     daemon
         .wait("it is said what is done", |s| promise(&s.promises, "acme").steered.as_ref().unwrap().remedy == Some(Remedy::Police));
 
-    // Another asks, and there is no place.
+    // Another SLO asks, and there is no place.
     let mut wanted = placement;
     on_demand(&mut wanted, "acme", ALWAYS, 2);
     on_demand(&mut wanted, "rogue", NEVER, 9);
@@ -940,7 +940,7 @@ fn what_no_cache_helps_is_given_an_instance_and_then_policed() {
 }
 
 #[test]
-fn latencies_that_nobody_measures_are_told() {
+fn latencies_that_nobody_measures_are_reported() {
     let daemon = Daemon::start("latency_sample = 0", &two("cache = \"none\"", &nf("sluice-nf-bridge")));
     let notes = |daemon: &Daemon| daemon.client().promises().unwrap().notes;
     assert!(notes(&daemon).is_empty(), "nothing is promised");
@@ -958,7 +958,7 @@ fn nothing_is_decided_while_the_daemon_ends() {
     on_demand(&mut wanted, "rogue", ALWAYS, 1);
     daemon.client().place(&wanted).unwrap();
     daemon.wait("policed", |s| promise(&s.promises, "acme").policed > 0);
-    // Packets that do not leave: their end is waited for some windows long, and nothing comes in.
+    // Packets do not leave: the daemon waits some windows for them, and nothing comes in.
     crate::support::signal(find_nf(&daemon.stats(), "rogue-nf.0"), rustix::process::Signal::STOP);
     daemon.wait("packets inside", |s| find_nf(s, "rogue-nf.0").frames_held > 0);
     let status = daemon.end(rustix::process::Signal::TERM);
@@ -984,7 +984,7 @@ fn what_is_placed_is_there_after_a_restart() {
     assert!(!file.exists(), "nothing is placed");
     daemon.stop();
 
-    // One that cannot be kept any more is told, and the daemon serves all the same.
+    // A placement that can no longer be kept is reported, and the daemon still serves.
     std::fs::write(&file, serde_json::to_string(&assignment(&[("stranger", &[0], 0, 5e3)])).unwrap()).unwrap();
     let daemon = Daemon::start("", &body);
     let notes = daemon.client().promises().unwrap().notes;

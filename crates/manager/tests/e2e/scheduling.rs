@@ -1,4 +1,4 @@
-//! What the daemon asks of the kernel's scheduler: cgroups and classes of NFs, which are gone with them, also after a kill -9.
+//! Cgroups and scheduling classes of NFs, which go with them, also after a kill -9.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use sluice_host::cgroup::{Hierarchy, Version};
 
 use crate::support::{Daemon, PATIENCE, RR, chain, class, find_nf, find_port, head, port, service, signal};
 
-/// Two NFs that are never without packets.
+/// Two NFs that always have packets.
 fn endless(sched: &str) -> String {
     port("in", "gen", "rate = 20000\noverload = \"wait\"")
         + &port("out", "sink", "")
@@ -31,7 +31,7 @@ fn flowing(mut daemon: Daemon) -> (Daemon, Stats) {
     (daemon, stats)
 }
 
-/// The folder that a daemon's NFs have their cgroups in, wherever the cpu controller is mounted.
+/// The cgroup of a daemon's NFs, wherever the cpu controller is mounted.
 pub fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
     let inside = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = inside.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
@@ -39,8 +39,8 @@ pub fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
     folders.iter().find(|f| f.ends_with(name)).cloned().or_else(|| folders.iter().find_map(|f| group_of(f, name)))
 }
 
-/// The cgroup of an NF in its daemon's, which each of its lives has another one of; that of the
-/// latest, or one that is not there.
+/// The cgroup of an NF's latest life, in that of its daemon.
+/// Each life has another one; if there is none, a path that does not exist.
 fn folder_of(group: &Path, nf: &Nf) -> PathBuf {
     let core = group.join(format!("core-{}", nf.core));
     let name = format!("nf-{}", nf.name);
@@ -52,7 +52,8 @@ fn folder_of(group: &Path, nf: &Nf) -> PathBuf {
     folders.filter_map(|path| Some((life(&path)?, path))).max().map_or(core.join("none"), |(_, path)| path)
 }
 
-/// The cgroups of a daemon's NFs, checked: each holds the process of its NF, and has a weight. None where the kernel gives none.
+/// The cgroup of a daemon's NFs; None where the kernel gives none.
+/// Checks that each NF has one below, which holds its process and has a weight.
 fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     if ["get no weights from the kernel", "gets no weight from the kernel"].iter().any(|words| daemon.log().contains(words)) {
         eprintln!("left out: {}", daemon.log());
@@ -60,7 +61,7 @@ fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     }
     let group = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)).expect("the daemon's cgroup");
     for nf in &stats.nfs {
-        // It is moved there beside its start.
+        // It is moved there while it starts.
         let until = Instant::now() + PATIENCE;
         let pids = || std::fs::read_to_string(folder_of(&group, nf).join("cgroup.procs")).unwrap_or_default();
         while pids().trim() != nf.pid.unwrap().to_string() {
@@ -85,7 +86,7 @@ fn each_nf_has_a_cgroup_as_long_as_it_runs() {
     assert_eq!(cgroups(&daemon, &more), Some(group.clone()));
     daemon.client().remove_nf("b.1").unwrap();
     daemon.wait("its cgroup is gone with it", |s| s.nfs.len() == 2 && !folder_of(&group, find_nf(&more, "b.1")).exists());
-    // Another process of the NF takes the place of the former.
+    // A new process of the NF takes the place of the former.
     let former = find_nf(&stats, "a.0").pid;
     signal(find_nf(&stats, "a.0"), Signal::KILL);
     let again = daemon.wait("it was started again", |s| {
@@ -111,7 +112,7 @@ fn cgroups_of_a_killed_daemon_are_removed_by_the_next() {
     assert!(!group.exists(), "{}", group.display());
 }
 
-/// Two NFs of one core that get more packets than they can take. The second is dear until it gets a signal, and then cheap.
+/// Two overloaded NFs of one core; a signal makes the second, dear one cheap.
 fn unequal() -> String {
     port("in", "gen", "flows = 8")
         + &port("out", "sink", "")
@@ -120,13 +121,13 @@ fn unequal() -> String {
         + &chain("c", "in", &["even", "odd"], "out", "")
 }
 
-/// Whether the first NF was given more than twice the share of the second.
+/// Whether NF `more` has more than twice the share of `less`.
 fn has_more(stats: &Stats, more: &str, less: &str) -> bool {
     let share = |name| find_nf(stats, name).sched.share;
     share(less) > 0.0 && share(more) > 2.0 * share(less)
 }
 
-/// Whether the kernel has the share that is told of an NF.
+/// Whether the kernel's weight of an NF is that of its reported share.
 pub fn has_weight(group: &Path, nf: &Nf) -> bool {
     let read = |version: Version| std::fs::read_to_string(folder_of(group, nf).join(version.file()));
     [Version::V1, Version::V2].into_iter().any(|version| match read(version) {
@@ -136,14 +137,14 @@ pub fn has_weight(group: &Path, nf: &Nf) -> bool {
 }
 
 #[test]
-fn the_kernel_has_the_shares_that_are_told_and_both_follow_the_cost() {
+fn the_kernel_has_the_shares_that_are_reported_and_both_follow_the_cost() {
     let (mut daemon, stats) = flowing(Daemon::start("", &unequal()));
     let Some(group) = cgroups(&daemon, &stats) else { return };
     let all_have = |s: &Stats| s.nfs.iter().all(|nf| has_weight(&group, nf));
     daemon.wait("the dear one has more of the core", |s| has_more(s, "odd.0", "even.0") && all_have(s));
     signal(find_nf(&stats, "odd.0"), Signal::USR1);
     daemon.wait("the cheap one has less", |s| has_more(s, "even.0", "odd.0") && all_have(s));
-    // Nobody has packets: both the same.
+    // Without packets, both have the same.
     daemon.silence("c", "in");
     daemon.wait("the core is divided equally", |s| s.nfs.iter().all(|nf| nf.sched.share == 0.5) && all_have(s));
     daemon.stop();
@@ -151,7 +152,7 @@ fn the_kernel_has_the_shares_that_are_told_and_both_follow_the_cost() {
 }
 
 #[test]
-fn a_weight_that_somebody_takes_away_is_told_once_and_packets_go_on() {
+fn a_weight_that_somebody_takes_away_is_logged_once_and_packets_go_on() {
     let (mut daemon, stats) = flowing(Daemon::start("", &unequal()));
     let Some(group) = cgroups(&daemon, &stats) else { return };
     if Hierarchy::find(Path::new("/")).unwrap().version() != Version::V1 {
@@ -170,7 +171,7 @@ fn a_weight_that_somebody_takes_away_is_told_once_and_packets_go_on() {
     signal(odd, Signal::USR1);
     let words = "the CPU share of odd.0 cannot be written any more";
     let log = daemon.folder().join("log");
-    daemon.wait("it is told", |_| std::fs::read_to_string(&log).unwrap().contains(words));
+    daemon.wait("it is logged", |_| std::fs::read_to_string(&log).unwrap().contains(words));
     let stats = daemon
         .wait("the other one has what it needs", |s| has_more(s, "even.0", "odd.0") && has_weight(&group, find_nf(s, "even.0")));
     let before = find_port(&stats, "out").tx_packets;
@@ -205,7 +206,7 @@ fn nfs_that_sleep_have_the_class_that_was_asked_for() {
     assert_eq!(class(stats.status.pid), own, "the daemon keeps its own");
     daemon.stop();
     let (daemon, stats) = start("");
-    // A test that runs in a class of its own hands it down.
+    // A test that runs in another class hands it down.
     let inherited = if own.0 == OTHER { (OTHER, 0) } else { own };
     assert_eq!(classes(&stats), [inherited; 2]);
     daemon.stop();
@@ -224,7 +225,7 @@ fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
         return;
     }
     let former = slice();
-    // Many ticks, whatever the kernel's tick is, and nobody's default.
+    // Many ticks, whatever the kernel's tick is, and no default.
     let wanted = if former == 40 { 80 } else { 40 };
     let sched = format!("class = \"rr\"\nrr_slice_ms = {wanted}");
     let (daemon, stats) = start(&sched);
@@ -244,13 +245,13 @@ fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
     assert_eq!(slice(), former, "after a kill -9, a start and a stop");
 }
 
-/// Runs the daemon as somebody who may change nothing of the host, until it is ready or has ended, and says what it said.
+/// Runs an unprivileged daemon until it is ready or ends: stderr and exit code.
 fn as_nobody(sched: &str) -> (String, Option<i32>) {
     let folder = crate::support::open_folder();
     let body = port("in", "gen", "count = 1") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");
     let config = head(folder.path(), "") + &body + &format!("[sched]\n{sched}\n");
     std::fs::write(folder.path().join("sluice.toml"), config).unwrap();
-    // A copy, as the folder of the build may be closed to others.
+    // A copy: the build folder may be closed to others.
     let program = folder.path().join("sluiced");
     std::fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
     std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -278,14 +279,14 @@ fn what_the_kernel_refuses_is_an_error_or_a_warning() {
     let (said, code) = as_nobody("class = \"rr\"");
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("the class rr") && said.contains("CAP_SYS_NICE") && !said.contains("ready"), "{said}");
-    // Without weights from the kernel the daemon goes on, and says so once.
+    // Without weights from the kernel the daemon goes on, and logs it once.
     let (said, code) = as_nobody("");
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(said.matches("NFs get no weights from the kernel").count(), 1, "{said}");
     let (said, code) = as_nobody("weights = false");
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("weights"), "{said}");
-    // Priorities do without real time.
+    // Without real-time classes, priorities act by weights.
     let (said, code) = as_nobody("priorities = \"realtime\"");
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(said.matches("priorities have their effect by weights alone").count(), 1, "{said}");

@@ -1,4 +1,4 @@
-//! What the tests share: a daemon that ends with its test, its configuration, and waiting for what it says.
+//! What the tests share: a daemon that ends with its test, and waits for its state.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,19 @@ use sluice_api::model::{Chain, Memory, Nf, Port, Stats};
 use sluice_host::process::Proc;
 use sluice_host::record::Record;
 
-/// How long anything may take, on a slow machine that does a lot besides.
+/// Time limit of every wait, generous for a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The NFs that the tests run.
+/// Packages of the NFs that the tests run.
 const NFS: [&str; 5] = ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-crypt", "sluice-nf-nat", "sluice-nf-cost"];
 
 fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
 }
 
-/// Builds the client, the lab and the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
-/// taken as they are (`make test` has just built them): to build in the target folder of a `cargo test` that goes on would take
-/// libraries away that its later parts need.
+/// Builds the client, the lab and the NFs beside the daemon, where it finds them.
+/// Existing programs are taken as they are (`make test` has just built them): a build in the target
+/// folder of a running `cargo test` would remove libraries that later parts of it need.
 pub fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -53,7 +53,7 @@ pub fn build_nfs() {
         }
         cargo.args(["-p", "sluice-client", "-p", "sluice-lab"]);
         if cfg!(feature = "dpdk") {
-            // As the daemon itself was built, so that its library is not built once more.
+            // The daemon's own features, so that its library is not built once more.
             cargo.args(["--features", "sluice-manager/dpdk"]);
         }
         assert!(cargo.status().expect("cargo runs").success(), "build client and lab: cargo build -p sluice-client -p sluice-lab");
@@ -72,20 +72,20 @@ pub fn nf(name: &str) -> String {
     target().join(name).display().to_string()
 }
 
-/// The program that is an NF that breaks the rules, with the arguments `hostile-nf` and a mode.
+/// The program of an NF that breaks the rules; takes `hostile-nf` and a mode.
 pub fn hostile_nf() -> String {
     build_nfs();
     target().join("sluice-lab").display().to_string()
 }
 
-/// The program of the bridge that is a bad neighbour.
+/// The program of a bridge that is a bad neighbour.
 pub fn awkward_nf() -> String {
     build_nfs();
     target().join("examples/awkward_nf").display().to_string()
 }
 
-/// The program of the library's test NF: it says on its standard output when its handler is made and when it is forked, and wants a port
-/// `wan` and a service `ids`.
+/// The program of the library's test NF.
+/// It prints when its handler is made and when it is forked; it needs port `wan`, service `ids`.
 pub fn test_nf() -> String {
     target().join("examples/test_nf").display().to_string()
 }
@@ -106,7 +106,7 @@ pub fn service(name: &str, exec: &str, keys: &str) -> String {
     format!("[[service]]\nname = \"{name}\"\nexec = \"{exec}\"\n{keys}\n")
 }
 
-/// A chain's section and the rule that leads there from a port of the chain's own.
+/// A chain's section, and a rule that leads there from the port `ingress`.
 pub fn chain(name: &str, ingress: &str, services: &[&str], egress: &str, keys: &str) -> String {
     format!(
         "[[chain]]\nname = \"{name}\"\nservices = {services:?}\negress = \"{egress}\"\n{keys}\n\
@@ -121,23 +121,23 @@ pub struct Daemon {
     seen: Vec<u32>,
 }
 
-/// A folder that NFs may enter and write to, which run as users of their own where the daemon is root.
+/// A folder that NFs may enter and write to, whatever user they run as.
 pub fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    // After it was made: the umask takes nothing of this.
+    // Not at creation, where the umask would mask bits.
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
     folder
 }
 
-/// A copy of an NF's program in a folder that is open to others: what an NF's own script starts has to be there for its user, whatever
-/// folder this was built in.
+/// A copy of an NF's program in a folder that is open to other users.
+/// An NF's script must be able to start it as its own user, wherever this was built.
 pub fn open_nf(folder: &Path, name: &str) -> String {
     let copy = folder.join(name);
     std::fs::copy(nf(name), &copy).unwrap();
     copy.display().to_string()
 }
 
-/// The head of a configuration: a small arena, so that several tests share a host.
+/// The head of a configuration; its small arena lets several tests share a host.
 pub fn head(folder: &Path, manager: &str) -> String {
     let run = folder.join("run");
     format!(
@@ -146,20 +146,20 @@ pub fn head(folder: &Path, manager: &str) -> String {
     )
 }
 
-/// A command that runs the daemon on a configuration in this folder.
+/// A command that runs the daemon on the configuration in a folder.
 pub fn command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
     command.arg(folder.join("sluice.toml")).stdin(Stdio::null());
     command
 }
 
-/// Runs the daemon on a configuration that it refuses, and says what it said.
+/// Runs the daemon on a configuration that it refuses; returns its output.
 pub fn refusal(folder: &Path, config: &str) -> Output {
     std::fs::write(folder.join("sluice.toml"), config).unwrap();
     command(folder).output().unwrap()
 }
 
-/// What each thread of a process waits for: its name, the kernel's function, and its system call with arguments.
+/// Name, kernel wait function and system call of each of a process's threads.
 fn threads(pid: u32) -> Vec<[String; 3]> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks
@@ -168,7 +168,7 @@ fn threads(pid: u32) -> Vec<[String; 3]> {
 }
 
 impl Daemon {
-    /// Starts a daemon with more keys of `[manager]` and the sections of `body`, and waits until it is ready.
+    /// Starts a daemon with more keys of `[manager]` and `body`; waits until ready.
     pub fn start(manager: &str, body: &str) -> Self {
         let folder = open_folder();
         let config = head(folder.path(), manager) + body;
@@ -176,15 +176,15 @@ impl Daemon {
         Self::again(folder)
     }
 
-    /// Starts a daemon on the configuration that lies in a folder.
+    /// Starts a daemon on the configuration in a folder.
     pub fn again(folder: tempfile::TempDir) -> Self {
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         Self::logging_to(folder, log.into())
     }
 
-    /// Starts a daemon with more keys of `[manager]` and the sections of `body` whose log is a
-    /// stream socket, as under systemd. What it says is found where it is elsewhere; if not
-    /// `for_good`, until it is ready, and then the other end of the socket is closed.
+    /// As [`Self::start`], with a stream socket as the log, as under systemd.
+    /// The log is copied to the usual file: for good, or until the daemon is ready, when the other
+    /// end of the socket is closed.
     pub fn start_on_socket(manager: &str, body: &str, for_good: bool) -> Self {
         let folder = open_folder();
         std::fs::write(folder.path().join("sluice.toml"), head(folder.path(), manager) + body).unwrap();
@@ -221,27 +221,23 @@ impl Daemon {
         daemon
     }
 
-    /// The folder of its configuration.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its runtime folder.
     pub fn run_dir(&self) -> PathBuf {
         self.folder().join("run")
     }
 
-    /// What it has said.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder().join("log")).unwrap_or_default()
     }
 
-    /// Waits until it has said this. What NFs say is logged a moment later.
+    /// Waits until its log contains `what`. The output of NFs comes a moment later.
     #[track_caller]
     pub fn wait_for_log(&self, what: &str) {
         let until = Instant::now() + PATIENCE;
@@ -251,19 +247,18 @@ impl Daemon {
         }
     }
 
-    /// A client of it.
     pub fn client(&self) -> Client {
         Client::new(&self.run_dir().join("control.sock")).unwrap()
     }
 
-    /// Its counters.
+    /// Its counters. Remembers the processes of NFs, for checks that they are gone.
     pub fn stats(&mut self) -> Stats {
         let stats = self.client().stats().unwrap_or_else(|error| panic!("{error}\n{}", self.log()));
         self.seen.extend(stats.nfs.iter().filter_map(|nf| nf.pid));
         stats
     }
 
-    /// Waits until its counters say what is waited for.
+    /// Waits until its counters fulfil `is`.
     #[track_caller]
     pub fn wait(&mut self, what: &str, mut is: impl FnMut(&Stats) -> bool) -> Stats {
         let until = Instant::now() + PATIENCE;
@@ -279,20 +274,20 @@ impl Daemon {
         }
     }
 
-    /// Waits until a sink has had so many packets, and checks that it had each once and in order.
+    /// Waits until a sink has `packets` packets; checks for each, once and in order.
     #[track_caller]
     pub fn wait_for_all(&mut self, source: &str, sink: &str, packets: u64) {
         let stats = self.wait(&format!("{sink} has all of {source}"), |s| {
             let sink = find_port(s, sink);
-            // The details are told a moment after the counters.
+            // Details are updated a moment after the counters.
             let stamped = sink.details.get("stamped").is_some_and(|n| *n >= packets as f64);
             find_port(s, source).finished && sink.tx_packets >= packets && stamped
         });
         assert_nothing_amiss(&stats, sink, packets);
     }
 
-    /// Waits until no packet is inside, and each frame is in the pool of its own memory, once. DPDK's
-    /// devices keep some to receive into.
+    /// Waits until no packet is inside, and each memory's pool has all its frames.
+    /// DPDK's devices keep some to receive into.
     #[track_caller]
     pub fn wait_until_empty(&mut self) {
         let config = std::fs::read_to_string(self.folder().join("sluice.toml")).unwrap_or_default();
@@ -303,13 +298,13 @@ impl Daemon {
         });
     }
 
-    /// Ends what a port of this chain sends.
+    /// Removes a chain's rule, which has the chain's name, and its ingress port.
     pub fn silence(&mut self, chain: &str, ingress: &str) {
         self.client().remove_rule(chain).unwrap();
         self.client().remove_port(ingress).unwrap();
     }
 
-    /// Sends a signal to the daemon, and waits for its end.
+    /// Sends a signal to the daemon and waits for its end.
     pub fn end(&mut self, signal: Signal) -> ExitStatus {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         let until = Instant::now() + PATIENCE;
@@ -322,7 +317,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until every process of an NF that was ever seen is gone.
+    /// Waits until all NF processes that were ever seen have ended.
     #[track_caller]
     pub fn wait_until_nfs_are_gone(&self) {
         let until = Instant::now() + PATIENCE;
@@ -332,13 +327,13 @@ impl Daemon {
         }
     }
 
-    /// Stops the daemon as an operator does, and checks that it leaves nothing behind.
+    /// Stops the daemon as an operator does; checks that it leaves nothing behind.
     #[track_caller]
     pub fn stop(self) {
         self.stop_and_log();
     }
 
-    /// The same, and gives all that it has said: what its NFs have said is logged by then.
+    /// As [`Self::stop`]; returns the whole log, which by then has all output of NFs.
     #[track_caller]
     pub fn stop_and_log(mut self) -> String {
         self.stats();
@@ -355,7 +350,7 @@ impl Daemon {
         self.log()
     }
 
-    /// Gives its folder away; the daemon has ended.
+    /// Returns its folder; the daemon has ended.
     pub fn into_folder(mut self) -> tempfile::TempDir {
         std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap())
     }
@@ -366,7 +361,7 @@ impl Drop for Daemon {
         // The kernel ends its NFs with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // What outlives a killed daemon is in its record: namespaces, cgroups, what foreign programs have started.
+        // Its record names what outlives a killed daemon: namespaces, cgroups, foreign processes.
         if self.run_dir().exists()
             && let Ok((record, _)) = Record::open(&self.run_dir(), Proc::default())
         {
@@ -375,12 +370,12 @@ impl Drop for Daemon {
     }
 }
 
-/// Whether there is a process of this number, collected or not.
+/// Whether there is a process of this number; a zombie counts.
 pub fn is_alive(pid: u32) -> bool {
     Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
-/// Waits until a process has ended and was collected.
+/// Waits until a process has ended and was reaped.
 #[track_caller]
 pub fn wait_until_gone(pid: u32) {
     let until = Instant::now() + PATIENCE;
@@ -390,37 +385,32 @@ pub fn wait_until_gone(pid: u32) {
     }
 }
 
-/// The parent of a process.
 pub fn parent(pid: u32) -> u32 {
     let stat = sluice_host::process::Proc::default().stat(Pid::from_raw(pid as i32).unwrap()).unwrap();
     stat.ppid as u32
 }
 
-/// Sends a signal to the process of an NF.
 pub fn signal(nf: &Nf, signal: Signal) {
     let pid = nf.pid.and_then(|pid| Pid::from_raw(pid as i32)).expect("it runs");
     kill_process(pid, signal).unwrap();
 }
 
-/// A port of this name.
 #[track_caller]
 pub fn find_port<'a>(stats: &'a Stats, name: &str) -> &'a Port {
     stats.ports.iter().find(|port| port.name == name).unwrap_or_else(|| panic!("no port {name}"))
 }
 
-/// An NF of this name.
 #[track_caller]
 pub fn find_nf<'a>(stats: &'a Stats, name: &str) -> &'a Nf {
     stats.nfs.iter().find(|nf| nf.name == name).unwrap_or_else(|| panic!("no NF {name}"))
 }
 
-/// A chain of this name.
 #[track_caller]
 pub fn find_chain<'a>(stats: &'a Stats, name: &str) -> &'a Chain {
     stats.chains.iter().find(|chain| chain.name == name).unwrap_or_else(|| panic!("no chain {name}"))
 }
 
-/// Checks that a sink has had so many packets of a generator, each once and in order.
+/// Checks that a sink has `packets` packets of a generator, each once and in order.
 #[track_caller]
 pub fn assert_nothing_amiss(stats: &Stats, sink: &str, packets: u64) {
     let sink = find_port(stats, sink);
@@ -430,10 +420,10 @@ pub fn assert_nothing_amiss(stats: &Stats, sink: &str, packets: u64) {
     }
 }
 
-/// The class SCHED_RR, as the kernel numbers it.
+/// The kernel's number of SCHED_RR.
 pub const RR: u32 = 2;
 
-/// Class and real-time priority of a process's main thread, as in proc_pid_stat(5): fields 41 and 40.
+/// Class and real-time priority of a main thread: proc_pid_stat(5), fields 41, 40.
 pub fn class(pid: u32) -> (u32, u32) {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     // The second field is the program's name, which may hold anything.

@@ -1,4 +1,4 @@
-//! Packets of tenants: what each has mapped, and that none reaches another's.
+//! Packet memory of tenants: each maps its own, and no packet reaches another's.
 
 use std::collections::BTreeSet;
 use std::net::UdpSocket;
@@ -20,7 +20,7 @@ fn two_tenants(load: &str, exec: &str, keys: &str) -> String {
     let mut text = port("in", "gen", load) + &port("red-out", "sink", "") + &port("blue-out", "sink", "");
     text += &service("r", exec, &format!("tenant = \"red\"\n{keys}"));
     text += &service("b", "sluice-nf-bridge", "tenant = \"blue\"");
-    // Rules are written by hand: those of `chain` would lead all packets to one.
+    // Not by `chain`, whose rules would lead all packets to one chain.
     for (name, of, out) in [("red", "r", "red-out"), ("blue", "b", "blue-out")] {
         text += &format!("[[chain]]\nname = \"{name}\"\nservices = [\"{of}\"]\negress = \"{out}\"\non_failure = \"drop\"\n");
     }
@@ -31,7 +31,7 @@ fn memory<'a>(stats: &'a Stats, tenant: &str) -> &'a Memory {
     stats.status.memories.iter().find(|memory| memory.tenant == tenant).expect("the tenant has memory")
 }
 
-/// The files that a process has mapped whose name holds a word, by their inode.
+/// Inodes of the mapped files whose name holds a word.
 fn mapped(pid: u32, word: &str) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("maps")).unwrap();
     let lines = maps.lines().filter(|line| line.contains(word));
@@ -75,7 +75,7 @@ fn a_tenant_that_overwrites_all_it_has_alters_no_packet_of_another() {
     let mut daemon = Daemon::start("", &two_tenants(&load, &hostile_nf(), "args = [\"hostile-nf\", \"overwrite\"]"));
     // A quarter of the flows are red's.
     let blue = PACKETS * 3 / 4;
-    // What the sink itself has seen is read a moment before the port's counters.
+    // The sink's details are read a moment before the port's counters.
     let stats = daemon.wait("all of blue's", |s| {
         let out = find_port(s, "blue-out");
         out.tx_packets == blue && out.details["stamped"] + out.details["unstamped"] == blue as f64
@@ -95,15 +95,15 @@ fn a_tenant_that_overwrites_all_it_has_alters_no_packet_of_another() {
 #[test]
 fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     let load = "rate = 10000\nflows = 16\nsrc = \"198.18.0.0\"";
-    // What comes first goes on in the section [memory].
+    // The first line continues the section [memory].
     let mut text =
         "after_violation = \"replace\"\n".to_string() + &two_tenants(load, &hostile_nf(), "args = [\"hostile-nf\", \"replay\"]");
-    // One more of the same tenant, which did nothing wrong.
+    // Another NF of the same tenant, which breaks no rule.
     text += &service("r2", "sluice-nf-bridge", "tenant = \"red\"");
     text += &port("more", "gen", "rate = 1000\ntenant = \"red\"");
     text += &port("more-out", "sink", "");
     text += &chain("more", "more", &["r2"], "more-out", "on_failure = \"drop\"");
-    // It breaks the rules with its first packets, which come later.
+    // It breaks the rules at its first packets, which come with a rule that is added below.
     let mut daemon = Daemon::start("", &text.replacen("198.18.0.0/30", "198.18.9.0/30", 1));
     let before = find_nf(&daemon.stats(), "r2.0").pid.expect("it runs");
     let rule = "name = \"bad\"\nport = \"in\"\nsrc = \"198.18.0.0/30\"\nchain = \"red\"";
@@ -113,7 +113,7 @@ fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
         find_nf(s, "r.0").state == NfState::Failed && r2.state == NfState::Running && r2.pid != Some(before)
     });
     assert_eq!(find_nf(&stats, "r2.0").violations, 0);
-    // The old one goes with the last of its packets, and packets come and go in the new one.
+    // The old memory goes with its last packets; the new one carries packets.
     let sent = find_port(&stats, "more-out").tx_packets;
     let stats = daemon.wait("packets of the one that did nothing wrong", |s| find_port(s, "more-out").tx_packets > sent + 100);
     daemon.wait("the end of the former memory", |s| s.status.memories.iter().all(|memory| memory.tenant != "former"));
@@ -121,7 +121,7 @@ fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     for what in ["unstamped", "duplicated"] {
         assert_eq!(blue.details[what], 0.0, "{what}");
     }
-    // Whoever has the control socket can have the same at any time.
+    // The operator can do the same at any time.
     let before = find_nf(&stats, "r2.0").pid;
     daemon.client().renew_memory("red").unwrap();
     let stats = daemon.wait("it again", |s| find_nf(s, "r2.0").state == NfState::Running && find_nf(s, "r2.0").pid != before);
@@ -131,8 +131,8 @@ fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     daemon.stop();
 }
 
-/// Red's and blue's chains, each with a port of its own, and one more chain of red, whose NF is a
-/// bad neighbour that hangs while there is a file.
+/// Chains of red and blue, each with its own port, and one more of red.
+/// The NF of that one is a bad neighbour, which hangs while a file exists.
 fn one_that_hangs(mark: &Path) -> String {
     let mut text = String::new();
     for (tenant, nf) in [("red", "r"), ("blue", "b")] {
@@ -147,7 +147,7 @@ fn one_that_hangs(mark: &Path) -> String {
     text + &chain("slow", "slow-in", &["slow"], "slow-out", "on_failure = \"restart\"")
 }
 
-/// What a process has mapped of packet memory, if it lives.
+/// The packet memory that a process has mapped, if it lives.
 fn arenas(pid: u32) -> BTreeSet<String> {
     if Path::new("/proc").join(pid.to_string()).join("maps").exists() { mapped(pid, "sluice-arena") } else { BTreeSet::new() }
 }
@@ -160,7 +160,7 @@ fn an_nf_that_still_makes_its_handler_has_its_tenants_fresh_memory_too() {
     let stats = daemon.wait("packets of all", |s| ["red-out", "slow-out"].iter().all(|p| find_port(s, p).tx_packets > 100));
     let first = find_nf(&stats, "slow.0").pid.expect("it runs");
     signal(find_nf(&stats, "slow.0"), Signal::KILL);
-    // The next one has its memory, and hangs before it is ready.
+    // The next process has its memory, and hangs before it is ready.
     let has_begun = |s: &Stats, not: u32| {
         let nf = find_nf(s, "slow.0");
         nf.state == NfState::Starting && nf.pid.is_some_and(|pid| pid != not && !arenas(pid).is_empty())
@@ -178,7 +178,7 @@ fn an_nf_that_still_makes_its_handler_has_its_tenants_fresh_memory_too() {
     assert_eq!(arenas(find_nf(&stats, "slow.0").pid.unwrap()), fresh);
     assert!(fresh.is_disjoint(&old));
     daemon.wait("the end of the former memory", |s| s.status.memories.iter().all(|memory| memory.tenant != "former"));
-    // It goes on: its packets are in the memory that it has.
+    // When it goes on, its packets are in the memory that it has.
     let before = find_port(&daemon.stats(), "slow-out").tx_packets;
     std::fs::remove_file(&mark).unwrap();
     let stats = daemon.wait("packets of it", |s| find_port(s, "slow-out").tx_packets > before + 100);
@@ -216,7 +216,7 @@ fn a_version_on_trial_has_its_tenants_fresh_memory_too() {
     daemon.stop();
 }
 
-/// Whether a process has these bytes in what it has mapped of packet memory.
+/// Whether a process has these bytes in its mapped packet memory.
 fn has_in_memory(pid: u32, bytes: &[u8]) -> bool {
     let proc = Path::new("/proc").join(pid.to_string());
     let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
@@ -238,8 +238,8 @@ fn what_comes_in_where_no_rule_leads_is_in_no_nfs_memory() {
     }
     const PACKETS: u64 = 200;
     let site = Site::new(None);
-    // Each tenant's packets come in at a port of its own. Blue's leave by an interface of which no
-    // rule says whose its packets are.
+    // Each tenant has its own ingress port. Blue's packets leave by an interface, and no rule
+    // assigns what that receives to a tenant.
     let mut text = site.ports() + &port("red-out", "sink", "");
     for (tenant, nf, out) in [("red", "r", "red-out"), ("blue", "b", "c")] {
         text += &port(&format!("{tenant}-in"), "gen", "rate = 500");

@@ -1,4 +1,4 @@
-//! dpdk-testpmd as a hop of chains, through memory that it shares: memif and vhost-user, without hugepages.
+//! dpdk-testpmd as a hop through shared memory (memif, vhost-user), no hugepages.
 
 use rustix::process::{Pid, Signal, kill_process};
 use sluice_api::model::{Apply, ChainState, NfState};
@@ -7,14 +7,14 @@ use crate::foreign::can;
 use crate::pcap::{MICROS, Order, pcap, read};
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 
-/// A service whose program is dpdk-testpmd, which passes packets on as they are.
+/// A service that runs dpdk-testpmd, which forwards packets unchanged.
 fn testpmd(name: &str, via: &str) -> String {
-    // It drops what it finds no room for, so the ring where packets come out is the larger one.
+    // It drops packets that find no free slot, so the output ring is the larger one.
     let device = |number: u32, side: &str, bits: u32| match via {
         "memif" => format!("--vdev=net_memif{number},role=client,id=0,socket=$SLUICE_{side},socket-abstract=no,rsize={bits}"),
         _ => format!("--vdev=net_virtio_user{number},path=$SLUICE_{side},queue_size={}", 1 << bits),
     };
-    // Two threads of one core; statistics every hour keep it from ending with its standard input.
+    // Two threads on one core. Hourly statistics keep it from ending with its standard input.
     let command = format!(
         "exec dpdk-testpmd --lcores 0@1,1@1 --no-huge -m 128 --no-pci --no-shconf --no-telemetry --file-prefix={name}-$$ {} {} \
          -- --forward-mode=io --auto-start --no-flush-rx --no-mlockall --total-num-mbufs=8192 --stats-period=3600",
@@ -107,7 +107,7 @@ fn one_that_shared_memory_by_vhost_user_is_killed_and_left_out() {
 }
 
 #[test]
-fn one_that_ends_without_having_connected_is_told_of() {
+fn one_that_ends_without_having_connected_is_reported() {
     if !can(&["sh"]) {
         return;
     }
@@ -152,11 +152,11 @@ fn a_program_that_was_fed_when_a_tenant_was_alone_stays_with_that_tenant() {
     let said = apply(&daemon, &shared).unwrap_err();
     assert!(said.contains("service `memif-red`") && said.contains("tenant `red`"), "{said}");
     assert!(daemon.stats().services.iter().all(|service| service.name != "b"), "nothing has changed");
-    // Beside it another tenant has chains as it likes.
+    // Another tenant may have chains beside it.
     apply(&daemon, &(red(with) + &program + &blue(&["b"]))).unwrap();
     daemon.wait("packets of both", |s| find_port(s, "others").tx_packets > 1000);
     assert!(apply(&daemon, &shared).unwrap_err().contains("service `memif-red`"));
-    // As the message says: what it sends is received where no NF reads it then.
+    // What the message proposes works: its output is then received where no NF reads it.
     apply(&daemon, &(red(&["r"]) + &blue(&["b"]))).unwrap();
     apply(&daemon, &shared).unwrap();
     let before = daemon.stats();

@@ -1,5 +1,5 @@
-//! A service goes over to another version of its program while packets flow: none is lost, none overtakes another, and a version that does
-//! not work changes nothing.
+//! Upgrades of services while packets flow.
+//! No packet is lost or overtakes another, and a version that does not work changes nothing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::support::{
     Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf,
 };
 
-/// Another version of a program: the same one at another place.
+/// Another version of a program: a copy of it.
 fn version(of: &str, folder: &Path, name: &str) -> String {
     let path = folder.join(name);
     std::fs::copy(of, &path).unwrap();
@@ -23,7 +23,7 @@ fn to(exec: &str) -> Upgrade {
     Upgrade { exec: exec.into(), args: None }
 }
 
-/// The program that each process of a service runs.
+/// The programs that a service's processes run.
 fn programs(stats: &Stats, service: &str) -> BTreeSet<PathBuf> {
     let of = stats.nfs.iter().filter(|nf| nf.service == service);
     of.filter_map(|nf| std::fs::read_link(format!("/proc/{}/exe", nf.pid?)).ok()).collect()
@@ -33,7 +33,7 @@ fn pids(stats: &Stats, service: &str) -> BTreeSet<u32> {
     stats.nfs.iter().filter(|nf| nf.service == service).filter_map(|nf| nf.pid).collect()
 }
 
-/// Packets as fast as they go, so that rings are full all the time, through two NFs and one.
+/// Full rate, so that rings are always full, through two instances and then one.
 fn busy(s: &str) -> String {
     port("steady", "gen", "flows = 32\noverload = \"wait\"")
         + &port("all", "sink", "")
@@ -42,7 +42,7 @@ fn busy(s: &str) -> String {
         + &chain("steady", "steady", &["s", "t"], "all", "")
 }
 
-/// Each packet that entered has left, once and in its order.
+/// Checks that each packet that entered has left, once and in order.
 fn settle(mut daemon: Daemon) {
     daemon.client().remove_rule("steady").unwrap();
     let stats = daemon.wait("its packets have left", |s| {
@@ -85,13 +85,12 @@ fn an_nf_is_moved_to_another_core_under_load_without_a_loss_and_in_order() {
             let line = allowed.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap();
             assert_eq!(line.trim(), core.to_string());
             assert_eq!(pids(&before, service).intersection(&pids(&after, service)).count(), if service == "s" { 1 } else { 0 });
-            // So many that the number of the old one is free by now: the next one to move may get it, at another place.
+            // After that the old NF's number is free: the next to move may get it, elsewhere.
             let had = find_port(&after, "all").tx_packets;
             let stats = daemon.wait("packets go on", |s| find_port(s, "all").tx_packets > had + 60_000);
             assert!(find_nf(&stats, &moved.name).rx_packets > 1_000, "it has the flows of the one whose place it took");
         }
     }
-    // One that comes again comes where it was.
     let stats = daemon.stats();
     let nf = stats.nfs.iter().find(|nf| nf.service == "t").unwrap();
     for (name, core, why) in
@@ -128,12 +127,12 @@ fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
     let changes = daemon.client().apply(&Apply { config, file: None, dry_run: true }).unwrap().changes;
     let names: Vec<&str> = changes.iter().map(|change| change.name.as_str()).collect();
     assert_eq!(names, ["s", "t"], "{changes:?}");
-    // One that has the version that runs changes nothing.
+    // One with the running versions changes nothing.
     let now = busy(&format!("{}", folder.path().join("s-3").display()));
     let now = now.replace("\"sluice-nf-bridge\"", &format!("\"{}\"", folder.path().join("t-3").display()));
     let config = head(daemon.folder(), "") + &now;
     assert_eq!(daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes, vec![]);
-    // One more goes to the core that the list has for it, however many there have been.
+    // A further instance goes to the core that the list has for it, however many there were.
     let cores: BTreeSet<usize> = daemon.stats().nfs.iter().filter(|nf| nf.service == "s").map(|nf| nf.core as usize).collect();
     let allowed = sluice_host::affinity::allowed().expect("the kernel says which cores there are");
     if let (Some(own), Some(other)) =
@@ -239,7 +238,7 @@ fn a_configuration_with_a_version_that_does_not_work_changes_nothing() {
         ("sluice-nf-cost", "args = [\"--nonsense\"]", "ended before"),
         ("/no/such/program", "", "there is no program /no/such/program"),
     ] {
-        // With a version that works, and a port, besides.
+        // Beside a version that works, and a new port.
         let config = busy(&good).replacen(
             &service("s", &good, "instances = 2\nring = 512"),
             &(port("more", "sink", "") + &service("s", exec, &format!("instances = 2\nring = 512\n{keys}"))),
@@ -302,7 +301,6 @@ fn what_is_started_again_is_of_the_new_version() {
     let stats = daemon.wait("it is started again", again);
     assert_eq!(programs(&stats, "s"), BTreeSet::from([PathBuf::from(&exec)]));
     goes_on(&mut daemon);
-    // And so is one more.
     let more = daemon.client().add_nf("s", None).unwrap().name;
     let stats = daemon.wait("it runs", |s| find_nf(s, &more).state == NfState::Running);
     assert_eq!(programs(&stats, "s"), BTreeSet::from([PathBuf::from(&exec)]));
@@ -360,7 +358,7 @@ fn flows_begin_and_end_while_a_pool_is_upgraded_and_none_is_lost_or_mixed() {
     daemon.silence("c", "in");
     daemon.wait_until_empty();
     let stats = daemon.stats();
-    // What came after the rule had gone.
+    // Only what came after the rule was removed.
     assert_eq!(stats.drops.values().sum::<u64>(), stats.drops["no_rule"], "{:?}", stats.drops);
     let out = find_port(&stats, "out");
     assert_eq!(out.details.get("lost"), Some(&0.0));
@@ -415,7 +413,7 @@ fn flows_end_on_the_old_members_of_a_pool_and_begin_on_the_new() {
     assert_eq!(programs(&stats, "ids"), BTreeSet::from([PathBuf::from(&exec)]));
     let seen = std::fs::read_to_string(&log).unwrap();
     assert_eq!((seen.matches("begin").count(), seen.matches("mixed").count()), (7, 0), "{seen}");
-    // The new port's first packets came before its rule, and the old port's last ones after theirs: nothing else is lost.
+    // Only packets of the new port before its rule, and of the old one after its, are lost.
     assert_eq!(stats.drops.values().sum::<u64>(), stats.drops["no_rule"]);
     assert_eq!(find_port(&stats, "out").details.get("lost"), Some(&(find_port(&stats, "new").entry_drops as f64)));
     daemon.silence("new", "new");

@@ -1,4 +1,4 @@
-//! NFs that are not woken for each packet: what waits goes on by its number, by the timer, or because its connection ends.
+//! NFs that are not woken for each packet: threshold, timer, end of a connection.
 
 use etherparse::PacketBuilder;
 use sluice_api::model::{Stats, Woken};
@@ -6,7 +6,7 @@ use sluice_api::model::{Stats, Woken};
 use crate::pcap::{Order, pcap};
 use crate::support::{Daemon, chain, find_port, flow_nf, head, port, refusal, service};
 
-/// What woke the NFs of a service, all together.
+/// What woke the NFs of a service, summed up.
 fn woken(stats: &Stats, service: &str) -> Woken {
     stats.nfs.iter().filter(|nf| nf.service == service).filter_map(|nf| nf.woken).fold(Woken::default(), |sum, woken| Woken {
         early: sum.early + woken.early,
@@ -16,7 +16,7 @@ fn woken(stats: &Stats, service: &str) -> Woken {
     })
 }
 
-/// Packets of one flow through two NFs, by a policy.
+/// Packets of some flows through two NFs under a wake policy.
 fn through(policy: &str, flows: u32, packets: u64) -> (Daemon, Stats) {
     let config = port("in", "gen", &format!("flows = {flows}\nrate = 4000\ncount = {packets}\noverload = \"wait\""))
         + &port("out", "sink", "")
@@ -37,14 +37,14 @@ fn no_packet_is_left_behind_by_any_policy() {
         match policy {
             "min" => assert!(stats.nfs.iter().all(|nf| nf.woken.is_none())),
             "adaptive" => assert!(woken.early > 0 && woken.threshold + woken.timer > 0, "{woken:?}"),
-            // The last packet has no company.
+            // The timer wakes for the last packet.
             _ => assert!(woken.timer > 0 && woken.early == 0, "{woken:?}"),
         }
         daemon.stop();
     }
 }
 
-/// A connection of nine packets, of which two say FIN.
+/// A connection of nine packets, two of them with FIN.
 fn connection(n: u8) -> Vec<Vec<u8>> {
     let steps = [
         (false, "S"),
@@ -76,13 +76,13 @@ fn connection(n: u8) -> Vec<Vec<u8>> {
     steps.into_iter().map(make).collect()
 }
 
-/// Connections one after another through two NFs that wake by their own, at last: what woke them.
+/// Connections one by one through two NFs with a wake policy: what woke each.
 fn connections(rule: &str) -> (Woken, Woken) {
     let folder = crate::support::open_folder();
     let all: Vec<Vec<u8>> = (0..4).flat_map(connection).collect();
     let path = folder.path().join("all.pcap");
     std::fs::write(&path, pcap(Order::Little, 0xa1b2_c3d4, 1, &all)).unwrap();
-    // Eight packets, or a second: a connection that is not over waits for the one or the other.
+    // Eight packets or a second: a connection that is not over waits for either.
     let wakeup = "{ early = 0, least = 8, most = 8, timer_us = 1000000 }";
     let pooled = |name: &str| {
         let log = folder.path().join(name).display().to_string();

@@ -27,12 +27,12 @@ fn all_run(stats: &Stats, instances: usize) -> bool {
     stats.nfs.len() == instances && stats.nfs.iter().all(|nf| nf.state == NfState::Running && nf.tx_packets > 0)
 }
 
-/// Handlers that were made, and instances that were forked.
+/// Numbers of handlers made and of instances forked, from the log.
 fn made(log: &str) -> (usize, usize) {
     (log.matches("ready ids.").count(), log.matches("forked ids.").count())
 }
 
-/// Waits until so many were made and forked: what they say is logged a moment later.
+/// Waits until these numbers are logged: what NFs print comes a moment later.
 #[track_caller]
 fn wait_until_made(daemon: &mut Daemon, handlers: usize, forks: usize) {
     let daemon_log = daemon.folder().join("log");
@@ -48,7 +48,7 @@ fn instances_are_forked_and_live_as_all_others_do() {
     assert_eq!((first.state.as_str(), first.forks, first.why.as_deref()), ("ready", 5, None));
     assert!(before.iter().all(|pid| parent(*pid) == daemon.pid()), "all are children of the daemon");
     wait_until_made(&mut daemon, 1, 5);
-    // Each speaks under its own name, whoever has made its handler.
+    // Each logs under its own name, wherever its handler was made.
     for line in ["ids.zygote: ready ids.zygote", "ids.0: forked ids.0", "ids.4: forked ids.4"] {
         assert!(daemon.log().lines().any(|said| said == line), "{}", daemon.log());
     }
@@ -59,14 +59,14 @@ fn instances_are_forked_and_live_as_all_others_do() {
         assert!(is_pinned, "{} is not on core {}: {status}", nf.name, nf.core);
     }
 
-    // One dies, and is forked anew.
+    // An instance dies, and is forked anew.
     signal(find_nf(&stats, "ids.2"), Signal::KILL);
     let back = |nf: &Nf| nf.restarts == 1 && nf.state == NfState::Running && nf.pid.is_some_and(|pid| !before.contains(&pid));
     let stats = daemon.wait("it is back", |s| back(find_nf(s, "ids.2")) && zygote(s).forks == 6);
     wait_until_made(&mut daemon, 1, 6);
     assert_eq!(zygote(&stats).pid, first.pid);
 
-    // The zygote dies: the others notice nothing, and a new one comes.
+    // The zygote dies: instances go on, and a new zygote comes.
     let before = pids(&stats);
     rustix::process::kill_process(rustix::process::Pid::from_raw(first.pid.unwrap() as i32).unwrap(), Signal::KILL).unwrap();
     let stats = daemon.wait("there is a new zygote", |s| zygote(s).state == "ready" && zygote(s).pid != first.pid);
@@ -78,7 +78,7 @@ fn instances_are_forked_and_live_as_all_others_do() {
     daemon.wait("it is forked from the new one", |s| find_nf(s, "ids.4").restarts == 1 && zygote(s).forks == 7 && all_run(s, 5));
     wait_until_made(&mut daemon, 2, 7);
 
-    // One more, on request.
+    // One more instance, on request.
     daemon.client().add_nf("ids", None).unwrap();
     let stats = daemon.wait("it runs", |s| find_nf(s, "ids.5").state == NfState::Running && zygote(s).forks == 8);
     wait_until_made(&mut daemon, 2, 8);
@@ -89,7 +89,7 @@ fn instances_are_forked_and_live_as_all_others_do() {
     wait_until_gone(last);
 }
 
-/// A thread of the daemon that has no processor until this is dropped.
+/// A thread of the daemon that is frozen until drop.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -121,7 +121,7 @@ fn an_instance_outlives_a_zygote_that_dies_before_it_is_in_a_pen_of_its_own() {
     let mut daemon = Daemon::start("", &config("callback", 2));
     let stats = daemon.wait("packets pass both", |s| all_run(s, 2));
     let first = zygote(&stats).pid;
-    // What moves processes into pens is late, as on a busy host.
+    // The thread that moves processes into pens is late, as on a busy host.
     let Some(frozen) = Frozen::new(&daemon, "sluice-pens") else {
         println!("left out: there is no freezer of cgroup version 1, or this is not root");
         return daemon.stop();
@@ -174,14 +174,14 @@ fn a_zygote_goes_with_its_service() {
     let mut daemon = Daemon::start("", &config("callback", 2));
     let stats = daemon.wait("packets pass both", |s| all_run(s, 2));
     let first = zygote(&stats);
-    // Another argument makes another service of it.
+    // Another argument is another version of the service.
     let path = daemon.folder().join("sluice.toml");
     let other = std::fs::read_to_string(&path).unwrap().replace("[\"callback\"]", "[\"callback\", \"again\"]");
     daemon.client().apply(&Apply { config: other, file: None, dry_run: false }).unwrap();
     wait_until_gone(first.pid.unwrap());
     let stats = daemon.wait("packets pass both new ones", |s| all_run(s, 2) && zygote(s).state == "ready");
     let second = zygote(&stats);
-    // The new ones were tried out before there was a zygote of the new version.
+    // The new instances were on trial before the new version had a zygote.
     assert_eq!((second.forks, stats.nfs.iter().all(|nf| nf.restarts == 0)), (0, true));
     signal(&stats.nfs[0], Signal::KILL);
     daemon.wait("one that comes again is forked", |s| zygote(s).forks == 1 && zygote(s).pid == second.pid && all_run(s, 2));
@@ -197,7 +197,7 @@ fn nobody_else_can_say_that_it_is_a_zygote_and_have_that_ended() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let text = port("in", "gen", "rate = 1000") + &port("wan", "sink", "");
     let mut daemon = Daemon::start("", &text);
-    // One that says no hello for as long as this test takes.
+    // It sends no hello for as long as this test takes.
     let mut config = std::fs::read_to_string(daemon.folder().join("sluice.toml")).unwrap();
     config += &service("ids", "/bin/sleep", "args = [\"1000\"]\nzygote = true");
     config += &chain("c", "in", &["ids"], "wan", "");
@@ -205,7 +205,7 @@ fn nobody_else_can_say_that_it_is_a_zygote_and_have_that_ended() {
     let stats = daemon.wait("it is started", |s| zygote(s).pid.is_some());
     let before = zygote(&stats);
     assert_eq!(before.state, "starting");
-    // This process may attach, for it is of the daemon's user; a zygote it is not.
+    // This process may attach, as it has the daemon's user, but it is no zygote.
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     connect(&socket, &SocketAddrUnix::new(daemon.run_dir().join("nf.sock")).unwrap()).unwrap();
     let said = sluice_shm::zygote::attach(&socket, "ids.zygote").unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Turns of NFs that do not cooperate, end to end. A program of their own, whose tests run one at a time: NFs of real-time priority would
-//! leave those of other tests nothing of the core that all use.
+//! Time slices of NFs that do not cooperate, end to end.
+//! These tests run one at a time: real-time NFs would leave others nothing of the shared core.
 
 mod priorities;
 #[path = "../e2e/support.rs"]

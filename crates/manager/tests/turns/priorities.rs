@@ -1,11 +1,11 @@
-//! Priorities of tenants, rules and positions: what an NF has by the word of the kernel, of the core page and of the controller.
+//! Priorities by tenant, rule and position, as the kernel and reports have them.
 
 use sluice_api::model::{Nf, Stats};
 
 use crate::support::{Daemon, RR, chain, class, find_nf, find_port, flow_nf, port, service};
 use crate::workflow::alone;
 
-/// Flows of a tenant and of nobody, each with an NF of its own.
+/// A flow of a tenant and one of none, each with an NF of its own.
 fn two_flows(sched: &str) -> String {
     let to = |n: u8| format!("rate = 2000\ndst = \"10.9.{n}.1\"\noverload = \"wait\"");
     let pool = "per = \"flow\"\n[service.pool]\nmin = 2\nmax = 2";
@@ -20,7 +20,7 @@ fn two_flows(sched: &str) -> String {
         + &format!("[sched]\ntenants = {{ gold = 2 }}\n{sched}\n")
 }
 
-/// The NF of the tenant's flow, and the other one, once both have one.
+/// The NFs of the tenant's flow and of the other one, once both have one.
 fn both(daemon: &mut Daemon) -> [Nf; 2] {
     let stats = daemon.wait("both flows have an NF, and one of them is worth more", |s| {
         let is_busy = |nf: &Nf| nf.tx_packets > 50;
@@ -30,7 +30,7 @@ fn both(daemon: &mut Daemon) -> [Nf; 2] {
     [of(true), of(false)]
 }
 
-/// A share that has changed by less is not written again.
+/// A share that changes by less is not written again.
 const MARGIN: f64 = 0.05;
 
 const REFUSED: &str = "priorities have their effect by weights alone";
@@ -59,7 +59,7 @@ fn a_member_has_the_share_of_its_flow() {
     assert!(pids.map(class).iter().all(|(class, _)| *class != RR), "nobody asked for real time");
     let share = |s: &Stats, nf: &Nf| find_nf(s, &nf.name).sched.share;
     daemon.wait("the tenant's has more of the core", |s| share(s, &gold) > 1.5 * share(s, &rest) && share(s, &rest) > 0.0);
-    // Nobody has packets any more: shares go by priority alone.
+    // Without packets, shares go by priority alone.
     daemon.silence("gold", "gold");
     daemon.silence("rest", "rest");
     daemon.wait("shares go by priority", |s| (share(s, &gold) - 0.8).abs() < MARGIN && (share(s, &rest) - 0.2).abs() < MARGIN);

@@ -1,4 +1,4 @@
-//! NFs that poll and share a core: their turns are made from outside, packets pass in order, and nothing is left stopped.
+//! Polling NFs that share a core by slices: order holds, and none stays stopped.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ fn polling(traffic: &str, workflow: &str) -> String {
         + &format!("[workflow]\n{workflow}\n")
 }
 
-/// The schedule of the only core that has one, if there is one. None if this host does not allow what was asked for.
+/// The schedule of the only core that has one; None if the host does not allow it.
 fn schedule(daemon: &mut Daemon, nfs: usize) -> Option<Schedule> {
     let log = daemon.folder().join("log");
     let mut refused = false;
@@ -38,7 +38,7 @@ fn schedule(daemon: &mut Daemon, nfs: usize) -> Option<Schedule> {
     Some(stats.status.schedules[0].clone())
 }
 
-/// As [`schedule`], for tests of more than one mechanism: what the host does not allow is refused before anything starts.
+/// Whether the daemon may start with a mechanism: without root, it would refuse to.
 fn may_start(mechanism: &str) -> bool {
     if rustix::process::geteuid().is_root() {
         return true;
@@ -50,7 +50,7 @@ fn may_start(mechanism: &str) -> bool {
 #[test]
 fn nfs_that_poll_on_one_core_take_turns_and_lose_nothing() {
     let _alone = alone();
-    // Slow enough that all three have turns before the last packet is through.
+    // Slow enough that all three have slices before the last packet is through.
     let mut daemon = Daemon::start("drain_ms = 30000", &polling("count = 100000\nrate = 100000", ""));
     let Some(schedule) = schedule(&mut daemon, 3) else { return };
     assert_eq!((schedule.core, schedule.nfs), (1, vec!["a.0".into(), "b.0".into(), "c.0".into()]));
@@ -80,9 +80,9 @@ fn every_mechanism_passes_every_packet_in_order() {
 }
 
 #[test]
-fn what_a_packet_costs_is_told_from_outside() {
+fn what_a_packet_costs_is_measured_from_outside() {
     let _alone = alone();
-    // Rings that hold enough for a sample, and a first NF so slow that packets always wait for it.
+    // Rings with enough for a sample, and a first NF so slow that packets always wait for it.
     let slow = service("a", "sluice-nf-cost", "args = [\"--cycles\", \"10000\"]\nmode = \"poll\"\nring = 1024");
     let config = polling("", "").replace("ring = 256", "ring = 1024");
     let (before, rest) = config.split_once("[[service]]").unwrap();
@@ -91,7 +91,7 @@ fn what_a_packet_costs_is_told_from_outside() {
     if schedule(&mut daemon, 3).is_none() {
         return;
     }
-    let stats = daemon.wait("a cost is told", |s| find_nf(s, "a.0").sched.outside_ns > 0.0);
+    let stats = daemon.wait("a cost is reported", |s| find_nf(s, "a.0").sched.outside_ns > 0.0);
     let sched = &find_nf(&stats, "a.0").sched;
     assert!(sched.outside_ns.is_finite() && sched.turns > 0, "{sched:?}");
     daemon.end(Signal::KILL);
@@ -116,7 +116,7 @@ fn turns_are_made_on_a_core_that_has_a_packet_thread_too() {
 #[test]
 fn nfs_that_would_yield_have_turns_by_the_doorbell() {
     let _alone = alone();
-    // Without an end: the last of them may come into the turns when a number of packets has passed already.
+    // Without an end: the last NF may get its first slice after many packets.
     let config = polling("rate = 20000", "mechanism = \"doorbell\"").replace("mode = \"poll\"", "");
     let mut daemon = Daemon::start("drain_ms = 30000", &config);
     let Some(schedule) = schedule(&mut daemon, 3) else { return };
@@ -137,7 +137,7 @@ fn single_packets_are_not_stranded() {
         return;
     }
     daemon.wait_for_all("in", "out", 20);
-    // Nobody has anything to do: all are stopped, and begin again.
+    // All are idle: they are stopped, and begin again.
     daemon.wait("who was last is parked", |s| s.status.schedules[0].turns["idle"] > 0);
     daemon.stop();
 }
@@ -173,27 +173,27 @@ fn one_that_says_no_hello_is_off_the_cores_of_packet_threads_too() {
     if schedule(&mut daemon, 3).is_none() {
         return;
     }
-    // On the core of those that poll it would wait, so it begins elsewhere if there is any other
-    // core, until it says hello.
+    // On the core of the polling NFs it would wait, so it begins on another core, if there is one,
+    // until its hello.
     let silent = "name = \"silent\"\nexec = \"/bin/sleep\"\nargs = [\"1000\"]\nmode = \"poll\"";
     daemon.client().add_service(&toml::from_str(silent).unwrap()).unwrap();
     let stats = daemon.wait("it is started", |s| s.nfs.iter().any(|nf| nf.name == "silent.0" && nf.pid.is_some()));
     let status = std::fs::read_to_string(format!("/proc/{}/status", find_nf(&stats, "silent.0").pid.unwrap())).unwrap();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap();
-    // Packet threads are on core 0, and a list that holds it begins with it.
+    // Packet threads are on core 0, and a list with that core begins with it.
     assert!(!list.starts_with('0'), "{list}");
     daemon.client().remove_service("silent").unwrap();
     daemon.stop();
 }
 
-/// Class of a process, its priority, and whether it stands stopped, as in proc_pid_stat(5).
+/// Class and priority of a process, and whether it is stopped: proc_pid_stat(5).
 fn class(pid: u32) -> Option<(u32, u32, bool)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
     Some((fields[41 - 3].parse().ok()?, fields[40 - 3].parse().ok()?, matches!(fields[0], "T" | "t")))
 }
 
-/// What a process has when it is left alone here.
+/// What a process has that nothing controls.
 fn ordinary() -> (u32, u32, bool) {
     class(std::process::id()).unwrap()
 }
@@ -230,7 +230,7 @@ fn the_kernel_is_left_alone_if_that_is_asked_for() {
     daemon.stop();
 }
 
-/// An NF that somebody else has started; it ends with its test.
+/// An NF that the daemon has not started; it ends with its test.
 struct Guest(Child);
 
 impl Drop for Guest {
@@ -265,8 +265,7 @@ fn a_killed_daemon_leaves_nobody_stopped() {
         daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
         daemon.end(Signal::KILL);
         for mut guest in guests {
-            // It gets its class back, or has ended by itself before anybody looked; and it ends by itself because it runs: it notices
-            // that its manager is gone.
+            // It ends by itself, and so it runs: it notices that its manager is gone.
             let until = Instant::now() + PATIENCE;
             let status = loop {
                 if let Some(status) = guest.0.try_wait().unwrap() {
@@ -317,7 +316,7 @@ fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
     const NOBODY: u32 = 65_534;
     let folder = tempfile::tempdir().unwrap();
     let config = head(folder.path(), "") + &polling("", "mechanism = \"realtime\"");
-    // Copies, because the folder that this was built in may be closed to others.
+    // Copies: the build folder may be closed to others.
     let (program, bridge) = (folder.path().join("sluiced"), folder.path().join("bridge"));
     std::fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
     std::fs::copy(nf("sluice-nf-bridge"), &bridge).unwrap();
@@ -333,8 +332,8 @@ fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
     assert!(!said.contains("ready"), "{said}");
 }
 
-/// A chain of an NF that polls, a bridge of the kernel whose namespace has a foreign program that does nothing but use its core, and
-/// another NF that polls. `program` says which program that is.
+/// A polling NF, a foreign program behind a kernel bridge, and another polling NF.
+/// `program` names the foreign program, which only uses its core.
 fn with_foreign(program: &str, workflow: &str) -> String {
     let bridge = [
         "ip link add br0 type bridge",
@@ -353,7 +352,7 @@ fn with_foreign(program: &str, workflow: &str) -> String {
         + &format!("[workflow]\n{workflow}\n")
 }
 
-/// One test at a time has the core.
+/// Held by the test that has the core.
 static ALONE: Mutex<()> = Mutex::new(());
 
 pub fn alone() -> MutexGuard<'static, ()> {
@@ -374,7 +373,7 @@ fn a_foreign_program_has_turns_like_others() {
     let stats = daemon
         .wait("packets pass it, and it has turns", |s| find_port(s, "out").tx_packets > 1000 && find_nf(s, "b.0").sched.turns > 3);
     assert!(find_nf(&stats, "b.0").foreign.as_ref().is_some_and(|foreign| foreign.returned > 0), "{stats:#?}");
-    // Stopped or not, it ends with its NF.
+    // It ends with its NF, stopped or not.
     daemon.stop();
 }
 
@@ -386,7 +385,7 @@ fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("busy.pid");
         std::fs::write(&file, format!("{}\n", busy.0.id())).unwrap();
-        // NFs get another class; it does not.
+        // NFs get another class; this process does not.
         let workflow = format!("mechanism = \"{mechanism}\"\n[sched]\nclass = \"batch\"");
         let config = with_foreign(&format!("pid_file = {file:?}"), &workflow);
         for end in [Signal::TERM, Signal::KILL] {
@@ -430,9 +429,9 @@ fn what_such_a_process_starts_has_its_turns_too() {
     if !may_start("a foreign program") {
         return;
     }
-    // A child that uses its core, and one more of it; the shell waits for them.
+    // A busy child and a busy grandchild; the shell waits for them.
     let script = "sh -c 'while :; do :; done & while :; do :; done' & wait";
-    // On the core that its turns are of: elsewhere they would take the packet thread's.
+    // On the core of its slices: elsewhere they would take the packet thread's.
     let family = Guest(Command::new("taskset").args(["-c", "1", "/bin/sh", "-c", script]).spawn().unwrap());
     let pids = || {
         let mut all = vec![family.0.id()];
@@ -467,7 +466,7 @@ fn what_such_a_process_starts_has_its_turns_too() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
     };
-    // Between turns each of them is stopped; afterwards none is.
+    // Between slices each of them is stopped; afterwards none is.
     let mut stopped: Vec<u32> = Vec::new();
     daemon.wait("each was seen stopped", |_| {
         stopped.extend(pids().into_iter().filter(|pid| state(*pid) == 'T'));
@@ -478,7 +477,7 @@ fn what_such_a_process_starts_has_its_turns_too() {
     assert_eq!(found, pids(), "all live");
 }
 
-/// A process that ends with this, whose parent may have ended before.
+/// A process that is killed on drop; its parent may have ended before.
 struct Orphan(u32);
 
 impl Drop for Orphan {
