@@ -173,7 +173,8 @@ fn with_an_orphan(word: &str) -> Daemon {
 fn is_held(daemon: &Daemon) -> bool {
     let is_said = daemon.log().contains("what an NF has forked is not ended with it");
     if is_said {
-        eprintln!("no cgroup can be made here: what is asserted is that the daemon says what follows from that");
+        assert!(std::env::var_os("CI").is_none(), "CI has cgroups: {}", daemon.log());
+        eprintln!("left out: no cgroup can be made here, and the daemon says what follows from that");
     }
     !is_said
 }
@@ -183,6 +184,7 @@ fn what_an_nf_has_forked_ends_with_it() {
     let word = format!("orphan-a-{}", std::process::id());
     let mut daemon = with_an_orphan(&word);
     if !is_held(&daemon) {
+        daemon.stop();
         return;
     }
     // It dies and is started again; each life leaves a process.
@@ -324,7 +326,6 @@ fn processes_that_an_nf_gives_the_daemon_are_collected_when_it_ends() {
     // The default filter forbids it.
     let mut daemon = Daemon::start("", &one_that("siblings", &word, "filter = false"));
     let ended = |pid: u32| children(pid).into_iter().filter(|(_, has_ended)| *has_ended).count();
-    daemon.wait("they have ended", |_| true);
     let until = Instant::now() + PATIENCE;
     while ended(daemon.pid()) < 8 {
         assert!(Instant::now() < until, "{:?}\n{}", children(daemon.pid()), daemon.log());
