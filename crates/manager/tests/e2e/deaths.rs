@@ -1,11 +1,13 @@
 //! Why an NF died: log, events and report; and the health verdict on the daemon.
 
+use std::time::Instant;
+
 use rustix::process::Signal;
 use sluice_api::config;
 use sluice_api::health::{DeathCause, Verdict};
 use sluice_api::model::{Apply, Event, EventKind, NfState};
 
-use crate::support::{Daemon, chain, find_nf, find_port, head, open_folder, open_nf, port, service, signal};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, open_folder, open_nf, port, service, signal};
 
 fn one(nf: &str) -> String {
     port("load", "gen", "rate = 5000\nflows = 8")
@@ -96,7 +98,9 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
         );
     }
     daemon.wait_for_log(": exit status 3; it is started again in ");
+    let until = Instant::now() + PATIENCE;
     while !texts(&daemon, EventKind::Chain, "chain c").iter().any(|text| text.starts_with("refuses packets")) {
+        assert!(Instant::now() < until, "{}", daemon.log());
         daemon.stats();
     }
     std::fs::remove_file(&broken).unwrap();
