@@ -6,7 +6,7 @@
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
 //! | `promises` | `sluice-promises` | SLOs, kept by cores, cache ways and limits | `[promises]`, placements |
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller that is asked about flows | `[openflow] controller` |
-//! | `turns` | `sluice-turns` | time slices on a core for NFs that poll | `[workflow]`, `mode = "poll"` |
+//! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
 //! Each is a Cargo feature of this crate, on by default. Its module of [`crate::supervisor`]
 //! installs its hooks ([`sluice_dataplane::hooks`], [`sluice_dataplane::steer`]); a build without
