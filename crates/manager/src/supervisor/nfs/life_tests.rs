@@ -1,4 +1,4 @@
-//! Lives of NFs without a process: what happens to each is played.
+//! Lives of NFs without a process: the tests make their events.
 
 use std::time::Duration;
 
@@ -17,13 +17,12 @@ const MS: Duration = Duration::from_millis(1);
 const S: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_secs(5);
 const STALL_MS: u64 = 1_000;
-/// An end that nobody asked for, of an NF that is to be started again.
+/// An unexpected end of an NF that is to be restarted.
 const CRASH: Ended =
     Ended { sentence: Sentence::None, violations: (0, None), lacked_memory: false, comes_again: true, stall_ms: STALL_MS };
 const SEGV: Exit = Exit::Signal(libc::SIGSEGV);
 const KILLED: Exit = Exit::Signal(libc::SIGKILL);
 
-/// An NF, and the time.
 struct Played {
     life: Life,
     now: u64,
@@ -34,7 +33,7 @@ impl Played {
         Self { life: Life::new(0, origin), now: 0 }
     }
 
-    /// One whose handler is made.
+    /// An NF whose handler is made.
     fn running(origin: Origin) -> Self {
         let mut nf = Self::new(origin);
         nf.comes();
@@ -53,13 +52,13 @@ impl Played {
         events.into_iter().flat_map(|event| self.on(event)).collect()
     }
 
-    /// Time passes, and is looked at.
+    /// Lets time pass, and reports it.
     fn after(&mut self, time: Duration) -> Vec<Action> {
         self.now += time.as_nanos() as u64;
         self.on(Event::Due)
     }
 
-    /// It is started, or comes by itself, and makes its handler.
+    /// Starts it or lets it attach, and makes its handler.
     fn comes(&mut self) -> Vec<Action> {
         match self.life.origin() {
             Origin::Started => self.all([Event::Launched, Event::Spawned, Event::Granted, Event::Admitted, Event::Ready]),
@@ -68,7 +67,7 @@ impl Played {
         }
     }
 
-    /// It runs for so long, and ends.
+    /// Lets it run for this long, and end.
     fn runs_for(&mut self, time: Duration, ended: Ended) -> Vec<Action> {
         self.now += time.as_nanos() as u64;
         self.on(Event::Ended(ended))
@@ -78,18 +77,18 @@ impl Played {
         self.life.state() == state
     }
 
-    /// How long it is until what it is in ends by itself.
+    /// The time until its state ends by itself.
     fn left(&self) -> Option<Duration> {
         self.life.deadline_ns().map(|at| Duration::from_nanos(at - self.now))
     }
 }
 
-/// Why packet threads ended it.
+/// The end of an NF that packet threads stopped.
 fn for_cause(sentence: Sentence) -> Ended {
     Ended { sentence, violations: (9, Some(Violation::Frame)), ..CRASH }
 }
 
-/// What is said of an end.
+/// What is logged of an end.
 fn said(todo: &[Action]) -> Option<(Cause, String)> {
     todo.iter().find_map(|action| match action {
         Action::TellEnd(end) => Some((end.cause.clone(), end.next())),
@@ -277,7 +276,7 @@ mod zygote {
 mod restart {
     use super::*;
 
-    /// Pauses before the starts that answer ends after these runs.
+    /// Pauses before the restarts that follow these runs.
     fn pauses(nf: &mut Played, runs: impl IntoIterator<Item = Duration>) -> Vec<Duration> {
         let mut pauses = Vec::new();
         for run in runs {
@@ -926,7 +925,7 @@ mod foreign {
     }
 }
 
-/// Anything that may happen, in any order.
+/// Any event.
 fn event() -> impl Strategy<Value = Event> {
     let sentence = proptest::sample::select(vec![
         Sentence::None,
@@ -959,7 +958,7 @@ fn life() -> impl Strategy<Value = Life> {
         .prop_map(|(origin, on_trial)| if on_trial { Life::on_trial(0) } else { Life::new(0, origin) })
 }
 
-/// Steps of the table that lead from one state to another in one event.
+/// Whether the table leads from one state to another in one event.
 fn is_in_the_table(from: State, to: State) -> bool {
     let step = |from, to| steps().any(|known| known == (from, to));
     from == to || step(from, to) || step(from, State::Stopping) && step(State::Stopping, to)
@@ -982,7 +981,7 @@ proptest! {
         }
     }
 
-    /// Whatever has happened before, and however it behaves: it is gone within its patience once it is to go.
+    /// Whatever has happened before and however it behaves, it is gone in time once it is to go.
     #[test]
     fn one_that_is_to_go_is_gone_in_the_end(
         mut life in life(),
