@@ -4,8 +4,8 @@
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
-//! | `promises` | `sluice-promises` | SLOs, kept by cores, cache ways and limits | `[promises]`, placements |
-//! | `sdn` | `sluice-sdn` | an OpenFlow controller that is asked about flows | `[openflow] controller` |
+//! | `promises` | `sluice-promises` | SLOs by cores, cache ways, limits | `[promises]`, placements |
+//! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
 //! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
 //! Each is a Cargo feature of this crate, on by default. Its module of [`crate::supervisor`]

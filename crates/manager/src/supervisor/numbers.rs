@@ -1,6 +1,6 @@
 //! Numbers of ports, chains and services: their assignment, rest and reuse.
 //!
-//! # Who still means a former owner
+//! # Uses of a former owner's number
 //! Paths name chains, services and ports while packets are on them
 //! ([`PathRegistry::names`](sluice_dataplane::chain::PathRegistry::names)). Packets for a port may
 //! wait between two packet threads; they are gone when all threads have had as many rounds as it

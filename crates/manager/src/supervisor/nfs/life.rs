@@ -12,7 +12,7 @@
 //! # Patience
 //! | what is waited for | how long | then |
 //! |---|---|---|
-//! | hello of a process | [`HELLO_PATIENCE`]; on a busy host [`RESPITES`] times more | it is killed |
+//! | hello of a process | [`HELLO_PATIENCE`], and [`RESPITES`] more if busy | it is killed |
 //! | packets of one that drains | `manager.drain_ms` | it is asked to stop |
 //! | end of one that was asked to stop | [`STOP_PATIENCE`] | it is killed |
 //! | packets of a runnable one | [`RESPITE`], up to [`MOST_RESPITES`] times | it is killed |
