@@ -71,10 +71,7 @@ pub enum PlaneError {
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
     #[error("cannot start a packet thread on core {core}: {source}")]
-    Thread {
-        core: usize,
-        source: std::io::Error,
-    },
+    Thread { core: usize, source: std::io::Error },
     /// A thread runs and does not answer, or has ended.
     #[error("packet thread {0} does not answer, though it has had its core; this is a defect of sluiced: please report it")]
     Silent(usize),
@@ -84,15 +81,9 @@ pub enum PlaneError {
          else this is a defect of sluiced: please report it",
         PATIENCE.as_secs()
     )]
-    Blocked {
-        thread: usize,
-        core: usize,
-    },
+    Blocked { thread: usize, core: usize },
     #[error("core {core} has {slots} NFs already, the most that manager.max_nfs allows; raise it and restart")]
-    NoSlot {
-        core: usize,
-        slots: u32,
-    },
+    NoSlot { core: usize, slots: u32 },
 }
 
 /// Whether a port's file or device was closed.

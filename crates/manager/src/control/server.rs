@@ -107,10 +107,7 @@ pub enum ServeError {
     #[error("{0} is not a socket; remove it, or give another manager.runtime_dir")]
     NotASocket(PathBuf),
     #[error("cannot make the control socket {path}: {source}; its folder must exist and be writable")]
-    Bind {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Bind { path: PathBuf, source: std::io::Error },
     #[error("cannot start the control thread: {0}")]
     Thread(std::io::Error),
 }

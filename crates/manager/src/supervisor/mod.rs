@@ -96,10 +96,7 @@ pub enum SupervisorError {
     #[error(transparent)]
     Class(#[from] sluice_host::class::ClassError),
     #[error("cannot {doing}: {source}")]
-    System {
-        doing: &'static str,
-        source: rustix::io::Errno,
-    },
+    System { doing: &'static str, source: rustix::io::Errno },
     /// The request is not valid.
     #[error("{0}")]
     Invalid(String),
