@@ -276,8 +276,7 @@ pub struct Place {
 }
 
 impl DataPlane {
-    /// Makes the arenas and starts the threads of the configuration. Calls `chooser` for each Rx
-    /// thread.
+    /// Makes the arenas and starts the threads. Calls `chooser` for each Rx thread.
     ///
     /// # Errors
     /// [`PlaneError::NoMemory`] if there is no memory for packets, or DPDK does not start;
@@ -473,8 +472,7 @@ impl DataPlane {
         self.show(fresh)
     }
 
-    /// Removes replaced arenas that no NF has mapped and whose frames have all come back. Returns
-    /// how many are left.
+    /// Removes replaced arenas that no NF has mapped and that are empty. Returns how many are left.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -484,8 +482,8 @@ impl DataPlane {
         for number in former {
             self.ask_all(move |worker| worker.drop_memory(number, false))?;
             if self.memories.get(number).is_some_and(Memory::is_left) {
-                // All its frames are free, and no NF has it mapped: no thread will be given one or
-                // copy a packet there.
+                // It is empty, and no NF has it mapped: no thread gets one or copies a packet
+                // there.
                 self.ask_all(move |worker| worker.drop_memory(number, true))?;
                 left -= usize::from(self.memories.remove(number));
             }
@@ -779,8 +777,8 @@ impl DataPlane {
     }
 
     /// Counts rounds that all threads have begun one after the other, at most one per call. The
-    /// difference of two calls, less one that may have begun before, is how many have passed
-    /// between them. Does not wait.
+    /// difference of two calls, less one that may have begun before, have passed between. Does not
+    /// wait.
     pub fn rounds(&mut self) -> u64 {
         if self.rounds.1.as_mut().is_none_or(Fence::is_passed) {
             self.rounds = (self.rounds.0 + u64::from(self.rounds.1.is_some()), Some(self.fence()));
@@ -812,8 +810,7 @@ impl DataPlane {
         self.ask(self.wakes(sharing.core()), |worker| worker.put_sharing(sharing))
     }
 
-    /// Borrows a core's sharing, if it has one. Until it is put back, the NF that has the core
-    /// keeps it.
+    /// Borrows a core's sharing, if any. Until it is put back, the NF that has the core keeps it.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -897,8 +894,7 @@ impl DataPlane {
         if !frames.is_empty() {
             self.tell(0, |worker| worker.free(frames));
         }
-        // A queue's end may wait for a disk or a device: not on a packet thread, and not without
-        // limit.
+        // A queue's end may wait for a disk or a device: not on a packet thread, and with a limit.
         let (done, gone) = channel();
         let closer = std::thread::Builder::new().name("sluice-close".into()).spawn(move || {
             drop(queues);

@@ -213,8 +213,7 @@ fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
             }
             4 => {
                 let _ = nf.tx.enqueue(&burst[..n]);
-                // The head or the tail of a ring to it or, after the last of these, of the ring
-                // from it.
+                // A cursor of a ring to it or, after the last of these, of the ring from it.
                 let at = rx_ring(next(&mut seed) % (nf.rx.len() as u32 + 1)) + if next(&mut seed) & 1 == 0 { 0 } else { 64 };
                 if let Some(word) = mapping.atomic_u32(at) {
                     let near = word.load(Ordering::Relaxed).wrapping_add(next(&mut seed) % (4 * RING)).wrapping_sub(2 * RING);

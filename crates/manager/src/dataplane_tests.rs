@@ -59,8 +59,7 @@ impl PortQueue for Wire {
     }
 }
 
-/// A daemon without processes: one wire port (number 0), services with one NF each, one chain over
-/// all of them.
+/// A daemon without processes: one wire port (number 0), services with one NF each, one chain.
 struct Rig {
     plane: DataPlane,
     wire: Wire,
@@ -479,8 +478,7 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     // The gate closes when the ring is full.
     let request = trace(&rig.plane, Some(0), None, 24);
     rig.put(packets(1));
-    // Of a burst, the trace follows one admitted packet, and each refused one, up to the requested
-    // number.
+    // Of a burst, the trace follows one admitted packet, and each refused one, up to the limit.
     let entry = (Some(0), DropReason::Entry.name());
     let events = told(&request, 23);
     assert_eq!((refused(&events), events[0].what), (vec![entry; 23], TraceWhat::ToNf(0)));
@@ -650,8 +648,7 @@ fn rule_of(flow: u8, chain: u16) -> Rule {
     sluice_dataplane::classify::compile::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
 }
 
-/// Gives the rig two chains with one NF each: flow 1 takes chain 0, flow 2 chain 1. Returns the
-/// counts of the rules.
+/// Gives the rig two chains of one NF: flow 1 takes chain 0, flow 2 chain 1. Returns the counts.
 fn part(rig: &mut Rig) -> [sluice_dataplane::classify::hits::RuleHits; 2] {
     use sluice_dataplane::classify::hits::RuleHits;
     let hits = [RuleHits::new(1), RuleHits::new(1)];
@@ -858,8 +855,7 @@ fn a_thread_that_has_not_had_its_core_is_waited_for_and_one_that_is_stuck_is_not
     const MS: Duration = Duration::from_millis(1);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // It has never run, as if another program always had its core: the wait exceeds all
-        // patience.
+        // It has never run, as if another program had its core: the wait exceeds all patience.
         let (to, answer) = channel();
         let queued = Arc::new(Seen::default());
         let own = queued.clone();
@@ -1088,9 +1084,8 @@ fn one_in_the_middle_of_a_chain_that_sends_to_no_port_goes_on_while_the_ports_of
     });
 }
 
-/// Two tenants on one port: chains `red` and `blue` of one NF each, and `both`, which crosses from
-/// one to the other. Packets from 10.0.0.1 take the first, those from 10.0.0.2 the second, others
-/// the third.
+/// Two tenants on one port: chains `red` and `blue` of one NF each, and `both`, which crosses.
+/// Packets from 10.0.0.1 take the first, those from 10.0.0.2 the second, others the third.
 struct Tenants {
     plane: DataPlane,
     wire: Wire,
@@ -1276,8 +1271,7 @@ fn a_tenant_without_free_frames_starves_alone() {
     let rig = Tenants::with(512, 1024, Overload::Drop);
     let trace = trace(&rig.plane, Some(0), None, 1000);
     rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
-    // Its NF returns nothing: it has all the frames of its tenant that it may have, and its ring
-    // has free slots.
+    // Its NF returns nothing: it has all the frames that it may have, and its ring has free slots.
     let dropped = |chain: usize, why: DropReason| rig.chains[chain].counters[0].drops[why as usize].get();
     let of_red = || dropped(0, DropReason::NoFrame) + dropped(0, DropReason::Entry);
     let held = || u64::from(rig.handles[0].in_flight.load(Ordering::Relaxed));
@@ -1329,8 +1323,7 @@ fn memory_that_an_nf_has_mapped_is_not_taken_away() {
     let place = rig.plane.place(0, Some("red".into())).unwrap();
     let old = place.memory;
     rig.plane.renew(Some("red".into())).unwrap();
-    // All of its frames are free, and two NFs have it: the one that has packets, and one that is
-    // not ready yet.
+    // All of its frames are free, and two NFs have it: one with packets, and one not ready yet.
     wait_for("all frames", || rig.is_empty());
     assert_eq!(rig.plane.drop_former().unwrap(), 1);
     rig.plane.detach(0).unwrap();
@@ -1433,8 +1426,8 @@ fn chains_that_stand_still_in_another_tenants_memory_leave_frames_to_its_own() {
         for round in 0..RING / EACH as u32 {
             let packets = (1..=STUCK).flat_map(|flow| (0..EACH).map(move |_| udp(flow as u8, round)));
             rig.wire.to_read.lock().unwrap().extend(packets);
-            // Few packets are on their way at once: those that are not in blue's memory yet take
-            // none of its frames.
+            // Few packets are on their way at once: those not in blue's memory yet take no frame of
+            // it.
             let is_read = || rig.wire.to_read.lock().unwrap().is_empty();
             wait_for("them to cross", || is_read() && rig.handles[0].in_flight.load(Ordering::Relaxed) == 0);
         }

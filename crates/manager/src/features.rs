@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
-//! | `promises` | `sluice-promises` | SLOs by cores, cache ways, limits | `[promises]`, placements |
+//! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
 //! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!

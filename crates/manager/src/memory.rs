@@ -50,8 +50,7 @@ pub struct Memory {
     pub pool: Arc<FramePool>,
     /// Whether its descriptor was ever passed to an NF.
     pub is_shared: bool,
-    /// NFs placed with it: those that have it mapped, and those whose processes have ended and are
-    /// not removed yet.
+    /// NFs placed with it: those with a mapping, and ended ones that are not removed yet.
     users: u32,
     file: MemoryFile,
     arena: Arena,
@@ -219,8 +218,7 @@ impl Memories {
     }
 
     /// Removes an arena whose frames are all free. Returns false if it cannot: a thread holds some
-    /// of them, or an NF has it mapped, and its packets would be copied into the next arena of that
-    /// number.
+    /// of them, or an NF has it mapped, whose packets would go to the next arena of that number.
     pub fn remove(&mut self, number: u8) -> bool {
         if !self.get(number).is_some_and(Memory::is_left) {
             return false;
@@ -304,8 +302,7 @@ mod tests {
 
     use super::*;
 
-    /// Ports in and out, chains of services named by tenant (`-` is none, `!` a foreign program's),
-    /// and rules `PORT CHAIN`.
+    /// Ports, chains of services by tenant (`-`: none, `!`: a foreign program), rules `PORT CHAIN`.
     fn config(ports: &[&str], chains: &[(&str, &[&str])], rules: &[&str]) -> Config {
         let mut text = String::new();
         let mut services = BTreeSet::new();
@@ -376,8 +373,7 @@ mod tests {
         assert_eq!(["a", "c"].map(|port| name(&all, &one, port)), ["red", "red"], "nobody else could have it");
         holders(&two).iter().for_each(|holder| assert!(all.of(holder).is_ok()));
         assert_eq!(["a", "b", "c"].map(|port| name(&all, &two, port)), ["red", "blue", "ingress"]);
-        // Between two steps of a change after which all packets of a port are another tenant's, it
-        // receives nothing.
+        // Between two steps of a change of a port's tenant, the port receives nothing.
         let [before, after] = ["r", "b"].map(|chain| config(&["a"], chains, &[&format!("a {chain}")]));
         let between = config(&["a"], chains, &["a r", "a b"]);
         let mut steps = memories(&before);

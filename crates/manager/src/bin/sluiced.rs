@@ -23,8 +23,7 @@ use sluice_ports as port;
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::Targets;
 
-/// Runs chains of network functions: moves packets from ports through NF processes that share
-/// cores, to ports.
+/// Runs chains of network functions: packets go from ports through NF processes to ports.
 #[derive(Debug, Parser)]
 #[command(
     name = "sluiced",

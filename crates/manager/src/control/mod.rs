@@ -40,8 +40,8 @@ pub trait Backend: Send + Sync {
     fn events(&self) -> Result<Vec<model::Event>, ApiError>;
 
     /// Starts one more instance of a service on `core`, or on the next of the service's cores;
-    /// expects one if instances attach by themselves. Returns before it runs. Its `warnings` report
-    /// what is probably unintended.
+    /// expects one if instances attach by themselves. Returns before it runs. Its `warnings` are
+    /// about probable mistakes.
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<model::Nf, ApiError>;
 
     /// Changes to another version of a service's program. Returns when new flows go to it and

@@ -35,8 +35,7 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// A route with the refusals that all routes share, and that of an unknown name if its address
-    /// has one.
+    /// A route with the refusals of all routes, and that of an unknown name if it has one.
     pub fn new(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Self {
         let mut refusals = vec![ErrorKind::Forbidden, ErrorKind::Internal, ErrorKind::ShuttingDown, ErrorKind::Timeout];
         if path.contains("{name}") {
@@ -200,8 +199,7 @@ fn without_defaults(schema: &mut Value) {
     }
 }
 
-/// Turns doc comments into one line without links, and removes what only the configuration's reader
-/// uses.
+/// Turns doc comments into one line without links, and removes the parser's keywords.
 fn tidy(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -76,8 +76,7 @@ pub struct Limits {
     pub read: Duration,
     /// The same while another client waits: the one that is silent longest is closed.
     pub spare: Duration,
-    /// Longest time in which a client takes no byte of its answer while the socket's buffer is
-    /// full.
+    /// Longest time that a client takes no byte of its answer, with a full socket buffer.
     pub write: Duration,
     /// Longest time of a call.
     pub call: Duration,
@@ -151,8 +150,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves `backend` at `socket` until the [`Server`] is stopped or dropped. A socket that a dead
-/// daemon left is replaced.
+/// Serves `backend` at `socket` until the [`Server`] is dropped. Replaces a dead daemon's socket.
 ///
 /// # Errors
 /// See [`ServeError`]; nothing is left behind.
@@ -261,8 +259,8 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
             stream = listener.accept() => stream,
         };
         let Ok((stream, _)) = stream else {
-            // Most likely no file descriptors are left. A spare one may help, and leaving clients
-            // free theirs.
+            // Most likely no file descriptors are left. A spare one may help, and clients free
+            // theirs.
             if !spare.give() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }

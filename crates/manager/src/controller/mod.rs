@@ -32,8 +32,7 @@ use events::{EVERY_NS, EventLog, What};
 use sluice_api::config::Sched;
 use sluice_dataplane::handle::NfHandle;
 
-/// Time without a packet for any NF after which the thread sleeps longer, in nanoseconds; and that
-/// sleep.
+/// Time without packets after which the thread sleeps longer, in nanoseconds; and that sleep.
 const STILL_NS: u64 = 1_000_000_000;
 const PAUSE: Duration = Duration::from_millis(100);
 

@@ -93,8 +93,7 @@ fn a_share_goes_by_the_flow_that_an_nf_has_and_by_its_position() {
     rig.weigh();
     assert_eq!([&a, &b].map(|nf| nf.load.share.get()), [0.75, 0.25]);
     assert_eq!([&a, &b].map(|nf| page_share(nf)), [WHOLE / 4 * 3, WHOLE / 4]);
-    // Another flow of the same worth, and back: the share is written again although it was decided
-    // before.
+    // Another flow of the same worth, and back: the decision is the same, and written again.
     assert!(a.assign(Weight::ORDINARY) && a.assign(Weight::new(3.0)));
     a.assign(Weight::ORDINARY);
     rig.weigh();

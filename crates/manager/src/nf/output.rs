@@ -82,8 +82,7 @@ enum Job {
     Close(Whose),
 }
 
-/// The pipes of all NFs, and the thread that reads them. Dropping it writes what is in them and
-/// ends the thread.
+/// The pipes of all NFs, and the thread that reads them. A drop writes the rest and ends it.
 #[derive(Debug)]
 pub struct Outputs {
     jobs: Option<Sender<Job>>,
@@ -330,8 +329,7 @@ impl Budget {
 
     fn refill(&mut self, now: Instant) {
         let earned = (now.duration_since(self.at).as_micros() as u64).saturating_mul(RATE) / 1_000_000;
-        // Steps that earn nothing do not advance the time: else short ones would never earn
-        // anything.
+        // Steps that earn nothing do not advance the time: else short ones would never earn.
         if earned > 0 {
             (self.left, self.at) = ((self.left + earned).min(BURST), now);
         }
@@ -368,8 +366,7 @@ impl Budget {
         }
     }
 
-    /// Adds a line that reports what was dropped, when there is budget for half a burst, or
-    /// `at_once`.
+    /// Adds a line that reports the drops, when there is budget for half a burst, or `at_once`.
     fn tell(&mut self, name: &str, now: Instant, at_once: bool, lines: &mut String) {
         self.refill(now);
         if self.is_out() && (at_once || self.left >= BURST / 2) {
@@ -456,8 +453,7 @@ mod tests {
         for (number, name) in ["a.0", "b.0"].into_iter().enumerate() {
             pipes.push(outputs.open(Whose::Nf(number as u16), name, None).unwrap().into());
         }
-        // More than a pipe holds: only its beginning is written, and the other pipe is not
-        // affected.
+        // More than a pipe holds: only its beginning is written, and the other pipe still works.
         for _ in 0..CHUNK / 16 {
             pipes[0].write_all(&b"0123456789abcde\n".repeat(3)).unwrap();
         }

@@ -81,8 +81,7 @@ impl Supervisor {
         self.launch(number);
     }
 
-    /// Lets the other instances of a service succeed one that leaves: they get its flows, unless a
-    /// pool assigns these.
+    /// Lets the other instances of a service succeed one, unless a pool assigns the flows.
     fn followed(&self, number: u16) -> Vec<Arc<Succession>> {
         let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
         let others = service.filter(|service| service.pool.is_none()).map_or(&[][..], |service| &service.instances);
@@ -90,8 +89,7 @@ impl Supervisor {
         others.iter().filter(runs).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
     }
 
-    /// Begins to remove an NF: no new packets, and a request to stop when those on their way have
-    /// passed.
+    /// Begins to remove an NF: no new packets, and a request to stop when it has drained.
     pub(super) fn retire(&mut self, number: u16) {
         self.feed(number, Event::StopRequested(Duration::from_millis(self.config.manager.drain_ms)));
     }
@@ -109,8 +107,7 @@ impl Supervisor {
         }
     }
 
-    /// Stops NFs that packet threads have marked for it: for cause, or as a pool member that has
-    /// had its one flow.
+    /// Stops NFs that packet threads have marked: for cause, or after a member's only flow.
     pub(super) fn end_condemned(&mut self) {
         let condemned = |nf: &Nf| {
             let handle = nf.handle.as_ref()?;
@@ -134,8 +131,7 @@ fn say_stop(nf: &mut Nf) {
 }
 
 /// The CPU time of an NF that stands still, if it is runnable and waits for its core. That of its
-/// other processes counts as its own: else it could hold packets for as long as they keep it from
-/// the core.
+/// other processes counts: else these could keep it from the core while it holds packets.
 fn use_of(nf: &Nf) -> Option<Duration> {
     let proc = Proc::default();
     let process = nf.process.as_ref().filter(|process| !process.theirs && silence::waits(&proc, process.pid))?;

@@ -170,8 +170,8 @@ impl Supervisor {
         match sent {
             Ok(attached) => self.was_let_in(number, attached),
             Err(_) => {
-                // It left before it was admitted: its memory is taken back, and the end of its
-                // process will be noticed.
+                // It left before its admission: its memory is taken back, and its end will be
+                // noticed.
                 nf.kill();
                 if nf.process.is_none() {
                     self.lost(number);
@@ -189,8 +189,7 @@ impl Supervisor {
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
         let priority = own_priority(&service.config, &self.config.sched);
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
-        // A cost that was measured before is known before the first packet; measurements in use
-        // replace it.
+        // A cost measured before is known before the first packet; later measurements replace it.
         let program = service.exec.as_ref().and_then(|exec| Of::here(exec, &service.config.args).ok());
         let known = program.and_then(|of| self.host.estimates.find(&of)).map(|estimate| estimate.ns_per_packet.median);
         let place = self.plane.place(core, tenant)?;

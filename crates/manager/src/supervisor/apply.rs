@@ -104,8 +104,7 @@ impl Supervisor {
         Ok(Some((upgrade, seats)))
     }
 
-    /// Takes the steps of configurations whose new versions work, and gives up those with one that
-    /// does not.
+    /// Takes the steps of configurations whose new versions work, and gives up the others.
     pub(super) fn go_on_applying(&mut self) {
         let mut at = 0;
         while at < self.changes.applying.len() {

@@ -148,8 +148,7 @@ impl Supervisor {
     }
 
     fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
-        // Packets can be marked for one trace at a time. A trace that nothing waits for any more
-        // ends by itself.
+        // There is one trace at a time. One that nothing waits for any more ends by itself.
         let now = Instant::now();
         if self.seen.tracing.as_ref().is_some_and(|(_, until)| now < *until) {
             return Err(SupervisorError::Conflict(
@@ -249,8 +248,7 @@ impl Supervisor {
     }
 }
 
-/// Waits for the outcome of an upgrade, a move or a configuration, and until the old instances have
-/// left.
+/// Waits for the outcome of a change, and until the old instances have left.
 fn outcome<T>(told: &Receiver<Result<(T, Gone), SupervisorError>>, late: &str) -> Result<T, ApiError> {
     let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
         RecvTimeoutError::Timeout => ApiError::new(ErrorKind::Timeout, late, "it may still take effect: see `sluice nf list`"),

@@ -81,8 +81,7 @@ impl Supervisor {
         }
     }
 
-    /// What is probably unintended about an NF of a service on a core. Each warning says what to
-    /// do.
+    /// What is probably unintended about an NF of a service on a core, and what to do.
     pub(super) fn warnings_on(&self, service: &str, core: usize) -> Vec<String> {
         let at = At::key("service", "cores");
         let warnings = validate::on_core(&self.config, service, core, at);
@@ -109,8 +108,7 @@ impl Supervisor {
         self.config.chains.iter().filter(|chain| names.contains(&chain.name.as_str())).collect()
     }
 
-    /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the
-    /// old ones leave.
+    /// Starts instances of the new kind, sends new flows to them, and lets the old ones leave.
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| self.no_such("service", &config.name))?;
         let Start { exec, user, container } = start_of(&config)?;
@@ -194,8 +192,7 @@ impl Supervisor {
         Ok(number)
     }
 
-    /// Starts one more instance on a core beside those of the service: it gets no packets until it
-    /// is counted in.
+    /// Starts one more instance on a core beside the others: no packets before it is counted in.
     pub(super) fn start_beside(&mut self, service_number: u16, core: usize) -> Result<u16, SupervisorError> {
         let number = self.make_instance(service_number, Some(core))?;
         self.launch(number);
@@ -260,8 +257,7 @@ impl Supervisor {
         // On each core the first stay, and instances of the placement come first.
         living.sort_by_key(|nf| nf.position.instance.is_none());
         let there: Vec<usize> = living.iter().map(|nf| nf.core).collect();
-        // As when the changes were computed: an instance that was added or removed by itself
-        // counts.
+        // As when the changes were computed: instances added or removed by themselves count.
         let known = self.config.services.iter().find(|known| known.name == service);
         let before = known.map_or(Vec::new(), |known| diff::cores_of(known.instances, &known.cores));
         let Turnover { starts, stops } = diff::turnover(&before, &diff::cores_of(instances, cores), &there);
@@ -459,8 +455,7 @@ impl Supervisor {
     }
 
     /// Makes the packet memory that is needed after a removal: a port that loses its last rule has
-    /// packets of unknown tenants. Without that memory it receives nothing, which is no reason to
-    /// refuse the removal.
+    /// packets of unknown tenants. Without it the port receives nothing: no reason for a refusal.
     pub(super) fn provide_for_rest(&mut self, change: impl FnOnce(&mut Config)) {
         let mut rest = self.config.clone();
         change(&mut rest);

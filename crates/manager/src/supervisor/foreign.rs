@@ -38,8 +38,7 @@ use sluice_host::record::Thing;
 use sluice_host::spawn;
 use sluice_host::user::User;
 
-/// How long a program must run before it gets packets: one that ends at once is reported, and its
-/// chains never count on it.
+/// How long a program must run before it gets packets: its chains never count on one that fails.
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// Longest time for a program that shares memory to connect, and the pause between two checks.
@@ -78,8 +77,7 @@ impl Supervisor {
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(path.clone()));
         }
         if let Err(what) = self.open_devices(number) {
-            // The former namespace may still exist: the next start waits for the thread that clears
-            // it.
+            // The former namespace may still exist: the next start waits for its clearing thread.
             let error = ForeignError::Device { nf: plan.name.clone(), what };
             self.host.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
             self.trouble(number, error.to_string());
@@ -88,15 +86,13 @@ impl Supervisor {
         self.apart(move || {
             clearing.into_iter().for_each(|thread| drop(thread.join()));
             let built = Room::build(plan, group.as_deref());
-            // `group` holds a folder of the cgroup, and must be gone when the daemon's end removes
-            // that.
+            // `group` holds a folder of the cgroup, which the daemon's end must be able to remove.
             drop(group);
             Box::new(move |this: &mut Self| this.room_built(number, life, built))
         });
     }
 
-    /// Opens the devices that share memory with a foreign NF's program, if it has any. On return
-    /// they listen.
+    /// Opens the devices that share memory with a foreign NF's program. On return they listen.
     fn open_devices(&mut self, number: u16) -> Result<(), String> {
         let Some(nf) = self.nfs.get(&number) else { return Ok(()) };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
@@ -122,8 +118,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether the started program of a foreign NF has yet to connect. Checks again after a pause,
-    /// up to a limit.
+    /// Whether a foreign NF's program has yet to connect. Checks again later, up to a limit.
     fn awaits_connection(&mut self, number: u16) -> bool {
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
         let ends = nf.foreign.as_ref().and_then(|foreign| foreign.wires.as_ref()).map_or(&[][..], |wires| &wires.ends);
@@ -354,8 +349,7 @@ impl Supervisor {
     /// [`crate::dataplane::DataPlane::detach`].
     pub(super) fn unfeed(&mut self, number: u16) {
         match self.plane.unfeed(number) {
-            // Its sockets are closed on this thread, not on a packet thread: the kernel takes
-            // milliseconds.
+            // Its sockets are closed here, not on a packet thread: the kernel takes milliseconds.
             Ok(hop) => drop(hop),
             Err(error) => warn!("{error}"),
         }
@@ -376,8 +370,7 @@ impl Supervisor {
         }
         let name = room.as_ref().map(|room| room.netns().to_string());
         let thread = self.apart(move || {
-            // A thread that works in it still has it; its work there fails or ends, and is waited
-            // for.
+            // A thread that works in it still has it; its work there fails or ends: wait for it.
             let mut room = room;
             while let Some(shared) = room.take() {
                 match Arc::try_unwrap(shared) {

@@ -57,14 +57,12 @@ impl Grouping {
         Ok(Self { group, jobs: Some(jobs), removed, thread: Some(thread) })
     }
 
-    /// The folders that [`add`](Self::add) makes for a life of an NF: its core's and its own. They
-    /// are to be recorded first.
+    /// The folders that [`add`](Self::add) makes for a life of an NF, to be recorded first.
     pub(super) fn paths_of(&self, life: &str, core: usize) -> [PathBuf; 2] {
         [self.group.path_of_core(core), self.group.path_of(life, core)]
     }
 
-    /// The daemon's cgroup, for callers that make a folder in it. They drop it before
-    /// [`finish`](Self::finish).
+    /// The daemon's cgroup, for folders in it. Dropped before [`finish`](Self::finish).
     pub(super) fn group(&self) -> Arc<Group> {
         self.group.clone()
     }
@@ -74,8 +72,7 @@ impl Grouping {
         self.ask(Job::Adopt(handle, nf));
     }
 
-    /// Requests a cgroup for a life of an NF. Its name is unique, so that one that is being removed
-    /// is never in the way.
+    /// Requests a cgroup for a life of an NF, with a unique name: no former one is in the way.
     pub(super) fn add(&self, handle: Arc<NfHandle>, life: String, pid: Pid) {
         self.ask(Job::Add(handle, life, pid));
     }

@@ -79,8 +79,7 @@ impl Supervisor {
         }
     }
 
-    /// The NFs, of some that share a mapping, whose rights let them make a hole; all, if none has
-    /// such rights.
+    /// The NFs that share a mapping and whose rights let them make a hole; all, if none has.
     fn suspects<'a>(&self, nfs: Vec<&'a Nf>) -> Vec<&'a Nf> {
         let service = |nf: &Nf| self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
         let able: Vec<&Nf> = nfs.iter().filter(|nf| service(nf).is_some_and(may_make)).copied().collect();

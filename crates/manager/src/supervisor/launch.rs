@@ -73,8 +73,7 @@ impl Supervisor {
             args: service.config.args.iter().map(Into::into).collect(),
             env,
             user: service.user.clone(),
-            // On a core with time slices a new process would get none; an NF moves there by itself
-            // when it is admitted.
+            // A new process would get no time slice; an NF moves there by itself at its admission.
             cores: if self.outside.is_governed(core) { self.cores_elsewhere(core) } else { [core].into() },
             stdio: spawn::Stdio::Null,
             name: name.into(),

@@ -29,8 +29,7 @@ impl Supervisor {
         counted.iter().for_each(|memory| self.seen.past.memory(memory));
         // From now on its ports receive there.
         self.publish();
-        // All that have the old one mapped, also NFs that still make their handlers, are on trial,
-        // or are leaving.
+        // All that have the old one mapped, also those that are starting, on trial, or leaving.
         let mapped = self.nfs.values().filter(|nf| nf.place.as_ref().is_some_and(|place| place.memory == old));
         let mapped: Vec<u16> = mapped.map(|nf| nf.number).collect();
         mapped.into_iter().for_each(|number| self.feed(number, Event::Renewed));

@@ -161,8 +161,7 @@ impl ServiceState {
     }
 }
 
-/// The count that is reported for a rule, by its name or place: what `hits` has counted, plus
-/// `base`.
+/// The count reported for a rule, by its name or place: that of `hits`, plus `base`.
 #[derive(Debug, Default)]
 struct RuleCount {
     hits: Option<RuleHits>,
@@ -250,8 +249,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts everything in the order in which packets need it, ports last: the first packet finds
-    /// its chain complete.
+    /// Starts everything in the order in which packets need it, ports last.
     fn build(&mut self, wanted: Config, stop: &AtomicBool) -> Result<(), SupervisorError> {
         let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
@@ -348,8 +346,7 @@ impl Supervisor {
         self.go_on_applying();
         self.go_on_placing();
         self.plane.collect();
-        // Not after each event: this checks every NF, and with a thousand of them would delay those
-        // that attach.
+        // Not after each event: with a thousand NFs this would delay those that attach.
         let now = Instant::now();
         if now.duration_since(self.turns.answered) >= ANSWERS && self.turns.bell.take() {
             self.turns.answered = now;
@@ -364,8 +361,7 @@ impl Supervisor {
         self.publish_stirred_pools();
     }
 
-    /// Stops reception, lets the packets inside leave, stops every NF and thread, and removes what
-    /// was made on the host.
+    /// Stops reception, drains, stops every NF and thread, and restores the host.
     pub(super) fn shut_down(&mut self) {
         self.turns.stopping = true;
         self.published.sdn.stop();
@@ -420,8 +416,7 @@ impl Supervisor {
                 let runs = |nf: &&Nf| nf.life().takes_packets();
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
                 let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
-                // Where all running instances are to end their flows, new flows go to them all the
-                // same.
+                // Where all running instances are to end their flows, new flows still go to them.
                 let none_open = living.clone().all(|nf| parts_of(nf) == 0);
                 let member = |nf: &Nf, parts: u32| Member {
                     nf: nf.number,

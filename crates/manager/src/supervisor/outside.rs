@@ -71,8 +71,7 @@ impl Outside {
         self.guard = None;
     }
 
-    /// Whether new processes for a core should start elsewhere: there they would wait for a polling
-    /// NF.
+    /// Whether new processes for a core start elsewhere: a polling NF would delay them there.
     pub(super) fn is_governed(&self, core: usize) -> bool {
         self.cores.get(&core).is_some_and(|governed| !governed.members.is_empty())
     }
@@ -229,8 +228,7 @@ impl Supervisor {
         self.look_for_threads();
     }
 
-    /// Adds threads that NFs with time slices have started. No packet thread does this, as it reads
-    /// folders.
+    /// Adds threads that NFs with time slices have started. This reads folders.
     fn look_for_threads(&mut self) {
         // All are checked, because each change is reported once.
         let has_changed =
@@ -404,8 +402,7 @@ impl Supervisor {
         }
     }
 
-    /// Replaces a guard that has ended with something to undo, and updates foreign NFs whose
-    /// processes have changed.
+    /// Replaces a guard that has ended too early, and updates foreign NFs with other processes.
     fn look_after_schedules(&mut self) {
         if !self.outside.cores.is_empty() && self.outside.guard.as_ref().is_some_and(|guard| !guard.is_alive()) {
             warn!("the guard process has ended, which would undo what turns need if sluiced died; another one is started");
@@ -434,8 +431,7 @@ impl Supervisor {
         }
     }
 
-    /// Releases an NF whose process has ended: what it left may be parked, unable to end, or in a
-    /// cgroup of its time slices.
+    /// Releases an NF whose process has ended: its remains may be parked, or in its cgroup.
     pub(super) fn leave_schedule(&mut self, number: u16) {
         let Some(core) = self.nfs.get(&number).map(|nf| nf.core) else { return };
         if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains_key(&number)) {
@@ -451,8 +447,7 @@ impl Supervisor {
         }
     }
 
-    /// Borrows the schedule of a core, if it has one. Until it is put back, the NF that has the
-    /// core keeps it.
+    /// Borrows a core's schedule. Until it is put back, the NF that has the core keeps it.
     fn lend_schedule(&self, core: usize) -> Result<Option<Box<CoreSchedule>>, PlaneError> {
         let sharing = self.plane.take_sharing(core)?;
         Ok(sharing.and_then(|sharing| sharing.into_any().downcast().ok()))

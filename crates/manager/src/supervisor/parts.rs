@@ -74,8 +74,7 @@ pub(super) struct Published {
     pub(super) sdn: sdn::Sdn,
     /// Counters of each rule in force, with the key of the rule.
     pub(super) hits: Vec<(String, RuleHits)>,
-    /// The counts reported for rules, by name or place, with those that are gone; and the decisions
-    /// of rules that are gone.
+    /// The counts reported for rules, also former ones; and the decisions of former rules.
     pub(super) rule_counts: HashMap<String, RuleCount>,
     pub(super) former_decisions: u64,
     /// Numbers of the tenants that rules have named, from 1. They stay, so that a class of a pool

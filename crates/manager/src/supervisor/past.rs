@@ -30,8 +30,7 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Counted + Default> Names<T> {
-    /// Adds the counts of an object of this name that is gone. `group_of` is its group, for when
-    /// the name is forgotten.
+    /// Adds the counts of a former object. `group_of` is its group, once its name is forgotten.
     fn leave(&mut self, name: &str, counted: &T, group_of: impl Fn(&T) -> String) {
         self.next += 1;
         if let Some((at, sum)) = self.known.get_mut(name) {
@@ -198,8 +197,7 @@ impl Past {
         self.memories.get(&memory.tenant).into_iter().for_each(|former| add_copies(memory, former));
     }
 
-    /// Packets that former chains have dropped, by reason, whether a chain of their name exists or
-    /// not.
+    /// Packets that former chains have dropped, by reason, whatever chains exist now.
     pub(super) fn drops(&self) -> BTreeMap<String, u64> {
         let mut sum = api::Chain::default();
         self.chains.known.values().map(|(_, former)| former).chain(self.chains.rest.values()).for_each(|former| sum.add(former));

@@ -172,8 +172,7 @@ impl Supervisor {
         }
     }
 
-    /// The keeper of the NFs' process namespace. Without one, NFs end with the daemon, but their
-    /// forks may not.
+    /// The keeper of the NFs' process namespace. Without it, forks of NFs outlive the daemon.
     fn keeper(&mut self) -> Option<Arc<Keeper>> {
         if !rustix::process::geteuid().is_root() || self.host.holds.has_no_keeper {
             return None;
@@ -304,8 +303,7 @@ impl Supervisor {
         self.host.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
     }
 
-    /// Whether something is left of an NF whose process has ended. It is killed, and the NF is lost
-    /// when it is gone.
+    /// Kills what is left of an NF whose process has ended, if any: the NF is lost after that.
     pub(super) fn is_held(&mut self, number: u16) -> bool {
         self.leave_schedule(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
@@ -358,8 +356,7 @@ impl Supervisor {
         self.host.holds.has_strays = true;
     }
 
-    /// Removes the pen of a zygote with all that is in it, after the admitted instances have moved
-    /// to their own pens.
+    /// Removes a zygote's pen with all in it, after admitted instances have moved to their own.
     pub(super) fn release_zygote(&mut self, pen: Option<Pen>) {
         let Some(pen) = pen else { return };
         if self.host.holds.jobs.is_none() {
@@ -370,8 +367,7 @@ impl Supervisor {
         self.host.holds.has_strays = true;
     }
 
-    /// Kills forks that instances made before they were moved from their zygote's pen into their
-    /// own.
+    /// Kills forks that instances made before they were moved from their zygote's pen.
     pub(super) fn sweep_zygotes(&mut self) {
         self.collect_strays();
         for service in std::mem::take(&mut self.host.holds.swept) {
@@ -455,8 +451,7 @@ impl Supervisor {
         self.host.listener.know((!any).then_some(users));
     }
 
-    /// The user that a service runs as: the one that it names; or its own, if the daemon is root
-    /// and starts it.
+    /// The user of a service: the named one; or its own, if the daemon is root and starts it.
     pub(super) fn user_of(&mut self, config: &model::Service, named: Option<User>) -> Result<Option<User>, UserError> {
         let is_ours = config.exec.is_some() && config.container.is_none() && !config.attach && !config.is_foreign();
         let is_root = rustix::process::geteuid().is_root();
@@ -486,8 +481,7 @@ impl Supervisor {
     }
 }
 
-/// Moves all threads of a process to a core. A thread that may not go there, or has ended, stays as
-/// it is.
+/// Moves all threads of a process to a core. One that may not, or has ended, stays.
 fn pin(pid: Pid, core: usize) {
     if core >= CpuSet::MAX_CPU {
         return;

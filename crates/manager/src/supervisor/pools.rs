@@ -96,8 +96,7 @@ impl DataPlane {
     }
 }
 
-/// Takes `n` one by one from the threads that have most, and returns how many each gives. `has` is
-/// what each has.
+/// Takes `n` one by one from the threads that have most, and returns how many each gives.
 fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
     let mut given: Vec<(usize, u32)> = Vec::new();
     for _ in 0..n {

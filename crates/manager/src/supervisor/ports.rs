@@ -215,8 +215,7 @@ impl Supervisor {
         state.memory = open.memory;
         state.link = open.link;
         let overload = state.config.overload;
-        // A file takes everything in the end: packets wait for it, or a slow disk would cost a
-        // replay packets.
+        // A file takes everything in the end: packets wait, or a slow disk would cost packets.
         let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
         // The tables name the threads of the queues: packets for the port may come at once.
         state.counters = (0..queues).map(|_| Arc::default()).collect();
@@ -229,8 +228,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`])
-    /// leaves by it again.
+    /// Adds a port. Chains that have lost their egress of this name leave by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = self.changes.port_numbers.next(self.ports.len(), "ports")?;
         let open = self.take_opened(&config)?;
@@ -254,8 +252,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits until no packet is on its way to a port by a chain that led there, at most as long as
-    /// a stop would.
+    /// Waits until no chain leads packets to a port, at most as long as a stop would.
     fn drain(&mut self, number: u16) {
         let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
         while self.plane.registry().leads_to(number) && Instant::now() < until {
@@ -339,8 +336,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Logs and records state changes of ports' interfaces, and logs what to do about packets that
-    /// are too large.
+    /// Logs and records state changes of ports' interfaces, and logs packets that are too large.
     pub(super) fn see_ports(&mut self, now: Instant) {
         let packet_bytes = self.config.memory.packet_bytes;
         for (number, state) in self.ports.iter_mut().enumerate() {
@@ -389,8 +385,7 @@ mod tests {
             behind.look(skipped, 100_000.0, start + Duration::from_millis(ms));
             behind.pps()
         };
-        // Packets skipped before the first measurement do not count, and a part of a second is too
-        // short.
+        // Skips before the first measurement do not count, and a part of a second is too short.
         assert_eq!([at(0, 5_000), at(900, 40_000)], [0.0, 0.0]);
         assert_eq!([at(1_000, 40_000), at(1_500, 60_000)], [35_000.0, 35_000.0]);
         // A thread that paused for a moment has not missed the rate.

@@ -25,8 +25,7 @@ const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10
 /// Numbers that NFs may have.
 const NUMBERS: usize = 1 << 16;
 
-/// Priority of ordinary NFs in class rr: the lowest, so that other real-time work on the host goes
-/// first.
+/// Priority of ordinary NFs in class rr: the lowest, below other real-time work.
 const LOWEST: u8 = 1;
 
 pub(super) fn class_of(handle: &NfHandle, downstream_first: bool) -> Class {
@@ -36,8 +35,7 @@ pub(super) fn class_of(handle: &NfHandle, downstream_first: bool) -> Class {
 /// The class of a process of class rr that is not an NF's own.
 pub(super) const ORDINARY: Class = Class::Rr(LOWEST);
 
-/// Weight of the instances of a service. Instances with a single flow get their tenant's weight
-/// with the flow.
+/// Weight of a service's instances. Those with a single flow get the tenant's weight with it.
 pub(super) fn own_priority(service: &Service, sched: &Sched) -> f64 {
     let tenant = service.tenant.as_deref().filter(|_| !service.is_pooled());
     service.priority * sched.priority_of(tenant)

@@ -208,8 +208,7 @@ impl Promises {
         Some((pps, LEAST_BURST.max((pps * f64::from(self.settings.burst_us) / 1e6) as u64)))
     }
 
-    /// The cache use of an SLO's instances, by number; `before` is the traffic at the end of the
-    /// former window.
+    /// The cache use of an SLO's instances, by number; `before` is the former window's traffic.
     fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64, before: &BTreeMap<String, u64>) -> Vec<InstanceUse> {
         let mut all = Vec::new();
         for instance in assignment.instances(&slo.name) {
@@ -347,8 +346,7 @@ impl Supervisor {
         let room = self.promises.classes.room();
         let own = self.promises.steering.all_own().clone();
         let wanted = self.promises.steering.lay_out(assignment, room);
-        // An instance without a class of its own moves to the shared class before its own is
-        // removed.
+        // An instance that loses its own class moves to the shared one before that is removed.
         self.attend();
         let changed = self.promises.classes.change(wanted);
         if changed.is_err() {
@@ -419,8 +417,7 @@ impl Supervisor {
         }
     }
 
-    /// Refuses a change of a service whose instances serve an SLO, and any while a placement is
-    /// under way.
+    /// Refuses a change of a service that serves an SLO, and any during a placement.
     pub(super) fn not_kept(&self, service: &str) -> Result<(), SupervisorError> {
         self.not_placing()?;
         let mut kept = self.promises.kept.iter().flat_map(|kept| &kept.services);
@@ -537,8 +534,7 @@ impl Supervisor {
             .map_err(|error| SupervisorError::Conflict(error.to_string()));
         let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
         let planned = planned.and_then(|(changes, overlaid)| {
-            // More would start than stand ready: an instance was lost meanwhile, or another change
-            // was made.
+            // More would start than stand ready: an instance was lost, or another change was made.
             if self.starts(&changes) as usize > beside {
                 let why = "services have changed while the placement was taken, and the one before stands; place it anew";
                 return Err(SupervisorError::Conflict(why.into()));
@@ -621,8 +617,7 @@ impl Supervisor {
         }
     }
 
-    /// Begins to restore the placement from before a restart. Packets flow meanwhile as the
-    /// configuration says.
+    /// Begins to restore the placement from before a restart. Packets flow meanwhile.
     pub(super) fn restore_placement(&mut self) {
         let Some(path) = self.promises.settings.placement.clone() else { return };
         let began = match kept::read(&path) {
@@ -696,8 +691,7 @@ impl Supervisor {
         }
     }
 
-    /// The NFs of all SLOs. One that is leaving counts for an instance on its core, or else for the
-    /// first.
+    /// The NFs of all SLOs. A leaving one counts for an instance on its core, or for the first.
     fn members(&self) -> Vec<Member> {
         let mut members = Vec::new();
         let Some(kept) = &self.promises.kept else { return members };
@@ -840,8 +834,7 @@ impl Supervisor {
         assignment.instances(&slo.name).iter().flat_map(|instance| &instance.cores).map(|place| self.promises.part_of(*place)).sum()
     }
 
-    /// Tenants without an SLO, and services without a tenant: their use of cores, and what SLOs
-    /// leave of these.
+    /// Tenants without an SLO, and services without a tenant: their use of cores, and what is left.
     fn others(&self, members: &[Member], cpu_of: impl Fn(&u16) -> f64) -> Vec<Seen> {
         let mut others: BTreeMap<String, Seen> = BTreeMap::new();
         for nf in self.nfs.values().filter(|nf| !members.iter().any(|member| member.nf == nf.number)) {

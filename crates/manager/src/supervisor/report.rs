@@ -1,5 +1,4 @@
-//! Reports of the supervisor: status and statistics, from the counters of packet threads, NFs and
-//! kernel.
+//! Status and statistics, from the counters of packet threads, NFs and kernel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,8 +112,7 @@ impl Supervisor {
         all
     }
 
-    /// A report of a packet memory, and of copies into it. The tenant's totals already contain
-    /// those of a replaced one.
+    /// A report of a packet memory and copies into it. Its tenant's totals have a replaced one's.
     fn memory_report(&self, memory: &crate::memory::Memory, snapshots: &[Snapshot]) -> api::Memory {
         let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
         let is_former = memory.holder == sluice_config::tenancy::Holder::Former;
@@ -138,8 +136,7 @@ impl Supervisor {
         Some(self.memory_report(self.plane.memories().get(number)?, &snapshots))
     }
 
-    /// The snapshots of the packet threads; the former ones of all if one does not answer, so that
-    /// no total goes back.
+    /// The snapshots of all packet threads; if one does not answer, the former ones of all.
     pub(super) fn snapshots(&mut self) -> Arc<[Snapshot]> {
         if let Ok(snapshots) = self.plane.snapshots() {
             self.seen.snapshots = snapshots.into();

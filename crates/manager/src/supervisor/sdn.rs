@@ -13,8 +13,7 @@ use sluice_sdn::{Agent, PortView, Topology};
 
 #[derive(Default)]
 pub(super) struct Sdn {
-    /// Packets that the Rx threads send to the controller; none if the configuration names no
-    /// controller.
+    /// Packets that the Rx threads send to the controller; none without a controller.
     line: Option<Arc<Line>>,
     agent: Option<Agent>,
 }

@@ -1,5 +1,4 @@
-//! Carries out decisions about SLOs on demand ([`sluice_promises::steer`]): classes, limits and
-//! instances.
+//! Carries out decisions about SLOs on demand ([`sluice_promises::steer`]).
 
 use std::sync::mpsc::TryRecvError;
 
@@ -58,8 +57,7 @@ impl Supervisor {
     /// Ends a window for SLOs on demand.
     pub(super) fn steer(&mut self, now: u64, assignment: &Assignment, seen: &[OnDemand]) {
         self.see_added(now);
-        // While a placement is under way, ways are reserved; and an SLO that is not measured yet
-        // does not count as gone.
+        // During a placement ways are reserved; and an SLO without measurements is not gone.
         let all = assignment.slos.iter().filter(|promised| is_on_demand(&promised.slo)).count();
         // Nor does an instance that is not counted yet count as one without misses.
         let is_counted = !self.promises.uncounted.awaits(seen) || !self.promises.counts_traffic();

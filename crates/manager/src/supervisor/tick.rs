@@ -13,8 +13,7 @@ use crate::dataplane::Fence;
 const SAMPLES: usize = 64;
 
 impl Supervisor {
-    /// The longest wait for events: until the next tick, which comes early where the pause of an NF
-    /// ends sooner.
+    /// The longest wait for events: until the next tick, or sooner the end of an NF's pause.
     pub(super) fn until_due(&self, now: Instant) -> Duration {
         // Ticks keep a least distance: each checks every NF.
         let soonest = self.turns.ticked + ANSWERS;
@@ -57,8 +56,7 @@ impl Supervisor {
         self.let_leave();
     }
 
-    /// Checks whether anything moves or is under way. If not, the next tick comes later; any event
-    /// ends that.
+    /// Checks whether anything moves or is under way. If not, the next tick comes later.
     fn note_quiet(&mut self) {
         let counters = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let moved = counters.fold(0u64, |sum, queue| sum.wrapping_add(queue.rx_packets.get()).wrapping_add(queue.tx_packets.get()));
@@ -106,8 +104,7 @@ impl Supervisor {
 /// The event of an NF that only polling shows.
 fn happened(nf: &mut Nf, now_ns: u64) -> Option<Event> {
     if nf.life().drains() {
-        // In this order: when the fence has passed, everything that a thread was about to send is
-        // counted.
+        // In this order: after the fence, everything that a thread was about to send is counted.
         let passed = nf.removal.fence.as_mut().is_none_or(Fence::is_passed);
         let empty = nf.handle.as_ref().is_none_or(|h| {
             let (posted, returned) = h.posted_returned();

@@ -111,8 +111,7 @@ impl Supervisor {
         self.tuning.grouping.as_ref()
     }
 
-    /// Sets the class of a process that runs on `core`, and requests its cgroup, if there are any;
-    /// `poll`: it never sleeps.
+    /// Sets the class of a process on `core`, and requests its cgroup; `poll`: it never sleeps.
     ///
     /// # Errors
     /// The kernel refuses the class.

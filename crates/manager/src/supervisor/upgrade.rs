@@ -415,8 +415,7 @@ impl Supervisor {
         Some(succession)
     }
 
-    /// Settles successions when all threads use the new tables: their predecessors get no more
-    /// packets.
+    /// Settles successions when all threads use the new tables: no more packets for the former.
     pub(super) fn let_follow(&self, successions: &[Arc<Succession>]) {
         if successions.is_empty() {
             return;

@@ -236,7 +236,7 @@ impl Supervisor {
             let pipe = self.host.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
             let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
             if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &pipe).is_err() {
-                // With so few messages the socket cannot be full: the zygote is gone, which is
+                // With so few messages the socket cannot be full: the zygote is gone; that is
                 // noticed.
                 zygote.life.not_asked(number);
                 return;
@@ -319,8 +319,7 @@ impl Supervisor {
             // Its own hello came first.
             return;
         }
-        // A child of ours keeps its number until we collect it, so this is the reported process, or
-        // none of ours.
+        // A child of ours keeps its number until it is collected: it is this process, or not ours.
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
             let line = || format!("the zygote of {name} says that it has forked process {pid:?}, which is no child of it");

@@ -446,8 +446,7 @@ fn foreign_of<'a>((labels, nf): &Object<'a, Nf>) -> Option<Object<'a, NfForeign>
     Some((labels.clone(), nf.foreign.as_ref()?))
 }
 
-/// NFs, and their sums by service, also for services that are gone: names of NFs change with each
-/// upgrade and move.
+/// NFs, and their sums by service: names of NFs change with each upgrade and move.
 fn nfs(out: &mut Text, stats: &Stats) {
     let of_nf = |nf: &Nf| vec![("nf", nf.name.clone().into()), ("service", nf.service.clone().into())];
     let mut sums: BTreeMap<&str, Nf> = BTreeMap::new();

@@ -37,8 +37,7 @@ pub(crate) struct Totals {
 /// Counters that a process writes in its page itself.
 const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
 
-/// The maximum seen of each of these. A process may write anything there, but its counters never go
-/// back.
+/// The maximum of each of these. A process may write anything; its counters never go back.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Spoken([u64; SPOKEN.len()]);
 

@@ -102,8 +102,7 @@ pub(crate) struct Life {
     has_room: bool,
     course: Course,
     started_ns: u64,
-    /// When its state ends by itself: a missing hello, the end of a pause, a stop that takes too
-    /// long.
+    /// When its state ends by itself: a missing hello, the end of a pause, a late stop.
     deadline_ns: Option<u64>,
     /// How many times its process got more time because the host is busy.
     respites: u32,
@@ -427,8 +426,7 @@ impl Life {
                 }
             }
             State::Stopping | State::Gone => {}
-            // A foreign program's former namespace may still be in clearing; the thread that clears
-            // it does not need the NF.
+            // A foreign program's former namespace may still be in clearing, without the NF.
             State::Expected | State::Restarting | State::Failed => {
                 self.to(State::Gone)?;
                 todo.push(Action::Bury);

@@ -66,8 +66,7 @@ pub(crate) struct Nf {
 /// The resources of an NF besides its process.
 #[derive(Default)]
 pub(crate) struct Held {
-    /// The process that the manager started, if that program started the NF's own process. It ends
-    /// with the NF.
+    /// A started program that started the NF's own process. It ends with the NF.
     pub(crate) wrapper: Option<Process>,
     pub(crate) connection: Option<OwnedFd>,
     /// Whether it has reported on this connection that its handler is made.
@@ -164,8 +163,7 @@ pub(crate) struct NfSet {
     nfs: BTreeMap<u16, Nf>,
     names: HashMap<String, u16>,
     next: u16,
-    /// Numbers of NFs that are gone: those that paths may still name, and those that are free
-    /// again.
+    /// Numbers of former NFs: those that paths may still name, and those that are free again.
     resting: Vec<u16>,
     free: Vec<u16>,
 }
@@ -214,8 +212,7 @@ impl NfSet {
         self.nfs.values_mut()
     }
 
-    /// Visits all NFs once, from a number on, until `each` returns false; returns the number of
-    /// that one.
+    /// Visits all NFs once, from a number on, until `each` returns false; returns that number.
     pub(crate) fn each_from(&mut self, from: u16, mut each: impl FnMut(&mut Nf) -> bool) -> Option<u16> {
         for part in [(Bound::Included(from), Bound::Unbounded), (Bound::Unbounded, Bound::Excluded(from))] {
             for (number, nf) in self.nfs.range_mut(part) {
@@ -244,8 +241,7 @@ impl NfSet {
     pub(crate) fn next_number(&mut self, fits: impl Fn(u16) -> bool) -> u16 {
         if let Some(at) = self.free.iter().position(|number| fits(*number)) {
             let number = self.free.swap_remove(at);
-            // The number is another NF's now: its flows must not go to the successor of the NF that
-            // had the number before.
+            // Another NF has the number now: its flows must not go to the former one's successor.
             self.nfs.values_mut().filter(|nf| nf.position.former == Some(number)).for_each(|nf| nf.position.former = None);
             return number;
         }

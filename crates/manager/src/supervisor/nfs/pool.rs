@@ -102,8 +102,7 @@ impl PoolLife {
         self.spare.iter().map(|(number, _)| *number)
     }
 
-    /// The kept number and index whose part has the fewest of `members`, which are indices too.
-    /// There are `threads` parts.
+    /// The kept number and index whose part, of `threads`, has the fewest indices in `members`.
     pub(crate) fn spare(&mut self, threads: usize, members: impl Iterator<Item = u16>) -> Option<(u16, u32)> {
         if self.spare.is_empty() {
             return None;

@@ -42,8 +42,7 @@ impl Process {
         let _ = if self.child { process::kill_group(pidfd) } else { process::send_signal(pidfd, Signal::KILL) };
     }
 
-    /// Whether another process is the one that was started, or descends from it: a program may
-    /// start the NF.
+    /// Whether another process is this one or descends from it: a program may start the NF.
     ///
     /// No secret of the process would do, as other processes of its user can read its environment
     /// and memory. The kernel vouches for the descent.

@@ -128,8 +128,7 @@ pub(super) mod tests {
         lines.join("\n") + "\n"
     }
 
-    /// The allowed transitions (x), stated a second time: rows and columns in the order of
-    /// [`State::ALL`].
+    /// The allowed transitions (x), stated again: rows and columns as in [`State::ALL`].
     const ALLOWED: [&str; 7] = [
         // expected starting running stopping restarting failed gone
         ". x . . . . x", // expected
