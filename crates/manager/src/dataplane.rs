@@ -90,7 +90,6 @@ pub enum PlaneError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum LetGo {
-    /// Everything is written and closed.
     Done,
     /// It takes no more packets and is left to end by itself.
     Stuck,
@@ -183,7 +182,6 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Whether all threads have answered or ended.
     pub fn is_passed(&mut self) -> bool {
         while self.left > 0 {
             match self.answers.try_recv() {
@@ -230,7 +228,6 @@ pub fn threads_of(manager: &model::Manager) -> Vec<(usize, Roles)> {
     threads
 }
 
-/// The packet threads and the memory that they work on.
 pub struct DataPlane {
     links: Vec<Link>,
     rx: Vec<RxThread>,
@@ -505,7 +502,6 @@ impl DataPlane {
         Ok(self.memories.iter().map(|memory| memory.pool.available()).sum::<usize>() + cached as usize)
     }
 
-    /// The owners of frames.
     pub fn table(&self) -> &FrameTable {
         &self.table
     }
@@ -558,7 +554,6 @@ impl DataPlane {
         answer
     }
 
-    /// Waits for a thread's answer.
     fn wait_for<T>(&self, thread: usize, answer: &Receiver<T>) -> Result<T, PlaneError> {
         let link = &self.links[thread];
         link.seen.wait_for(thread, link.core, answer)
@@ -628,7 +623,6 @@ impl DataPlane {
         };
     }
 
-    /// Whether nothing waits to be freed.
     pub fn is_collected(&self) -> bool {
         self.former.is_empty() && self.lingering.is_empty() && matches!(self.collecting, Collecting::Nothing)
     }
@@ -786,7 +780,6 @@ impl DataPlane {
         self.rounds.0
     }
 
-    /// Packets on their way to the NF of a number.
     pub fn in_flight(&self, number: u16) -> u32 {
         self.in_flight.get(&number).map_or(0, |in_flight| in_flight.load(Ordering::Relaxed))
     }
@@ -818,13 +811,11 @@ impl DataPlane {
         self.ask(self.wakes(core), move |worker| worker.take_sharing(core))
     }
 
-    /// The thread that wakes a core.
     fn wakes(&self, core: usize) -> usize {
         let threads: Vec<usize> = (0..self.links.len()).filter(|thread| self.links[*thread].roles.wakeup).collect();
         threads[core % threads.len()]
     }
 
-    /// The thread that drains an NF.
     fn drains(&self, number: u16) -> usize {
         self.tx[number as usize % self.tx.len()]
     }
@@ -906,7 +897,6 @@ impl DataPlane {
         }
     }
 
-    /// Starts reception on ports.
     pub fn start_rx(&self) {
         self.tell_all(Worker::start_rx);
     }
@@ -933,7 +923,6 @@ impl DataPlane {
         self.tell_all(move |worker| worker.trace(trace.clone()));
     }
 
-    /// Ends the threads.
     pub fn stop(&mut self) {
         self.tell_all(Worker::stop);
         for link in &mut self.links {

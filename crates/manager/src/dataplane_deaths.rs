@@ -30,7 +30,6 @@ const DIES: u16 = 1;
 /// Default number of deaths in each form.
 const DEATHS: u64 = 40;
 
-/// What is tested.
 #[derive(Debug, Clone, Copy)]
 struct Form {
     threads: usize,
@@ -196,7 +195,6 @@ fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
             };
         }
         match next(&mut seed) % 8 {
-            // It keeps these.
             0 => {}
             1 => {
                 let _ = nf.tx.enqueue(&burst[..n]);

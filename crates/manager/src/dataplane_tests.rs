@@ -26,7 +26,6 @@ struct Wire {
     /// Reads that have begun, and those that are over.
     reads: Arc<[AtomicU64; 2]>,
     written: Arc<Mutex<Vec<Vec<u8>>>>,
-    /// Whether it takes no packets.
     jammed: Arc<AtomicBool>,
 }
 
@@ -173,7 +172,6 @@ impl Rig {
         self.chain.counters[0].drops[why as usize].get()
     }
 
-    /// Whether all frames are free.
     fn is_empty(&self) -> bool {
         self.plane.table().in_use() == 0
     }
@@ -507,7 +505,6 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     let policed = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(2));
     assert_eq!(refused(&told(&policed, 7))[..7], [(Some(0), DropReason::Policed.name()); 7]);
-    // Its service has no instance.
     rig.tables.services[0].clear();
     rig.publish();
     let down = trace(&rig.plane, Some(0), None, 8);

@@ -48,7 +48,6 @@ pub struct Memory {
     pub holder: Holder,
     /// Its frames that no thread holds.
     pub pool: Arc<FramePool>,
-    /// Whether its descriptor was ever passed to an NF.
     pub is_shared: bool,
     /// NFs placed with it: those with a mapping, and ended ones that are not removed yet.
     users: u32,
@@ -89,7 +88,6 @@ pub enum NoMemory {
     /// The tenant has none.
     #[error("there is no packet memory of tenant {0}; see `sluice tenant list`")]
     None(String),
-    /// All slots are taken until a restart.
     #[error(
         "there are {0} arenas of packet memory, and no place for another; restart sluiced with all tenants in its configuration"
     )]
@@ -135,7 +133,6 @@ impl Memories {
         Ok(this)
     }
 
-    /// Makes the file of an arena in a slot.
     fn file_for(&self, holder: &Holder, slot: u32) -> Result<(MemoryFile, Arena), MemoryError> {
         let make = |hugepages| self.range.make(slot, frames_of(&self.settings, holder), hugepages);
         match self.settings.hugepages {
@@ -156,7 +153,6 @@ impl Memories {
         Ok(())
     }
 
-    /// Makes an arena in a free slot.
     fn make(&mut self, holder: Holder) -> Result<u8, NoMemory> {
         let slot = self.memories.iter().position(Option::is_none).ok_or(NoMemory::NoSlot(self.memories.len() as u32))?;
         let (file, arena) = self.file_for(&holder, slot as u32)?;
@@ -186,7 +182,6 @@ impl Memories {
         Ok((self.make(holder.clone())?, true))
     }
 
-    /// The arena of a holder, if there is one.
     pub fn find(&self, holder: &Holder) -> Option<&Memory> {
         // After a renewal this is the new one: the old one's holder is `Former`.
         self.iter().find(|memory| memory.holder == *holder)
@@ -212,7 +207,6 @@ impl Memories {
         Ok(fresh)
     }
 
-    /// The arenas that were replaced.
     pub fn former(&self) -> Vec<u8> {
         self.iter().filter(|memory| memory.holder == Holder::Former).map(|memory| memory.number).collect()
     }
@@ -281,7 +275,6 @@ impl Memories {
         self.range.shift()
     }
 
-    /// The greatest number of arenas.
     pub fn slots(&self) -> u32 {
         self.range.slots()
     }
@@ -290,7 +283,6 @@ impl Memories {
         self.iter().all(|memory| memory.file.is_huge())
     }
 
-    /// DPDK, if it was started.
     pub fn devices(&self) -> Option<&port::dpdk::Devices> {
         self.devices.as_ref()
     }

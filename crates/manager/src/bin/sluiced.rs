@@ -77,7 +77,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// What this build or host cannot do of a configuration.
 fn problems(config: &Config) -> Vec<Problem> {
     let mut found = port::problems(config);
     found.extend(features::problems(config));

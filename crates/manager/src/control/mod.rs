@@ -59,7 +59,6 @@ pub trait Backend: Send + Sync {
     /// ([`sluice_api::ErrorKind::Conflict`]).
     fn remove_nf(&self, name: &str, force: bool) -> Result<(), ApiError>;
 
-    /// Adds a service and starts its instances.
     fn add_service(&self, service: config::Service) -> Result<model::Service, ApiError>;
 
     /// Removes a service that is in no chain, and stops its instances.
@@ -93,7 +92,6 @@ pub trait Backend: Send + Sync {
     /// force. Returns when the packets of its chains go to its instances.
     fn place(&self, assignment: Assignment) -> Result<promise::Placed, ApiError>;
 
-    /// The assignment in force.
     fn placement(&self) -> Result<Assignment, ApiError>;
 
     /// Ends the assignment in force: chains are as the configuration says.

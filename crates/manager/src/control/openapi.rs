@@ -60,7 +60,6 @@ impl Operation {
         Self { query: Some(|generator| T::json_schema(generator)), ..self.refuses(&[ErrorKind::BadInput]) }
     }
 
-    /// Adds reasons for a refusal.
     pub fn refuses(mut self, kinds: &[ErrorKind]) -> Self {
         self.refusals.extend(kinds);
         self

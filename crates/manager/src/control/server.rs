@@ -56,7 +56,6 @@ use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};
 use sluice_host::record::is_ours;
 
-/// The OpenAPI document of this API.
 pub static OPENAPI: LazyLock<String> =
     LazyLock::new(|| document(&routes().into_iter().map(|route| route.operation).collect::<Vec<_>>()));
 
@@ -68,9 +67,7 @@ pub const LOOK: Duration = Duration::from_secs(1);
 /// The limits of clients and calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients at a time.
     pub clients: usize,
-    /// Bytes of a request's body.
     pub body_bytes: usize,
     /// Longest time to send a request, and of silence between two requests.
     pub read: Duration,
@@ -78,7 +75,6 @@ pub struct Limits {
     pub spare: Duration,
     /// Longest time that a client takes no byte of its answer, with a full socket buffer.
     pub write: Duration,
-    /// Longest time of a call.
     pub call: Duration,
     /// Longest wait for calls under way at a stop.
     pub stop: Duration,
@@ -506,7 +502,6 @@ impl hyper::rt::Write for &mut Client<'_> {
     }
 }
 
-/// The answer to users that are not allowed.
 fn refusal() -> Router {
     Router::new().fallback(|| async {
         Refusal(ApiError::new(
@@ -595,7 +590,6 @@ macro_rules! removal {
     };
 }
 
-/// A query without parameters.
 macro_rules! question {
     ($operation:expr, $call:ident -> $type:ty) => {
         route($operation.answers::<$type>(200), |State(cx): State<Context>| async move { cx.call(|b| b.$call()).await })

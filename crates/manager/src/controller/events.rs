@@ -32,10 +32,8 @@ pub enum What {
         from: f64,
         /// The share in force, 0 to 1.
         to: f64,
-        /// How many times it was written.
         writes: u64,
     },
-    /// A port has another state.
     Port(PortState),
 }
 
@@ -50,7 +48,6 @@ pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// The recent events.
 #[derive(Debug, Default)]
 pub struct EventLog {
     inner: Mutex<Inner>,

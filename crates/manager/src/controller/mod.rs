@@ -107,7 +107,6 @@ impl Controller {
         Ok(Self { shared, events, thread: Some(thread) })
     }
 
-    /// Adds an NF.
     pub fn add(&self, handle: Arc<NfHandle>) {
         let controlled = Controlled {
             handle,

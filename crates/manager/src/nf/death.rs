@@ -24,9 +24,7 @@ use sluice_host::process::{Exit, signal_name};
 pub enum Cause {
     /// By itself, or by a signal from elsewhere.
     Ended(Exit),
-    /// The kernel killed it for want of memory.
     Memory,
-    /// It was stopped for its violations.
     Violations {
         /// How many; 0 if it was stopped for the first.
         times: u64,

@@ -53,7 +53,6 @@ const LEAST: u64 = 128;
 pub const LONGEST: usize = 16 << 10;
 /// Bytes read from a pipe at a time: its capacity.
 const CHUNK: usize = 64 << 10;
-/// Pipes read at a time.
 const PIPES: usize = 16;
 /// Time between two reads.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -68,7 +67,6 @@ const OURS: &str = "sluiced";
 /// Token of the eventfd that wakes the thread.
 const WAKE: u64 = u64::MAX;
 
-/// The source of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
     /// The NF of this number.
@@ -177,7 +175,6 @@ struct Source {
     begun: Vec<u8>,
 }
 
-/// The state of the thread.
 struct Reader<W> {
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,

@@ -142,7 +142,6 @@ fn use_of(nf: &Nf) -> Option<Duration> {
     Some(silence::used_by(&proc, &all))
 }
 
-/// The log text for an NF that is stopped for cause.
 fn stopped(nf: &Nf, sentence: Sentence) -> String {
     let violations = nf.handle.as_ref().map_or(0, |handle| handle.violations.load(Ordering::Relaxed));
     match sentence {
@@ -151,7 +150,6 @@ fn stopped(nf: &Nf, sentence: Sentence) -> String {
     }
 }
 
-/// What an NF that was stopped for cause has done.
 pub(super) fn offence(cause: Sentence) -> &'static str {
     match cause {
         Sentence::Stalled => "holds packets and returns none",

@@ -27,14 +27,12 @@ const LINGER_NS: u32 = 3_000;
 
 /// The decision about a caller that may be the NF it claims to be.
 enum Admission {
-    /// It is this NF.
     Now(u16),
     /// The zygote of this service may have forked it, and is yet to confirm that.
     Later(u16),
 }
 
 impl Supervisor {
-    /// Answers the callers of the NF socket.
     pub(super) fn greet(&mut self) {
         let events = match self.host.listener.serve(monotonic_ns()) {
             Ok(events) => events,
@@ -207,7 +205,6 @@ impl Supervisor {
         Ok((handle, place))
     }
 
-    /// The welcome message of an admitted NF.
     fn welcome_of(&self, handle: &NfHandle, place: &Place) -> Welcome {
         Welcome {
             geometry: self.plane.memory_of(place).expect("the place is of a tenant, which has memory").geometry(),

@@ -223,7 +223,6 @@ impl Supervisor {
 mod tests {
     use super::*;
 
-    /// The old instance and the core of each slot.
     type Seated = Vec<(Option<u16>, Option<usize>)>;
 
     fn seated(old: &[(u16, usize)], cores: &[usize]) -> (Seated, Vec<u16>) {

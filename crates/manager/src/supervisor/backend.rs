@@ -179,7 +179,6 @@ impl Supervisor {
         Ok(trace)
     }
 
-    /// Puts the hops of traced packets together.
     fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, count: u32) -> api::Trace {
         if self.seen.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
             self.plane.trace(None);

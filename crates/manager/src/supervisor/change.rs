@@ -235,7 +235,6 @@ impl Supervisor {
         Ok(number)
     }
 
-    /// How many NFs the changes start.
     pub(super) fn starts(&self, changes: &[Change]) -> u32 {
         let started = |change: &Change| match change {
             Change::AddService { service } | Change::ReplaceService { service } => service.first_instances(),
@@ -430,7 +429,6 @@ impl Supervisor {
         Ok(Gone::new())
     }
 
-    /// Sets how many instances a service has, and their cores.
     fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) {
         let set = |service: &mut model::Service| (service.instances, service.cores) = (instances, cores.to_vec());
         self.config.services.iter_mut().filter(|known| known.name == name).for_each(set);

@@ -21,7 +21,6 @@ use sluice_dataplane::chain::Chain;
 use sluice_dataplane::handle::{NfHandle, Sentence};
 use sluice_host::process::{self, Proc};
 
-/// What an NF had when its process ended.
 struct Remains {
     process: Option<Process>,
     handle: Option<Arc<NfHandle>>,
@@ -29,7 +28,6 @@ struct Remains {
 }
 
 impl Supervisor {
-    /// Handles the end of an NF's process.
     pub(super) fn process_ended(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(process) = &nf.process else { return };
@@ -143,7 +141,6 @@ impl Supervisor {
         })
     }
 
-    /// Logs that an NF has ended, and what comes next.
     fn tell_end(&mut self, number: u16, end: &End, noticed_ns: u64) {
         let Some(nf) = self.nfs.get_mut(&number).filter(|_| !self.turns.stopping) else { return };
         let (cause, ran, next) = (&end.cause, end.ran.as_secs_f64(), end.next());
@@ -199,7 +196,6 @@ impl Supervisor {
         }
     }
 
-    /// Forgets an NF that was removed.
     pub(super) fn bury(&mut self, number: u16) {
         let Some(nf) = self.nfs.remove(number) else { return };
         self.seen.past.nf(self.own_report(&nf, 0));

@@ -210,7 +210,6 @@ impl Supervisor {
         });
     }
 
-    /// Starts the program of a foreign NF in its namespace.
     fn start_program(&mut self, number: u16, room: &Room, exec: &Path, user: Option<User>, args: &[String]) -> Result<(), String> {
         let mut spec = room.spec(exec, args);
         // No filter for root; see the limits that `sluice check` lists.
@@ -247,7 +246,6 @@ impl Supervisor {
         }
     }
 
-    /// Handles a foreign NF that could not start.
     fn trouble(&mut self, number: u16, why: String) {
         let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
         self.host.notices.print(Kind::Failed(service), || why.clone());

@@ -62,7 +62,6 @@ impl Supervisor {
         self.seen.watch.chains = now;
     }
 
-    /// The present health.
     pub(super) fn health(&mut self) -> Health {
         let now = Instant::now();
         let mut found: Vec<(String, &'static str, String)> = Vec::new();
@@ -129,7 +128,6 @@ fn said_of_rate(rate_pps: f64, missing_pps: f64) -> String {
     )
 }
 
-/// The text for a port's state.
 fn said_of_port(state: PortState) -> &'static str {
     match state {
         PortState::Up => "takes packets",

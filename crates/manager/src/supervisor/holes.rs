@@ -13,11 +13,9 @@ use super::nfs::Nf;
 use super::{ServiceState, Supervisor};
 use sluice_dataplane::handle::{Sentence, Violation};
 
-/// What was seen of holes.
 #[derive(Debug, Default)]
 pub(super) struct Holes {
     seen: u64,
-    /// Whether some memory is to be mended.
     is_broken: bool,
 }
 

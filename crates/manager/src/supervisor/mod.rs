@@ -97,13 +97,10 @@ pub enum SupervisorError {
     Class(#[from] sluice_host::class::ClassError),
     #[error("cannot {doing}: {source}")]
     System { doing: &'static str, source: rustix::io::Errno },
-    /// The request is not valid.
     #[error("{0}")]
     Invalid(String),
-    /// The named object does not exist.
     #[error("{0}")]
     NoSuch(String),
-    /// The request conflicts with the present state.
     #[error("{0}")]
     Conflict(String),
     /// A stop was requested before its NFs were ready.
@@ -150,7 +147,6 @@ struct ServiceState {
 }
 
 impl ServiceState {
-    /// A service without instances.
     fn new(config: model::Service, exec: Option<PathBuf>, user: Option<User>, container: Option<Arc<Template>>) -> Self {
         let (instances, added) = (Vec::new(), Instant::now());
         Self { config, exec, user, container, instances, next_index: 0, zygote: None, pool: None, added }
@@ -281,12 +277,10 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A handle for other threads to reach this one.
     pub fn remote(&self) -> Remote {
         Remote::new(self.turns.remote.clone(), self.turns.wake.clone())
     }
 
-    /// The configuration in force.
     pub fn config(&self) -> &Config {
         &self.config
     }

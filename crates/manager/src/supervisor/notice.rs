@@ -6,11 +6,9 @@ use sluice_host::attach;
 /// NFs are separate for each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
-    /// A connection to the NF socket was closed.
     Closed(std::mem::Discriminant<attach::Dropped>),
     /// A process without the right to a name was refused.
     Impostor,
-    /// An NF of a service has ended.
     Ended(u16),
     /// An NF was stopped for cause.
     Stopped(u16),
@@ -22,6 +20,5 @@ pub(super) enum Kind {
     Failed(u16),
     /// The same for its zygote.
     Zygote(u16),
-    /// A port has changed its state.
     Port(u16),
 }

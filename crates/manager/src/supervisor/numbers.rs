@@ -35,7 +35,6 @@ const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Numbering {
-    /// When the owner of each came.
     begun: Vec<Instant>,
     resting: Vec<Rest>,
     free: VecDeque<u16>,

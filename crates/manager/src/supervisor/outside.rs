@@ -37,7 +37,6 @@ use sluice_turns::{CoreSchedule, Counters};
 /// The program that becomes the guard: this one.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// The schedules, and what they need.
 #[derive(Default)]
 pub(super) struct Outside {
     guard: Option<Arc<Guard>>,
@@ -77,10 +76,8 @@ impl Outside {
     }
 }
 
-/// A core with a schedule.
 struct Governed {
     mechanism: Mechanism,
-    /// The reason for the mechanism, in words.
     because: String,
     switch_ns: u64,
     counters: Arc<Counters>,
@@ -114,7 +111,6 @@ fn settings_of(config: &model::Workflow, switch_ns: u64) -> Settings {
     }
 }
 
-/// A controller, and the cost of its switches.
 struct Chosen {
     controller: Box<dyn Controller>,
     because: String,
@@ -461,7 +457,6 @@ impl Supervisor {
         }
     }
 
-    /// Reports of the cores with a schedule.
     pub(super) fn schedule_reports(&self) -> Vec<api::Schedule> {
         let report = |(core, governed): (&usize, &Governed)| api::Schedule {
             core: *core as u32,

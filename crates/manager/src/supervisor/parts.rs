@@ -65,11 +65,9 @@ impl Changes {
 #[derive(Default)]
 pub(super) struct Published {
     pub(super) tables: Arc<Tables>,
-    /// How many versions of chains were made.
     pub(super) versions: u32,
     /// Where instances of each service were ever allowed to send packets by a verdict.
     pub(super) allowed: Vec<Places>,
-    /// Chains whose lack of paths was logged.
     pub(super) lacked_paths: HashSet<String>,
     pub(super) sdn: sdn::Sdn,
     /// Counters of each rule in force, with the key of the rule.
@@ -88,7 +86,6 @@ impl Published {
     }
 }
 
-/// The daemon's resources on the host.
 pub(super) struct Host {
     pub(super) listener: Listener,
     pub(super) record: Option<Record>,
@@ -105,7 +102,6 @@ pub(super) struct Host {
     pub(super) holds: pens::Holds,
     /// Killed wrappers that are not collected yet.
     pub(super) leaving: Vec<Process>,
-    /// How many containers were started.
     pub(super) containers: u64,
     /// Threads that build or clear namespaces of foreign programs and whose results are to come.
     pub(super) rooms_in_work: usize,
@@ -118,7 +114,6 @@ fn system(doing: &'static str) -> impl Fn(Errno) -> SupervisorError {
 }
 
 impl Host {
-    /// Opens the NF socket and the epoll set.
     pub(super) fn open(
         config: &Config,
         record: Record,
@@ -165,7 +160,6 @@ pub(super) struct Turns {
     pub(super) remote: Sender<Job>,
     /// The waker for packet threads that wait for work only this thread does.
     pub(super) bell: Arc<Bell>,
-    /// When the waker was answered last.
     pub(super) answered: Instant,
     /// When timers and stop reasons were checked last, and which process is measured next.
     pub(super) ticked: Instant,
@@ -202,7 +196,6 @@ impl Turns {
     }
 }
 
-/// Observations for reports.
 pub(super) struct Seen {
     pub(super) config_path: Option<PathBuf>,
     pub(super) started: Instant,

@@ -59,12 +59,11 @@ pub(super) struct Past {
     /// Counters that others may still write to.
     live_chains: Vec<(String, Arc<[ChainCounters]>)>,
     live_queues: Vec<(String, Arc<QueueCounters>)>,
-    /// Sums of the others.
     chains: Names<api::Chain>,
     ports: Names<api::Port>,
     nfs: Names<OfService>,
     pools: Names<api::Pool>,
-    /// Of tenants whose packet memory was made anew.
+    /// Counts of replaced packet memories, by tenant.
     memories: HashMap<String, api::Memory>,
 }
 
@@ -78,7 +77,6 @@ impl Counted for OfService {
     }
 }
 
-/// A report of a chain's counters.
 pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     let sum = |of: fn(&ChainCounters) -> &Counter| counters.iter().map(|c| of(c).get()).sum::<u64>();
     let dropped = |why: DropReason| counters.iter().map(|c| c.drops[why as usize].get()).sum::<u64>();
@@ -94,7 +92,6 @@ pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     }
 }
 
-/// A report of a queue's counters.
 fn of_queue(queue: &QueueCounters) -> api::Port {
     api::Port {
         rx_packets: queue.rx_packets.get(),
@@ -174,7 +171,6 @@ impl Past {
         sum
     }
 
-    /// The counts of former ports of a name.
     pub(super) fn of_port(&self, name: &str) -> api::Port {
         let mut sum = api::Port::default();
         self.ports.of(name).into_iter().for_each(|former| sum.add(former));
@@ -182,12 +178,10 @@ impl Past {
         sum
     }
 
-    /// The counts of former NFs of a name.
     pub(super) fn of_nf(&self, name: &str) -> Option<&api::Nf> {
         self.nfs.of(name).map(|of| &of.1)
     }
 
-    /// The counts of former pools of a service.
     pub(super) fn of_pool(&self, service: &str) -> Option<&api::Pool> {
         self.pools.of(service)
     }

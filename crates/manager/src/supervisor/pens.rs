@@ -270,7 +270,6 @@ impl Supervisor {
         }
     }
 
-    /// Keeps a container on the core of its NF.
     fn confine_container(&mut self, number: u16) {
         let (Some(nf), Some(pens)) = (self.nfs.get_mut(&number), &self.host.holds.pens) else { return };
         if let Some(cgroup) = nf.process.as_ref().and_then(|runtime| runtime.container.as_ref()?.cgroup.as_ref()) {
@@ -317,7 +316,6 @@ impl Supervisor {
         true
     }
 
-    /// Checks again what NFs have left behind.
     pub(super) fn let_go(&mut self) {
         let mut gone = Vec::new();
         for (number, since) in &self.host.holds.ending {

@@ -22,13 +22,11 @@ use sluice_dataplane::classify::flow_table::random_seed;
 use sluice_dataplane::worker::Snapshot;
 use sluice_pools::{Director, PoolCounters, PoolMember, PoolTable};
 
-/// The state of a service's pool.
 pub(super) struct PoolState {
     counters: Arc<[PoolCounters]>,
     pub(super) life: PoolLife,
 }
 
-/// The least and most members of a service.
 fn bounds(service: &model::Service) -> (u32, u32) {
     (service.first_instances(), service.most_instances())
 }
@@ -260,7 +258,6 @@ impl Supervisor {
         }
     }
 
-    /// Reports of all pools.
     pub(super) fn pool_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Pool> {
         let live = |number: &u16| self.services[*number as usize].as_ref().is_some_and(|s| !s.config.name.is_empty());
         let numbers = (0..self.services.len() as u16).filter(live);

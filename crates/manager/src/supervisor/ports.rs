@@ -81,7 +81,6 @@ pub(super) fn rate_of(port: &model::Port) -> Option<f64> {
     }
 }
 
-/// The log text for a port's new state.
 fn said(port: &model::Port, state: api::PortState) -> String {
     let name = &port.name;
     let interface = match &port.kind {
@@ -114,7 +113,6 @@ fn said(port: &model::Port, state: api::PortState) -> String {
     }
 }
 
-/// The words for a tenant in messages.
 fn named(tenant: &Option<String>) -> String {
     tenant.as_ref().map_or("services without a tenant".into(), |name| format!("tenant `{name}`"))
 }

@@ -22,7 +22,6 @@ use sluice_host::class::{self, Class, ClassError};
 /// Time between two checks while assignments come, and while none do.
 const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
-/// Numbers that NFs may have.
 const NUMBERS: usize = 1 << 16;
 
 /// Priority of ordinary NFs in class rr: the lowest, below other real-time work.
@@ -45,7 +44,6 @@ pub(super) fn own_priority(service: &Service, sched: &Sched) -> f64 {
 struct Known {
     handle: Arc<NfHandle>,
     pid: Pid,
-    /// Its present class.
     class: Class,
 }
 

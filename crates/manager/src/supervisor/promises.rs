@@ -54,7 +54,6 @@ const SPREAD_PARTS: f64 = 16.0;
 /// The result of an assignment: the changes, and the NFs that are leaving.
 pub(super) type Outcome = Result<(Placed, Gone), SupervisorError>;
 
-/// An assignment in force.
 struct Kept {
     assignment: Assignment,
     services: BTreeMap<(String, String), String>,
@@ -95,10 +94,8 @@ struct Last {
     judged: Judged,
 }
 
-/// The supervisor's state of SLOs.
 pub(super) struct Promises {
     pub(super) settings: model::Promises,
-    /// Whether packets are timed.
     times: bool,
     pub(super) classes: Classes,
     kept: Option<Kept>,
@@ -128,7 +125,6 @@ impl Promises {
         self.kept.is_none() && self.placing.is_none() && self.adding.is_none() && self.restoring.is_none()
     }
 
-    /// A state without SLOs.
     pub(super) fn open(config: &Config) -> Result<Self, SupervisorError> {
         let settings = &config.promises;
         let classes = Classes::open(settings).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
@@ -184,7 +180,6 @@ impl Promises {
         config
     }
 
-    /// The SLOs in force.
     pub(super) fn slos(&self) -> impl Iterator<Item = &Slo> {
         self.kept.iter().flat_map(|kept| &kept.assignment.slos).map(|promised| &promised.slo)
     }
@@ -357,7 +352,6 @@ impl Supervisor {
         changed
     }
 
-    /// Starts what an assignment needs before packets go to it.
     fn start_for_placing(&mut self, change: &Change) -> Result<(), SupervisorError> {
         match change {
             Change::AddService { service } => {
@@ -642,7 +636,6 @@ impl Supervisor {
         self.promises.restoring = None;
     }
 
-    /// The assignment in force.
     pub(super) fn placement(&self) -> Result<Assignment, SupervisorError> {
         let kept = self.promises.kept.as_ref().map(|kept| kept.assignment.clone());
         kept.ok_or_else(|| SupervisorError::NoSuch("nothing is placed here".into()))
@@ -911,7 +904,6 @@ impl Supervisor {
         all
     }
 
-    /// The same, with all that is lacking.
     pub(super) fn promises_report(&self) -> report::Promises {
         let settings = &self.promises.settings;
         let cache = match self.promises.classes.origin() {
@@ -935,7 +927,6 @@ impl Supervisor {
         }
     }
 
-    /// The names of SLOs by state.
     pub(super) fn promise_states(&self) -> BTreeMap<String, Vec<String>> {
         let mut states: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for promise in self.promise_reports() {

@@ -144,7 +144,6 @@ impl Supervisor {
         self.seen.snapshots.clone()
     }
 
-    /// All counters.
     pub(super) fn stats(&mut self) -> api::Stats {
         let snapshots = self.snapshots();
         // Right after the snapshots, which count the same packets.
@@ -430,7 +429,6 @@ pub(super) fn details_of(number: usize, snapshots: &[Snapshot]) -> BTreeMap<Stri
     details
 }
 
-/// The latencies of a chain's packets.
 pub(super) fn latency_of(number: u16, snapshots: &[Snapshot]) -> Distribution {
     let mut latency = Histogram::default();
     snapshots.iter().filter_map(|s| s.latencies.get(number as usize)).for_each(|h| latency.merge(h));

@@ -20,7 +20,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// What is wrong with the directory, in words.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }

@@ -58,7 +58,6 @@ impl Sdn {
 }
 
 impl Supervisor {
-    /// Reports the present ports and chains to the agent.
     pub(super) fn tell_agent(&self) {
         let Some(agent) = &self.published.sdn.agent else { return };
         let port = |(number, port): (usize, &Option<PortState>)| {

@@ -32,7 +32,6 @@ impl Promises {
         !self.traffic.is_empty()
     }
 
-    /// How an SLO on demand is steered.
     pub(super) fn steered(&self, assignment: &Assignment, slo: &str) -> Option<Steered> {
         let slo = assignment.slos.iter().map(|promised| &promised.slo).find(|other| other.name == slo && is_on_demand(other))?;
         let lacking = self.steering.lacking(&slo.name);
@@ -45,7 +44,6 @@ impl Promises {
         })
     }
 
-    /// The last decisions.
     pub(super) fn decisions(&self, now_ns: u64) -> Vec<report::Decided> {
         let age = |at_ns: u64| now_ns.saturating_sub(at_ns) as f64 / 1e9;
         let told = self.steering.told();

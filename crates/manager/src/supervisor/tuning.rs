@@ -23,7 +23,6 @@ use sluice_host::record::Thing;
 pub(super) struct Tuning {
     grouping: Option<Grouping>,
     slice: Option<Slice>,
-    /// For class rr.
     priorities: Option<Priorities>,
 }
 

@@ -36,10 +36,8 @@ use sluice_dataplane::succession::Succession;
 /// The result of an upgrade, and the old instances that are to leave.
 pub(super) type Outcome = Result<(api::Upgraded, Gone), SupervisorError>;
 
-/// An upgrade under way.
 pub(super) struct Upgrade {
     pub(super) service: u16,
-    /// The service after the upgrade.
     pub(super) to: ServiceState,
     /// Instances of the new version, each with the one that it succeeds.
     pub(super) pairs: Vec<(Option<u16>, u16)>,
@@ -51,9 +49,7 @@ pub(super) struct Upgrade {
     pub(super) purpose: Purpose,
 }
 
-/// The purpose of an upgrade.
 pub(super) enum Purpose {
-    /// Another version.
     Version(Sender<Outcome>),
     /// One instance moves to this core; the version stays.
     Move(usize, Sender<Outcome>),
@@ -291,7 +287,6 @@ impl Supervisor {
         }
     }
 
-    /// The next step of an upgrade.
     pub(super) fn step_of(&self, upgrade: &Upgrade) -> Step {
         // Acquire: pairs with the library's store when its handler is made.
         let is_made = |h: &NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;

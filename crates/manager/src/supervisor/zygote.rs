@@ -172,7 +172,6 @@ impl Supervisor {
         }
     }
 
-    /// The service whose zygote has this name.
     pub(super) fn service_of_zygote(&self, name: &str) -> Option<u16> {
         let service = name.strip_suffix(SUFFIX)?;
         let is_it = |s: &Option<ServiceState>| s.as_ref().is_some_and(|s| s.zygote.is_some() && s.config.name == service);
@@ -401,7 +400,6 @@ impl Supervisor {
         self.host.leaving.push(process);
     }
 
-    /// Spawns an instance that was to be forked, if it still waits.
     fn spawn_unforked(&mut self, number: u16) {
         if self.nfs.get(&number).is_some_and(|nf| nf.life().awaits_fork()) && !self.turns.stopping {
             self.spawn_alone(number);
@@ -440,7 +438,6 @@ impl Supervisor {
         self.feed_zygote(number as u16, ZygoteEvent::Ended);
     }
 
-    /// Kills the process of a service's zygote.
     fn end_zygote(&mut self, service_number: u16) {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
@@ -479,7 +476,6 @@ impl Supervisor {
         }
     }
 
-    /// Timers of zygotes.
     pub(super) fn tick_zygotes(&mut self) {
         for number in 0..self.services.len() as u16 {
             self.meet_early(number);

@@ -13,7 +13,6 @@ use std::fmt::{Display, Write};
 
 use sluice_api::model::Distribution;
 
-/// The content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Edges of a histogram: 2^8 ns (256 ns) to 2^30 ns (1.07 s).
@@ -22,7 +21,6 @@ pub(super) const EDGES: std::ops::RangeInclusive<u32> = 8..=30;
 /// Nanoseconds in a second. A divisor, as a product with 1e-9 would not print as short.
 pub(super) const NS: f64 = 1e9;
 
-/// The type of a family's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Counter,
@@ -98,7 +96,6 @@ impl Rows<'_> {
 pub(super) struct Text(pub String);
 
 impl Text {
-    /// Writes families of one kind of object.
     pub fn write<T>(&mut self, families: &[Family<T>], objects: &[Object<'_, T>]) {
         families.iter().for_each(|family| self.write_as(family, family.name, family.help, objects));
     }

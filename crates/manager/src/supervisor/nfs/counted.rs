@@ -18,7 +18,6 @@ use sluice_host::process::CpuClock;
 /// Least time between two samples of a process's CPU time, in nanoseconds.
 const CPU_EVERY_NS: u64 = 500_000_000;
 
-/// The counts of an NF's former processes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
     pub(crate) posted: u64,
@@ -86,7 +85,6 @@ pub(crate) struct Counted {
     pub(crate) welcomed_ns: Option<u64>,
     /// How long the frames of its last process took to come back.
     pub(crate) reclaim_ns: Option<u64>,
-    /// Its last death, if it has died.
     pub(crate) last_death: Option<Death>,
 }
 
@@ -114,7 +112,6 @@ impl std::fmt::Debug for Members {
 #[derive(Debug, Default)]
 pub(crate) struct CpuMeter {
     clock: Option<CpuClock>,
-    /// Finds the processes of a foreign program.
     members: Option<Members>,
     /// Clocks of its processes, and what each has used so far.
     clocks: HashMap<Pid, (CpuClock, u64)>,

@@ -7,7 +7,6 @@ use crate::nf::death::Cause;
 use sluice_dataplane::handle::{Sentence, Violation};
 use sluice_host::process::Exit;
 
-/// Something that has happened to an NF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Its process is about to be started by its program, its zygote or its container's runtime; or
@@ -19,7 +18,6 @@ pub(crate) enum Event {
     Forked,
     /// The process of a foreign program was found, which something else has started.
     Found,
-    /// The namespace of a foreign program is built.
     Built,
     /// A foreign program is to be checked after this time: whether it runs and is connected.
     Settles(Duration),
@@ -27,7 +25,6 @@ pub(crate) enum Event {
     Granted,
     Admitted,
     Ready,
-    /// A foreign program is fed.
     Joined,
     /// Packet threads request its stop: the reason, and its number of violations.
     Condemned(Sentence, u64),
@@ -40,7 +37,6 @@ pub(crate) enum Event {
     Closed(bool),
     /// It cannot go on for this reason, and will be lost next.
     Fails(Cause),
-    /// It cannot go on for this reason.
     Troubled(Cause),
     /// It is to be started again with fresh packet memory.
     Renewed,
@@ -57,7 +53,6 @@ pub(crate) enum Event {
     Leaves,
     /// Its process was collected; how it ended.
     Exited(Option<Exit>),
-    /// Nothing is left of its process.
     Ended(Ended),
     /// The deadline of its state may have passed.
     Due,
@@ -66,7 +61,6 @@ pub(crate) enum Event {
 /// What is known of an NF when nothing is left of its process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// Why packet threads have requested its stop.
     pub(crate) sentence: Sentence,
     /// How many violations it had, and the last one.
     pub(crate) violations: (u64, Option<Violation>),
@@ -78,11 +72,9 @@ pub(crate) struct Ended {
     pub(crate) stall_ms: u64,
 }
 
-/// What the supervisor is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     Launch(Again),
-    /// Kill its process.
     Kill,
     /// Ask its process to end by a signal.
     Terminate,
@@ -102,17 +94,13 @@ pub(crate) enum Action {
     TellStarved(Duration),
     /// Log that it is stopped because it sent no hello.
     TellSilent,
-    /// Log why it is stopped.
     TellStopped(Sentence),
-    /// Check whether a foreign program has settled.
     Settle,
-    /// Its zygote has not forked it in time.
     ForkIsLate,
     /// Treat it as ended: nothing would report its end.
     Lose,
     /// Its version does not work: why.
     TrialFailed(TrialEnd),
-    /// Log its end.
     TellEnd(End),
     /// Take back what it has, frames last.
     Reclaim,
@@ -121,14 +109,12 @@ pub(crate) enum Action {
     Bury,
 }
 
-/// Why a process is started again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
     /// It ended, and restarts at once.
     AtOnce,
     /// It ended, and restarts after a pause.
     AfterPause,
-    /// A fresh one was requested.
     Fresh,
 }
 
@@ -137,13 +123,10 @@ pub(crate) enum Again {
 pub(crate) enum TrialEnd {
     /// It had sent its hello, and its handler was not made.
     BeforeReady,
-    /// It did not send its hello in time.
     Silent,
-    /// It had not sent its hello.
     BeforeHello,
 }
 
-/// How a process ended, and what comes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) cause: Cause,
@@ -153,7 +136,6 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// What becomes of the NF, in words.
     pub(crate) fn next(&self) -> String {
         let time = |pause: Duration| match pause.as_millis() {
             ms @ ..1_000 => format!("{ms} ms"),

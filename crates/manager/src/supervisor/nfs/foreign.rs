@@ -18,7 +18,6 @@ use sluice_host::processes::{Refused, Target};
 /// The additional state of a foreign NF.
 #[derive(Default)]
 pub(crate) struct Foreign {
-    /// Its counters, over all its lives.
     pub(crate) counters: Arc<Counters>,
     /// The present life: results of former ones are late.
     pub(crate) life: u64,
@@ -34,7 +33,6 @@ pub(crate) struct Foreign {
     pub(crate) noted: Vec<PathBuf>,
     /// Why it did not start.
     pub(crate) trouble: Option<String>,
-    /// The processes that belong to it.
     pub(crate) who: Who,
     /// CPU time and packets when its cost was last reported.
     pub(crate) told: (u64, u64),
@@ -72,12 +70,10 @@ impl Foreign {
         self.memory
     }
 
-    /// Its counters.
     pub(crate) fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
 
-    /// Its present processes.
     pub(crate) fn members(&self) -> Vec<Pid> {
         self.who.members()
     }

@@ -35,7 +35,6 @@ pub(super) const RESPITES: u32 = 11;
 pub(super) const RESPITE: Duration = Duration::from_secs(1);
 /// Most such checks: a host may be this busy for that long.
 pub(super) const MOST_RESPITES: u32 = 120;
-/// Longest time for an NF to stop.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Restarts of NFs that end by themselves.
@@ -46,13 +45,11 @@ pub(crate) const BACKOFF: Backoff =
 pub(super) const AFTER_CAUSE: Backoff =
     Backoff { first_ns: 1_000_000_000, longest_ns: 60_000_000_000, good_run_ns: 600_000_000_000, give_up_after: None };
 
-/// How an NF starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     Started,
     /// It attaches by itself (`attach = true`).
     Arrives,
-    /// It is a foreign program.
     Foreign,
 }
 
@@ -65,7 +62,6 @@ enum Process {
     Theirs,
 }
 
-/// The course of an NF beyond its state.
 #[derive(Debug, Clone, Copy, Default)]
 struct Course {
     /// It is being removed: when its packets are gone it is asked to stop.
@@ -80,12 +76,10 @@ struct Course {
     is_leaving: bool,
 }
 
-/// The history of an NF's lives.
 #[derive(Debug, Clone, Copy, Default)]
 struct Past {
     restarts: u64,
     streak: Streak,
-    /// Ends for cause.
     offences: Streak,
     stopped_for: Option<Sentence>,
     stops: u64,
@@ -137,7 +131,7 @@ impl Life {
         }
     }
 
-    /// The same for a version on trial.
+    /// The life of an NF of a version on trial.
     pub(crate) fn on_trial(now_ns: u64) -> Self {
         Self { course: Course { on_trial: true, ..Course::default() }, ..Self::new(now_ns, Origin::Started) }
     }
@@ -150,17 +144,14 @@ impl Life {
         self.state == State::Running && !self.course.drains
     }
 
-    /// Whether it is being removed.
     pub(crate) fn drains(&self) -> bool {
         self.course.drains
     }
 
-    /// Whether its version is not the service's yet.
     pub(crate) fn is_on_trial(&self) -> bool {
         self.course.on_trial
     }
 
-    /// Whether it leaves with its present flow.
     pub(crate) fn leaves(&self) -> bool {
         self.course.leaves
     }
@@ -170,7 +161,6 @@ impl Life {
         self.course.is_leaving
     }
 
-    /// Whether it is not being removed.
     pub(crate) fn stays(&self) -> bool {
         !self.course.drains && !self.course.leaves && self.state != State::Stopping
     }
@@ -180,7 +170,6 @@ impl Life {
         matches!(self.state, State::Failed | State::Gone)
     }
 
-    /// Whether it waits for its zygote to fork it.
     pub(crate) fn awaits_fork(&self) -> bool {
         self.state == State::Starting && self.process == Process::None
     }
@@ -190,12 +179,10 @@ impl Life {
         self.state == State::Stopping && self.process == Process::None
     }
 
-    /// How many times it was restarted.
     pub(crate) fn restarts(&self) -> u64 {
         self.past.restarts
     }
 
-    /// How many times it was stopped for cause.
     pub(crate) fn stops(&self) -> u64 {
         self.past.stops
     }
@@ -236,7 +223,6 @@ impl Life {
         self.origin
     }
 
-    /// Takes one transition of the table.
     fn to(&mut self, next: State) -> Result<(), Forbidden> {
         self.state = self.state.to(next)?;
         Ok(())
@@ -435,7 +421,6 @@ impl Life {
         Ok(())
     }
 
-    /// Asks it to end.
     fn stop(&mut self, now_ns: u64, todo: &mut Vec<Action>) -> Result<(), Forbidden> {
         self.to(State::Stopping)?;
         self.course.drains = false;
@@ -522,7 +507,6 @@ impl Life {
         Ok(())
     }
 
-    /// The cause of its process's end.
     fn cause(&mut self, ended: &Ended, is_renewed: bool) -> Cause {
         let (times, last) = ended.violations;
         let noted = self.ended_for.take();
@@ -563,7 +547,6 @@ impl Life {
         Ok(())
     }
 
-    /// The action after everything is taken back.
     fn what_follows(&mut self, next: State, pause_ns: Option<u64>) -> Option<Action> {
         match (next, pause_ns) {
             (State::Gone, _) => Some(Action::Bury),

@@ -33,7 +33,6 @@ impl Played {
         Self { life: Life::new(0, origin), now: 0 }
     }
 
-    /// An NF whose handler is made.
     fn running(origin: Origin) -> Self {
         let mut nf = Self::new(origin);
         nf.comes();
@@ -88,7 +87,6 @@ fn for_cause(sentence: Sentence) -> Ended {
     Ended { sentence, violations: (9, Some(Violation::Frame)), ..CRASH }
 }
 
-/// What is logged of an end.
 fn said(todo: &[Action]) -> Option<(Cause, String)> {
     todo.iter().find_map(|action| match action {
         Action::TellEnd(end) => Some((end.cause.clone(), end.next())),
@@ -925,7 +923,6 @@ mod foreign {
     }
 }
 
-/// Any event.
 fn event() -> impl Strategy<Value = Event> {
     let sentence = proptest::sample::select(vec![
         Sentence::None,

@@ -43,7 +43,6 @@ use crate::dataplane::{Fence, Place};
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::pen::Pen;
 
-/// An NF, with or without a process.
 pub(crate) struct Nf {
     pub(crate) number: u16,
     pub(crate) name: String,
@@ -57,13 +56,11 @@ pub(crate) struct Nf {
     /// When its process learned names of ports, services and chains: first and last time.
     pub(crate) told: Option<(Instant, Instant)>,
     pub(crate) removal: Removal,
-    /// The additional state of a foreign program.
     pub(crate) foreign: Option<Foreign>,
     pub(crate) counted: Counted,
     pub(crate) position: Position,
 }
 
-/// The resources of an NF besides its process.
 #[derive(Default)]
 pub(crate) struct Held {
     /// A started program that started the NF's own process. It ends with the NF.
@@ -84,7 +81,6 @@ pub(crate) struct Removal {
     pub(crate) waiters: Vec<Sender<()>>,
 }
 
-/// The position of an NF among those of its service.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Position {
     /// Number of the instance that it has succeeded.
@@ -185,7 +181,6 @@ impl NfSet {
         self.nfs.insert(nf.number, nf);
     }
 
-    /// Removes an NF that is gone.
     pub(crate) fn remove(&mut self, number: u16) -> Option<Nf> {
         let nf = self.nfs.remove(&number)?;
         // A service that was added again may have given the name to another one already.
@@ -203,7 +198,6 @@ impl NfSet {
         self.nfs.get_mut(number)
     }
 
-    /// All NFs, by number.
     pub(crate) fn values(&self) -> Values<'_, u16, Nf> {
         self.nfs.values()
     }
@@ -232,7 +226,6 @@ impl NfSet {
         self.names.get(name).copied()
     }
 
-    /// Whether a process belongs to an NF.
     pub(crate) fn know(&self, pid: Pid) -> bool {
         self.nfs.values().flat_map(|nf| nf.process.iter().chain(&nf.held.wrapper)).any(|process| process.pid == pid)
     }

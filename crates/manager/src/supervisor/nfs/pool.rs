@@ -14,15 +14,12 @@ const EVERY: Duration = Duration::from_millis(100);
 /// Most members that one check starts.
 const STARTS: u32 = 64;
 
-/// The state of a pool at a check.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) counts: Counts,
-    /// Whether a member is starting.
     pub(crate) is_starting: bool,
 }
 
-/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Change {
     /// Members to start.
@@ -48,12 +45,10 @@ impl PoolLife {
         Self { sizing: Sizing::new(least, most), looked_ns: now_ns, is_stirred: true, spare: VecDeque::new() }
     }
 
-    /// Changes the bounds.
     pub(crate) fn bound(&mut self, (least, most): (u32, u32)) {
         self.sizing.bound(least, most);
     }
 
-    /// Notes that members have come.
     pub(crate) fn stir(&mut self) {
         self.is_stirred = true;
     }
@@ -77,7 +72,6 @@ impl PoolLife {
         now_ns.saturating_sub(self.looked_ns) >= EVERY.as_nanos() as u64
     }
 
-    /// Checks the size.
     pub(crate) fn look(&mut self, now_ns: u64, seen: &Seen) -> Change {
         let (unmet, members) = (seen.counts.unmet, seen.counts.members);
         let wanted = match self.is_due(now_ns) {
@@ -97,7 +91,6 @@ impl PoolLife {
         self.spare.push_back((number, index));
     }
 
-    /// Numbers that are kept for members.
     pub(crate) fn spares(&self) -> impl Iterator<Item = u16> {
         self.spare.iter().map(|(number, _)| *number)
     }

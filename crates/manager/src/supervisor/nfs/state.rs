@@ -9,7 +9,6 @@
 //!   has ended.
 //! - A stopping NF can only be gone next: one that dies while it is being stopped is not restarted.
 
-/// The state of an NF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     /// Configured, no process known.
@@ -140,7 +139,6 @@ pub(super) mod tests {
         ". . . . . . .", // gone
     ];
 
-    /// All transitions of the table.
     pub(in super::super) fn steps() -> impl Iterator<Item = (State, State)> {
         STEPS.iter().map(|(from, to, _)| (*from, *to))
     }

@@ -15,7 +15,6 @@ const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// Longest wait for the growth of a new version's pool.
 const GROWTH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The state of an instance of the new version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Instance {
     pub(crate) state: State,
@@ -23,7 +22,6 @@ pub(crate) struct Instance {
     pub(crate) is_made: bool,
 }
 
-/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Wait,
@@ -63,7 +61,6 @@ impl Trial {
         !self.grows
     }
 
-    /// Why it is given up.
     pub(crate) fn why(self) -> String {
         self.trouble.unwrap_or_else(|| format!("it is not ready after {} s", READY_PATIENCE.as_secs()))
     }

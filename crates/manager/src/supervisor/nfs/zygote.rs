@@ -30,7 +30,6 @@ pub(crate) enum Stage {
     Unfit(String),
 }
 
-/// Something that has happened to a zygote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ZygoteEvent {
     Spawned,
@@ -46,7 +45,6 @@ pub(crate) enum ZygoteEvent {
     Failed(String),
     /// It has sent an invalid message, or closed its end.
     Nonsense,
-    /// It cannot be used: why.
     Unfit(String),
     /// Its process has ended, or could not be spawned.
     Ended,
@@ -56,7 +54,6 @@ pub(crate) enum ZygoteEvent {
     Due,
 }
 
-/// What the supervisor is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ZygoteAction {
     Start,
@@ -112,7 +109,6 @@ impl ZygoteLife {
         self.started_ns
     }
 
-    /// Notes that its process is about to be spawned.
     pub(crate) fn begins(&mut self, now_ns: u64) {
         self.started_ns = now_ns;
     }
@@ -122,7 +118,6 @@ impl ZygoteLife {
         matches!(self.stage, Stage::Starting | Stage::Making | Stage::Ready)
     }
 
-    /// Queues an instance to be forked.
     pub(crate) fn wants(&mut self, number: u16) {
         self.waiting.push_back(number);
     }
@@ -147,12 +142,10 @@ impl ZygoteLife {
         self.asked.iter().any(|(asked, _)| *asked == number)
     }
 
-    /// Whether a request is not answered.
     pub(crate) fn is_busy(&self) -> bool {
         !self.asked.is_empty()
     }
 
-    /// Whether its stage ends by itself now.
     pub(crate) fn is_due(&self, now_ns: u64) -> bool {
         self.deadline_ns.is_some_and(|deadline| now_ns >= deadline)
     }
