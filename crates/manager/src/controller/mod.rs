@@ -52,10 +52,10 @@ struct Controlled {
     /// The worth of its flow at that time.
     flow_weight: f64,
     /// The values that the last event reported.
-    told_share: f64,
-    told_writes: u64,
-    told_throttles: u64,
-    told_throttled: bool,
+    reported_share: f64,
+    reported_writes: u64,
+    reported_throttles: u64,
+    reported_throttled: bool,
 }
 
 #[derive(Default)]
@@ -113,10 +113,10 @@ impl Controller {
             kernel: None,
             written: None,
             flow_weight: 1.0,
-            told_share: 0.0,
-            told_writes: 0,
-            told_throttles: 0,
-            told_throttled: false,
+            reported_share: 0.0,
+            reported_writes: 0,
+            reported_throttles: 0,
+            reported_throttled: false,
         };
         self.shared.nfs().insert(controlled.handle.number, controlled);
     }
@@ -157,9 +157,9 @@ impl Drop for Controller {
 
 fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
     let every = Duration::from_millis(u64::from(sched.weight_every_ms));
-    let mut told_at = monotonic_ns();
+    let mut reported_at = monotonic_ns();
     // The packets that have come to all NFs, and since when there are no more.
-    let (mut arrived, mut still_ns) = (0, told_at);
+    let (mut arrived, mut still_ns) = (0, reported_at);
     while !shared.stop.load(Ordering::Relaxed) {
         let is_still = monotonic_ns().saturating_sub(still_ns) > STILL_NS;
         std::thread::park_timeout(if is_still { every.max(PAUSE) } else { every });
@@ -172,8 +172,8 @@ fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
             weigh(&mut nfs, sched);
         }
         let now = monotonic_ns();
-        if now.saturating_sub(told_at) >= EVERY_NS {
-            told_at = now;
+        if now.saturating_sub(reported_at) >= EVERY_NS {
+            reported_at = now;
             nfs.values_mut().for_each(|nf| tell(nf, now, events));
         }
         drop(nfs);
@@ -248,16 +248,16 @@ fn tell(nf: &mut Controlled, now_ns: u64, events: &EventLog) {
     let handle = &nf.handle;
     let writes = handle.load.writes.load(Ordering::Relaxed);
     let share = handle.load.share.get();
-    if writes > nf.told_writes {
-        let what = What::Share { from: nf.told_share, to: share, writes: writes - nf.told_writes };
+    if writes > nf.reported_writes {
+        let what = What::Share { from: nf.reported_share, to: share, writes: writes - nf.reported_writes };
         events.add(now_ns, &handle.name, what);
-        (nf.told_writes, nf.told_share) = (writes, share);
+        (nf.reported_writes, nf.reported_share) = (writes, share);
     }
     let throttles = handle.gate.throttles.load(Ordering::Relaxed);
     let throttled = handle.gate.throttled.load(Ordering::Relaxed);
-    if throttles > nf.told_throttles || throttled != nf.told_throttled {
-        let what = What::Throttled { times: throttles - nf.told_throttles, now: throttled };
+    if throttles > nf.reported_throttles || throttled != nf.reported_throttled {
+        let what = What::Throttled { times: throttles - nf.reported_throttles, now: throttled };
         events.add(now_ns, &handle.name, what);
-        (nf.told_throttles, nf.told_throttled) = (throttles, throttled);
+        (nf.reported_throttles, nf.reported_throttled) = (throttles, throttled);
     }
 }

@@ -108,15 +108,15 @@ impl Supervisor {
     }
 
     /// Stops NFs that packet threads have marked: for cause, or after a member's only flow.
-    pub(super) fn end_condemned(&mut self) {
-        let condemned = |nf: &Nf| {
+    pub(super) fn stop_marked(&mut self) {
+        let marked = |nf: &Nf| {
             let handle = nf.handle.as_ref()?;
             let sentence = handle.sentence();
-            let event = || Event::Condemned(sentence, handle.violations.load(Ordering::Relaxed));
+            let event = || Event::MustStop(sentence, handle.violations.load(Ordering::Relaxed));
             (sentence != Sentence::None).then(|| (nf.number, event()))
         };
-        let condemned: Vec<(u16, Event)> = self.nfs.values().filter_map(condemned).collect();
-        condemned.into_iter().for_each(|(number, event)| self.feed(number, event));
+        let marked: Vec<(u16, Event)> = self.nfs.values().filter_map(marked).collect();
+        marked.into_iter().for_each(|(number, event)| self.feed(number, event));
     }
 }
 

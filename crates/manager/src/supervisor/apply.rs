@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::change::{Gone, Start, start_of};
 use super::nfs::{Nf, Step, step_of_all};
-use super::upgrade::{Purpose, Seat, Upgrade};
+use super::upgrade::{Purpose, Slot, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::change::Change as Described;
@@ -34,7 +34,7 @@ pub(super) struct Applying {
     wanted: Config,
     /// The source of its text.
     source: String,
-    asker: Sender<Outcome>,
+    reply: Sender<Outcome>,
 }
 
 /// Whether new instances of a service can succeed its old ones: the manager starts both, and they
@@ -47,15 +47,15 @@ fn hands_over(before: &model::Service, after: &model::Service) -> bool {
 
 /// The slots of new instances on these cores, and the old instances without one. An old instance,
 /// given with its core, gets the slot on its core if there is one.
-fn seats(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Seat>, Vec<u16>) {
+fn slots(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Slot>, Vec<u16>) {
     let mut left = old.to_vec();
     let mut take = |is_it: &dyn Fn(usize) -> bool| {
         let place = left.iter().position(|(_, core)| is_it(*core))?;
         Some(left.remove(place).0)
     };
-    let mut seats: Vec<Seat> = cores.iter().map(|core| Seat { old: take(&|at| at == *core), core: Some(*core) }).collect();
-    seats.iter_mut().filter(|seat| seat.old.is_none()).for_each(|seat| seat.old = take(&|_| true));
-    (seats, left.into_iter().map(|(nf, _)| nf).collect())
+    let mut slots: Vec<Slot> = cores.iter().map(|core| Slot { old: take(&|at| at == *core), core: Some(*core) }).collect();
+    slots.iter_mut().filter(|slot| slot.old.is_none()).for_each(|slot| slot.old = take(&|_| true));
+    (slots, left.into_iter().map(|(nf, _)| nf).collect())
 }
 
 impl Supervisor {
@@ -65,7 +65,7 @@ impl Supervisor {
     /// As [`Supervisor::plan`], and if there are too few slots for the new instances. Nothing has
     /// changed then.
     pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<Outcome>, SupervisorError> {
-        let (asker, told) = channel();
+        let (reply, told) = channel();
         let mut trials = Vec::new();
         let number = self.changes.next_apply;
         for change in self.plan(&wanted)? {
@@ -74,18 +74,18 @@ impl Supervisor {
         }
         if trials.is_empty() {
             // The caller waits for it.
-            let _ = asker.send(self.apply(&wanted, &source, &mut Vec::new()));
+            let _ = reply.send(self.apply(&wanted, &source, &mut Vec::new()));
             return Ok(told);
         }
-        self.has_room_for(trials.iter().map(|(_, seats)| seats.len() as u32).sum())?;
+        self.has_room_for(trials.iter().map(|(_, slots)| slots.len() as u32).sum())?;
         self.changes.next_apply += 1;
-        self.changes.applying.push(Applying { number, wanted, source, asker });
-        trials.into_iter().for_each(|(upgrade, seats)| self.try_out(upgrade, seats));
+        self.changes.applying.push(Applying { number, wanted, source, reply });
+        trials.into_iter().for_each(|(upgrade, slots)| self.try_out(upgrade, slots));
         Ok(told)
     }
 
     /// The upgrade of a service to another version, if its instances can hand over.
-    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Seat>)>, SupervisorError> {
+    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Slot>)>, SupervisorError> {
         let Some(at) = self.service_number(&service.name) else { return Ok(None) };
         let Some(Some(state)) = self.services.get(usize::from(at)) else { return Ok(None) };
         if !hands_over(&state.config, &service) {
@@ -93,15 +93,15 @@ impl Supervisor {
         }
         let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.life().stays());
         let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, nf.core)).collect();
-        let (seats, surplus) = match service.has_members_for_flows() {
-            true => (vec![Seat { old: None, core: service.cores.first().copied() }], Vec::new()),
-            false => seats(&old, &cores_of(service.first_instances(), &service.cores)),
+        let (slots, surplus) = match service.has_members_for_flows() {
+            true => (vec![Slot { old: None, core: service.cores.first().copied() }], Vec::new()),
+            false => slots(&old, &cores_of(service.first_instances(), &service.cores)),
         };
         let Start { exec, user, container } = start_of(&service)?;
         let user = self.user_of(&service, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         let to = ServiceState::new(service, exec, user, container);
         let upgrade = Upgrade { surplus, ..Upgrade::new(at, to, Purpose::Configuration(number, None)) };
-        Ok(Some((upgrade, seats)))
+        Ok(Some((upgrade, slots)))
     }
 
     /// Takes the steps of configurations whose new versions work, and gives up the others.
@@ -119,7 +119,7 @@ impl Supervisor {
                 continue;
             }
             let fails = step == Step::GiveUp;
-            let Applying { wanted, source, asker, .. } = self.changes.applying.remove(at);
+            let Applying { wanted, source, reply, .. } = self.changes.applying.remove(at);
             let mut trials: Vec<Upgrade> = self.changes.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
             let outcome = match fails {
                 false => self.apply(&wanted, &source, &mut trials),
@@ -130,7 +130,7 @@ impl Supervisor {
             let why: Vec<String> = trials.into_iter().map(|upgrade| self.give_up(upgrade)).collect();
             let refused = || Err(SupervisorError::Conflict(format!("nothing has changed: {}", why[0])));
             // The receiver may be gone.
-            let _ = asker.send(if fails { refused() } else { outcome });
+            let _ = reply.send(if fails { refused() } else { outcome });
         }
     }
 
@@ -223,24 +223,24 @@ impl Supervisor {
 mod tests {
     use super::*;
 
-    type Seated = Vec<(Option<u16>, Option<usize>)>;
+    type Assigned = Vec<(Option<u16>, Option<usize>)>;
 
-    fn seated(old: &[(u16, usize)], cores: &[usize]) -> (Seated, Vec<u16>) {
-        let (seats, surplus) = seats(old, cores);
-        (seats.into_iter().map(|seat| (seat.old, seat.core)).collect(), surplus)
+    fn assigned(old: &[(u16, usize)], cores: &[usize]) -> (Assigned, Vec<u16>) {
+        let (slots, surplus) = slots(old, cores);
+        (slots.into_iter().map(|slot| (slot.old, slot.core)).collect(), surplus)
     }
 
     #[test]
     fn an_instance_is_followed_at_its_core() {
-        assert_eq!(seated(&[(5, 0), (6, 1)], &[1, 0]), (vec![(Some(6), Some(1)), (Some(5), Some(0))], vec![]));
-        assert_eq!(seated(&[(5, 0), (6, 1)], &[1, 2]), (vec![(Some(6), Some(1)), (Some(5), Some(2))], vec![]));
+        assert_eq!(assigned(&[(5, 0), (6, 1)], &[1, 0]), (vec![(Some(6), Some(1)), (Some(5), Some(0))], vec![]));
+        assert_eq!(assigned(&[(5, 0), (6, 1)], &[1, 2]), (vec![(Some(6), Some(1)), (Some(5), Some(2))], vec![]));
     }
 
     #[test]
     fn more_instances_follow_nobody_and_of_fewer_the_rest_goes() {
-        assert_eq!(seated(&[(5, 0)], &[0, 1]), (vec![(Some(5), Some(0)), (None, Some(1))], vec![]));
-        assert_eq!(seated(&[(5, 0), (6, 1)], &[1]), (vec![(Some(6), Some(1))], vec![5]));
-        assert_eq!(seated(&[], &[1]), (vec![(None, Some(1))], vec![]));
+        assert_eq!(assigned(&[(5, 0)], &[0, 1]), (vec![(Some(5), Some(0)), (None, Some(1))], vec![]));
+        assert_eq!(assigned(&[(5, 0), (6, 1)], &[1]), (vec![(Some(6), Some(1))], vec![5]));
+        assert_eq!(assigned(&[], &[1]), (vec![(None, Some(1))], vec![]));
     }
 
     #[test]

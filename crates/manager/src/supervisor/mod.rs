@@ -301,7 +301,7 @@ impl Supervisor {
     fn turn(&mut self, timeout: Duration) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut timeout = timeout.min(self.until_due(Instant::now()));
-        if self.turns.bell.is_rung() {
+        if self.turns.waker.is_rung() {
             timeout = timeout.min(ANSWERS.saturating_sub(self.turns.answered.elapsed()));
         }
         if self.host.holds.is_waiting() {
@@ -342,9 +342,9 @@ impl Supervisor {
         self.plane.collect();
         // Not after each event: with a thousand NFs this would delay those that attach.
         let now = Instant::now();
-        if now.duration_since(self.turns.answered) >= ANSWERS && self.turns.bell.take() {
+        if now.duration_since(self.turns.answered) >= ANSWERS && self.turns.waker.take() {
             self.turns.answered = now;
-            self.end_condemned();
+            self.stop_marked();
             self.size_pools();
         }
         if self.until_due(now).is_zero() {

@@ -159,7 +159,7 @@ pub(super) struct Turns {
     pub(super) wake: Arc<OwnedFd>,
     pub(super) remote: Sender<Job>,
     /// The waker for packet threads that wait for work only this thread does.
-    pub(super) bell: Arc<Bell>,
+    pub(super) waker: Arc<Bell>,
     pub(super) answered: Instant,
     /// When timers and stop reasons were checked last, and which process is measured next.
     pub(super) ticked: Instant,
@@ -181,7 +181,7 @@ impl Turns {
         let (remote, jobs) = channel();
         Ok(Self {
             jobs,
-            bell: Arc::new(Bell::new(wake.clone())),
+            waker: Arc::new(Bell::new(wake.clone())),
             wake,
             remote,
             answered: Instant::now(),

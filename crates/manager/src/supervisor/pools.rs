@@ -171,7 +171,7 @@ impl Supervisor {
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
-            bell: Some(self.turns.bell.clone()),
+            bell: Some(self.turns.waker.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)

@@ -75,7 +75,7 @@ pub(super) struct Placing {
     is_late: bool,
     changes: Vec<sluice_api::change::Change>,
     until: Instant,
-    asker: Sender<Outcome>,
+    reply: Sender<Outcome>,
 }
 
 /// An instance that is being added for an SLO on demand.
@@ -321,10 +321,10 @@ impl Supervisor {
         if !is_late {
             self.change_classes(&assignment).map_err(|error| invalid(&error))?;
         }
-        let (asker, told) = channel();
+        let (reply, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
         let (started, beside, changed) = (Vec::new(), Vec::new(), Vec::new());
-        let placing = Placing { assignment, started, beside, classes: before, own, is_late, changes: changed, until, asker };
+        let placing = Placing { assignment, started, beside, classes: before, own, is_late, changes: changed, until, reply };
         self.promises.placing = Some(placing);
         for change in &changes {
             if let Err(error) = self.start_for_placing(change) {
@@ -383,8 +383,8 @@ impl Supervisor {
             let path = self.promises.settings.placement.clone().filter(|path| path.exists()).ok_or_else(nothing)?;
             kept::write(&path, None).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
             self.promises.troubles.clear();
-            let (asker, told) = channel();
-            let _ = asker.send(Ok((Placed { changes: Vec::new(), notes: self.promises.notes() }, Gone::new())));
+            let (reply, told) = channel();
+            let _ = reply.send(Ok((Placed { changes: Vec::new(), notes: self.promises.notes() }, Gone::new())));
             return Ok(told);
         };
         let mut nothing = kept.assignment.clone();
@@ -498,7 +498,7 @@ impl Supervisor {
         };
         if let Some(placing) = self.abandon_placing() {
             let why = format!("the placement is not taken, and the one before stands: {why}");
-            let _ = placing.asker.send(Err(SupervisorError::Conflict(why)));
+            let _ = placing.reply.send(Err(SupervisorError::Conflict(why)));
         }
     }
 
@@ -545,7 +545,7 @@ impl Supervisor {
             Ok(planned) => planned,
             Err(error) => {
                 if let Some(placing) = self.abandon_placing() {
-                    let _ = placing.asker.send(Err(error));
+                    let _ = placing.reply.send(Err(error));
                 }
                 return;
             }
@@ -600,7 +600,7 @@ impl Supervisor {
         self.attend();
         self.promises.windows.restart(monotonic_ns());
         let placed = Placed { changes: std::mem::take(&mut placing.changes), notes: self.promises.notes() };
-        let _ = placing.asker.send(result.map(|()| (placed, gone)));
+        let _ = placing.reply.send(result.map(|()| (placed, gone)));
     }
 
     /// Saves the placement for a restart, if that is configured.
@@ -743,7 +743,7 @@ impl Supervisor {
     }
 
     /// Attends to new instances, and ends a window that is over.
-    pub(super) fn tend_promises(&mut self) {
+    pub(super) fn poll_promises(&mut self) {
         // SLOs end with the input: nothing new begins.
         if self.promises.kept.is_none() || self.turns.stopping {
             return;

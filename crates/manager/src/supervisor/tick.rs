@@ -34,12 +34,12 @@ impl Supervisor {
         self.see_holes();
         self.size_pools();
         self.see_restored();
-        self.tend_promises();
+        self.poll_promises();
         self.drop_former_memory();
         self.see_ports(now);
         self.see_wires(now);
         self.keep_runtime_dir(now);
-        self.end_condemned();
+        self.stop_marked();
         self.watch_health(now);
         self.host.notices.print_rest(now);
         self.tick_nfs();

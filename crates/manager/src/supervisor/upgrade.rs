@@ -59,7 +59,7 @@ pub(super) enum Purpose {
 }
 
 /// A slot for an instance of a new version.
-pub(super) struct Seat {
+pub(super) struct Slot {
     /// The instance that has it now.
     pub(super) old: Option<u16>,
     /// Its core, if that is not the old instance's.
@@ -128,15 +128,15 @@ impl Supervisor {
         let Start { exec, container, .. } = start_of(&wanted)?;
         let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| nf.life().stays());
         let old = service.instances.iter().filter(stays).copied();
-        let at_its_core = |old| Seat { old: Some(old), core: None };
-        let seats: Vec<Seat> = match wanted.has_members_for_flows() {
-            true => vec![Seat { old: None, core: None }],
+        let at_its_core = |old| Slot { old: Some(old), core: None };
+        let slots: Vec<Slot> = match wanted.has_members_for_flows() {
+            true => vec![Slot { old: None, core: None }],
             false => old.map(at_its_core).collect(),
         };
-        self.has_room_for(seats.len() as u32)?;
+        self.has_room_for(slots.len() as u32)?;
         let to = ServiceState::new(wanted, exec, service.user.clone(), container);
-        let (asker, told) = channel();
-        self.try_out(Upgrade::new(number, to, Purpose::Version(asker)), seats);
+        let (reply, told) = channel();
+        self.try_out(Upgrade::new(number, to, Purpose::Version(reply)), slots);
         Ok(told)
     }
 
@@ -168,16 +168,16 @@ impl Supervisor {
             known.for_each(|s| s.cores.extend(Some(core).filter(|core| !s.cores.contains(core))));
         })?;
         self.has_room_for(1)?;
-        let (asker, told) = channel();
-        self.try_out(Upgrade::new(at, to, Purpose::Move(core, asker)), vec![Seat { old: Some(number), core: Some(core) }]);
+        let (reply, told) = channel();
+        self.try_out(Upgrade::new(at, to, Purpose::Move(core, reply)), vec![Slot { old: Some(number), core: Some(core) }]);
         Ok(told)
     }
 
     /// Begins an upgrade: starts an instance for each of these slots, or the first of a pool.
-    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, seats: Vec<Seat>) {
-        for seat in seats {
-            match self.add_on_trial(upgrade.service, &seat) {
-                Ok(new) => upgrade.pairs.push((seat.old, new)),
+    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, slots: Vec<Slot>) {
+        for slot in slots {
+            match self.add_on_trial(upgrade.service, &slot) {
+                Ok(new) => upgrade.pairs.push((slot.old, new)),
                 Err(error) => upgrade.trial.fails_for(error.to_string()),
             }
         }
@@ -189,9 +189,9 @@ impl Supervisor {
     }
 
     /// Adds an instance of the new version beside the others, on trial.
-    fn add_on_trial(&mut self, service: u16, seat: &Seat) -> Result<u16, SupervisorError> {
+    fn add_on_trial(&mut self, service: u16, slot: &Slot) -> Result<u16, SupervisorError> {
         let former =
-            seat.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
+            slot.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
         // The two numbers of a slot alternate, so that there are no more paths than with one.
         let number = match former {
             Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => {
@@ -210,7 +210,7 @@ impl Supervisor {
         };
         known.next_index += 1;
         let index = known.next_index - 1;
-        let core = seat.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
+        let core = slot.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
         let name = format!("{}.{index}", known.config.name);
         let mut nf = Nf::new(number, service, name, core, Life::on_trial(monotonic_ns()));
         if let Some((old, _, id, _)) = former {
@@ -313,20 +313,20 @@ impl Supervisor {
         let why = upgrade.trial.why();
         let name_of = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
         let service = &upgrade.to.config.name;
-        let (kind, what, asker) = match upgrade.purpose {
-            Purpose::Version(asker) => {
-                (EventKind::Upgrade, format!("service {service} is not upgraded and goes on as it was"), Some(asker))
+        let (kind, what, reply) = match upgrade.purpose {
+            Purpose::Version(reply) => {
+                (EventKind::Upgrade, format!("service {service} is not upgraded and goes on as it was"), Some(reply))
             }
-            Purpose::Move(core, asker) => {
+            Purpose::Move(core, reply) => {
                 let name = upgrade.pairs.first().and_then(|(old, _)| name_of((*old)?)).unwrap_or_default();
-                (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(asker))
+                (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(reply))
             }
             Purpose::Configuration(..) => (EventKind::Apply, format!("the new version of service {service} does not work"), None),
         };
         let said = format!("{what}: {why}");
         self.controller.events().note(kind, Subject::Other("service", service), format!("failed: {said}"));
         // The caller may be gone.
-        asker.into_iter().for_each(|asker| _ = asker.send(Err(SupervisorError::Conflict(said.clone()))));
+        reply.into_iter().for_each(|reply| _ = reply.send(Err(SupervisorError::Conflict(said.clone()))));
         said
     }
 
@@ -466,9 +466,9 @@ impl Supervisor {
     }
 
     fn answer(&self, upgrade: Upgrade, gone: Gone, leaving: u32) -> Gone {
-        let (moves_to, asker) = match upgrade.purpose {
-            Purpose::Version(asker) => (None, asker),
-            Purpose::Move(core, asker) => (Some(core), asker),
+        let (moves_to, reply) = match upgrade.purpose {
+            Purpose::Version(reply) => (None, reply),
+            Purpose::Move(core, reply) => (Some(core), reply),
             Purpose::Configuration(_, waiter) => {
                 waiter.into_iter().for_each(|waiter| _ = waiter.send(()));
                 return gone;
@@ -489,7 +489,7 @@ impl Supervisor {
         };
         self.controller.events().note(kind, Subject::Other("service", &upgraded.service), text);
         // The caller may be gone.
-        let _ = asker.send(Ok((upgraded, gone)));
+        let _ = reply.send(Ok((upgraded, gone)));
         Gone::new()
     }
 }

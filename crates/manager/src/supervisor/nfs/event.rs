@@ -27,7 +27,7 @@ pub(crate) enum Event {
     Ready,
     Joined,
     /// Packet threads request its stop: the reason, and its number of violations.
-    Condemned(Sentence, u64),
+    MustStop(Sentence, u64),
     /// The CPU time of its processes, if it waits for its core; and the limit that it has passed,
     /// in milliseconds (`manager.stall_ms`).
     Used(Option<Duration>, u64),

@@ -12,7 +12,7 @@
 //! # Patience
 //! | what is waited for | how long | then |
 //! |---|---|---|
-//! | hello of a process | [`HELLO_PATIENCE`], and [`RESPITES`] more if busy | it is killed |
+//! | hello of a process | [`HELLO_PATIENCE`] (busy host: [`RESPITES`] more) | it is killed |
 //! | packets of one that drains | `manager.drain_ms` | it is asked to stop |
 //! | end of one that was asked to stop | [`STOP_PATIENCE`] | it is killed |
 //! | packets of a runnable one | [`RESPITE`], up to [`MOST_RESPITES`] times | it is killed |
@@ -250,7 +250,7 @@ impl Life {
             }
             Event::Ready => {}
             Event::Joined => self.joined(now_ns)?,
-            Event::Condemned(sentence, violations) => self.condemned(sentence, violations, &mut todo),
+            Event::MustStop(sentence, violations) => self.must_stop(sentence, violations, &mut todo),
             Event::Used(used, stall_ms) => self.has_stalled(now_ns, used, stall_ms, &mut todo),
             Event::Starved(is_starved) => self.said_no_hello(now_ns, is_starved, &mut todo),
             Event::Closed(is_ending) => {
@@ -333,7 +333,7 @@ impl Life {
         Ok(())
     }
 
-    fn condemned(&mut self, sentence: Sentence, violations: u64, todo: &mut Vec<Action>) {
+    fn must_stop(&mut self, sentence: Sentence, violations: u64, todo: &mut Vec<Action>) {
         if !matches!(self.state, State::Starting | State::Running) || !self.is_attached {
             return;
         }

@@ -382,7 +382,7 @@ mod restart {
     #[test]
     fn a_member_that_had_its_one_flow_is_followed_by_a_fresh_one_without_a_word() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Spent, 0)), [Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Spent, 0)), [Action::Kill]);
         let todo = nf.runs_for(MS, for_cause(Sentence::Spent));
         assert_eq!(todo, [Action::Reclaim, Action::Launch(Again::Fresh)]);
         assert_eq!((nf.life.restarts(), nf.life.deaths_in_a_row()), (0, 0));
@@ -427,7 +427,7 @@ mod offences {
     #[test]
     fn one_that_forges_is_stopped_and_that_is_said() {
         let mut nf = Played::running(Origin::Started);
-        let todo = nf.on(Event::Condemned(Sentence::Violations, 9));
+        let todo = nf.on(Event::MustStop(Sentence::Violations, 9));
         assert_eq!(todo, [Action::TellStopped(Sentence::Violations), Action::Kill]);
         let todo = nf.runs_for(S, for_cause(Sentence::Violations));
         assert_eq!(said(&todo).unwrap().0, Cause::Violations { times: 9, last: Some(Violation::Frame) });
@@ -471,7 +471,7 @@ mod offences {
     #[test]
     fn the_first_stall_is_answered_at_once_because_it_stood_still_long_enough() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Stalled, 0)), [Action::LookAtUse]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Stalled, 0)), [Action::LookAtUse]);
         assert_eq!(nf.on(Event::Used(None, STALL_MS)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
         let todo = nf.runs_for(MS, for_cause(Sentence::Stalled));
         assert_eq!(said(&todo).unwrap(), (Cause::Stalled(STALL_MS), "it is started again at once".into()));
@@ -521,26 +521,26 @@ mod offences {
     fn one_that_is_dying_already_gets_no_respite() {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Closed(false));
-        assert_eq!(nf.on(Event::Condemned(Sentence::Stalled, 0)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Stalled, 0)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
     }
 
     #[test]
     fn a_hole_in_memory_was_said_already_when_the_nf_is_ended_for_it() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Violations, 0)), [Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Violations, 0)), [Action::Kill]);
     }
 
     #[test]
     fn one_that_is_being_stopped_is_not_condemned_as_well() {
         let mut nf = Played::running(Origin::Started);
         nf.all([Event::StopRequested(DRAIN), Event::Drained]);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Violations, 9)), []);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Violations, 9)), []);
     }
 
     #[test]
     fn nothing_is_held_against_one_without_a_sentence() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::None, 3)), []);
+        assert_eq!(nf.on(Event::MustStop(Sentence::None, 3)), []);
     }
 }
 
@@ -796,7 +796,7 @@ mod upgrade {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Leaves);
         assert!(nf.life.leaves() && nf.life.takes_packets() && !nf.life.stays());
-        nf.on(Event::Condemned(Sentence::Spent, 0));
+        nf.on(Event::MustStop(Sentence::Spent, 0));
         assert_eq!(nf.runs_for(MS, for_cause(Sentence::Spent)), [Action::Reclaim, Action::Bury]);
     }
 
@@ -944,7 +944,7 @@ fn event() -> impl Strategy<Value = Event> {
         ]),
         1 => Just(Event::StopRequested(DRAIN)),
         2 => ended.prop_map(Event::Ended),
-        1 => (sentence, 0u64..3).prop_map(|(sentence, violations)| Event::Condemned(sentence, violations)),
+        1 => (sentence, 0u64..3).prop_map(|(sentence, violations)| Event::MustStop(sentence, violations)),
         1 => proptest::option::of(0u64..100).prop_map(|ms| Event::Used(ms.map(Duration::from_millis), STALL_MS)),
         3 => Just(Event::Due),
     ]
@@ -983,7 +983,7 @@ proptest! {
     fn one_that_is_to_go_is_gone_in_the_end(
         mut life in life(),
         events in proptest::collection::vec((event(), 0u64..12_000), 0..60),
-        obeys in any::<bool>(),
+        complies in any::<bool>(),
     ) {
         let mut now = 0;
         for (event, ms) in events {
@@ -996,7 +996,7 @@ proptest! {
             let todo = life.on(now, event).unwrap();
             let ends = |action: &Action| match action {
                 Action::Kill | Action::Lose => true,
-                Action::SayStop | Action::Terminate => obeys,
+                Action::SayStop | Action::Terminate => complies,
                 _ => false,
             };
             if life.state() == State::Gone {
