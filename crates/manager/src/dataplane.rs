@@ -1,7 +1,7 @@
-//! The packet threads as the supervisor handles them: started, told, asked, stopped.
+//! The packet threads, as the supervisor starts, commands, queries and stops them.
 //!
-//! Every change goes to all threads in the same order, and those that others build on are waited for, so that an NF is never given
-//! packets by a thread after the thread that takes back its frames has begun to.
+//! Every change goes to all threads in the same order, and changes that others depend on are waited
+//! for. So no thread gives an NF packets after the thread that takes back its frames has begun to.
 
 #![allow(unsafe_code)]
 
@@ -49,66 +49,47 @@ use sluice_host::silence::{Look, Silence};
 
 use crate::memory::{Memories, Memory, NoMemory};
 
-/// How long a packet thread may run, or be blocked, without carrying out a command. What it waits for its core does not count.
+/// Longest time that a packet thread may run, or be blocked, before it carries out a command. The
+/// time that it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks at a packet thread that does not answer.
+/// Time between two checks of a packet thread that does not answer.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the end of a port's file or device is waited for.
+/// Longest wait for the end of a port's file or device.
 const LETTING_GO: Duration = Duration::from_secs(2);
-/// Paths that a packet thread notes, so that it need not ask for their numbers again.
+/// Paths whose numbers a packet thread caches.
 const WAYS: usize = 4096;
-/// Free frames that a packet thread keeps to itself.
+/// Free frames in a packet thread's cache.
 const FRAMES_PER_THREAD: usize = 8192;
-/// Packets that may wait between two packet threads.
+/// Capacity of the queue between two packet threads.
 pub const LANE: u32 = 1024;
 
-/// Why the packet threads could not be started or told something.
+/// Why the packet threads could not be started or commanded.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
-    /// No memory for packets or rings.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// No memory for packets of a tenant.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
-    /// A thread could not be started on its core.
     #[error("cannot start a packet thread on core {core}: {source}")]
-    Thread {
-        /// The core.
-        core: usize,
-        /// The system's answer.
-        source: std::io::Error,
-    },
+    Thread { core: usize, source: std::io::Error },
     /// A thread runs and does not answer, or has ended.
     #[error("packet thread {0} does not answer, though it has had its core; this is a defect of sluiced: please report it")]
     Silent(usize),
-    /// A thread waits for something else than its core.
+    /// A thread is blocked by something other than its core.
     #[error(
         "packet thread {thread} (core {core}) has been blocked for {} s; if a disk or device that a port uses hangs, see to that, or \
          else this is a defect of sluiced: please report it",
         PATIENCE.as_secs()
     )]
-    Blocked {
-        /// The thread.
-        thread: usize,
-        /// Its core.
-        core: usize,
-    },
-    /// A core has no slot left for an NF.
+    Blocked { thread: usize, core: usize },
     #[error("core {core} has {slots} NFs already, the most that manager.max_nfs allows; raise it and restart")]
-    NoSlot {
-        /// The core.
-        core: usize,
-        /// Slots of its page.
-        slots: u32,
-    },
+    NoSlot { core: usize, slots: u32 },
 }
 
-/// Whether a port's file or device let go of it.
+/// Whether a port's file or device was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum LetGo {
-    /// Everything is written and closed.
     Done,
     /// It takes no more packets and is left to end by itself.
     Stuck,
@@ -127,14 +108,14 @@ struct Link {
 /// What is known of a packet thread that may not answer.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Its number for the kernel; none before it has run.
+    /// Its thread id; none before it has run.
     id: OnceLock<Pid>,
-    /// It was said that it does not have its core.
+    /// Whether the lack of its core was logged.
     was_said: AtomicBool,
 }
 
 impl Seen {
-    /// Waits for an answer of the thread: as long as it takes while it does not have its core, which is said once.
+    /// Waits for the thread's answer: without limit while it lacks its core, which is logged once.
     fn wait_for<T>(&self, thread: usize, core: usize, answer: &Receiver<T>) -> Result<T, PlaneError> {
         self.wait_with(thread, core, answer, LOOK, PATIENCE)
     }
@@ -154,7 +135,7 @@ impl Seen {
                 Err(RecvTimeoutError::Disconnected) => return Err(PlaneError::Silent(thread)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            // This thread may not have had its own core meanwhile.
+            // This thread may have lacked its own core meanwhile.
             let (now, before) = (Instant::now(), at);
             at = now;
             match self.id.get() {
@@ -167,7 +148,7 @@ impl Seen {
             if silence.blocked >= patience {
                 return Err(PlaneError::Blocked { thread, core });
             }
-            // Relaxed: one thread asks.
+            // Relaxed: only one thread waits.
             if silence.queued >= patience && !self.was_said.swap(true, Ordering::Relaxed) {
                 warn!(
                     "packet thread {thread} has waited {} s for core {core}, where other programs run, and goes on waiting; keep \
@@ -185,18 +166,15 @@ struct Core {
     used: Vec<bool>,
 }
 
-/// What is known of a packet thread.
 #[derive(Debug, Clone)]
 pub struct ThreadInfo {
-    /// Its core.
     pub core: usize,
-    /// Its roles.
     pub roles: Roles,
-    /// Nanoseconds that it had packets to handle.
+    /// Time with packets to handle, in nanoseconds.
     pub busy_ns: u64,
 }
 
-/// What the packet threads are told last of all, and answer when they have done what they were told before.
+/// A barrier: the last command to all packet threads, answered when the earlier ones are done.
 #[derive(Debug)]
 pub struct Fence {
     answers: Receiver<()>,
@@ -204,7 +182,6 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Whether all of them have answered, or have ended.
     pub fn is_passed(&mut self) -> bool {
         while self.left > 0 {
             match self.answers.try_recv() {
@@ -217,23 +194,23 @@ impl Fence {
     }
 }
 
-/// An Rx thread, as features need to know it that choose chains or instances there.
+/// An Rx thread, for features that choose chains or instances there.
 #[derive(Debug, Clone, Copy)]
 pub struct RxThread {
     /// Its number among all packet threads.
     pub thread: usize,
-    /// Its number among the Rx threads, and how many there are.
+    /// Its number among the Rx threads, and their count.
     pub part: Part,
-    /// Most flows that it knows.
+    /// Most flows that it tracks.
     pub flows: usize,
     /// Most paths of all threads.
     pub paths: usize,
 }
 
-/// Makes what chooses the chains of new flows on an Rx thread, if anything beside the rules does.
+/// Makes the chooser of new flows' chains on an Rx thread, if any feature adds one to the rules.
 pub type MakeChooser<'a> = &'a dyn Fn(RxThread) -> Option<Box<dyn ChooseChain>>;
 
-/// The cores of the packet threads that a configuration names, and the roles of each.
+/// The cores of the packet threads in a configuration, with the roles of each.
 pub fn threads_of(manager: &model::Manager) -> Vec<(usize, Roles)> {
     let mut threads: Vec<(usize, Roles)> = Vec::new();
     let mut role = |core: usize, set: fn(&mut Roles)| match threads.iter_mut().find(|(c, _)| *c == core) {
@@ -251,7 +228,6 @@ pub fn threads_of(manager: &model::Manager) -> Vec<(usize, Roles)> {
     threads
 }
 
-/// The packet threads and the memory that they work on.
 pub struct DataPlane {
     links: Vec<Link>,
     rx: Vec<RxThread>,
@@ -266,34 +242,30 @@ pub struct DataPlane {
     in_flight: HashMap<u16, Arc<AtomicU32>>,
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
-    /// What the threads use now: the tables, and what features keep of each service.
+    /// What the threads use now: the tables, and what features keep for each service.
     tables: Arc<Tables>,
     kept: HashMap<u16, Arc<dyn Any + Send + Sync>>,
-    /// What they used before, until they do not any more.
+    /// What they used before, until no thread uses it.
     former: Vec<(Fence, Arc<dyn Any + Send + Sync>)>,
     collecting: Collecting,
-    /// Paths that have ended and that frames name still.
+    /// Paths that have ended and that frames still name.
     lingering: Vec<u32>,
-    /// How often all threads have passed a fence since that was asked first, and the next one.
+    /// How many fences all threads have passed since the first query, and the next fence.
     rounds: (u64, Option<Fence>),
 }
 
-/// How far the paths are that are being freed: see [`sluice_dataplane::chain::registry`].
+/// The progress of freeing paths: see [`sluice_dataplane::chain::registry`].
 #[derive(Debug)]
 enum Collecting {
     Nothing,
-    /// These have ended.
     Ended(Vec<u32>, Fence),
-    /// These are hidden.
     Hidden(Vec<u32>, Fence),
 }
 
-/// A slot on a core's page, given to an NF.
+/// A slot on a core's page, assigned to an NF.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// The page.
     pub page: CorePage,
-    /// The slot.
     pub slot: u32,
     /// Number of the arena of its tenant; [`NO_ARENA`] for a program that maps none.
     pub memory: u8,
@@ -301,10 +273,11 @@ pub struct Place {
 }
 
 impl DataPlane {
-    /// Makes the arenas and starts the threads that the configuration names. `chooser` is called for each Rx thread.
+    /// Makes the arenas and starts the threads. Calls `chooser` for each Rx thread.
     ///
     /// # Errors
-    /// [`PlaneError::NoMemory`] if there is no memory for packets, or DPDK does not start; [`PlaneError::Thread`] if a core cannot be had.
+    /// [`PlaneError::NoMemory`] if there is no memory for packets, or DPDK does not start;
+    /// [`PlaneError::Thread`] if a thread cannot start on its core.
     pub fn start(config: &Config, chooser: MakeChooser) -> Result<Self, PlaneError> {
         let memories = Memories::new(config)?;
         let frames = memories.slots() << memories.shift();
@@ -330,7 +303,7 @@ impl DataPlane {
         let jammed: Arc<[AtomicBool]> = (0..=u16::MAX).map(|_| AtomicBool::new(false)).collect();
         let alerts = Arc::new(Alerts::new(manager.max_nfs as usize));
         let tuning_ns = Arc::new(AtomicU64::new(0));
-        // Which of the threads of a role a thread is, and how many there are.
+        // A thread's number among those of a role, and their count.
         let part = |has: fn(&Roles) -> bool, index: usize| {
             let threads: Vec<usize> = (0..n).filter(|i| has(&threads[*i].1)).collect();
             Part { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
@@ -365,7 +338,7 @@ impl DataPlane {
         {
             let (commands, receiver) = channel();
             let busy_ns = Arc::new(AtomicU64::new(0));
-            // Those that never rest are never rung for.
+            // Threads that never sleep need no alarm.
             let rests = manager.idle == Idle::Adaptive;
             let others = (0..n).filter(|other| rests && *other != index).map(|other| alarms[other].clone()).collect();
             let frames = {
@@ -401,7 +374,7 @@ impl DataPlane {
             let devices = memories.devices().cloned();
             let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
                 let _ = own.id.set(rustix::thread::gettid());
-                // Tests have more packet threads than their host may have cores.
+                // Tests may have more packet threads than their host has cores.
                 let cores = if cfg!(test) { std::thread::available_parallelism().map_or(1, usize::from) } else { usize::MAX };
                 let result = affinity::pin(core % cores)
                     .map_err(std::io::Error::other)
@@ -442,7 +415,6 @@ impl DataPlane {
         })
     }
 
-    /// The arenas.
     pub fn memories(&self) -> &Memories {
         &self.memories
     }
@@ -452,13 +424,13 @@ impl DataPlane {
         self.memories.whole()
     }
 
-    /// The arena that an NF with this place maps. None if it maps none.
+    /// The arena that an NF with this place maps, if it maps one.
     pub fn memory_of(&self, place: &Place) -> Option<&Memory> {
         self.memories.get(place.memory)
     }
 
-    /// Makes the arenas that a configuration needs and that are not there yet, and gives them to all threads. Nothing is received into
-    /// them before the next tables say so.
+    /// Makes the missing arenas of a configuration and gives them to all threads. Nothing is
+    /// received into them until new tables name them.
     ///
     /// # Errors
     /// [`PlaneError::NoMemory`], [`PlaneError::Silent`].
@@ -487,7 +459,8 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Makes a fresh arena for a tenant: its NFs are given that one from now on, and its ports receive there with the next tables.
+    /// Makes a fresh arena for a tenant. Its NFs get that one from now on, and its ports receive
+    /// there with the next tables.
     ///
     /// # Errors
     /// [`PlaneError::NoMemory`], [`PlaneError::Silent`].
@@ -496,8 +469,7 @@ impl DataPlane {
         self.show(fresh)
     }
 
-    /// Takes the arenas away that are nobody's any more, which no NF has mapped, and of which all
-    /// frames have come back. Says how many are left.
+    /// Removes replaced arenas that no NF has mapped and that are empty. Returns how many are left.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -507,8 +479,8 @@ impl DataPlane {
         for number in former {
             self.ask_all(move |worker| worker.drop_memory(number, false))?;
             if self.memories.get(number).is_some_and(Memory::is_left) {
-                // None of its frames is anywhere, and no NF has it mapped: no thread is given one
-                // any more, or copies a packet there.
+                // It is empty, and no NF has it mapped: no thread gets one or copies a packet
+                // there.
                 self.ask_all(move |worker| worker.drop_memory(number, true))?;
                 left -= usize::from(self.memories.remove(number));
             }
@@ -516,12 +488,12 @@ impl DataPlane {
         Ok(left)
     }
 
-    /// The arena that what comes in at a port is received into, by this configuration.
+    /// The arena that a port receives into, by this configuration.
     pub fn memory_for_port(&self, config: &Config, port: &model::Port) -> u8 {
         self.memories.for_port(config, port)
     }
 
-    /// Frames that are free: in the pool, and in the caches of the packet threads. Of threads that are at work, a number that has changed.
+    /// Free frames, in the pools and in the threads' caches; inexact while threads run.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -530,46 +502,41 @@ impl DataPlane {
         Ok(self.memories.iter().map(|memory| memory.pool.available()).sum::<usize>() + cached as usize)
     }
 
-    /// The owners of frames.
     pub fn table(&self) -> &FrameTable {
         &self.table
     }
 
-    /// The paths.
     pub fn registry(&self) -> &Arc<PathRegistry> {
         &self.registry
     }
 
-    /// The clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Nanoseconds that the packet threads spent measuring and deciding.
+    /// Time that the packet threads spent measuring and deciding, in nanoseconds.
     pub fn tuning_ns(&self) -> &Arc<AtomicU64> {
         &self.tuning_ns
     }
 
-    /// Of each Rx thread its number, where its commands go, and what wakes it for them.
+    /// The number of each Rx thread, its command channel, and its alarm.
     pub fn rx_commands(&self) -> Vec<(usize, Sender<Command>, Arc<Alarm>)> {
         let of = |rx: &RxThread| (rx.thread, self.links[rx.thread].commands.clone(), self.links[rx.thread].alarm.clone());
         self.rx.iter().map(of).collect()
     }
 
-    /// How many packet threads there are.
     pub fn threads(&self) -> usize {
         self.links.len()
     }
 
-    /// What is known of each thread.
     pub fn thread_infos(&self) -> Vec<ThreadInfo> {
         self.links.iter().map(|l| ThreadInfo { core: l.core, roles: l.roles, busy_ns: l.busy_ns.load(Ordering::Relaxed) }).collect()
     }
 
-    /// Has a thread do something between two rounds.
+    /// Sends a thread a command, to run between two rounds.
     pub(crate) fn tell(&self, thread: usize, act: impl FnOnce(&mut Worker) + Send + 'static) {
         let link = &self.links[thread];
-        // A thread that has ended does nothing; whoever waits for its answer finds that out.
+        // A thread that has ended does nothing; a wait for its answer notices that.
         let _ = link.commands.send(Box::new(act));
         link.alarm.raise();
     }
@@ -578,7 +545,7 @@ impl DataPlane {
         (0..self.links.len()).for_each(|thread| self.tell(thread, act.clone()));
     }
 
-    /// Has a thread do something that has an answer, for which nobody waits yet.
+    /// Sends a thread a command with an answer, and returns without waiting.
     fn begin<T: Send + 'static>(&self, thread: usize, act: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Receiver<T> {
         let (to, answer) = channel();
         self.tell(thread, move |worker| {
@@ -587,7 +554,6 @@ impl DataPlane {
         answer
     }
 
-    /// Waits for the answer of a thread.
     fn wait_for<T>(&self, thread: usize, answer: &Receiver<T>) -> Result<T, PlaneError> {
         let link = &self.links[thread];
         link.seen.wait_for(thread, link.core, answer)
@@ -602,8 +568,9 @@ impl DataPlane {
         answers.into_iter().enumerate().map(|(i, answer)| self.wait_for(i, &answer)).collect()
     }
 
-    /// Makes all threads use new tables. They begin within a round of their loops; commands that follow find them in use. Paths whose NFs,
-    /// chains or ports are gone end, and flows that took them are decided anew; all flows are if the rules are others.
+    /// Gives all threads new tables. They use them within a round of their loops, and before any
+    /// later command. Paths whose NFs, chains or ports are gone end, and their flows are decided
+    /// anew; all flows are if the rules differ.
     pub fn use_tables(&mut self, tables: &Arc<Tables>) {
         let former = std::mem::replace(&mut self.tables, tables.clone());
         self.registry.end(&ends(&former, tables), Some(tables.generation));
@@ -613,15 +580,15 @@ impl DataPlane {
         self.former.push((self.fence(), former));
     }
 
-    /// Keeps what a feature has given to threads for a service. What was kept before is freed when no thread uses it any more: those that
-    /// use it were sent the new one before this is called.
+    /// Keeps what a feature has given the threads for a service. The former object is freed when no
+    /// thread uses it: send the new one to its users before this call.
     pub(crate) fn keep(&mut self, service: u16, what: Arc<dyn Any + Send + Sync>) {
         if let Some(former) = self.kept.insert(service, what) {
             self.former.push((self.fence(), former));
         }
     }
 
-    /// Frees what no thread uses any more: former tables, and paths that have ended. Does not wait; call it again.
+    /// Frees former tables and ended paths that no thread uses. Does not wait; call it again.
     pub fn collect(&mut self) {
         self.former.retain_mut(|(fence, _)| !fence.is_passed());
         let mut collecting = std::mem::replace(&mut self.collecting, Collecting::Nothing);
@@ -633,18 +600,18 @@ impl DataPlane {
         }
         self.collecting = match collecting {
             Collecting::Ended(ended, _) => {
-                // No thread lets packets in by them any more, so those inside become fewer alone.
+                // No thread admits packets to them any more, so those inside only become fewer.
                 let paths = ended.iter().filter_map(|number| Some((*number, &self.registry.get(*number)?.moves)));
                 let left = self.table.left(paths);
                 let (hidden, inside): (Vec<u32>, Vec<u32>) = ended.into_iter().partition(|number| left.contains(number));
                 self.lingering = inside;
                 self.registry.hide(&hidden);
-                // One that has just taken the last packet of a path may be using the path still.
+                // A thread that has just taken a path's last packet may still use the path.
                 Collecting::Hidden(hidden, self.fence())
             }
             Collecting::Hidden(hidden, _) => {
-                // SAFETY: all packet threads have begun another round since the paths were hidden, or have ended; nobody else but who calls
-                // this looks paths up.
+                // SAFETY: all packet threads have begun another round since the paths were hidden,
+                // or have ended; only the caller of this function looks paths up otherwise.
                 unsafe { self.registry.free(&hidden) };
                 Collecting::Nothing
             }
@@ -656,20 +623,19 @@ impl DataPlane {
         };
     }
 
-    /// Whether nothing waits to be freed.
     pub fn is_collected(&self) -> bool {
         self.former.is_empty() && self.lingering.is_empty() && matches!(self.collecting, Collecting::Nothing)
     }
 
-    /// The Rx threads.
     pub fn rx(&self) -> &[RxThread] {
         &self.rx
     }
 
-    /// A slot on the page of a core, shared by the NFs of one tenant.
+    /// Assigns an NF a slot on the page of a core, which the NFs of one tenant share.
     ///
     /// # Errors
-    /// [`PlaneError::NoSlot`] if there is none left; [`PlaneError::Memory`], [`PlaneError::NoMemory`].
+    /// [`PlaneError::NoSlot`] if there is none left; [`PlaneError::Memory`],
+    /// [`PlaneError::NoMemory`].
     pub fn place(&mut self, core: usize, tenant: Option<String>) -> Result<Place, PlaneError> {
         let memory = self.provide_one(&Holder::Tenant(tenant.clone()))?;
         let place = self.take_slot((core, tenant), memory)?;
@@ -706,7 +672,7 @@ impl DataPlane {
         Ok(Place { page: entry.page.clone(), slot: slot as u32, memory, key })
     }
 
-    /// Gives a slot back, of an NF whose process has ended and which no thread has.
+    /// Frees the slot of an NF whose process has ended and which no thread has.
     pub fn vacate(&mut self, place: &Place) {
         self.memories.leave(place.memory);
         if let Some(entry) = self.cores.get_mut(&place.key) {
@@ -720,8 +686,8 @@ impl DataPlane {
         self.cores.get(&place.key).map(|c| &c.memory)
     }
 
-    /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns. `wakeup`: when it is
-    /// woken, if not for each packet.
+    /// Makes a region and gives its rings to the threads. On return the NF may be welcomed.
+    /// `wakeup` is its wake policy, if it is not woken for each packet.
     ///
     /// # Errors
     /// [`PlaneError::Memory`], [`PlaneError::Silent`].
@@ -745,7 +711,7 @@ impl DataPlane {
         let in_flight = self.in_flight.entry(number).or_default().clone();
         let name = name.into();
         let handle = NfHandle::new(number, name, service, core, poll, region, page, slot, threads, in_flight, priority, wakeup);
-        // Relaxed: the threads are given the handle by a channel.
+        // Relaxed: a channel passes the handle to the threads.
         handle.memory.store(place.memory, Ordering::Relaxed);
         let drains = self.drains(number);
         let answers: Vec<_> = (0..self.links.len())
@@ -762,7 +728,7 @@ impl DataPlane {
         Ok(handle)
     }
 
-    /// Has a program that knows nothing of Sluice fed by the thread that drains it.
+    /// Gives the feeder of a foreign program to the thread that drains it.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -770,7 +736,7 @@ impl DataPlane {
         self.ask(self.drains(feeder.number()), |worker| worker.feed(feeder))
     }
 
-    /// Has it fed no more, and gives back what it was fed with. What is on its ring stays there for [`DataPlane::detach`].
+    /// Takes the feeder back. Packets on its ring stay there for [`DataPlane::detach`].
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -778,7 +744,7 @@ impl DataPlane {
         self.ask(self.drains(number), move |worker| worker.unfeed(number))
     }
 
-    /// Has nothing taken from an NF until that is over.
+    /// Takes nothing from an NF until the succession is over.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -787,7 +753,7 @@ impl DataPlane {
         self.ask(self.drains(number), move |worker| worker.follow(number, succession))
     }
 
-    /// Waits until all threads have done what they were told.
+    /// Waits until all threads have done their earlier commands.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -795,7 +761,7 @@ impl DataPlane {
         self.ask_all(|_| ()).map(drop)
     }
 
-    /// The same for one who does not wait.
+    /// The same without waiting.
     pub fn fence(&self) -> Fence {
         let (to, answers) = channel();
         self.tell_all(move |_| {
@@ -804,9 +770,9 @@ impl DataPlane {
         Fence { answers, left: self.links.len() }
     }
 
-    /// Counts rounds that all threads have begun, one after the other, not more than one each time
-    /// that it is called: as many have passed between two calls as the difference, less one that
-    /// may have begun before. Does not wait.
+    /// Counts rounds that all threads have begun one after the other, at most one per call. The
+    /// difference of two calls, less one that may have begun before, have passed between. Does not
+    /// wait.
     pub fn rounds(&mut self) -> u64 {
         if self.rounds.1.as_mut().is_none_or(Fence::is_passed) {
             self.rounds = (self.rounds.0 + u64::from(self.rounds.1.is_some()), Some(self.fence()));
@@ -814,23 +780,22 @@ impl DataPlane {
         self.rounds.0
     }
 
-    /// Packets on their way to the NF of a number.
     pub fn in_flight(&self, number: u16) -> u32 {
         self.in_flight.get(&number).map_or(0, |in_flight| in_flight.load(Ordering::Relaxed))
     }
 
-    /// Whether two NFs are drained by one thread.
+    /// Whether one thread drains both NFs.
     pub fn drains_alike(&self, one: u16, other: u16) -> bool {
         self.drains(one) == self.drains(other)
     }
 
-    /// Says of a number whether its NF is drained by the thread that drains another one.
+    /// A function: whether the thread that drains `one` also drains another NF.
     pub fn drains_like(&self, one: u16) -> impl Fn(u16) -> bool + use<> {
         let threads = self.tx.len();
         move |other| usize::from(other) % threads == usize::from(one) % threads
     }
 
-    /// Gives what shares a core out to the thread that wakes the core.
+    /// Gives a core's sharing to the thread that wakes the core.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -838,7 +803,7 @@ impl DataPlane {
         self.ask(self.wakes(sharing.core()), |worker| worker.put_sharing(sharing))
     }
 
-    /// Borrows what shares a core out. Until it is put back, the NF that has the core keeps it. None if there is none.
+    /// Borrows a core's sharing, if any. Until it is put back, the NF that has the core keeps it.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -846,18 +811,16 @@ impl DataPlane {
         self.ask(self.wakes(core), move |worker| worker.take_sharing(core))
     }
 
-    /// The thread that wakes a core.
     fn wakes(&self, core: usize) -> usize {
         let threads: Vec<usize> = (0..self.links.len()).filter(|thread| self.links[*thread].roles.wakeup).collect();
         threads[core % threads.len()]
     }
 
-    /// The thread that drains an NF.
     fn drains(&self, number: u16) -> usize {
         self.tx[number as usize % self.tx.len()]
     }
 
-    /// Takes an NF that is gone out of all threads. Says how many frames came back.
+    /// Removes an NF that is gone from all threads. Returns how many frames came back.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -871,13 +834,14 @@ impl DataPlane {
         Ok(taken)
     }
 
-    /// The threads that the queues of a port go to. Where each thread gets as many, queues of one number go to one thread, whatever the
-    /// port: so do both directions of a flow, if ports spread flows over their queues alike.
+    /// The threads that the queues of a port go to. Where each thread gets as many, queues of one
+    /// number go to one thread, whatever the port. So do both directions of a flow, if ports spread
+    /// flows over their queues alike.
     pub fn owners(&self, port: u16, queues: usize) -> Vec<usize> {
         (0..queues).map(|queue| self.rx[owner(port, queue, queues, self.rx.len())].thread).collect()
     }
 
-    /// Gives the queues of a port to their threads. Says what each counts.
+    /// Gives the queues of a port to their threads. Returns the counters of each.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -896,12 +860,12 @@ impl DataPlane {
             self.ask(owner, |worker| worker.add_queue(owned))?;
             counters.push(count);
         }
-        // Last: a packet that left a chain for a port without queues would be counted by nobody.
+        // Last: a packet that left a chain for a port without queues would not be counted.
         self.tell_all(move |worker| worker.open_port(port, tx_waits));
         Ok(counters)
     }
 
-    /// Closes a port: what waits for it is sent first.
+    /// Closes a port after sending what waits for it.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -921,7 +885,7 @@ impl DataPlane {
         if !frames.is_empty() {
             self.tell(0, |worker| worker.free(frames));
         }
-        // A queue's end may wait for a disk or a device: not on a packet thread, and not for ever.
+        // A queue's end may wait for a disk or a device: not on a packet thread, and with a limit.
         let (done, gone) = channel();
         let closer = std::thread::Builder::new().name("sluice-close".into()).spawn(move || {
             drop(queues);
@@ -933,12 +897,11 @@ impl DataPlane {
         }
     }
 
-    /// Begins to read packets from ports.
     pub fn start_rx(&self) {
         self.tell_all(Worker::start_rx);
     }
 
-    /// Reads no more packets from ports.
+    /// Stops reception on ports.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -946,7 +909,7 @@ impl DataPlane {
         self.ask_all(Worker::stop_rx).map(drop)
     }
 
-    /// What each thread knows.
+    /// A snapshot of each thread.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -954,13 +917,12 @@ impl DataPlane {
         self.ask_all(Worker::snapshot)
     }
 
-    /// Traces packets, or no more.
+    /// Starts a trace, or ends it.
     pub fn trace(&self, trace: Option<&Arc<TraceRequest>>) {
         let trace = trace.cloned();
         self.tell_all(move |worker| worker.trace(trace.clone()));
     }
 
-    /// Ends the threads.
     pub fn stop(&mut self) {
         self.tell_all(Worker::stop);
         for link in &mut self.links {
@@ -971,7 +933,7 @@ impl DataPlane {
     }
 }
 
-/// A thread's stack of free frames of an arena, where there are so many threads.
+/// A thread's stack of free frames of an arena that this many threads share.
 fn stack(memory: &Memory, threads: usize) -> Stack {
     let frames = memory.geometry().frames as usize;
     // A small arena is shared out, so that no thread starves another.

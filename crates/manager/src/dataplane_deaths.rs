@@ -1,11 +1,11 @@
-//! NFs that cheat and die in the middle, over and over, under load, with several packet threads: no frame is lost, none comes back twice, and no
-//! credit is left.
+//! Tests with NFs that cheat and die repeatedly under load, with several packet threads: no frame
+//! is lost, none comes back twice, credit is left.
 //!
-//! The chain is replaced with each death, and its former paths are looked for and freed all the
-//! time, while packets are on them: with NFs of two tenants these change frames on their way.
+//! Each death replaces the chain, and its former paths are looked for and freed all the time while
+//! packets are on them. With NFs of two tenants these change frames on their way.
 //!
-//! The short form runs with the other tests. `make deaths DEATHS=10000` runs a longer one, and
-//! prints what it counted; CI runs one of some thousands.
+//! The short form runs with the other tests. `make deaths DEATHS=10000` runs a longer one and
+//! prints its counts; CI runs one of some thousands.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -27,10 +27,9 @@ const RING: u32 = 64;
 /// The NF before the one that dies, that one, and the one behind.
 const NFS: u16 = 3;
 const DIES: u16 = 1;
-/// Deaths in each form, where nothing else is said.
+/// Default number of deaths in each form.
 const DEATHS: u64 = 40;
 
-/// What is tried.
 #[derive(Debug, Clone, Copy)]
 struct Form {
     threads: usize,
@@ -70,7 +69,7 @@ impl Form {
     }
 }
 
-/// As many packets as are wanted, until told to stop; what goes out is gone.
+/// As many packets as are wanted, until stopped; sent packets are discarded.
 struct Flood {
     stop: Arc<AtomicBool>,
     packet: Vec<u8>,
@@ -112,7 +111,6 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// An NF's thread.
 struct Player {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -149,7 +147,7 @@ fn map(handle: &NfHandle) -> Attached {
     Attached::map(handle.region.memory.fd(), handle.region.page.layout()).unwrap()
 }
 
-/// Returns all that it is given. With backpressure there is always room for it.
+/// Returns all that it gets. With backpressure there is always space for it.
 fn honest(handle: &NfHandle, backpressure: bool) -> Player {
     let mut nf = map(handle);
     let mut held = Vec::new();
@@ -167,7 +165,7 @@ fn honest(handle: &NfHandle, backpressure: bool) -> Player {
     })
 }
 
-/// A number that follows no pattern.
+/// A pseudo-random number (xorshift).
 fn next(seed: &mut u64) -> u32 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -175,8 +173,8 @@ fn next(seed: &mut u64) -> u32 {
     (*seed >> 16) as u32
 }
 
-/// Returns some of what it is given, twice at times, keeps some, guesses frames, of other tenants
-/// too, and scribbles on the cursors of its rings. `arenas`: the first frame of each.
+/// Returns some of its packets, at times twice, keeps some, guesses frames, also of other tenants,
+/// and overwrites the cursors of its rings. `arenas`: the first frame of each.
 fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
     let arenas = arenas.to_vec();
     let mut nf = map(handle);
@@ -197,7 +195,6 @@ fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
             };
         }
         match next(&mut seed) % 8 {
-            // It keeps these.
             0 => {}
             1 => {
                 let _ = nf.tx.enqueue(&burst[..n]);
@@ -214,7 +211,7 @@ fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
             }
             4 => {
                 let _ = nf.tx.enqueue(&burst[..n]);
-                // The head and the tail of a ring to it or, behind the last of these, of the one from it.
+                // A cursor of a ring to it or, after the last of these, of the ring from it.
                 let at = rx_ring(next(&mut seed) % (nf.rx.len() as u32 + 1)) + if next(&mut seed) & 1 == 0 { 0 } else { 64 };
                 if let Some(word) = mapping.atomic_u32(at) {
                     let near = word.load(Ordering::Relaxed).wrapping_add(next(&mut seed) % (4 * RING)).wrapping_sub(2 * RING);
@@ -228,7 +225,6 @@ fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
     })
 }
 
-/// What was counted.
 #[derive(Debug)]
 #[allow(dead_code, reason = "it is printed")]
 struct Counted {
@@ -313,7 +309,7 @@ fn run(form: Form, deaths: u64) -> Counted {
             dying.rounds.load(Ordering::Relaxed) > 20 && has_been_seen
         });
         publish(&mut plane, false);
-        // What it has left behind goes on writing while its frames are taken back.
+        // Its remains go on writing while its frames are taken back.
         plane.collect();
         taken_back += plane.detach(DIES).unwrap();
         violations += handle.violations.load(Ordering::Relaxed);
@@ -351,7 +347,7 @@ fn run(form: Form, deaths: u64) -> Counted {
     assert_eq!(left, ports.iter().map(|queue| queue.tx_packets.get() + queue.tx_drops.get()).sum::<u64>());
     others.into_iter().for_each(Player::end);
     plane.stop();
-    // All of them, each once.
+    // All frames, each once.
     for memory in plane.memories().iter() {
         let first = memory.geometry().first;
         let mut all = FrameCache::new(memory.pool.clone(), plane.arena().clone(), FRAMES as usize);
@@ -366,7 +362,7 @@ fn run(form: Form, deaths: u64) -> Counted {
 
 fn die(forms: &[Form]) {
     let deaths = std::env::var("SLUICE_DEATHS").map_or(DEATHS, |n| n.parse().expect("SLUICE_DEATHS is a number"));
-    // Half of them forge as much as they like; the others are cut off.
+    // Half of the forms allow any number of forgeries; the others stop the NF.
     let forms: Vec<Form> = forms.iter().flat_map(|form| [*form, Form { max_violations: 300, ..*form }]).collect();
     let (mut entered, mut taken_back, mut violations) = (0, 0, 0);
     for form in &forms {

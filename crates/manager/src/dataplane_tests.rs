@@ -1,4 +1,4 @@
-//! The packet threads with ports and NFs played by the test.
+//! Tests of the packet threads, with simulated ports and NFs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,14 +19,13 @@ use sluice_dataplane::queue::TX_BUFFER;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 use sluice_pools::PoolTable;
 
-/// Gives what the test put in, collects what comes out.
+/// A port queue: reads what the test put in, and collects what is sent.
 #[derive(Clone, Default)]
 struct Wire {
     to_read: Arc<Mutex<Vec<Vec<u8>>>>,
     /// Reads that have begun, and those that are over.
     reads: Arc<[AtomicU64; 2]>,
     written: Arc<Mutex<Vec<Vec<u8>>>>,
-    /// It takes no packets.
     jammed: Arc<AtomicBool>,
 }
 
@@ -59,7 +58,7 @@ impl PortQueue for Wire {
     }
 }
 
-/// A daemon without processes: one wire port (number 0), services with one NF each, one chain over all of them.
+/// A daemon without processes: one wire port (number 0), services with one NF each, one chain.
 struct Rig {
     plane: DataPlane,
     wire: Wire,
@@ -173,7 +172,6 @@ impl Rig {
         self.chain.counters[0].drops[why as usize].get()
     }
 
-    /// Whether all frames are free: none is with an NF, none waits.
     fn is_empty(&self) -> bool {
         self.plane.table().in_use() == 0
     }
@@ -264,7 +262,7 @@ fn a_throttle_drops_no_packet_that_is_inside() {
     rig.handles[1].gate.throttled.store(true, Ordering::Relaxed);
     rig.put([udp(1, 2)]);
     wait_for("the refusal of a third", || rig.dropped(DropReason::Entry) == 1);
-    // One goes on along its chain, the other is sent to the same NF by a verdict.
+    // One packet goes on along its chain; a verdict sends the other to the same NF.
     first.tx.enqueue(&[next, Descriptor { verdict: Verdict::ToService as u8, arg: 1, ..there }]).unwrap();
     for _ in 0..2 {
         let packet = read(&mut second);
@@ -282,7 +280,7 @@ fn forged_descriptors_hurt_only_the_forger() {
     rig.put((0..2).map(|i| udp(1, i)));
     let mine = read(&mut first);
     let long = read(&mut first);
-    // A replay, somebody else's frame, a frame that is not there, and a length past the frame.
+    // A replay, another's frame, a frame that does not exist, and a length past the frame.
     let forged = [
         mine,
         mine,
@@ -359,7 +357,7 @@ fn the_frames_of_a_dead_nf_come_back_and_its_neighbours_go_on() {
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
     rig.put((0..10).map(|i| udp(1, i)));
     let packets: Vec<Descriptor> = (0..10).map(|_| read(&mut first)).collect();
-    // It returned three before it died, and was given five more that it never read.
+    // It returned three before it died, and got five more that it never read.
     first.tx.enqueue(&packets[..3]).unwrap();
     rig.put((10..15).map(|i| udp(1, i)));
     wait_for("the unread ones", || rig.handles[0].posted_returned().0 == 15);
@@ -400,7 +398,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     wait_for("all of them", || rig.wire.written.lock().unwrap().len() == 3);
 }
 
-/// Has up to so many packets traced from now on.
+/// Traces up to `count` packets from now on.
 fn trace(plane: &DataPlane, chain: Option<u16>, rule: Option<usize>, count: i64) -> Arc<TraceRequest> {
     let (left, events) = (std::sync::atomic::AtomicI64::new(count), crossbeam_queue::ArrayQueue::new(8192));
     let trace = Arc::new(TraceRequest { rule, chain, left, events });
@@ -409,7 +407,7 @@ fn trace(plane: &DataPlane, chain: Option<u16>, rule: Option<usize>, count: i64)
     trace
 }
 
-/// What a trace tells until so many packets have ended.
+/// The events of a trace until this many packets have ended.
 fn told(trace: &TraceRequest, ends: usize) -> Vec<TraceEvent> {
     let mut events: Vec<TraceEvent> = Vec::new();
     wait_for("the ends of traced packets", || {
@@ -419,7 +417,7 @@ fn told(trace: &TraceRequest, ends: usize) -> Vec<TraceEvent> {
     events
 }
 
-/// What it told of packets that were refused: their chain, and why.
+/// The chains and reasons of refused packets in a trace.
 fn refused(events: &[TraceEvent]) -> Vec<(Option<u16>, &'static str)> {
     let refused = |event: &TraceEvent| match event.what {
         TraceWhat::Refused { ingress: 0, chain, why } => Some((chain, why)),
@@ -478,7 +476,7 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     // The gate closes when the ring is full.
     let request = trace(&rig.plane, Some(0), None, 24);
     rig.put(packets(1));
-    // Of what was let in one of a burst is followed, of what was refused each: so many of them together as were asked for.
+    // Of a burst, the trace follows one admitted packet, and each refused one, up to the limit.
     let entry = (Some(0), DropReason::Entry.name());
     let events = told(&request, 23);
     assert_eq!((refused(&events), events[0].what), (vec![entry; 23], TraceWhat::ToNf(0)));
@@ -494,7 +492,7 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
         nf.tx.enqueue(&[packet]).unwrap();
     }
     wait_for("all frames", || rig.is_empty());
-    // There are more than were promised.
+    // More packets than the limit admits.
     let counters = rig.chain.counters.clone();
     let bucket = sluice_dataplane::bucket::Bucket::default();
     bucket.limit(0, Some((1e-3, 1)));
@@ -507,7 +505,6 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     let policed = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(2));
     assert_eq!(refused(&told(&policed, 7))[..7], [(Some(0), DropReason::Policed.name()); 7]);
-    // Its service has no instance.
     rig.tables.services[0].clear();
     rig.publish();
     let down = trace(&rig.plane, Some(0), None, 8);
@@ -523,7 +520,7 @@ fn packets_that_wait_at_the_entry_are_traced_once_when_they_go() {
     let everything = trace(&rig.plane, None, None, 1000);
     rig.put((0..100).map(|i| udp(1, i)));
     wait_for("a full ring", || rig.handles[0].in_flight.load(Ordering::Relaxed) == 16);
-    // Those that wait were read before it was asked of what rule they are.
+    // The waiting packets were read before the request for a rule.
     let none = trace(&rig.plane, None, Some(1), 1000);
     let mut nf = rig.nf(0);
     let mut pass = |n: usize| {
@@ -562,7 +559,8 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     let mut first = rig.nf(0);
     rig.put((0..16).map(|i| udp(1, i)));
     let packets: Vec<Descriptor> = (0..16).map(|_| read(&mut first)).collect();
-    // The second NF goes while all packets are with the first. Half of them come back while it is gone, half when it is there again.
+    // The second NF is removed while all packets are with the first. Half of them come back while
+    // it is gone, half when it is there again.
     rig.tables.services[1].clear();
     rig.publish();
     rig.plane.detach(1).unwrap();
@@ -647,7 +645,7 @@ fn rule_of(flow: u8, chain: u16) -> Rule {
     sluice_dataplane::classify::compile::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
 }
 
-/// Makes the rig one of two chains with one NF each: flow 1 goes by chain 0, flow 2 by chain 1. Gives what the rules count.
+/// Gives the rig two chains of one NF: flow 1 takes chain 0, flow 2 chain 1. Returns the counts.
 fn part(rig: &mut Rig) -> [sluice_dataplane::classify::hits::RuleHits; 2] {
     use sluice_dataplane::classify::hits::RuleHits;
     let hits = [RuleHits::new(1), RuleHits::new(1)];
@@ -673,7 +671,7 @@ fn part(rig: &mut Rig) -> [sluice_dataplane::classify::hits::RuleHits; 2] {
     hits
 }
 
-/// Makes the rig one of as many chains as it has NFs: flow n goes by chain n - 1, to one NF.
+/// Gives the rig as many chains as it has NFs: flow n takes chain n - 1, to one NF.
 fn part_in(rig: &mut Rig, n: u16) {
     let chain = |number: u16| {
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
@@ -695,7 +693,7 @@ fn part_in(rig: &mut Rig, n: u16) {
     rig.publish();
 }
 
-/// A packet of a flow comes, its NF passes it on, and it leaves.
+/// Passes a packet of a flow through its NF and out.
 fn pass(rig: &Rig, nf: &mut Attached, flow: u8) {
     let before = rig.wire.written.lock().unwrap().len();
     rig.put([udp(flow, 0)]);
@@ -854,7 +852,7 @@ fn a_thread_that_has_not_had_its_core_is_waited_for_and_one_that_is_stuck_is_not
     const MS: Duration = Duration::from_millis(1);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // It has never run, as if its core had always been another's: it is waited for past all patience.
+        // It has never run, as if another program had its core: the wait exceeds all patience.
         let (to, answer) = channel();
         let queued = Arc::new(Seen::default());
         let own = queued.clone();
@@ -863,7 +861,7 @@ fn a_thread_that_has_not_had_its_core_is_waited_for_and_one_that_is_stuck_is_not
         to.send(()).unwrap();
         assert!(waiter.join().unwrap().is_ok());
 
-        // One that runs and does not answer, and one that waits for something.
+        // One that runs and does not answer, and one that is blocked.
         let (busy, stuck) = (Arc::new(Seen::default()), Arc::new(Seen::default()));
         let (own, stop) = (busy.clone(), &stop);
         scope.spawn(move || {
@@ -938,7 +936,7 @@ fn a_verdict_leads_where_the_configuration_allows_and_nowhere_else() {
     assert!(others.written.lock().unwrap().is_empty());
     wait_for("all frames", || rig.is_empty());
     assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
-    // One that goes on with it is stopped.
+    // An NF that continues is stopped.
     rig.put((0..3).map(|i| udp(1, i)));
     for _ in 0..3 {
         let packet = read(&mut nf);
@@ -1009,7 +1007,7 @@ fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
         nfs.iter_mut().for_each(&mut pass_on);
         rig.handles[1].is_held_up.load(Ordering::Relaxed)
     });
-    // Whatever was thought while this test did not run.
+    // Clears stop reasons from pauses of this test.
     rig.handles.iter().for_each(|handle| handle.spare(0));
     wait_for("the sentence of the other", || rig.handles[0].sentence() == Sentence::Stalled);
     assert_eq!(rig.handles[1].sentence(), Sentence::None);
@@ -1083,8 +1081,8 @@ fn one_in_the_middle_of_a_chain_that_sends_to_no_port_goes_on_while_the_ports_of
     });
 }
 
-/// Two tenants on one port: chains `red` and `blue` of one NF each, and `both`, which crosses from one to the other. Packets from 10.0.0.1
-/// go by the first, those from 10.0.0.2 by the second, others by the third.
+/// Two tenants on one port: chains `red` and `blue` of one NF each, and `both`, which crosses.
+/// Packets from 10.0.0.1 take the first, those from 10.0.0.2 the second, others the third.
 struct Tenants {
     plane: DataPlane,
     wire: Wire,
@@ -1102,7 +1100,7 @@ impl Tenants {
         Self::of(&Self::config(red_frames, ring), overload)
     }
 
-    /// The same, on a port with so many queues, the first of which has packets.
+    /// The same, on a port with this many queues, the first of which has packets.
     fn on(red_frames: u32, ring: u32, overload: Overload, queues: usize) -> Self {
         Self::of_queues(&Self::config(red_frames, ring), overload, queues)
     }
@@ -1120,7 +1118,7 @@ impl Tenants {
         config
     }
 
-    /// One with the services and chains of a configuration, and one NF of each service.
+    /// A rig with the services and chains of a configuration, and one NF of each service.
     fn of(config: &Config, overload: Overload) -> Self {
         Self::of_queues(config, overload, 1)
     }
@@ -1190,7 +1188,7 @@ impl Tenants {
         Self { plane, wire, handles, places, chains }
     }
 
-    /// What an NF of a tenant has mapped of packet memory.
+    /// The packet memory that an NF of a tenant has mapped.
     fn arena_of(&self, nf: usize) -> Arena {
         let memory = self.plane.memories().get(self.handles[nf].memory.load(Ordering::Relaxed)).unwrap();
         Arena::map(memory.file().fd(), memory.geometry()).unwrap()
@@ -1201,7 +1199,7 @@ impl Tenants {
         Attached::map(region.memory.fd(), region.page.layout()).unwrap()
     }
 
-    /// What was copied into the memory of a holder, all threads together.
+    /// What the first packet thread has copied into the memory of a holder.
     fn copied(&self, holder: &str) -> Copied {
         let number = self.plane.memories().iter().find(|memory| memory.holder.to_string() == holder).unwrap().number;
         self.plane.snapshots().unwrap()[0].memories[usize::from(number)].1
@@ -1229,7 +1227,7 @@ fn a_hostile_tenant_reaches_no_packet_of_another() {
                 let mut burst = [Descriptor::default(); 32];
                 while !done.load(Ordering::Relaxed) {
                     let n = nf.rx[0].dequeue(&mut burst).unwrap();
-                    // Whatever comes lies in what this tenant has mapped.
+                    // All packets lie in what this tenant has mapped.
                     assert!(burst[..n].iter().all(|d| arena.geometry().contains(d.frame, d.offset, d.len)));
                     assert_eq!(nf.tx.enqueue(&burst[..n]).unwrap(), n);
                     std::thread::yield_now();
@@ -1237,7 +1235,7 @@ fn a_hostile_tenant_reaches_no_packet_of_another() {
             })
         })
         .collect();
-    // All that red has mapped of packet memory, written all the time.
+    // All packet memory that red has mapped is overwritten all the time.
     let (arena, stop) = (rig.arena_of(0), done.clone());
     let hostile = std::thread::spawn(move || {
         let sluice_shm::arena::Geometry { first, frames, stride } = arena.geometry();
@@ -1270,7 +1268,7 @@ fn a_tenant_without_free_frames_starves_alone() {
     let rig = Tenants::with(512, 1024, Overload::Drop);
     let trace = trace(&rig.plane, Some(0), None, 1000);
     rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
-    // Its NF returns nothing: what it may have of its tenant's frames is with it, and there is room left on its ring.
+    // Its NF returns nothing: it has all the frames that it may have, and its ring has free slots.
     let dropped = |chain: usize, why: DropReason| rig.chains[chain].counters[0].drops[why as usize].get();
     let of_red = || dropped(0, DropReason::NoFrame) + dropped(0, DropReason::Entry);
     let held = || u64::from(rig.handles[0].in_flight.load(Ordering::Relaxed));
@@ -1322,8 +1320,7 @@ fn memory_that_an_nf_has_mapped_is_not_taken_away() {
     let place = rig.plane.place(0, Some("red".into())).unwrap();
     let old = place.memory;
     rig.plane.renew(Some("red".into())).unwrap();
-    // All of its frames are free, and two NFs have it: the one that has packets, and one that is
-    // not ready yet.
+    // All of its frames are free, and two NFs have it: one with packets, and one not ready yet.
     wait_for("all frames", || rig.is_empty());
     assert_eq!(rig.plane.drop_former().unwrap(), 1);
     rig.plane.detach(0).unwrap();
@@ -1355,14 +1352,13 @@ fn what_crosses_tenants_stays_as_it_was_returned() {
     assert!(!blue.geometry().has(longer.frame) && !red.geometry().has(there.frame));
     second.tx.enqueue(&[there]).unwrap();
     wait_for("the packet", || *rig.wire.written.lock().unwrap() == [bytes.clone()]);
-    // A frame of another tenant is none that an NF can return.
+    // An NF cannot return a frame of another tenant.
     second.tx.enqueue(&[longer]).unwrap();
     wait_for("the violation", || rig.handles[1].violations.load(Ordering::Relaxed) == 1);
     wait_for("all frames", || rig.is_empty());
 }
 
-/// A number of packets of a flow come, and an NF passes each on; rings are those of the threads
-/// that post to it.
+/// Passes on `n` packets of an NF; `ring` is that of the thread that posts to it.
 fn pass_on(nf: &mut Attached, ring: usize, n: usize) {
     let mut burst = [Descriptor::default(); 32];
     let mut passed = 0;
@@ -1383,7 +1379,7 @@ fn a_small_arena_goes_round_between_threads_that_receive_and_threads_that_send()
     for round in 1..=100 {
         rig.wire.to_read.lock().unwrap().extend((0..16).map(|i| udp(3, i)));
         pass_on(&mut first, 0, 16);
-        // It is the other thread that copies them.
+        // The other thread copies them.
         pass_on(&mut second, 1, 16);
         wait_for("the packets", || rig.wire.written.lock().unwrap().len() == round * 16);
     }
@@ -1427,8 +1423,8 @@ fn chains_that_stand_still_in_another_tenants_memory_leave_frames_to_its_own() {
         for round in 0..RING / EACH as u32 {
             let packets = (1..=STUCK).flat_map(|flow| (0..EACH).map(move |_| udp(flow as u8, round)));
             rig.wire.to_read.lock().unwrap().extend(packets);
-            // Few are on their way at once: what is not in blue's memory yet takes none of its
-            // frames.
+            // Few packets are on their way at once: those not in blue's memory yet take no frame of
+            // it.
             let is_read = || rig.wire.to_read.lock().unwrap().is_empty();
             wait_for("them to cross", || is_read() && rig.handles[0].in_flight.load(Ordering::Relaxed) == 0);
         }

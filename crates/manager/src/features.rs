@@ -1,22 +1,23 @@
-//! What this build of the daemon can do.
+//! The features of this build of the daemon.
 //!
 //! | feature | crate | what it adds | how a configuration asks for it |
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
-//! | `promises` | `sluice-promises` | SLOs, kept by cores, cache ways and limits | `[promises]`, placements |
-//! | `sdn` | `sluice-sdn` | an OpenFlow controller that is asked about flows | `[openflow] controller` |
-//! | `turns` | `sluice-turns` | turns on a core for NFs that poll | `[workflow]`, `mode = "poll"` |
+//! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
+//! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
+//! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
-//! Each is a Cargo feature of this crate and is there by default. Its hooks ([`sluice_dataplane::hooks`], [`sluice_dataplane::steer`]) are
-//! put in by its module of [`crate::supervisor`]; without it, a module of `supervisor/without` stands there. A configuration that asks for
-//! a feature which is not there is refused before anything is done.
+//! Each is a Cargo feature of this crate, on by default. Its module of [`crate::supervisor`]
+//! installs its hooks ([`sluice_dataplane::hooks`], [`sluice_dataplane::steer`]); a build without
+//! it has a module of `supervisor/without` instead. A configuration that needs a missing feature is
+//! refused before anything starts.
 
 use sluice_api::config::{ByWhat, Config, Mode, Promises};
 use sluice_config::Problem;
 use sluice_config::problem::At;
 
-/// The features, and which of them are there.
+/// The features, and whether this build has each.
 pub const FEATURES: [(&str, bool); 5] = [
     ("foreign", cfg!(feature = "foreign")),
     ("pools", cfg!(feature = "pools")),
@@ -25,12 +26,12 @@ pub const FEATURES: [(&str, bool); 5] = [
     ("turns", cfg!(feature = "turns")),
 ];
 
-/// That a feature is not there.
+/// The message for a missing feature.
 pub fn lacks(feature: &str) -> String {
     format!("this sluiced was built without {feature}")
 }
 
-/// What a configuration asks for that this build cannot do, at its places.
+/// What a configuration needs and this build lacks, with its places in the file.
 pub fn problems(config: &Config) -> Vec<Problem> {
     problems_without(config, |feature| FEATURES.iter().any(|(name, is_there)| *name == feature && !is_there))
 }
@@ -94,7 +95,7 @@ mod tests {
         toml::from_str(&format!("{more}\n[manager]\n")).unwrap()
     }
 
-    /// What is refused of a configuration without any feature.
+    /// The problems of a configuration in a build without any feature.
     fn without_all(more: &str) -> Vec<String> {
         problems_without(&config(more), |_| true)
             .iter()

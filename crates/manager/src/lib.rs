@@ -1,10 +1,8 @@
-//! The manager: takes packets from ports, through chains of NF processes, to ports.
-//!
-//! The modules of the packet path come first, then those that only the supervisor's thread enters.
+//! The manager: moves packets from ports through chains of NF processes to ports.
 
-// What panics when nobody reads it: the log does not.
+// These macros panic when the stream is closed; the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
-// Whatever a feature alone needs is unused where that is left out.
+// Items that one feature alone needs are unused in a build without it.
 #![cfg_attr(
     not(all(feature = "foreign", feature = "pools", feature = "promises", feature = "sdn", feature = "turns")),
     allow(dead_code, unused_imports)

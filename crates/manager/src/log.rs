@@ -7,11 +7,11 @@
 //! | journald's | `<6>sluiced: ready; …`: the priority, which journald takes off |
 //!
 //! Lines of NFs' output begin with the NF's name, and problems of a configuration with their place,
-//! instead of `sluiced`. As JSON each event is an object with `time`, `level`, `target`, `message`
-//! and, if it has any, `fields`.
+//! instead of `sluiced`. As JSON, each event is an object with `time`, `level`, `target`, `message`
+//! and, if there are any, `fields`.
 //!
 //! # Limits
-//! A panic's message, and what the guard process says after the daemon's death, are plain text.
+//! A panic's message, and what the guard process writes after the daemon's death, are plain text.
 
 use std::fmt::{Debug, Write};
 use std::io::IsTerminal;
@@ -25,12 +25,12 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Target of what NFs write to their streams. The field `nf` has the name of the NF.
+/// Target of the output of NFs. The field `nf` names the NF.
 pub const OUTPUT: &str = "output";
-/// Target of problems of a configuration, which are several lines and say where they are.
+/// Target of a configuration's problems: several lines each, with their place.
 pub const CONFIG: &str = "config";
 
-/// What a line looks like.
+/// The format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Text, with time and level on a terminal, and priorities for journald
@@ -39,12 +39,12 @@ pub enum Format {
     Json,
 }
 
-/// The least level that is logged, by target: `info`, or `warn,sluice_sdn=debug`.
+/// Parses the least level that is logged, by target: `info`, or `warn,sluice_sdn=debug`.
 ///
 /// # Errors
-/// What is no level.
+/// The part of the text that is not a level.
 pub fn levels(text: &str) -> Result<Targets, String> {
-    // A word alone would be a target, and all others would be silent.
+    // `Targets` would take a lone word for a target, and silence all others.
     for level in text.split(',').map(|part| part.rsplit_once('=').map_or(part, |(_, level)| level)) {
         let help = "write error, warn, info, debug, trace or off, or TARGET=LEVEL, with commas between";
         level.parse::<LevelFilter>().ok().filter(|_| !level.is_empty()).ok_or_else(|| format!("{level:?} is no level: {help}"))?;
@@ -52,7 +52,7 @@ pub fn levels(text: &str) -> Result<Targets, String> {
     text.parse::<Targets>().map_err(|error| format!("{error}"))
 }
 
-/// Writes events of these levels to stderr from now on.
+/// Starts to write events of these levels to stderr.
 pub fn start(format: Format, levels: Targets) {
     let stderr = std::io::stderr();
     let journal = std::env::var("JOURNAL_STREAM").ok();
@@ -61,7 +61,7 @@ pub fn start(format: Format, levels: Targets) {
         on_terminal: stderr.is_terminal(),
         to_journal: rustix::fs::fstat(&stderr).is_ok_and(|stat| journal == Some(format!("{}:{}", stat.st_dev, stat.st_ino))),
     };
-    // Only a second start can fail, and the first goes on.
+    // Only a second start fails, and the first stays in force.
     let _ = tracing_subscriber::registry().with(levels).with(to_stderr).try_init();
 }
 
@@ -123,7 +123,7 @@ fn json(level: Level, target: &str, said: Content, now: SystemTime) -> String {
     object.to_string()
 }
 
-/// A time of UTC to the millisecond.
+/// A time in UTC, to the millisecond.
 fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let (days, of_day) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -138,7 +138,7 @@ fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}.{:03}Z", since.subsec_millis())
 }
 
-/// What an event says.
+/// The content of an event.
 #[derive(Default)]
 struct Content {
     message: String,

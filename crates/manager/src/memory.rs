@@ -1,25 +1,28 @@
-//! Packet memory by tenant: an arena for each tenant, and one that no NF maps.
+//! Packet memory by tenant: an arena for each, and one that no NF maps.
 //!
-//! **Problem.** An NF may write to all that it has mapped, at any time: to packets that another NF has, that wait for a port, or that a
-//! device has just put there. Among NFs of one tenant that is the tenant's own affair. Packets of another must be out of reach.
+//! **Problem.** An NF may write at any time to all that it has mapped: to packets that another NF
+//! has, that wait for a port, or that a device has just put there. Among NFs of one tenant that is
+//! the tenant's own affair. Packets of another tenant must be out of reach.
 //!
-//! **Approach.** Each tenant that has NFs has an arena of its own, a file of which its NFs are passed the descriptor and no others are.
-//! Those of services without `tenant` are a tenant too, without a name. What comes in at a port is received into the arena of the tenant
-//! that it can only be for ([`owner_of`]), or, where it may be for several or nothing says for
-//! whom, into the *ingress* arena, which is passed to nobody, and is copied into the tenant's arena
-//! when it is let in: after the classification has had its header in the cache anyway. A chain that
-//! crosses tenants is copied at the crossing. A port only reads what it sends, so nothing is copied
-//! at the exit, nor for a chain without NFs. With one tenant there is one arena and no copy.
+//! **Approach.** Each tenant that has NFs has its own arena: a file whose descriptor is passed to
+//! its NFs only. Services without `tenant` form a tenant without a name. A port receives into the
+//! arena of the one tenant that its packets can be for ([`owner_of`]). Where that may be several,
+//! or is not known, it receives into the *ingress* arena, which is passed to no NF; a packet is
+//! copied into the tenant's arena on admission, when classification has its header in the cache
+//! anyway. A packet is also copied where a chain crosses tenants. A port only reads what it sends,
+//! so nothing is copied at the exit, nor for a chain without NFs. With one tenant there is one
+//! arena and no copy.
 //!
-//! Where there is no arena that a port may receive into, it receives nothing
-//! ([`Memories::for_port`]): for the moment between two steps of a change after which all of its
-//! packets are another tenant's.
+//! A port without an arena that it may receive into receives nothing ([`Memories::for_port`]):
+//! between two steps of a change after which all of its packets are another tenant's.
 //!
-//! All arenas lie in one range of addresses and share the numbers of frames ([`sluice_shm::arena`]), so that tables by frame and all who
-//! read and write frames know nothing of this.
+//! All arenas lie in one range of addresses and share the numbering of frames
+//! ([`sluice_shm::arena`]), so tables by frame and code that reads and writes frames are
+//! unaffected.
 //!
-//! **Limits.** Arenas are made when they are needed and stay: a tenant whose last NF has gone keeps its arena. There are as many slots as
-//! the configuration names tenants, and a few for those that come later or are made anew ([`Memories::renew`]).
+//! **Limits.** Arenas are made when needed and stay: a tenant keeps its arena when its last NF has
+//! gone. There is a slot for each tenant in the configuration, and a few for tenants that come
+//! later or arenas that are made anew ([`Memories::renew`]).
 
 use std::sync::Arc;
 
@@ -31,26 +34,22 @@ use sluice_config::tenancy::{Holder, Owner, frames_of, holders, owner_of, tenant
 use sluice_dataplane::frame::{FramePool, NO_ARENA};
 use sluice_ports as port;
 
-/// Slots beyond those that the configuration needs: at most so many, while their frames are no more than [`SPARE_FRAMES`].
+/// Most slots beyond those that the configuration needs, if [`SPARE_FRAMES`] allows.
 const SPARE_SLOTS: u32 = 8;
-/// What a slot costs before it is used are 16 bytes of tables for each of its frames.
+/// Most frames of these slots. An unused slot costs 16 bytes of tables per frame.
 const SPARE_FRAMES: u32 = SLOT * 8;
-/// Most arenas: their numbers are a byte, and the last stands for none.
+/// Most arenas: their numbers are a byte, and the last means none.
 const MOST: u32 = 254;
 
-/// An arena with its free frames.
 #[derive(Debug)]
 pub struct Memory {
-    /// Its number, which that of each of its frames says.
+    /// Its number, which is part of the number of each of its frames.
     pub number: u8,
-    /// Whose packets it holds.
     pub holder: Holder,
     /// Its frames that no thread holds.
     pub pool: Arc<FramePool>,
-    /// Whether an NF was ever passed its descriptor.
     pub is_shared: bool,
-    /// NFs that have a place with it: those that have it mapped, and those whose processes have
-    /// ended and are not taken out yet.
+    /// NFs placed with it: those with a mapping, and ended ones that are not removed yet.
     users: u32,
     file: MemoryFile,
     arena: Arena,
@@ -62,45 +61,39 @@ impl Memory {
         &self.file
     }
 
-    /// How its frames lie.
     pub fn geometry(&self) -> Geometry {
         self.arena.geometry()
     }
 
-    /// The arena.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Whether nothing is left in it: no NF has it mapped, and all of its frames are in its pool.
+    /// Whether it can be freed: no NF has it mapped, and all its frames are in its pool.
     pub fn is_left(&self) -> bool {
         self.users == 0 && self.pool.available() == self.geometry().frames as usize
     }
 }
 
-/// Why there is no memory for a tenant's packets.
 #[derive(Debug, thiserror::Error)]
 pub enum NoMemory {
-    /// The host has none.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// DPDK has none for it, or does not start.
     #[error(transparent)]
     Dpdk(#[from] sluice_dpdk::DpdkError),
-    /// Devices know its frames for good.
+    /// Devices keep its frames for good.
     #[error("frames are DPDK's here, and devices keep those that they were given; restart sluiced to have fresh packet memory")]
     Devices,
-    /// Nobody has it.
+    /// The tenant has none.
     #[error("there is no packet memory of tenant {0}; see `sluice tenant list`")]
     None(String),
-    /// There are as many arenas as there can be without a restart.
     #[error(
         "there are {0} arenas of packet memory, and no place for another; restart sluiced with all tenants in its configuration"
     )]
     NoSlot(u32),
 }
 
-/// All arenas.
 #[derive(Debug)]
 pub struct Memories {
     range: Range,
@@ -111,7 +104,7 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// Reserves addresses for the arenas that a configuration needs and a few more, and makes those.
+    /// Reserves addresses for the arenas of a configuration and a few more, and makes those arenas.
     ///
     /// # Errors
     /// [`NoMemory::Memory`]; [`NoMemory::Dpdk`] if DPDK is wanted and does not start.
@@ -123,7 +116,7 @@ impl Memories {
         let spare = (SPARE_FRAMES / most.max(SLOT).next_power_of_two()).clamp(1, SPARE_SLOTS);
         let wanted = holders.len() as u32;
         let reserve = |slots: u32| Range::reserve(slots.min(MOST), most, stride);
-        // Who runs with a limit of addresses has those that it needs.
+        // A process with limited address space gets only the slots that it needs.
         let range = reserve(wanted + spare).or_else(|_| reserve(wanted))?;
         let whole = range.whole();
         let memories = (0..range.slots()).map(|_| None).collect();
@@ -140,7 +133,6 @@ impl Memories {
         Ok(this)
     }
 
-    /// Makes the file of an arena in a slot.
     fn file_for(&self, holder: &Holder, slot: u32) -> Result<(MemoryFile, Arena), MemoryError> {
         let make = |hugepages| self.range.make(slot, frames_of(&self.settings, holder), hugepages);
         match self.settings.hugepages {
@@ -161,7 +153,6 @@ impl Memories {
         Ok(())
     }
 
-    /// Makes an arena in a slot of its own.
     fn make(&mut self, holder: Holder) -> Result<u8, NoMemory> {
         let slot = self.memories.iter().position(Option::is_none).ok_or(NoMemory::NoSlot(self.memories.len() as u32))?;
         let (file, arena) = self.file_for(&holder, slot as u32)?;
@@ -169,7 +160,7 @@ impl Memories {
         Ok(slot as u8)
     }
 
-    /// The arena of a holder, made if there is none yet. Says whether it is new.
+    /// The arena of a holder, made if there is none; and whether it is new.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -177,7 +168,7 @@ impl Memories {
         if let Some(known) = self.find(holder) {
             return Ok((known.number, false));
         }
-        // One that was made before anybody was known is the first's.
+        // An unused arena that was made before there was any tenant goes to the first one.
         let nobodys = Holder::Tenant(None);
         let is_nobodys = |memory: &&mut Memory| memory.holder == nobodys && !memory.is_shared;
         if matches!(holder, Holder::Tenant(_))
@@ -191,22 +182,21 @@ impl Memories {
         Ok((self.make(holder.clone())?, true))
     }
 
-    /// The arena of a holder, if there is one.
     pub fn find(&self, holder: &Holder) -> Option<&Memory> {
-        // Of one that is made anew the new one: the old one has no holder any more.
+        // After a renewal this is the new one: the old one's holder is `Former`.
         self.iter().find(|memory| memory.holder == *holder)
     }
 
-    /// The arena with a number.
     pub fn get(&self, number: u8) -> Option<&Memory> {
         self.memories.get(usize::from(number))?.as_ref()
     }
 
-    /// Makes a fresh arena for a tenant, whose NFs are given that one from now on. The one that it had is nobody's any more: its frames come back
-    /// as packets leave, and it is taken away then ([`Memories::remove`]). Says the number of the fresh one.
+    /// Makes a fresh arena for a tenant, which its NFs get from now on; returns its number. The old
+    /// one's holder becomes `Former`: its frames come back as packets leave, and then it can be
+    /// removed ([`Memories::remove`]).
     ///
     /// # Errors
-    /// [`NoMemory`]; then the tenant has what it had.
+    /// [`NoMemory`]; the tenant then keeps what it had.
     pub fn renew(&mut self, holder: &Holder) -> Result<u8, NoMemory> {
         let old = self.find(holder).ok_or_else(|| NoMemory::None(holder.to_string()))?.number;
         if self.devices.is_some() {
@@ -217,14 +207,12 @@ impl Memories {
         Ok(fresh)
     }
 
-    /// The arenas that are nobody's any more.
     pub fn former(&self) -> Vec<u8> {
         self.iter().filter(|memory| memory.holder == Holder::Former).map(|memory| memory.number).collect()
     }
 
-    /// Takes an arena away of which all frames are free. False: they are not, a thread has some of
-    /// them, or an NF has it mapped: packets for that one would be copied into whatever has the
-    /// number next.
+    /// Removes an arena whose frames are all free. Returns false if it cannot: a thread holds some
+    /// of them, or an NF has it mapped, whose packets would go to the next arena of that number.
     pub fn remove(&mut self, number: u8) -> bool {
         if !self.get(number).is_some_and(Memory::is_left) {
             return false;
@@ -234,7 +222,7 @@ impl Memories {
         true
     }
 
-    /// Notes that an NF is passed an arena's descriptor.
+    /// Notes that an arena's descriptor is passed to an NF.
     pub fn share(&mut self, number: u8) {
         for memory in self.memories.get_mut(usize::from(number)).into_iter().flatten() {
             memory.is_shared = true;
@@ -242,24 +230,22 @@ impl Memories {
         }
     }
 
-    /// Notes that an NF that was passed an arena's descriptor is gone: its process has ended, and
-    /// no packet thread has it.
+    /// Notes that such an NF is gone: its process has ended, and no packet thread has it.
     pub fn leave(&mut self, number: u8) {
         let memory = self.memories.get_mut(usize::from(number)).into_iter().flatten();
         memory.for_each(|memory| memory.users = memory.users.saturating_sub(1));
     }
 
-    /// All arenas.
     pub fn iter(&self) -> impl Iterator<Item = &Memory> {
         self.memories.iter().flatten()
     }
 
-    /// The arena that what comes in at a port is received into. [`NO_ARENA`] if there is none that no
-    /// other tenant's NFs have mapped: nothing is received then.
+    /// The arena that a port receives into. [`NO_ARENA`] if there is none that no other tenant's
+    /// NFs have mapped: the port then receives nothing.
     pub fn for_port(&self, config: &Config, port: &model::Port) -> u8 {
         let tenants = tenants(config);
         let holder = match owner_of(config, port) {
-            // Nobody else could have it.
+            // There is no other tenant.
             _ if tenants.len() <= 1 => Holder::Tenant(tenants.first().copied().flatten().map(str::to_owned)),
             Owner::Tenant(tenant) => Holder::Tenant(tenant),
             Owner::Several | Owner::Nobody => Holder::Ingress,
@@ -267,39 +253,36 @@ impl Memories {
         self.find(&holder).or_else(|| self.find(&Holder::Ingress)).map_or(NO_ARENA, |memory| memory.number)
     }
 
-    /// The arena that frames are taken from where it is not known for whom: the ingress arena, or the only one.
+    /// The arena for frames of unknown owner: the ingress arena, or the only one.
     pub fn usual(&self) -> u8 {
-        // One that is nobody's any more is taken away.
+        // A replaced arena is about to be removed.
         let first = || self.iter().find(|memory| memory.holder != Holder::Former).map_or(0, |memory| memory.number);
         self.find(&Holder::Ingress).map_or_else(first, |memory| memory.number)
     }
 
-    /// Its free frames.
+    /// The free frames of [`Memories::usual`].
     pub fn usual_pool(&self) -> Arc<FramePool> {
         self.get(self.usual()).map(|memory| memory.pool.clone()).expect("there is an arena at all times")
     }
 
-    /// The frames of all arenas.
+    /// The range that the frames of all arenas lie in.
     pub fn whole(&self) -> &Arena {
         &self.whole
     }
 
-    /// From a frame's number to that of its arena.
+    /// The shift from a frame's number to that of its arena.
     pub fn shift(&self) -> u32 {
         self.range.shift()
     }
 
-    /// How many arenas there can be.
     pub fn slots(&self) -> u32 {
         self.range.slots()
     }
 
-    /// Whether all arenas stand on hugepages.
     pub fn are_huge(&self) -> bool {
         self.iter().all(|memory| memory.file.is_huge())
     }
 
-    /// DPDK, if it was started.
     pub fn devices(&self) -> Option<&port::dpdk::Devices> {
         self.devices.as_ref()
     }
@@ -311,7 +294,7 @@ mod tests {
 
     use super::*;
 
-    /// Ports in and out, chains of services named by tenant (`-` is none, `!` a foreign program's), and rules `PORT CHAIN`.
+    /// Ports, chains of services by tenant (`-`: none, `!`: a foreign program), rules `PORT CHAIN`.
     fn config(ports: &[&str], chains: &[(&str, &[&str])], rules: &[&str]) -> Config {
         let mut text = String::new();
         let mut services = BTreeSet::new();
@@ -373,7 +356,7 @@ mod tests {
             let number = memories.for_port(config, port);
             memories.get(number).map_or("none".to_string(), |memory| memory.holder.to_string())
         };
-        // There from the start, and when the second tenant comes.
+        // Arenas made at the start, and when the second tenant comes.
         let two = config(&["a", "b", "c"], chains, &["a r", "b b"]);
         let mut memories_of_two = memories(&two);
         assert_eq!(["a", "b", "c"].map(|port| name(&memories_of_two, &two, port)), ["red", "blue", "ingress"]);
@@ -382,8 +365,7 @@ mod tests {
         assert_eq!(["a", "c"].map(|port| name(&all, &one, port)), ["red", "red"], "nobody else could have it");
         holders(&two).iter().for_each(|holder| assert!(all.of(holder).is_ok()));
         assert_eq!(["a", "b", "c"].map(|port| name(&all, &two, port)), ["red", "blue", "ingress"]);
-        // Between two steps of a change after which all that comes in at a port is another
-        // tenant's, it is nobody's.
+        // Between two steps of a change of a port's tenant, the port receives nothing.
         let [before, after] = ["r", "b"].map(|chain| config(&["a"], chains, &[&format!("a {chain}")]));
         let between = config(&["a"], chains, &["a r", "a b"]);
         let mut steps = memories(&before);
@@ -391,7 +373,7 @@ mod tests {
         steps.share(0);
         steps.share(1);
         assert_eq!([&before, &between, &after].map(|config| name(&steps, config, "a")), ["red", "none", "blue"]);
-        // Whatever else is there, it is not received into what an NF has mapped.
+        // A port never receives into what an NF of another tenant has mapped.
         memories_of_two.iter().map(|memory| memory.number).collect::<Vec<_>>().into_iter().for_each(|n| memories_of_two.share(n));
         let number = memories_of_two.for_port(&two, &two.ports[2]);
         assert_eq!(memories_of_two.get(number).unwrap().holder, Holder::Ingress);

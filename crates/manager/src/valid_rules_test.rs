@@ -1,4 +1,4 @@
-//! What the configuration takes for a valid rule is one that can be compiled.
+//! Rules that the configuration takes for valid can be compiled.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,6 @@ use sluice_config::{Problem, load, validate};
 
 use sluice_dataplane::classify::compile::compile;
 
-/// A valid configuration.
 const BASE: &str = r#"
 [[port]]
 name = "in0"
@@ -29,7 +28,7 @@ vlan = 7
 chain = "web"
 "#;
 
-/// Rules of which each key is one of a few words, right and wrong.
+/// Rules whose keys are each one of a few words, valid and invalid.
 fn some_rule() -> impl Strategy<Value = model::Rule> {
     let word = |words: Vec<&'static str>| prop::option::of(proptest::sample::select(words).prop_map(String::from));
     let prefix =

@@ -1,6 +1,6 @@
 //! The daemon: `sluiced CONFIG`.
 
-// What panics when nobody reads it: the log does not.
+// These macros panic when the stream is closed; the log does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use sluice_ports as port;
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::Targets;
 
-/// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
+/// Runs chains of network functions: packets go from ports through NF processes to ports.
 #[derive(Debug, Parser)]
 #[command(
     name = "sluiced",
@@ -41,10 +41,10 @@ Examples:
 struct Args {
     /// The configuration file (`sluice check --explain` describes its keys).
     config: PathBuf,
-    /// Print what this build or host cannot do of it as JSON, for `sluice check`, and start nothing
+    /// Print as JSON what this build or host cannot do of it, for `sluice check`, and start nothing
     #[arg(long, hide = true)]
     ports: bool,
-    /// What lines of the log look like
+    /// The format of log lines
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
     log: log::Format,
     /// The least level that is logged: error, warn, info, debug, trace or off, or by module:
@@ -77,7 +77,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// What this build or host cannot do of a configuration.
 fn problems(config: &Config) -> Vec<Problem> {
     let mut found = port::problems(config);
     found.extend(features::problems(config));
@@ -111,7 +110,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let socket = config.manager.runtime_dir.join("control.sock");
     record.made(sluice_host::record::Thing::Socket, &socket)?;
-    // Signals are caught before the first NF is started, so that none is left behind by an early one.
+    // Signals are caught before the first NF starts, so that an early one leaves no NF behind.
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGTERM,
         signal_hook::consts::SIGINT,
@@ -149,7 +148,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         }
     })?;
     info!("ready; `sluice --socket {} status` tells how it is", socket.display());
-    // Not under systemd is no error.
+    // It is no error not to run under systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     supervisor.run();
     server.stop();
@@ -163,7 +162,7 @@ fn remote_quit(mut supervisor: Supervisor) {
     supervisor.run();
 }
 
-/// Applies the configuration file again; what is wrong with it is told, and changes nothing.
+/// Applies the configuration file again. Errors in it are logged and change nothing.
 fn reload(remote: &dyn Backend, path: &std::path::Path) {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -181,7 +180,7 @@ fn reload(remote: &dyn Backend, path: &std::path::Path) {
     }
 }
 
-/// Whether this processor can run the packet path.
+/// Fails if this processor cannot run the packet path.
 fn supported() -> anyhow::Result<()> {
     #[cfg(target_arch = "x86_64")]
     if !(std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("bmi2")) {

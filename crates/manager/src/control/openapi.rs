@@ -1,7 +1,8 @@
-//! The OpenAPI document of the control API, made of the routes and of the types that they take and answer.
+//! The OpenAPI document of the control API, made from its routes and their types.
 //!
-//! Names, meanings, bounds and defaults are those of the types; what a request must not hold is refused by the same attributes that
-//! say so here. Examples stand in `examples.json`: one for each object, without the parts that have an example of their own.
+//! Names, descriptions, bounds and defaults are those of the types; the attributes that describe a
+//! bound also enforce it on requests. `examples.json` has an example for each object, without the
+//! parts that have an example of their own.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +13,12 @@ use sluice_api::{ErrorBody, ErrorKind};
 
 const EXAMPLES: &str = include_str!("examples.json");
 
-/// Where components stand.
+/// Path of the components in the document.
 const SCHEMAS: &str = "/components/schemas";
 
 type Part = fn(&mut SchemaGenerator) -> Schema;
 
-/// What the document says of a route.
+/// The document's entry for a route.
 #[derive(Clone)]
 pub(super) struct Operation {
     /// `GET`, `POST`, `PUT` or `DELETE`.
@@ -34,7 +35,7 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// A route that may be refused as every one may, and where its address has a name, because nothing has that name.
+    /// A route with the refusals of all routes, and that of an unknown name if it has one.
     pub fn new(method: &'static str, path: &'static str, id: &'static str, summary: &'static str) -> Self {
         let mut refusals = vec![ErrorKind::Forbidden, ErrorKind::Internal, ErrorKind::ShuttingDown, ErrorKind::Timeout];
         if path.contains("{name}") {
@@ -43,23 +44,22 @@ impl Operation {
         Self { method, path, id, summary, query: None, body: None, status: 200, answer: None, refusals }
     }
 
-    /// It answers with a status and a `T`.
+    /// Adds the answer: its status and its type `T`.
     pub fn answers<T: JsonSchema>(self, status: u16) -> Self {
         Self { status, answer: Some(SchemaGenerator::subschema_for::<T>), ..self }
     }
 
-    /// It takes a `T` as its body.
+    /// Adds a body of type `T`.
     pub fn takes<T: JsonSchema>(self) -> Self {
         let of_bodies = [ErrorKind::BadInput, ErrorKind::RequestTimeout, ErrorKind::TooLarge, ErrorKind::Unprocessable];
         Self { body: Some(SchemaGenerator::subschema_for::<T>), ..self.refuses(&of_bodies) }
     }
 
-    /// It takes the fields of a `T` as parameters behind its address.
+    /// Adds the fields of `T` as query parameters.
     pub fn asks<T: JsonSchema>(self) -> Self {
         Self { query: Some(|generator| T::json_schema(generator)), ..self.refuses(&[ErrorKind::BadInput]) }
     }
 
-    /// It may be refused for these reasons, too.
     pub fn refuses(mut self, kinds: &[ErrorKind]) -> Self {
         self.refusals.extend(kinds);
         self
@@ -95,7 +95,6 @@ impl Operation {
     }
 }
 
-/// The document.
 pub(super) fn document(operations: &[Operation]) -> String {
     let generator = |settings: SchemaSettings| settings.with(|all| all.definitions_path = SCHEMAS.into()).into_generator();
     let mut requests = generator(SchemaSettings::draft2020_12());
@@ -128,7 +127,7 @@ pub(super) fn document(operations: &[Operation]) -> String {
     format!("{document:#}\n")
 }
 
-/// The answers to what is refused, by the kind of error.
+/// The error responses, by the kind of error.
 fn refusals(answers: &mut SchemaGenerator) -> Map<String, Value> {
     let error = answers.subschema_for::<ErrorBody>();
     let kinds = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<ErrorKind>().to_value();
@@ -142,10 +141,10 @@ fn refusals(answers: &mut SchemaGenerator) -> Map<String, Value> {
     ErrorKind::ALL.iter().map(answer).collect()
 }
 
-/// The components: what is answered, and what is taken.
+/// The components: types of answers and of requests.
 fn schemas(mut requests: SchemaGenerator, mut answers: SchemaGenerator) -> Map<String, Value> {
     let mut schemas = answers.take_definitions(true);
-    // The daemon writes what it is; only what it reads has defaults.
+    // Only types that the daemon reads have defaults.
     schemas.values_mut().for_each(without_defaults);
     schemas.extend(requests.take_definitions(true));
     let examples: Map<String, Value> = serde_json::from_str(EXAMPLES).expect("the examples are JSON");
@@ -156,7 +155,7 @@ fn schemas(mut requests: SchemaGenerator, mut answers: SchemaGenerator) -> Map<S
     schemas
 }
 
-/// What the name in an address is of.
+/// The object that the name in an address denotes.
 fn named(path: &str) -> Option<&'static str> {
     let (what, _) = path.strip_prefix("/v1/")?.split_once("/{name}")?;
     let of = [("nfs", "NF"), ("services", "service"), ("chains", "chain"), ("rules", "rule"), ("ports", "port")];
@@ -164,7 +163,7 @@ fn named(path: &str) -> Option<&'static str> {
     of.into_iter().find_map(|(plural, one)| (plural == what).then_some(one))
 }
 
-/// The example of a component: its own part, and the examples of the components that it refers to.
+/// The example of a component: its own part, and the examples of components that it refers to.
 fn example(name: &str, schemas: &Map<String, Value>, examples: &Map<String, Value>) -> Value {
     let mut whole = examples[name].clone();
     let referred = |schema: &Value| {
@@ -199,7 +198,7 @@ fn without_defaults(schema: &mut Value) {
     }
 }
 
-/// Makes text of doc comments: one line, without links; and leaves out what is for the reading of configurations alone.
+/// Turns doc comments into one line without links, and removes the parser's keywords.
 fn tidy(value: &mut Value) {
     match value {
         Value::Object(fields) => {

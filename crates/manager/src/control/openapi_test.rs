@@ -1,4 +1,4 @@
-//! The OpenAPI document says what the server does and what the types hold.
+//! The OpenAPI document agrees with the server and the types.
 
 use std::collections::BTreeSet;
 
@@ -145,7 +145,7 @@ fn examples_go_through_the_types_unchanged_and_name_every_field() {
         let mut more = example.clone();
         more["a field that there is not"] = Value::Null;
         assert_eq!(through(&more).is_err(), is_closed, "{name} with a field more");
-        // Readers of answers forgive what is missing; requests must have what they must have.
+        // Answers may lack fields; requests must have all required ones.
         if [
             "AddNf",
             "AddRule",

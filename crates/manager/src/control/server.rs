@@ -1,17 +1,18 @@
-//! Serves the control API on a Unix socket.
+//! The server of the control API on a Unix socket.
 //!
-//! One thread runs a single-threaded runtime that accepts, reads and writes; each call of the [`Backend`] runs on a thread of the
-//! runtime's pool, so a long one (a trace, a chain that drains) holds up nobody else. The routes stand in one table, `routes`, which the
-//! router and the OpenAPI document are made of.
+//! One thread runs a single-threaded runtime that accepts, reads and writes. Each call of the
+//! [`Backend`] runs on a thread of the runtime's pool, so a long one (a trace, a chain that drains)
+//! delays no other. One table, `routes`, is the source of the router and of the OpenAPI document.
 //!
-//! Limits ([`Limits`]): so many clients at a time, the next ones wait in the socket's backlog; a client that sends no request, or
-//! half of one, or does not read its answer, is closed; one that is silent is closed after a second
-//! where another one waits for its place (not one whose request lacks a part of its body); a body
-//! over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
-//! When the daemon has no file descriptors left, clients are let in with the [`SPARE`] ones that
-//! this server keeps, so that whoever has to remove something can.
+//! Limits ([`Limits`]): the number of clients is bounded, and further ones wait in the socket's
+//! backlog. A client is closed if it sends no request or half of one, or does not read its answer.
+//! While another client waits, one that is silent for a second is closed, unless its request lacks
+//! a part of its body. A body over the limit is refused. A call that takes too long is answered
+//! with 504, and ends by itself. When the daemon has no file descriptors left, clients get the
+//! [`SPARE`] ones that this server keeps, so that an operator can remove something.
 //!
-//! Each [`LOOK`] the server sees whether its socket's file is still there, and makes it anew where somebody has removed it.
+//! Every [`LOOK`] the server checks whether its socket's file exists, and makes it anew if it was
+//! removed.
 
 use std::future::Future;
 use std::io;
@@ -55,32 +56,27 @@ use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};
 use sluice_host::record::is_ours;
 
-/// The description of this API.
 pub static OPENAPI: LazyLock<String> =
     LazyLock::new(|| document(&routes().into_iter().map(|route| route.operation).collect::<Vec<_>>()));
 
-/// Descriptors that are kept for clients.
 pub const SPARE: usize = 8;
 
-/// Time between two looks at the socket's file.
+/// Time between two checks of the socket's file.
 pub const LOOK: Duration = Duration::from_secs(1);
 
-/// What a client may take.
+/// The limits of clients and calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients at a time.
     pub clients: usize,
-    /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// How long a client may take to send a request, and may be silent between two.
+    /// Longest time to send a request, and of silence between two requests.
     pub read: Duration,
-    /// The same while another client waits for a place: the one that has been silent longest goes.
+    /// The same while another client waits: the one that is silent longest is closed.
     pub spare: Duration,
-    /// How long a client may take none of an answer's bytes, while there is no room for more of them.
+    /// Longest time that a client takes no byte of its answer, with a full socket buffer.
     pub write: Duration,
-    /// How long a call may take.
     pub call: Duration,
-    /// How long a stop waits for calls that are under way.
+    /// Longest wait for calls under way at a stop.
     pub stop: Duration,
 }
 
@@ -98,29 +94,20 @@ impl Default for Limits {
     }
 }
 
-/// Why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Another daemon has the socket.
     #[error("another sluiced answers at {0}; stop it (`sluice stop`), or give this one another manager.runtime_dir")]
     InUse(PathBuf),
-    /// Something that is no socket lies where the socket should be.
+    /// Something other than a socket is in its place.
     #[error("{0} is not a socket; remove it, or give another manager.runtime_dir")]
     NotASocket(PathBuf),
-    /// The socket could not be made.
     #[error("cannot make the control socket {path}: {source}; its folder must exist and be writable")]
-    Bind {
-        /// The socket.
-        path: PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// The thread or its runtime could not be started.
+    Bind { path: PathBuf, source: std::io::Error },
     #[error("cannot start the control thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// A served API. Stops when dropped.
+/// A served API; dropping it stops it.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
@@ -131,19 +118,19 @@ pub struct Server {
 }
 
 impl Server {
-    /// The socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes no new clients, lets calls under way end (for as long as [`Limits::stop`] says), and removes the socket.
+    /// Accepts no more clients, waits at most [`Limits::stop`] for calls, and removes the socket.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // The thread has its order to stop before the file goes, so that it does not make another. Only this server's file goes.
+        // The thread is stopped before the file is removed, so that it does not make another one.
+        // Only this server's file is removed.
         let _ = self.stop.send(true);
         let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
         if inode_of(&self.path).is_ok_and(|there| there == inode) {
@@ -159,10 +146,10 @@ impl Drop for Server {
     }
 }
 
-/// Serves `backend` at `socket` until the [`Server`] is stopped or dropped. A socket that a dead daemon left is replaced.
+/// Serves `backend` at `socket` until the [`Server`] is dropped. Replaces a dead daemon's socket.
 ///
 /// # Errors
-/// See [`ServeError`]; nothing is left behind then.
+/// See [`ServeError`]; nothing is left behind.
 pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result<Server, ServeError> {
     let listener = bind(socket)?;
     let failed = |source| ServeError::Bind { path: socket.to_owned(), source };
@@ -181,7 +168,7 @@ pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result
             Ok(runtime) => {
                 let _ = started.send(Ok(()));
                 runtime.block_on(accept(listener, door, backend, limits, stopped));
-                // A call that outlasts the stop is left to end with the process.
+                // A call that outlasts the stop ends with the process.
                 runtime.shutdown_background();
             }
             Err(error) => {
@@ -198,20 +185,18 @@ pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result
     }
 }
 
-/// Device and inode of a file.
 fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// The file of a served socket.
 struct Door {
     path: PathBuf,
     inode: Arc<Mutex<(u64, u64)>>,
 }
 
 impl Door {
-    /// A new socket, if the file of the former one was removed, or another daemon has left its own there. None if the folder is not this
-    /// daemon's: the supervisor makes it, and takes its lock.
+    /// Makes a new socket if its file was removed or replaced by another daemon's. None if the
+    /// folder is not this daemon's: the supervisor makes that, and takes its lock.
     fn make_anew(&self) -> Option<UnixListener> {
         let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
         if inode_of(&self.path).is_ok_and(|there| there == inode) || !is_ours(self.path.parent()?) {
@@ -239,7 +224,7 @@ fn bind(path: &Path) -> Result<StdListener, ServeError> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The mode of the socket is that of the file that bind makes: there is no moment in which others may connect.
+        // The file that bind makes has the mode of the socket: others can connect at no time.
         rustix::fs::fchmod(socket.as_fd(), Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         rustix::net::listen(&socket, 128)?;
@@ -270,7 +255,8 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
             stream = listener.accept() => stream,
         };
         let Ok((stream, _)) = stream else {
-            // Out of file descriptors, most likely. A spare one may do; clients that leave give some back.
+            // Most likely no file descriptors are left. A spare one may help, and clients free
+            // theirs.
             if !spare.give() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -280,7 +266,7 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
             place = find_place(&places, &mut guests, limits) => place,
             _ = stopped.wait_for(|stop| *stop) => break,
         };
-        // Asked of the kernel, which noted it when the peer connected. A peer without credentials is nobody.
+        // The kernel noted the peer when it connected. A peer without credentials is refused.
         let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own_uid);
         let app = if allowed { app.clone() } else { refusal() };
         let (stopped, spare) = (stopped.clone(), spare.clone());
@@ -303,7 +289,7 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
     let _ = tokio::time::timeout(limits.stop, places.acquire_many(all)).await;
 }
 
-/// A place for one more client, as soon as one leaves, or has been silent for too long.
+/// Waits for a slot for one more client: one leaves, or has been silent for too long.
 async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limits: Limits) -> OwnedSemaphorePermit {
     let mut look = Duration::ZERO;
     loop {
@@ -323,19 +309,19 @@ async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limit
     }
 }
 
-/// What is known of a client that has a place.
+/// A connected client.
 #[derive(Default)]
 struct Guest {
-    /// Calls of it that are under way, and answers that it does not take for now.
+    /// Its calls under way, plus one while it does not take its answer.
     busy: AtomicUsize,
-    /// When it said something or took something last.
+    /// When it last sent or took something.
     heard: Mutex<Option<Instant>>,
     goes: Notify,
     is_gone: AtomicBool,
 }
 
 impl Guest {
-    /// How long it has been silent. None while it is not its turn to speak.
+    /// How long it has been silent. None while the server has to answer it.
     fn silent(&self) -> Option<Duration> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let heard = heard.get_or_insert_with(Instant::now);
@@ -346,7 +332,7 @@ impl Guest {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// A call of it, from its request to its answer.
+    /// Runs one of its calls, from request to answer.
     async fn calls(State(guest): State<Arc<Self>>, request: Request, next: Next) -> Response {
         guest.busy.fetch_add(1, Ordering::Relaxed);
         let answer = next.run(request).await;
@@ -356,8 +342,8 @@ impl Guest {
     }
 }
 
-/// Talks to one client until it leaves, is silent for too long, or the server stops. With `half_close` one that sends nothing more is
-/// still answered.
+/// Serves one client until it leaves, is silent for too long, or the server stops. With
+/// `half_close`, a client that has closed its sending side is still answered.
 async fn converse<S>(stream: S, app: Router, limits: Limits, half_close: bool, mut stopped: watch::Receiver<bool>)
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin,
@@ -370,7 +356,7 @@ where
     tokio::pin!(connection);
     let stop = stopped.wait_for(|stop| *stop);
     tokio::select! {
-        // An error here is the client's: it left, or it spoke something else than HTTP.
+        // An error here is the client's: it left, or its bytes were not HTTP.
         _ = connection.as_mut() => return,
         _ = stop => {}
     }
@@ -378,17 +364,17 @@ where
     let _ = connection.await;
 }
 
-/// Descriptors for clients who come when there are no others.
+/// Descriptors kept for clients that come when no others are left.
 #[derive(Clone, Default)]
 struct Spare(Arc<Mutex<Vec<OwnedFd>>>);
 
 impl Spare {
-    /// Gives one back to the system. False if there is none.
+    /// Closes one, if there is one.
     fn give(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().is_some()
     }
 
-    /// Takes as many as are missing, as far as there are any.
+    /// Opens as many as are missing, while the system has any.
     fn fill(&self) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while all.len() < SPARE {
@@ -400,17 +386,17 @@ impl Spare {
     }
 }
 
-/// A client's connection, which fails when the client takes nothing of what is written for too long.
+/// A client's connection; it fails when the client takes no byte for too long.
 struct Patient {
     stream: UnixStream,
     limit: Duration,
-    /// Runs while there is no room.
+    /// Runs while the socket's buffer is full.
     timer: Option<Pin<Box<Sleep>>>,
     guest: Arc<Guest>,
 }
 
 impl Patient {
-    /// Notes whether the client takes its answer.
+    /// Notes whether the client is taking its answer.
     fn waits(&mut self, timer: Option<Pin<Box<Sleep>>>) {
         match (&self.timer, &timer) {
             (None, Some(_)) => drop(self.guest.busy.fetch_add(1, Ordering::Relaxed)),
@@ -456,7 +442,7 @@ impl AsyncWrite for Patient {
     }
 }
 
-/// The server without its socket: it answers what it is handed. For tests and fuzzing.
+/// The server without its socket, for tests and fuzzing.
 pub struct Unconnected {
     app: Router,
     limits: Limits,
@@ -464,7 +450,7 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// Answers for `backend`.
+    /// A server for `backend`.
     ///
     /// # Errors
     /// The host has no memory for it.
@@ -473,7 +459,7 @@ impl Unconnected {
         Ok(Self { app: router(backend, limits), limits, runtime })
     }
 
-    /// What a client is answered that has sent `request`, and sends nothing after it.
+    /// The answer to a client that sends `request` and nothing more.
     pub fn answer(&self, request: &[u8]) -> Vec<u8> {
         let mut client = Client { request, answer: Vec::new() };
         let (_stop, stopped) = watch::channel(false);
@@ -482,11 +468,9 @@ impl Unconnected {
     }
 }
 
-/// The other end of a conversation without a socket.
 struct Client<'a> {
-    /// What it has still to send.
+    /// What it has not sent yet.
     request: &'a [u8],
-    /// What it was sent.
     answer: Vec<u8>,
 }
 
@@ -518,7 +502,6 @@ impl hyper::rt::Write for &mut Client<'_> {
     }
 }
 
-/// What the other users get.
 fn refusal() -> Router {
     Router::new().fallback(|| async {
         Refusal(ApiError::new(
@@ -529,20 +512,19 @@ fn refusal() -> Router {
     })
 }
 
-/// What a handler needs.
+/// The state of the handlers.
 #[derive(Clone)]
 struct Context {
     backend: Arc<dyn Backend>,
     limits: Limits,
 }
 
-/// One address and method of the API.
 struct Route {
     operation: Operation,
     handler: MethodRouter<Context>,
 }
 
-/// A route: what the document says of it, and its handler.
+/// A route of its entry in the document and its handler.
 fn route<H, T>(operation: Operation, handler: H) -> Route
 where
     H: axum::handler::Handler<T, Context>,
@@ -573,7 +555,7 @@ fn delete(path: &'static str, id: &'static str, summary: &'static str) -> Operat
     Operation::new("DELETE", path, id, summary).refuses(&[Conflict])
 }
 
-/// The list at an address and one of it by name, both read from the statistics.
+/// A list, and one of its objects by name, both read from the statistics.
 macro_rules! collection {
     ($list:literal, $one:literal, $what:literal, $field:ident, $type:ty, $list_id:literal, $one_id:literal) => {
         [
@@ -597,7 +579,6 @@ macro_rules! collection {
     };
 }
 
-/// Removal by name.
 macro_rules! removal {
     ($one:literal, $id:literal, $summary:literal, $remove:ident) => {
         route(
@@ -609,14 +590,13 @@ macro_rules! removal {
     };
 }
 
-/// Something that is asked, without more.
 macro_rules! question {
     ($operation:expr, $call:ident -> $type:ty) => {
         route($operation.answers::<$type>(200), |State(cx): State<Context>| async move { cx.call(|b| b.$call()).await })
     };
 }
 
-/// Something that is made of the body of a request.
+/// An object that is made from the request's body.
 macro_rules! addition {
     ($path:literal, $id:literal, $summary:literal, $body:ty => $type:ty, |$b:ident, $one:ident| $call:expr) => {
         route(
@@ -629,12 +609,11 @@ macro_rules! addition {
     };
 }
 
-/// The whole API.
 fn routes() -> Vec<Route> {
     [questions(), of_nfs(), of_services(), of_packets(), of_the_whole()].into_iter().flatten().collect()
 }
 
-/// What is asked, and changes nothing.
+/// Routes that change nothing.
 fn questions() -> Vec<Route> {
     let mut all = vec![
         question!(get("/v1/status", "status", "What the daemon is and has"), status -> model::Status),
@@ -673,7 +652,6 @@ fn questions() -> Vec<Route> {
     all
 }
 
-/// What changes an NF.
 fn of_nfs() -> Vec<Route> {
     vec![
         addition!("/v1/nfs", "addNf", "Start one more instance of a service", AddNf => model::Nf, |b, add| {
@@ -714,7 +692,6 @@ fn of_nfs() -> Vec<Route> {
     ]
 }
 
-/// What changes a service.
 fn of_services() -> Vec<Route> {
     vec![
         addition!("/v1/services", "addService", "Add a service and start its instances", config::Service => model::Service, |b, one| {
@@ -739,7 +716,7 @@ fn of_services() -> Vec<Route> {
     ]
 }
 
-/// What changes where packets go: chains, rules, ports, and the memory that they are in.
+/// Routes that change where packets go (chains, rules, ports), and their memory.
 fn of_packets() -> Vec<Route> {
     vec![
         addition!("/v1/chains", "addChain", "Add a chain", config::Chain => model::Chain, |b, one| b.add_chain(one)),
@@ -757,7 +734,7 @@ fn of_packets() -> Vec<Route> {
     ]
 }
 
-/// What changes more than one object, and what is followed.
+/// Routes that change more than one object, and the trace.
 fn of_the_whole() -> Vec<Route> {
     vec![
         route(
@@ -866,7 +843,7 @@ impl Context {
         Ok(json(StatusCode::CREATED, &self.blocking(call).await?))
     }
 
-    /// Reads a body within the limits, and makes a value of it.
+    /// Reads a body within the limits, and parses it.
     fn body<T: DeserializeOwned>(&self, request: Request) -> impl Future<Output = Result<T, Refusal>> + Send {
         let limits = self.limits;
         async move {
@@ -907,7 +884,6 @@ fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     }
 }
 
-/// An error as an answer.
 struct Refusal(ApiError);
 
 impl IntoResponse for Refusal {
@@ -917,7 +893,7 @@ impl IntoResponse for Refusal {
         let body = serde_json::to_vec(&ErrorBody { error, hint }).expect("two strings are JSON");
         let mut response = (status, [(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response();
         if matches!(kind, ErrorKind::TooLarge | ErrorKind::RequestTimeout | ErrorKind::Forbidden) {
-            // The rest of the request is not read, so nothing sensible can follow it.
+            // The rest of the request is not read, so no other request can follow.
             response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
         }
         response

@@ -1,48 +1,45 @@
 //! Counters that never go back.
 //!
 //! # Problem
-//! Ports, chains, NFs, pools and rules come and go, and what they have counted must not be lost:
-//! whoever looks at rates would take a sum that falls for a start from 0, and one that jumps for a
-//! burst.
+//! Ports, chains, NFs, pools and rules come and go, and their counts must not be lost: a monitoring
+//! system takes a sum that falls for a start from 0, and one that jumps for a burst.
 //!
 //! # The rule
-//! - What an object counts is told under its name while it is there, and not after it was removed.
-//! - An object of a name that there was before goes on where that one has ended.
-//! - The sum over all objects of a kind, those that are gone with them, is told besides: what is
-//!   there and [`Gone`](sluice_api::model::Gone) together, and in the text for Prometheus a family
-//!   without the object's label (`sluice_port_rx_packets_total` and
-//!   `sluice_ports_rx_packets_total`); of NFs a family with their service alone
+//! - An object's counters are reported under its name while it exists, and not after its removal.
+//! - A new object of a former name continues the former one's counters.
+//! - The sum over all objects of a kind, with those that are gone, is reported too: the present
+//!   objects and [`Gone`](sluice_api::model::Gone) together, and in the text for Prometheus a
+//!   family without the object's label (`sluice_port_rx_packets_total` and
+//!   `sluice_ports_rx_packets_total`); for NFs a family by service alone
 //!   (`sluice_service_rx_packets_total`), also when that is gone.
-//! - A rule without a name counts with its place in the order, by which it is told.
+//! - A rule without a name counts under its place in the order.
 //!
 //! # Limits
-//! The daemon remembers [`MOST`] names of each kind that are gone. Beyond that those that left
-//! first are forgotten: what they have counted stays in the sums, and an object that comes under
-//! such a name later begins at 0.
+//! The daemon remembers [`MOST`] names of each kind that are gone, and forgets the oldest beyond
+//! that: their counts stay in the sums, and a later object of such a name begins at 0.
 
 use std::collections::BTreeMap;
 
 use sluice_api::counted::Counters;
 use sluice_api::model::{Chain, Distribution, Nf, NfForeign, Pool, Port, Woken};
 
-/// Most names of a kind that are remembered.
+/// Most former names of a kind that are remembered.
 pub const MOST: usize = 1024;
 
-/// Details of ports that are no counters: they may fall.
+/// Details of ports that are not counters: they may fall.
 const GAUGES: [&str; 3] = ["packets_in_file", "link_up", "link_mbps"];
 
-/// Quantiles of the latency that a port measures, among its details, and which each is.
+/// Details of a port that are quantiles of its measured latency, with the quantile of each.
 pub const QUANTILES: [(&str, f64); 4] =
     [("latency_ns_p50", 0.5), ("latency_ns_p90", 0.9), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)];
 
-/// Whether a detail of a port is a counter.
 pub fn is_counter(detail: &str) -> bool {
     !GAUGES.contains(&detail) && QUANTILES.iter().all(|(name, _)| *name != detail)
 }
 
-/// What counts something.
+/// A set of counters.
 pub trait Counted {
-    /// Adds what another one has counted. What is no counter stays as it is.
+    /// Adds another's counters. Other fields stay as they are.
     fn add(&mut self, more: &Self);
 }
 

@@ -1,9 +1,8 @@
-//! What has happened lately: decisions about NFs, their deaths, changes of the configuration, each
-//! with its time, bounded.
+//! The log of recent events: decisions about NFs, their deaths, changes of the configuration.
 //!
-//! Decisions can come thousands of times a second; what is told is summed up over [`EVERY_NS`] for each NF. So the log stays readable,
-//! and writing it costs nothing that counts. The last [`KEPT`] of each kind are kept, so that one
-//! kind does not push out another.
+//! Decisions can come thousands of times a second, so those of each NF are summed up over
+//! [`EVERY_NS`]: the log stays readable and cheap to write. The last [`KEPT`] events of each kind
+//! are kept, so that no kind evicts another.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -13,49 +12,42 @@ use sluice_shm::clock::monotonic_ns;
 
 use sluice_api::model::{Event, EventKind, PortState};
 
-/// Time that one event sums up, in nanoseconds.
+/// The time that one event sums up, in nanoseconds.
 pub const EVERY_NS: u64 = 100_000_000;
-/// Most events of a kind that are kept.
 pub const KEPT: usize = 1024;
 
-/// What happened to an NF within a tenth of a second.
+/// What happened to an NF or port within [`EVERY_NS`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum What {
-    /// Chains that pass the NF were refused at their entry.
+    /// Chains that pass the NF were refused packets at their entry.
     Throttled {
-        /// How many times they began to be.
+        /// How many times a throttle began.
         times: u64,
-        /// Whether they still are.
+        /// Whether it still holds.
         now: bool,
     },
     /// The NF's share of its core was written anew.
     Share {
         /// The share before, 0 to 1.
         from: f64,
-        /// The share that holds now.
+        /// The share in force, 0 to 1.
         to: f64,
-        /// How many times it was written.
         writes: u64,
     },
-    /// A port has another state.
     Port(PortState),
 }
 
-/// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject<'a> {
-    /// An NF of this name.
     Nf(&'a str),
     /// Something else: its kind, such as `chain`, and its name.
     Other(&'a str, &'a str),
 }
 
-/// Milliseconds since 1970 (UTC), by the host's clock.
 pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// The last events.
 #[derive(Debug, Default)]
 pub struct EventLog {
     inner: Mutex<Inner>,
@@ -64,12 +56,11 @@ pub struct EventLog {
 #[derive(Debug, Default)]
 struct Inner {
     last: u64,
-    /// By kind.
     events: BTreeMap<EventKind, VecDeque<Event>>,
 }
 
 impl Inner {
-    /// Adds an event; the oldest of its kind makes room.
+    /// Adds an event in place of the oldest of its kind.
     fn push(&mut self, event: Event) {
         self.last += 1;
         let ring = self.events.entry(event.event).or_default();
@@ -100,12 +91,12 @@ impl EventLog {
         });
     }
 
-    /// Adds something that has happened just now, in words.
+    /// Adds an event of this moment, in words.
     pub fn note(&self, kind: EventKind, subject: Subject<'_>, text: impl Into<String>) {
         self.note_at(monotonic_ns(), kind, subject, text);
     }
 
-    /// The same, of a time of the monotonic clock in nanoseconds.
+    /// The same at a time of the monotonic clock, in nanoseconds.
     pub fn note_at(&self, time_ns: u64, kind: EventKind, subject: Subject<'_>, text: impl Into<String>) {
         let (nf, subject) = match subject {
             Subject::Nf(name) => (name.to_string(), None),
@@ -114,7 +105,7 @@ impl EventLog {
         self.inner().push(Event { time_ns, nf, subject, event: kind, count: 1, text: Some(text.into()), ..Event::default() });
     }
 
-    /// All that are kept, oldest first.
+    /// All events, oldest first.
     pub fn all(&self) -> Vec<Event> {
         let inner = self.inner();
         let mut all: Vec<Event> = inner.events.values().flatten().cloned().collect();

@@ -1,10 +1,12 @@
-//! The controller: gives each NF the share of its core that its packets ask for.
+//! The share controller: sets each NF's share of its core from its load.
 //!
 //! # Approach
-//! The Monitor role measures ([`load`](sluice_dataplane::load)); a thread of its own, which sleeps [`Sched::weight_every_ms`] at a time, asks the policy
-//! ([`sluice_policy::sched::weight`]) for the shares of each core and applies what changed enough: to the core's page, by which NFs that
-//! hand over divide their core, and to the NF's cgroup, by which the kernel divides it among those that run at the same time. System
-//! calls are made here and never by a packet thread. While no NF has got a packet for a second, it sleeps for longer: shares stay as they are.
+//! The Monitor role measures ([`load`](sluice_dataplane::load)). A thread of its own, which sleeps
+//! [`Sched::weight_every_ms`] at a time, asks the policy ([`sluice_policy::sched::weight`]) for the
+//! shares of each core, and applies those that changed enough. It writes them to the core's page,
+//! by which NFs that hand over divide their core, and to the NF's cgroup, by which the kernel
+//! divides the core among NFs that run at the same time. This thread makes the system calls, never
+//! a packet thread. While no NF has got a packet for a second it sleeps longer, and shares stay.
 //!
 //! Source: NFVnice (SIGCOMM 2017), section 3.2.
 
@@ -30,31 +32,30 @@ use events::{EVERY_NS, EventLog, What};
 use sluice_api::config::Sched;
 use sluice_dataplane::handle::NfHandle;
 
-/// Time without a packet for any NF after which it sleeps for longer, in nanoseconds, and for how long.
+/// Time without packets after which the thread sleeps longer, in nanoseconds; and that sleep.
 const STILL_NS: u64 = 1_000_000_000;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Writes an NF's share of its core where the kernel sees it.
+/// Writes an NF's share of its core where the kernel reads it.
 pub trait WriteShare: Send {
-    /// Writes it. `share` is 0 to 1.
+    /// Writes a share, 0 to 1.
     ///
     /// # Errors
     /// The kernel's answer, in words.
     fn write(&mut self, share: f64) -> Result<(), String>;
 }
 
-/// An NF under control.
 struct Controlled {
     handle: Arc<NfHandle>,
     kernel: Option<Box<dyn WriteShare>>,
     written: Option<f64>,
-    /// What its flow was worth then.
+    /// The worth of its flow at that time.
     flow_weight: f64,
-    /// As told in the last event.
-    told_share: f64,
-    told_writes: u64,
-    told_throttles: u64,
-    told_throttled: bool,
+    /// The values that the last event reported.
+    reported_share: f64,
+    reported_writes: u64,
+    reported_throttles: u64,
+    reported_throttled: bool,
 }
 
 #[derive(Default)]
@@ -71,21 +72,20 @@ impl Shared {
     }
 }
 
-/// Tells the controller where shares are written.
+/// A handle that sets where the controller writes shares.
 pub struct Link(Arc<Shared>);
 
 impl Link {
-    /// From now on the share of an NF is written there, if it is still this process.
+    /// Writes the NF's share to `kernel` from now on, if it is still the same process.
     pub fn give(&self, handle: &Arc<NfHandle>, kernel: Box<dyn WriteShare>) {
         if let Some(nf) = self.0.nfs().get_mut(&handle.number).filter(|nf| Arc::ptr_eq(&nf.handle, handle)) {
             nf.kernel = Some(kernel);
-            // What was decided before was not written there: the next decision is.
+            // Earlier decisions were not written there; the next one is.
             nf.written = None;
         }
     }
 }
 
-/// The controller as the supervisor sees it.
 pub struct Controller {
     shared: Arc<Shared>,
     events: Arc<EventLog>,
@@ -107,42 +107,39 @@ impl Controller {
         Ok(Self { shared, events, thread: Some(thread) })
     }
 
-    /// Takes an NF under control.
     pub fn add(&self, handle: Arc<NfHandle>) {
         let controlled = Controlled {
             handle,
             kernel: None,
             written: None,
             flow_weight: 1.0,
-            told_share: 0.0,
-            told_writes: 0,
-            told_throttles: 0,
-            told_throttled: false,
+            reported_share: 0.0,
+            reported_writes: 0,
+            reported_throttles: 0,
+            reported_throttled: false,
         };
         self.shared.nfs().insert(controlled.handle.number, controlled);
     }
 
-    /// For those who make what shares are written to.
+    /// A handle for threads that make what shares are written to.
     pub fn link(&self) -> Link {
         Link(self.shared.clone())
     }
 
-    /// Lets go of an NF. Nothing is written for it any more when this returns.
+    /// Removes an NF. Nothing is written for it after the return.
     pub fn remove(&self, number: u16) {
         self.shared.nfs().remove(&number);
     }
 
-    /// The log of decisions.
     pub fn events(&self) -> &Arc<EventLog> {
         &self.events
     }
 
-    /// CPU time that it has used, in nanoseconds.
+    /// CPU time of the thread, in nanoseconds.
     pub fn cpu_ns(&self) -> u64 {
         self.shared.cpu_ns.load(Ordering::Relaxed)
     }
 
-    /// Ends the thread.
     pub fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -160,9 +157,9 @@ impl Drop for Controller {
 
 fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
     let every = Duration::from_millis(u64::from(sched.weight_every_ms));
-    let mut told_at = monotonic_ns();
-    // What has come to all NFs, and since when no more has.
-    let (mut arrived, mut still_ns) = (0, told_at);
+    let mut reported_at = monotonic_ns();
+    // The packets that have come to all NFs, and since when there are no more.
+    let (mut arrived, mut still_ns) = (0, reported_at);
     while !shared.stop.load(Ordering::Relaxed) {
         let is_still = monotonic_ns().saturating_sub(still_ns) > STILL_NS;
         std::thread::park_timeout(if is_still { every.max(PAUSE) } else { every });
@@ -175,8 +172,8 @@ fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
             weigh(&mut nfs, sched);
         }
         let now = monotonic_ns();
-        if now.saturating_sub(told_at) >= EVERY_NS {
-            told_at = now;
+        if now.saturating_sub(reported_at) >= EVERY_NS {
+            reported_at = now;
             nfs.values_mut().for_each(|nf| tell(nf, now, events));
         }
         drop(nfs);
@@ -188,7 +185,7 @@ fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
 /// Decides the shares of all cores, and applies those that changed enough.
 fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
     let mut cores: BTreeMap<usize, (Vec<u16>, Vec<Demand>)> = BTreeMap::new();
-    // One that polls and has no turns has its core for itself.
+    // An NF that polls without time slices has its core to itself.
     let has_share =
         |handle: &NfHandle| !handle.poll || handle.is_fed.load(Ordering::Relaxed) || handle.governed.load(Ordering::Relaxed);
     for nf in nfs.values().filter(|nf| has_share(&nf.handle)) {
@@ -216,7 +213,7 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
             let Some(nf) = nfs.get_mut(number) else { continue };
             let flow_weight = nf.handle.flow_weight.get();
             if std::mem::replace(&mut nf.flow_weight, flow_weight) != flow_weight {
-                // Who assigned it has changed what the page says.
+                // The assignment has overwritten the share on the page.
                 nf.written = None;
             }
             if margin.is_exceeded(nf.written, *share) {
@@ -226,7 +223,7 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
     }
 }
 
-/// What an NF is worth beside its load.
+/// The weight of an NF, apart from its load.
 fn weight_of(handle: &NfHandle, sched: &Sched) -> f64 {
     let weight = handle.weight();
     if sched.downstream_first { raised(weight, handle.depth()) } else { weight }
@@ -246,21 +243,21 @@ fn apply(nf: &mut Controlled, share: f64) {
     }
 }
 
-/// Tells what changed since the last time.
+/// Logs what changed since the last event.
 fn tell(nf: &mut Controlled, now_ns: u64, events: &EventLog) {
     let handle = &nf.handle;
     let writes = handle.load.writes.load(Ordering::Relaxed);
     let share = handle.load.share.get();
-    if writes > nf.told_writes {
-        let what = What::Share { from: nf.told_share, to: share, writes: writes - nf.told_writes };
+    if writes > nf.reported_writes {
+        let what = What::Share { from: nf.reported_share, to: share, writes: writes - nf.reported_writes };
         events.add(now_ns, &handle.name, what);
-        (nf.told_writes, nf.told_share) = (writes, share);
+        (nf.reported_writes, nf.reported_share) = (writes, share);
     }
     let throttles = handle.gate.throttles.load(Ordering::Relaxed);
     let throttled = handle.gate.throttled.load(Ordering::Relaxed);
-    if throttles > nf.told_throttles || throttled != nf.told_throttled {
-        let what = What::Throttled { times: throttles - nf.told_throttles, now: throttled };
+    if throttles > nf.reported_throttles || throttled != nf.reported_throttled {
+        let what = What::Throttled { times: throttles - nf.reported_throttles, now: throttled };
         events.add(now_ns, &handle.name, what);
-        (nf.told_throttles, nf.told_throttled) = (throttles, throttled);
+        (nf.reported_throttles, nf.reported_throttled) = (throttles, throttled);
     }
 }

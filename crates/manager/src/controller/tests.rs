@@ -1,4 +1,4 @@
-//! What the controller decides for NFs that the test plays, and where it writes it.
+//! What the controller decides for simulated NFs, and where it writes it.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ impl Weights {
     }
 }
 
-/// A controller whose thread has not begun: the test decides when it decides.
+/// A controller without a running thread: the test calls it.
 struct Rig {
     controller: Controller,
     page: CorePage,
@@ -50,7 +50,7 @@ impl Rig {
         handle
     }
 
-    /// With weights that it gives to the kernel.
+    /// The same, with weights that it gives to the kernel.
     fn add_weighted(&self, number: u16, fake: Fake) -> (Arc<NfHandle>, Weights) {
         let (handle, weights) = (self.add(number, fake), Weights::default());
         self.controller.link().give(&handle, Box::new(weights.clone()));
@@ -66,7 +66,7 @@ impl Rig {
     }
 }
 
-/// Packets of a microsecond each that keep an NF busy for so many cores.
+/// Packets of one microsecond that keep an NF busy for this many cores.
 fn load(handle: &NfHandle, cores: f64) {
     handle.load.arrival_pps.set(cores * 1e6);
     handle.load.service_ns.set(1000.0);
@@ -93,7 +93,7 @@ fn a_share_goes_by_the_flow_that_an_nf_has_and_by_its_position() {
     rig.weigh();
     assert_eq!([&a, &b].map(|nf| nf.load.share.get()), [0.75, 0.25]);
     assert_eq!([&a, &b].map(|nf| page_share(nf)), [WHOLE / 4 * 3, WHOLE / 4]);
-    // Another flow of the same worth, and back: the page says what was decided, though it was decided before.
+    // Another flow of the same worth, and back: the decision is the same, and written again.
     assert!(a.assign(Weight::ORDINARY) && a.assign(Weight::new(3.0)));
     a.assign(Weight::ORDINARY);
     rig.weigh();
@@ -116,7 +116,7 @@ fn a_share_goes_by_load_and_priority_to_the_page_and_the_kernel() {
     assert_eq!((page_share(&light), page_share(&heavy)), (WHOLE / 4, WHOLE / 4 * 3));
     assert_eq!((light_weights.written(), heavy_weights.written()), (vec![0.25], vec![0.75]));
     assert_eq!((writes(&light), writes(&heavy)), (1, 1));
-    // A third one with twice the priority gets what all others have together.
+    // A third NF with twice the priority gets as much as both others.
     let (dear, dear_weights) = rig.add_weighted(2, Fake { priority: 2.0, ..Fake::default() });
     load(&dear, 1.0);
     rig.weigh();
@@ -142,7 +142,7 @@ fn who_has_no_load_keeps_the_least_share() {
     rig.sched.min_share_percent = 25;
     let (idle, busy) = (rig.add(0, Fake::default()), rig.add(1, Fake::default()));
     load(&busy, 1.0);
-    // Its packets are wanted, and nobody knows yet what they cost.
+    // Its packets are wanted, but their cost is not yet known.
     idle.load.arrival_pps.set(1e9);
     rig.weigh();
     assert_eq!((share(&idle), share(&busy)), (0.25, 0.75));
@@ -163,7 +163,7 @@ fn cores_are_divided_each_for_itself_and_polling_nfs_are_left_out() {
     assert_eq!(share(&elsewhere), 1.0);
     assert_eq!((share(&polling), writes(&polling), page_share(&polling)), (0.0, 0, untouched));
     assert!(weights.written().is_empty());
-    // What changes on one core changes nothing on the other.
+    // A change on one core changes nothing on the other.
     load(&elsewhere, 3.0);
     load(&sleeping[0], 0.3);
     rig.weigh();
@@ -177,7 +177,7 @@ fn a_share_is_written_when_it_differs_by_more_than_the_margin_from_the_one_writt
     rig.sched.weight_margin_percent = 10;
     let (nf, weights) = rig.add_weighted(0, Fake::default());
     let other = rig.add(1, Fake::default());
-    // Out of a hundred; the other one has the rest.
+    // In percent; the other NF has the rest.
     let mut share_becomes = |percent: f64| {
         load(&nf, percent / 100.0);
         load(&other, (100.0 - percent) / 100.0);
@@ -185,7 +185,7 @@ fn a_share_is_written_when_it_differs_by_more_than_the_margin_from_the_one_writt
         weights.written().len()
     };
     assert_eq!(share_becomes(50.0), 1);
-    // Small steps add up: the difference is to what was written, not to what was decided last.
+    // Small steps add up: each is compared with what was written, not with the last decision.
     let counts = [51.0, 52.0, 53.0, 54.0, 54.9].map(&mut share_becomes);
     assert_eq!(counts, [1; 5]);
     assert_eq!(share_becomes(56.0), 2);
@@ -216,7 +216,7 @@ fn weights_that_come_late_are_written_at_the_next_decision() {
 fn weights_of_a_process_that_is_gone_are_refused() {
     let rig = Rig::new();
     let former = rig.add(0, Fake::default());
-    // Another process has taken its name and number before its cgroup was made.
+    // Another process took its name and number before its cgroup was made.
     let nf = rig.add(0, Fake::default());
     let late = Weights::default();
     rig.controller.link().give(&former, Box::new(late.clone()));
@@ -247,9 +247,9 @@ fn where_the_kernel_refuses_only_that_weight_is_given_up() {
     rig.weigh();
     assert_eq!(broken_weights.written(), [0.5, 0.75], "and not again");
     assert_eq!(whole_weights.written(), [0.5, 0.25, 0.75]);
-    // On its core's page it has its share all the same.
+    // It still has its share on its core's page.
     assert_eq!((share(&broken), page_share(&broken)), (0.25, WHOLE / 4));
-    // Another try, if somebody makes it another cgroup.
+    // It is tried again with another cgroup.
     let again = Weights::default();
     rig.controller.link().give(&broken, Box::new(again.clone()));
     rig.weigh();
@@ -280,7 +280,7 @@ fn what_was_decided_is_summed_up_and_told_once() {
     load(&b, 3.0);
     rig.weigh();
     assert_eq!(news(4), [of_share("s.0", 4, 1, 0.75, 0.5), of_share("s.1", 4, 1, 0.25, 0.5)]);
-    // Throttled twice and free again, and throttled still.
+    // One NF was throttled twice and is free again; the other is still throttled.
     a.gate.throttles.store(2, Ordering::Relaxed);
     b.gate.throttles.store(1, Ordering::Relaxed);
     b.gate.throttled.store(true, Ordering::Relaxed);

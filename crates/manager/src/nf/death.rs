@@ -1,19 +1,18 @@
-//! What an NF's process ended of.
+//! Why an NF's process ended.
 //!
 //! # Problem
-//! Whoever has to find out why an NF died needs more than that it did: which signal killed it, or
-//! what it returned, whether the kernel had no memory left for it, or for what the daemon stopped
-//! it.
+//! To find out why an NF died, an operator needs its signal or exit code, whether the kernel had no
+//! memory left for it, or why the daemon stopped it.
 //!
 //! # Approach
-//! Three things are known when a process is collected: how it ended ([`Exit`]), why the daemon has
-//! ended it if it has, and whether the kernel has killed for want of memory in its cgroup.
+//! Three things are known when a process is collected: how it ended ([`Exit`]), why the daemon
+//! ended it if it did, and whether the kernel killed for want of memory in its cgroup.
 //! [`Cause::of`] makes one cause of them. What the process did by itself comes before what the
 //! daemon was about to do to it.
 //!
 //! # Limits
-//! How a process ended is told to its parent alone. Of an NF that something else has started (a
-//! script, a container's runtime, an operator) nothing is known but that it has ended.
+//! Only its parent learns how a process ended. Of an NF that something else started (a script, a
+//! container's runtime, an operator), only the end is known.
 
 use std::fmt;
 
@@ -21,42 +20,38 @@ use sluice_api::health::DeathCause;
 use sluice_dataplane::handle::Violation;
 use sluice_host::process::{Exit, signal_name};
 
-/// Why an NF's process has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Cause {
-    /// By itself, or by somebody's signal.
+    /// By itself, or by a signal from elsewhere.
     Ended(Exit),
-    /// The kernel killed it for want of memory.
     Memory,
-    /// Stopped for its violations: how many there were, and of what kind the last one was.
     Violations {
-        /// How many; 0 where it is stopped for the first.
+        /// How many; 0 if it was stopped for the first.
         times: u64,
-        /// What the last one was.
+        /// The kind of the last one.
         last: Option<Violation>,
     },
-    /// Stopped because it held packets for so many milliseconds and returned none.
+    /// It was stopped because it held packets for this many milliseconds and returned none.
     Stalled(u64),
-    /// Stopped because it said no hello within so many seconds.
+    /// It was stopped because it sent no hello within this many seconds.
     Silent(u64),
     /// It closed its connection, and was stopped.
     Closed,
-    /// Ended to be started again with fresh packet memory, which is no fault of its own.
+    /// It was stopped to start again with fresh packet memory; not a fault.
     Renewed,
-    /// It could not be started, or not be let in: why.
+    /// It could not be started or admitted, and why.
     Unstarted(String),
-    /// Not known.
     #[default]
     Unknown,
 }
 
 impl Cause {
-    /// The cause, by how the process ended, why the daemon has ended it, and whether the kernel has
-    /// killed in its cgroup for want of memory.
+    /// The cause, from how the process ended, why the daemon ended it, and whether the kernel
+    /// killed for want of memory in its cgroup.
     pub fn of(exit: Option<Exit>, ended_for: Option<Self>, lacked_memory: bool) -> Self {
         const KILLED: Exit = Exit::Signal(libc::SIGKILL);
         match (exit, ended_for) {
-            // Whatever it ended of, it was past its limit.
+            // It was over its limit, however it ended.
             (_, Some(cause @ (Self::Violations { .. } | Self::Stalled(_)))) => cause,
             (Some(KILLED), _) if lacked_memory => Self::Memory,
             (Some(KILLED) | None, Some(cause)) => cause,
@@ -65,7 +60,7 @@ impl Cause {
         }
     }
 
-    /// In the words of the API.
+    /// The cause as the API reports it.
     pub fn kind(&self) -> DeathCause {
         match self {
             Self::Ended(Exit::Signal(_)) => DeathCause::Signal,
@@ -85,7 +80,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ended(exit @ Exit::Signal(_)) => write!(f, "killed by {exit}"),
-            // As a shell and a container's runtime tell it.
+            // As a shell and a container's runtime report it.
             Self::Ended(exit @ Exit::Code(code)) => match signal_name(code - 128) {
                 Some(name) => write!(f, "{exit} (which stands for {name})"),
                 None => write!(f, "{exit}"),

@@ -1,4 +1,4 @@
-//! The standard output and error of NFs, and how they get into the daemon's log.
+//! Pipes that carry the standard output and error of NFs to the daemon's log.
 //!
 //! # Problem
 //! An NF that shares the daemon's own streams can shut them down, make writes to them fail (both
@@ -6,14 +6,13 @@
 //! fill the disk.
 //!
 //! # Approach
-//! Each process that is started for an NF has a pipe of its own for both streams ([`Stdio::Pipe`]).
-//! One thread reads all pipes, and logs whole lines with the name in front:
-//! `fw.0: 12 rules`. Control characters are escaped, and a line of more than [`LONGEST`] bytes is
-//! cut in pieces. For each name at most [`RATE`] bytes a second are written, and [`BURST`] after a
-//! quiet time. The rest is read, left out and counted; a line reports the count when there is room
-//! for half a burst again.
+//! Each process that is started for an NF has its own pipe for both streams ([`Stdio::Pipe`]). One
+//! thread reads all pipes and logs whole lines, with the name in front: `fw.0: 12 rules`. Control
+//! characters are escaped, and a line of more than [`LONGEST`] bytes is cut in pieces. For each
+//! name at most [`RATE`] bytes a second are written, and [`BURST`] after a quiet time. The rest is
+//! read, dropped and counted; a line reports the count when there is budget for half a burst again.
 //!
-//! An NF that writes without end waits in its write: the thread reads at most `PIPES` chunks of
+//! An NF that writes without end blocks in its write: the thread reads at most `PIPES` chunks of
 //! `CHUNK` bytes, and then pauses for `PAUSE`.
 //!
 //! | output of | has the name of |
@@ -25,8 +24,8 @@
 //! | an NF that attaches by itself | it is not read here |
 //!
 //! # Limits
-//! A line without an end is written when the process ends. What outlives an NF's process writes to
-//! nobody. Where no pipe can be made, the NF's output is lost.
+//! An unfinished line is written when the process ends. The output of processes that outlive their
+//! NF's process is lost, and so is an NF's output if no pipe can be made.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -43,38 +42,36 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use sluice_host::spawn::Stdio;
 
-/// Most bytes a second that are written for one name: 1.4 GB a day, which a disk can take.
+/// Most bytes written per second for a name: 1.4 GB a day, which a disk can take.
 pub const RATE: u64 = 16 << 10;
-/// Most bytes that are written at once after a quiet time: a panic with its back trace, twice.
+/// Most bytes written at once after a quiet time: a panic with its backtrace, twice.
 pub const BURST: u64 = 64 << 10;
-/// Least cost of a line, in bytes, so that two NFs that flood stay below the 333 lines a second
-/// above which journald drops lines of a unit, the daemon's own among them.
+/// Least cost of a line, in bytes: two NFs that flood stay below the 333 lines a second above which
+/// journald drops lines of a unit, the daemon's own among them.
 const LEAST: u64 = 128;
 /// Longest line, in bytes, as read from the pipe.
 pub const LONGEST: usize = 16 << 10;
-/// Bytes that are read of a pipe at a time: as many as it holds.
+/// Bytes read from a pipe at a time: its capacity.
 const CHUNK: usize = 64 << 10;
-/// Pipes that are read at a time.
 const PIPES: usize = 16;
 /// Time between two reads.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most chunks that are read of a pipe whose process has ended: its largest size, 1 MiB.
+/// Most chunks read of a pipe whose process has ended: its largest size, 1 MiB.
 const LAST: usize = 16;
-/// How often the thread checks whether there is room for a count.
+/// Time between checks whether a count can be written.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What lines of this module begin with; a name of an NF or a zygote has a dot.
+/// Start of this module's own lines; a name of an NF or a zygote has a dot.
 const OURS: &str = "sluiced";
 
-/// Token of what wakes the thread.
+/// Token of the eventfd that wakes the thread.
 const WAKE: u64 = u64::MAX;
 
-/// Whose output it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// That of the NF of this number.
+    /// The NF of this number.
     Nf(u16),
-    /// That of the zygote of the service of this number.
+    /// The zygote of the service of this number.
     Zygote(u16),
 }
 
@@ -83,8 +80,7 @@ enum Job {
     Close(Whose),
 }
 
-/// The pipes of all NFs, and the thread that reads them. Dropping it writes what is in them and
-/// ends it.
+/// The pipes of all NFs, and the thread that reads them. A drop writes the rest and ends it.
 #[derive(Debug)]
 pub struct Outputs {
     jobs: Option<Sender<Job>>,
@@ -96,7 +92,7 @@ impl Outputs {
     /// Starts the thread, which logs lines.
     ///
     /// # Errors
-    /// What the system says of an event loop and a thread.
+    /// The system cannot make an event loop or a thread.
     pub fn start() -> io::Result<Self> {
         Self::start_with(|lines| {
             for (name, line) in lines.lines().filter_map(|line| line.split_once(": ")) {
@@ -108,7 +104,7 @@ impl Outputs {
         })
     }
 
-    /// Starts the thread; `write` gets lines, the last one without its end.
+    /// Starts the thread; `write` gets lines, without the last line's end.
     fn start_with(write: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
         let (jobs, todo) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -119,8 +115,8 @@ impl Outputs {
         Ok(Self { jobs: Some(jobs), wake, thread: Some(thread) })
     }
 
-    /// The streams of a process that is about to be started. `owner` is the user that may open them
-    /// again by path (`/dev/stderr`); root without.
+    /// The streams of a process that is about to start. The user `owner` may open them again by
+    /// path (`/dev/stderr`); without it, root may.
     pub fn pipe(&self, whose: Whose, name: &str, owner: Option<u32>) -> Stdio {
         match self.open(whose, name, owner) {
             Ok(pipe) => Stdio::Pipe(Arc::new(pipe)),
@@ -131,13 +127,13 @@ impl Outputs {
         }
     }
 
-    /// The end of a pipe that is written to.
+    /// Makes a pipe, and returns the end for writing.
     ///
     /// # Errors
-    /// What the kernel says: no descriptors are left, for example.
+    /// The kernel's answer: no descriptors are left, for example.
     pub fn open(&self, whose: Whose, name: &str, owner: Option<u32>) -> Result<OwnedFd, Errno> {
         let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
-        // Of this end alone: the other one is an open file of its own.
+        // This end only: the other one is an open file of its own.
         rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK)?;
         if let Some(owner) = owner {
             let _ = rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(owner)), None);
@@ -146,8 +142,8 @@ impl Outputs {
         Ok(theirs)
     }
 
-    /// The process has ended: writes the rest of its output, and closes its pipe, even if another
-    /// process holds the other end.
+    /// Writes the rest of the output of a process that has ended, and closes its pipe, even if
+    /// another process holds the other end.
     pub fn close(&self, whose: Whose) {
         self.ask(Job::Close(whose));
     }
@@ -171,7 +167,7 @@ impl Drop for Outputs {
     }
 }
 
-/// A pipe, and what has been read of a line that is not ended yet.
+/// A pipe, and what was read of an unfinished line.
 struct Source {
     whose: Whose,
     name: String,
@@ -179,15 +175,14 @@ struct Source {
     begun: Vec<u8>,
 }
 
-/// The thread.
 struct Reader<W> {
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
     todo: Receiver<Job>,
     sources: HashMap<u64, Source>,
     next: u64,
-    /// By name, so that an NF that restarts again and again has no more than one that stays. A
-    /// whole budget is forgotten: it is as a new one.
+    /// By name, so that an NF that keeps restarting has no more than one that stays. A full budget
+    /// is dropped: a new one equals it.
     budgets: HashMap<String, Budget>,
     write: W,
 }
@@ -198,7 +193,7 @@ impl<W: FnMut(&str)> Reader<W> {
         loop {
             let mut events: Vec<epoll::Event> = Vec::with_capacity(PIPES);
             let look = rustix::event::Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as _ };
-            // EINTR is a look at nothing.
+            // EINTR is an empty round.
             let until = self.budgets.values().any(Budget::is_out).then_some(&look);
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), until);
             let mut count = [0; 8];
@@ -233,7 +228,7 @@ impl<W: FnMut(&str)> Reader<W> {
         }
     }
 
-    /// Takes new pipes. Gives those whose processes have ended, and whether no more will come.
+    /// Takes new pipes. Returns those whose processes have ended, and whether no more will come.
     fn take_jobs(&mut self) -> (Vec<u64>, bool) {
         let mut ended = Vec::new();
         loop {
@@ -244,7 +239,7 @@ impl<W: FnMut(&str)> Reader<W> {
                     self.sources.insert(self.next, source);
                     self.next += 1;
                 }
-                // Those that are here by now: the next life of an NF has the same number.
+                // Only the present pipes: the next process of an NF has the same number.
                 Ok(Job::Close(whose)) => {
                     ended.extend(self.sources.iter().filter(|(_, source)| source.whose == whose).map(|(token, _)| *token));
                 }
@@ -254,7 +249,7 @@ impl<W: FnMut(&str)> Reader<W> {
         }
     }
 
-    /// Reads a chunk of a pipe. False when the pipe has no writer any more.
+    /// Reads a chunk of a pipe. False when no process can write to the pipe any more.
     fn read(&mut self, token: u64, chunk: &mut [u8], now: Instant, lines: &mut String) -> bool {
         let Some(source) = self.sources.get_mut(&token) else { return false };
         match rustix::io::read(&source.pipe, &mut *chunk) {
@@ -269,7 +264,7 @@ impl<W: FnMut(&str)> Reader<W> {
         }
     }
 
-    /// Closes a pipe. A line that was begun is ended.
+    /// Closes a pipe, and ends its unfinished line.
     fn forget(&mut self, token: u64, now: Instant, lines: &mut String) {
         let Some(mut source) = self.sources.remove(&token) else { return };
         let _ = epoll::delete(&self.epoll, source.pipe.as_fd());
@@ -281,12 +276,12 @@ impl<W: FnMut(&str)> Reader<W> {
 }
 
 impl Source {
-    /// Takes what was read, and adds what is to be written of it to `lines`.
+    /// Adds lines to `lines` from what was read.
     fn take(&mut self, mut bytes: &[u8], budget: &mut Budget, now: Instant, lines: &mut String) {
         budget.refill(now);
         while let Some(at) = bytes.iter().position(|byte| *byte == b'\n') {
             if budget.is_out() {
-                // Counted at once, and not line by line: a flood of short lines costs little.
+                // Counted in one pass: a flood of short lines costs little.
                 let last = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(at);
                 let ended = bytes[..=last].iter().filter(|byte| **byte == b'\n').count();
                 budget.leave_out(ended as u64, (self.begun.len() + last + 1) as u64);
@@ -304,18 +299,18 @@ impl Source {
         }
     }
 
-    /// Writes the line that was begun, in as many pieces as it takes.
+    /// Writes the unfinished line, in as many pieces as it takes.
     fn end_line(&mut self, budget: &mut Budget, lines: &mut String) {
         let whole = std::mem::take(&mut self.begun);
         let whole = whole.strip_suffix(b"\r").unwrap_or(&whole);
-        // An empty line is one.
+        // An empty line is one piece.
         for piece in whole.chunks(LONGEST).chain(whole.is_empty().then_some(whole)) {
             budget.line(&self.name, piece, lines);
         }
     }
 }
 
-/// How much may be written of what goes by one name, and how much was left out.
+/// How much may be written for one name, and how much was dropped.
 #[derive(Debug)]
 struct Budget {
     left: u64,
@@ -331,13 +326,13 @@ impl Budget {
 
     fn refill(&mut self, now: Instant) {
         let earned = (now.duration_since(self.at).as_micros() as u64).saturating_mul(RATE) / 1_000_000;
-        // Not for each moment that earns nothing: it would never earn anything.
+        // Steps that earn nothing do not advance the time: else short ones would never earn.
         if earned > 0 {
             (self.left, self.at) = ((self.left + earned).min(BURST), now);
         }
     }
 
-    /// Whether lines are left out.
+    /// Whether lines are being dropped.
     fn is_out(&self) -> bool {
         self.lines > 0
     }
@@ -350,7 +345,7 @@ impl Budget {
         (self.lines, self.bytes) = (self.lines + lines, self.bytes + bytes);
     }
 
-    /// Adds a line, if there is room for it and was for those before.
+    /// Adds a line, if there is budget for it and no line before it was dropped.
     fn line(&mut self, name: &str, bytes: &[u8], lines: &mut String) {
         let before = lines.len();
         if !self.is_out() {
@@ -368,8 +363,7 @@ impl Budget {
         }
     }
 
-    /// Adds a line that says how much was left out, when there is room for more than that, or
-    /// `at_once`.
+    /// Adds a line that reports the drops, when there is budget for half a burst, or `at_once`.
     fn tell(&mut self, name: &str, now: Instant, at_once: bool, lines: &mut String) {
         self.refill(now);
         if self.is_out() && (at_once || self.left >= BURST / 2) {
@@ -410,7 +404,7 @@ mod tests {
         assert_eq!(say(b"o\r\n\n"), "fw.0: two\nfw.0: \n");
         assert_eq!(say("ü\tx\u{1b}[2J\rsluiced: ready\n".as_bytes()), "fw.0: ü\tx\\u{1b}[2J\\rsluiced: ready\n");
         assert_eq!(say(b"\xff\n"), "fw.0: \u{fffd}\n");
-        // One without an end comes in pieces.
+        // An unfinished line comes in pieces.
         assert_eq!(say(&vec![b'x'; LONGEST - 1]), "");
         assert_eq!(say(b"xx"), format!("fw.0: {}\nfw.0: x\n", "x".repeat(LONGEST)));
     }
@@ -434,7 +428,7 @@ mod tests {
         assert!((BURST / LEAST..=(BURST + 3 * RATE) / LEAST).contains(&written), "{written}");
         assert!(told.starts_with("sluiced: ") && told.contains(" of fw.0 were left out"), "{told}");
         assert!(told.lines().count() <= 2, "{told}");
-        // It is quiet for a while: all is well again.
+        // After a quiet time the budget is full again.
         let now = start + Duration::from_secs(60);
         budget.tell("fw.0", now, false, &mut told);
         budget.refill(now + Duration::from_secs(1));
@@ -456,8 +450,7 @@ mod tests {
         for (number, name) in ["a.0", "b.0"].into_iter().enumerate() {
             pipes.push(outputs.open(Whose::Nf(number as u16), name, None).unwrap().into());
         }
-        // More than a pipe holds, which is left out but for its beginning, and keeps the other one
-        // from nothing.
+        // More than a pipe holds: only its beginning is written, and the other pipe still works.
         for _ in 0..CHUNK / 16 {
             pipes[0].write_all(&b"0123456789abcde\n".repeat(3)).unwrap();
         }
@@ -470,7 +463,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(!has("the end"), "a line comes when it is ended");
-        // The other end is still open: somebody may have it who is not to be waited for.
+        // The other end is still open: another process may have it, and is not waited for.
         outputs.close(Whose::Nf(1));
         while !has("b.0: the end\n") {
             assert!(Instant::now() < until);

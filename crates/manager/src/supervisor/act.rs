@@ -1,4 +1,4 @@
-//! What the lives of NFs ask for is done here.
+//! Carries out the actions of NFs' life state machines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,14 +19,14 @@ use sluice_host::process::Proc;
 use sluice_host::silence;
 
 impl Supervisor {
-    /// Something has happened to an NF: what its life asks for is done.
+    /// Feeds an event to an NF's life, and carries out its actions.
     pub(super) fn feed(&mut self, number: u16, event: Event) {
         for action in self.nfs.on(number, event) {
             self.act(number, action);
         }
     }
 
-    /// Does what the life of an NF asks for.
+    /// Carries out one action of an NF's life.
     pub(super) fn act(&mut self, number: u16, action: Action) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         match action {
@@ -60,7 +60,7 @@ impl Supervisor {
             Action::TrialFailed(how) => self.trial_ended(number, how),
             Action::ScheduleAt(until_ns) => self.turns.due_ns = Some(self.turns.due_ns.map_or(until_ns, |due| due.min(until_ns))),
             Action::Bury => self.bury(number),
-            // Done where what it had is at hand.
+            // Carried out by the function that holds the remains.
             Action::TellEnd(_) | Action::Reclaim => {}
         }
     }
@@ -81,7 +81,7 @@ impl Supervisor {
         self.launch(number);
     }
 
-    /// Has the other instances of a service follow one that goes: they get its flows, unless these are given by a pool.
+    /// Lets the other instances of a service succeed one, unless a pool assigns the flows.
     fn followed(&self, number: u16) -> Vec<Arc<Succession>> {
         let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
         let others = service.filter(|service| service.pool.is_none()).map_or(&[][..], |service| &service.instances);
@@ -89,12 +89,11 @@ impl Supervisor {
         others.iter().filter(runs).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
     }
 
-    /// Begins to remove an NF: no new packets, then, when those on their way have passed, the word to stop.
+    /// Begins to remove an NF: no new packets, and a request to stop when it has drained.
     pub(super) fn retire(&mut self, number: u16) {
         self.feed(number, Event::StopRequested(Duration::from_millis(self.config.manager.drain_ms)));
     }
 
-    /// Gives an NF no new packets.
     fn drain_nf(&mut self, number: u16) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
         let successions = self.followed(number);
@@ -108,31 +107,31 @@ impl Supervisor {
         }
     }
 
-    /// Ends NFs that packet threads have condemned, and members of pools that had the one flow that they may have.
-    pub(super) fn end_condemned(&mut self) {
-        let condemned = |nf: &Nf| {
+    /// Stops NFs that packet threads have marked: for cause, or after a member's only flow.
+    pub(super) fn stop_marked(&mut self) {
+        let marked = |nf: &Nf| {
             let handle = nf.handle.as_ref()?;
             let sentence = handle.sentence();
-            let event = || Event::Condemned(sentence, handle.violations.load(Ordering::Relaxed));
+            let event = || Event::MustStop(sentence, handle.violations.load(Ordering::Relaxed));
             (sentence != Sentence::None).then(|| (nf.number, event()))
         };
-        let condemned: Vec<(u16, Event)> = self.nfs.values().filter_map(condemned).collect();
-        condemned.into_iter().for_each(|(number, event)| self.feed(number, event));
+        let marked: Vec<(u16, Event)> = self.nfs.values().filter_map(marked).collect();
+        marked.into_iter().for_each(|(number, event)| self.feed(number, event));
     }
 }
 
-/// Asks an NF to stop by the word in its page.
+/// Asks an NF to stop through its page.
 fn say_stop(nf: &mut Nf) {
     nf.removal.fence = None;
     let Some(handle) = &nf.handle else { return nf.kill() };
     handle.wants_core.store(true, Ordering::Relaxed);
     handle.region.page.control(Control::Stop).store(1, Ordering::Release);
-    // Whatever its core's page says, and without a word there that it has the core.
+    // Whatever its core's page says, and even if it does not have the core there.
     handle.rouse(1);
 }
 
-/// What the processes of an NF that stands still have used, if it is runnable and waits for its core. What its other processes use is its own
-/// use: else it could hold packets for as long as they keep it from the core.
+/// The CPU time of an NF that stands still, if it is runnable and waits for its core. That of its
+/// other processes counts: else these could keep it from the core while it holds packets.
 fn use_of(nf: &Nf) -> Option<Duration> {
     let proc = Proc::default();
     let process = nf.process.as_ref().filter(|process| !process.theirs && silence::waits(&proc, process.pid))?;
@@ -143,7 +142,6 @@ fn use_of(nf: &Nf) -> Option<Duration> {
     Some(silence::used_by(&proc, &all))
 }
 
-/// That an NF is stopped for cause, in words.
 fn stopped(nf: &Nf, sentence: Sentence) -> String {
     let violations = nf.handle.as_ref().map_or(0, |handle| handle.violations.load(Ordering::Relaxed));
     match sentence {
@@ -152,7 +150,6 @@ fn stopped(nf: &Nf, sentence: Sentence) -> String {
     }
 }
 
-/// What an NF that was stopped for cause has done.
 pub(super) fn offence(cause: Sentence) -> &'static str {
     match cause {
         Sentence::Stalled => "holds packets and returns none",

@@ -1,4 +1,4 @@
-//! How processes that say that they are NFs are let in.
+//! Admission of processes that claim to be NFs.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,19 +22,17 @@ use sluice_dataplane::handle::NfHandle;
 use sluice_host::attach;
 use sluice_host::process;
 
-/// Nanoseconds that an NF goes on looking for packets before it sleeps.
+/// Time that an NF polls for packets before it sleeps, in nanoseconds.
 const LINGER_NS: u32 = 3_000;
 
-/// What becomes of a caller that may be the NF that it says it is.
+/// The decision about a caller that may be the NF it claims to be.
 enum Admission {
-    /// It is this one.
     Now(u16),
-    /// It may have been forked by the zygote of this service, which is to say so.
+    /// The zygote of this service may have forked it, and is yet to confirm that.
     Later(u16),
 }
 
 impl Supervisor {
-    /// Answers those who want to be NFs.
     pub(super) fn greet(&mut self) {
         let events = match self.host.listener.serve(monotonic_ns()) {
             Ok(events) => events,
@@ -56,7 +54,7 @@ impl Supervisor {
         }
     }
 
-    /// Answers a process that says that it is an NF.
+    /// Answers a process that claims to be an NF.
     pub(super) fn greet_nf(&mut self, caller: attach::Caller) {
         let why = match self.admit_caller(&caller) {
             Ok(Admission::Now(number)) => {
@@ -79,7 +77,7 @@ impl Supervisor {
         self.was_refused(&name, peer);
     }
 
-    /// Whether a caller may be the NF that it says it is: which one, or why not.
+    /// Which NF a caller is, if it may be the one that it claims to be; or why not.
     fn admit_caller(&mut self, caller: &attach::Caller) -> Result<Admission, String> {
         if self.turns.stopping {
             return Err("the manager is stopping".into());
@@ -126,7 +124,7 @@ impl Supervisor {
                              program that starts the NF has to wait for it"
                         ));
                     }
-                    // Forked by now, which its zygote has not said yet, or somebody else.
+                    // A fork that its zygote has not reported yet, or a stranger.
                     (State::Starting, None) => {
                         let asked = service.zygote.as_ref().is_some_and(|zygote| zygote.is_asked_for(nf.number));
                         let why = || format!("{} is not started yet", nf.name);
@@ -135,7 +133,7 @@ impl Supervisor {
                     _ => {}
                 }
             }
-            // Whoever it is in there, it is nobody else.
+            // Any process in its container counts as the NF.
             (true, Some(number)) if number == nf.number => {}
             (_, Some(_)) => return Err(format!("a process in the container of another NF may not attach as {}", nf.name)),
             (true, None) => return Err(format!("{} runs in a container, and only a process in there may attach as it", nf.name)),
@@ -143,17 +141,17 @@ impl Supervisor {
         Ok(Admission::Now(nf.number))
     }
 
-    /// Gives an NF its memory and takes it in.
+    /// Gives an NF its memory and admits it.
     fn welcome(&mut self, number: u16, caller: attach::Caller) -> Result<(), SupervisorError> {
         let nf = self.nfs.get(&number).expect("the caller found it");
         let service = self.service_of(nf).expect("an NF has a service");
         let (comes, is_forked) = (service.config.attach, nf.held.pen.is_none());
-        // A fork has had its handler made by a zygote of its service, whichever that was.
+        // A zygote has made a fork's handler at some time since the service was added.
         let now = Instant::now();
         let told = (if service.config.zygote { service.added } else { now }, now);
         let (handle, place) = self.grant(number)?;
         let welcome = self.welcome_of(&handle, &place);
-        // Before it is told where it is: its filter lets it go nowhere by itself.
+        // Before it learns its address: its filter keeps it from moving by itself.
         if let (false, Some(pid), Ok(pidfd)) = (comes, caller.peer.pid, caller.peer.pidfd.try_clone()) {
             self.confine(number, pid, pidfd, is_forked);
         }
@@ -170,7 +168,8 @@ impl Supervisor {
         match sent {
             Ok(attached) => self.was_let_in(number, attached),
             Err(_) => {
-                // It left before it was let in: what it was given is taken back, and its process will be noticed to have ended.
+                // It left before its admission: its memory is taken back, and its end will be
+                // noticed.
                 nf.kill();
                 if nf.process.is_none() {
                     self.lost(number);
@@ -188,7 +187,7 @@ impl Supervisor {
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
         let priority = own_priority(&service.config, &self.config.sched);
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
-        // Known before its first packet, if it was measured; what is measured in use takes its place.
+        // A cost measured before is known before the first packet; later measurements replace it.
         let program = service.exec.as_ref().and_then(|exec| Of::here(exec, &service.config.args).ok());
         let known = program.and_then(|of| self.host.estimates.find(&of)).map(|estimate| estimate.ns_per_packet.median);
         let place = self.plane.place(core, tenant)?;
@@ -199,14 +198,13 @@ impl Supervisor {
                 return Err(error.into());
             }
         };
-        let _ = handle.bell.set(self.turns.bell.clone());
+        let _ = handle.bell.set(self.turns.waker.clone());
         if let Some(ns) = known {
             handle.load.service_ns.set(ns);
         }
         Ok((handle, place))
     }
 
-    /// What an NF is told that is let in.
     fn welcome_of(&self, handle: &NfHandle, place: &Place) -> Welcome {
         Welcome {
             geometry: self.plane.memory_of(place).expect("the place is of a tenant, which has memory").geometry(),
@@ -224,13 +222,14 @@ impl Supervisor {
         }
     }
 
-    /// An NF was told where its memory is: it is one from now on.
+    /// Completes the admission of an NF that knows its memory.
     fn was_let_in(&mut self, number: u16, attached: attach::Attached) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let (pid, name, core) = (attached.peer.pid, nf.name.clone(), nf.core);
         let mut came = None;
         if nf.process.as_ref().is_none_or(|p| Some(p.pid) != pid) {
-            // It came by itself, or through a program that started it: its own process counts, and the other must not outlive it.
+            // It attached by itself or through a program that started it: its own process counts,
+            // and the wrapper must not outlive it.
             came = pid;
             if let Some(wrapper) = nf.process.take() {
                 let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(wrapper.number()));
@@ -240,7 +239,7 @@ impl Supervisor {
             let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
             let _ = epoll::add(&self.host.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
             let pid = pid.unwrap_or(Pid::INIT);
-            // One that was forked may come before its zygote has told of it.
+            // A fork may attach before its zygote reports it.
             let child = process::is_child(attached.peer.pidfd.as_fd());
             nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child, theirs: false, container: None });
         }
@@ -262,30 +261,30 @@ impl Supervisor {
         }
         let poll = handle.as_ref().is_some_and(|handle| handle.poll);
         if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
-            // It has its memory already: what it was given comes back when its process has ended, and not before.
+            // It has its memory already, which comes back only when its process has ended.
             warn!("{name} is stopped: {error}");
             return self.feed(number, Event::Troubled(Cause::Unstarted(error.to_string())));
         }
         self.govern();
     }
 
-    /// An NF has said something on its connection, or closed it.
+    /// Handles a message on an NF's connection, or its end.
     pub(super) fn hear(&mut self, number: u16) {
         let Some(connection) = self.nfs.get(&number).and_then(|nf| nf.held.connection.as_ref()) else { return };
         match handshake::receive(connection.as_fd()) {
             Ok((message, _)) if handshake::is_ready(&message) && self.says_first(number) => self.feed(number, Event::Ready),
             Err(handshake::HandshakeError::Socket(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {}
-            // An NF says nothing else, and that once. One that goes on would keep this thread busy.
+            // An NF sends one message. More would keep this thread busy.
             Ok(_) | Err(_) => self.connection_closed(number),
         }
     }
 
-    /// Whether a process has not said before that it is ready.
+    /// Whether this is the first time that a process reports to be ready.
     fn says_first(&mut self, number: u16) -> bool {
         self.nfs.get_mut(&number).is_some_and(|nf| !std::mem::replace(&mut nf.held.has_said_ready, true))
     }
 
-    /// The handler of an NF is made: packets may be given to it.
+    /// Makes an NF whose handler is made eligible for packets.
     pub(super) fn announce(&mut self, number: u16) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
         if !self.stir_pool(service) {
@@ -293,17 +292,14 @@ impl Supervisor {
         }
     }
 
-    /// Names of the ports, by number.
     pub(super) fn port_names(&self) -> Vec<String> {
         self.ports.iter().map(|port| port.as_ref().map_or(String::new(), |p| p.config.name.clone())).collect()
     }
 
-    /// Names of the services, by number.
     pub(super) fn service_names(&self) -> Vec<String> {
         self.services.iter().map(|service| service.as_ref().map_or(String::new(), |s| s.config.name.clone())).collect()
     }
 
-    /// Names of the chains, by number.
     pub(super) fn chain_names(&self) -> Vec<String> {
         self.chains.iter().map(|chain| chain.as_ref().map_or(String::new(), |c| c.name.clone())).collect()
     }

@@ -1,21 +1,23 @@
-//! Configurations that change services: a new version is tried out before anything else is done.
+//! Configurations that change services: their new versions are tried first.
 //!
-//! | stage | what there is | leaves it when |
-//! |---|---|---|
-//! | trial | all services as they were; beside them, without packets, instances of the new versions | all are ready → steps; one does not work → given up, and nothing has changed |
-//! | steps | one change after another ([`Supervisor::apply`]); where a service is replaced, its new instances take the places of the old ones | |
+//! 1. Trial: all services stay; the new instances start beside them, without packets. When all are
+//!    ready, the steps follow. When one fails, the configuration is given up, and nothing has
+//!    changed.
+//! 2. Steps: one change after another ([`Supervisor::apply`]). The new instances of a replaced
+//!    service succeed the old ones.
 //!
-//! The instances change places as in an upgrade ([`super::upgrade`]): no packet is lost, none overtakes another. Where old and new
-//! instances cannot stand in for each other ([`hands_over`]), the old ones are let go as soon as there are new ones.
+//! The instances change places as in an upgrade ([`super::upgrade`]): no packet is lost, none
+//! overtakes another. Where old and new instances cannot stand in for each other ([`hands_over`]),
+//! the old ones leave as soon as there are new ones.
 //!
-//! What runs may change during the trial. So the changes are found again when it has succeeded, and a new version that is not wanted
-//! any more goes.
+//! NFs may come and go during the trial. So the changes are computed again after it, and a new
+//! version that is no longer wanted is removed.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::change::{Gone, Start, start_of};
 use super::nfs::{Nf, Step, step_of_all};
-use super::upgrade::{Purpose, Seat, Upgrade};
+use super::upgrade::{Purpose, Slot, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::change::Change as Described;
@@ -23,46 +25,47 @@ use sluice_api::config::{self as model, Config};
 use sluice_api::model::EventKind;
 use sluice_config::diff::{Change, cores_of};
 
-/// What came of a configuration: its changes, and old instances that are to be gone.
+/// The result of a configuration: its changes, and the old instances that are to leave.
 pub(super) type Outcome = Result<(Vec<Described>, Gone), SupervisorError>;
 
-/// A configuration whose new versions of services are tried out.
+/// A configuration whose new versions of services are on trial.
 pub(super) struct Applying {
     number: u64,
     wanted: Config,
-    /// What it was read from.
+    /// The source of its text.
     source: String,
-    asker: Sender<Outcome>,
+    reply: Sender<Outcome>,
 }
 
-/// Whether instances of a service can take the places of those that it has. The manager starts both, and the flows and the memory of one can
-/// be those of the other.
+/// Whether new instances of a service can succeed its old ones: the manager starts both, and they
+/// can share flows and memory.
 fn hands_over(before: &model::Service, after: &model::Service) -> bool {
     let is_started = |service: &model::Service| !service.attach && !service.is_foreign();
     let keys = |service: &model::Service| (service.container.is_some(), service.tenant.clone(), service.per, service.pool.clone());
     is_started(before) && is_started(after) && keys(before) == keys(after)
 }
 
-/// The seats of instances on these cores, and the old instances that get none. Old instances are given with their cores: one whose core
-/// has a seat is followed there.
-fn seats(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Seat>, Vec<u16>) {
+/// The slots of new instances on these cores, and the old instances without one. An old instance,
+/// given with its core, gets the slot on its core if there is one.
+fn slots(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Slot>, Vec<u16>) {
     let mut left = old.to_vec();
     let mut take = |is_it: &dyn Fn(usize) -> bool| {
         let place = left.iter().position(|(_, core)| is_it(*core))?;
         Some(left.remove(place).0)
     };
-    let mut seats: Vec<Seat> = cores.iter().map(|core| Seat { old: take(&|at| at == *core), core: Some(*core) }).collect();
-    seats.iter_mut().filter(|seat| seat.old.is_none()).for_each(|seat| seat.old = take(&|_| true));
-    (seats, left.into_iter().map(|(nf, _)| nf).collect())
+    let mut slots: Vec<Slot> = cores.iter().map(|core| Slot { old: take(&|at| at == *core), core: Some(*core) }).collect();
+    slots.iter_mut().filter(|slot| slot.old.is_none()).for_each(|slot| slot.old = take(&|_| true));
+    (slots, left.into_iter().map(|(nf, _)| nf).collect())
 }
 
 impl Supervisor {
-    /// Begins to make another configuration the one in force. The receiver is told what came of it.
+    /// Begins to put another configuration in force; its outcome goes to the receiver.
     ///
     /// # Errors
-    /// As [`Supervisor::plan`], and if there is no room for the new instances. Nothing has changed then.
+    /// As [`Supervisor::plan`], and if there are too few slots for the new instances. Nothing has
+    /// changed then.
     pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<Outcome>, SupervisorError> {
-        let (asker, told) = channel();
+        let (reply, told) = channel();
         let mut trials = Vec::new();
         let number = self.changes.next_apply;
         for change in self.plan(&wanted)? {
@@ -70,19 +73,19 @@ impl Supervisor {
             trials.extend(self.trial_of(service, number)?);
         }
         if trials.is_empty() {
-            // The asker waits for it.
-            let _ = asker.send(self.apply(&wanted, &source, &mut Vec::new()));
+            // The caller waits for it.
+            let _ = reply.send(self.apply(&wanted, &source, &mut Vec::new()));
             return Ok(told);
         }
-        self.has_room_for(trials.iter().map(|(_, seats)| seats.len() as u32).sum())?;
+        self.has_room_for(trials.iter().map(|(_, slots)| slots.len() as u32).sum())?;
         self.changes.next_apply += 1;
-        self.changes.applying.push(Applying { number, wanted, source, asker });
-        trials.into_iter().for_each(|(upgrade, seats)| self.try_out(upgrade, seats));
+        self.changes.applying.push(Applying { number, wanted, source, reply });
+        trials.into_iter().for_each(|(upgrade, slots)| self.try_out(upgrade, slots));
         Ok(told)
     }
 
-    /// How a service goes over to another version, if its instances can hand over.
-    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Seat>)>, SupervisorError> {
+    /// The upgrade of a service to another version, if its instances can hand over.
+    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Slot>)>, SupervisorError> {
         let Some(at) = self.service_number(&service.name) else { return Ok(None) };
         let Some(Some(state)) = self.services.get(usize::from(at)) else { return Ok(None) };
         if !hands_over(&state.config, &service) {
@@ -90,18 +93,18 @@ impl Supervisor {
         }
         let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.life().stays());
         let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, nf.core)).collect();
-        let (seats, surplus) = match service.has_members_for_flows() {
-            true => (vec![Seat { old: None, core: service.cores.first().copied() }], Vec::new()),
-            false => seats(&old, &cores_of(service.first_instances(), &service.cores)),
+        let (slots, surplus) = match service.has_members_for_flows() {
+            true => (vec![Slot { old: None, core: service.cores.first().copied() }], Vec::new()),
+            false => slots(&old, &cores_of(service.first_instances(), &service.cores)),
         };
         let Start { exec, user, container } = start_of(&service)?;
         let user = self.user_of(&service, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         let to = ServiceState::new(service, exec, user, container);
         let upgrade = Upgrade { surplus, ..Upgrade::new(at, to, Purpose::Configuration(number, None)) };
-        Ok(Some((upgrade, seats)))
+        Ok(Some((upgrade, slots)))
     }
 
-    /// Takes the steps of configurations whose new versions work, and gives up those of which one does not.
+    /// Takes the steps of configurations whose new versions work, and gives up the others.
     pub(super) fn go_on_applying(&mut self) {
         let mut at = 0;
         while at < self.changes.applying.len() {
@@ -116,34 +119,33 @@ impl Supervisor {
                 continue;
             }
             let fails = step == Step::GiveUp;
-            let Applying { wanted, source, asker, .. } = self.changes.applying.remove(at);
+            let Applying { wanted, source, reply, .. } = self.changes.applying.remove(at);
             let mut trials: Vec<Upgrade> = self.changes.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
             let outcome = match fails {
                 false => self.apply(&wanted, &source, &mut trials),
                 true => Ok(Default::default()),
             };
-            // Of those that are given up the first one that fails is the reason.
+            // For a configuration that is given up, the first upgrade that fails is the reason.
             trials.sort_by_key(|upgrade| self.step_of(upgrade) != Step::GiveUp);
             let why: Vec<String> = trials.into_iter().map(|upgrade| self.give_up(upgrade)).collect();
             let refused = || Err(SupervisorError::Conflict(format!("nothing has changed: {}", why[0])));
-            // The asker may have gone.
-            let _ = asker.send(if fails { refused() } else { outcome });
+            // The receiver may be gone.
+            let _ = reply.send(if fails { refused() } else { outcome });
         }
     }
 
-    /// Makes another configuration the one in force, step by step. `source` names where it came
-    /// from.
+    /// Puts another configuration in force, step by step. `source` names where it came from.
+    /// `proved` are new versions of services that work; those that are used are taken from it.
     ///
     /// # Errors
-    /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
-    /// had begun undone: the same configuration, mended, can be applied again.
-    ///
-    /// `proved` are new versions of services that work; those that are used are taken from it.
+    /// As [`Supervisor::plan`], before anything has changed; or the step that failed. The steps
+    /// before it stand, and its own beginnings are undone: the same configuration, corrected, can
+    /// be applied again.
     fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> Outcome {
         let changes = self.plan(wanted)?;
         let told: Vec<Described> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
-        // Most that can fail fails here, where it has changed nothing.
+        // Most failures happen here, before anything has changed.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
         self.open_ahead(&changes, wanted)?;
         self.warn_of_frames(wanted);
@@ -164,9 +166,9 @@ impl Supervisor {
         Ok((told, gone))
     }
 
-    /// Notes what was changed by an apply, and why it went no further if it did not.
+    /// Logs what an apply has changed, and why it went no further if it did not.
     fn note_applied(&self, source: &str, done: &[Described], error: Option<&SupervisorError>) {
-        /// Most changes that are told one by one.
+        /// Most changes that are listed one by one.
         const TOLD: usize = 8;
         if done.is_empty() && error.is_none() {
             return;
@@ -179,7 +181,7 @@ impl Supervisor {
         self.controller.events().note(EventKind::Apply, Subject::Other("configuration", ""), text);
     }
 
-    /// Opens the ports that changes add or replace. If one does not open, those that did are closed again.
+    /// Opens the ports that changes add or replace. If one fails, the others are closed again.
     fn open_ahead(&mut self, changes: &[Change], wanted: &Config) -> Result<(), SupervisorError> {
         for change in changes {
             let port = match change {
@@ -198,12 +200,11 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether a port can be opened only when the former one of its name is closed.
+    /// Whether a port can open only after the former one of its name is closed.
     fn shares_with_former(&self, port: &model::Port) -> bool {
         self.config.ports.iter().any(|known| known.name == port.name && sluice_ports::share(known, port))
     }
 
-    /// Does one step of a configuration.
     fn take(&mut self, change: &Change, proved: &mut Vec<Upgrade>) -> Result<Gone, SupervisorError> {
         let is_its = |upgrade: &Upgrade| matches!(change, Change::ReplaceService { service } if *service == upgrade.to.config);
         let Some(place) = proved.iter().position(is_its) else { return self.step(change) };
@@ -222,25 +223,24 @@ impl Supervisor {
 mod tests {
     use super::*;
 
-    /// Who sits on which core.
-    type Seated = Vec<(Option<u16>, Option<usize>)>;
+    type Assigned = Vec<(Option<u16>, Option<usize>)>;
 
-    fn seated(old: &[(u16, usize)], cores: &[usize]) -> (Seated, Vec<u16>) {
-        let (seats, surplus) = seats(old, cores);
-        (seats.into_iter().map(|seat| (seat.old, seat.core)).collect(), surplus)
+    fn assigned(old: &[(u16, usize)], cores: &[usize]) -> (Assigned, Vec<u16>) {
+        let (slots, surplus) = slots(old, cores);
+        (slots.into_iter().map(|slot| (slot.old, slot.core)).collect(), surplus)
     }
 
     #[test]
     fn an_instance_is_followed_at_its_core() {
-        assert_eq!(seated(&[(5, 0), (6, 1)], &[1, 0]), (vec![(Some(6), Some(1)), (Some(5), Some(0))], vec![]));
-        assert_eq!(seated(&[(5, 0), (6, 1)], &[1, 2]), (vec![(Some(6), Some(1)), (Some(5), Some(2))], vec![]));
+        assert_eq!(assigned(&[(5, 0), (6, 1)], &[1, 0]), (vec![(Some(6), Some(1)), (Some(5), Some(0))], vec![]));
+        assert_eq!(assigned(&[(5, 0), (6, 1)], &[1, 2]), (vec![(Some(6), Some(1)), (Some(5), Some(2))], vec![]));
     }
 
     #[test]
     fn more_instances_follow_nobody_and_of_fewer_the_rest_goes() {
-        assert_eq!(seated(&[(5, 0)], &[0, 1]), (vec![(Some(5), Some(0)), (None, Some(1))], vec![]));
-        assert_eq!(seated(&[(5, 0), (6, 1)], &[1]), (vec![(Some(6), Some(1))], vec![5]));
-        assert_eq!(seated(&[], &[1]), (vec![(None, Some(1))], vec![]));
+        assert_eq!(assigned(&[(5, 0)], &[0, 1]), (vec![(Some(5), Some(0)), (None, Some(1))], vec![]));
+        assert_eq!(assigned(&[(5, 0), (6, 1)], &[1]), (vec![(Some(6), Some(1))], vec![5]));
+        assert_eq!(assigned(&[], &[1]), (vec![(None, Some(1))], vec![]));
     }
 
     #[test]

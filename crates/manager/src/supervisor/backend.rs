@@ -1,4 +1,4 @@
-//! The supervisor as the control API's backend: requests become closures that run on the supervisor's thread.
+//! The control API's backend: requests run as closures on the supervisor's thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use sluice_api::{ApiError, ErrorKind};
 use sluice_config::load;
 use sluice_dataplane::trace::{TraceEvent, TraceRequest, TraceWhat};
 
-/// How long a request waits for the supervisor.
+/// Longest wait of a request for the supervisor.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a removal waits for NFs to be gone.
+/// Longest wait of a removal for its NFs to leave.
 const GONE: Duration = Duration::from_secs(10);
-/// How long an upgrade may take until new instances have the places of the old ones.
+/// Longest wait of an upgrade until new instances have replaced the old ones.
 const UPGRADED: Duration = Duration::from_secs(60);
-/// How long a placement may take until packets go to its instances.
+/// Longest wait of a placement until packets go to its instances.
 const PLACED: Duration = Duration::from_secs(40);
-/// Hops that a trace keeps of one packet, on average.
+/// Hops that a trace keeps of a packet, on average.
 const HOPS: usize = 16;
 
-/// Reaches the supervisor from other threads.
+/// A handle by which other threads reach the supervisor.
 #[derive(Clone)]
 pub struct Remote {
     jobs: Sender<Job>,
@@ -56,21 +56,21 @@ impl Remote {
         Self { jobs, wake }
     }
 
-    /// Has something done on the supervisor's thread, some time.
+    /// Sends the supervisor's thread a job without waiting.
     pub(super) fn hand(&self, job: Job) {
-        // A supervisor that has ended wants nothing any more.
+        // A supervisor that has ended takes no jobs.
         let _ = self.jobs.send(job);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Has something done on the supervisor's thread, and waits for the answer.
+    /// Runs a job on the supervisor's thread, and waits for the answer.
     fn call<T: Send + 'static>(&self, job: impl FnOnce(&mut Supervisor) -> T + Send + 'static) -> Result<T, ApiError> {
         let (to, answer) = channel();
         let job: Job = Box::new(move |supervisor| {
             let _ = to.send(job(supervisor));
         });
         self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
-        // A counter that is full is a wake already.
+        // A full counter wakes it already.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         answer.recv_timeout(PATIENCE).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
@@ -105,7 +105,7 @@ fn wait_for(gone: Gone) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// That an NF is the last instance of a service that open chains pass, if there are any.
+/// The refusal to remove the last instance of a service on open chains, if there are any.
 fn last_of(name: &str, service: &str, chains: &[&config::Chain]) -> Option<ApiError> {
     let first = chains.first()?;
     let names: Vec<String> = chains.iter().map(|chain| format!("`{}`", chain.name)).collect();
@@ -123,7 +123,7 @@ fn last_of(name: &str, service: &str, chains: &[&config::Chain]) -> Option<ApiEr
     ))
 }
 
-/// What came of a placement, once what it takes away is gone.
+/// The outcome of a placement, once the instances that it removes are gone.
 fn placed(told: &Receiver<promises::Outcome>) -> Result<Placed, ApiError> {
     let outcome = told.recv_timeout(PLACED).map_err(|error| match error {
         RecvTimeoutError::Timeout => {
@@ -137,7 +137,7 @@ fn placed(told: &Receiver<promises::Outcome>) -> Result<Placed, ApiError> {
 }
 
 impl Supervisor {
-    /// Notes that something was added or removed by itself.
+    /// Logs that an object was added or removed by itself.
     fn note_change(&self, kind: EventKind, what: &str, name: &str) {
         let text = if kind == EventKind::Add { "added" } else { "removed" };
         self.controller.events().note(kind, Subject::Other(what, name), text);
@@ -147,9 +147,8 @@ impl Supervisor {
         self.nfs.values().map(|nf| nf.name.as_str()).collect()
     }
 
-    /// Starts to trace packets.
     fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
-        // Packets can be marked for one trace at a time. One whose asker does not come back for it ends by itself.
+        // There is one trace at a time. One that nothing waits for any more ends by itself.
         let now = Instant::now();
         if self.seen.tracing.as_ref().is_some_and(|(_, until)| now < *until) {
             return Err(SupervisorError::Conflict(
@@ -180,17 +179,16 @@ impl Supervisor {
         Ok(trace)
     }
 
-    /// Puts the hops of traced packets together.
     fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, count: u32) -> api::Trace {
         if self.seen.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
             self.plane.trace(None);
         }
         let mut packets: Vec<((u64, u32), Vec<TraceEvent>)> = Vec::new();
-        // Names that packets have since they came out of programs, in other frames.
+        // Later names of packets: those that came out of programs, in other frames.
         let mut other_names = Vec::new();
         for event in events {
             if matches!(event.what, TraceWhat::Refused { .. }) {
-                // All of one packet. Its frame may be another packet's in the same moment.
+                // Complete in one event. Its frame may be another packet's at once.
                 packets.push((event.packet, vec![event]));
                 continue;
             }
@@ -249,7 +247,7 @@ impl Supervisor {
     }
 }
 
-/// Waits for what comes of an upgrade, a move or a configuration, and until the old instances have left.
+/// Waits for the outcome of a change, and until the old instances have left.
 fn outcome<T>(told: &Receiver<Result<(T, Gone), SupervisorError>>, late: &str) -> Result<T, ApiError> {
     let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
         RecvTimeoutError::Timeout => ApiError::new(ErrorKind::Timeout, late, "it may still take effect: see `sluice nf list`"),
@@ -295,7 +293,8 @@ impl Backend for Remote {
                     known.instances = now.instances;
                 }
             }
-            // Of this one alone: a report of a thousand takes longer than its start. It cannot have been given a frame yet.
+            // A report of this NF alone: one of a thousand NFs takes longer than its start. It
+            // cannot have been given a frame yet.
             let nf = s.nfs.get(&nf).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))?;
             s.controller.events().note(EventKind::Add, Subject::Nf(&nf.name), format!("added on core {}", nf.core));
             Ok(api::Nf { warnings: s.warnings_on(&service, nf.core), ..s.nf_report(nf, 0) })

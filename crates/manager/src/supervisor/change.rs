@@ -1,5 +1,7 @@
-//! Changes while packets flow: each makes the new thing first, then new tables, then takes the old thing away, so that packets of
-//! chains that are not concerned notice nothing.
+//! Changes while packets flow.
+//!
+//! Each makes the new object first, then new tables, and then removes the old object, so that
+//! packets of other chains are not affected.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,11 +24,11 @@ use sluice_dataplane::chain::Chain;
 use sluice_host::container::{Source, Template};
 use sluice_host::user::User;
 
-/// What somebody waits for: NFs that are to be gone.
+/// Receivers that a caller waits for: one for each NF that is to leave.
 pub(super) type Gone = Vec<Receiver<()>>;
 
 impl Supervisor {
-    /// Whether a configuration could be in force, by all that is known without changing anything.
+    /// Checks that a configuration could be in force, without changing anything.
     pub(super) fn check(&self, wanted: &Config) -> Result<(), SupervisorError> {
         let mut problems = validate::validate(wanted);
         problems.extend(on_host::check(wanted, &host::Host::here()));
@@ -52,7 +54,8 @@ impl Supervisor {
         self.nfs.by_name(name)
     }
 
-    /// That nothing of a kind (`service`, `NF`, `chain`, `port` or `rule`) has a name, with the name that was probably meant.
+    /// The error for an unknown name of a kind (`service`, `NF`, `chain`, `port` or `rule`), with
+    /// the name that was probably meant.
     pub(super) fn no_such(&self, what: &str, name: &str) -> SupervisorError {
         let rules: Vec<String> = self.config.rules.iter().enumerate().map(|(i, rule)| rule.label(i)).collect();
         let known: Vec<&str> = match what {
@@ -70,7 +73,7 @@ impl Supervisor {
         SupervisorError::NoSuch(format!("there is no {what} `{name}`; {hint}"))
     }
 
-    /// Refuses a core that this process may not have NFs on.
+    /// Refuses a core that this process may not run NFs on.
     pub(super) fn has_core(core: usize) -> Result<(), SupervisorError> {
         match host::check_core(core, &host::Host::here()) {
             Some((message, help)) => Err(SupervisorError::Invalid(format!("{message}; {help}"))),
@@ -78,15 +81,15 @@ impl Supervisor {
         }
     }
 
-    /// What is probably not as it was meant about an NF of a service on a core. Each says what to do.
+    /// What is probably unintended about an NF of a service on a core, and what to do.
     pub(super) fn warnings_on(&self, service: &str, core: usize) -> Vec<String> {
         let at = At::key("service", "cores");
         let warnings = validate::on_core(&self.config, service, core, at);
         warnings.into_iter().map(|problem| format!("{}; {}", problem.message, problem.help)).collect()
     }
 
-    /// Open chains that would not be open any more without an instance: it is the last one of a service that they pass. One that starts
-    /// counts, and so does a pool, which makes another member by itself.
+    /// Open chains that would close without an instance: it is the last one of a service that they
+    /// pass. A starting instance counts, and so does a pool, which starts another member by itself.
     pub(super) fn chains_on(&self, number: u16) -> Vec<&model::Chain> {
         let runs = |nf: &Nf| nf.life().takes_packets();
         let Some(nf) = self.nfs.get(&number).filter(|nf| runs(nf)) else { return Vec::new() };
@@ -105,7 +108,7 @@ impl Supervisor {
         self.config.chains.iter().filter(|chain| names.contains(&chain.name.as_str())).collect()
     }
 
-    /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the old ones go.
+    /// Starts instances of the new kind, sends new flows to them, and lets the old ones leave.
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| self.no_such("service", &config.name))?;
         let Start { exec, user, container } = start_of(&config)?;
@@ -143,7 +146,6 @@ impl Supervisor {
         Ok(old.into_iter().map(|nf| self.watch_and_retire(nf)).collect())
     }
 
-    /// Adds a service and starts its instances.
     pub(super) fn add_service(&mut self, config: model::Service) -> Result<(), SupervisorError> {
         let Start { exec, user, container } = start_of(&config)?;
         let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
@@ -164,7 +166,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether there may be so many more NFs. Asked before anything changes, so that no service is left with a part of its instances.
+    /// Checks that there may be this many more NFs, before anything changes, so that no service is
+    /// left with a part of its instances.
     pub(super) fn has_room_for(&self, instances: u32) -> Result<(), SupervisorError> {
         let (max, have) = (self.config.manager.max_nfs, self.nfs.len());
         if have + instances as usize > max as usize {
@@ -189,14 +192,14 @@ impl Supervisor {
         Ok(number)
     }
 
-    /// Starts one more instance on a core, beside those that the service has: it is given no packets before it is one of them.
+    /// Starts one more instance on a core beside the others: no packets before it is counted in.
     pub(super) fn start_beside(&mut self, service_number: u16, core: usize) -> Result<u16, SupervisorError> {
         let number = self.make_instance(service_number, Some(core))?;
         self.launch(number);
         Ok(number)
     }
 
-    /// Makes an instance one of those that its service has.
+    /// Makes an instance one of its service's.
     pub(super) fn count_in(&mut self, number: u16) {
         let service = self.nfs.get(&number).map(|nf| nf.service as usize);
         if let Some(Some(service)) = service.and_then(|service| self.services.get_mut(service)) {
@@ -232,7 +235,6 @@ impl Supervisor {
         Ok(number)
     }
 
-    /// NFs that changes start.
     pub(super) fn starts(&self, changes: &[Change]) -> u32 {
         let started = |change: &Change| match change {
             Change::AddService { service } | Change::ReplaceService { service } => service.first_instances(),
@@ -245,23 +247,23 @@ impl Supervisor {
         changes.iter().map(started).sum()
     }
 
-    /// The cores of the instances that a service lacks, of so many on these cores, and those that it has beyond them, with all that nobody starts
-    /// again.
+    /// The cores of the instances that a service lacks, for this many on these cores, and its
+    /// surplus instances, with all that will not be restarted.
     pub(super) fn turnover(&self, service: &str, instances: u32, cores: &[usize]) -> (Vec<usize>, Vec<u16>) {
         let state = self.services.iter().flatten().find(|state| state.config.name == service);
         let all = state.into_iter().flat_map(|state| &state.instances).filter_map(|number| self.nfs.get(number));
         let (lost, mut living): (Vec<&Nf>, Vec<&Nf>) = all.filter(|nf| nf.life().stays()).partition(|nf| nf.life().is_lost());
-        // Of those on a core the first stay.
+        // On each core the first stay, and instances of the placement come first.
         living.sort_by_key(|nf| nf.position.instance.is_none());
         let there: Vec<usize> = living.iter().map(|nf| nf.core).collect();
-        // As the changes were found: an instance that was added or removed by itself is counted in it.
+        // As when the changes were computed: instances added or removed by themselves count.
         let known = self.config.services.iter().find(|known| known.name == service);
         let before = known.map_or(Vec::new(), |known| diff::cores_of(known.instances, &known.cores));
         let Turnover { starts, stops } = diff::turnover(&before, &diff::cores_of(instances, cores), &there);
         (starts, stops.into_iter().map(|place| living[place]).chain(lost).map(|nf| nf.number).collect())
     }
 
-    /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
+    /// Removes an instance: it gets no new flows, and is stopped when its packets have left.
     pub(super) fn remove_instance(&mut self, name: &str) -> Result<Gone, SupervisorError> {
         let number = self.nf_number(name).ok_or_else(|| self.no_such("NF", name))?;
         Ok(vec![self.watch_and_retire(number)])
@@ -276,7 +278,6 @@ impl Supervisor {
         told
     }
 
-    /// Removes a service that no chain names.
     pub(super) fn remove_service(&mut self, name: &str) -> Result<Gone, SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| self.no_such("service", name))?;
         self.dismiss_zygote(number);
@@ -284,7 +285,7 @@ impl Supervisor {
         let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
         self.own_pool_report(number).iter().for_each(|pool| self.seen.past.pool(pool));
         self.config.services.retain(|s| s.name != name);
-        // Its place is kept until its instances are gone: they still name it.
+        // Its number is kept until its instances are gone: they still name it.
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
             service.config.name.clear();
         }
@@ -316,7 +317,6 @@ impl Supervisor {
         }))
     }
 
-    /// Adds a chain.
     pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
         let number = self.changes.chain_numbers.next(self.chains.len(), "chains")?;
         let chain = self.make_chain(number, &config)?;
@@ -351,17 +351,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Replaces all rules.
     pub(super) fn set_rules(&mut self, rules: Vec<model::Rule>) {
         self.config.rules = rules;
         self.publish();
     }
 
-    /// What stands between the configuration in force and another one.
+    /// The changes from the configuration in force to another one.
     ///
     /// # Errors
-    /// [`SupervisorError::Invalid`] with all that is wrong with it, and with what needs a restart; [`SupervisorError::Port`] if a port
-    /// that is to be opened could not be.
+    /// [`SupervisorError::Invalid`] with all that is wrong with it, and with what needs a restart;
+    /// [`SupervisorError::Port`] if a port that is to be opened could not be.
     pub(super) fn plan(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
         let kept = self.with_promises(wanted)?;
         let base = wanted;
@@ -393,7 +392,7 @@ impl Supervisor {
         Ok(changes)
     }
 
-    /// Says so where a change makes frames few.
+    /// Warns if a change makes frames scarce.
     pub(super) fn warn_of_frames(&self, wanted: &Config) {
         let is_it = |problem: &Problem| problem.at.as_ref().is_some_and(|at| (at.section, at.key) == ("memory", "frames"));
         let warning = |config: &Config| validate::validate(config).into_iter().find(is_it);
@@ -430,7 +429,6 @@ impl Supervisor {
         Ok(Gone::new())
     }
 
-    /// Writes down how many instances a service has, and on which cores.
     fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) {
         let set = |service: &mut model::Service| (service.instances, service.cores) = (instances, cores.to_vec());
         self.config.services.iter_mut().filter(|known| known.name == name).for_each(set);
@@ -447,16 +445,15 @@ impl Supervisor {
         Ok(wanted)
     }
 
-    /// The same, with the packet memory that it needs.
+    /// The same, after making the packet memory that it needs.
     pub(super) fn with_memory(&mut self, change: impl FnOnce(&mut Config)) -> Result<Config, SupervisorError> {
         let wanted = self.with(change)?;
         self.plane.provide(&wanted)?;
         Ok(wanted)
     }
 
-    /// Has the packet memory for what is left when something is taken away: of a port that loses
-    /// its last rule nothing says whose its packets are. Where there is none they are not received,
-    /// which is no reason to keep what shall go.
+    /// Makes the packet memory that is needed after a removal: a port that loses its last rule has
+    /// packets of unknown tenants. Without it the port receives nothing: no reason for a refusal.
     pub(super) fn provide_for_rest(&mut self, change: impl FnOnce(&mut Config)) {
         let mut rest = self.config.clone();
         change(&mut rest);
@@ -466,7 +463,8 @@ impl Supervisor {
     }
 }
 
-/// How the instances of a service are started: a program of the host, or a container; neither if they come by themselves.
+/// How the instances of a service are started: by a program of the host, or in a container; neither
+/// if they attach by themselves.
 pub(super) struct Start {
     pub exec: Option<PathBuf>,
     pub user: Option<User>,

@@ -1,7 +1,7 @@
-//! NFs in containers: how one is started, who may speak for it, and what its end leaves.
+//! NFs in containers: how one starts, which processes may attach as it, and the cleanup.
 //!
-//! Between start and hello the NF's process is the runtime; from the hello on it is the one in the container, and the runtime its
-//! wrapper. Everything else is as with any other NF.
+//! Between start and hello, the NF's process is the runtime. From the hello on it is the process in
+//! the container, and the runtime is its wrapper. Otherwise it is like any other NF.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -17,11 +17,10 @@ use sluice_host::container::{FOLDER, Life, Template};
 use sluice_host::process::{self, Proc};
 use sluice_host::record::Thing;
 
-/// In place of an NF's number: it is in a container, or may be, and of no NF that could be told.
+/// Instead of an NF's number: a process that is, or may be, in a container of an unknown NF.
 const NOBODY: u16 = u16::MAX;
 
 impl Supervisor {
-    /// Starts the container of an NF.
     pub(super) fn launch_container(&mut self, number: u16, template: &Template) {
         let Some(name) = self.nfs.get(&number).map(|nf| nf.name.clone()) else { return };
         self.feed(number, Event::Launched);
@@ -48,7 +47,8 @@ impl Supervisor {
         }
     }
 
-    /// Removes what a container has left. Its processes have ended: the runtime's was collected, and it was the first of theirs.
+    /// Removes what a container has left. Its processes have ended: the runtime's was collected,
+    /// and it was the first of theirs.
     pub(super) fn clear_container(&mut self, life: Life) {
         let (gone, failed) = life.clear();
         for path in gone {
@@ -58,8 +58,9 @@ impl Supervisor {
         failed.into_iter().for_each(|error| warn!("a container leaves something behind: {error}"));
     }
 
-    /// The NF whose container a process is in: it or one that it descends from is the runtime of that. A process cannot leave: what
-    /// loses its parent in a container is given to the first process there, or to the runtime.
+    /// The NF whose container a process is in: the process or an ancestor is that container's
+    /// runtime. A process cannot leave: an orphan in a container gets the first process there, or
+    /// the runtime, as its parent.
     pub(super) fn in_container_of(&self, peer: &Peer) -> Option<u16> {
         let runtimes = self.nfs.values().filter_map(|nf| {
             let processes = [&nf.process, &nf.held.wrapper];
@@ -74,7 +75,7 @@ impl Supervisor {
         let pid = peer.pid?;
         let Ok(ancestors) = Proc::default().ancestors(pid) else { return Some(NOBODY) };
         let number = std::iter::once(pid).chain(ancestors).find_map(|at| runtimes.get(&at.as_raw_nonzero().get()))?;
-        // Still who it was when it connected, so all that was read is of it.
+        // The process that connected still lives, so everything that was read is about it.
         let lives = process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false);
         Some(if lives { *number } else { NOBODY })
     }

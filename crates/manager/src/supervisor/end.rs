@@ -1,4 +1,4 @@
-//! How the ends of NFs' processes are noticed, and what they had is taken back.
+//! The ends of NFs' processes: how they are noticed, and how resources come back.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -21,7 +21,6 @@ use sluice_dataplane::chain::Chain;
 use sluice_dataplane::handle::{NfHandle, Sentence};
 use sluice_host::process::{self, Proc};
 
-/// What an NF had when its process ended.
 struct Remains {
     process: Option<Process>,
     handle: Option<Arc<NfHandle>>,
@@ -29,7 +28,6 @@ struct Remains {
 }
 
 impl Supervisor {
-    /// The process of an NF has ended.
     pub(super) fn process_ended(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(process) = &nf.process else { return };
@@ -37,7 +35,7 @@ impl Supervisor {
             match process::reap(process.pidfd.as_fd()) {
                 Ok(None) => return,
                 Ok(exit) => self.feed(number, Event::Exited(exit)),
-                // One that was collected with the group of its zygote has ended too.
+                // One that was collected with its zygote's group has ended too.
                 Err(_) => {}
             }
         }
@@ -46,7 +44,7 @@ impl Supervisor {
         }
     }
 
-    /// A program that had started an NF has ended, by itself or with its NF.
+    /// Handles the end of a program that had started an NF, by itself or with its NF.
     pub(super) fn wrapper_ended(&mut self, number: u32) {
         let is_it = |process: &Process| process.number() == number;
         let wrapper = match self.host.leaving.iter().position(is_it) {
@@ -65,20 +63,19 @@ impl Supervisor {
         }
     }
 
-    /// The socket of an NF was closed: whether it still runs or not, it is no NF any more.
+    /// Handles a closed connection: the process is no NF any more, even if it runs.
     pub(super) fn connection_closed(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(connection) = nf.held.connection.take() else { return };
         let _ = epoll::delete(&self.host.epoll, connection.as_fd());
-        // The kernel closes it when a process ends, too, and then how that ends is decided.
+        // The kernel also closes it when a process ends; then the way it ends decides.
         let is_ending = |process: &Process| Proc::default().stat(process.pid).is_ok_and(|stat| stat.is_ending());
         let is_ending = nf.process.as_ref().is_some_and(is_ending);
-        // It still has the arena mapped: its frames come back when its process has ended, and not before.
+        // It still has the arena mapped: its frames come back only when its process has ended.
         self.feed(number, Event::Closed(is_ending));
     }
 
-    /// Takes an NF that has no process any more out of the packet threads. What becomes of it is
-    /// decided then.
+    /// Removes an NF without a process from the packet threads. Its next state is decided then.
     pub(super) fn lost(&mut self, number: u16) {
         let noticed_ns = monotonic_ns();
         let Some(remains) = self.take_apart(number) else { return };
@@ -107,7 +104,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes away what an NF had of its process, and lets nobody on its core wait for it.
+    /// Takes what an NF had of its process, and ends all waits for it on its core.
     fn take_apart(&mut self, number: u16) -> Option<Remains> {
         let nf = self.nfs.get_mut(&number)?;
         let process = nf.process.take();
@@ -124,7 +121,7 @@ impl Supervisor {
         self.host.outputs.close(Whose::Nf(number));
         let handle = nf.handle.take();
         if let Some(handle) = &handle {
-            // First of all: nobody on its core is to wait for it, or to start it.
+            // First of all: no NF on its core may wait for it or start it.
             handle.alive.store(false, Ordering::Relaxed);
             handle.core_page.release(handle.slot);
         }
@@ -133,7 +130,7 @@ impl Supervisor {
         Some(Remains { process, handle, place })
     }
 
-    /// What is known of an NF whose process is gone, which had this handle.
+    /// What is known of an NF whose process is gone and which had this handle.
     fn ended(&self, number: u16, handle: Option<&NfHandle>) -> Option<Ended> {
         let nf = self.nfs.get(&number)?;
         let service = self.services.get(usize::from(nf.service))?.as_ref()?;
@@ -148,7 +145,6 @@ impl Supervisor {
         })
     }
 
-    /// Says that an NF has ended, and what comes next.
     fn tell_end(&mut self, number: u16, end: &End, noticed_ns: u64) {
         let Some(nf) = self.nfs.get_mut(&number).filter(|_| !self.turns.stopping) else { return };
         let (cause, ran, next) = (&end.cause, end.ran.as_secs_f64(), end.next());
@@ -161,7 +157,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes back what an NF had: its turns, its tables, its frames.
+    /// Takes back an NF's time slices, tables and frames.
     fn reclaim(&mut self, number: u16, remains: Remains, noticed_ns: u64) {
         let Remains { process, handle, place } = remains;
         let Some(nf) = self.nfs.get_mut(&number) else { return };
@@ -169,7 +165,7 @@ impl Supervisor {
         if let Some(handle) = &handle {
             nf.counted.count_off(handle);
         }
-        // It has no handle any more, so it leaves its schedule.
+        // Without a handle, it leaves its schedule.
         self.govern();
         if !is_foreign {
             self.unschedule(number);
@@ -179,7 +175,7 @@ impl Supervisor {
             process.container.into_iter().for_each(|life| self.clear_container(life));
         }
         if handle.is_some() {
-            // New tables first: no flow is sent to it any more. Then its frames come back.
+            // New tables first: it gets no more flows. Then its frames come back.
             if !self.publish_pool(service) {
                 self.publish();
             }
@@ -204,7 +200,6 @@ impl Supervisor {
         }
     }
 
-    /// Forgets an NF that was removed.
     pub(super) fn bury(&mut self, number: u16) {
         let Some(nf) = self.nfs.remove(number) else { return };
         self.seen.past.nf(self.own_report(&nf, 0));

@@ -1,8 +1,12 @@
-//! The life of programs that know nothing of Sluice. States and failure policies are those of every NF; what is different is how one
-//! comes (its room is built, then it is started and says nothing) and how it goes (with its room).
+//! The life of foreign programs.
 //!
-//! Building and clearing rooms takes as long as their commands take, so each is done by a thread of its own, which hands its result to
-//! the supervisor as a job. An instance's room is built when its former one is cleared.
+//! States and failure policies are those of every NF. The start and the end differ: its namespace
+//! is built before the program starts, which sends no hello; and its namespace is cleared after it
+//! ends.
+//!
+//! Building and clearing take as long as their commands, so each runs on a thread of its own, which
+//! sends its result to the supervisor as a job. An instance's namespace is built after its former
+//! one is cleared.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,21 +38,21 @@ use sluice_host::record::Thing;
 use sluice_host::spawn;
 use sluice_host::user::User;
 
-/// How long a program must run before it is given packets: one that ends at once is told of, and its chains never count on it.
+/// How long a program must run before it gets packets: its chains never count on one that fails.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// How long a program that shares memory may take to connect, and the pause between two looks.
+/// Longest time for a program that shares memory to connect, and the pause between two checks.
 const CONNECT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Pauses between announcements of a program's addresses. The chains that carry the first may not be complete when it starts, and a packet
-/// may be lost.
+/// Pauses between announcements of a program's addresses. The chains that carry the first one may
+/// not be complete when it starts, and a packet may be lost.
 const ANNOUNCED: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(3)];
-/// Time between two looks whether a program's interfaces are still there.
+/// Time between checks that a program's interfaces exist.
 const LOOK_AT_WIRES: Duration = Duration::from_millis(200);
 
 impl Supervisor {
-    /// Begins the life of a foreign NF: its room is built.
+    /// Begins the life of a foreign NF: its namespace is built.
     pub(super) fn launch_foreign(&mut self, number: u16) {
         let room = self.plane.arena().geometry().stride as usize - HEADROOM;
         let group = self.grouping().map(super::grouping::Grouping::group);
@@ -61,7 +65,7 @@ impl Supervisor {
         let (life, clearing) = (foreign.life, self.host.clearing.remove(&plan.netns));
         self.feed(number, Event::Launched);
         let path = netns::path_of(&plan.netns);
-        // One that is there already and is not being cleared is somebody else's.
+        // One that exists and is not being cleared is not ours.
         let is_theirs = clearing.is_none() && path.exists();
         let mut noted: Vec<(Thing, PathBuf)> = if is_theirs { Vec::new() } else { vec![(Thing::Netns, path)] };
         if let Some([of_core, own]) = self.grouping().map(|grouping| grouping.paths_of(&plan.name, plan.core)) {
@@ -73,7 +77,7 @@ impl Supervisor {
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(path.clone()));
         }
         if let Err(what) = self.open_devices(number) {
-            // Its sockets are in nobody's way, and its place is: the thread that clears it is let be.
+            // The former namespace may still exist: the next start waits for its clearing thread.
             let error = ForeignError::Device { nf: plan.name.clone(), what };
             self.host.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
             self.trouble(number, error.to_string());
@@ -82,13 +86,13 @@ impl Supervisor {
         self.apart(move || {
             clearing.into_iter().for_each(|thread| drop(thread.join()));
             let built = Room::build(plan, group.as_deref());
-            // The room holds a folder of it, and nobody else may when the daemon's end removes it.
+            // `group` holds a folder of the cgroup, which the daemon's end must be able to remove.
             drop(group);
             Box::new(move |this: &mut Self| this.room_built(number, life, built))
         });
     }
 
-    /// Opens the devices that share memory with the program of a foreign NF, where it is fed so. They listen when this is done.
+    /// Opens the devices that share memory with a foreign NF's program. On return they listen.
     fn open_devices(&mut self, number: u16) -> Result<(), String> {
         let Some(nf) = self.nfs.get(&number) else { return Ok(()) };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
@@ -104,7 +108,7 @@ impl Supervisor {
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(socket.clone()));
             let (memory, pool) = (self.plane.memories().usual(), self.plane.memories().usual_pool());
             let queue = wire::device(via, &socket, (number, side), &pool)?;
-            // Root, and the program's user.
+            // For root and the program's user.
             std::os::unix::fs::chown(&socket, owner, None)
                 .map_err(|error| format!("cannot give {} to its user: {error}", socket.display()))?;
             let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return Ok(()) };
@@ -114,7 +118,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether the program of a foreign NF that has started is still to connect. Looks again in a moment, and not for ever.
+    /// Whether a foreign NF's program has yet to connect. Checks again later, up to a limit.
     fn awaits_connection(&mut self, number: u16) -> bool {
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
         let ends = nf.foreign.as_ref().and_then(|foreign| foreign.wires.as_ref()).map_or(&[][..], |wires| &wires.ends);
@@ -136,7 +140,7 @@ impl Supervisor {
         true
     }
 
-    /// Does something on a thread of its own; what it gives back is done here.
+    /// Runs `work` on a thread of its own, and its resulting job on this one.
     fn apart(&mut self, work: impl FnOnce() -> Job + Send + 'static) -> Option<JoinHandle<()>> {
         let remote = self.remote();
         let thread = std::thread::Builder::new().name("sluice-room".into()).spawn(move || remote.hand(work()));
@@ -152,7 +156,7 @@ impl Supervisor {
         }
     }
 
-    /// A room is there, or is not.
+    /// Handles a namespace that was built, or could not be.
     fn room_built(&mut self, number: u16, life: u64, built: Result<(Room, Wires), ForeignError>) {
         self.host.rooms_in_work -= 1;
         let is_wanted = |nf: &&mut Nf| nf.is(State::Starting) && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life);
@@ -206,10 +210,9 @@ impl Supervisor {
         });
     }
 
-    /// Starts the program of a foreign NF in its room.
     fn start_program(&mut self, number: u16, room: &Room, exec: &Path, user: Option<User>, args: &[String]) -> Result<(), String> {
         let mut spec = room.spec(exec, args);
-        // Its own affair where it is root; see the limits that `sluice check` tells.
+        // No filter for root; see the limits that `sluice check` lists.
         spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
         spec.user = user;
         spec.stdio = self.host.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
@@ -224,7 +227,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Finds the program of a foreign NF, which somebody else has started.
+    /// Finds the program of a foreign NF that something else has started.
     fn find_program(&mut self, number: u16, service: &str, file: &Path) -> Result<(), String> {
         let (pid, pidfd, identity) = process_of(file).map_err(|why| format!("{service}: {why}"))?;
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
@@ -236,14 +239,13 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A foreign NF that was removed while it came is let go when its threads are done.
+    /// Removes a foreign NF that was stopped while it started, when its threads are done.
     fn left_while_starting(&mut self, number: u16) {
         if self.nfs.get(&number).is_some_and(|nf| nf.life().left_while_starting()) {
             self.lost(number);
         }
     }
 
-    /// A foreign NF could not come.
     fn trouble(&mut self, number: u16, why: String) {
         let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
         self.host.notices.print(Kind::Failed(service), || why.clone());
@@ -252,7 +254,7 @@ impl Supervisor {
         self.feed(number, Event::Troubled(Cause::Unstarted(why)));
     }
 
-    /// The program runs: it is an NF from now on.
+    /// Completes the start: from now on the program is an NF.
     pub(super) fn settle(&mut self, number: u16) {
         if self.awaits_connection(number) {
             return;
@@ -291,13 +293,13 @@ impl Supervisor {
         nf.counted.cpu.start_of(move || who.members());
         nf.counted.welcomed(monotonic_ns());
         (nf.handle, nf.place) = (Some(handle.clone()), Some(place));
-        // A process of somebody else keeps the class that it has: nobody would give it back.
+        // A process that the manager did not start keeps its class: it would not get it back.
         let is_theirs = nf.process.as_ref().is_some_and(|process| process.theirs);
         let ours = nf.foreign.as_ref().filter(|_| !is_theirs).map_or(Vec::new(), |foreign| foreign.who.members());
         self.feed(number, Event::Joined);
         self.plane.feed(Box::new(hop))?;
         for pid in ours {
-            // One that has ended meanwhile needs no class.
+            // A process that has ended meanwhile needs no class.
             if let Err(error) = self.schedule(None, pid, core, config.mode == Mode::Poll) {
                 warn!("{name}: {error}");
             }
@@ -311,8 +313,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Announces the addresses of foreign NFs that have started, and ends those of which an interface was removed: they are started
-    /// again as after any death.
+    /// Announces the addresses of foreign NFs that have started. Ends those that have lost an
+    /// interface: they restart as after any death.
     pub(super) fn see_wires(&mut self, now: Instant) {
         let mut cut = Vec::new();
         for nf in self.nfs.values_mut().filter(|nf| nf.is(State::Running)) {
@@ -341,31 +343,32 @@ impl Supervisor {
         }
     }
 
-    /// Takes a foreign NF from the packet thread that feeds it. Before [`crate::dataplane::DataPlane::detach`].
+    /// Takes a foreign NF from the packet thread that feeds it. Before
+    /// [`crate::dataplane::DataPlane::detach`].
     pub(super) fn unfeed(&mut self, number: u16) {
         match self.plane.unfeed(number) {
-            // Its sockets are closed here and not on a packet thread: the kernel takes milliseconds for that.
+            // Its sockets are closed here, not on a packet thread: the kernel takes milliseconds.
             Ok(hop) => drop(hop),
             Err(error) => warn!("{error}"),
         }
     }
 
-    /// Clears the room of a foreign NF whose program has ended.
+    /// Clears the namespace of a foreign NF whose program has ended.
     pub(super) fn clear_room(&mut self, number: u16) {
         let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return };
         foreign.life += 1;
-        // Devices are opened and closed on this thread only.
+        // Only this thread opens and closes devices.
         (foreign.wires, foreign.devices, foreign.memory) = (None, Vec::new(), None);
         let (room, noted) = (foreign.room.take(), std::mem::take(&mut foreign.noted));
         for path in &noted {
-            // What a device has left of its socket.
+            // The socket that a device has left.
             if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
                 let _ = std::fs::remove_file(path);
             }
         }
         let name = room.as_ref().map(|room| room.netns().to_string());
         let thread = self.apart(move || {
-            // A thread that works in it still has it, and what it does there fails or ends: wait for that.
+            // A thread that works in it still has it; its work there fails or ends: wait for it.
             let mut room = room;
             while let Some(shared) = room.take() {
                 match Arc::try_unwrap(shared) {
@@ -392,7 +395,7 @@ impl Supervisor {
     }
 }
 
-/// The process whose number is in a file, if it may be scheduled.
+/// The process whose id is in a file, if it may be scheduled.
 fn process_of(file: &Path) -> Result<(Pid, OwnedFd, Identity), String> {
     let shown = file.display();
     let text =

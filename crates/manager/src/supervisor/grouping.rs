@@ -1,11 +1,10 @@
-//! The cgroups that NFs are weighed by, made and removed beside the supervisor.
+//! The cgroups that weigh NFs, made and removed by a thread of their own.
 //!
 //! Moving a process into a cgroup takes the kernel milliseconds (it waits until all processors have
-//! passed through the scheduler), in which an NF could long have its first packets. So a thread of
-//! its own does it, in the order in which it was asked: an NF runs at once, with the weight that
-//! all have, and gets its own a little later. One that is held in a
-//! [pen](sluice_host::cgroup::pen) has its cgroup from that, with all that it forks, and is
-//! only weighed here; what is added here is an NF that has none.
+//! passed through the scheduler), in which an NF could already handle packets. So a thread of its
+//! own does this, in the order of the requests: an NF runs at once with the default weight, and
+//! gets its own a little later. An NF in a [pen](sluice_host::cgroup::pen) has its cgroup from
+//! that, with all its forks, and is only weighed here. Only NFs without a pen are added here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -58,50 +57,48 @@ impl Grouping {
         Ok(Self { group, jobs: Some(jobs), removed, thread: Some(thread) })
     }
 
-    /// The folders that [`add`](Self::add) makes for a life of an NF, to be noted before: its
-    /// core's, and its own.
+    /// The folders that [`add`](Self::add) makes for a life of an NF, to be recorded first.
     pub(super) fn paths_of(&self, life: &str, core: usize) -> [PathBuf; 2] {
         [self.group.path_of_core(core), self.group.path_of(life, core)]
     }
 
-    /// The daemon's cgroup, for those that make a folder in it themselves. They give it back before [`finish`](Self::finish).
+    /// The daemon's cgroup, for folders in it. Dropped before [`finish`](Self::finish).
     pub(super) fn group(&self) -> Arc<Group> {
         self.group.clone()
     }
 
-    /// Weighs an NF by the cgroup that it is in.
+    /// Weighs an NF through the cgroup that it is in.
     pub(super) fn adopt(&self, handle: Arc<NfHandle>, nf: NfGroup) {
         self.ask(Job::Adopt(handle, nf));
     }
 
-    /// Gives a life of an NF a cgroup, soon. The name is no other's, so that what is being removed
-    /// is never in the way.
+    /// Requests a cgroup for a life of an NF, with a unique name: no former one is in the way.
     pub(super) fn add(&self, handle: Arc<NfHandle>, life: String, pid: Pid) {
         self.ask(Job::Add(handle, life, pid));
     }
 
-    /// Removes the cgroup of an NF whose process has ended, soon.
+    /// Requests the removal of the cgroup of an NF whose process has ended.
     pub(super) fn remove(&self, number: u16) {
         self.ask(Job::Remove(number));
     }
 
     fn ask(&self, job: Job) {
         if let Some(jobs) = &self.jobs {
-            // The thread ends only when told to.
+            // The thread ends only when `jobs` is dropped.
             let _ = jobs.send(job);
         }
     }
 
-    /// Folders that are gone since this was asked last.
+    /// Folders that are gone since the last call.
     pub(super) fn removed(&self) -> Vec<PathBuf> {
         self.removed.try_iter().collect()
     }
 
-    /// Removes everything. Gives back the folders that are gone.
+    /// Removes everything. Returns the folders that are gone.
     pub(super) fn finish(mut self) -> (Vec<PathBuf>, Result<(), CgroupError>) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and if it did, the group's own end would remove what it made.
+            // It does not panic; if it did, dropping the group would remove what it made.
             let _ = thread.join();
         }
         let mut gone = self.removed();
@@ -129,7 +126,7 @@ fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: 
             Job::Add(handle, life, pid) => {
                 // Only the latest: a former process of the NF may have left one.
                 nfs.remove(&handle.number).into_iter().for_each(remove);
-                // One that has ended meanwhile has no pid any more.
+                // A process that has ended meanwhile has no pid.
                 if !handle.alive.load(Ordering::Relaxed) {
                     continue;
                 }

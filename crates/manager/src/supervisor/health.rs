@@ -1,9 +1,8 @@
-//! The verdict on the daemon: whether all chains and ports take packets and all NFs run or come, and
-//! if not, what does not work and since when.
+//! The daemon's health: the chains, ports and NFs that do not work, and since when.
 //!
-//! A chain that is throttled is not out of order: it is told to wait, and that is what chains do
-//! under overload. An NF that has died once and is started again is not either. One that dies again
-//! and again is, also in the moments in which it runs.
+//! It is healthy when all chains and ports take packets and all NFs run or start. A throttled chain
+//! is healthy: it waits, as chains do under overload. So is an NF that has died once and is
+//! restarted. One that keeps dying is not, even while it runs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,26 +15,26 @@ use crate::controller::events::Subject;
 use sluice_api::health::{Health, MOST, Problem, Verdict};
 use sluice_api::model::{ChainState, EventKind, PortState};
 
-/// Deaths in a row, without a good run in between, that are a loop.
+/// Consecutive deaths without a good run in between that make a loop.
 const LOOP: u32 = 3;
 
-/// Time between two looks.
+/// Time between two checks.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// What does not work, and what was seen last.
+/// What does not work, and the last observations.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// Everything has come up.
+    /// Whether everything has started.
     pub(super) is_up: bool,
     looked: Option<Instant>,
-    /// By kind and name of what does not work, and the word for what is wrong: since when.
+    /// By kind and name of the object, and the word for what is wrong: since when.
     since: BTreeMap<(String, &'static str), Instant>,
-    /// States of chains, by name, without regard to throttles.
+    /// States of chains by name, without throttles.
     chains: BTreeMap<String, ChainState>,
 }
 
 impl Supervisor {
-    /// Looks what does not work, if it is time to: so it is known since when.
+    /// Checks what does not work, when it is time to, so that its start is known.
     pub(super) fn watch_health(&mut self, now: Instant) {
         if !self.seen.watch.is_up || self.seen.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
             return;
@@ -45,7 +44,7 @@ impl Supervisor {
         self.health();
     }
 
-    /// Notes chains that do something else with their packets than when they were looked at last.
+    /// Logs chains whose state has changed since the last check.
     fn note_chains(&mut self) {
         let state = |chain: &std::sync::Arc<sluice_dataplane::chain::Chain>| match self.state_of_chain(chain) {
             (ChainState::Refused, true) => (chain.name.clone(), ChainState::Open),
@@ -53,7 +52,7 @@ impl Supervisor {
         };
         let now: BTreeMap<String, ChainState> = self.chains.iter().flatten().map(state).collect();
         for (name, state) in &now {
-            // A new one is open, or was never anything else.
+            // A new chain counts as open before.
             let before = self.seen.watch.chains.get(name).copied().unwrap_or(ChainState::Open);
             if before != *state {
                 self.controller.events().note(EventKind::Chain, Subject::Other("chain", name), said_of_chain(*state));
@@ -62,7 +61,6 @@ impl Supervisor {
         self.seen.watch.chains = now;
     }
 
-    /// What does not work now.
     pub(super) fn health(&mut self) -> Health {
         let now = Instant::now();
         let mut found: Vec<(String, &'static str, String)> = Vec::new();
@@ -93,7 +91,7 @@ impl Supervisor {
             let subject = || format!("port {}", port.config.name);
             match port.link.state() {
                 PortState::Up => {}
-                // That is what its configuration asks for.
+                // Its configuration makes it wait.
                 state @ PortState::Waiting => lesser.push((subject(), state.word(), said_of_port(state).into())),
                 state => found.push((subject(), state.word(), said_of_port(state).into())),
             }
@@ -120,7 +118,7 @@ impl Supervisor {
     }
 }
 
-/// What a port does that is behind its rate, in words.
+/// The text for a port that is behind its rate.
 fn said_of_rate(rate_pps: f64, missing_pps: f64) -> String {
     let made = (rate_pps - missing_pps).max(0.0);
     format!(
@@ -129,7 +127,6 @@ fn said_of_rate(rate_pps: f64, missing_pps: f64) -> String {
     )
 }
 
-/// Why packets do not go through a port, in words.
 fn said_of_port(state: PortState) -> &'static str {
     match state {
         PortState::Up => "takes packets",
@@ -142,7 +139,7 @@ fn said_of_port(state: PortState) -> &'static str {
     }
 }
 
-/// What a chain does with packets at its entry, in words.
+/// The text for what a chain does with packets at its entry.
 fn said_of_chain(state: ChainState) -> &'static str {
     match state {
         ChainState::Open => "takes packets",

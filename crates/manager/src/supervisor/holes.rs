@@ -1,7 +1,8 @@
-//! What becomes of NFs that make holes in shared memory: see [`sluice_shm::hole`].
+//! Handling of NFs that make holes in shared memory: see [`sluice_shm::hole`].
 //!
-//! A page that was missing is the daemon's alone until it is mended, and packets in it are lost. A hole in an NF's own region is that NF's
-//! work; one in a core page or in packet memory may be that of any NF that has it mapped: of those first who have more rights than others.
+//! A missing page is private to the daemon until it is mended, and packets in it are lost. An NF
+//! that has a hole in its own region has made it. A hole in a core page or in packet memory may be
+//! the work of any NF that has it mapped; those with additional rights are suspected first.
 
 use std::sync::Arc;
 
@@ -12,11 +13,9 @@ use super::nfs::Nf;
 use super::{ServiceState, Supervisor};
 use sluice_dataplane::handle::{Sentence, Violation};
 
-/// What was seen of holes.
 #[derive(Debug, Default)]
 pub(super) struct Holes {
     seen: u64,
-    /// Some memory is to be mended.
     is_broken: bool,
 }
 
@@ -27,7 +26,7 @@ fn may_make(service: &ServiceState) -> bool {
 }
 
 impl Supervisor {
-    /// Ends NFs that have made holes, and mends memory.
+    /// Stops NFs that have made holes, and mends memory.
     pub(super) fn see_holes(&mut self) {
         let count = hole::count();
         if count != self.host.holes.seen {
@@ -56,7 +55,7 @@ impl Supervisor {
         let page: Vec<&Nf> = self.nfs.values().filter(at_page).collect();
         named.extend(self.suspects(page).into_iter().map(|nf| (nf, "the page of its core")));
         for memory in self.plane.memories().iter().filter(|memory| memory.file().holes() > 0) {
-            // Those of the tenant, or, of what nobody maps, nobody.
+            // The NFs of the tenant; none for memory that no NF maps.
             let maps = |nf: &&Nf| nf.place.as_ref().is_some_and(|place| place.memory == memory.number);
             let all: Vec<&Nf> = self.nfs.values().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
             named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
@@ -78,19 +77,19 @@ impl Supervisor {
         }
     }
 
-    /// Of NFs that have the same memory mapped, those whose rights let them make a hole; all, if none has such rights.
+    /// The NFs that share a mapping and whose rights let them make a hole; all, if none has.
     fn suspects<'a>(&self, nfs: Vec<&'a Nf>) -> Vec<&'a Nf> {
         let service = |nf: &Nf| self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
         let able: Vec<&Nf> = nfs.iter().filter(|nf| service(nf).is_some_and(may_make)).copied().collect();
         if able.is_empty() { nfs } else { able }
     }
 
-    /// Puts shared memory back where there is some. Where there is none yet, it is tried again at the next tick.
+    /// Fills the holes as far as there is memory; the next tick tries the rest again.
     fn mend(&mut self) {
         let pages = self.nfs.values().filter_map(|nf| self.plane.page_memory(nf.place.as_ref()?));
         let regions = self.nfs.values().filter_map(|nf| Some(&nf.handle.as_ref()?.region.memory));
         let arenas = self.plane.memories().iter().filter(|memory| !memory.file().mend()).count();
-        // All are tried.
+        // Both are attempted for all, without stopping at a failure.
         self.host.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
     }
 }

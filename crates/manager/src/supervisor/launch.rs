@@ -1,4 +1,4 @@
-//! How the processes of NFs are started. What becomes of them is decided in [`super::nfs`].
+//! How the processes of NFs are started. [`super::nfs`] decides about their lives.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -19,11 +19,11 @@ use sluice_host::container::Life;
 use sluice_host::filter::Filter;
 use sluice_host::spawn;
 
-/// Memory that an NF may lock, in bytes: as much as the kernel allows any process by default.
+/// Memory that an NF may lock, in bytes: the kernel's default for any process.
 const LOCKED: u64 = 8 << 20;
 
 impl Supervisor {
-    /// Starts the process of an NF, or waits for one that comes by itself.
+    /// Starts the process of an NF, or waits for one that attaches by itself.
     pub(super) fn launch(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
@@ -46,13 +46,13 @@ impl Supervisor {
     pub(super) fn launch_process(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
-        // Without a program it comes by itself.
+        // Without a program it attaches by itself.
         if service.exec.is_some() && !self.fork_from_zygote(number) {
             self.spawn_alone(number);
         }
     }
 
-    /// How a process of a service is started, under this name, with more variables.
+    /// How to start a process of a service under a name, with more variables.
     pub(super) fn spec_of(
         &self,
         service: &ServiceState,
@@ -73,8 +73,7 @@ impl Supervisor {
             args: service.config.args.iter().map(Into::into).collect(),
             env,
             user: service.user.clone(),
-            // Where polling NFs have turns a new process would get no core; an NF moves there by
-            // itself when it is let in.
+            // A new process would get no time slice; an NF moves there by itself at its admission.
             cores: if self.outside.is_governed(core) { self.cores_elsewhere(core) } else { [core].into() },
             stdio: spawn::Stdio::Null,
             name: name.into(),
@@ -110,16 +109,16 @@ impl Supervisor {
         }
     }
 
-    /// Starts what an NF is started with: its program, or the runtime of its container. It is starting then; so it is if that fails,
-    /// and lost next.
+    /// Starts an NF's program, or the runtime of its container. The NF is starting then, also if
+    /// this fails; the caller then handles it as lost.
     pub(super) fn start_process(&mut self, number: u16, spec: &spawn::SpawnSpec, container: Option<Life>) -> Result<(), String> {
         self.feed(number, Event::Launched);
         let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.is(State::Starting)) else { return Ok(()) };
         nf.counted.spawned_ns = Some(monotonic_ns());
         let core = nf.core;
         let mut spec = spec.clone();
-        // In a pen of its own, and on its core, unless it begins elsewhere because somebody who
-        // polls would keep it from starting there.
+        // In a pen of its own and on its core. On a core where a polling NF would keep it from
+        // running, it starts elsewhere.
         let cores = spec.cores.clone();
         let service = self.nfs.get(&number).and_then(|nf| self.service_of(nf));
         let bounds = service.map(|service| self.bounds_on(&service.config, 1, core));
@@ -153,10 +152,10 @@ impl Supervisor {
         }
     }
 
-    /// Waits until all NFs that were spawned are ready, so that the first packet finds its chain complete.
+    /// Waits until all spawned NFs are ready, so that the first packet finds its chain complete.
     pub(super) fn await_hellos(&mut self, stop: &AtomicBool) -> Result<(), SupervisorError> {
         let mut told = Instant::now();
-        // One that was stopped for cause has come; that it breaks the rules keeps nobody else from a start.
+        // One that was stopped for cause counts as come: its fault delays no other NF.
         let comes = |nf: &&Nf| nf.life().stops() == 0;
         while self.nfs.values().filter(comes).any(|nf| matches!(nf.life().state(), State::Starting | State::Restarting)) {
             self.turn(Duration::from_millis(5));

@@ -1,9 +1,9 @@
-//! A tenant's packet memory is made anew.
+//! Renewal of a tenant's packet memory.
 //!
-//! After an NF was stopped for violations nobody knows what it has left behind in its tenant's memory, or who still has it mapped. Then the
-//! tenant can have a fresh arena: its ports receive there, its NFs are ended and started again with it, and what is still on its way
-//! in the old one leaves as it is. The old one goes when no NF has it mapped and the last of its
-//! frames has come back. Other tenants notice nothing.
+//! After an NF was stopped for violations, its tenant's memory may be damaged, and a process may
+//! still have it mapped. Then the tenant can have a fresh arena: its ports receive there, its NFs
+//! are restarted with it, and the packets in the old one leave normally. The old arena is removed
+//! when no NF has it mapped and all its frames have come back. Other tenants are not affected.
 
 use super::nfs::Event;
 use super::{Supervisor, SupervisorError};
@@ -13,7 +13,7 @@ use sluice_api::config::AfterViolation;
 use sluice_config::tenancy::Holder;
 
 impl Supervisor {
-    /// Gives a tenant a fresh arena, and starts its NFs again.
+    /// Gives a tenant a fresh arena, and restarts its NFs.
     pub(super) fn renew_memory(&mut self, tenant: Option<&str>) -> Result<(), SupervisorError> {
         let holder = Holder::Tenant(tenant.map(str::to_owned));
         let Some(old) = self.plane.memories().find(&holder).map(|memory| memory.number) else {
@@ -27,17 +27,16 @@ impl Supervisor {
             other => other.into(),
         })?;
         counted.iter().for_each(|memory| self.seen.past.memory(memory));
-        // From here on its ports receive there.
+        // From now on its ports receive there.
         self.publish();
-        // All that have the old one mapped, however far they are: also one that still makes its
-        // handler, is on trial, or is on its way out.
+        // All that have the old one mapped, also those that are starting, on trial, or leaving.
         let mapped = self.nfs.values().filter(|nf| nf.place.as_ref().is_some_and(|place| place.memory == old));
         let mapped: Vec<u16> = mapped.map(|nf| nf.number).collect();
         mapped.into_iter().for_each(|number| self.feed(number, Event::Renewed));
         Ok(())
     }
 
-    /// Takes away what is nobody's any more, once it is empty.
+    /// Removes replaced arenas that are empty.
     pub(super) fn drop_former_memory(&mut self) {
         if !self.plane.memories().former().is_empty()
             && let Err(error) = self.plane.drop_former()
@@ -46,9 +45,9 @@ impl Supervisor {
         }
     }
 
-    /// An NF of a service was stopped for violations, which had the arena of this holder mapped.
+    /// Handles the stop of an NF for violations that had the arena of this holder mapped.
     pub(super) fn after_violation(&mut self, service: u16, holder: &Holder) {
-        // Where it is nobody's any more the tenant has a fresh one already.
+        // If the arena was replaced, the tenant has a fresh one already.
         let Holder::Tenant(tenant) = holder else { return };
         if self.config.memory.after_violation == AfterViolation::Keep || self.turns.stopping {
             return;

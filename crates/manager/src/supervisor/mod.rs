@@ -1,10 +1,12 @@
-//! The supervisor: one thread that starts and loses NFs, opens and closes ports, and turns every change into new tables for the
-//! packet threads.
+//! The supervisor: one thread that owns all control state.
 //!
-//! A feature that is left out of the build ([`crate::features`]) is a module of the folder `without` instead, which has nothing to do.
+//! It starts and stops NFs, opens and closes ports, and publishes every change as new tables to the
+//! packet threads. It owns its state alone, so nothing here is locked. Other threads send it
+//! closures ([`Remote`]). It sleeps in epoll on the NF socket, the processes of the NFs, signals
+//! and those requests.
 //!
-//! It owns all control state, so nothing here is locked. Others ask it for something by sending it a closure ([`Remote`]). It sleeps
-//! in epoll on the NF socket, on the processes of the NFs, on signals and on those requests.
+//! A feature that is left out of the build ([`crate::features`]) is a module of the folder
+//! `without`, which does nothing.
 
 mod act;
 mod admit;
@@ -74,66 +76,51 @@ pub use backend::Remote;
 use nfs::{Event, Nf, NfSet};
 use parts::{Changes, Host, Published, Seen, Turns};
 
-/// How often sentences are carried out, timers looked at and processes measured.
+/// Time between ticks: stop reasons, timers and CPU times are checked.
 const TICK: Duration = Duration::from_millis(20);
-/// The same while nothing moves.
+/// The same while no packet moves and nothing is under way.
 const QUIET_TICK: Duration = Duration::from_millis(100);
-/// Least time between two answers to the bell: what is done then looks at every NF.
+/// Least time between two answers to the waker: each answer checks every NF.
 const ANSWERS: Duration = Duration::from_millis(2);
 /// Why the supervisor could not start or change something. Each says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    /// The packet threads.
     #[error(transparent)]
     Plane(#[from] PlaneError),
-    /// A port.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// The runtime directory or the record in it.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The NF socket.
     #[error(transparent)]
     Attach(#[from] sluice_host::attach::AttachError),
-    /// A scheduling class or its slice.
     #[error(transparent)]
     Class(#[from] sluice_host::class::ClassError),
-    /// A system call of the event loop.
     #[error("cannot {doing}: {source}")]
-    System {
-        /// What was tried.
-        doing: &'static str,
-        /// The kernel's answer.
-        source: rustix::io::Errno,
-    },
-    /// What was asked for is not valid.
+    System { doing: &'static str, source: rustix::io::Errno },
     #[error("{0}")]
     Invalid(String),
-    /// What was named is not there.
     #[error("{0}")]
     NoSuch(String),
-    /// What was asked for does not go with what is there.
     #[error("{0}")]
     Conflict(String),
-    /// It was to stop before its NFs were ready.
+    /// A stop was requested before its NFs were ready.
     #[error("it was stopped before its NFs were ready")]
     Interrupted,
 }
 
-/// Something that another thread wants done.
+/// A request of another thread.
 pub type Job = Box<dyn FnOnce(&mut Supervisor) + Send>;
 
 struct PortState {
     config: model::Port,
     description: String,
     counters: Vec<Arc<QueueCounters>>,
-    /// Number of the arena that it receives into, if it cannot change that.
+    /// Number of the arena that it receives into, if it cannot change.
     memory: Option<u8>,
-    /// Its state.
     link: Arc<port::link::Link>,
-    /// What the log has reported of packets that were too large to come in, and to leave.
+    /// The packets too large to receive, and to send, that the log has reported.
     reported: (ports::Reported, ports::Reported),
-    /// How far it is behind its rate.
+    /// How far it is behind its configured rate.
     behind: ports::Behind,
 }
 
@@ -148,40 +135,35 @@ struct ServiceState {
     config: model::Service,
     exec: Option<PathBuf>,
     user: Option<User>,
-    /// What its instances run in, where that is a container; `exec` is none then.
+    /// What its instances run in, if that is a container; `exec` is then none.
     container: Option<Arc<Template>>,
-    /// Numbers of its instances.
     instances: Vec<u16>,
     next_index: u32,
-    /// What instances are forked from, where they are.
+    /// What its instances are forked from, if they are.
     zygote: Option<zygote::Zygote>,
-    /// Of one that is not shared.
+    /// Only of a service with a pool.
     pool: Option<pools::PoolState>,
     added: Instant,
 }
 
 impl ServiceState {
-    /// One without instances.
     fn new(config: model::Service, exec: Option<PathBuf>, user: Option<User>, container: Option<Arc<Template>>) -> Self {
         let (instances, added) = (Vec::new(), Instant::now());
         Self { config, exec, user, container, instances, next_index: 0, zygote: None, pool: None, added }
     }
 
-    /// The core of an instance.
     fn core_of(&self, index: u32) -> usize {
         self.config.cores[index as usize % self.config.cores.len()]
     }
 }
 
-/// What a rule of a name, or in a place, is told to have decided: `base`, and what it has counted
-/// since it is there.
+/// The count reported for a rule, by its name or place: that of `hits`, plus `base`.
 #[derive(Debug, Default)]
 struct RuleCount {
     hits: Option<RuleHits>,
     base: u64,
 }
 
-/// The one who knows everything.
 pub struct Supervisor {
     config: Config,
     plane: DataPlane,
@@ -201,12 +183,12 @@ pub struct Supervisor {
 }
 
 mod token {
-    //! What an epoll event is about.
+    //! Tokens of epoll events: a kind, and for some a number.
     pub const WAKE: u64 = 0;
     pub const LISTENER: u64 = 1;
     pub const PROCESS: u64 = 2 << 32;
     pub const CONNECTION: u64 = 3 << 32;
-    /// With the process's number.
+    /// With the number of the process.
     pub const WRAPPER: u64 = 4 << 32;
     /// With the number of the zygote's process.
     pub const ZYGOTE: u64 = 5 << 32;
@@ -216,11 +198,12 @@ mod token {
 }
 
 impl Supervisor {
-    /// Starts the packet threads, opens the ports and spawns the NFs that a valid configuration names. If anything fails, everything
-    /// that was started is stopped again. While it waits for NFs, which may take as long as they like, `stop` ends it.
+    /// Starts the packet threads, opens the ports and spawns the NFs of a valid configuration. If
+    /// anything fails, everything that was started is stopped. The wait for NFs has no time limit;
+    /// `stop` ends it.
     ///
     /// # Errors
-    /// The first thing that failed; [`SupervisorError::Interrupted`].
+    /// The first failure; [`SupervisorError::Interrupted`].
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record, stop: &AtomicBool) -> Result<Self, SupervisorError> {
         // Before there is any shared memory.
         sluice_shm::hole::install();
@@ -262,7 +245,7 @@ impl Supervisor {
         }
     }
 
-    /// Brings everything up in the order in which packets need it, ports last, so that the first packet finds its chain complete.
+    /// Starts everything in the order in which packets need it, ports last.
     fn build(&mut self, wanted: Config, stop: &AtomicBool) -> Result<(), SupervisorError> {
         let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
@@ -283,28 +266,26 @@ impl Supervisor {
         for (number, open) in opened.into_iter().enumerate() {
             self.put_port(number as u16, open)?;
         }
-        // The controller is met when there is all that it is told of.
+        // The SDN controller is connected last, when everything that is reported to it exists.
         let started = self.published.sdn.start(&self.config, &self.plane);
         started.map_err(|source| PlaneError::Thread { core: self.config.manager.monitor[0], source })?;
         self.tell_agent();
-        // Only now: a generator that begins before the sink is there would lose packets.
+        // Only now: a generator that starts before the sink loses packets.
         self.plane.start_rx();
         self.seen.watch.is_up = true;
         self.restore_placement();
         Ok(())
     }
 
-    /// A handle by which other threads reach this one.
     pub fn remote(&self) -> Remote {
         Remote::new(self.turns.remote.clone(), self.turns.wake.clone())
     }
 
-    /// The configuration that is in force.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Serves until told to stop, then drains and stops everything.
+    /// Serves until [`Supervisor::quit`], then drains and stops everything.
     pub fn run(mut self) {
         while !self.turns.quit {
             self.turn(QUIET_TICK);
@@ -312,16 +293,15 @@ impl Supervisor {
         self.shut_down();
     }
 
-    /// Ends [`Supervisor::run`].
     pub fn quit(&mut self) {
         self.turns.quit = true;
     }
 
-    /// Waits for events for so long, and handles them.
+    /// Waits at most `timeout` for events, and handles them.
     fn turn(&mut self, timeout: Duration) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut timeout = timeout.min(self.until_due(Instant::now()));
-        if self.turns.bell.is_rung() {
+        if self.turns.waker.is_rung() {
             timeout = timeout.min(ANSWERS.saturating_sub(self.turns.answered.elapsed()));
         }
         if self.host.holds.is_waiting() {
@@ -331,7 +311,7 @@ impl Supervisor {
             timeout = timeout.min(Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns())));
         }
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // EINTR is an empty turn.
+        // EINTR is an empty round.
         let _ = epoll::wait(&self.host.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
         self.turns.is_quiet &= events.is_empty();
         for event in &events {
@@ -360,22 +340,22 @@ impl Supervisor {
         self.go_on_applying();
         self.go_on_placing();
         self.plane.collect();
-        // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
+        // Not after each event: with a thousand NFs this would delay those that attach.
         let now = Instant::now();
-        if now.duration_since(self.turns.answered) >= ANSWERS && self.turns.bell.take() {
+        if now.duration_since(self.turns.answered) >= ANSWERS && self.turns.waker.take() {
             self.turns.answered = now;
-            self.end_condemned();
+            self.stop_marked();
             self.size_pools();
         }
         if self.until_due(now).is_zero() {
             self.turns.ticked = now;
             self.tick(now);
         }
-        // Last: a member that has become ready in this turn waits for nothing more.
+        // Last: a member that became ready in this round is published in it.
         self.publish_stirred_pools();
     }
 
-    /// Stops reading ports, lets the packets inside leave, stops every NF and thread, and removes what was made on the host.
+    /// Stops reception, drains, stops every NF and thread, and restores the host.
     pub(super) fn shut_down(&mut self) {
         self.turns.stopping = true;
         self.published.sdn.stop();
@@ -403,7 +383,7 @@ impl Supervisor {
         self.controller.stop();
         self.restore_pens();
         self.restore_scheduling();
-        // It removes its file when it has nothing more to undo.
+        // The guard removes its file when it has nothing left to undo.
         self.outside.end_guard();
         if let Some(record) = self.host.record.take() {
             match record.finish() {
@@ -414,9 +394,9 @@ impl Supervisor {
         }
     }
 
-    /// Makes tables of what there is now and gives them to the packet threads.
+    /// Publishes tables of the present state to the packet threads.
     fn publish(&mut self) {
-        // Parts of flows are of instances of the placement, and an NF may have become one of them just now.
+        // Shares of flows belong to instances of the placement, and an NF may have just become one.
         self.bind();
         let rules = self.rules();
         let parts = self.spread_parts();
@@ -424,13 +404,13 @@ impl Supervisor {
             .services
             .iter()
             .map(|service| {
-                // Members of pools are nobody's to choose from but the directors'.
+                // Only the pool's steering chooses its members.
                 let shared = service.as_ref().filter(|s| s.pool.is_none());
                 let instances = shared.map_or(&[][..], |s| &s.instances);
                 let runs = |nf: &&Nf| nf.life().takes_packets();
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
                 let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
-                // Where all that live are to end their flows, new ones are with them all the same.
+                // Where all running instances are to end their flows, new flows still go to them.
                 let none_open = living.clone().all(|nf| parts_of(nf) == 0);
                 let member = |nf: &Nf, parts: u32| Member {
                     nf: nf.number,
@@ -465,7 +445,7 @@ impl Supervisor {
         self.tell_agent();
     }
 
-    /// Says once of each chain that it lacks paths.
+    /// Reports once for each chain that it lacks paths.
     fn tell_of_lacking_paths(&mut self) {
         for chain in self.chains.iter().flatten() {
             let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
@@ -481,7 +461,7 @@ impl Supervisor {
         }
     }
 
-    /// Where the instances of each service may send packets by a verdict.
+    /// The ports and services that instances of each service may send packets to by a verdict.
     fn may_send(&mut self) -> Vec<MaySend> {
         let places = |service: u16, config: &model::Service| match &config.may_send_to {
             Some(names) => {
@@ -506,8 +486,9 @@ impl Supervisor {
         now.into_iter().zip(&mut self.published.allowed).map(may).collect()
     }
 
-    /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes
-    /// on counting where it was: one with a name as long as there is one of this name, one without as long as it stays the same.
+    /// The compiled rules. Everything that they name exists: a change that would leave a dangling
+    /// name is refused before. A rule keeps its count: a named one while a rule of its name exists,
+    /// an unnamed one while it stays the same.
     fn rules(&mut self) -> RuleSet {
         let ports = self.ports.iter().enumerate().filter_map(|(i, p)| Some((p.as_ref()?.config.name.clone(), i as u16))).collect();
         let chains = self.chains.iter().flatten().map(|c| (c.name.clone(), c.number)).collect();
@@ -541,7 +522,7 @@ impl Supervisor {
         RuleSet::new(rules).counting(hits)
     }
 
-    /// Has what is told of each rule go on where it was, by its name or place.
+    /// Continues the reported count of each rule, by its name or place.
     fn count_rules(&mut self) {
         let now: HashMap<String, &RuleHits> = (self.config.rules.iter().enumerate().zip(&self.published.hits))
             .map(|((place, rule), (_, hits))| (report::series_of(rule, place), hits))
@@ -551,7 +532,7 @@ impl Supervisor {
                 count.base = count.base.wrapping_add(hits.total());
             }
         }
-        // Those that are gone and forgotten begin at 0 if they come again.
+        // Rules that are gone and forgotten begin at 0 when they come back.
         while self.published.rule_counts.len() > now.len() + totals::MOST
             && let Some(gone) =
                 self.published.rule_counts.iter().find(|(_, count)| count.hits.is_none()).map(|(name, _)| name.clone())
@@ -561,14 +542,14 @@ impl Supervisor {
         for (name, hits) in now {
             let count = self.published.rule_counts.entry(name).or_default();
             if count.hits.is_none() {
-                // What it has decided in another place is told there.
+                // What it decided at another place is reported there.
                 count.base = count.base.wrapping_sub(hits.total());
                 count.hits = Some(hits.clone());
             }
         }
     }
 
-    /// Notes in the record; a full disk is no reason to stop packets.
+    /// Writes to the record; a failure, such as a full disk, is only logged.
     fn note(&mut self, what: impl FnOnce(&mut Record) -> Result<(), RecordError>) {
         if let Some(record) = &mut self.host.record
             && let Err(error) = what(record)
@@ -582,7 +563,7 @@ impl Supervisor {
     }
 }
 
-/// A member so many times, each known by another id, so that it gets so many times the flows.
+/// A member repeated `times` times under different ids, so that it gets that many times the flows.
 fn several(member: Member, times: u32) -> impl Iterator<Item = Member> {
     (0..u64::from(times)).map(move |n| Member { id: member.id.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)), ..member })
 }

@@ -1,20 +1,20 @@
-//! Numbers of ports, chains and services: given, at rest when their owner is gone, and given again.
+//! Numbers of ports, chains and services: their assignment, rest and reuse.
 //!
-//! # Who still means a former owner
-//! Paths name chains, services and ports as long as packets are on them
-//! ([`PathRegistry::names`](sluice_dataplane::chain::PathRegistry::names)). Packets for a port may lie between
-//! two packet threads: those are gone when all threads have had as many rounds as they take to
-//! empty such a ring ([`ROUNDS`]). What else names a number names it for seconds: packets that wait
-//! for an NF or an answer, and what a foreign program's flows are remembered by. So a number rests
-//! for a minute after its owner is gone ([`REST`]), and longer while a path names it.
+//! # Uses of a former owner's number
+//! Paths name chains, services and ports while packets are on them
+//! ([`PathRegistry::names`](sluice_dataplane::chain::PathRegistry::names)). Packets for a port may
+//! wait between two packet threads; they are gone when all threads have had as many rounds as it
+//! takes to empty such a ring ([`ROUNDS`]). Other uses of a number last seconds: packets that wait
+//! for an NF or an answer, and the flows that a foreign program is known by. So a number rests for
+//! a minute after its owner is gone ([`REST`]), and longer while a path names it.
 //!
-//! NFs are told names and numbers when they come, and keep them: a verdict names a port or a
-//! service by its number, and a packet its chain. So a number also rests until all NFs have ended
-//! that came while it had its former owner. It has another owner only for NFs that know none.
+//! NFs learn names and numbers when they attach, and keep them: a verdict names a port or a service
+//! by its number, and a packet its chain. So a number also rests until all NFs that attached during
+//! its former owner's life have ended. No remaining NF knows the former owner of a reused number.
 //!
 //! # Limits
-//! An SDN controller knows ports and chains by their numbers, and its entries outlive them: where
-//! there is one, these are given once.
+//! An SDN controller knows ports and chains by their numbers, and its entries outlive them. With a
+//! controller, each of these numbers is assigned once.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,32 +24,28 @@ use sluice_shm::BURST;
 use super::{Supervisor, SupervisorError};
 use crate::dataplane::LANE;
 
-/// How long a number rests at least.
+/// Least rest of a number.
 const REST: Duration = Duration::from_secs(60);
-/// Rounds of all packet threads in which a number rests at least: a ring between two threads is
-/// emptied by a burst a round. One of them may have begun before, and in one the rest of a buffer
-/// comes to the ring.
+/// Least rest in rounds of all packet threads: each round empties a burst of a ring between two
+/// threads. One of them may have begun before, and in one the rest of a buffer comes to the ring.
 const ROUNDS: u64 = (LANE as u64).div_ceil(BURST as u64) + 2;
 
-/// Time between two looks whether numbers may be given again.
+/// Time between two checks whether numbers can be reused.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The numbers of ports, chains or services.
 #[derive(Debug, Default)]
 pub(super) struct Numbering {
-    /// When the owner of each came.
     begun: Vec<Instant>,
     resting: Vec<Rest>,
     free: VecDeque<u16>,
 }
 
-/// A number that rests.
 #[derive(Debug)]
 struct Rest {
     number: u16,
     /// When its owner came and went.
     owned: (Instant, Instant),
-    /// In which round of the packet threads it went.
+    /// The round of the packet threads in which its owner went.
     round: u64,
 }
 
@@ -61,11 +57,11 @@ impl Rest {
     }
 }
 
-/// Who was told names and numbers, and is there still: from when to when each.
+/// The intervals in which present NFs have learned names and numbers.
 pub(super) type Told = Vec<(Instant, Instant)>;
 
 impl Numbering {
-    /// The number of the next one, where so many were given: it is taken with [`Numbering::take`].
+    /// The next number, after `given` numbers were assigned; [`Numbering::take`] takes it.
     ///
     /// # Errors
     /// [`SupervisorError::Conflict`] if none is left.
@@ -80,7 +76,7 @@ impl Numbering {
         self.free.front().copied().or_else(fresh).ok_or_else(refused)
     }
 
-    /// Gives a number to an owner, whose place among all it is.
+    /// Assigns a number to an owner, and stores the owner at that index.
     pub fn take<T>(&mut self, number: u16, of: &mut Vec<Option<T>>, owner: T, now: Instant) {
         let at = usize::from(number);
         self.free.retain(|free| *free != number);
@@ -92,23 +88,22 @@ impl Numbering {
         self.begun[at] = now;
     }
 
-    /// The owner of a number is gone. `round` is the one of the packet threads.
+    /// Notes that the owner of a number is gone, in this round of the packet threads.
     pub fn rest(&mut self, number: u16, now: Instant, round: u64) {
         let begun = self.begun.get(usize::from(number)).copied().unwrap_or(now);
         self.resting.push(Rest { number, owned: (begun, now), round });
     }
 
-    /// Whether numbers rest.
     pub fn rest_some(&self) -> bool {
         !self.resting.is_empty()
     }
 
-    /// Whether numbers have rested, so that it is worth a look whether paths name them.
+    /// Whether numbers have rested, so that it is worth checking whether paths name them.
     pub fn are_due(&self, now: Instant, round: u64, told: &Told) -> bool {
         self.resting.iter().any(|rest| rest.is_due(now, round, told))
     }
 
-    /// Lets numbers be given again that have rested and that nothing names.
+    /// Frees numbers that have rested and that nothing names.
     pub fn settle(&mut self, now: Instant, round: u64, told: &Told, is_named: impl Fn(u16) -> bool) {
         let is_over = |rest: &mut Rest| rest.is_due(now, round, told) && !is_named(rest.number);
         self.free.extend(self.resting.extract_if(.., is_over).map(|rest| rest.number));
@@ -116,7 +111,7 @@ impl Numbering {
 }
 
 impl Supervisor {
-    /// Lets numbers be given again that nothing means any more.
+    /// Frees numbers that nothing means any more.
     pub(super) fn free_numbers(&mut self) {
         self.end_services();
         if self.nfs.rest_some() {
@@ -176,7 +171,7 @@ impl Supervisor {
             }
         }
         self.publish();
-        // After the tables that know nothing of them.
+        // After the publication of tables without them.
         let (now, round) = (Instant::now(), self.plane.rounds());
         over.into_iter().for_each(|number| self.changes.service_numbers.rest(number, now, round));
     }

@@ -1,13 +1,14 @@
-//! NFs that do not cooperate: which cores have a schedule, and who is in it.
+//! Schedules of cores with NFs that do not cooperate.
 //!
-//! A core that an NF which polls shares with others, or whose mechanism is the doorbell, has one ([`sluice_turns`]): all NFs of the core are in it, those that would yield
-//! too, for beside one that polls the kernel would give them what is left. An NF that polls and has its core for itself needs none.
+//! A core has a schedule ([`sluice_turns`]) if a polling NF shares it, or if its mechanism is the
+//! doorbell. All NFs of the core are in it: otherwise the kernel would leave them only what a
+//! polling NF does not use. A polling NF that is alone on its core needs none.
 //!
-//! On a core where a packet thread runs, NFs have no real-time priorities: the thread that makes their turns would get what they leave,
-//! which is nothing.
+//! On a core with a packet thread, NFs have no real-time priorities: the thread that runs their
+//! time slices would get only what they leave, which is nothing.
 //!
-//! What an NF had before (class, cgroup, running or not) is given back when it leaves a schedule, when the daemon ends, and by the guard
-//! process if the daemon is killed.
+//! An NF's former state (class, cgroup, running or not) is restored when it leaves a schedule, when
+//! the daemon ends, and by the guard process if the daemon is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -36,59 +37,57 @@ use sluice_turns::{CoreSchedule, Counters};
 /// The program that becomes the guard: this one.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// What is done from outside.
 #[derive(Default)]
 pub(super) struct Outside {
     guard: Option<Arc<Guard>>,
     cores: BTreeMap<usize, Governed>,
-    /// Cores that were refused a schedule; told once.
+    /// Cores that were refused a schedule; logged once.
     refused: BTreeSet<usize>,
-    /// Somebody was not ready when looked at.
+    /// Whether an NF was not ready at the last check.
     look_again: bool,
-    /// What was chosen for a core: mechanism, what a switch takes, and why. Measured once, for that takes the core for a while.
+    /// The choice for a core: mechanism, cost of a switch, and reason. Measured once, as that
+    /// occupies the core for a while.
     chosen: BTreeMap<usize, (Mechanism, u64, String)>,
     /// Cores with an NF that cannot have a real-time class.
     without_realtime: BTreeSet<usize>,
-    /// Processes of foreign NFs, as they were when taken in.
+    /// Processes of foreign NFs when they were added.
     processes: BTreeMap<u16, Vec<i32>>,
-    /// Ticks until they are looked at again.
+    /// Ticks until the next check of them.
     next_look: u32,
 }
 
-/// Ticks between two looks at the processes of foreign NFs, and at the guard.
+/// Ticks between two checks of the processes of foreign NFs, and of the guard.
 const LOOK_EVERY: u32 = 25;
 
 impl Outside {
-    /// The guard, once something was changed on a process.
+    /// The guard, once a process was changed.
     pub(super) fn guard(&self) -> Option<&Arc<Guard>> {
         self.guard.as_ref()
     }
 
-    /// Lets the guard go. Nobody has a schedule any more.
+    /// Ends the guard. No NF is in a schedule any more.
     pub(super) fn end_guard(&mut self) {
         self.guard = None;
     }
 
-    /// Whether new processes for a core should begin elsewhere: on it they would wait for whoever polls.
+    /// Whether new processes for a core start elsewhere: a polling NF would delay them there.
     pub(super) fn is_governed(&self, core: usize) -> bool {
         self.cores.get(&core).is_some_and(|governed| !governed.members.is_empty())
     }
 }
 
-/// A core that has a schedule.
 struct Governed {
     mechanism: Mechanism,
-    /// Why this one, in words.
     because: String,
     switch_ns: u64,
     counters: Arc<Counters>,
-    /// Those that are in it, and what sees that they have other threads than they had.
+    /// Its NFs, each with a watch for changes of its threads.
     members: BTreeMap<u16, ThreadWatch>,
-    /// NFs that cannot be in it; told once.
+    /// NFs that cannot be in it; logged once.
     refused: BTreeSet<u16>,
 }
 
-/// A mechanism by its word; None for `auto` and `none`.
+/// A mechanism by its word; none for `auto` and `none`.
 fn named(what: ByWhat) -> Option<Mechanism> {
     match what {
         ByWhat::Auto | ByWhat::None => None,
@@ -112,7 +111,6 @@ fn settings_of(config: &model::Workflow, switch_ns: u64) -> Settings {
     }
 }
 
-/// A controller, and what its switches take.
 struct Chosen {
     controller: Box<dyn Controller>,
     because: String,
@@ -120,7 +118,7 @@ struct Chosen {
 }
 
 impl Supervisor {
-    /// Refuses a mechanism that the configuration names and the host does not allow, before anything is started.
+    /// Refuses a configured mechanism that the host does not allow, before anything starts.
     pub(super) fn prepare_outside(&mut self, wanted: &model::Config) -> Result<(), SupervisorError> {
         let polls = |core: &usize| wanted.services.iter().any(|s| s.mode == Mode::Poll && s.cores.contains(core));
         let cores: BTreeSet<usize> = wanted.services.iter().flat_map(|s| s.cores.iter().copied()).filter(polls).collect();
@@ -134,18 +132,19 @@ impl Supervisor {
                     )));
                 }
                 let made = self.guard().and_then(|guard| processes::make(mechanism, &self.folder_of(core), &guard));
-                // Dropped at once: nobody is in it.
+                // Dropped at once: it has no NFs.
                 made.map_err(|refused| {
                     SupervisorError::Invalid(format!("core {core} cannot have a schedule as [workflow] says: {refused}"))
                 })?;
             }
-            // Now, while no packets move and no NF runs. Where it fails, it is tried again and told when it is needed.
+            // Measured now, while no packets move and no NF runs. A failure is tried again and
+            // logged when the choice is needed.
             let instances =
                 |s: &model::Service| (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
             if wanted.workflow.of_core(core) != ByWhat::None && wanted.services.iter().map(instances).sum::<usize>() > 1 {
                 let foreign = wanted.services.iter().any(|s| s.is_foreign() && s.cores.contains(&core));
                 if foreign || is_threads {
-                    // A foreign program is in a cgroup, where there may be no real-time class to be had.
+                    // A foreign program is in a cgroup that may have no real-time class.
                     self.outside.without_realtime.insert(core);
                 }
                 let _ = self.choose(core);
@@ -154,7 +153,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether NFs of a core are to have turns, as far as the services say.
+    /// Whether NFs of a core get time slices, as far as the services decide that.
     pub(super) fn has_turns(&self, core: usize) -> bool {
         let may_poll = |service: &model::Service| service.mode == Mode::Poll && service.cores.contains(&core);
         match self.config.workflow.of_core(core) {
@@ -179,7 +178,7 @@ impl Supervisor {
         processes::Settings::new(&format!("sluice-{}-core{core}", std::process::id()))
     }
 
-    /// Looks at all cores: takes in NFs that have come since, and lets go those that are alone.
+    /// Checks all cores: adds NFs that have come, and releases those that are alone.
     pub(super) fn govern(&mut self) {
         self.outside.look_again = false;
         let mode = |nf: &Nf| Some(self.service_of(nf)?.config.mode);
@@ -188,7 +187,7 @@ impl Supervisor {
             .values()
             .filter(|nf| match self.config.workflow.of_core(nf.core) {
                 ByWhat::None => false,
-                // For NFs that would yield by themselves: that is asked for, core by core.
+                // For NFs that yield by themselves: configured core by core.
                 ByWhat::Doorbell => nf.handle.is_some(),
                 _ => nf.handle.is_some() && mode(nf) == Some(Mode::Poll),
             })
@@ -213,7 +212,7 @@ impl Supervisor {
         }
     }
 
-    /// Looks again at NFs that were not ready.
+    /// Checks NFs again that were not ready.
     pub(super) fn govern_late(&mut self) {
         self.outside.next_look = self.outside.next_look.checked_sub(1).unwrap_or(LOOK_EVERY);
         if self.outside.next_look == 0 && !self.turns.stopping {
@@ -225,9 +224,9 @@ impl Supervisor {
         self.look_for_threads();
     }
 
-    /// Takes in threads that NFs with turns have started. No packet thread does it: it takes reading folders.
+    /// Adds threads that NFs with time slices have started. This reads folders.
     fn look_for_threads(&mut self) {
-        // All are asked, for what has changed is told once.
+        // All are checked, because each change is reported once.
         let has_changed =
             |governed: &mut Governed| governed.members.values_mut().fold(false, |changed, watch| watch.has_changed() | changed);
         let changed = self.outside.cores.iter_mut().filter_map(|(core, governed)| has_changed(governed).then_some(*core));
@@ -239,7 +238,7 @@ impl Supervisor {
         }
     }
 
-    /// Has exactly these NFs in the schedule of a core.
+    /// Puts exactly these NFs in the schedule of a core.
     fn regovern(&mut self, core: usize, nfs: &[u16]) {
         let mut schedule = match self.lend_schedule(core) {
             Ok(Some(schedule)) => schedule,
@@ -293,7 +292,7 @@ impl Supervisor {
         let is_refused = self.outside.cores.get(&core).is_some_and(|governed| !governed.refused.is_empty());
         let free = named(self.config.workflow.of_core(core)).is_none();
         if is_refused && free && mechanism == Mechanism::Realtime && self.outside.without_realtime.insert(core) {
-            // Beside NFs of real-time priority, one without would get nothing.
+            // An NF without real-time priority would get nothing beside others.
             drop(schedule);
             self.outside.cores.remove(&core);
             self.outside.chosen.remove(&core);
@@ -312,7 +311,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(handle) = nf.handle.clone() else { return };
         if !mechanism.works_uncooperatively() && handle.region.page.counter(Counter::Ready).load(Ordering::Acquire) == 0 {
-            // It has not said yet whether it takes part.
+            // It has not reported yet whether it takes part.
             self.outside.look_again = true;
             return;
         }
@@ -341,7 +340,7 @@ impl Supervisor {
         });
         let pid = nf.process.as_ref().map(|process| process.pid);
         let added = target.and_then(|target| {
-            // Before its threads are looked for: what comes while they are is seen.
+            // Before its threads are listed, so that a thread that starts meanwhile is noticed.
             let watch = ThreadWatch::of(&proc, &target);
             schedule.add(&handle, &target, pid, foreign, depth).map(|()| watch)
         });
@@ -356,7 +355,7 @@ impl Supervisor {
         }
     }
 
-    /// What stops and starts the NFs of a core.
+    /// Chooses how to stop and start the NFs of a core.
     fn choose(&mut self, core: usize) -> Result<Chosen, Refused> {
         let guard = self.guard()?;
         let settings = self.folder_of(core);
@@ -371,7 +370,7 @@ impl Supervisor {
         let wanted = named(what).map_or(usual.collect(), |mechanism| vec![mechanism]);
         let choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &wanted);
         let reasons = choice.reasons().join("; ");
-        // One that the configuration names is taken whatever measuring it has told.
+        // A configured one is used, whatever the measurement.
         let Some(mechanism) = choice.mechanism.or(named(what)) else {
             return Err(Refused::NotHere { mechanism: Mechanism::Signal, what: reasons });
         };
@@ -389,7 +388,7 @@ impl Supervisor {
         Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
     }
 
-    /// Lets all NFs of a core go, and forgets its schedule.
+    /// Releases all NFs of a core, and forgets its schedule.
     fn dissolve(&mut self, core: usize) {
         self.outside.cores.remove(&core);
         if let Ok(Some(mut schedule)) = self.lend_schedule(core) {
@@ -399,7 +398,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether a guard that has something to undo is gone, or a foreign NF has other processes than it had.
+    /// Replaces a guard that has ended too early, and updates foreign NFs with other processes.
     fn look_after_schedules(&mut self) {
         if !self.outside.cores.is_empty() && self.outside.guard.as_ref().is_some_and(|guard| !guard.is_alive()) {
             warn!("the guard process has ended, which would undo what turns need if sluiced died; another one is started");
@@ -428,14 +427,14 @@ impl Supervisor {
         }
     }
 
-    /// Lets one NF go whose process has ended: what it has left behind may be parked, and could not end, or in a cgroup of its turns.
+    /// Releases an NF whose process has ended: its remains may be parked, or in its cgroup.
     pub(super) fn leave_schedule(&mut self, number: u16) {
         let Some(core) = self.nfs.get(&number).map(|nf| nf.core) else { return };
         if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains_key(&number)) {
             return;
         }
         if let Ok(Some(mut schedule)) = self.lend_schedule(core) {
-            // What cannot be given back is the guard's.
+            // The guard restores what cannot be restored here.
             let _ = schedule.remove(number);
             if let Some(governed) = self.outside.cores.get_mut(&core) {
                 governed.members.remove(&number);
@@ -444,7 +443,7 @@ impl Supervisor {
         }
     }
 
-    /// Borrows the schedule of a core. Until it is put back, the NF that has the core keeps it. None if there is none.
+    /// Borrows a core's schedule. Until it is put back, the NF that has the core keeps it.
     fn lend_schedule(&self, core: usize) -> Result<Option<Box<CoreSchedule>>, PlaneError> {
         let sharing = self.plane.take_sharing(core)?;
         Ok(sharing.and_then(|sharing| sharing.into_any().downcast().ok()))
@@ -458,7 +457,6 @@ impl Supervisor {
         }
     }
 
-    /// What is told of cores that have a schedule.
     pub(super) fn schedule_reports(&self) -> Vec<api::Schedule> {
         let report = |(core, governed): (&usize, &Governed)| api::Schedule {
             core: *core as u32,
@@ -485,9 +483,9 @@ fn pids_of(members: &[Pid]) -> Vec<i32> {
     pids
 }
 
-/// Whether an NF has processes that can have turns.
+/// Whether an NF has processes that can have time slices.
 fn has_turns(nf: &Nf) -> bool {
-    // One that makes its handler may need turns for it.
+    // One that makes its handler may need time slices for that.
     let has_begun = nf.is(State::Starting) && nf.foreign.is_none();
     let runs = (has_begun || matches!(nf.life().state(), State::Running | State::Stopping)) && nf.handle.is_some();
     runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.members().is_empty()))

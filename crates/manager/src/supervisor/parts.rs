@@ -1,4 +1,4 @@
-//! What the supervisor has, by what it is for.
+//! The parts of the supervisor's state, by purpose.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,16 +28,16 @@ use sluice_host::notice::Notices;
 use sluice_host::record::Record;
 use sluice_ports as port;
 
-/// Changes that go on, and the numbers that they give.
+/// Changes under way, and the numbers that they assign.
 pub(super) struct Changes {
-    /// Services that go over to another version.
+    /// Services that change to another version.
     pub(super) upgrades: Vec<upgrade::Upgrade>,
-    /// Configurations that wait until their new versions of services have shown that they work.
+    /// Configurations that wait until their new versions of services work.
     pub(super) applying: Vec<apply::Applying>,
     pub(super) next_apply: u64,
-    /// Ports that were opened before anything of a change was done, by name.
+    /// Ports that were opened before the rest of a change began, by name.
     pub(super) opened: HashMap<String, port::OpenPort>,
-    /// What is to be in force when the changes that are being made are done.
+    /// The configuration that will be in force when the changes under way are done.
     pub(super) coming: Option<Box<Config>>,
     pub(super) port_numbers: numbers::Numbering,
     pub(super) chain_numbers: numbers::Numbering,
@@ -61,58 +61,51 @@ impl Changes {
     }
 }
 
-/// What the packet threads and the SDN controller were told, and what is known of it.
+/// What was published to the packet threads and the SDN controller, and its counts.
 #[derive(Default)]
 pub(super) struct Published {
     pub(super) tables: Arc<Tables>,
-    /// How many chains were made.
     pub(super) versions: u32,
     /// Where instances of each service were ever allowed to send packets by a verdict.
     pub(super) allowed: Vec<Places>,
-    /// Chains that lacked paths, of which that was said.
     pub(super) lacked_paths: HashSet<String>,
-    /// The SDN controller.
     pub(super) sdn: sdn::Sdn,
-    /// Decisions of each rule in force, with what the rule is known by.
+    /// Counters of each rule in force, with the key of the rule.
     pub(super) hits: Vec<(String, RuleHits)>,
-    /// What rules are told to have decided, by name or place, those that are gone too; and
-    /// decisions of rules that are gone.
+    /// The counts reported for rules, also former ones; and the decisions of former rules.
     pub(super) rule_counts: HashMap<String, RuleCount>,
     pub(super) former_decisions: u64,
-    /// Numbers of tenants that rules have named, from 1. They stay, so that a class of a pool is the same after a change of rules.
+    /// Numbers of the tenants that rules have named, from 1. They stay, so that a class of a pool
+    /// is the same after a change of rules.
     pub(super) tenants: HashMap<String, u32>,
 }
 
 impl Published {
-    /// Nothing yet.
     pub(super) fn new(config: &Config) -> Self {
         Self { sdn: sdn::Sdn::new(config), ..Self::default() }
     }
 }
 
-/// What there is on the host.
 pub(super) struct Host {
     pub(super) listener: Listener,
     pub(super) record: Option<Record>,
     pub(super) epoll: OwnedFd,
-    /// Standard output and error of NFs.
     pub(super) outputs: Outputs,
-    /// What is said at most once a second.
+    /// Lines that are logged at most once a second.
     pub(super) notices: Notices<notice::Kind>,
     pub(super) runtime_dir: runtime_dir::Watch,
     pub(super) holes: holes::Holes,
-    /// What bounds receive queues.
+    /// The bound on receive queues.
     pub(super) room: port::room::Room,
-    /// What packets cost programs, as measured before.
+    /// The costs of packets in programs, as measured before.
     pub(super) estimates: Kept,
     pub(super) holds: pens::Holds,
-    /// Wrappers that were killed and have not been collected yet.
+    /// Killed wrappers that are not collected yet.
     pub(super) leaving: Vec<Process>,
-    /// How many containers were started.
     pub(super) containers: u64,
-    /// Threads that build or clear rooms of foreign programs, and whose results are to come.
+    /// Threads that build or clear namespaces of foreign programs and whose results are to come.
     pub(super) rooms_in_work: usize,
-    /// The threads that clear rooms, by the name of the room's namespace.
+    /// The threads that clear namespaces, by the namespace's name.
     pub(super) clearing: HashMap<String, JoinHandle<()>>,
 }
 
@@ -121,7 +114,6 @@ fn system(doing: &'static str) -> impl Fn(Errno) -> SupervisorError {
 }
 
 impl Host {
-    /// Opens the socket of NFs, and what is waited on.
     pub(super) fn open(
         config: &Config,
         record: Record,
@@ -161,25 +153,25 @@ impl Host {
     }
 }
 
-/// What the thread of the supervisor waits for, and what it does next.
+/// What the supervisor's thread waits for, and when it acts next.
 pub(super) struct Turns {
     pub(super) jobs: Receiver<Job>,
     pub(super) wake: Arc<OwnedFd>,
     pub(super) remote: Sender<Job>,
-    /// Rung by packet threads that wait for what only this thread does.
-    pub(super) bell: Arc<Bell>,
-    /// When the bell was answered last.
+    /// The waker for packet threads that wait for work only this thread does.
+    pub(super) waker: Arc<Bell>,
     pub(super) answered: Instant,
-    /// When timers and sentences were looked at last, and whose processes are to be measured next.
+    /// When timers and stop reasons were checked last, and which process is measured next.
     pub(super) ticked: Instant,
     pub(super) next_sample: u16,
-    /// Nothing has moved between the last two of these, and nothing has happened since; and the packets of all ports then.
+    /// Nothing has moved between the last two ticks and nothing has happened since; and the packets
+    /// of all ports at the last tick.
     pub(super) is_quiet: bool,
     pub(super) moved: u64,
-    /// When the pause of an NF ends, at the earliest, on the monotonic clock.
+    /// When the first pause of an NF ends, on the monotonic clock.
     pub(super) due_ns: Option<u64>,
     pub(super) stopping: bool,
-    /// Told once everything has stopped.
+    /// Set once everything is to stop.
     pub(super) quit: bool,
 }
 
@@ -189,7 +181,7 @@ impl Turns {
         let (remote, jobs) = channel();
         Ok(Self {
             jobs,
-            bell: Arc::new(Bell::new(wake.clone())),
+            waker: Arc::new(Bell::new(wake.clone())),
             wake,
             remote,
             answered: Instant::now(),
@@ -204,18 +196,17 @@ impl Turns {
     }
 }
 
-/// What was seen, for reports.
 pub(super) struct Seen {
     pub(super) config_path: Option<PathBuf>,
     pub(super) started: Instant,
     pub(super) meter: report::ThreadMeter,
-    /// What the packet threads knew when they last answered.
+    /// The last snapshots of the packet threads.
     pub(super) snapshots: Arc<[Snapshot]>,
-    /// What chains and ports that are gone have counted.
+    /// The counts of chains and ports that are gone.
     pub(super) past: past::Past,
-    /// The trace that goes on, and until when at the latest.
+    /// The trace under way, and its deadline.
     pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
-    /// What does not work, and since when.
+    /// The parts that do not work, and since when.
     pub(super) watch: health::Watch,
 }
 

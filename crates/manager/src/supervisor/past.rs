@@ -1,8 +1,8 @@
-//! What is gone has counted: totals count for the daemon's whole life, and never go back. The rule
-//! is in [`control::totals`](crate::control::totals).
+//! Counters of objects that are gone: totals never go back while the daemon runs.
 //!
-//! Packets inside follow a chain that was removed to its end, and are counted there. So its counters are kept as they are until nobody
-//! else has them, and only their sum after that. The same holds for the queues of ports.
+//! The rule is in [`control::totals`](crate::control::totals). Packets inside follow a removed
+//! chain to its end, and it counts them. So its counters stay until nothing else holds them, and
+//! then only their sum does. The same holds for the queues of ports.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use sluice_dataplane::chain::{ChainCounters, DropReason};
 use sluice_dataplane::counter::Counter;
 use sluice_dataplane::queue::QueueCounters;
 
-/// What was counted under names by what is gone.
+/// Counts of former objects by name.
 #[derive(Debug)]
 struct Names<T> {
-    /// By name, with the place in the order in which they left last.
+    /// By name, with the order in which they last left.
     known: HashMap<String, (u64, T)>,
     next: u64,
-    /// Of names that are forgotten, by group.
+    /// The counts of forgotten names, by group.
     rest: BTreeMap<String, T>,
 }
 
@@ -30,8 +30,7 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Counted + Default> Names<T> {
-    /// Something of this name is gone. `group_of` says what belongs together when a name has to be
-    /// forgotten.
+    /// Adds the counts of a former object. `group_of` is its group, once its name is forgotten.
     fn leave(&mut self, name: &str, counted: &T, group_of: impl Fn(&T) -> String) {
         self.next += 1;
         if let Some((at, sum)) = self.known.get_mut(name) {
@@ -50,28 +49,24 @@ impl<T: Counted + Default> Names<T> {
         self.known.insert(name.into(), (self.next, sum));
     }
 
-    /// What was counted under a name.
     fn of(&self, name: &str) -> Option<&T> {
         self.known.get(name).map(|(_, sum)| sum)
     }
 }
 
-/// Counters of what is gone.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    /// Those that somebody may count with still.
+    /// Counters that others may still write to.
     live_chains: Vec<(String, Arc<[ChainCounters]>)>,
     live_queues: Vec<(String, Arc<QueueCounters>)>,
-    /// Sums of the others.
     chains: Names<api::Chain>,
     ports: Names<api::Port>,
     nfs: Names<OfService>,
     pools: Names<api::Pool>,
-    /// Of tenants whose packet memory was made anew.
+    /// Counts of replaced packet memories, by tenant.
     memories: HashMap<String, api::Memory>,
 }
 
-/// What NFs of a service have counted.
 #[derive(Debug, Default)]
 struct OfService(String, api::Nf);
 
@@ -82,7 +77,6 @@ impl Counted for OfService {
     }
 }
 
-/// What a chain's counters say.
 pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     let sum = |of: fn(&ChainCounters) -> &Counter| counters.iter().map(|c| of(c).get()).sum::<u64>();
     let dropped = |why: DropReason| counters.iter().map(|c| c.drops[why as usize].get()).sum::<u64>();
@@ -98,7 +92,6 @@ pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     }
 }
 
-/// What a queue's counters say.
 fn of_queue(queue: &QueueCounters) -> api::Port {
     api::Port {
         rx_packets: queue.rx_packets.get(),
@@ -117,31 +110,31 @@ fn no_group<T>(_: &T) -> String {
 }
 
 impl Past {
-    /// A chain is gone, which has had these latencies.
+    /// Adds a chain that is gone, with its latencies.
     pub(super) fn chain(&mut self, name: &str, counters: &Arc<[ChainCounters]>, latency_ns: api::Distribution) {
         self.live_chains.push((name.into(), counters.clone()));
         self.chains.leave(name, &api::Chain { latency_ns, ..api::Chain::default() }, no_group);
         self.settle();
     }
 
-    /// A port is gone, of which only its kind knew these details.
+    /// Adds a port that is gone, with the details that only its kind has.
     pub(super) fn port(&mut self, name: &str, queues: &[Arc<QueueCounters>], details: BTreeMap<String, f64>) {
         self.live_queues.extend(queues.iter().map(|queue| (name.to_string(), queue.clone())));
         self.ports.leave(name, &api::Port { details, ..api::Port::default() }, no_group);
         self.settle();
     }
 
-    /// An NF is gone: what it has counted itself.
+    /// Adds an NF that is gone, with its own counts.
     pub(super) fn nf(&mut self, nf: api::Nf) {
         self.nfs.leave(&nf.name.clone(), &OfService(nf.service.clone(), nf), |of| of.0.clone());
     }
 
-    /// A pool is gone: what it has counted itself.
+    /// Adds a pool that is gone, with its own counts.
     pub(super) fn pool(&mut self, pool: &api::Pool) {
         self.pools.leave(&pool.service, pool, no_group);
     }
 
-    /// A tenant's packet memory was made anew: what the former one has counted.
+    /// Adds the counts of a tenant's replaced packet memory.
     pub(super) fn memory(&mut self, memory: &api::Memory) {
         self.add_to_memory_of(memory.tenant.clone(), memory);
     }
@@ -151,7 +144,7 @@ impl Past {
         add_copies(sum, more);
     }
 
-    /// Nobody can get a counter again that only this has: its value stays.
+    /// Sums counters that only this holds: their values are final.
     fn settle(&mut self) {
         let Self { live_chains, live_queues, chains, ports, .. } = self;
         live_chains.retain(|(name, counters)| {
@@ -170,7 +163,7 @@ impl Past {
         });
     }
 
-    /// What former chains of a name have counted.
+    /// The counts of former chains of a name.
     pub(super) fn of_chain(&self, name: &str) -> api::Chain {
         let mut sum = api::Chain::default();
         self.chains.of(name).into_iter().for_each(|former| sum.add(former));
@@ -178,7 +171,6 @@ impl Past {
         sum
     }
 
-    /// What former ports of a name have counted.
     pub(super) fn of_port(&self, name: &str) -> api::Port {
         let mut sum = api::Port::default();
         self.ports.of(name).into_iter().for_each(|former| sum.add(former));
@@ -186,23 +178,20 @@ impl Past {
         sum
     }
 
-    /// What former NFs of a name have counted.
     pub(super) fn of_nf(&self, name: &str) -> Option<&api::Nf> {
         self.nfs.of(name).map(|of| &of.1)
     }
 
-    /// What former pools of a service have counted.
     pub(super) fn of_pool(&self, service: &str) -> Option<&api::Pool> {
         self.pools.of(service)
     }
 
-    /// Adds what former packet memories of its tenant have counted.
+    /// Adds the counts of former packet memories of its tenant.
     pub(super) fn add_memory(&self, memory: &mut api::Memory) {
         self.memories.get(&memory.tenant).into_iter().for_each(|former| add_copies(memory, former));
     }
 
-    /// Packets that chains which are gone have dropped, by reason, whether there is one of their
-    /// name or not.
+    /// Packets that former chains have dropped, by reason, whatever chains exist now.
     pub(super) fn drops(&self) -> BTreeMap<String, u64> {
         let mut sum = api::Chain::default();
         self.chains.known.values().map(|(_, former)| former).chain(self.chains.rest.values()).for_each(|former| sum.add(former));
@@ -210,8 +199,8 @@ impl Past {
         sum.drops
     }
 
-    /// Packets that were dropped at ports which are gone, whether there is one of their name or not:
-    /// those that the port did not take, and others by reason.
+    /// Packets that were dropped at former ports, whether a port of their name exists or not: those
+    /// that the port did not take, and others by reason.
     pub(super) fn port_drops(&self) -> (u64, BTreeMap<String, u64>) {
         let mut sum = api::Port::default();
         self.ports.known.values().map(|(_, former)| former).chain(self.ports.rest.values()).for_each(|former| sum.add(former));
@@ -219,7 +208,7 @@ impl Past {
         (sum.tx_drops, sum.drops)
     }
 
-    /// What is in no report of `stats`, because nothing of its name is there.
+    /// The counts that no report of `stats` contains, because no object of their name exists.
     pub(super) fn report(&self, stats: &api::Stats) -> api::Gone {
         let mut chain = api::Chain::default();
         let is_chain = |name: &str| stats.chains.iter().any(|there| there.name == name);
@@ -308,7 +297,7 @@ mod tests {
         assert!(past.live_chains.is_empty() && past.live_queues.is_empty());
         assert_eq!(past.report(&none), told);
         assert_eq!((past.drops(), past.port_drops().0), (told.drops, told.tx_drops));
-        // Others of these names go on there, and what they go on from is not told twice.
+        // New objects of these names continue the counts, which are not reported twice.
         assert_eq!((past.of_chain("c").entry_packets, past.of_port("p").tx_packets, past.of_chain("d").entry_packets), (9, 1, 0));
         let chains = vec![api::Chain { name: "c".into(), ..api::Chain::default() }];
         let ports = vec![api::Port { name: "p".into(), ..api::Port::default() }];

@@ -1,12 +1,13 @@
-//! What holds the processes of NFs: the process namespace that they run in, their cgroups, and their users.
+//! Containment of NFs' processes: their process namespace, cgroups and users.
 //!
-//! An NF that has ended is lost, and its frames come back, when nothing of what it has started is left: [`Supervisor::is_held`] ends
-//! that, and looks again in each turn. Moving processes into cgroups of version 1 takes the kernel milliseconds, so a thread of its own
-//! does it. It goes on with those that fork and end faster than it moves them.
+//! An NF that has ended is lost, and its frames come back, when nothing that it has started is
+//! left: [`Supervisor::is_held`] kills the rest, and checks again in each round. Moving processes
+//! into cgroups of version 1 takes the kernel milliseconds, so a thread of its own does it. It
+//! repeats this for NFs that fork and end faster than it moves them.
 //!
-//! A process may clone one that is a child of its own parent (`CLONE_PARENT`), as zygotes do: such
-//! children of the daemon that nobody knows are collected when they have ended, or their user would
-//! have as many processes as it may, for ever.
+//! A process may clone a child of its own parent (`CLONE_PARENT`), as zygotes do. The daemon
+//! collects such unknown children when they have ended. Otherwise their user would reach its limit
+//! of processes for good.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,59 +36,57 @@ use sluice_host::user::{Uids, User, UserError};
 /// The program that becomes the keeper: this one.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// Longest wait for what an NF has left behind. Killed processes that have not gone by then are stuck in the kernel, and execute nothing of
-/// their own any more.
+/// Longest wait for what an NF has left behind. Killed processes that remain after it are stuck in
+/// the kernel, and execute nothing of their own any more.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time between two looks for those that could not be moved yet.
+/// Time between two attempts to move the rest.
 const AGAIN: Duration = Duration::from_millis(50);
 
 enum Job {
-    /// Moves a process that another one has forked into a pen, before the rest.
+    /// Moves a forked process into a pen, before the rest.
     TakeIn(Gatherer, Pid, OwnedFd),
     Gather(Gatherer),
-    /// Ends what is in a pen, and removes it.
+    /// Kills what is in a pen, and removes the pen.
     End(Box<Pen>),
     Remove(Box<Pen>),
 }
 
-/// All that holds processes.
 #[derive(Default)]
 pub(super) struct Holds {
     keeper: Option<Arc<Keeper>>,
-    /// There can be none here; told once.
+    /// Whether there can be none on this host; logged once.
     has_no_keeper: bool,
     pens: Option<Pens>,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
-    /// How many pens were made: each has a number of its own.
+    /// How many pens were made: each has its own number.
     lives: u64,
-    /// NFs whose process has ended, and of which something is left; and since when.
+    /// NFs whose process has ended and which have something left, and since when.
     ending: BTreeMap<u16, Instant>,
     /// Services whose zygote's pen may hold what instances have left there.
     swept: BTreeSet<u16>,
-    /// Whether there may be ended children that nobody knows.
+    /// Whether there may be ended unknown children.
     has_strays: bool,
     uids: Option<Uids>,
-    /// Processes and threads that named users of services had when they were first met: whatever
-    /// else they run.
+    /// Processes and threads that named users of services had at first, for their other programs.
     others: BTreeMap<u32, u64>,
 }
 
 impl Holds {
-    /// Whether something is waited for that no event tells of.
+    /// Whether something is awaited that causes no event.
     pub(super) fn is_waiting(&self) -> bool {
         !self.ending.is_empty()
     }
 
     fn ask(&self, job: Job) {
         if let Some(jobs) = &self.jobs {
-            // The thread ends only when told to.
+            // The thread ends only when `jobs` is dropped.
             let _ = jobs.send(job);
         }
     }
 
-    /// A name for a life of an NF, which no other has.
+    /// A unique name for a life of an NF.
     pub(super) fn name_life(&mut self, nf: &str) -> String {
         self.lives += 1;
         format!("{nf}-{}", self.lives)
@@ -95,7 +94,7 @@ impl Holds {
 }
 
 fn run(jobs: &Receiver<Job>) {
-    // Those that were not done, and when they were looked at last.
+    // The gatherers that are not done, and the time of the last attempt.
     let (mut left, mut looked) = (Vec::<Gatherer>::new(), Instant::now());
     loop {
         let job = match left.is_empty() {
@@ -129,9 +128,9 @@ fn remove(pen: Pen) {
     }
 }
 
-/// Moves what is in a pen, and keeps in mind those that are not done.
+/// Moves what is in a pen, and keeps a gatherer that is not done.
 fn gather(gatherer: Gatherer, left: &mut Vec<Gatherer>) {
-    // It may have been told other cores since.
+    // The cores of the former one may be out of date.
     left.retain(|before| !before.is_of_same(&gatherer));
     if !is_gathered(gatherer.gather()) {
         left.push(gatherer);
@@ -145,14 +144,15 @@ fn is_gathered(result: std::io::Result<bool>) -> bool {
     })
 }
 
-/// What the pen of so many instances of a service bounds.
+/// The bounds of a pen for this many instances of a service.
 fn bounds_of(config: &model::Service, instances: u32, is_weighed: bool) -> Bounds {
     let memory = config.memory.map(|mib| (u64::from(mib) << 20).saturating_mul(u64::from(instances)));
     Bounds { processes: config.pids.saturating_mul(instances), memory, is_weighed }
 }
 
 impl Supervisor {
-    /// Makes what NFs are held by, after their weights. What the host does not allow is done without, and said.
+    /// Prepares the containment of NFs' processes, after their weights. Anything that the host does
+    /// not allow is left out and logged.
     pub(super) fn prepare_pens(&mut self) {
         let (root, name) = (Path::new("/"), format!("sluice-{}-nfs", std::process::id()));
         for path in Pens::paths(root, &name) {
@@ -172,7 +172,7 @@ impl Supervisor {
         }
     }
 
-    /// Who keeps the process namespace of NFs. None where there can be none: then NFs end with the daemon, and what they fork may not.
+    /// The keeper of the NFs' process namespace. Without it, forks of NFs outlive the daemon.
     fn keeper(&mut self) -> Option<Arc<Keeper>> {
         if !rustix::process::geteuid().is_root() || self.host.holds.has_no_keeper {
             return None;
@@ -199,16 +199,16 @@ impl Supervisor {
         self.host.holds.keeper.is_some()
     }
 
-    /// Most processes and threads of the user that a service runs as, by the limit of each of its
-    /// processes: those of all services that run as it, an old and a new version of each side by
-    /// side, and zygotes; and what a user of the host runs besides. None for root, which the kernel
+    /// The limit of processes and threads of the user that a service runs as, set for each of its
+    /// processes. It covers all services of that user, with an old and a new version of each side
+    /// by side, and zygotes; and what else a user of the host runs. None for root, which the kernel
     /// does not bound so.
     pub(super) fn most_processes(&self, service: &ServiceState) -> Option<u64> {
         let own = rustix::process::geteuid().as_raw();
         let uid_of = |service: &ServiceState| service.user.as_ref().map_or(own, |user| user.uid);
         let uid = uid_of(service);
         let most = |s: &ServiceState| u64::from(s.config.pids) * (2 * u64::from(s.config.most_instances()) + 1);
-        // Of a service that goes over to another version, the version that may have more.
+        // While a service changes its version, the larger limit of both counts.
         let of_user = (0..).zip(&self.services).filter_map(|(number, service)| {
             let versions = service.iter().chain(self.version_on_trial(number));
             versions.filter(|s| uid_of(s) == uid && s.exec.is_some()).map(most).max()
@@ -217,9 +217,9 @@ impl Supervisor {
         (uid != 0).then(|| sum + self.host.holds.others.get(&uid).copied().unwrap_or(0))
     }
 
-    /// Cores for a process that is to say hello and whose own core has polling NFs, beside which it
-    /// would wait: those that nobody has. Where there are none, its own, of which the kernel leaves
-    /// it a little.
+    /// Cores for a process that has yet to send its hello and whose own core has polling NFs, which
+    /// would delay it: unused cores. If there are none, its own, of which the kernel leaves it a
+    /// little.
     pub(super) fn cores_elsewhere(&self, core: usize) -> BTreeSet<usize> {
         let mut cores: BTreeSet<usize> = affinity::allowed().unwrap_or_default().into_iter().collect();
         let of_services = self.services.iter().flatten().flat_map(|service| service.config.cores.iter().copied());
@@ -228,12 +228,12 @@ impl Supervisor {
         if cores.is_empty() { [core].into() } else { cores }
     }
 
-    /// What the pen of so many instances of a service on a core bounds.
+    /// The bounds of a pen for this many instances of a service on a core.
     pub(super) fn bounds_on(&self, config: &model::Service, instances: u32, core: usize) -> Bounds {
         bounds_of(config, instances, self.is_weighed(config.mode == Mode::Poll, core))
     }
 
-    /// Has a process start in a pen of its own, on these cores.
+    /// Makes a process start in a pen of its own, on these cores.
     pub(super) fn hold(&mut self, spec: &mut SpawnSpec, bounds: Bounds, core: usize, cores: &BTreeSet<usize>) -> Option<Pen> {
         spec.keeper = self.keeper();
         let life = self.host.holds.name_life(&spec.name);
@@ -245,24 +245,24 @@ impl Supervisor {
         Some(pen)
     }
 
-    /// Has what is in a pen moved into all of its cgroups, soon.
+    /// Requests to move what is in a pen into all of its cgroups.
     pub(super) fn gather(&self, pen: &Pen) {
         self.host.holds.ask(Job::Gather(pen.gatherer()));
     }
 
-    /// Makes what bounds the processes of a container, those of its runtime among them.
+    /// Makes a pen for the processes of a container and of its runtime.
     pub(super) fn hold_container(&mut self, name: &str, processes: u32) -> Option<Pen> {
         let life = self.host.holds.name_life(name);
         Some(self.host.holds.pens.as_ref()?.make_beside(&life, processes))
     }
 
-    /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.
+    /// Requests to move a container's runtime and all that it has started into its NF's pen.
     pub(super) fn gather_container(&self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let (Some(pen), Some(runtime)) = (&nf.held.pen, &nf.process) else { return };
         match runtime.container.as_ref().and_then(|life| life.cgroup.clone()) {
             Some(cgroup) => self.host.holds.ask(Job::Gather(pen.gatherer_of(cgroup))),
-            // Nothing holds both but their pen, once the runtime is in there.
+            // Nothing contains both but their pen, once the runtime is in it.
             None => {
                 let Ok(pidfd) = runtime.pidfd.try_clone() else { return };
                 self.host.holds.ask(Job::TakeIn(pen.gatherer(), runtime.pid, pidfd));
@@ -270,11 +270,10 @@ impl Supervisor {
         }
     }
 
-    /// Keeps a container on the core of its NF.
     fn confine_container(&mut self, number: u16) {
         let (Some(nf), Some(pens)) = (self.nfs.get_mut(&number), &self.host.holds.pens) else { return };
         if let Some(cgroup) = nf.process.as_ref().and_then(|runtime| runtime.container.as_ref()?.cgroup.as_ref()) {
-            // Not there where this hierarchy has no cores; version 1 may.
+            // The file is missing if this hierarchy has no cores; version 1 may have them.
             let cores = std::fs::OpenOptions::new().write(true).open(cgroup.join("cpuset.cpus"));
             let _ = cores.and_then(|mut to| std::io::Write::write_all(&mut to, nf.core.to_string().as_bytes()));
         }
@@ -284,7 +283,7 @@ impl Supervisor {
         self.gather_container(number);
     }
 
-    /// Keeps the process of an NF that was let in on its core, whoever has started it.
+    /// Keeps the process of an admitted NF on its core, whatever started it.
     pub(super) fn confine(&mut self, number: u16, pid: Pid, pidfd: OwnedFd, is_forked: bool) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let core = nf.core;
@@ -303,21 +302,20 @@ impl Supervisor {
         self.host.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
     }
 
-    /// Whether something is left of an NF whose process has ended. It is ended then, and the NF is lost when it has gone.
+    /// Kills what is left of an NF whose process has ended, if any: the NF is lost after that.
     pub(super) fn is_held(&mut self, number: u16) -> bool {
         self.leave_schedule(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
         let Some(pen) = nf.held.pen.as_ref().filter(|pen| !pen.is_empty()) else { return false };
         pen.kill();
         if let Some(process) = &nf.process {
-            // It is readable for good, and has nothing more to say.
+            // It stays readable, and has nothing more to report.
             let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
         }
         self.host.holds.ending.entry(number).or_insert_with(Instant::now);
         true
     }
 
-    /// Looks again at what NFs have left behind.
     pub(super) fn let_go(&mut self) {
         let mut gone = Vec::new();
         for (number, since) in &self.host.holds.ending {
@@ -341,12 +339,12 @@ impl Supervisor {
         }
     }
 
-    /// Removes the pen of an NF that is lost, soon; and looks for what it may have left with its zygote.
+    /// Requests to remove the pen of a lost NF, and checks what it may have left with its zygote.
     pub(super) fn release(&mut self, number: u16) {
         self.host.holds.ending.remove(&number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         if let Some(pen) = nf.held.pen.take() {
-            // One that was never let in may still run.
+            // One that was never admitted may still run.
             if !pen.is_empty() {
                 pen.kill();
             }
@@ -356,19 +354,18 @@ impl Supervisor {
         self.host.holds.has_strays = true;
     }
 
-    /// Removes the pen of a zygote, with all that is in it: after the instances that have been let in, and whose own pens wait for them,
-    /// are out of it.
+    /// Removes a zygote's pen with all in it, after admitted instances have moved to their own.
     pub(super) fn release_zygote(&mut self, pen: Option<Pen>) {
         let Some(pen) = pen else { return };
         if self.host.holds.jobs.is_none() {
-            // Nobody moves anything.
+            // There is no thread that moves anything.
             pen.kill();
         }
         self.host.holds.ask(Job::End(Box::new(pen)));
         self.host.holds.has_strays = true;
     }
 
-    /// Ends what instances have forked before they were moved from their zygote's pen into their own.
+    /// Kills forks that instances made before they were moved from their zygote's pen.
     pub(super) fn sweep_zygotes(&mut self) {
         self.collect_strays();
         for service in std::mem::take(&mut self.host.holds.swept) {
@@ -389,17 +386,16 @@ impl Supervisor {
         }
     }
 
-    /// Collects ended children that nobody knows: NFs may have cloned them.
+    /// Collects ended unknown children: NFs may have cloned them.
     fn collect_strays(&mut self) {
-        // Without a keeper they cannot be told from what other threads of this process have
-        // started.
+        // Without a keeper they look like those that other threads of this process have started.
         if !self.host.holds.has_strays || !self.has_keeper() {
             return;
         }
         let is_busy =
             |service: &ServiceState| service.zygote.as_ref().and_then(super::zygote::Zygote::pen).is_some_and(|(_, is)| is);
         if self.services.iter().flatten().any(is_busy) {
-            // What ended may be an instance that a zygote has forked and not told of yet.
+            // One of the ended may be an instance that a zygote has forked and not reported yet.
             return;
         }
         self.host.holds.has_strays = false;
@@ -426,7 +422,7 @@ impl Supervisor {
             let _ = thread.join();
         }
         if let Some(keeper) = self.host.holds.keeper.take() {
-            // With it ends whatever is in there; and what nobody else knows of is collected.
+            // Everything inside ends with it, and all remaining children are collected.
             keeper.kill();
             let until = Instant::now() + Duration::from_secs(1);
             while keeper.is_alive() && Instant::now() < until {
@@ -445,7 +441,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the NF socket turn away whom no service can be. Users in a container may be any.
+    /// Makes the NF socket refuse users that no service has. Users in a container may be any.
     pub(super) fn know_users(&mut self) {
         let services = self.services.iter().flatten().chain(self.versions_on_trial());
         let any = services.clone().any(|service| service.container.is_some());
@@ -453,7 +449,7 @@ impl Supervisor {
         self.host.listener.know((!any).then_some(users));
     }
 
-    /// The user that a service runs as: the one that it names, or, where the daemon is root and starts it, one of its own.
+    /// The user of a service: the named one; or its own, if the daemon is root and starts it.
     pub(super) fn user_of(&mut self, config: &model::Service, named: Option<User>) -> Result<Option<User>, UserError> {
         let is_ours = config.exec.is_some() && config.container.is_none() && !config.attach && !config.is_foreign();
         let is_root = rustix::process::geteuid().is_root();
@@ -483,7 +479,7 @@ impl Supervisor {
     }
 }
 
-/// Moves all threads of a process to a core. One that may not go there, or has ended, stays what it is.
+/// Moves all threads of a process to a core. One that may not, or has ended, stays.
 fn pin(pid: Pid, core: usize) {
     if core >= CpuSet::MAX_CPU {
         return;

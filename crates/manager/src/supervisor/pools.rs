@@ -1,8 +1,9 @@
-//! Pools: how many members they have, and what the packet threads know of them.
+//! Pools: their size, and their publication to the packet threads.
 //!
-//! Members are NFs as all others: started, watched, restarted, measured. What differs: packet threads learn of them by tables of their own
-//! ([`sluice_pools`]); how many there are follows the flows; and the number of a
-//! member that was let go is given to the next one, so that its paths need not be made again.
+//! Members are NFs like all others: started, watched, restarted, measured. Three things differ.
+//! Packet threads learn of them by tables of their own ([`sluice_pools`]). Their number follows the
+//! flows. And the number of a removed member is given to the next one, so that its paths need not
+//! be made again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,19 +22,17 @@ use sluice_dataplane::classify::flow_table::random_seed;
 use sluice_dataplane::worker::Snapshot;
 use sluice_pools::{Director, PoolCounters, PoolMember, PoolTable};
 
-/// What the supervisor knows of the pool of a service.
 pub(super) struct PoolState {
     counters: Arc<[PoolCounters]>,
     pub(super) life: PoolLife,
 }
 
-/// How many members a service has at least and at most.
 fn bounds(service: &model::Service) -> (u32, u32) {
     (service.first_instances(), service.most_instances())
 }
 
 impl PoolState {
-    /// The pool of a service that has none yet; none if the service is shared.
+    /// A new pool for a service; none if the service is shared.
     pub(super) fn of(service: &model::Service, threads: usize) -> Option<Self> {
         service.is_pooled().then(|| Self {
             counters: (0..threads).map(|_| PoolCounters::default()).collect(),
@@ -65,7 +64,7 @@ impl PoolState {
 }
 
 impl DataPlane {
-    /// Makes the Rx threads use a pool as it stands now. Commands that follow find it in use.
+    /// Makes the Rx threads use a pool's present table. Later commands find it in use.
     pub fn use_pool(&mut self, table: &Arc<PoolTable>) {
         for rx_thread in self.rx() {
             let (table, RxThread { thread, part, flows, paths }) = (table.clone(), *rx_thread);
@@ -81,8 +80,8 @@ impl DataPlane {
         self.keep(table.service, table.clone());
     }
 
-    /// Has so many idle members of a service's pool let go, if there are as many: where most are idle, by `idle`, which says how many a
-    /// thread has.
+    /// Requests the removal of up to `n` idle members of a service's pool, where most are idle:
+    /// `idle` is their number at a thread.
     fn dismiss(&self, service: u16, n: u32, idle: impl Fn(usize) -> u32) {
         for (thread, n) in shares(n, self.rx().iter().map(|rx| (rx.thread, idle(rx.thread))).collect()) {
             self.tell(thread, move |worker| {
@@ -95,11 +94,11 @@ impl DataPlane {
     }
 }
 
-/// Takes `n` from those that have most, one by one: who gives how many. `has` says what each has.
+/// Takes `n` one by one from the threads that have most, and returns how many each gives.
 fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
     let mut given: Vec<(usize, u32)> = Vec::new();
     for _ in 0..n {
-        // Of several with as much, the first.
+        // The first of several with as many.
         let Some((who, left)) = has.iter_mut().rev().max_by_key(|(_, left)| *left).filter(|(_, left)| *left > 0) else { break };
         *left -= 1;
         match given.iter_mut().find(|(known, _)| known == who) {
@@ -111,12 +110,12 @@ fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
 }
 
 impl Supervisor {
-    /// Starts the process of a member. All members start here, whether they are the first, one more, or take the place of another.
+    /// Starts the process of a member: every member starts here.
     pub(super) fn start_member(&mut self, number: u16) {
         self.launch_process(number);
     }
 
-    /// Has a pool go on with other keys. Its members stay; flows that they have are told by the new keys from now on.
+    /// Gives a pool other keys. Its members stay, and their flows follow the new keys from now on.
     pub(super) fn change_pool(&mut self, config: model::Service) -> Result<(), SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| self.no_such("service", &config.name))?;
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
@@ -143,7 +142,7 @@ impl Supervisor {
         }
     }
 
-    /// Tells the packet threads of all members that have come.
+    /// Publishes all pools whose members have come.
     pub(super) fn publish_stirred_pools(&mut self) {
         for service in 0..self.services.len() {
             if self.services[service].as_ref().is_some_and(|s| s.pool.as_ref().is_some_and(|pool| pool.life.is_stirred())) {
@@ -152,7 +151,7 @@ impl Supervisor {
         }
     }
 
-    /// Tells the packet threads which members a pool has now. False if the service has no pool.
+    /// Publishes the members of a pool to the packet threads. False if the service has no pool.
     pub(super) fn publish_pool(&mut self, number: u16) -> bool {
         let fallback = |name: &String| {
             let is_it = |s: &Option<super::ServiceState>| s.as_ref().is_some_and(|s| s.config.name == *name);
@@ -167,12 +166,12 @@ impl Supervisor {
             service: number,
             per: service.config.per,
             fallback: config.fallback.as_ref().and_then(fallback),
-            // By its index, which goes on from member to member, so that threads have as many each.
+            // By its index, which goes on from member to member, so that threads have equally many.
             members: living.map(|nf| PoolMember { nf: nf.number, part: nf.index(), leaves: nf.life().leaves() }).collect(),
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
-            bell: Some(self.turns.bell.clone()),
+            bell: Some(self.turns.waker.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
@@ -183,9 +182,9 @@ impl Supervisor {
         true
     }
 
-    /// Tells the packet threads that a service, which had a pool, has none any more.
+    /// Publishes that a service has no pool any more.
     pub(super) fn close_pool(&mut self, number: u16, former: PoolState) {
-        // Numbers of members that nobody asks for any more.
+        // Numbers of former members that will not be asked for.
         self.nfs.rest(former.life.spares());
         let table = PoolTable {
             service: number,
@@ -200,7 +199,7 @@ impl Supervisor {
         self.plane.use_pool(&Arc::new(table));
     }
 
-    /// Starts members where flows ask for more, and has idle ones let go where fewer do.
+    /// Starts members where flows need more, and removes idle ones where they need fewer.
     pub(super) fn size_pools(&mut self) {
         if self.turns.stopping || self.services.iter().flatten().all(|s| s.pool.is_none()) {
             return;
@@ -221,7 +220,7 @@ impl Supervisor {
         }
     }
 
-    /// Looks at a pool, if that is worth it, and has its idle members let go that are too many.
+    /// Checks a pool if that is worthwhile, and requests the removal of surplus idle members.
     fn look_at_pool(&mut self, number: u16, now_ns: u64) -> Option<Change> {
         let service = self.services.get_mut(usize::from(number))?.as_mut().filter(|service| !service.config.name.is_empty())?;
         let pool = service.pool.as_mut()?;
@@ -252,14 +251,13 @@ impl Supervisor {
 
     fn grow_pool(&mut self, service: u16, more: u32) {
         for _ in 0..more {
-            // Where there may be no more NFs, the pool is as large as it can be.
+            // If there may be no more NFs, the pool cannot grow.
             if self.new_instance(service, None).is_err() {
                 break;
             }
         }
     }
 
-    /// What is told of all pools.
     pub(super) fn pool_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Pool> {
         let live = |number: &u16| self.services[*number as usize].as_ref().is_some_and(|s| !s.config.name.is_empty());
         let numbers = (0..self.services.len() as u16).filter(live);
@@ -271,7 +269,7 @@ impl Supervisor {
         numbers.filter_map(report).collect()
     }
 
-    /// What the pool of a service has counted itself, if it has one.
+    /// The own counts of a service's pool, if it has one.
     pub(super) fn own_pool_report(&mut self, number: u16) -> Option<api::Pool> {
         self.services.get(number as usize)?.as_ref()?.pool.as_ref()?;
         let snapshots = self.snapshots();

@@ -38,21 +38,21 @@ impl Reported {
     }
 }
 
-/// Least time over which it is looked how far a port is behind its rate.
+/// Least time over which a port's lag behind its rate is measured.
 const BEHIND_OVER: Duration = Duration::from_secs(1);
-/// Part of its rate from which on a port is behind: a thread is away for a moment now and then.
+/// Least lag, as a part of the rate: threads pause now and then.
 const BEHIND_FROM: f64 = 0.01;
 
-/// How far a port that makes packets at a rate is behind it: now, not over its whole life.
+/// The present lag of a port behind the rate at which it makes packets.
 #[derive(Debug, Default)]
 pub(super) struct Behind {
-    /// When it was looked, and what had been skipped by then.
+    /// When it was measured, and the skipped packets until then.
     looked: Option<(Instant, u64)>,
     pps: f64,
 }
 
 impl Behind {
-    /// Looks, if it is time to. So many packets have been skipped in all.
+    /// Measures it, if it is time to. `skipped` is the total of skipped packets.
     fn look(&mut self, skipped: u64, rate_pps: f64, now: Instant) {
         let Some((at, before)) = self.looked else {
             self.looked = Some((now, skipped));
@@ -72,7 +72,7 @@ impl Behind {
     }
 }
 
-/// What the log says of a port that is in another state.
+/// The log message for a port in another state.
 fn said(port: &model::Port, state: api::PortState) -> String {
     let name = &port.name;
     let interface = sluice_ports::uses(port);
@@ -97,20 +97,19 @@ fn said(port: &model::Port, state: api::PortState) -> String {
     }
 }
 
-/// What messages call a tenant.
 fn named(tenant: &Option<String>) -> String {
     tenant.as_ref().map_or("services without a tenant".into(), |name| format!("tenant `{name}`"))
 }
 
 impl Supervisor {
-    /// Looks whether a port could be opened, before anything is changed for it.
+    /// Checks whether a port could be opened, before anything changes for it.
     pub(super) fn look_at(&self, config: &model::Port) -> Result<(), SupervisorError> {
         port::look_at_memory(config, &self.plane.memories().usual_pool())?;
         let room = self.plane.arena().geometry().stride as usize - HEADROOM;
         Ok(port::look_at(config, room)?)
     }
 
-    /// Opens a port without giving it to the packet threads. `wanted` is what there will be then.
+    /// Opens a port without giving it to the packet threads. `wanted` is the coming configuration.
     pub(super) fn open(&self, config: &model::Port, wanted: &model::Config) -> Result<OpenPort, SupervisorError> {
         let memories = self.plane.memories();
         let memory = memories.get(memories.for_port(wanted, config));
@@ -121,24 +120,24 @@ impl Supervisor {
                 config.name
             )));
         }
-        // Others receive into what the tables say, or nothing.
+        // Other ports receive into the arena that the tables name, or nothing.
         let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
         let mut open = port::open(&self.host.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
         open.memory = memory.map(|memory| memory.number).filter(|_| config.kind.has_fixed_memory());
         Ok(open)
     }
 
-    /// What is to be in force when the changes that are being made are done: by that it is decided whose a port's packets are.
+    /// The configuration after the changes under way: it decides whose a port's packets are.
     fn coming(&self) -> &model::Config {
         self.changes.coming.as_deref().unwrap_or(&self.config)
     }
 
-    /// Whether devices would receive only what is of the tenant whose arena they were opened with. Other ports receive into another arena
-    /// with the next tables; a device keeps its own.
+    /// Checks that devices will receive only packets of the tenant whose arena they were opened
+    /// with. Other ports receive into another arena with the next tables; a device keeps its own.
     pub(super) fn keeps_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
         let bound = self.ports.iter().flatten().filter_map(|state| Some((state, self.plane.memories().get(state.memory?)?)));
         for (state, memory) in bound {
-            // One that is to be opened anew is given what it needs then.
+            // A port that is to be opened anew gets what it needs then.
             let stays = |port: &&model::Port| port.name == state.config.name && **port == state.config;
             let Some(port) = wanted.ports.iter().find(stays) else { continue };
             let Holder::Tenant(tenant) = &memory.holder else { continue };
@@ -146,11 +145,11 @@ impl Supervisor {
             let is_theirs = match sluice_config::tenancy::owner_of(wanted, port) {
                 Owner::Tenant(owner) => owner == *tenant,
                 Owner::Several => false,
-                // It was theirs by a rule or by its section if there were others already, and
-                // nothing says that it is anybody else's.
+                // It was the tenant's by a rule or by its section if there were others already, and
+                // nothing says that it is another's.
                 Owner::Nobody => !is_only(&self.config),
             };
-            // What no NF has seen yet is the first tenant's.
+            // An arena that no NF has seen yet is the first tenant's.
             let is_first = || !memory.is_shared && sluice_config::tenancy::tenants(wanted).len() <= 1;
             if !is_theirs && !is_only(wanted) && !is_first() {
                 return Err(SupervisorError::Conflict(format!(
@@ -164,14 +163,14 @@ impl Supervisor {
         self.programs_keep_to_memory(wanted)
     }
 
-    /// Whether programs that are fed by devices would send only what is of the tenant whose arena
+    /// Checks that foreign programs fed by devices will send only packets of the tenant whose arena
     /// their devices were opened with.
     fn programs_keep_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
         for nf in self.nfs.values().filter(|nf| nf.life().stays()) {
             let memory = nf.foreign.as_ref().and_then(|foreign| self.plane.memories().get(foreign.memory()?));
             let Some(Holder::Tenant(tenant)) = memory.map(|memory| &memory.holder) else { continue };
             let Some(Some(service)) = self.services.get(usize::from(nf.service)) else { continue };
-            // Those of one that is to be replaced are started anew.
+            // The programs of a service that is replaced start anew.
             let name = &service.config.name;
             let stays = |wanted: &&model::Service| **wanted == service.config || diff::some_stay(&service.config, wanted);
             if !wanted.services.iter().filter(|wanted| wanted.name == *name).any(|wanted| stays(&wanted)) {
@@ -188,7 +187,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Gives the queues of an opened port, which has its number already, to the packet threads.
+    /// Gives the queues of an opened port, which has its number, to the packet threads.
     pub(super) fn put_port(&mut self, number: u16, open: OpenPort) -> Result<(), SupervisorError> {
         let Some(Some(state)) = self.ports.get_mut(number as usize) else { return Ok(()) };
         let queues = open.queues.len();
@@ -196,9 +195,9 @@ impl Supervisor {
         state.memory = open.memory;
         state.link = open.link;
         let overload = state.config.overload;
-        // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
+        // A file takes everything in the end: packets wait, or a slow disk would cost packets.
         let waits = overload == model::Overload::Wait || state.config.kind.output_waits();
-        // The tables name the threads that have the queues: packets for the port may come at once.
+        // The tables name the threads of the queues: packets for the port may come at once.
         state.counters = (0..queues).map(|_| Arc::default()).collect();
         self.publish();
         let counters = self.plane.add_port(number, open.queues, overload, waits)?;
@@ -209,7 +208,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
+    /// Adds a port. Chains that have lost their egress of this name leave by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = self.changes.port_numbers.next(self.ports.len(), "ports")?;
         let open = self.take_opened(&config)?;
@@ -225,7 +224,7 @@ impl Supervisor {
         self.put_port(number, open)
     }
 
-    /// A port that was opened ahead, or is opened now.
+    /// The port that was opened ahead, or else one opened now.
     fn take_opened(&mut self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
         match self.changes.opened.remove(&config.name) {
             Some(open) => Ok(open),
@@ -233,7 +232,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits until no packet is on its way to a port by a chain that has led there, as long as a stop would.
+    /// Waits until no chain leads packets to a port, at most as long as a stop would.
     fn drain(&mut self, number: u16) {
         let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
         while self.plane.registry().leads_to(number) && Instant::now() < until {
@@ -242,7 +241,7 @@ impl Supervisor {
         }
     }
 
-    /// Closes a port. One whose file or device is stuck is as good as closed.
+    /// Closes a port. One with a stuck file or device counts as closed.
     pub(super) fn close(&mut self, number: u16) -> Result<(), SupervisorError> {
         if self.plane.close_port(number)? == LetGo::Stuck {
             let name = self.ports[number as usize].as_ref().map_or("?", |p| &p.config.name);
@@ -251,9 +250,9 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Closes a port whose counters are of the past from then on.
+    /// Closes a port, and keeps its counters for the totals.
     fn close_and_count(&mut self, number: u16) -> Result<(), SupervisorError> {
-        // Nobody can be asked any more when it is closed.
+        // After the close, no thread knows its details.
         let details = details_of(usize::from(number), &self.snapshots());
         self.close(number)?;
         if let Some(Some(state)) = self.ports.get_mut(usize::from(number)) {
@@ -262,12 +261,13 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Opens a port anew under the same number, so that chains go on naming it. The new one is opened before the old one is closed; if
-    /// they share a file or device, after, and the old one comes back when the new one does not open.
+    /// Opens a port anew under the same number, which chains keep naming. The new one opens before
+    /// the old one closes. If they share a file or device it opens after, and the old one is opened
+    /// again if that fails.
     ///
     /// # Errors
-    /// As [`port::open`]; then the old port is as it was. If it does not come back either, the port is not there any more, which the
-    /// configuration in force says, so that the next apply opens it.
+    /// As [`port::open`]; the old port is then as before. If it cannot be opened again either, the
+    /// port is removed, also from the configuration in force, so that the next apply opens it.
     pub(super) fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = self.port_number(&config.name).ok_or_else(|| self.no_such("port", &config.name))?;
         let old =
@@ -290,7 +290,7 @@ impl Supervisor {
         self.put_port(number, open)
     }
 
-    /// Opens the old port again, which was closed for one that does not open. Gives back what to say about it.
+    /// Opens the old port again after its replacement failed to open. Returns the error to report.
     fn bring_back(&mut self, number: u16, old: &model::Port, why: SupervisorError) -> SupervisorError {
         let again = self.open(old, &self.config).and_then(|open| self.put_port(number, open));
         let Err(error) = again else { return why };
@@ -305,7 +305,6 @@ impl Supervisor {
         ))
     }
 
-    /// Removes a port that no chain and no rule names.
     pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.port_number(name).ok_or_else(|| self.no_such("port", name))?;
         self.drain(number);
@@ -317,7 +316,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Logs what has become of the interfaces of ports, writes events, and says what to do about packets that are too large.
+    /// Logs and records state changes of ports' interfaces, and logs packets that are too large.
     pub(super) fn see_ports(&mut self, now: Instant) {
         let packet_bytes = self.config.memory.packet_bytes;
         for (number, state) in self.ports.iter_mut().enumerate() {
@@ -348,7 +347,7 @@ impl Supervisor {
         }
     }
 
-    /// A port is gone: its number may be given again later.
+    /// Lets the number of a port that is gone rest for later reuse.
     fn rest_port(&mut self, number: u16) {
         let round = self.plane.rounds();
         self.changes.port_numbers.rest(number, Instant::now(), round);
@@ -366,10 +365,10 @@ mod tests {
             behind.look(skipped, 100_000.0, start + Duration::from_millis(ms));
             behind.pps()
         };
-        // What was skipped before anybody looked is not of this second, nor is a part of one enough.
+        // Skips before the first measurement do not count, and a part of a second is too short.
         assert_eq!([at(0, 5_000), at(900, 40_000)], [0.0, 0.0]);
         assert_eq!([at(1_000, 40_000), at(1_500, 60_000)], [35_000.0, 35_000.0]);
-        // A thread that was away for a moment has not missed the rate.
+        // A thread that paused for a moment has not missed the rate.
         assert_eq!([at(2_000, 60_000), at(3_000, 61_000), at(4_000, 61_000)], [20_000.0, 0.0, 0.0]);
     }
 }

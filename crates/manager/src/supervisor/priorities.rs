@@ -1,7 +1,8 @@
-//! Priorities that the kernel is told: each NF of class rr has its own, which follows the flow that it is given.
+//! Kernel priorities of NFs of class rr: each follows the NF's present flow.
 //!
-//! Packet threads make no system call, and what one of them assigns lasts for milliseconds. So they note who was given what
-//! ([`Assigned`]), and a thread of its own looks at that and gives the processes their priorities, each when it changed and not before.
+//! Packet threads make no system call, and their assignments last milliseconds. So they note
+//! assignments ([`Assigned`]), and a thread of its own reads them and sets the priority of each
+//! process, only when it has changed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,24 +19,22 @@ use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::class::{self, Class, ClassError};
 
-/// Time between two looks while assignments come, and while none do.
+/// Time between two checks while assignments come, and while none do.
 const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
-/// Numbers that NFs may have.
 const NUMBERS: usize = 1 << 16;
 
-/// Priority of ordinary NFs in class rr: the lowest, so that whatever real-time work the host has goes before.
+/// Priority of ordinary NFs in class rr: the lowest, below other real-time work.
 const LOWEST: u8 = 1;
 
-/// The class of an NF of class rr.
 pub(super) fn class_of(handle: &NfHandle, downstream_first: bool) -> Class {
     Class::Rr(LOWEST + handle.rank(downstream_first))
 }
 
-/// The class of a process of class rr that is no NF of its own.
+/// The class of a process of class rr that is not an NF's own.
 pub(super) const ORDINARY: Class = Class::Rr(LOWEST);
 
-/// Weight of the instances of a service. Those that have one flow alone get what their tenant is worth with their flow.
+/// Weight of a service's instances. Those with a single flow get the tenant's weight with it.
 pub(super) fn own_priority(service: &Service, sched: &Sched) -> f64 {
     let tenant = service.tenant.as_deref().filter(|_| !service.is_pooled());
     service.priority * sched.priority_of(tenant)
@@ -45,7 +44,6 @@ pub(super) fn own_priority(service: &Service, sched: &Sched) -> f64 {
 struct Known {
     handle: Arc<NfHandle>,
     pid: Pid,
-    /// What it has.
     class: Class,
 }
 
@@ -62,7 +60,7 @@ impl Shared {
         self.nfs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives those that were told of their priority. Says whether there were any.
+    /// Sets the priorities of noted NFs. Returns whether there were any.
     fn look(&self) -> bool {
         self.assigned.take(|number| {
             let mut nfs = self.nfs();
@@ -73,7 +71,7 @@ impl Shared {
             }
             match class::set(Path::new("/"), known.pid, class) {
                 Ok(_) => known.class = class,
-                // Whoever loses its process says so.
+                // The end of its process is noticed elsewhere.
                 Err(ClassError::NoProcess { .. }) => {}
                 Err(error) => {
                     warn!("the priority of {} cannot be changed any more: {error}", known.handle.name);
@@ -84,7 +82,7 @@ impl Shared {
     }
 }
 
-/// The thread that tells the kernel.
+/// The thread that sets priorities.
 #[derive(Debug)]
 pub(super) struct Priorities {
     shared: Arc<Shared>,
@@ -92,7 +90,7 @@ pub(super) struct Priorities {
 }
 
 impl Priorities {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     /// The system's, if it makes no thread.
@@ -116,20 +114,20 @@ impl Priorities {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Where changes are told.
+    /// The object to note assignments in.
     pub(super) fn assigned(&self) -> Arc<Assigned> {
         self.shared.assigned.clone()
     }
 
-    /// Takes an NF in whose process has a class.
+    /// Adds an NF whose process has a class.
     pub(super) fn add(&self, handle: Arc<NfHandle>, pid: Pid, class: Class) {
         let number = handle.number;
         self.shared.nfs().insert(number, Known { handle, pid, class });
-        // It may have been given a flow, or another position, before this.
+        // It may have got a flow, or another position, before this.
         self.shared.assigned.tell(number);
     }
 
-    /// Lets go of an NF: nothing is done to its process any more when this returns.
+    /// Removes an NF. Its process is not changed after the return.
     pub(super) fn remove(&self, number: u16) {
         self.shared.nfs().remove(&number);
     }
@@ -146,12 +144,12 @@ impl Drop for Priorities {
 }
 
 impl Supervisor {
-    /// Has the positions of NFs looked at again, after a change of the chains.
+    /// Checks the positions of NFs again after a change of the chains.
     pub(super) fn rank_again(&self) {
         if let Some(priorities) = self.tuning.priorities().filter(|_| self.config.sched.downstream_first) {
             let depths = self.published.tables.depths();
             for handle in self.nfs.values().filter_map(|nf| nf.handle.as_ref()) {
-                // The packet threads say the same when they have the tables, which may be later.
+                // The packet threads do the same when they have the tables, which may be later.
                 handle.place(&depths, true);
                 priorities.shared.assigned.tell(handle.number);
             }

@@ -1,9 +1,12 @@
-//! The agent: keeps an assignment on the running system, measures how, and says who breaks what. What it does is in [`sluice_promises`].
+//! The SLO agent: keeps an assignment on the running system, measures it, and finds the causes of
+//! violations. [`sluice_promises`] has its logic.
 //!
-//! An assignment is taken in three steps, between which packets flow and other requests are served: everything is checked, cache classes
-//! are changed, and new services and instances are started; when these are ready, packets are led to them, and what nobody needs any more goes.
-//! Classes are changed in the last step instead if one would become smaller, or go, that an SLO has now and in the assignment too: its
-//! instances carry its packets until then. What fails before packets are led leaves everything as it was.
+//! An assignment is put in force in three steps, between which packets flow and other requests are
+//! served: everything is checked, cache classes are changed, and new services and instances start;
+//! these become ready; packets go to them, and what is no longer needed is removed. Classes change
+//! in the last step instead if a class that an SLO has now and in the assignment would become
+//! smaller or be removed: its instances carry the packets until then. A failure before packets go
+//! to the new instances leaves everything as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,48 +44,47 @@ use sluice_promises::steer::{Steering, is_on_demand};
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
-/// How long new instances may take to be ready.
+/// Longest time until new instances are ready.
 const READY_PATIENCE: Duration = Duration::from_secs(20);
 /// Least packets that may come at once.
 const LEAST_BURST: u64 = 64;
-/// Times that the instance of an SLO with most load stands among those that flows are spread over.
+/// Entries of an SLO's most loaded instance among those that flows are spread over.
 const SPREAD_PARTS: f64 = 16.0;
 
-/// What became of an assignment: what changed, and what is on its way out.
+/// The result of an assignment: the changes, and the NFs that are leaving.
 pub(super) type Outcome = Result<(Placed, Gone), SupervisorError>;
 
-/// An assignment that is kept.
 struct Kept {
     assignment: Assignment,
     services: BTreeMap<(String, String), String>,
     base: BTreeMap<String, Vec<String>>,
-    /// What is not as it was profiled.
+    /// Deviations from the profiles.
     notes: Vec<String>,
 }
 
-/// One that is about to be.
+/// An assignment that is being put in force.
 pub(super) struct Placing {
     assignment: Assignment,
-    /// Services that were started for it, and instances beside those of services that there are.
+    /// Services that were started for it, and instances beside those of existing services.
     started: Vec<String>,
     beside: Vec<u16>,
-    /// What the cache classes were before, and those of instances on demand among them.
+    /// The former cache classes, and those of instances on demand among them.
     classes: BTreeMap<String, u32>,
     own: BTreeMap<String, u32>,
-    /// Whether the classes are changed when all is ready.
+    /// Whether the classes change when all instances are ready.
     is_late: bool,
     changes: Vec<sluice_api::change::Change>,
     until: Instant,
-    asker: Sender<Outcome>,
+    reply: Sender<Outcome>,
 }
 
-/// An instance that is about to be added, for an SLO on demand.
+/// An instance that is being added for an SLO on demand.
 pub(super) struct Adding {
     pub(super) request: Request,
     pub(super) outcome: Receiver<Outcome>,
 }
 
-/// What was seen of a promise in the last window.
+/// Observations of an SLO in the last window.
 #[derive(Default)]
 struct Last {
     rates: Rates,
@@ -92,10 +94,8 @@ struct Last {
     judged: Judged,
 }
 
-/// What the supervisor has of promises.
 pub(super) struct Promises {
     pub(super) settings: model::Promises,
-    /// Whether packets are timed.
     times: bool,
     pub(super) classes: Classes,
     kept: Option<Kept>,
@@ -111,21 +111,20 @@ pub(super) struct Promises {
     on_demand: Vec<OnDemand>,
     pub(super) steering: Steering,
     pub(super) adding: Option<Adding>,
-    /// What comes of the placement of before a restart.
+    /// The outcome of restoring the placement after a restart.
     restoring: Option<Receiver<Outcome>>,
-    /// Whether it was said that SLOs on demand share no cache.
+    /// Whether it was logged that SLOs on demand share no cache.
     pub(super) said_unshared: bool,
-    /// What went wrong with processes and classes, said once each.
+    /// Troubles with processes and classes, each logged once.
     pub(super) troubles: BTreeSet<String>,
 }
 
 impl Promises {
-    /// Whether nothing is promised, and none is about to be.
+    /// Whether there are no SLOs, and none is being placed.
     pub(super) fn are_none(&self) -> bool {
         self.kept.is_none() && self.placing.is_none() && self.adding.is_none() && self.restoring.is_none()
     }
 
-    /// With nothing promised yet.
     pub(super) fn open(config: &Config) -> Result<Self, SupervisorError> {
         let settings = &config.promises;
         let classes = Classes::open(settings).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
@@ -151,17 +150,17 @@ impl Promises {
         })
     }
 
-    /// What was placed before a restart is not any more.
+    /// Reports that the placement from before a restart was not restored.
     fn not_restored(&mut self, why: &str) {
         self.trouble(format!("what was placed before the restart is not kept: {why}; place it anew"));
     }
 
-    /// What may come into a chain, if it is one that something is promised of.
+    /// The bucket that limits a chain's input, if the chain has one.
     pub(super) fn bucket(&self, chain: &str) -> Option<Arc<Bucket>> {
         self.buckets.get(chain).cloned()
     }
 
-    /// Ways that devices use too, as the cache control says.
+    /// Cache ways that devices use too, by the cache control.
     pub(super) fn io_mask(&self) -> u32 {
         self.classes.io_mask()
     }
@@ -173,7 +172,7 @@ impl Promises {
         config.services.iter().filter(|service| names.contains(&service.name)).cloned().collect()
     }
 
-    /// A configuration without what was made of it here.
+    /// A configuration without what this agent has added to it.
     fn base(&self, config: &Config) -> Config {
         let mut config = self.kept.as_ref().map_or_else(|| config.clone(), |kept| strip(config, &kept.services, &kept.base));
         let started: BTreeSet<&String> = self.placing.iter().flat_map(|placing| &placing.started).collect();
@@ -181,7 +180,6 @@ impl Promises {
         config
     }
 
-    /// Of each promise: its name and what is told of it.
     pub(super) fn slos(&self) -> impl Iterator<Item = &Slo> {
         self.kept.iter().flat_map(|kept| &kept.assignment.slos).map(|promised| &promised.slo)
     }
@@ -192,26 +190,26 @@ impl Promises {
         self.settings.cores.get(*place as usize).copied()
     }
 
-    /// What part of its core a place is.
+    /// The part of its core that a place is.
     fn part_of(&self, place: u32) -> f64 {
         let core = self.settings.cores.get(place as usize);
         core.map_or(0.0, |core| 1.0 / self.settings.cores.iter().filter(|other| *other == core).count() as f64)
     }
 
-    /// What may come of an SLO.
+    /// The limit of an SLO's input: packets per second, and a burst.
     pub(super) fn limit(&self, assignment: &Assignment, slo: &Slo) -> Option<(f64, u64)> {
         let pps = if is_on_demand(slo) { self.steering.limit(slo) } else { assignment.throughput_pps(slo) };
         let pps = pps.filter(|_| self.settings.police)?;
         Some((pps, LEAST_BURST.max((pps * f64::from(self.settings.burst_us) / 1e6) as u64)))
     }
 
-    /// What the instances of an SLO use of the cache, by number; `before` is the traffic at the end of the window before.
+    /// The cache use of an SLO's instances, by number; `before` is the former window's traffic.
     fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64, before: &BTreeMap<String, u64>) -> Vec<InstanceUse> {
         let mut all = Vec::new();
         for instance in assignment.instances(&slo.name) {
             let (class, watch) = self.steering.class_of(instance);
             let found = self.classes.usage(&class, watch.as_deref());
-            // By both names: an instance that has gone to another class is counted anew.
+            // By both names: an instance that has changed its class is counted anew.
             let name = format!("{class}/{}", watch.unwrap_or_default());
             let was = before.get(&name).copied();
             self.traffic.extend(found.traffic.map(|now| (name, now)));
@@ -241,7 +239,7 @@ impl Promises {
     }
 }
 
-/// An instance of an NF, for which instance of which SLO.
+/// An NF, and the instance of an SLO that it belongs to.
 struct Member {
     nf: u16,
     slo: String,
@@ -250,13 +248,13 @@ struct Member {
     nth: usize,
 }
 
-/// Whether an assignment's classes take ways from one that an SLO has now and keeps.
+/// Whether an assignment takes ways from a class that an SLO has now and keeps.
 fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Room>) -> bool {
     let wanted = promises.steering.clone().lay_out(assignment, room);
     let all = promises.kept.as_ref().map_or(0, |kept| kept.assignment.server.shape.llc_ways);
     let shrinks = |instance: &Instance| {
         let class = promises.steering.class_of(instance).0;
-        // Who has the whole cache is in no class.
+        // An instance with the whole cache is in no class.
         let whole = Some(instance.ways).filter(|ways| *ways >= all);
         let before = whole.or_else(|| promises.classes.classes().get(&class).copied()).unwrap_or(0);
         wanted.get(&class).copied().unwrap_or(0) < before
@@ -266,7 +264,7 @@ fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Room>) 
     now.filter(|instance| stays(&instance.slo)).any(shrinks)
 }
 
-/// Whether profiles are of this host and of the services of a configuration.
+/// Checks that profiles are of this host and of the services of a configuration.
 fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), AssignmentError> {
     let profiled: Vec<&Promised> = assignment.slos.iter().filter(|promised| promised.profile.is_some()).collect();
     if profiled.is_empty() {
@@ -278,7 +276,7 @@ fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), Assignme
     assignment.check_profiles(&Processor::read(std::path::Path::new("/")).model, &programs)
 }
 
-/// What a service runs, as far as it can be read. What is in a container is not.
+/// The program of a service, as far as it can be read; not one in a container.
 fn program_of(service: &Service) -> Program {
     if service.container.is_some() {
         return Program::default();
@@ -292,16 +290,16 @@ fn program_of(service: &Service) -> Program {
 }
 
 impl Supervisor {
-    /// Begins to keep an assignment that somebody asks for. The receiver is told what came of it.
+    /// Begins to put a requested assignment in force; its outcome goes to the receiver.
     pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
         let told = self.begin(assignment)?;
         self.promises.steering.ask_anew();
-        // What comes of an instance that was to be added is of the placement before.
+        // The outcome of an instance that was being added belongs to the former placement.
         self.promises.adding = None;
         Ok(told)
     }
 
-    /// Begins to keep an assignment.
+    /// Begins to put an assignment in force.
     pub(super) fn begin(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
         self.not_placing()?;
         let invalid = |why: &dyn std::fmt::Display| SupervisorError::Invalid(format!("{why}; the placement before stands"));
@@ -323,10 +321,10 @@ impl Supervisor {
         if !is_late {
             self.change_classes(&assignment).map_err(|error| invalid(&error))?;
         }
-        let (asker, told) = channel();
+        let (reply, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
         let (started, beside, changed) = (Vec::new(), Vec::new(), Vec::new());
-        let placing = Placing { assignment, started, beside, classes: before, own, is_late, changes: changed, until, asker };
+        let placing = Placing { assignment, started, beside, classes: before, own, is_late, changes: changed, until, reply };
         self.promises.placing = Some(placing);
         for change in &changes {
             if let Err(error) = self.start_for_placing(change) {
@@ -338,12 +336,12 @@ impl Supervisor {
         Ok(told)
     }
 
-    /// Makes the classes those of an assignment; if one is refused, all is as it was.
+    /// Changes the classes to those of an assignment. If one is refused, all are as before.
     fn change_classes(&mut self, assignment: &Assignment) -> Result<(), ClassesError> {
         let room = self.promises.classes.room();
         let own = self.promises.steering.all_own().clone();
         let wanted = self.promises.steering.lay_out(assignment, room);
-        // Who has no class of its own any more is in the shared class before that goes.
+        // An instance that loses its own class moves to the shared one before that is removed.
         self.attend();
         let changed = self.promises.classes.change(wanted);
         if changed.is_err() {
@@ -354,7 +352,6 @@ impl Supervisor {
         changed
     }
 
-    /// Starts what an assignment needs, before packets are led to it.
     fn start_for_placing(&mut self, change: &Change) -> Result<(), SupervisorError> {
         match change {
             Change::AddService { service } => {
@@ -377,17 +374,17 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Ends what is kept: an assignment of nothing.
+    /// Begins to put an empty assignment in force.
     pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<Outcome>, SupervisorError> {
         self.not_placing()?;
         let Some(kept) = &self.promises.kept else {
             let nothing = || SupervisorError::NoSuch("nothing is placed here".into());
-            // What could not be taken again after a restart is withdrawn too.
+            // A placement that could not be restored after a restart is withdrawn too.
             let path = self.promises.settings.placement.clone().filter(|path| path.exists()).ok_or_else(nothing)?;
             kept::write(&path, None).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
             self.promises.troubles.clear();
-            let (asker, told) = channel();
-            let _ = asker.send(Ok((Placed { changes: Vec::new(), notes: self.promises.notes() }, Gone::new())));
+            let (reply, told) = channel();
+            let _ = reply.send(Ok((Placed { changes: Vec::new(), notes: self.promises.notes() }, Gone::new())));
             return Ok(told);
         };
         let mut nothing = kept.assignment.clone();
@@ -396,7 +393,7 @@ impl Supervisor {
         self.begin_placing(nothing)
     }
 
-    /// Whether nothing is being placed.
+    /// Refuses a change while a placement is under way.
     pub(super) fn not_placing(&self) -> Result<(), SupervisorError> {
         match self.promises.placing {
             Some(_) => Err(SupervisorError::Conflict("a placement is being taken; try again in a moment".into())),
@@ -404,7 +401,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether a chain is not one that something is promised of.
+    /// Refuses a change of a chain that has an SLO.
     pub(super) fn not_promised(&self, chain: &str) -> Result<(), SupervisorError> {
         match self.promises.slos().any(|slo| slo.name == chain) {
             true => {
@@ -414,7 +411,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether the instances of a service are not those of a promise, and none is being placed.
+    /// Refuses a change of a service that serves an SLO, and any during a placement.
     pub(super) fn not_kept(&self, service: &str) -> Result<(), SupervisorError> {
         self.not_placing()?;
         let mut kept = self.promises.kept.iter().flat_map(|kept| &kept.services);
@@ -426,7 +423,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether no promise is kept by copies of a service.
+    /// Refuses a change of a service whose copies serve an SLO.
     pub(super) fn not_copied(&self, service: &str) -> Result<(), SupervisorError> {
         let mut kept = self.promises.kept.iter().flat_map(|kept| kept.services.keys());
         match kept.find(|(_, template)| template == service) {
@@ -437,12 +434,12 @@ impl Supervisor {
         }
     }
 
-    /// Whether a placement says where the instances of a service are.
+    /// Whether a placement decides where the instances of a service are.
     pub(super) fn is_kept(&self, service: &str) -> bool {
         self.promises.kept.iter().any(|kept| kept.services.values().any(|name| name == service))
     }
 
-    /// What a configuration becomes so that it keeps what is placed; none if nothing is.
+    /// A configuration with the placement laid over it; none if nothing is placed.
     pub(super) fn with_promises(&self, wanted: &Config) -> Result<Option<Overlaid>, SupervisorError> {
         self.not_placing()?;
         let Some(kept) = &self.promises.kept else { return Ok(None) };
@@ -450,7 +447,7 @@ impl Supervisor {
         self.overlaid(wanted, &kept.assignment).map(Some).map_err(refuse)
     }
 
-    /// That configuration is in force.
+    /// Notes that this configuration is in force.
     pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
         if let Some(kept) = &mut self.promises.kept {
             (kept.services, kept.base, kept.notes) = (overlaid.services, overlaid.base, overlaid.notes);
@@ -461,7 +458,8 @@ impl Supervisor {
         overlay(base, assignment, &self.promises.settings.cores, &self.promises.made(&self.config))
     }
 
-    /// Whether what is placed runs as it was profiled by another configuration too. SLOs whose services that leaves as they are are not looked at.
+    /// Checks that the placement still matches its profiles under another configuration. SLOs whose
+    /// services stay the same are skipped.
     pub(super) fn keeps_profiles(&self, wanted: &Config) -> Result<(), SupervisorError> {
         let Some(kept) = &self.promises.kept else { return Ok(()) };
         let of = |config: &Config, name: &str| config.services.iter().find(|service| service.name == name).cloned();
@@ -474,7 +472,7 @@ impl Supervisor {
         check_profiles(wanted, &changed).map_err(refuse)
     }
 
-    /// Leads packets to new instances when they are ready; gives up if they will not be.
+    /// Sends packets to new instances when they are ready, and gives up if they will not be.
     pub(super) fn go_on_placing(&mut self) {
         let Some(placing) = self.promises.placing.as_ref().filter(|_| !self.turns.stopping) else { return };
         let numbers = placing.started.iter().filter_map(|name| self.service_number(name));
@@ -482,7 +480,7 @@ impl Supervisor {
         let all = services.flat_map(|service| &service.instances).chain(&placing.beside);
         let nfs: Vec<&Nf> = all.filter_map(|number| self.nfs.get(number)).collect();
         let is_ready = |nf: &&Nf| {
-            // Acquire: goes with the library's word that its handler is made.
+            // Acquire: pairs with the library's store when its handler is made.
             let is_made =
                 |h: &sluice_dataplane::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
             nf.is(State::Running) && (nf.foreign.is_some() || nf.handle.as_deref().is_some_and(is_made))
@@ -500,11 +498,11 @@ impl Supervisor {
         };
         if let Some(placing) = self.abandon_placing() {
             let why = format!("the placement is not taken, and the one before stands: {why}");
-            let _ = placing.asker.send(Err(SupervisorError::Conflict(why)));
+            let _ = placing.reply.send(Err(SupervisorError::Conflict(why)));
         }
     }
 
-    /// Takes back what was begun for an assignment.
+    /// Undoes the beginnings of an assignment.
     fn abandon_placing(&mut self) -> Option<Placing> {
         let placing = self.promises.placing.take()?;
         for name in &placing.started {
@@ -524,13 +522,13 @@ impl Supervisor {
     fn finish_placing(&mut self) {
         let Some(placing) = &self.promises.placing else { return };
         let (assignment, beside) = (placing.assignment.clone(), placing.beside.len());
-        // Asked again: something else may have changed meanwhile.
+        // Computed again: something else may have changed meanwhile.
         let made = self
             .overlaid(&self.promises.base(&self.config), &assignment)
             .map_err(|error| SupervisorError::Conflict(error.to_string()));
         let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
         let planned = planned.and_then(|(changes, overlaid)| {
-            // More are to be started than stand ready if an instance was lost meanwhile, or a change of something else was let in.
+            // More would start than stand ready: an instance was lost, or another change was made.
             if self.starts(&changes) as usize > beside {
                 let why = "services have changed while the placement was taken, and the one before stands; place it anew";
                 return Err(SupervisorError::Conflict(why.into()));
@@ -547,7 +545,7 @@ impl Supervisor {
             Ok(planned) => planned,
             Err(error) => {
                 if let Some(placing) = self.abandon_placing() {
-                    let _ = placing.asker.send(Err(error));
+                    let _ = placing.reply.send(Err(error));
                 }
                 return;
             }
@@ -565,7 +563,7 @@ impl Supervisor {
             }
             is_promised(name)
         });
-        // What was seen of other promises says nothing of these.
+        // Observations of other SLOs do not apply to these.
         let before = self.promises.kept.as_ref().map_or(&[][..], |kept| &kept.assignment.slos);
         let same = |name: &str| {
             let of =
@@ -579,7 +577,7 @@ impl Supervisor {
         self.promises.steering.follow(self.promises.kept.as_ref().map(|kept| &kept.assignment));
         self.promises.troubles.clear();
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
-        // Before packets come to them.
+        // Before they get packets.
         self.attend();
         let told: Vec<sluice_api::change::Change> =
             changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
@@ -602,10 +600,10 @@ impl Supervisor {
         self.attend();
         self.promises.windows.restart(monotonic_ns());
         let placed = Placed { changes: std::mem::take(&mut placing.changes), notes: self.promises.notes() };
-        let _ = placing.asker.send(result.map(|()| (placed, gone)));
+        let _ = placing.reply.send(result.map(|()| (placed, gone)));
     }
 
-    /// Keeps what is placed over a restart, if it is to be.
+    /// Saves the placement for a restart, if that is configured.
     fn keep_placement(&mut self) {
         let Some(path) = &self.promises.settings.placement else { return };
         if let Err(error) = kept::write(path, self.promises.kept.as_ref().map(|kept| &kept.assignment)) {
@@ -613,7 +611,7 @@ impl Supervisor {
         }
     }
 
-    /// Begins to take again what was placed before a restart. Packets flow meanwhile, as the configuration says.
+    /// Begins to restore the placement from before a restart. Packets flow meanwhile.
     pub(super) fn restore_placement(&mut self) {
         let Some(path) = self.promises.settings.placement.clone() else { return };
         let began = match kept::read(&path) {
@@ -627,7 +625,7 @@ impl Supervisor {
         }
     }
 
-    /// What became of it.
+    /// Handles the outcome of the restoration.
     pub(super) fn see_restored(&mut self) {
         let Some(outcome) = &self.promises.restoring else { return };
         match outcome.try_recv() {
@@ -638,13 +636,12 @@ impl Supervisor {
         self.promises.restoring = None;
     }
 
-    /// The assignment that is kept.
     pub(super) fn placement(&self) -> Result<Assignment, SupervisorError> {
         let kept = self.promises.kept.as_ref().map(|kept| kept.assignment.clone());
         kept.ok_or_else(|| SupervisorError::NoSuch("nothing is placed here".into()))
     }
 
-    /// The different NFs of all promises: of which SLO, which of its NFs, and the service.
+    /// The different NFs of all SLOs: the SLO, the index of the NF, and the service.
     fn kept_services(&self) -> Vec<(String, usize, u16)> {
         let mut found = Vec::new();
         let Some(kept) = &self.promises.kept else { return found };
@@ -662,7 +659,8 @@ impl Supervisor {
         found
     }
 
-    /// Finds for each instance of the placement its NFs: those that it has, as long as they are on its core, and otherwise one there that is nobody's.
+    /// Binds NFs to the instances of the placement: those that are bound, while they are on the
+    /// instance's core, and otherwise an unbound one on that core.
     pub(super) fn bind(&mut self) {
         for (slo, nth, service) in self.kept_services() {
             let Some(kept) = &self.promises.kept else { return };
@@ -686,7 +684,7 @@ impl Supervisor {
         }
     }
 
-    /// The NFs of all promises. One on its way out counts for an instance that is on its core, or else for the first.
+    /// The NFs of all SLOs. A leaving one counts for an instance on its core, or for the first.
     fn members(&self) -> Vec<Member> {
         let mut members = Vec::new();
         let Some(kept) = &self.promises.kept else { return members };
@@ -704,8 +702,8 @@ impl Supervisor {
         members
     }
 
-    /// How often an NF stands among those that flows are spread over: in proportion to what its instance is to be given; not at all if that is
-    /// nothing, beside others that are given something.
+    /// The entries of each NF among those that flows are spread over, in proportion to its
+    /// instance's load: none for a load of 0 beside others that have load.
     pub(super) fn spread_parts(&self) -> BTreeMap<u16, u32> {
         let members = self.members();
         let most = |slo: &str| members.iter().filter(|m| m.slo == slo).map(|m| m.instance.load_pps).fold(0.0, f64::max);
@@ -719,7 +717,7 @@ impl Supervisor {
         members.iter().filter(|member| !alike(&member.slo)).map(parts).collect()
     }
 
-    /// Gives instances that are new what they were promised of their core and of the cache.
+    /// Gives new instances their part of the core and of the cache.
     pub(super) fn attend(&mut self) {
         self.bind();
         let members = self.members();
@@ -744,9 +742,9 @@ impl Supervisor {
         troubles.into_iter().for_each(|trouble| self.promises.trouble(trouble));
     }
 
-    /// Looks after promises: instances that are new, and the window that ends.
-    pub(super) fn tend_promises(&mut self) {
-        // What is promised ends with the input: nothing is begun any more.
+    /// Attends to new instances, and ends a window that is over.
+    pub(super) fn poll_promises(&mut self) {
+        // SLOs end with the input: nothing new begins.
         if self.promises.kept.is_none() || self.turns.stopping {
             return;
         }
@@ -785,7 +783,7 @@ impl Supervisor {
             });
             let cpu: f64 = own.iter().map(|member| cpu_of(&member.nf)).sum();
             let part = self.part(&assignment, slo);
-            // Of the first one too: what it has from memory is what the next one begins with.
+            // Also for the first window: its traffic is the start of the next one.
             let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9, &traffic);
             let Some((rates, latency_us)) = ended else { continue };
             let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
@@ -824,12 +822,12 @@ impl Supervisor {
         self.steer(now, &assignment, &on_demand);
     }
 
-    /// Cores that an SLO was given.
+    /// Cores that an SLO has got.
     fn part(&self, assignment: &Assignment, slo: &Slo) -> f64 {
         assignment.instances(&slo.name).iter().flat_map(|instance| &instance.cores).map(|place| self.promises.part_of(*place)).sum()
     }
 
-    /// Tenants without a promise, and services without a tenant: what they use of cores, and what these have left for them.
+    /// Tenants without an SLO, and services without a tenant: their use of cores, and what is left.
     fn others(&self, members: &[Member], cpu_of: impl Fn(&u16) -> f64) -> Vec<Seen> {
         let mut others: BTreeMap<String, Seen> = BTreeMap::new();
         for nf in self.nfs.values().filter(|nf| !members.iter().any(|member| member.nf == nf.number)) {
@@ -846,7 +844,7 @@ impl Supervisor {
         others.into_values().collect()
     }
 
-    /// What of a core nobody was given.
+    /// The part of a core that no instance has got.
     fn left_of(&self, core: usize) -> f64 {
         let places =
             self.promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances).flat_map(|instance| &instance.cores);
@@ -857,12 +855,12 @@ impl Supervisor {
         (1.0 - given).max(0.0)
     }
 
-    /// What SLOs on demand showed in the last window.
+    /// Observations of SLOs on demand in the last window.
     pub fn on_demand(&self) -> &[OnDemand] {
         &self.promises.on_demand
     }
 
-    /// How promises are kept.
+    /// Reports of how the SLOs are kept.
     pub(super) fn promise_reports(&self) -> Vec<report::Promise> {
         let Some(kept) = &self.promises.kept else { return Vec::new() };
         let members = self.members();
@@ -906,7 +904,6 @@ impl Supervisor {
         all
     }
 
-    /// The same, with all that is lacking.
     pub(super) fn promises_report(&self) -> report::Promises {
         let settings = &self.promises.settings;
         let cache = match self.promises.classes.origin() {
@@ -930,7 +927,6 @@ impl Supervisor {
         }
     }
 
-    /// The names of promises by their state.
     pub(super) fn promise_states(&self) -> BTreeMap<String, Vec<String>> {
         let mut states: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for promise in self.promise_reports() {
@@ -939,7 +935,7 @@ impl Supervisor {
         states
     }
 
-    /// What stands between the configuration in force and another one, as it is.
+    /// The changes from the configuration in force to another one, as it is.
     fn plan_as_is(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
         self.check(wanted)?;
         let changes = diff::diff(&self.config, wanted);

@@ -1,4 +1,4 @@
-//! What the supervisor tells: status and statistics, put together from what the packet threads, the NFs and the kernel count.
+//! Status and statistics, from the counters of packet threads, NFs and kernel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,8 +43,7 @@ impl ThreadMeter {
     }
 }
 
-/// One report for each name: there may be several arenas that were made anew and wait for the last
-/// of their packets.
+/// One report for each tenant: several replaced arenas may wait for the last of their packets.
 fn by_tenant(memories: impl Iterator<Item = api::Memory>) -> Vec<api::Memory> {
     let mut all: Vec<api::Memory> = Vec::new();
     for memory in memories {
@@ -67,7 +66,7 @@ fn by_tenant(memories: impl Iterator<Item = api::Memory>) -> Vec<api::Memory> {
 }
 
 impl Supervisor {
-    /// What the daemon is and has.
+    /// The daemon's state, and what it has.
     pub(super) fn status(&mut self, snapshots: &[Snapshot]) -> api::Status {
         let infos = self.plane.thread_infos();
         let busy = self.seen.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
@@ -107,15 +106,13 @@ impl Supervisor {
         }
     }
 
-    /// The packet memory of each tenant.
     fn memory_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Memory> {
         let mut all = by_tenant(self.plane.memories().iter().map(|memory| self.memory_report(memory, snapshots)));
         all.iter_mut().for_each(|memory| self.seen.past.add_memory(memory));
         all
     }
 
-    /// A packet memory, and what was copied into it; of one that was made anew its tenant goes on
-    /// from that.
+    /// A report of a packet memory and copies into it. Its tenant's totals have a replaced one's.
     fn memory_report(&self, memory: &crate::memory::Memory, snapshots: &[Snapshot]) -> api::Memory {
         let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
         let is_former = memory.holder == sluice_config::tenancy::Holder::Former;
@@ -134,13 +131,12 @@ impl Supervisor {
         }
     }
 
-    /// A packet memory by its number.
     pub(super) fn own_memory(&mut self, number: u8) -> Option<api::Memory> {
         let snapshots = self.snapshots();
         Some(self.memory_report(self.plane.memories().get(number)?, &snapshots))
     }
 
-    /// What each packet thread knows; where one does not answer, what all of them knew last, so that no total goes back.
+    /// The snapshots of all packet threads; if one does not answer, the former ones of all.
     pub(super) fn snapshots(&mut self) -> Arc<[Snapshot]> {
         if let Ok(snapshots) = self.plane.snapshots() {
             self.seen.snapshots = snapshots.into();
@@ -148,10 +144,9 @@ impl Supervisor {
         self.seen.snapshots.clone()
     }
 
-    /// Everything that is counted.
     pub(super) fn stats(&mut self) -> api::Stats {
         let snapshots = self.snapshots();
-        // Next to what the threads know: it counts the same packets.
+        // Right after the snapshots, which count the same packets.
         let (ports, chains) = (self.port_reports(&snapshots), self.chain_reports(&snapshots));
         let mut drops: BTreeMap<String, u64> = BTreeMap::new();
         let mut more = |name: &str, n: u64| *drops.entry(name.into()).or_default() += n;
@@ -170,7 +165,7 @@ impl Supervisor {
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
         let (untaken, port_drops) = self.seen.past.port_drops();
         more("port_tx", queues.clone().map(|queue| queue.tx_drops.get()).sum::<u64>() + unsent + untaken);
-        // Those that found no path are counted by the threads, too.
+        // Packets that found no path are also counted by the threads.
         self.seen.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
         port_drops.iter().for_each(|(why, n)| more(why, *n));
         queues.flat_map(|queue| queue.own_drops()).for_each(|(why, n)| more(why, n));
@@ -193,7 +188,7 @@ impl Supervisor {
         stats
     }
 
-    /// Decisions of all rules that there are and were.
+    /// Decisions of all present and former rules.
     fn decisions(&self) -> u64 {
         self.published.former_decisions + self.published.hits.iter().map(|(_, hits)| hits.total()).sum::<u64>()
     }
@@ -237,7 +232,7 @@ impl Supervisor {
                     }
                     drops
                 },
-                // A sink has nothing to come in, and so nothing that could be finished.
+                // A sink receives nothing, so it cannot finish.
                 finished: finished.unwrap_or(false) && port.config.kind.word() != "sink",
                 behind_pps: port.behind.pps(),
                 details,
@@ -255,7 +250,7 @@ impl Supervisor {
             name: s.config.name.clone(),
             instances: s.instances.iter().filter_map(name).collect(),
             running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.is(State::Running))).count() as u32,
-            // That of a container as it is called in there.
+            // For a container, the path inside it.
             exec: s.config.exec.as_ref().filter(|_| s.container.is_some()).or(s.exec.as_ref()).map(|e| e.display().to_string()),
             container: s
                 .config
@@ -280,14 +275,14 @@ impl Supervisor {
         self.nfs.values().map(|nf| self.nf_report(nf, held.get(&nf.number).copied().unwrap_or(0))).collect()
     }
 
-    /// What is told of one NF, which holds so many frames.
+    /// A report of an NF that holds this many frames.
     pub(super) fn nf_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let mut report = self.own_report(nf, frames_held);
         self.seen.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
         report
     }
 
-    /// The same, without what former NFs of its name have counted.
+    /// The same without the counts of former NFs of its name.
     pub(super) fn own_report(&self, nf: &Nf, frames_held: u64) -> api::Nf {
         let service = self.services[nf.service as usize].as_ref();
         let mut totals = nf.counted.before;
@@ -305,8 +300,7 @@ impl Supervisor {
         let foreign = nf.foreign.as_ref().map(|foreign| foreign.report(by_design));
         let mut report = api::Nf {
             name: nf.name.clone(),
-            // That of a service that was removed, and has no name any more, is in the name of the
-            // NF.
+            // A removed service has no name any more; the NF's name contains it.
             service: nf.name.rsplit_once('.').map_or(String::new(), |(service, _)| service.into()),
             number: u32::from(nf.number),
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
@@ -418,7 +412,7 @@ impl Supervisor {
     }
 }
 
-/// What only its kind knows of a port, by name.
+/// The details that only a port's kind has, by name.
 pub(super) fn details_of(number: usize, snapshots: &[Snapshot]) -> BTreeMap<String, f64> {
     let mut details: BTreeMap<String, f64> = BTreeMap::new();
     let all = snapshots.iter().flat_map(|snapshot| &snapshot.details).filter(|(of, _)| *of as usize == number);
@@ -428,19 +422,18 @@ pub(super) fn details_of(number: usize, snapshots: &[Snapshot]) -> BTreeMap<Stri
     details
 }
 
-/// Times that packets of a chain took.
 pub(super) fn latency_of(number: u16, snapshots: &[Snapshot]) -> Distribution {
     let mut latency = Histogram::default();
     snapshots.iter().filter_map(|s| s.latencies.get(number as usize)).for_each(|h| latency.merge(h));
     Distribution::from(&latency)
 }
 
-/// What a rule is told by: its name, or its place.
+/// The key of a rule in reports: its name, or its place.
 pub(super) fn series_of(rule: &sluice_api::config::Rule, position: usize) -> String {
     rule.name.clone().unwrap_or_else(|| format!("rule.{position}"))
 }
 
-/// What is decided and measured about an NF now, without what is counted.
+/// The present decisions and measurements about an NF, without counters.
 fn scheduling(handle: &sluice_dataplane::handle::NfHandle) -> api::NfSched {
     let (load, gate) = (&handle.load, &handle.gate);
     api::NfSched {

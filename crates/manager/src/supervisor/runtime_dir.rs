@@ -1,34 +1,33 @@
-//! The runtime directory while the daemon runs: what somebody removes of it is made again.
+//! Watches the runtime directory while the daemon runs, and restores what was removed.
 //!
-//! A directory below `/run` or `/tmp` may be swept by another program. Without the lock a second
-//! daemon would start there, and without its socket no NF would find the first one.
+//! Another program may sweep a directory below `/run` or `/tmp`. Without the lock a second daemon
+//! would start there, and without its socket no NF would find the first one.
 
 use std::time::{Duration, Instant};
 
 use super::{Supervisor, SupervisorError};
 
-/// Time between two looks.
+/// Time between two checks.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// When it was looked at last, and what is wrong with it.
+/// The last check, and what is wrong.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     looked: Option<Instant>,
     trouble: Option<String>,
-    /// The guard's file has to be written anew.
+    /// The guard's file is to be written anew.
     owes_guard: bool,
 }
 
 impl Watch {
-    /// What is wrong with the directory, in words.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 }
 
 impl Supervisor {
-    /// Looks, if it is time to, whether the lock, the record and the socket of NFs are there, and makes anew what is not. The control
-    /// socket is its server's affair.
+    /// Checks, if it is time to, that the lock, the record and the NF socket exist, and restores
+    /// the missing ones. The control socket's server restores that.
     pub(super) fn keep_runtime_dir(&mut self, now: Instant) {
         if self.host.runtime_dir.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
             return;

@@ -1,4 +1,4 @@
-//! The SDN controller: who speaks with it ([`sluice_sdn`]), and what that is told of ports and chains.
+//! The SDN controller's agent ([`sluice_sdn`]), and the ports and chains that are reported to it.
 
 use std::sync::Arc;
 
@@ -11,23 +11,22 @@ use sluice_sdn::adviser::Adviser;
 use sluice_sdn::asker::{Asker, Line};
 use sluice_sdn::{Agent, PortView, Topology};
 
-/// What there is for an SDN controller.
 #[derive(Default)]
 pub(super) struct Sdn {
-    /// Packets that the Rx threads ask about. None if the configuration names no controller.
+    /// Packets that the Rx threads send to the controller; none without a controller.
     line: Option<Arc<Line>>,
     agent: Option<Agent>,
 }
 
 impl Sdn {
-    /// What a configuration asks for. Nobody speaks with the controller yet.
+    /// The state of a configuration, before the agent is started.
     pub(super) fn new(config: &Config) -> Self {
         let threads = threads_of(&config.manager).len();
         let line = config.openflow.controller.is_some().then(|| Arc::new(Line::new(&config.openflow, threads)));
         Self { line, agent: None }
     }
 
-    /// What an Rx thread asks about flows, if there is a controller.
+    /// The chooser that sends an Rx thread's new flows to the controller, if there is one.
     pub(super) fn chooser(&self, config: &Config, rx: RxThread) -> Option<Box<dyn ChooseChain>> {
         let line = self.line.clone()?;
         Some(Box::new(Asker::new(line, &config.openflow, rx.thread, rx.part.of)))
@@ -43,24 +42,22 @@ impl Sdn {
         Ok(())
     }
 
-    /// Ends the agent.
     pub(super) fn stop(&mut self) {
         self.agent = None;
     }
 
-    /// Whether somebody speaks with a controller.
+    /// Whether the agent of a controller runs.
     pub(super) fn is_there(&self) -> bool {
         self.agent.is_some()
     }
 
-    /// How the controller is spoken with.
+    /// The state of the connection to the controller.
     pub(super) fn status(&self) -> Option<api::Openflow> {
         self.agent.as_ref().map(Agent::status)
     }
 }
 
 impl Supervisor {
-    /// Says to the agent what ports and chains there are.
     pub(super) fn tell_agent(&self) {
         let Some(agent) = &self.published.sdn.agent else { return };
         let port = |(number, port): (usize, &Option<PortState>)| {

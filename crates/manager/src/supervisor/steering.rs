@@ -1,4 +1,4 @@
-//! Carries out what is decided about SLOs on demand ([`sluice_promises::steer`]): classes, limits, and instances where there is a place.
+//! Carries out decisions about SLOs on demand ([`sluice_promises::steer`]).
 
 use std::sync::mpsc::TryRecvError;
 
@@ -12,14 +12,14 @@ use sluice_promises::sight::OnDemand;
 use sluice_promises::steer::{is_on_demand, one_more};
 
 impl Promises {
-    /// Says what went wrong, once.
+    /// Logs a trouble once.
     pub(super) fn trouble(&mut self, trouble: String) {
         if self.troubles.insert(trouble.clone()) {
             warn!("{trouble}");
         }
     }
 
-    /// Why SLOs on demand share no cache, if any are kept and they cannot.
+    /// Why SLOs on demand share no cache, if there are any and they cannot.
     pub(super) fn why_unshared(&self) -> Option<String> {
         let any = self.slos().any(is_on_demand);
         let why = self.classes.why_none().unwrap_or("the processor cannot give ways of its cache");
@@ -27,12 +27,11 @@ impl Promises {
         (any && !self.classes.gives_ways()).then(said)
     }
 
-    /// Whether what comes from memory is counted here.
+    /// Whether traffic from memory is counted on this host.
     fn counts_traffic(&self) -> bool {
         !self.traffic.is_empty()
     }
 
-    /// How an SLO on demand is steered.
     pub(super) fn steered(&self, assignment: &Assignment, slo: &str) -> Option<Steered> {
         let slo = assignment.slos.iter().map(|promised| &promised.slo).find(|other| other.name == slo && is_on_demand(other))?;
         let lacking = self.steering.lacking(&slo.name);
@@ -45,7 +44,6 @@ impl Promises {
         })
     }
 
-    /// The last decisions.
     pub(super) fn decisions(&self, now_ns: u64) -> Vec<report::Decided> {
         let age = |at_ns: u64| now_ns.saturating_sub(at_ns) as f64 / 1e9;
         let told = self.steering.told();
@@ -54,12 +52,12 @@ impl Promises {
 }
 
 impl Supervisor {
-    /// The end of a window for SLOs on demand.
+    /// Ends a window for SLOs on demand.
     pub(super) fn steer(&mut self, now: u64, assignment: &Assignment, seen: &[OnDemand]) {
         self.see_added(now);
-        // While a placement is being taken, ways are spoken for; and who is not seen yet must not be taken for gone.
+        // During a placement ways are reserved; and an SLO without measurements is not gone.
         let all = assignment.slos.iter().filter(|promised| is_on_demand(&promised.slo)).count();
-        // Nor is who has not been counted yet one who misses nothing.
+        // Nor does an instance that is not counted yet count as one without misses.
         let is_counted = !self.promises.uncounted.awaits(seen) || !self.promises.counts_traffic();
         if all > 0 && seen.len() == all && self.promises.placing.is_none() && is_counted {
             self.decide(now, assignment, seen);
@@ -80,7 +78,7 @@ impl Supervisor {
         };
         let wanted = self.promises.steering.lay_out(assignment, room);
         if room.is_some() && wanted != *self.promises.classes.classes() {
-            // Who goes back is in the shared class before its own goes.
+            // An instance that goes back moves to the shared class before its own is removed.
             self.attend();
             if let Err(error) = self.promises.classes.change(wanted) {
                 self.promises.trouble(format!("cache classes of SLOs on demand stay as they were: {error}"));
@@ -96,13 +94,13 @@ impl Supervisor {
         }
         for request in requests {
             if self.add_instance(now, assignment, &request) {
-                // One at a time: the next one is for the assignment that comes of it.
+                // One at a time: the next one needs the resulting assignment.
                 break;
             }
         }
     }
 
-    /// Begins to place one more instance; whether it did.
+    /// Begins to place one more instance, and returns whether it did.
     fn add_instance(&mut self, now: u64, assignment: &Assignment, request: &Request) -> bool {
         let began = one_more(assignment, &request.slo)
             .map_err(|error| SupervisorError::Invalid(error.to_string()))
@@ -119,7 +117,7 @@ impl Supervisor {
         }
     }
 
-    /// What became of an instance that was to be added.
+    /// Handles the outcome of an instance that was being added.
     fn see_added(&mut self, now: u64) {
         let Some(adding) = self.promises.adding.take() else { return };
         let Request { slo, instances } = &adding.request;

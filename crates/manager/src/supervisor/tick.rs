@@ -1,4 +1,4 @@
-//! What is looked at again and again: timers, sentences, measurements.
+//! The periodic tick: timers, stop reasons, measurements.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,13 +10,12 @@ use super::nfs::{Event, Nf, State};
 use super::{ANSWERS, QUIET_TICK, Supervisor, TICK};
 use crate::dataplane::Fence;
 
-/// Most processes whose CPU time one tick looks at.
 const SAMPLES: usize = 64;
 
 impl Supervisor {
-    /// How long a wait for events may take at most: until the next tick, which comes early where the pause of an NF ends before.
+    /// The longest wait for events: until the next tick, or sooner the end of an NF's pause.
     pub(super) fn until_due(&self, now: Instant) -> Duration {
-        // Not at any time: a tick looks at every NF.
+        // Ticks keep a least distance: each checks every NF.
         let soonest = self.turns.ticked + ANSWERS;
         let left = |due_ns: u64| Duration::from_nanos(due_ns.saturating_sub(monotonic_ns()));
         let due = self.turns.due_ns.map_or(Duration::MAX, |due_ns| left(due_ns).max(soonest.saturating_duration_since(now)));
@@ -24,7 +23,6 @@ impl Supervisor {
         due.min(tick.saturating_sub(now.duration_since(self.turns.ticked)))
     }
 
-    /// Timers, sentences, measurements.
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);
         self.note_removed();
@@ -36,19 +34,19 @@ impl Supervisor {
         self.see_holes();
         self.size_pools();
         self.see_restored();
-        self.tend_promises();
+        self.poll_promises();
         self.drop_former_memory();
         self.see_ports(now);
         self.see_wires(now);
         self.keep_runtime_dir(now);
-        self.end_condemned();
+        self.stop_marked();
         self.watch_health(now);
         self.host.notices.print_rest(now);
         self.tick_nfs();
         self.note_quiet();
     }
 
-    /// Looks for NFs whose handler is made, whose packets have gone, and whose time is over.
+    /// Feeds the events that only polling shows: an NF is ready, has drained, or its time is over.
     fn tick_nfs(&mut self) {
         let now_ns = monotonic_ns();
         let look = |nf: &mut Nf| happened(nf, now_ns).map(|event| (nf.number, event));
@@ -58,7 +56,7 @@ impl Supervisor {
         self.let_leave();
     }
 
-    /// Looks whether anything moves, or is under way: if not, the next tick can come later. Whatever happens makes it come as ever.
+    /// Checks whether anything moves or is under way. If not, the next tick comes later.
     fn note_quiet(&mut self) {
         let counters = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let moved = counters.fold(0u64, |sum, queue| sum.wrapping_add(queue.rx_packets.get()).wrapping_add(queue.tx_packets.get()));
@@ -78,13 +76,13 @@ impl Supervisor {
             && self.plane.is_collected();
     }
 
-    /// Takes out foreign NFs that were told to stop and have no process whose end would be noticed.
+    /// Removes foreign NFs that are stopping and have no process whose end would be noticed.
     pub(super) fn let_leave(&mut self) {
         let leaving: Vec<u16> = self.nfs.values().filter(|nf| nf.life().is_leaving()).map(|nf| nf.number).collect();
         leaving.into_iter().for_each(|number| self.lost(number));
     }
 
-    /// Looks at the CPU time of some processes whose turn it is: a system call each, so not of all at once.
+    /// Samples the CPU time of some processes in turn: each costs a system call.
     fn sample_cpu(&mut self, now: Instant) {
         let mut left = SAMPLES;
         let next = self.nfs.each_from(self.turns.next_sample, |nf| {
@@ -103,10 +101,10 @@ impl Supervisor {
     }
 }
 
-/// What has happened to an NF that only a look shows.
+/// The event of an NF that only polling shows.
 fn happened(nf: &mut Nf, now_ns: u64) -> Option<Event> {
     if nf.life().drains() {
-        // In this order: what a thread was about to send it is counted when the thread has passed.
+        // In this order: after the fence, everything that a thread was about to send is counted.
         let passed = nf.removal.fence.as_mut().is_none_or(Fence::is_passed);
         let empty = nf.handle.as_ref().is_none_or(|h| {
             let (posted, returned) = h.posted_returned();
@@ -117,7 +115,8 @@ fn happened(nf: &mut Nf, now_ns: u64) -> Option<Event> {
         }
     }
     if let (State::Starting, Some(handle), None) = (nf.life().state(), &nf.handle, &nf.foreign)
-        // Acquire: goes with the library's word that its handler is made. One that says it there alone is heard a little later.
+        // Acquire: pairs with the library's store when its handler is made. An NF that reports it
+        // only there is seen a little later.
         && handle.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0
     {
         return Some(Event::Ready);

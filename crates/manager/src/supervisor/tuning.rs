@@ -1,6 +1,6 @@
-//! What the supervisor asks of the kernel's scheduler: the class of NFs, its time slice, and a cgroup for each NF.
+//! Kernel scheduling of NFs: their class, its time slice, and a cgroup for each.
 //!
-//! Everything is noted in the record before it is made, and undone when the NF or the daemon stops.
+//! Everything is recorded before it is made, and undone when the NF or the daemon stops.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,35 +18,34 @@ use sluice_host::cgroup::{CgroupError, Group, Hierarchy};
 use sluice_host::class::{self, Class, RrSlice, Slice};
 use sluice_host::record::Thing;
 
-/// What was changed on the host for the sake of scheduling.
+/// What was changed on the host for scheduling.
 #[derive(Debug, Default)]
 pub(super) struct Tuning {
     grouping: Option<Grouping>,
     slice: Option<Slice>,
-    /// Of class rr.
     priorities: Option<Priorities>,
 }
 
 impl Tuning {
-    /// Who tells the kernel of priorities, if NFs are of class rr.
+    /// The thread that sets priorities, if NFs are of class rr.
     pub(super) fn priorities(&self) -> Option<&Priorities> {
         self.priorities.as_ref()
     }
 
-    /// Where members of pools are told of whose priority the kernel has to learn.
+    /// The object that notes pool members whose priority has changed.
     pub(super) fn assigned(&self) -> Option<Arc<Assigned>> {
         self.priorities.as_ref().map(Priorities::assigned)
     }
 }
 
 impl Supervisor {
-    /// Makes what NFs will need. Where the kernel gives no cgroups, the daemon says so and goes on: NFs that hand over divide their
-    /// core by themselves.
+    /// Prepares the host for NFs. Without cgroups the daemon logs a warning and goes on: NFs that
+    /// hand over divide their core by themselves.
     pub(super) fn prepare_scheduling(&mut self) -> Result<(), SupervisorError> {
         let sched = self.config.sched.clone();
         let root = Path::new("/");
         if sched.class == model::Class::Rr {
-            // Refused now, and not when the first NF asks.
+            // Refused now, and not at the first NF.
             class::try_rr(root)?;
         }
         let is_realtime = match (sched.class, sched.priorities) {
@@ -107,12 +106,11 @@ impl Supervisor {
         hierarchy.create(&name)
     }
 
-    /// The cgroups, where there are any.
     pub(super) fn grouping(&self) -> Option<&Grouping> {
         self.tuning.grouping.as_ref()
     }
 
-    /// Gives a process that runs on `core` its class at once, and soon its cgroup where there are any; `poll`: it never sleeps.
+    /// Sets the class of a process on `core`, and requests its cgroup; `poll`: it never sleeps.
     ///
     /// # Errors
     /// The kernel refuses the class.
@@ -129,7 +127,7 @@ impl Supervisor {
             (None, model::Class::Batch) => Some(Class::Batch),
             (None, _) => None,
         };
-        // One that polls would keep everybody else from its core, unless that is what was asked for.
+        // A polling NF would keep its core from all others, unless the configuration asks for that.
         let left_alone = self.config.workflow.of_core(core) == model::ByWhat::None;
         if let Some(class) = class.filter(|_| !poll || left_alone) {
             class::set(Path::new("/"), pid, class)?;
@@ -155,9 +153,9 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether an NF of a core has a CPU weight of its own; `poll`: it never sleeps. One that polls
-    /// has its core for itself, or turns, and so have those beside it: shares mean nothing to them,
-    /// and a real-time class is not to be had in a cgroup without a budget for it.
+    /// Whether an NF of a core has a CPU weight of its own; `poll`: it never sleeps. A polling NF
+    /// has its core to itself, or time slices, as do the NFs beside it. Shares mean nothing to
+    /// these, and a cgroup without a budget allows no real-time class.
     pub(super) fn is_weighed(&self, poll: bool, core: usize) -> bool {
         self.tuning.grouping.is_some() && !poll && !self.has_turns(core)
     }
@@ -172,7 +170,7 @@ impl Supervisor {
         }
     }
 
-    /// Notes the cgroups that are gone.
+    /// Removes cgroups that are gone from the record.
     pub(super) fn note_removed(&mut self) {
         for path in self.tuning.grouping.as_ref().map_or(Vec::new(), Grouping::removed) {
             // An NF of the same name may have come since.
@@ -182,7 +180,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives the host back as it was.
+    /// Restores the host.
     pub(super) fn restore_scheduling(&mut self) {
         self.tuning.priorities = None;
         if let Some(grouping) = self.tuning.grouping.take() {

@@ -1,16 +1,18 @@
-//! Upgrades: a service goes over to another version of its program while packets flow.
+//! Upgrades: a service changes to another version of its program while packets flow.
 //!
-//! [`Trial`] decides how far it is. Until the trial has succeeded nothing of the old version is
-//! touched, and an upgrade that is given up leaves nothing behind. Then the service is one of the
-//! new version, its zygote is replaced, and whatever is started again is started so.
+//! [`Trial`] decides the progress. The old version is not touched before the trial has succeeded,
+//! and an upgrade that is given up leaves nothing behind. Then the service is of the new version,
+//! its zygote is replaced, and later starts use the new version.
 //!
-//! An instance that is shared hands its place over to one of the new version: flows that were with it are with that one, and so are those
-//! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`sluice_dataplane::succession`]), so that no
-//! packet overtakes another. One that goes without a successor leaves its flows to those that there are, which wait for it in the same way.
-//! Members of a pool with a flow each keep that to its end, and go with it.
+//! A shared instance hands its place to one of the new version, which gets its flows and those that
+//! its hash gives it. What the successor returns waits until the last packet of the old one has
+//! gone on ([`sluice_dataplane::succession`]), so that no packet overtakes another. An instance
+//! without a successor leaves its flows to the others, which wait for it in the same way. A pool
+//! member keeps its one flow to the end, and leaves with it.
 //!
-//! A move of one instance to another core is the same, for that instance alone and with the version that there is. A configuration that
-//! changes a service ([`super::apply`]) tries the new version out in the same way.
+//! A move of an instance to another core is the same for that instance alone, with the present
+//! version. A configuration that changes a service ([`super::apply`]) tries the new version in the
+//! same way.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,17 +33,15 @@ use sluice_config::host::{self, Host};
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::succession::Succession;
 
-/// What came of an upgrade, and old instances that are to be gone.
+/// The result of an upgrade, and the old instances that are to leave.
 pub(super) type Outcome = Result<(api::Upgraded, Gone), SupervisorError>;
 
-/// An upgrade that goes on.
 pub(super) struct Upgrade {
     pub(super) service: u16,
-    /// The service as it shall be.
     pub(super) to: ServiceState,
-    /// Instances of the new version, each with the one whose place it takes.
+    /// Instances of the new version, each with the one that it succeeds.
     pub(super) pairs: Vec<(Option<u16>, u16)>,
-    /// Instances that go without a successor.
+    /// Instances that leave without a successor.
     pub(super) surplus: Vec<u16>,
     /// Members of the old version, once the new one's pool grows.
     pub(super) old: Option<Vec<u16>>,
@@ -49,21 +49,20 @@ pub(super) struct Upgrade {
     pub(super) purpose: Purpose,
 }
 
-/// What an upgrade is for.
 pub(super) enum Purpose {
-    /// Another version.
     Version(Sender<Outcome>),
-    /// One instance goes to this core, and the version stays.
+    /// One instance moves to this core; the version stays.
     Move(usize, Sender<Outcome>),
-    /// A configuration with this number, which is applied when all its upgrades may go on. The second one is answered when this one is over.
+    /// The configuration of this number, which is applied when all its upgrades may go on. The
+    /// sender is notified when this upgrade is over.
     Configuration(u64, Option<Sender<()>>),
 }
 
-/// A place for an instance of a new version.
-pub(super) struct Seat {
-    /// The instance that has it.
+/// A slot for an instance of a new version.
+pub(super) struct Slot {
+    /// The instance that has it now.
     pub(super) old: Option<u16>,
-    /// Its core, if that is not the one of the old instance.
+    /// Its core, if that is not the old instance's.
     pub(super) core: Option<usize>,
 }
 
@@ -74,7 +73,7 @@ impl Upgrade {
 }
 
 impl Supervisor {
-    /// Refuses what does not go while a service is upgraded.
+    /// Refuses a change while a service is being upgraded.
     pub(super) fn not_upgrading(&self, name: &str) -> Result<(), SupervisorError> {
         let is_it = |u: &Upgrade| u.to.config.name == name;
         if self.changes.upgrades.iter().any(is_it) {
@@ -83,28 +82,27 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Whether a service is being upgraded.
     pub(super) fn is_upgrading(&self, service: u16) -> bool {
         self.changes.upgrades.iter().any(|u| u.service == service)
     }
 
-    /// What services go over to.
+    /// The new versions of services.
     pub(super) fn versions_on_trial(&self) -> impl Iterator<Item = &ServiceState> + Clone {
         self.changes.upgrades.iter().map(|upgrade| &upgrade.to)
     }
 
-    /// What a service goes over to, if it does.
+    /// The new version of a service, if it has one.
     pub(super) fn version_on_trial(&self, service: u16) -> Option<&ServiceState> {
         self.changes.upgrades.iter().find(|upgrade| upgrade.service == service).map(|upgrade| &upgrade.to)
     }
 
-    /// The service of an NF; of one on trial the service as it shall be.
+    /// The service of an NF; for one on trial, the new version.
     pub(super) fn service_of(&self, nf: &Nf) -> Option<&ServiceState> {
         let on_trial = self.version_on_trial(nf.service).filter(|_| nf.life().is_on_trial());
         on_trial.or_else(|| self.services.get(usize::from(nf.service))?.as_ref())
     }
 
-    /// Begins to upgrade a service. The receiver is told what came of it.
+    /// Begins to upgrade a service; the outcome goes to the receiver.
     pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<Outcome>, SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| self.no_such("service", name))?;
         self.not_upgrading(name)?;
@@ -130,19 +128,19 @@ impl Supervisor {
         let Start { exec, container, .. } = start_of(&wanted)?;
         let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| nf.life().stays());
         let old = service.instances.iter().filter(stays).copied();
-        let at_its_core = |old| Seat { old: Some(old), core: None };
-        let seats: Vec<Seat> = match wanted.has_members_for_flows() {
-            true => vec![Seat { old: None, core: None }],
+        let at_its_core = |old| Slot { old: Some(old), core: None };
+        let slots: Vec<Slot> = match wanted.has_members_for_flows() {
+            true => vec![Slot { old: None, core: None }],
             false => old.map(at_its_core).collect(),
         };
-        self.has_room_for(seats.len() as u32)?;
+        self.has_room_for(slots.len() as u32)?;
         let to = ServiceState::new(wanted, exec, service.user.clone(), container);
-        let (asker, told) = channel();
-        self.try_out(Upgrade::new(number, to, Purpose::Version(asker)), seats);
+        let (reply, told) = channel();
+        self.try_out(Upgrade::new(number, to, Purpose::Version(reply)), slots);
         Ok(told)
     }
 
-    /// Begins to move an instance to another core. The receiver is told what came of it.
+    /// Begins to move an instance to another core; the outcome goes to the receiver.
     pub(super) fn begin_move(&mut self, name: &str, core: usize) -> Result<Receiver<Outcome>, SupervisorError> {
         let number = self.nf_number(name).ok_or_else(|| self.no_such("NF", name))?;
         let Some(nf) = self.nfs.get(&number) else { return Err(self.no_such("NF", name)) };
@@ -164,37 +162,37 @@ impl Supervisor {
         let Start { exec, container, .. } = start_of(&service.config)?;
         let to = ServiceState::new(service.config.clone(), exec, service.user.clone(), container);
         Self::has_core(core)?;
-        // What the configuration says of cores holds for this one too.
+        // The configuration's rules about cores apply to this one too.
         self.with(|c| {
             let known = c.services.iter_mut().filter(|s| s.name == of);
             known.for_each(|s| s.cores.extend(Some(core).filter(|core| !s.cores.contains(core))));
         })?;
         self.has_room_for(1)?;
-        let (asker, told) = channel();
-        self.try_out(Upgrade::new(at, to, Purpose::Move(core, asker)), vec![Seat { old: Some(number), core: Some(core) }]);
+        let (reply, told) = channel();
+        self.try_out(Upgrade::new(at, to, Purpose::Move(core, reply)), vec![Slot { old: Some(number), core: Some(core) }]);
         Ok(told)
     }
 
-    /// Begins an upgrade: starts what shall have these seats, or be the first of a pool.
-    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, seats: Vec<Seat>) {
-        for seat in seats {
-            match self.add_on_trial(upgrade.service, &seat) {
-                Ok(new) => upgrade.pairs.push((seat.old, new)),
+    /// Begins an upgrade: starts an instance for each of these slots, or the first of a pool.
+    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, slots: Vec<Slot>) {
+        for slot in slots {
+            match self.add_on_trial(upgrade.service, &slot) {
+                Ok(new) => upgrade.pairs.push((slot.old, new)),
                 Err(error) => upgrade.trial.fails_for(error.to_string()),
             }
         }
         let launched: Vec<u16> = upgrade.pairs.iter().map(|(_, new)| *new).collect();
         self.changes.upgrades.push(upgrade);
-        // Its user may say hello from now on.
+        // Its user may connect from now on.
         self.know_users();
         launched.into_iter().for_each(|new| self.launch(new));
     }
 
-    /// Makes an instance of the new version, which stands beside the others until it has shown that it works.
-    fn add_on_trial(&mut self, service: u16, seat: &Seat) -> Result<u16, SupervisorError> {
+    /// Adds an instance of the new version beside the others, on trial.
+    fn add_on_trial(&mut self, service: u16, slot: &Slot) -> Result<u16, SupervisorError> {
         let former =
-            seat.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
-        // The two numbers of a place are used in turn, so that there are no more paths than with one.
+            slot.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
+        // The two numbers of a slot alternate, so that there are no more paths than with one.
         let number = match former {
             Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => {
                 self.nfs.take_number(before);
@@ -212,7 +210,7 @@ impl Supervisor {
         };
         known.next_index += 1;
         let index = known.next_index - 1;
-        let core = seat.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
+        let core = slot.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
         let name = format!("{}.{index}", known.config.name);
         let mut nf = Nf::new(number, service, name, core, Life::on_trial(monotonic_ns()));
         if let Some((old, _, id, _)) = former {
@@ -222,14 +220,14 @@ impl Supervisor {
         Ok(number)
     }
 
-    /// Whether a number that was given before is nobody's now.
+    /// Whether a former number is free.
     fn may_have(&self, number: u16) -> bool {
         let is_spare =
             |s: &super::ServiceState| s.pool.as_ref().is_some_and(|pool| pool.life.spares().any(|spare| spare == number));
         self.nfs.get(&number).is_none() && !self.services.iter().flatten().any(is_spare)
     }
 
-    /// Starts an instance that is on trial. It is never forked: the zygote is of the old version.
+    /// Starts an instance on trial. It is never forked: the zygote is of the old version.
     pub(super) fn launch_on_trial(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(version) = self.version_on_trial(nf.service) else { return };
@@ -244,7 +242,7 @@ impl Supervisor {
         }
     }
 
-    /// An instance on trial has shown that its version does not work.
+    /// Notes that an instance on trial has shown that its version does not work.
     pub(super) fn trial_failed(&mut self, number: u16, why: String) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
         if let Some(upgrade) = self.changes.upgrades.iter_mut().find(|u| u.service == service) {
@@ -252,7 +250,7 @@ impl Supervisor {
         }
     }
 
-    /// The process of an instance on trial has ended, or never said hello.
+    /// Handles an instance on trial whose process has ended, or has sent no hello.
     pub(super) fn trial_ended(&mut self, number: u16, how: TrialEnd) {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(version) = self.version_on_trial(nf.service) else { return };
@@ -273,7 +271,7 @@ impl Supervisor {
         let mut at = 0;
         while at < self.changes.upgrades.len() {
             let upgrade = &self.changes.upgrades[at];
-            // A configuration decides for all of its own.
+            // A configuration decides for all of its upgrades.
             let is_waited_for = upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(..));
             let step = if is_waited_for { Step::Wait } else { self.step_of(upgrade) };
             if step == Step::Wait {
@@ -289,16 +287,15 @@ impl Supervisor {
         }
     }
 
-    /// What is to be done next with an upgrade.
     pub(super) fn step_of(&self, upgrade: &Upgrade) -> Step {
-        // Acquire: goes with the library's word that its handler is made.
+        // Acquire: pairs with the library's store when its handler is made.
         let is_made = |h: &NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
         let seen = |nf: &Nf| Instance { state: nf.life().state(), is_made: nf.handle.as_deref().is_some_and(is_made) };
         upgrade.trial.step(monotonic_ns(), upgrade.pairs.iter().map(|(_, new)| self.nfs.get(new).map(seen)))
     }
 
-    /// The service goes over to a version that works. Who asked is answered; the NFs that are to be gone are the caller's to wait for where
-    /// that is a configuration.
+    /// Changes the service to a version that works, and answers the caller. For a configuration,
+    /// returns the NFs that are to leave.
     pub(super) fn go_over(&mut self, upgrade: Upgrade) -> Gone {
         match upgrade.to.config.has_members_for_flows() {
             true => self.grow(upgrade),
@@ -306,7 +303,8 @@ impl Supervisor {
         }
     }
 
-    /// Ends an upgrade that does not work: what was started for it goes, and everything else is as it was. Says why.
+    /// Ends an upgrade that does not work: what was started for it is removed, and everything else
+    /// is as before. Returns the reason.
     pub(super) fn give_up(&mut self, upgrade: Upgrade) -> String {
         for (_, new) in &upgrade.pairs {
             self.retire(*new);
@@ -315,24 +313,24 @@ impl Supervisor {
         let why = upgrade.trial.why();
         let name_of = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
         let service = &upgrade.to.config.name;
-        let (kind, what, asker) = match upgrade.purpose {
-            Purpose::Version(asker) => {
-                (EventKind::Upgrade, format!("service {service} is not upgraded and goes on as it was"), Some(asker))
+        let (kind, what, reply) = match upgrade.purpose {
+            Purpose::Version(reply) => {
+                (EventKind::Upgrade, format!("service {service} is not upgraded and goes on as it was"), Some(reply))
             }
-            Purpose::Move(core, asker) => {
+            Purpose::Move(core, reply) => {
                 let name = upgrade.pairs.first().and_then(|(old, _)| name_of((*old)?)).unwrap_or_default();
-                (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(asker))
+                (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(reply))
             }
             Purpose::Configuration(..) => (EventKind::Apply, format!("the new version of service {service} does not work"), None),
         };
         let said = format!("{what}: {why}");
         self.controller.events().note(kind, Subject::Other("service", service), format!("failed: {said}"));
-        // Who asked may have gone.
-        asker.into_iter().for_each(|asker| _ = asker.send(Err(SupervisorError::Conflict(said.clone()))));
+        // The caller may be gone.
+        reply.into_iter().for_each(|reply| _ = reply.send(Err(SupervisorError::Conflict(said.clone()))));
         said
     }
 
-    /// The new version works: from now on it is the service's.
+    /// Makes the new version the service's.
     fn take_over(&mut self, upgrade: &Upgrade) {
         for (_, new) in &upgrade.pairs {
             self.feed(*new, Event::TrialPassed);
@@ -354,12 +352,12 @@ impl Supervisor {
         self.start_zygote(number);
     }
 
-    /// Instances of the new version take the places of the old ones.
+    /// Instances of the new version succeed the old ones.
     fn switch(&mut self, upgrade: Upgrade) -> Gone {
         self.take_over(&upgrade);
         let number = upgrade.service;
         let (mut gone, mut retired) = (Gone::new(), Vec::new());
-        // Those that have packets, which theirs are not to overtake.
+        // Old instances with packets, which the successors' packets must not overtake.
         let mut draining = Vec::new();
         for old in upgrade.pairs.iter().filter_map(|(old, _)| *old).chain(upgrade.surplus.iter().copied()) {
             let Some(nf) = self.nfs.get_mut(&old) else { continue };
@@ -378,7 +376,7 @@ impl Supervisor {
                 continue;
             };
             if let Some(Some(service)) = self.services.get_mut(number as usize) {
-                // At the same place: members of a pool that have the flows of a hash are told by it.
+                // At the same position: it decides which flows of a hash a pool member has.
                 match service.instances.iter().position(|n| *n == old) {
                     Some(place) => {
                         service.instances[place] = *new;
@@ -397,8 +395,9 @@ impl Supervisor {
         self.answer(upgrade, gone, 0)
     }
 
-    /// Has what an NF returns wait for the last packets of others, whose flows it is about to get ([`sluice_dataplane::succession`]). Once the tables
-    /// are out, [`Supervisor::let_follow`] is for what comes back.
+    /// Makes what an NF returns wait for the last packets of others whose flows it is about to get
+    /// ([`sluice_dataplane::succession`]). Call [`Supervisor::let_follow`] when the new tables are
+    /// out.
     pub(super) fn follow<'a>(&self, number: u16, former: impl Iterator<Item = &'a u16>) -> Option<Arc<Succession>> {
         let former: Vec<_> = former.filter_map(|nf| Some(self.nfs.get(nf)?.handle.as_ref()?.in_flight.clone())).collect();
         if former.is_empty() {
@@ -411,7 +410,7 @@ impl Supervisor {
         Some(succession)
     }
 
-    /// From here on no packets are let in for those that others follow.
+    /// Settles successions when all threads use the new tables: no more packets for the former.
     pub(super) fn let_follow(&self, successions: &[Arc<Succession>]) {
         if successions.is_empty() {
             return;
@@ -422,11 +421,11 @@ impl Supervisor {
         successions.iter().for_each(|succession| succession.settle());
     }
 
-    /// Starts as many members of the new version as there are of the old one, and no more than there may be.
+    /// Starts as many members of the new version as the old one has, up to the maximum.
     fn grow(&mut self, mut upgrade: Upgrade) -> Gone {
         let number = upgrade.service;
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
-        // Those that are being started wait for a zygote that goes.
+        // Members that are starting wait for a zygote that is being removed.
         for nf in &old {
             if self.nfs.get(nf).is_some_and(|nf| matches!(nf.life().state(), State::Starting | State::Restarting)) {
                 self.retire(*nf);
@@ -451,7 +450,7 @@ impl Supervisor {
         Gone::new()
     }
 
-    /// New flows go to members of the new version; old members go with the flows that they have.
+    /// New flows go to members of the new version; old members leave with their flows.
     fn switch_pool(&mut self, upgrade: Upgrade) {
         let mut leaving = 0;
         for nf in upgrade.old.iter().flatten() {
@@ -467,9 +466,9 @@ impl Supervisor {
     }
 
     fn answer(&self, upgrade: Upgrade, gone: Gone, leaving: u32) -> Gone {
-        let (moves_to, asker) = match upgrade.purpose {
-            Purpose::Version(asker) => (None, asker),
-            Purpose::Move(core, asker) => (Some(core), asker),
+        let (moves_to, reply) = match upgrade.purpose {
+            Purpose::Version(reply) => (None, reply),
+            Purpose::Move(core, reply) => (Some(core), reply),
             Purpose::Configuration(_, waiter) => {
                 waiter.into_iter().for_each(|waiter| _ = waiter.send(()));
                 return gone;
@@ -489,8 +488,8 @@ impl Supervisor {
             None => (EventKind::Upgrade, format!("upgraded to {}: {instances}", upgraded.exec)),
         };
         self.controller.events().note(kind, Subject::Other("service", &upgraded.service), text);
-        // Who asked may have gone.
-        let _ = asker.send(Ok((upgraded, gone)));
+        // The caller may be gone.
+        let _ = reply.send(Ok((upgraded, gone)));
         Gone::new()
     }
 }

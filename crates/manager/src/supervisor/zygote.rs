@@ -1,15 +1,16 @@
-//! Zygotes: one process of a service that has made its handler, and from which the instances are forked.
+//! Zygotes: processes of services that have made their handler and fork the instances.
 //!
-//! A zygote is no NF: it has no number, no memory and no core of its own, and gets no packets. The messages are in
-//! [`sluice_shm::zygote`], and what a fork keeps and loses is in the library, which does it. An instance that is forked is asked for here,
-//! comes by its own hello as one that was spawned does, and is like that one from then on: a child of this process, with its own cgroup,
-//! core, rings and name.
+//! A zygote is no NF: it has no number, memory or core of its own, and gets no packets.
+//! [`sluice_shm::zygote`] has the messages; the library does the fork and decides what it keeps.
+//! This module requests a forked instance, which then sends its own hello like a spawned one. From
+//! then on both are alike: children of this process with their own cgroup, core, rings and name.
 //!
-//! Its stages are in [`super::nfs`], which decides what is done here.
+//! [`super::nfs`] has the stages of a zygote, and decides the actions that this module carries out.
 //!
-//! What a zygote says is believed as far as it may do the same by itself: the process that it names as forked must be a child of ours that
-//! is nobody else's, and run as the service's user, before it is ever signalled. A zygote that says
-//! anything but what was asked for, once, is ended: it costs one message.
+//! A zygote's report is trusted only for what it could do anyway: before a process that it names as
+//! forked is ever signalled, it must be an otherwise unknown child of ours that runs as the
+//! service's user. A zygote that sends anything but a requested answer, once, is ended: that costs
+//! one message.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,22 +34,21 @@ use sluice_host::notice::quoted;
 use sluice_host::process;
 use sluice_host::spawn;
 
-/// Most processes that may say that they were forked before their zygote does.
+/// Most processes that may attach as forks before their zygote reports them.
 const EARLY: usize = 2 * ASKED;
 
 /// Most messages of a zygote that are read at a time.
 const MESSAGES: usize = 64;
 
-/// Behind the name of a service, its zygote's name.
+/// Suffix of a zygote's name, after its service's.
 const SUFFIX: &str = ".zygote";
 
-/// The zygote of a service.
 pub(super) struct Zygote {
     life: ZygoteLife,
     process: Option<Process>,
     pen: Option<Pen>,
     connection: Option<OwnedFd>,
-    /// Processes that say that they are instances which it was asked for, and of which it has not said so yet.
+    /// Processes that claim to be requested instances which it has not reported yet.
     early: Vec<attach::Caller>,
 }
 
@@ -64,12 +64,12 @@ impl Zygote {
         api::Zygote { state: state.into(), pid, forks: self.life.forks(), why }
     }
 
-    /// Whether it was asked for an instance and has not answered.
+    /// Whether an instance was requested and is not answered.
     pub(super) fn is_asked_for(&self, number: u16) -> bool {
         self.life.is_asked_for(number)
     }
 
-    /// What holds it, and whether somebody else is on the way out of that.
+    /// Its pen, and whether a fork is on its way out of that.
     pub(super) fn pen(&self) -> Option<(&Pen, bool)> {
         Some((self.pen.as_ref()?, self.life.is_busy()))
     }
@@ -80,9 +80,10 @@ fn name_of(service: &ServiceState) -> String {
 }
 
 impl Supervisor {
-    /// Has an instance forked from the zygote of its service, which is started if there is none, and says whether that can be; if not,
-    /// nothing has changed, and the instance is to be spawned. It is starting then, and comes by its own hello; if the zygote cannot fork
-    /// it after all, it is spawned without further ado.
+    /// Requests an instance from the zygote of its service, which is started if there is none.
+    /// Returns false if that cannot be: then nothing has changed, and the instance is to be
+    /// spawned. Otherwise it is starting, and sends its own hello; if the zygote cannot fork it
+    /// after all, it is spawned automatically.
     pub(super) fn fork_from_zygote(&mut self, number: u16) -> bool {
         let Some(service_number) = self.nfs.get(&number).map(|nf| nf.service) else { return false };
         let Some(Some(service)) = self.services.get(service_number as usize) else { return false };
@@ -115,7 +116,7 @@ impl Supervisor {
         let first = service.config.cores.first().copied().unwrap_or(0);
         let more: [(OsString, OsString); 1] = [(ENV_ZYGOTE.into(), "1".into())];
         let mut spec = self.spec_of(service, &name, exec, first, more);
-        // Instances begin where it is, and are moved when they come.
+        // Instances start where it is, and are moved when they attach.
         let (cores, instances) =
             (service.config.cores.iter().copied().collect(), service.config.most_instances().saturating_add(1));
         let bounds = self.bounds_on(&service.config, instances, first);
@@ -152,7 +153,7 @@ impl Supervisor {
         }
     }
 
-    /// Something has happened to the zygote of a service: what its life asks for is done.
+    /// Feeds an event to the life of a service's zygote, and carries out its actions.
     fn feed_zygote(&mut self, service: u16, event: ZygoteEvent) {
         let zygote = self.services.get_mut(usize::from(service)).and_then(|s| s.as_mut()?.zygote.as_mut());
         let todo = zygote.map_or(Vec::new(), |zygote| zygote.life.on(monotonic_ns(), event));
@@ -171,19 +172,18 @@ impl Supervisor {
                 warn!("warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
             }
             ZygoteAction::Spawn(nf) => self.spawn_unforked(nf),
-            // Done where it is known what was forked.
+            // Carried out where the forked process is known.
             ZygoteAction::Adopt(_) => {}
         }
     }
 
-    /// The service whose zygote has this name.
     pub(super) fn service_of_zygote(&self, name: &str) -> Option<u16> {
         let service = name.strip_suffix(SUFFIX)?;
         let is_it = |s: &Option<ServiceState>| s.as_ref().is_some_and(|s| s.zygote.is_some() && s.config.name == service);
         self.services.iter().position(is_it).map(|i| i as u16)
     }
 
-    /// Answers a process that says that it is a zygote.
+    /// Answers a process that claims to be a zygote.
     pub(super) fn greet_zygote(&mut self, caller: attach::Caller) {
         let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.turns.stopping) else {
             caller.refuse("no zygote of this name is expected");
@@ -218,7 +218,7 @@ impl Supervisor {
             services: self.service_names(),
             chains: self.chain_names(),
         };
-        // It has gone if it cannot be told, which is noticed.
+        // If the welcome cannot be sent, it has gone, which is noticed.
         let Ok(attached) = caller.introduce(&surroundings) else { return };
         let data = epoll::EventData::new_u64(token::ZYGOTE_SAYS | u64::from(number));
         let _ = epoll::add(&self.host.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
@@ -228,7 +228,7 @@ impl Supervisor {
         self.feed_zygote(number, ZygoteEvent::Introduced);
     }
 
-    /// Asks a zygote for the instances that wait, as many as may be under way.
+    /// Requests waiting instances from a zygote, up to the limit.
     fn ask_zygote(&mut self, service_number: u16) {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
@@ -236,21 +236,22 @@ impl Supervisor {
         while let Some(number) = zygote.life.next_to_ask() {
             // It may have been removed while it waited.
             let Some(nf) = self.nfs.get(&number).filter(|nf| nf.life().awaits_fork()) else { continue };
-            // Without one it goes on with its zygote's.
+            // Without a pipe it continues with its zygote's.
             let pipe = self.host.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
             let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
             if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &pipe).is_err() {
-                // With so few messages under way it is not that the socket is full: it is gone, which is noticed.
+                // With so few messages the socket cannot be full: the zygote is gone; that is
+                // noticed.
                 zygote.life.not_asked(number);
                 return;
             }
             zygote.life.was_asked(number, nf.name.clone());
-            // Nothing is to be done then.
+            // This event has no actions.
             self.nfs.on(number, Event::Asked);
         }
     }
 
-    /// Reads what the zygote of a service says.
+    /// Reads the messages of a service's zygote.
     pub(super) fn hear_zygote(&mut self, number: u16) {
         for _ in 0..MESSAGES {
             let Some(Some(service)) = self.services.get_mut(usize::from(number)) else { return };
@@ -269,7 +270,7 @@ impl Supervisor {
             };
             let todo = zygote.life.on(monotonic_ns(), event);
             if todo.contains(&ZygoteAction::Kill) {
-                // It closed its end, or says what no zygote says. Its end is noticed.
+                // It closed its end, or sent an invalid message. Its end is noticed.
                 let _ = zygote.connection.take().map(|connection| epoll::delete(&self.host.epoll, connection.as_fd()));
                 if report.is_ok() {
                     let line = || format!("{} says what it was not asked for, and is ended", name_of(service));
@@ -296,7 +297,7 @@ impl Supervisor {
         self.ask_zygote(number);
     }
 
-    /// Keeps a process that may have been forked by the zygote of a service until that says so.
+    /// Keeps a process that the zygote of a service may have forked, until that reports it.
     pub(super) fn keep_early(&mut self, service_number: u16, caller: attach::Caller) -> Result<(), attach::Caller> {
         let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
         match zygote {
@@ -306,23 +307,23 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Answers those who came before the zygote of a service had said that it has forked them, as far as it has by now.
+    /// Answers processes that attached before their zygote reported them, as far as it has by now.
     fn meet_early(&mut self, service_number: u16) {
         let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
         let early = zygote.map(|zygote| std::mem::take(&mut zygote.early));
-        // Who has to go on waiting is kept again.
+        // Those that are still not reported are kept again.
         early.into_iter().flatten().for_each(|caller| self.greet_nf(caller));
     }
 
-    /// The zygote of a service says that it has forked this process for an instance that it was
-    /// asked for by this name.
+    /// Handles the report of a service's zygote that it has forked this process for an instance
+    /// that was requested under this name.
     fn was_forked(&mut self, service: u16, number: u16, name: &str, pid: i32, uid: Option<u32>) {
         let Some(pid) = self.child_that_is(pid) else { return };
         if self.is_known(pid) {
-            // Its own hello came before.
+            // Its own hello came first.
             return;
         }
-        // A child of ours keeps its number until we collect it, so it is the process that was meant, or none of ours.
+        // A child of ours keeps its number until it is collected: it is this process, or not ours.
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
             let line = || format!("the zygote of {name} says that it has forked process {pid:?}, which is no child of it");
@@ -332,7 +333,7 @@ impl Supervisor {
         let nf = self.nfs.get_mut(&number);
         let nf = nf.filter(|nf| nf.name == name && nf.life().awaits_fork());
         let Some(nf) = nf else {
-            // Nobody wants it any more.
+            // The instance is no longer wanted.
             process.kill();
             return self.bid_farewell(process, false);
         };
@@ -344,9 +345,9 @@ impl Supervisor {
         self.note(|r| r.started(&name, pid));
     }
 
-    /// The child of ours that a zygote knows by this number, and that nobody else is: zygotes have a process namespace of their own where
-    /// there is a keeper, and it tells children by their numbers there. The keeper is 1 there,
-    /// and no helper of this program was forked by a zygote.
+    /// The otherwise unknown child of ours that a zygote knows by this number. With a keeper,
+    /// zygotes are in a process namespace of their own, and report numbers of that namespace. The
+    /// keeper is 1 there, and no helper of this program was forked by a zygote.
     fn child_that_is(&self, inside: i32) -> Option<Pid> {
         let inside = (inside > 1).then_some(inside)?;
         if !self.has_keeper() {
@@ -366,8 +367,9 @@ impl Supervisor {
         unknown.into_iter().find(is_it)
     }
 
-    /// A process was not let in. If it is a child of ours that nobody knows, a zygote has forked it for nobody: it is ended and collected.
-    /// If it is a zygote that does not say that it is one, its service does without.
+    /// Handles a process that was refused. An unknown child of ours is a stray fork of a zygote: it
+    /// is killed and collected. If it is a zygote that does not attach as one, its service does
+    /// without a zygote.
     pub(super) fn was_refused(&mut self, hello: &str, peer: attach::Peer) {
         let Some(pid) = peer.pid else { return };
         if let Some(number) = self.service_of_zygote(hello) {
@@ -383,7 +385,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether a process is one that this daemon has to do with already.
+    /// Whether this daemon already knows a process.
     pub(super) fn is_known(&self, pid: Pid) -> bool {
         let is_it = |p: &Process| p.pid == pid;
         self.nfs.know(pid)
@@ -391,7 +393,7 @@ impl Supervisor {
             || self.services.iter().flatten().filter_map(|s| s.zygote.as_ref()?.process.as_ref()).any(is_it)
     }
 
-    /// Collects a process that was killed, when it has ended.
+    /// Collects a killed process when it has ended.
     fn bid_farewell(&mut self, process: Process, is_watched: bool) {
         let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(process.number()));
         let fd = process.pidfd.as_fd();
@@ -403,14 +405,13 @@ impl Supervisor {
         self.host.leaving.push(process);
     }
 
-    /// Spawns an instance that was to be forked, if it still waits.
     fn spawn_unforked(&mut self, number: u16) {
         if self.nfs.get(&number).is_some_and(|nf| nf.life().awaits_fork()) && !self.turns.stopping {
             self.spawn_alone(number);
         }
     }
 
-    /// The process of a zygote has ended.
+    /// Handles the end of a zygote's process.
     pub(super) fn zygote_ended(&mut self, pid: u32) {
         let is_it = |s: &Option<ServiceState>| {
             let process = s.as_ref().and_then(|s| s.zygote.as_ref()?.process.as_ref());
@@ -426,7 +427,7 @@ impl Supervisor {
         }
         let pid = process.pid;
         let _ = epoll::delete(&self.host.epoll, process.pidfd.as_fd());
-        // What it had forked and what had not left its group yet has ended with it, if the group was killed.
+        // If the group was killed, forks that had not left it have ended too.
         process::reap_group(pid);
         zygote.process = None;
         self.host.outputs.close(Whose::Zygote(number as u16));
@@ -442,7 +443,6 @@ impl Supervisor {
         self.feed_zygote(number as u16, ZygoteEvent::Ended);
     }
 
-    /// Ends the process of a service's zygote.
     fn end_zygote(&mut self, service_number: u16) {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
@@ -458,7 +458,8 @@ impl Supervisor {
         self.release_zygote(pen);
     }
 
-    /// Lets the zygote of a service go, with all that waits for it: the service is removed or replaced, or the daemon stops.
+    /// Ends the zygote of a service, with all that waits for it: the service is removed or
+    /// replaced, or the daemon stops.
     pub(super) fn dismiss_zygote(&mut self, service_number: u16) {
         self.end_zygote(service_number);
         if let Some(Some(service)) = self.services.get_mut(service_number as usize) {
@@ -466,12 +467,12 @@ impl Supervisor {
         }
     }
 
-    /// Lets all zygotes go.
     pub(super) fn dismiss_zygotes(&mut self) {
         (0..self.services.len()).for_each(|number| self.dismiss_zygote(number as u16));
     }
 
-    /// An instance was asked for and has not come: its zygote stands still, and is ended. Then who waits for it is spawned.
+    /// Handles a requested instance that has not come: its zygote hangs, and is ended. Then the
+    /// waiting instances are spawned.
     pub(super) fn fork_is_late(&mut self, number: u16) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
         match self.services.get(service as usize).and_then(|s| s.as_ref()?.zygote.as_ref()) {
@@ -480,7 +481,6 @@ impl Supervisor {
         }
     }
 
-    /// Timers of zygotes.
     pub(super) fn tick_zygotes(&mut self) {
         for number in 0..self.services.len() as u16 {
             self.meet_early(number);
@@ -500,6 +500,6 @@ fn runs_this_program(pid: Pid) -> bool {
 fn runs_as(pid: Pid, uid: Option<u32>) -> bool {
     let owner = std::fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).map(|m| m.uid());
     let expected = uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-    // The folder of a process that may not be dumped belongs to root: such a one is taken in when it says hello.
+    // The folder of an undumpable process belongs to root: such a process is taken in at its hello.
     owner.is_ok_and(|owner| owner == expected)
 }

@@ -1,13 +1,13 @@
-//! Every metric, declared once: name, meaning, and how it is read from the report ([`Stats`]).
-//! Counters of a report are declared with its fields ([`sluice_api::counted`]), the rest is here.
+//! The tables of metrics: name, meaning, and how each is read from the report ([`Stats`]). Counters
+//! of a report are declared with its fields ([`sluice_api::counted`]); all others are here.
 //!
-//! What Prometheus is told ([`exposition`]) is made of these tables. A chain's latency is a
-//! histogram with edges at powers of two nanoseconds, so that the histograms of several hosts can be added; an NF's service time,
-//! which nobody adds, is a summary.
+//! The Prometheus text ([`exposition`]) is made from these tables. A chain's latency is a histogram
+//! with edges at powers of two nanoseconds, so that the histograms of several hosts can be added.
+//! An NF's service time needs no sum, and is a summary.
 //!
-//! No counter goes back, by the rule of [`totals`]: the series of an object
-//! goes with it and comes again with an object of its name, and a family without its label has the
-//! sum of all that there are and were.
+//! No counter goes back, by the rule of [`totals`]: the series of an object ends with it and
+//! continues with a new object of its name, and a family without its label has the sum of all
+//! present and former objects.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::control::totals::{self, Counted};
 use sluice_api::model::{Chain, Memory, Nf, NfForeign, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread};
 use sluice_api::promise::Promise;
 
-/// Microseconds of a second.
+/// Microseconds in a second.
 const US: f64 = 1e6;
 
 const DAEMON: &[Family<Stats>] = &[
@@ -69,7 +69,7 @@ const MEMORIES: &[Family<Memory>] = &[
     ),
 ];
 
-/// The tenant of memory that was made anew. What it has counted its tenant goes on from.
+/// The tenant label of replaced memory. Its tenant's totals contain its counts.
 const FORMER: &str = "former";
 
 fn copied(memory: &Memory, rows: &mut Rows<'_>, gate: u64, crossing: u64) {
@@ -213,7 +213,7 @@ fn known(rows: &mut Rows<'_>, ns: f64) {
     }
 }
 
-/// Of the sum of the NFs of a service, besides those of [`NFS`].
+/// Metrics of the sum of a service's NFs, in addition to those of [`NFS`].
 const SERVICES: &[Family<Nf>] = &[
     Family::counter(
         "sluice_service_burst_seconds_total",
@@ -312,7 +312,7 @@ const PROMISES: &[Family<Promise>] = &[
 const OF_ALL: &str = "All together, those that are gone too";
 const OF_SERVICE: &str = "All NFs of the service, those that are gone too";
 
-/// Everything that is counted, as Prometheus reads it.
+/// All counters in the text format of Prometheus.
 pub fn exposition(stats: &Stats) -> String {
     let mut out = Text(String::with_capacity(4096 + 2048 * (stats.nfs.len() + stats.chains.len() + stats.ports.len())));
     let status = &stats.status;
@@ -340,12 +340,10 @@ pub fn exposition(stats: &Stats) -> String {
     out.0
 }
 
-/// Objects with their labels.
 fn objects<'a, T>(all: &'a [T], labels: impl Fn(&'a T) -> Vec<(&'static str, Cow<'a, str>)>) -> Vec<Object<'a, T>> {
     all.iter().map(|one| (labels(one), one)).collect()
 }
 
-/// Objects with their names.
 fn named<'a, T>(label: &'static str, all: &'a [T], name: impl Fn(&'a T) -> &'a str) -> Vec<Object<'a, T>> {
     objects(all, |one| vec![(label, name(one).into())])
 }
@@ -378,7 +376,7 @@ fn foreign_of<'a>((labels, nf): &Object<'a, Nf>) -> Option<Object<'a, NfForeign>
     Some((labels.clone(), nf.foreign.as_ref()?))
 }
 
-/// Of NFs, and of those of each service, of services that are gone too: names of NFs change with each upgrade and move.
+/// NFs, and their sums by service: names of NFs change with each upgrade and move.
 fn nfs(out: &mut Text, stats: &Stats) {
     let of_nf = |nf: &Nf| vec![("nf", nf.name.clone().into()), ("service", nf.service.clone().into())];
     let mut sums: BTreeMap<&str, Nf> = BTreeMap::new();
@@ -439,7 +437,7 @@ mod tests {
     use super::*;
     use sluice_api::model::{Distribution, Gone, NfState, Status};
 
-    /// A parser of the format: what a scraper would make of it. Panics on anything that is not in the format.
+    /// Parses the format as a scraper would. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {
         let mut samples = BTreeMap::new();
         let mut families = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Telemetry: what is counted, in the forms that others read.
+//! Telemetry: counters in the formats of other tools.
 
 pub mod metrics;
 pub mod prometheus;

@@ -1,12 +1,12 @@
 //! The text format of Prometheus, and families of samples that are declared once.
 //!
 //! Format: the text exposition format, version 0.0.4
-//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>). Names begin with `sluice_` and carry their unit in base units
-//! (seconds, bytes, ratios from 0 to 1); counters end in `_total`. All samples of a family stand together under one
-//! `HELP` and one `TYPE`.
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>). Names begin with `sluice_` and
+//! have their base unit (seconds, bytes, ratios from 0 to 1); names of counters end in `_total`.
+//! All samples of a family are together under one `HELP` and one `TYPE`.
 //!
-//! The edges of the daemon's own buckets belong to the bucket above, those of Prometheus to the one below: a difference of one
-//! nanosecond, which is far below what is known of a time.
+//! The edge of one of the daemon's buckets belongs to the bucket above, and in Prometheus to the
+//! one below. The difference is one nanosecond, far below the precision of a measured time.
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write};
@@ -14,16 +14,14 @@ use std::fmt::{Display, Write};
 use sluice_api::counted::Counters;
 use sluice_api::model::Distribution;
 
-/// The content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Edges of a histogram: 2^8 ns (256 ns) to 2^30 ns (1.07 s).
 pub(super) const EDGES: std::ops::RangeInclusive<u32> = 8..=30;
 
-/// Nanoseconds of a second. Divided by, as a product with 1e-9 would not print as short.
+/// Nanoseconds in a second. A divisor, as a product with 1e-9 would not print as short.
 pub(super) const NS: f64 = 1e9;
 
-/// What samples of a family are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Counter,
@@ -32,7 +30,7 @@ pub(super) enum Kind {
     Histogram,
 }
 
-/// A metric: its name, which has its unit, what it says, and how it is read from what it is of.
+/// A metric: its name with its unit, its meaning, and how it is read from its object.
 pub(super) struct Family<T> {
     name: &'static str,
     kind: Kind,
@@ -41,7 +39,7 @@ pub(super) struct Family<T> {
     read: fn(&T, &mut Rows<'_>),
 }
 
-/// Where a family is read from: one object, with the labels that name it.
+/// An object that families are read from, with the labels that name it.
 pub(super) type Object<'a, T> = (Vec<(&'static str, Cow<'a, str>)>, &'a T);
 
 impl<T> Family<T> {
@@ -67,7 +65,7 @@ impl<T> Family<T> {
     }
 }
 
-/// The samples of a family and an object.
+/// The samples of a family for one object.
 pub(super) struct Rows<'a> {
     out: &'a mut Text,
     name: &'a str,
@@ -76,17 +74,17 @@ pub(super) struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// The family has this value.
+    /// Writes a value of the family.
     pub fn is(&mut self, value: impl Display) {
         self.out.sample(self.name, &self.labels, value);
     }
 
-    /// The same under more labels.
+    /// The same with more labels.
     pub fn with(&mut self, labels: &[(&str, &str)], value: impl Display) {
         self.out.sample(self.name, &[&self.labels, labels].concat(), value);
     }
 
-    /// The family has these times.
+    /// Writes times of the family.
     pub fn times(&mut self, times: &Distribution) {
         match self.kind {
             Kind::Histogram => self.out.histogram(self.name, &self.labels, times),
@@ -95,17 +93,16 @@ impl Rows<'_> {
     }
 }
 
-/// The text so far.
 #[derive(Default)]
 pub(super) struct Text(pub String);
 
 impl Text {
-    /// Families of one kind of object.
     pub fn write<T>(&mut self, families: &[Family<T>], objects: &[Object<'_, T>]) {
         families.iter().for_each(|family| self.write_as(family, family.name, family.help, objects));
     }
 
-    /// The families of sums: their names have `all` for `one`, and what they say begins with `of_what`.
+    /// Writes the families of sums: `all` replaces `one` in their names, and their help begins with
+    /// `of_what`.
     pub fn write_sums<T>(&mut self, families: &[Family<T>], [one, all]: [&str; 2], of_what: &str, sums: &[Object<'_, T>]) {
         for family in families.iter().filter(|family| family.is_summed) {
             self.write_as(family, &family.name.replacen(one, all, 1), &format!("{of_what}: {}", family.help), sums);
@@ -171,7 +168,7 @@ impl Text {
 
     fn summary(&mut self, name: &str, labels: &[(&str, &str)], times: &Distribution) {
         for (q, value) in [("0.5", times.p50), ("0.9", times.p90), ("0.99", times.p99), ("0.999", times.p999)] {
-            // The format's word for a quantile of nothing.
+            // The format's value for a quantile of nothing.
             let value = if times.count == 0 { f64::NAN } else { value as f64 / NS };
             self.sample(name, &[labels, &[("quantile", q)]].concat(), value);
         }

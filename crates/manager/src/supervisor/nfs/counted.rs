@@ -1,4 +1,4 @@
-//! What is counted and measured of an NF: over its processes, so that totals never go back.
+//! Counters and measurements of an NF over all its processes; totals never go back.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,10 +15,9 @@ use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::wake::CAUSES;
 use sluice_host::process::CpuClock;
 
-/// Nanoseconds between two looks at the CPU time of a process.
+/// Least time between two samples of a process's CPU time, in nanoseconds.
 const CPU_EVERY_NS: u64 = 500_000_000;
 
-/// What an NF's former processes counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
     pub(crate) posted: u64,
@@ -34,16 +33,15 @@ pub(crate) struct Totals {
     pub(crate) spoken: [u64; SPOKEN.len()],
 }
 
-/// What a process counts in its page itself.
+/// Counters that a process writes in its page itself.
 const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
 
-/// The most that a process has said of each of these. It may write anything there, and does not
-/// make a counter go back by it.
+/// The maximum of each of these. A process may write anything; its counters never go back.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Spoken([u64; SPOKEN.len()]);
 
 impl Spoken {
-    /// What its page says now.
+    /// Includes the present values in its page.
     pub(crate) fn hear(mut self, handle: &NfHandle) -> Self {
         for (most, counter) in self.0.iter_mut().zip(SPOKEN) {
             // Relaxed: a statistic.
@@ -54,7 +52,7 @@ impl Spoken {
 }
 
 impl Totals {
-    /// Adds what a handle counted, whose process has said so much itself.
+    /// Adds the counts of a handle, and those that its process wrote itself.
     pub(crate) fn add(&mut self, handle: &NfHandle, spoken: Spoken) {
         for counters in &handle.counters {
             self.posted += counters.posted.get();
@@ -72,39 +70,36 @@ impl Totals {
     }
 }
 
-/// What is counted and measured of an NF, over all its lives.
+/// The counters and measurements of an NF over all its lives.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     /// Counters of its former processes, so that totals never go back.
     pub(crate) before: Totals,
-    /// What its process has said of itself.
+    /// Counters that its process wrote itself.
     pub(crate) spoken: Cell<Spoken>,
-    /// What its process has counted in its page of how long its bursts took.
+    /// The service times of its bursts, which its process counts in its page.
     pub(crate) service_times: RefCell<Followed>,
     pub(crate) cpu: CpuMeter,
-    /// Monotonic clock when its process was started, and how long it took to be let in.
+    /// When its process was started, on the monotonic clock, and how long its admission took.
     pub(crate) spawned_ns: Option<u64>,
     pub(crate) welcomed_ns: Option<u64>,
     /// How long the frames of its last process took to come back.
     pub(crate) reclaim_ns: Option<u64>,
-    /// How it died last, if it has.
     pub(crate) last_death: Option<Death>,
 }
 
 impl Counted {
-    /// Its process has ended: what that has counted is kept.
+    /// Keeps the counts of a process that has ended.
     pub(crate) fn count_off(&mut self, handle: &NfHandle) {
         self.before.add(handle, self.spoken.take());
         self.service_times.get_mut().follow(handle.region.page.service_time());
     }
 
-    /// It was let in.
     pub(crate) fn welcomed(&mut self, now_ns: u64) {
         self.welcomed_ns = self.spawned_ns.map(|at| now_ns.saturating_sub(at));
     }
 }
 
-/// Finds processes.
 struct Members(Box<dyn Fn() -> Vec<Pid> + Send>);
 
 impl std::fmt::Debug for Members {
@@ -113,27 +108,25 @@ impl std::fmt::Debug for Members {
     }
 }
 
-/// Measures how much of a core a process uses, or all processes of a foreign program.
+/// Measures the share of a core that a process uses, or all processes of a foreign program.
 #[derive(Debug, Default)]
 pub(crate) struct CpuMeter {
     clock: Option<CpuClock>,
-    /// Finds the processes of a foreign program.
     members: Option<Members>,
     /// Clocks of its processes, and what each has used so far.
     clocks: HashMap<Pid, (CpuClock, u64)>,
-    /// What they have used in all, those that have ended too, since this was measured.
+    /// What they have all used since the start, with those that have ended.
     used: u64,
     last: Option<(Instant, u64)>,
     percent: f64,
 }
 
 impl CpuMeter {
-    /// A new process.
     pub(crate) fn start(&mut self, pid: Pid) {
         *self = Self { clock: CpuClock::of(pid).ok(), ..Self::default() };
     }
 
-    /// A new program of several processes.
+    /// Starts over for a new program of several processes.
     #[cfg(feature = "foreign")]
     pub(crate) fn start_of(&mut self, members: impl Fn() -> Vec<Pid> + Send + 'static) {
         *self = Self { members: Some(Members(Box::new(members))), ..Self::default() };
@@ -144,12 +137,12 @@ impl CpuMeter {
         self.percent
     }
 
-    /// CPU time when it was looked at last, in nanoseconds.
+    /// CPU time at the last sample, in nanoseconds.
     pub(crate) fn last_ns(&self) -> Option<u64> {
         self.last.map(|(_, used)| used)
     }
 
-    /// Looks at the clocks of all processes that are there now.
+    /// Reads the clocks of all present processes.
     fn used(&mut self) -> Option<u64> {
         let Some(Members(members)) = &self.members else { return self.clock?.read_ns().ok() };
         let members = members();
@@ -170,7 +163,7 @@ impl CpuMeter {
         Some(self.used)
     }
 
-    /// Looks, if it is time to. Whether it did.
+    /// Takes a sample if it is time to, and returns whether it did.
     pub(crate) fn sample(&mut self, now: Instant) -> bool {
         if self.clock.is_none() && self.members.is_none() {
             return false;

@@ -1,4 +1,4 @@
-//! What an NF has that is a program which knows nothing of Sluice.
+//! The state of an NF that is a foreign program.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,37 +15,36 @@ use sluice_foreign::{Counters, End, Room, Wires};
 use sluice_host::process::Proc;
 use sluice_host::processes::{Refused, Target};
 
-/// What a foreign NF has besides.
+/// The additional state of a foreign NF.
 #[derive(Default)]
 pub(crate) struct Foreign {
-    /// What is counted of it, over all its lives.
     pub(crate) counters: Arc<Counters>,
-    /// Which life: results of former ones are late.
+    /// The present life: results of former ones are late.
     pub(crate) life: u64,
-    /// Its room, while it has one and no thread works in it.
+    /// Its namespace, while it has one and no thread works in it.
     pub(crate) room: Option<Arc<Room>>,
     /// The ends of its wires, until a packet thread has them.
     pub(crate) wires: Option<Wires>,
-    /// Devices that share memory with it, until its room is built.
+    /// Devices that share memory with it, until its namespace is built.
     pub(crate) devices: Vec<End>,
-    /// Number of the arena that its devices receive into, for as long as they are open.
+    /// Number of the arena that its devices receive into while they are open.
     pub(crate) memory: Option<u8>,
-    /// What was noted in the record for it.
+    /// What the record has of it.
     pub(crate) noted: Vec<PathBuf>,
-    /// Why it did not come.
+    /// Why it did not start.
     pub(crate) trouble: Option<String>,
-    /// Who belongs to it.
     pub(crate) who: Who,
-    /// CPU time and packets when its cost was told last.
+    /// CPU time and packets when its cost was last reported.
     pub(crate) told: (u64, u64),
-    /// When its addresses are announced next, and which time that is.
+    /// When its addresses are announced next, and how many times they were.
     pub(crate) announced: Option<(Instant, usize)>,
-    /// When its interfaces were looked at last.
+    /// When its interfaces were checked last.
     pub(crate) looked: Option<Instant>,
 }
 
 impl Foreign {
-    /// Tells what its packets cost, where an NF would tell it itself: CPU time of its processes, in nanoseconds since they came.
+    /// Reports the cost of its packets, as an NF would itself, from the CPU time of its processes
+    /// since their start, in nanoseconds.
     pub(crate) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
         let entered = self.counters.entered.get();
         let (before_ns, before) = std::mem::replace(&mut self.told, (used_ns, entered));
@@ -56,12 +55,12 @@ impl Foreign {
         }
     }
 
-    /// Notes why it did not come, if nothing is noted yet.
+    /// Notes why it did not start, if no reason is noted yet.
     pub(crate) fn note_trouble(&mut self, why: impl FnOnce() -> String) {
         self.trouble.get_or_insert_with(why);
     }
 
-    /// Why it did not come.
+    /// Why it did not start.
     pub(crate) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -71,12 +70,10 @@ impl Foreign {
         self.memory
     }
 
-    /// What is counted of it.
     pub(crate) fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
     }
 
-    /// Its processes, as they are now.
     pub(crate) fn members(&self) -> Vec<Pid> {
         self.who.members()
     }
@@ -89,7 +86,7 @@ impl Foreign {
         self.who.target(proc, name, pids)
     }
 
-    /// What is counted of it. `by_design`: packets that do not come out again are what it is for.
+    /// A report of its counters. `by_design`: it is meant not to return packets.
     pub(crate) fn report(&self, by_design: bool) -> api::NfForeign {
         let counters = &self.counters;
         api::NfForeign {

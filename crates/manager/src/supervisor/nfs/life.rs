@@ -1,23 +1,21 @@
 //! The life of an NF as a state machine: events in, actions out.
 //!
-//! It holds all that is decided about an NF's life: its [`State`], when that ends by itself, how it
-//! is started again, how long it may take to come and to go, whether it is of a version on trial.
-//! It does no I/O, knows no clock and opens no process: the time is an argument, and what is to be
-//! done is an [`Action`] for the supervisor.
+//! It makes all decisions about an NF's life: its [`State`], the end of a state by a deadline,
+//! restarts, the time to start and to stop, trials of a version. It does no I/O, has no clock and
+//! opens no process: the time is an argument, and the supervisor carries out each [`Action`].
 //!
 //! # Ends
-//! A process that ends without being asked is started again by [`BACKOFF`], one that was stopped
-//! for cause by [`AFTER_CAUSE`]. Which services are started again is `on_failure`'s to say. What is
-//! on its way out when it ends is gone: what drains, what is of a version on trial, and what goes
-//! with the flow that it has.
+//! A process that ends by itself is restarted by [`BACKOFF`], one that was stopped for cause by
+//! [`AFTER_CAUSE`]. `on_failure` decides which services are restarted. An NF is gone when its
+//! process ends while it drains, is on trial, or leaves with its flow.
 //!
 //! # Patience
 //! | what is waited for | how long | then |
 //! |---|---|---|
-//! | hello of a process | [`HELLO_PATIENCE`], and up to [`RESPITES`] times as long where the host is busy | it is killed |
+//! | hello of a process | [`HELLO_PATIENCE`] (busy host: [`RESPITES`] more) | it is killed |
 //! | packets of one that drains | `manager.drain_ms` | it is asked to stop |
 //! | end of one that was asked to stop | [`STOP_PATIENCE`] | it is killed |
-//! | packets of one that holds them and is runnable | [`RESPITE`], up to [`MOST_RESPITES`] times | it is killed |
+//! | packets of a runnable one | [`RESPITE`], up to [`MOST_RESPITES`] times | it is killed |
 
 use std::time::Duration;
 
@@ -29,92 +27,83 @@ use crate::nf::death::Cause;
 use sluice_dataplane::handle::Sentence;
 use sluice_host::process::Exit;
 
-/// How long a spawned NF may take to say hello.
+/// Longest time for a spawned NF to send its hello.
 pub(crate) const HELLO_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it gets as long once more, where the host is so busy that it has hardly run.
+/// How many times it gets that time again, if the host is so busy that it has hardly run.
 pub(super) const RESPITES: u32 = 11;
-/// How long an NF that stands still and is runnable is watched for whether it runs.
+/// How long an NF that stands still and is runnable is checked for progress.
 pub(super) const RESPITE: Duration = Duration::from_secs(1);
-/// How often at most: so long may a host be so busy.
+/// Most such checks: a host may be this busy for that long.
 pub(super) const MOST_RESPITES: u32 = 120;
-/// How long an NF that was told to stop may take.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How NFs that end are started again.
+/// Restarts of NFs that end by themselves.
 pub(crate) const BACKOFF: Backoff =
     Backoff { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None };
 
-/// How NFs are started again, or let in again, that were stopped for cause.
+/// Restarts, or new admissions, of NFs that were stopped for cause.
 pub(super) const AFTER_CAUSE: Backoff =
     Backoff { first_ns: 1_000_000_000, longest_ns: 60_000_000_000, good_run_ns: 600_000_000_000, give_up_after: None };
 
-/// How an NF comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The manager starts its process.
     Started,
-    /// It comes by itself (`attach = true`).
+    /// It attaches by itself (`attach = true`).
     Arrives,
-    /// It is a program that knows nothing of Sluice.
     Foreign,
 }
 
-/// The process that an NF has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Process {
     None,
     /// One that the manager may end.
     Ours,
-    /// Somebody else's, who alone ends it.
+    /// One that the manager did not start and must not end.
     Theirs,
 }
 
-/// What is going to happen to an NF besides what its state says.
 #[derive(Debug, Clone, Copy, Default)]
 struct Course {
-    /// It is on its way out: when its packets are gone it is told to stop.
+    /// It is being removed: when its packets are gone it is asked to stop.
     drains: bool,
-    /// It is of a version that its service does not have yet: it gets no packets, and is not started again.
+    /// Its version is not the service's yet: it gets no packets, and is not restarted.
     on_trial: bool,
-    /// It is of a version that its service does not have any more, and goes with the flow that it has.
+    /// Its version is no longer the service's: it leaves with its present flow.
     leaves: bool,
     /// It is ended to be started again with fresh packet memory.
     renewed: bool,
-    /// It was told to stop, and has no process whose end would be noticed.
+    /// It was asked to stop, and has no process whose end would be noticed.
     is_leaving: bool,
 }
 
-/// What an NF's lives so far have come to.
 #[derive(Debug, Clone, Copy, Default)]
 struct Past {
     restarts: u64,
     streak: Streak,
-    /// Ends for cause.
     offences: Streak,
     stopped_for: Option<Sentence>,
     stops: u64,
 }
 
-/// The life of an NF. [`Life::on`] alone changes it.
+/// The life of an NF. Only [`Life::on`] changes it.
 #[derive(Debug)]
 pub(crate) struct Life {
     state: State,
     origin: Origin,
     process: Process,
-    /// It has memory.
     is_attached: bool,
-    /// The namespace of a foreign program is there.
+    /// The namespace of a foreign program is built.
     has_room: bool,
     course: Course,
     started_ns: u64,
-    /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
+    /// When its state ends by itself: a missing hello, the end of a pause, a late stop.
     deadline_ns: Option<u64>,
-    /// How often its process was given more time, because the host is busy.
+    /// How many times its process got more time because the host is busy.
     respites: u32,
-    /// What it had used when it stood still, and when that was.
+    /// Its CPU time when it stood still, and when that was.
     used: Option<(Duration, u64)>,
     past: Past,
-    /// How its process has ended, and why it was ended, or did not come.
+    /// How its process has ended, and why it was ended or did not start.
     exit: Option<Exit>,
     ended_for: Option<Cause>,
 }
@@ -124,7 +113,6 @@ fn ns(time: Duration) -> u64 {
 }
 
 impl Life {
-    /// The life of an NF that has no process yet.
     pub(crate) fn new(now_ns: u64, origin: Origin) -> Self {
         Self {
             state: State::Expected,
@@ -143,88 +131,79 @@ impl Life {
         }
     }
 
-    /// The same, of a version that is tried out.
+    /// The life of an NF of a version on trial.
     pub(crate) fn on_trial(now_ns: u64) -> Self {
         Self { course: Course { on_trial: true, ..Course::default() }, ..Self::new(now_ns, Origin::Started) }
     }
 
-    /// Where it stands.
     pub(crate) fn state(&self) -> State {
         self.state
     }
 
-    /// Whether it takes new packets.
     pub(crate) fn takes_packets(&self) -> bool {
         self.state == State::Running && !self.course.drains
     }
 
-    /// Whether it is on its way out because it is to be gone.
     pub(crate) fn drains(&self) -> bool {
         self.course.drains
     }
 
-    /// Whether it is of a version that its service does not have yet.
     pub(crate) fn is_on_trial(&self) -> bool {
         self.course.on_trial
     }
 
-    /// Whether it goes with the flow that it has.
     pub(crate) fn leaves(&self) -> bool {
         self.course.leaves
     }
 
-    /// Whether it is to be lost now, because no process of its own would end.
+    /// Whether it is to be treated as ended, because it has no process of its own that would end.
     pub(crate) fn is_leaving(&self) -> bool {
         self.course.is_leaving
     }
 
-    /// Whether it is not on its way out.
     pub(crate) fn stays(&self) -> bool {
         !self.course.drains && !self.course.leaves && self.state != State::Stopping
     }
 
-    /// Whether nobody starts it again.
+    /// Whether it will not be restarted.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.state, State::Failed | State::Gone)
     }
 
-    /// Whether it waits for its zygote to fork it.
     pub(crate) fn awaits_fork(&self) -> bool {
         self.state == State::Starting && self.process == Process::None
     }
 
-    /// Whether it was removed while it had no process yet.
+    /// Whether it was removed before it had a process.
     pub(crate) fn left_while_starting(&self) -> bool {
         self.state == State::Stopping && self.process == Process::None
     }
 
-    /// How often it was started again.
     pub(crate) fn restarts(&self) -> u64 {
         self.past.restarts
     }
 
-    /// How often it was stopped for cause.
     pub(crate) fn stops(&self) -> u64 {
         self.past.stops
     }
 
-    /// How often it has ended in a row, without a good run in between.
+    /// Consecutive ends without a good run in between.
     pub(crate) fn deaths_in_a_row(&self) -> u32 {
         self.past.streak.failures.max(self.past.offences.failures)
     }
 
-    /// When it was started, or was let in.
+    /// When it was started or admitted.
     pub(crate) fn started_ns(&self) -> u64 {
         self.started_ns
     }
 
-    /// When the state it is in ends by itself.
+    /// When its state ends by itself.
     #[cfg(test)]
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.deadline_ns
     }
 
-    /// Whether the state it is in ends by itself now.
+    /// Whether its state ends by itself now.
     pub(crate) fn is_due(&self, now_ns: u64) -> bool {
         self.deadline_ns.is_some_and(|deadline| now_ns >= deadline)
     }
@@ -234,28 +213,25 @@ impl Life {
         self.deadline_ns.filter(|_| matches!(self.state, State::Restarting | State::Failed))
     }
 
-    /// For what one that comes by itself is kept out, and until when.
+    /// Why and until when an NF that attaches by itself is kept out.
     pub(crate) fn kept_out(&self) -> Option<(Sentence, u64)> {
         (self.state == State::Failed).then_some(self.past.stopped_for?).zip(self.deadline_ns)
     }
 
-    /// How it comes.
     #[cfg(test)]
     pub(super) fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// Takes one step of the table.
     fn to(&mut self, next: State) -> Result<(), Forbidden> {
         self.state = self.state.to(next)?;
         Ok(())
     }
 
-    /// Something has happened: what is to be done, in this order.
+    /// Handles an event, and returns the actions in their order.
     ///
     /// # Errors
-    /// [`Forbidden`] if it cannot happen to an NF that stands where this one does. Nothing has
-    /// changed then.
+    /// [`Forbidden`] if the event cannot happen in the present state. Nothing has changed then.
     pub(super) fn on(&mut self, now_ns: u64, event: Event) -> Result<Vec<Action>, Forbidden> {
         let mut todo = Vec::new();
         match event {
@@ -274,7 +250,7 @@ impl Life {
             }
             Event::Ready => {}
             Event::Joined => self.joined(now_ns)?,
-            Event::Condemned(sentence, violations) => self.condemned(sentence, violations, &mut todo),
+            Event::MustStop(sentence, violations) => self.must_stop(sentence, violations, &mut todo),
             Event::Used(used, stall_ms) => self.has_stalled(now_ns, used, stall_ms, &mut todo),
             Event::Starved(is_starved) => self.said_no_hello(now_ns, is_starved, &mut todo),
             Event::Closed(is_ending) => {
@@ -315,13 +291,13 @@ impl Life {
         Ok(todo)
     }
 
-    /// Notes why it is about to be ended, or did not come, if nothing is noted yet.
+    /// Notes why it is about to be ended, or did not start, if no reason is noted yet.
     fn note(&mut self, cause: Cause) {
         self.ended_for.get_or_insert(cause);
     }
 
     fn launched(&mut self, now_ns: u64) -> Result<(), Forbidden> {
-        // One that was to be forked is spawned after all.
+        // It was to be forked, and is spawned instead.
         if !self.awaits_fork() || self.is_attached {
             self.to(State::Starting)?;
         }
@@ -330,7 +306,7 @@ impl Life {
         Ok(())
     }
 
-    /// It has a process now, which is to say hello, if that is given from now on.
+    /// Notes its process, which must send its hello in time from `from_ns`, if that is given.
     fn has_process(&mut self, process: Process, from_ns: Option<u64>) -> Result<(), Forbidden> {
         if self.state != State::Starting {
             return Err(Forbidden { from: self.state, to: State::Starting });
@@ -357,15 +333,15 @@ impl Life {
         Ok(())
     }
 
-    fn condemned(&mut self, sentence: Sentence, violations: u64, todo: &mut Vec<Action>) {
+    fn must_stop(&mut self, sentence: Sentence, violations: u64, todo: &mut Vec<Action>) {
         if !matches!(self.state, State::Starting | State::Running) || !self.is_attached {
             return;
         }
         match sentence {
             Sentence::None => {}
-            // One that is dying already looks as if it waited for its core.
+            // A dying process looks like one that waits for its core.
             Sentence::Stalled if self.ended_for.is_none() => todo.push(Action::LookAtUse),
-            // Without violations it was stopped for something else, which was told.
+            // Without violations it was stopped for another reason, which was logged.
             Sentence::Spent => self.end_for_cause(None, todo),
             Sentence::Violations if violations == 0 => self.end_for_cause(None, todo),
             _ => self.end_for_cause(Some(sentence), todo),
@@ -379,11 +355,11 @@ impl Life {
         self.course.is_leaving |= self.origin == Origin::Foreign && self.process != Process::Ours;
     }
 
-    /// One that stands still is given more time where it is runnable, and has not run. That shows
-    /// after a while, for which it is spared once.
+    /// Gives an NF that stands still more time if it is runnable and has not run. That shows after
+    /// a while, so it is spared once.
     fn has_stalled(&mut self, now_ns: u64, used: Option<Duration>, stall_ms: u64, todo: &mut Vec<Action>) {
         let is_spared = used.is_some_and(|used| {
-            // What it had used when it stood still some other time says nothing.
+            // Its CPU time from an earlier standstill does not count.
             let recent = |(_, at): &(Duration, u64)| now_ns.saturating_sub(*at) < 4 * ns(RESPITE);
             let before = self.used.replace((used, now_ns)).filter(recent);
             let has_run = |(before, at): (Duration, u64)| ns(used.saturating_sub(before)) > now_ns.saturating_sub(at) / 20;
@@ -427,15 +403,16 @@ impl Life {
                 self.to(State::Stopping)?;
                 todo.push(Action::Kill);
                 match self.origin {
-                    // If its namespace is being built, the thread that does that notices.
+                    // If its namespace is being built, the thread that builds it notices.
                     Origin::Foreign => self.course.is_leaving = self.process != Process::Ours && self.has_room,
-                    // It was to be forked. If it is forked after all, its zygote says so or it says hello, and is ended then.
+                    // It was to be forked. If it is forked after all, its zygote's report or its
+                    // hello shows that, and it is ended then.
                     _ if self.process == Process::None => todo.push(Action::Lose),
                     _ => {}
                 }
             }
             State::Stopping | State::Gone => {}
-            // The former namespace of a foreign program may still be being cleared; the thread that does it needs nobody.
+            // A foreign program's former namespace may still be in clearing, without the NF.
             State::Expected | State::Restarting | State::Failed => {
                 self.to(State::Gone)?;
                 todo.push(Action::Bury);
@@ -444,7 +421,6 @@ impl Life {
         Ok(())
     }
 
-    /// It is asked to end.
     fn stop(&mut self, now_ns: u64, todo: &mut Vec<Action>) -> Result<(), Forbidden> {
         self.to(State::Stopping)?;
         self.course.drains = false;
@@ -468,7 +444,7 @@ impl Life {
             State::Starting if self.respites < RESPITES => todo.push(Action::LookWhetherStarved),
             State::Starting => self.said_no_hello(now_ns, false, todo),
             State::Stopping => todo.push(Action::Kill),
-            // It had come by itself, and was stopped for cause.
+            // It had attached by itself, and was stopped for cause.
             State::Failed => self.to(State::Expected)?,
             State::Expected | State::Running | State::Gone => {}
         }
@@ -507,14 +483,14 @@ impl Life {
         let mut pause_ns = None;
         let next = match self.state {
             State::Stopping => State::Gone,
-            // It was not let in.
+            // It was not admitted.
             State::Expected => State::Expected,
             _ if goes => State::Gone,
             _ if comes && !for_cause => State::Expected,
-            // It is to have its tenant's fresh memory.
+            // It is to get its tenant's fresh memory.
             _ if is_fresh => State::Restarting,
             _ if !comes && !ended.comes_again => State::Failed,
-            // Its end was asked for.
+            // Its end was requested.
             _ if is_spent => State::Restarting,
             _ => {
                 pause_ns = self.pause(sentence, ran_ns);
@@ -532,7 +508,6 @@ impl Life {
         Ok(())
     }
 
-    /// What its process has ended of.
     fn cause(&mut self, ended: &Ended, is_renewed: bool) -> Cause {
         let (times, last) = ended.violations;
         let noted = self.ended_for.take();
@@ -545,7 +520,7 @@ impl Life {
         Cause::of(self.exit.take(), ended_for, ended.lacked_memory)
     }
 
-    /// How long it is until it is started again, or let in again; none if it is not.
+    /// The pause until it is restarted or admitted again; none if it is not.
     fn pause(&mut self, sentence: Sentence, ran_ns: u64) -> Option<u64> {
         let ran_ns = restart::run_ns(self.is_attached, ran_ns);
         let decision = match sentence {
@@ -560,7 +535,7 @@ impl Life {
         }
     }
 
-    /// It has no process any more, and stands here next.
+    /// Notes that it has no process, and its next state.
     fn take_end(&mut self, next: State) -> Result<(), Forbidden> {
         if next == State::Gone && self.state != State::Stopping {
             self.to(State::Stopping)?;
@@ -573,7 +548,6 @@ impl Life {
         Ok(())
     }
 
-    /// What is done when all is taken back.
     fn what_follows(&mut self, next: State, pause_ns: Option<u64>) -> Option<Action> {
         match (next, pause_ns) {
             (State::Gone, _) => Some(Action::Bury),

@@ -1,4 +1,4 @@
-//! Lives of NFs without a process: what happens to each is played.
+//! Lives of NFs without a process: the tests make their events.
 
 use std::time::Duration;
 
@@ -17,13 +17,12 @@ const MS: Duration = Duration::from_millis(1);
 const S: Duration = Duration::from_secs(1);
 const DRAIN: Duration = Duration::from_secs(5);
 const STALL_MS: u64 = 1_000;
-/// An end that nobody asked for, of an NF that is to be started again.
+/// An unexpected end of an NF that is to be restarted.
 const CRASH: Ended =
     Ended { sentence: Sentence::None, violations: (0, None), lacked_memory: false, comes_again: true, stall_ms: STALL_MS };
 const SEGV: Exit = Exit::Signal(libc::SIGSEGV);
 const KILLED: Exit = Exit::Signal(libc::SIGKILL);
 
-/// An NF, and the time.
 struct Played {
     life: Life,
     now: u64,
@@ -34,7 +33,6 @@ impl Played {
         Self { life: Life::new(0, origin), now: 0 }
     }
 
-    /// One whose handler is made.
     fn running(origin: Origin) -> Self {
         let mut nf = Self::new(origin);
         nf.comes();
@@ -53,13 +51,13 @@ impl Played {
         events.into_iter().flat_map(|event| self.on(event)).collect()
     }
 
-    /// Time passes, and is looked at.
+    /// Lets time pass, and reports it.
     fn after(&mut self, time: Duration) -> Vec<Action> {
         self.now += time.as_nanos() as u64;
         self.on(Event::Due)
     }
 
-    /// It is started, or comes by itself, and makes its handler.
+    /// Starts it or lets it attach, and makes its handler.
     fn comes(&mut self) -> Vec<Action> {
         match self.life.origin() {
             Origin::Started => self.all([Event::Launched, Event::Spawned, Event::Granted, Event::Admitted, Event::Ready]),
@@ -68,7 +66,7 @@ impl Played {
         }
     }
 
-    /// It runs for so long, and ends.
+    /// Lets it run for this long, and end.
     fn runs_for(&mut self, time: Duration, ended: Ended) -> Vec<Action> {
         self.now += time.as_nanos() as u64;
         self.on(Event::Ended(ended))
@@ -78,18 +76,17 @@ impl Played {
         self.life.state() == state
     }
 
-    /// How long it is until what it is in ends by itself.
+    /// The time until its state ends by itself.
     fn left(&self) -> Option<Duration> {
         self.life.deadline_ns().map(|at| Duration::from_nanos(at - self.now))
     }
 }
 
-/// Why packet threads ended it.
+/// The end of an NF that packet threads stopped.
 fn for_cause(sentence: Sentence) -> Ended {
     Ended { sentence, violations: (9, Some(Violation::Frame)), ..CRASH }
 }
 
-/// What is said of an end.
 fn said(todo: &[Action]) -> Option<(Cause, String)> {
     todo.iter().find_map(|action| match action {
         Action::TellEnd(end) => Some((end.cause.clone(), end.next())),
@@ -277,7 +274,7 @@ mod zygote {
 mod restart {
     use super::*;
 
-    /// Pauses before the starts that answer ends after these runs.
+    /// Pauses before the restarts that follow these runs.
     fn pauses(nf: &mut Played, runs: impl IntoIterator<Item = Duration>) -> Vec<Duration> {
         let mut pauses = Vec::new();
         for run in runs {
@@ -385,7 +382,7 @@ mod restart {
     #[test]
     fn a_member_that_had_its_one_flow_is_followed_by_a_fresh_one_without_a_word() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Spent, 0)), [Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Spent, 0)), [Action::Kill]);
         let todo = nf.runs_for(MS, for_cause(Sentence::Spent));
         assert_eq!(todo, [Action::Reclaim, Action::Launch(Again::Fresh)]);
         assert_eq!((nf.life.restarts(), nf.life.deaths_in_a_row()), (0, 0));
@@ -430,7 +427,7 @@ mod offences {
     #[test]
     fn one_that_forges_is_stopped_and_that_is_said() {
         let mut nf = Played::running(Origin::Started);
-        let todo = nf.on(Event::Condemned(Sentence::Violations, 9));
+        let todo = nf.on(Event::MustStop(Sentence::Violations, 9));
         assert_eq!(todo, [Action::TellStopped(Sentence::Violations), Action::Kill]);
         let todo = nf.runs_for(S, for_cause(Sentence::Violations));
         assert_eq!(said(&todo).unwrap().0, Cause::Violations { times: 9, last: Some(Violation::Frame) });
@@ -474,7 +471,7 @@ mod offences {
     #[test]
     fn the_first_stall_is_answered_at_once_because_it_stood_still_long_enough() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Stalled, 0)), [Action::LookAtUse]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Stalled, 0)), [Action::LookAtUse]);
         assert_eq!(nf.on(Event::Used(None, STALL_MS)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
         let todo = nf.runs_for(MS, for_cause(Sentence::Stalled));
         assert_eq!(said(&todo).unwrap(), (Cause::Stalled(STALL_MS), "it is started again at once".into()));
@@ -524,26 +521,26 @@ mod offences {
     fn one_that_is_dying_already_gets_no_respite() {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Closed(false));
-        assert_eq!(nf.on(Event::Condemned(Sentence::Stalled, 0)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Stalled, 0)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
     }
 
     #[test]
     fn a_hole_in_memory_was_said_already_when_the_nf_is_ended_for_it() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Violations, 0)), [Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Violations, 0)), [Action::Kill]);
     }
 
     #[test]
     fn one_that_is_being_stopped_is_not_condemned_as_well() {
         let mut nf = Played::running(Origin::Started);
         nf.all([Event::StopRequested(DRAIN), Event::Drained]);
-        assert_eq!(nf.on(Event::Condemned(Sentence::Violations, 9)), []);
+        assert_eq!(nf.on(Event::MustStop(Sentence::Violations, 9)), []);
     }
 
     #[test]
     fn nothing_is_held_against_one_without_a_sentence() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::Condemned(Sentence::None, 3)), []);
+        assert_eq!(nf.on(Event::MustStop(Sentence::None, 3)), []);
     }
 }
 
@@ -799,7 +796,7 @@ mod upgrade {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Leaves);
         assert!(nf.life.leaves() && nf.life.takes_packets() && !nf.life.stays());
-        nf.on(Event::Condemned(Sentence::Spent, 0));
+        nf.on(Event::MustStop(Sentence::Spent, 0));
         assert_eq!(nf.runs_for(MS, for_cause(Sentence::Spent)), [Action::Reclaim, Action::Bury]);
     }
 
@@ -926,7 +923,6 @@ mod foreign {
     }
 }
 
-/// Anything that may happen, in any order.
 fn event() -> impl Strategy<Value = Event> {
     let sentence = proptest::sample::select(vec![
         Sentence::None,
@@ -948,7 +944,7 @@ fn event() -> impl Strategy<Value = Event> {
         ]),
         1 => Just(Event::StopRequested(DRAIN)),
         2 => ended.prop_map(Event::Ended),
-        1 => (sentence, 0u64..3).prop_map(|(sentence, violations)| Event::Condemned(sentence, violations)),
+        1 => (sentence, 0u64..3).prop_map(|(sentence, violations)| Event::MustStop(sentence, violations)),
         1 => proptest::option::of(0u64..100).prop_map(|ms| Event::Used(ms.map(Duration::from_millis), STALL_MS)),
         3 => Just(Event::Due),
     ]
@@ -959,7 +955,7 @@ fn life() -> impl Strategy<Value = Life> {
         .prop_map(|(origin, on_trial)| if on_trial { Life::on_trial(0) } else { Life::new(0, origin) })
 }
 
-/// Steps of the table that lead from one state to another in one event.
+/// Whether the table leads from one state to another in one event.
 fn is_in_the_table(from: State, to: State) -> bool {
     let step = |from, to| steps().any(|known| known == (from, to));
     from == to || step(from, to) || step(from, State::Stopping) && step(State::Stopping, to)
@@ -982,12 +978,12 @@ proptest! {
         }
     }
 
-    /// Whatever has happened before, and however it behaves: it is gone within its patience once it is to go.
+    /// Whatever has happened before and however it behaves, it is gone in time once it is to go.
     #[test]
     fn one_that_is_to_go_is_gone_in_the_end(
         mut life in life(),
         events in proptest::collection::vec((event(), 0u64..12_000), 0..60),
-        obeys in any::<bool>(),
+        complies in any::<bool>(),
     ) {
         let mut now = 0;
         for (event, ms) in events {
@@ -1000,7 +996,7 @@ proptest! {
             let todo = life.on(now, event).unwrap();
             let ends = |action: &Action| match action {
                 Action::Kill | Action::Lose => true,
-                Action::SayStop | Action::Terminate => obeys,
+                Action::SayStop | Action::Terminate => complies,
                 _ => false,
             };
             if life.state() == State::Gone {

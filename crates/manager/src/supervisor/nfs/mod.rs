@@ -1,8 +1,8 @@
-//! The NFs: all that there are, and the life of each.
+//! The NFs and their lives.
 //!
-//! [`NfSet`] owns every NF. What is decided about the life of one is in its [`Life`], a machine that
-//! only [`NfSet::on`] moves: it takes what has happened and gives what is to be done, which the
-//! supervisor does. [`state`] has the states and the table of the steps between them.
+//! [`NfSet`] owns every NF. Decisions about an NF's life are in its [`Life`], a state machine that
+//! only [`NfSet::on`] advances: it takes an event and returns the actions for the supervisor.
+//! [`state`] has the states and the table of transitions.
 
 mod counted;
 mod event;
@@ -43,7 +43,6 @@ use crate::dataplane::{Fence, Place};
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::pen::Pen;
 
-/// An NF, whether it has a process or not.
 pub(crate) struct Nf {
     pub(crate) number: u16,
     pub(crate) name: String,
@@ -54,54 +53,50 @@ pub(crate) struct Nf {
     pub(crate) place: Option<Place>,
     pub(crate) process: Option<Process>,
     pub(crate) held: Held,
-    /// When its process was told the names of ports, services and chains: first and last.
+    /// When its process learned names of ports, services and chains: first and last time.
     pub(crate) told: Option<(Instant, Instant)>,
     pub(crate) removal: Removal,
-    /// What a program that knows nothing of Sluice has besides.
     pub(crate) foreign: Option<Foreign>,
     pub(crate) counted: Counted,
     pub(crate) position: Position,
 }
 
-/// What an NF has besides its process.
 #[derive(Default)]
 pub(crate) struct Held {
-    /// What we started, where that is a program that started the NF's own process. It ends with the NF.
+    /// A started program that started the NF's own process. It ends with the NF.
     pub(crate) wrapper: Option<Process>,
     pub(crate) connection: Option<OwnedFd>,
-    /// On this connection, that its handler is made.
+    /// Whether it has reported on this connection that its handler is made.
     pub(crate) has_said_ready: bool,
-    /// What holds all that its process starts.
+    /// Holds all processes that its process starts.
     pub(crate) pen: Option<Pen>,
 }
 
-/// What is waited for when an NF is removed.
+/// What a removal of an NF waits for.
 #[derive(Default)]
 pub(crate) struct Removal {
-    /// What packet threads pass when they send it nothing more. Until then, one may be about to.
+    /// Passed when packet threads send it nothing more. Until then, one may be about to.
     pub(crate) fence: Option<Fence>,
-    /// Who wants to know that it is gone.
+    /// Receivers to notify when it is gone.
     pub(crate) waiters: Vec<Sender<()>>,
 }
 
-/// The place that an NF has among those of its service.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Position {
-    /// Number of the instance whose place it has taken.
+    /// Number of the instance that it has succeeded.
     pub(crate) former: Option<u16>,
-    /// What it is known by when flows are spread.
+    /// Its id when flows are spread.
     pub(crate) spread_id: u64,
-    /// Number of the placement's instance that it is of, if it keeps a promise.
+    /// Number of its instance in the placement, if it serves an SLO.
     pub(crate) instance: Option<u32>,
 }
 
 impl Nf {
-    /// Its index among the instances of its service, by its name.
+    /// Its index among the instances of its service, from its name.
     pub(crate) fn index(&self) -> u16 {
         self.name.rsplit('.').next().and_then(|index| index.parse::<u32>().ok()).unwrap_or(0) as u16
     }
 
-    /// An NF that has no process yet.
     pub(crate) fn new(number: u16, service: u16, name: String, core: usize, life: Life) -> Self {
         Self {
             number,
@@ -121,15 +116,14 @@ impl Nf {
         }
     }
 
-    /// Its life.
     pub(crate) fn life(&self) -> &Life {
         &self.life
     }
 
-    /// Ends its process at once. Its end is noticed through its pidfd.
+    /// Kills its process. The end is noticed through its pidfd.
     pub(crate) fn kill(&self) {
         if let Some(handle) = &self.handle {
-            // A process that is parked may be unable to die: it is given turns for it.
+            // A parked process may be unable to die: it gets the core for that.
             handle.wants_core.store(true, Ordering::Relaxed);
         }
         if let Some(process) = &self.process {
@@ -137,7 +131,6 @@ impl Nf {
         }
     }
 
-    /// Asks its process to end.
     pub(crate) fn terminate(&mut self) {
         self.removal.fence = None;
         if let Some(handle) = &self.handle {
@@ -148,33 +141,32 @@ impl Nf {
         }
     }
 
-    /// Whether it is in a state.
     pub(crate) fn is(&self, state: State) -> bool {
         self.life.state() == state
     }
 }
 
-/// What an instance is known by when flows are spread: of its name, so that it stays the same over restarts of NF and manager.
+/// An instance's id when flows are spread. It comes from the name, so that it stays the same over
+/// restarts of NF and manager.
 fn restart_stable_id(name: &str) -> u64 {
     // FNV-1a: any fixed hash will do.
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// All NFs, and the numbers that they have and had.
+/// All NFs, and their present and former numbers.
 #[derive(Default)]
 pub(crate) struct NfSet {
     nfs: BTreeMap<u16, Nf>,
-    /// Their numbers by name.
     names: HashMap<String, u16>,
     next: u16,
-    /// Numbers of NFs that are gone: those that paths may name still, and those that may be given again.
+    /// Numbers of former NFs: those that paths may still name, and those that are free again.
     resting: Vec<u16>,
     free: Vec<u16>,
 }
 
 impl NfSet {
-    /// Something has happened to an NF: what is to be done, in this order. What cannot happen to one
-    /// that stands where it does is refused, and said.
+    /// Feeds an event to an NF's life, and returns the actions in their order. An event that its
+    /// state forbids is refused and logged.
     pub(crate) fn on(&mut self, number: u16, event: Event) -> Vec<Action> {
         let Some(nf) = self.nfs.get_mut(&number) else { return Vec::new() };
         nf.life.on(monotonic_ns(), event).unwrap_or_else(|forbidden| {
@@ -183,13 +175,12 @@ impl NfSet {
         })
     }
 
-    /// One more. Its number is one of [`NfSet::next_number`].
+    /// Adds an NF. Its number comes from [`NfSet::next_number`].
     pub(crate) fn add(&mut self, nf: Nf) {
         self.names.insert(nf.name.clone(), nf.number);
         self.nfs.insert(nf.number, nf);
     }
 
-    /// Forgets one that is gone.
     pub(crate) fn remove(&mut self, number: u16) -> Option<Nf> {
         let nf = self.nfs.remove(&number)?;
         // A service that was added again may have given the name to another one already.
@@ -207,7 +198,6 @@ impl NfSet {
         self.nfs.get_mut(number)
     }
 
-    /// All of them, by number.
     pub(crate) fn values(&self) -> Values<'_, u16, Nf> {
         self.nfs.values()
     }
@@ -216,7 +206,7 @@ impl NfSet {
         self.nfs.values_mut()
     }
 
-    /// Goes through them once, from a number on, until `each` says no: the number that it said that of.
+    /// Visits all NFs once, from a number on, until `each` returns false; returns that number.
     pub(crate) fn each_from(&mut self, from: u16, mut each: impl FnMut(&mut Nf) -> bool) -> Option<u16> {
         for part in [(Bound::Included(from), Bound::Unbounded), (Bound::Unbounded, Bound::Excluded(from))] {
             for (number, nf) in self.nfs.range_mut(part) {
@@ -232,21 +222,19 @@ impl NfSet {
         self.nfs.len()
     }
 
-    /// The number of one by its name.
     pub(crate) fn by_name(&self, name: &str) -> Option<u16> {
         self.names.get(name).copied()
     }
 
-    /// Whether one has to do with a process.
     pub(crate) fn know(&self, pid: Pid) -> bool {
         self.nfs.values().flat_map(|nf| nf.process.iter().chain(&nf.held.wrapper)).any(|process| process.pid == pid)
     }
 
-    /// A number for one more: one that was given before, if `fits` says so, else a new one.
+    /// A number for a new NF: a free one that `fits`, else a new one.
     pub(crate) fn next_number(&mut self, fits: impl Fn(u16) -> bool) -> u16 {
         if let Some(at) = self.free.iter().position(|number| fits(*number)) {
             let number = self.free.swap_remove(at);
-            // It is another place's now: flows of that one are not for who took the place of the NF that had the number before.
+            // Another NF has the number now: its flows must not go to the former one's successor.
             self.nfs.values_mut().filter(|nf| nf.position.former == Some(number)).for_each(|nf| nf.position.former = None);
             return number;
         }
@@ -258,27 +246,26 @@ impl NfSet {
         self.next - 1
     }
 
-    /// Whether there are numbers for so many more.
+    /// Whether there are numbers for this many more NFs.
     pub(crate) fn has_numbers_for(&self, more: u32) -> bool {
         u32::from(self.next) + more <= u32::from(u16::MAX - 2) + self.free.len() as u32
     }
 
-    /// Takes a number that was given before, and that is nobody's now.
+    /// Takes a former number that no NF has now.
     pub(crate) fn take_number(&mut self, number: u16) {
         [&mut self.resting, &mut self.free].into_iter().for_each(|numbers| numbers.retain(|other| *other != number));
     }
 
-    /// Numbers that nobody has any more, and that paths may name still.
+    /// Adds numbers that no NF has any more and that paths may still name.
     pub(crate) fn rest(&mut self, numbers: impl IntoIterator<Item = u16>) {
         self.resting.extend(numbers);
     }
 
-    /// Whether numbers rest.
     pub(crate) fn rest_some(&self) -> bool {
         !self.resting.is_empty()
     }
 
-    /// Lets numbers be given again that have rested.
+    /// Frees rested numbers for reuse.
     pub(crate) fn free_numbers(&mut self, is_free: impl Fn(u16) -> bool) {
         self.free.extend(self.resting.extract_if(.., |number| is_free(*number)));
     }

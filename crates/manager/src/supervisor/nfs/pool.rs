@@ -1,34 +1,30 @@
-//! How many members a pool has: looks at it, and the numbers that members leave to the next.
+//! The size of a pool over time, and the numbers that members leave to later ones.
 //!
-//! How many are wanted is [`Sizing`]'s to say. Where flows wait for a member and none is being
-//! started, more are started at once; otherwise each [`EVERY`] it is seen whether there are too few
-//! or too many.
+//! [`Sizing`] decides how many members are wanted. Where flows wait for a member and none is
+//! starting, more are started at once. Otherwise every [`EVERY`] a check finds whether there are
+//! too few or too many.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use sluice_policy::pool::sizing::{Counts, Sizing};
 
-/// Time between two looks at the size of a pool.
+/// Time between two checks of a pool's size.
 const EVERY: Duration = Duration::from_millis(100);
-/// Most members that are started at a look.
+/// Most members that one check starts.
 const STARTS: u32 = 64;
 
-/// What is known of a pool when it is looked at.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen {
-    /// What was counted.
     pub(crate) counts: Counts,
-    /// A member is being started.
     pub(crate) is_starting: bool,
 }
 
-/// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Change {
     /// Members to start.
     pub(crate) start: u32,
-    /// Idle members to let go.
+    /// Idle members to remove.
     pub(crate) dismiss: u32,
 }
 
@@ -37,39 +33,37 @@ pub(crate) struct Change {
 pub(crate) struct PoolLife {
     sizing: Sizing,
     looked_ns: u64,
-    /// Members have come since the packet threads were told.
+    /// Whether members have come since the last publication.
     is_stirred: bool,
-    /// Numbers and indices of members that were let go.
+    /// Numbers and indices of removed members.
     spare: VecDeque<(u16, u32)>,
 }
 
 impl PoolLife {
-    /// A pool of so many members at least and at most.
+    /// A pool with these bounds on the number of members.
     pub(crate) fn new(now_ns: u64, (least, most): (u32, u32)) -> Self {
         Self { sizing: Sizing::new(least, most), looked_ns: now_ns, is_stirred: true, spare: VecDeque::new() }
     }
 
-    /// It has so many members at least and at most from now on.
     pub(crate) fn bound(&mut self, (least, most): (u32, u32)) {
         self.sizing.bound(least, most);
     }
 
-    /// Members have come.
     pub(crate) fn stir(&mut self) {
         self.is_stirred = true;
     }
 
-    /// The packet threads know all members.
+    /// Notes that the packet threads know all members.
     pub(crate) fn is_published(&mut self) {
         self.is_stirred = false;
     }
 
-    /// Whether members have come since the packet threads were told.
+    /// Whether members have come since the last publication.
     pub(crate) fn is_stirred(&self) -> bool {
         self.is_stirred
     }
 
-    /// Whether it is worth a look, where flows have found no member so many times.
+    /// Whether a check is worthwhile when flows have found no member `unmet` times.
     pub(crate) fn wants_look(&self, now_ns: u64, unmet: u64) -> bool {
         self.is_due(now_ns) || self.sizing.lacks(unmet)
     }
@@ -78,7 +72,6 @@ impl PoolLife {
         now_ns.saturating_sub(self.looked_ns) >= EVERY.as_nanos() as u64
     }
 
-    /// Looks.
     pub(crate) fn look(&mut self, now_ns: u64, seen: &Seen) -> Change {
         let (unmet, members) = (seen.counts.unmet, seen.counts.members);
         let wanted = match self.is_due(now_ns) {
@@ -86,25 +79,23 @@ impl PoolLife {
                 self.looked_ns = now_ns;
                 self.sizing.look(now_ns, seen.counts)
             }
-            // The one that starts may be what they wait for.
+            // They may be waiting for the member that is starting.
             false if seen.is_starting => return Change::default(),
             false => self.sizing.demand(unmet, members).max(members),
         };
         Change { start: wanted.saturating_sub(members).min(STARTS), dismiss: members.saturating_sub(wanted) }
     }
 
-    /// Keeps the number of a member that is gone for the next one.
+    /// Keeps the number of a removed member for a later one.
     pub(crate) fn keep_number(&mut self, number: u16, index: u32) {
         self.spare.push_back((number, index));
     }
 
-    /// Numbers that are kept for members.
     pub(crate) fn spares(&self) -> impl Iterator<Item = u16> {
         self.spare.iter().map(|(number, _)| *number)
     }
 
-    /// The number and index of a member that was let go: of those, the one whose part has the fewest of `members`, which are indices too. There
-    /// are so many parts as `threads`.
+    /// The kept number and index whose part, of `threads`, has the fewest indices in `members`.
     pub(crate) fn spare(&mut self, threads: usize, members: impl Iterator<Item = u16>) -> Option<(u16, u32)> {
         if self.spare.is_empty() {
             return None;
@@ -189,7 +180,7 @@ mod tests {
     fn the_next_member_has_the_number_of_one_that_was_let_go_where_its_part_has_fewest() {
         let mut pool = PoolLife::new(0, (1, 9));
         [(7, 0), (8, 1), (9, 2)].into_iter().for_each(|(number, index)| pool.keep_number(number, index));
-        // Two parts: members with even indices are of the first, which has two already.
+        // Two parts: members with even indices are in the first, which has two already.
         assert_eq!(pool.spare(2, [4, 6].into_iter()), Some((8, 1)));
         assert_eq!(pool.spare(2, [4, 6].into_iter()), Some((7, 0)));
         assert_eq!(pool.spares().collect::<Vec<_>>(), [9]);

@@ -1,4 +1,4 @@
-//! A process that the manager has to do with: of an NF, of a zygote, or one that has started an NF.
+//! A process that the manager handles: of an NF, of a zygote, or a wrapper.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,15 +8,14 @@ use sluice_host::attach::Peer;
 use sluice_host::container::Life;
 use sluice_host::process::{self, Proc};
 
-/// A process of an NF.
 pub(crate) struct Process {
     pub(crate) pid: Pid,
     pub(crate) pidfd: OwnedFd,
-    /// We are its parent and must reap it.
+    /// Whether the manager is its parent and must reap it.
     pub(crate) child: bool,
-    /// Somebody else's, who alone ends it.
+    /// Whether the manager did not start it and must not end it.
     pub(crate) theirs: bool,
-    /// It is the runtime of a container, which leaves this behind.
+    /// If it is the runtime of a container: what the container leaves behind.
     pub(crate) container: Option<Life>,
 }
 
@@ -30,11 +29,11 @@ impl Process {
         if self.theirs {
             return;
         }
-        // Not collected yet, so the number is still its own.
+        // It is not collected yet, so the number is still its own.
         let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
     }
 
-    /// Ends it at once, and what it started if it is ours: it leads a group of its own then.
+    /// Kills it, and what it started if it is ours: then it leads its own group.
     pub(crate) fn kill(&self) {
         if self.theirs {
             return;
@@ -43,14 +42,14 @@ impl Process {
         let _ = if self.child { process::kill_group(pidfd) } else { process::send_signal(pidfd, Signal::KILL) };
     }
 
-    /// Whether another process is the one that was started, or one that descends from it: a program may start the NF.
+    /// Whether another process is this one or descends from it: a program may start the NF.
     ///
-    /// Nothing that the process knows would tell it from another one of its user, who can read its environment and its memory; who started
-    /// whom is the kernel's word.
+    /// No secret of the process would do, as other processes of its user can read its environment
+    /// and memory. The kernel vouches for the descent.
     pub(crate) fn has_started(&self, peer: &Peer) -> bool {
         let Some(pid) = peer.pid else { return false };
         let descends = || Proc::default().ancestors(pid).is_ok_and(|ancestors| ancestors.contains(&self.pid));
-        // Both still are who they were, so their numbers are theirs: ours has not been collected, and the other one lives.
+        // Both numbers are valid: ours has not been collected, and the other process lives.
         (pid == self.pid || descends()) && process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false)
     }
 }

@@ -1,44 +1,42 @@
-//! The states of an NF, and the table of the steps between them.
+//! The states of an NF, and the table of transitions between them.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`STEPS`] is the
-//! table: whatever is not in it is forbidden, and [`State::to`] refuses it. docs/src/how-nfs.md prints
-//! it ([`table`]). In particular
-//! - nothing becomes running twice: a name has one process, so a hello for an NF that is attached, stops or waits is refused;
-//! - nothing with a process becomes gone but through stopping: its frames are taken back when its process has ended, not before;
-//! - stopping leads nowhere but to gone: an NF that dies while it is being stopped is not started again.
+//! table: [`State::to`] refuses every other transition. docs/src/how-nfs.md has a copy ([`table`]).
+//! In particular:
+//! - A running NF cannot start to run again: a name has one process, so a hello for an NF that is
+//!   attached, stops or waits is refused.
+//! - An NF with a process is gone only after stopping: its frames are taken back when its process
+//!   has ended.
+//! - A stopping NF can only be gone next: one that dies while it is being stopped is not restarted.
 
-/// Where an NF stands in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     /// Configured, no process known.
     Expected,
     /// Its process was started, and its handler is not made yet.
     Starting,
-    /// Attached and ready: packets may be given to it.
+    /// Attached and ready: it may get packets.
     Running,
-    /// Told to end; it is given no more packets.
+    /// Asked to end; it gets no more packets.
     Stopping,
-    /// Its process has ended, and a new one is started after a wait.
+    /// Its process has ended, and a new one starts after a pause.
     Restarting,
-    /// Its process has ended, and no new one is started.
+    /// Its process has ended, and no new one starts.
     Failed,
-    /// Removed.
     Gone,
 }
 
-/// A step that the life of an NF does not have.
+/// A transition that the table does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an NF that is {from} cannot become {to}")]
 pub(crate) struct Forbidden {
-    /// Where it stood.
     pub(crate) from: State,
-    /// Where it was to go.
     pub(crate) to: State,
 }
 
 use State::{Expected, Failed, Gone, Restarting, Running, Starting, Stopping};
 
-/// The steps that there are, and when each is taken.
+/// The transitions, and when each is taken.
 const STEPS: [(State, State, &str); 16] = [
     (Expected, Starting, "the manager starts its process, or it came by itself (`attach = true`) and its hello was accepted"),
     (Expected, Gone, "it is removed before it came"),
@@ -70,13 +68,13 @@ impl State {
     /// The next state.
     ///
     /// # Errors
-    /// [`Forbidden`] if the table has no such step; the NF stays where it is.
+    /// [`Forbidden`] if the table has no such transition; the NF keeps its state.
     pub(crate) fn to(self, next: Self) -> Result<Self, Forbidden> {
         let is_step = STEPS.iter().any(|(from, to, _)| (*from, *to) == (self, next));
         if is_step { Ok(next) } else { Err(Forbidden { from: self, to: next }) }
     }
 
-    /// As a word, the same one in logs, the API and the client.
+    /// The same word in logs, the API and the client.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Expected => "expected",
@@ -101,7 +99,7 @@ pub(super) mod tests {
     use super::*;
     use sluice_api::model::NfState;
 
-    /// What an NF has in each state.
+    /// The process of an NF in each state.
     fn process_of(state: State) -> &'static str {
         match state {
             Expected => "none known",
@@ -129,7 +127,7 @@ pub(super) mod tests {
         lines.join("\n") + "\n"
     }
 
-    /// The allowed steps (x), once more and by hand: rows and columns in the order of [`State::ALL`].
+    /// The allowed transitions (x), stated again: rows and columns as in [`State::ALL`].
     const ALLOWED: [&str; 7] = [
         // expected starting running stopping restarting failed gone
         ". x . . . . x", // expected
@@ -141,7 +139,6 @@ pub(super) mod tests {
         ". . . . . . .", // gone
     ];
 
-    /// All steps of the table.
     pub(in super::super) fn steps() -> impl Iterator<Item = (State, State)> {
         STEPS.iter().map(|(from, to, _)| (*from, *to))
     }

@@ -1,41 +1,39 @@
-//! How far a service is on its way to another version, as a state machine.
+//! The progress of a service to another version, as a state machine.
 //!
-//! | stage | what there is | leaves it when |
-//! |---|---|---|
-//! | trial | instances of the new version beside the old ones, without packets: one for each, or one for a whole pool of members with flows | all are ready → the service goes over, and a pool grows; one ended, or is not ready in time → given up |
-//! | growing | of a pool: as many new members as there are old ones, idle | none starts any more, or their time is over → switched |
+//! 1. Trial: instances of the new version run beside the old ones, without packets: one for each,
+//!    or one for a whole pool whose members have flows. When all are ready, the service goes over,
+//!    and a pool grows. If one has ended or is not ready in time, the version is given up.
+//! 2. Growing, of a pool: as many new members as there are old ones start, and stay idle. When none
+//!    is starting any more, or the time is over, new flows switch to them.
 
 use std::time::Duration;
 
 use super::state::State;
 
-/// How long instances of a new version may take to be ready, handlers and all.
+/// Longest time until instances of a new version are ready, handlers included.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the growth of a new version's pool is waited for.
+/// Longest wait for the growth of a new version's pool.
 const GROWTH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// An instance of the new version, as it is seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Instance {
     pub(crate) state: State,
-    /// Its library says that its handler is made.
+    /// Whether its library has reported that its handler is made.
     pub(crate) is_made: bool,
 }
 
-/// What is to be done next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing yet.
     Wait,
-    /// The new version does not work: what was started for it goes.
+    /// The new version does not work: remove what was started for it.
     GiveUp,
-    /// The new version works, and is the service's from now on.
+    /// The new version works, and becomes the service's.
     GoOver,
     /// New flows go to the new members.
     Switch,
 }
 
-/// A version that is tried out, and then takes over.
+/// A version that is tried, and then takes over.
 #[derive(Debug)]
 pub(crate) struct Trial {
     grows: bool,
@@ -48,7 +46,7 @@ impl Trial {
         Self { grows: false, until_ns: now_ns + READY_PATIENCE.as_nanos() as u64, trouble: None }
     }
 
-    /// The new version does not work. The first reason is the one that is told.
+    /// Notes that the new version does not work. The first reason is reported.
     pub(crate) fn fails_for(&mut self, why: String) {
         self.trouble.get_or_insert(why);
     }
@@ -58,17 +56,16 @@ impl Trial {
         (self.grows, self.until_ns) = (true, now_ns + GROWTH_PATIENCE.as_nanos() as u64);
     }
 
-    /// Whether the new version is still to show that it works.
+    /// Whether the new version has yet to show that it works.
     pub(crate) fn is_open(&self) -> bool {
         !self.grows
     }
 
-    /// Why it is given up.
     pub(crate) fn why(self) -> String {
         self.trouble.unwrap_or_else(|| format!("it is not ready after {} s", READY_PATIENCE.as_secs()))
     }
 
-    /// What is to be done next, with these instances of the new version; none is one that is gone.
+    /// The next step, with these instances of the new version; `None` is an instance that is gone.
     pub(crate) fn step(&self, now_ns: u64, mut instances: impl Iterator<Item = Option<Instance>>) -> Step {
         let is_late = now_ns >= self.until_ns;
         let works = |instance: Option<Instance>| instance.is_some_and(|i| i.state == State::Running && i.is_made);
@@ -83,7 +80,7 @@ impl Trial {
     }
 }
 
-/// What is to be done next with several that go over together or not at all.
+/// The next step of several upgrades that succeed or fail together.
 pub(crate) fn step_of_all(steps: impl Iterator<Item = Step>) -> Step {
     steps.fold(Step::GoOver, |all, step| match (all, step) {
         (Step::GiveUp, _) | (_, Step::GiveUp) => Step::GiveUp,

@@ -2,14 +2,14 @@
 //!
 //! | stage | instances | leaves it when |
 //! |---|---|---|
-//! | starting: spawned, no hello yet | wait for it | hello → making; ended → pausing; no hello in time → unfit |
-//! | making: its handler is being made | wait for it | ready; cannot be forked → unfit; ended → pausing |
+//! | starting: no hello yet | wait | hello → making; ended → pausing; no hello in time → unfit |
+//! | making: its handler is being made | wait | ready; cannot be forked → unfit; ended → pausing |
 //! | ready | are forked | ended → pausing |
 //! | pausing: it has ended | are spawned | a growing pause is over → starting |
-//! | unfit: it cannot be forked, and was let go | are spawned | its service is replaced |
+//! | unfit: it cannot be forked, and was ended | are spawned | its service is replaced |
 //!
-//! It is asked for one instance after another, and answers each by its name. One that says anything
-//! but what was asked for, once, is ended.
+//! It is asked for one instance after another, and answers each by name. One that sends anything
+//! but a requested answer, once, is ended.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use sluice_policy::restart::{Decision, Streak};
 
 use super::life::{BACKOFF, HELLO_PATIENCE};
 
-/// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
+/// Most unanswered fork requests to a zygote: they never fill a socket.
 pub(crate) const ASKED: usize = 32;
 
-/// Where a zygote stands; see the table of this module.
+/// The stage of a zygote; see the table of this module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stage {
     Starting,
@@ -30,63 +30,57 @@ pub(crate) enum Stage {
     Unfit(String),
 }
 
-/// Something that has happened to a zygote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ZygoteEvent {
-    /// Its process was spawned.
     Spawned,
-    /// It has said hello, and was told what it is.
+    /// It has sent its hello and got its welcome.
     Introduced,
-    /// It says that its handler is made.
+    /// It reports that its handler is made.
     Ready,
-    /// It says that it cannot be forked: why.
+    /// It reports that it cannot be forked: why.
     SaysUnfit(String),
-    /// It says that it has forked the instance of this name.
+    /// It reports that it has forked the instance of this name.
     Forked(String),
-    /// It says that it cannot fork the instance of this name.
+    /// It reports that it cannot fork the instance of this name.
     Failed(String),
-    /// It says what no zygote says, or has closed its end.
+    /// It has sent an invalid message, or closed its end.
     Nonsense,
-    /// It cannot be used: why.
     Unfit(String),
     /// Its process has ended, or could not be spawned.
     Ended,
-    /// An instance was asked for and has not come.
+    /// A requested instance has not come in time.
     Late(u16),
-    /// The time is over that its stage may last.
+    /// The deadline of its stage has passed.
     Due,
 }
 
-/// What the supervisor is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ZygoteAction {
-    /// Spawn its process.
     Start,
-    /// End its process. Its end is noticed.
+    /// Kill its process. The end is noticed.
     Kill,
-    /// End its process and forget that.
+    /// Kill its process, and ignore the end.
     LetGo,
-    /// Say that instances are started one by one from now on: why.
+    /// Log that instances are spawned from now on: why.
     TellUnfit(String),
-    /// Take in the process that was forked for this instance.
+    /// Take over the process that was forked for this instance.
     Adopt(u16),
     /// Start this instance by its program.
     Spawn(u16),
 }
 
-/// The life of a zygote.
 #[derive(Debug)]
 pub(crate) struct ZygoteLife {
     stage: Stage,
-    /// Instances that it will be asked for, in this order.
+    /// Instances that are to be requested, in this order.
     waiting: VecDeque<u16>,
-    /// Instances that it was asked for and has not answered, with the names that they had then.
+    /// Requested and unanswered instances, with their names at the request.
     asked: Vec<(u16, String)>,
-    /// Instances that it and its predecessors have forked.
+    /// How many instances it and its predecessors have forked.
     forks: u64,
     streak: Streak,
     started_ns: u64,
-    /// When its stage ends by itself: no hello, or a pause that is over.
+    /// When its stage ends by itself: no hello, or the end of a pause.
     deadline_ns: Option<u64>,
 }
 
@@ -111,12 +105,10 @@ impl ZygoteLife {
         self.forks
     }
 
-    /// When its process was spawned.
     pub(crate) fn started_ns(&self) -> u64 {
         self.started_ns
     }
 
-    /// Its process is about to be spawned.
     pub(crate) fn begins(&mut self, now_ns: u64) {
         self.started_ns = now_ns;
     }
@@ -126,42 +118,39 @@ impl ZygoteLife {
         matches!(self.stage, Stage::Starting | Stage::Making | Stage::Ready)
     }
 
-    /// An instance is to be forked when it can be.
     pub(crate) fn wants(&mut self, number: u16) {
         self.waiting.push_back(number);
     }
 
-    /// The instance that it is to be asked for next, if it may be.
+    /// The instance to request next, if it can take a request.
     pub(crate) fn next_to_ask(&mut self) -> Option<u16> {
         if self.stage != Stage::Ready || self.asked.len() >= ASKED { None } else { self.waiting.pop_front() }
     }
 
-    /// It could not be asked for this instance, which waits on.
+    /// Puts an instance back that could not be requested.
     pub(crate) fn not_asked(&mut self, number: u16) {
         self.waiting.push_front(number);
     }
 
-    /// It was asked for an instance of this name.
+    /// Notes a request for an instance of this name.
     pub(crate) fn was_asked(&mut self, number: u16, name: String) {
         self.asked.push((number, name));
     }
 
-    /// Whether it was asked for an instance and has not answered.
+    /// Whether an instance was requested and is not answered.
     pub(crate) fn is_asked_for(&self, number: u16) -> bool {
         self.asked.iter().any(|(asked, _)| *asked == number)
     }
 
-    /// Whether it has to answer still.
     pub(crate) fn is_busy(&self) -> bool {
         !self.asked.is_empty()
     }
 
-    /// Whether its stage ends by itself now.
     pub(crate) fn is_due(&self, now_ns: u64) -> bool {
         self.deadline_ns.is_some_and(|deadline| now_ns >= deadline)
     }
 
-    /// Something has happened: what is to be done, in this order.
+    /// Handles an event, and returns the actions in their order.
     pub(crate) fn on(&mut self, now_ns: u64, event: ZygoteEvent) -> Vec<ZygoteAction> {
         let is_making = self.stage == Stage::Making;
         match event {
@@ -197,13 +186,13 @@ impl ZygoteLife {
         }
     }
 
-    /// The number of an instance that it was asked for by this name; it has answered now.
+    /// The number of a requested instance of this name, which is answered now.
     fn answers(&mut self, name: &str) -> Option<u16> {
         let at = self.asked.iter().position(|(_, asked)| asked == name)?;
         Some(self.asked.swap_remove(at).0)
     }
 
-    /// Who waits for it is spawned.
+    /// Spawns all instances that wait for it.
     fn spawn_all(&mut self) -> Vec<ZygoteAction> {
         let waiting = self.asked.drain(..).map(|(number, _)| number).chain(self.waiting.drain(..));
         waiting.map(ZygoteAction::Spawn).collect()
@@ -216,7 +205,7 @@ impl ZygoteLife {
         todo
     }
 
-    /// Waits before the next one is started.
+    /// Pauses before the next one starts.
     fn pause(&mut self, now_ns: u64) -> Vec<ZygoteAction> {
         self.stage = Stage::Pausing;
         self.deadline_ns = match BACKOFF.after_failure(&mut self.streak, now_ns.saturating_sub(self.started_ns)) {
@@ -248,7 +237,7 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    /// One that can fork, and was asked for these instances.
+    /// A zygote that can fork and has these requests.
     fn ready(asked: &[u16]) -> ZygoteLife {
         let mut zygote = ZygoteLife::new();
         for event in [ZygoteEvent::Spawned, ZygoteEvent::Introduced, ZygoteEvent::Ready] {

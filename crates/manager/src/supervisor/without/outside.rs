@@ -1,4 +1,4 @@
-//! Turns in a build without the feature: the kernel divides a core among NFs that poll.
+//! Time slices in a build without the feature: the kernel divides a core among NFs that poll.
 
 use std::sync::Arc;
 

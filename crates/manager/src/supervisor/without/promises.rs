@@ -94,7 +94,7 @@ impl Supervisor {
         BTreeMap::new()
     }
 
-    pub(super) fn tend_promises(&mut self) {}
+    pub(super) fn poll_promises(&mut self) {}
 
     pub(super) fn promise_reports(&self) -> Vec<report::Promise> {
         Vec::new()
