@@ -8,7 +8,7 @@ use sluice_api::model as api;
 use sluice_host::processes::guard::Guard;
 
 #[derive(Default)]
-pub(super) struct Outside;
+pub(super) struct Outside {}
 
 impl Outside {
     pub(super) fn guard(&self) -> Option<&Arc<Guard>> {
