@@ -1,6 +1,6 @@
 //! Counters of reports, declared once: where their field is declared.
 //!
-//! A field of a struct inside [`counted!`] that has ` => "metric"` behind its type is a counter: it
+//! A field of a struct inside `counted!` that has ` => "metric"` behind its type is a counter: it
 //! is added up over all objects of its kind, and the daemon exports it under that name, with its
 //! doc comment as help.
 
@@ -16,7 +16,7 @@ pub struct CounterOf<T> {
     pub get: fn(&T) -> u64,
 }
 
-/// A report with counters. [`counted!`] implements it.
+/// A report with counters. `counted!` implements it.
 pub trait Counters: JsonSchema + Sized + 'static {
     /// All of them.
     const COUNTERS: &'static [CounterOf<Self>];
