@@ -552,8 +552,8 @@ pub enum Overload {
     Wait,
 }
 
-/// Kinds of port. A new kind is a variant and its answers here, and a module of `crates/ports` with its lines in
-/// `lib.rs` there.
+/// Kinds of port. A new kind needs a variant and its match arms here, and a module of
+/// `crates/ports` with its lines in `lib.rs` there.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum PortKind {

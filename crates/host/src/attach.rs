@@ -1,29 +1,33 @@
-//! The NF socket: where the processes of NFs, spawned or not, come in.
+//! The NF socket: accepts the processes of NFs, spawned or not.
 //!
 //! # Problem
-//! The socket stands in a folder that other users can enter, so anyone may connect: often, without a word, with nonsense, or in
-//! another NF's name. None of this may make an honest NF wait, or the one thread that serves the socket.
+//! The socket is in a folder that other users can enter, so any process may connect: often, without
+//! a message, with garbage, or under another NF's name. None of this may delay an honest NF or
+//! block the one thread that serves the socket.
 //!
 //! # Approach
-//! A [`Listener`] has one descriptor for the supervisor's poll set ([`Listener::fd`], an epoll set of its own, readable when
-//! anything is to do), one call that never blocks ([`Listener::serve`]), and one time to call it at the latest
+//! A [`Listener`] has one descriptor for the supervisor's poll set ([`Listener::fd`], an epoll
+//! set), one call that never blocks ([`Listener::serve`]), and a deadline for the next call
 //! ([`Listener::next_deadline_ns`]). Time is an argument.
-//! - A connection has [`HELLO_NS`] to send its hello, and is closed after.
-//! - At most [`PENDING`] connections wait so. When all places are taken, a newcomer takes that of the oldest connection of the user
-//!   who has the most, once that has had [`GRACE_NS`]. So a user who floods the socket shuts out himself.
-//! - Of users who can be no NF's ([`Listener::know`]) no more than [`STRANGERS`] connections wait, to be told so; others are closed as they
-//!   are accepted.
-//! - Who calls is what the kernel says of the moment of connecting: user, group, and a pidfd, so that a pid that is reused while
-//!   the hello is under way names nobody else.
+//! - A connection that sends no hello within [`HELLO_NS`] is closed.
+//! - At most [`PENDING`] connections wait for their hello. When all places are taken, a new
+//!   connection replaces the oldest one of the user with the most, once that has had [`GRACE_NS`].
+//!   So a user that floods the socket displaces only its own connections.
+//! - At most [`STRANGERS`] connections wait of users that run no NF ([`Listener::know`]), so that
+//!   they can be refused with a reason. Others are closed as they are accepted.
+//! - The kernel identifies the peer as of its connection: user, group, and a pidfd. So a pid that
+//!   is reused before the hello arrives identifies no other process.
 //!
-//! The caller of [`Listener::serve`] decides what a [`Caller`] may be ([`Caller::may_attach_as`] checks the user) and answers with
-//! [`Caller::welcome`] or [`Caller::refuse`]. The table of what an NF may become is in [`super`].
+//! The caller of [`Listener::serve`] decides what a [`Caller`] may be ([`Caller::may_attach_as`]
+//! checks the user) and answers with [`Caller::welcome`] or [`Caller::refuse`].
 //!
 //! # Limits
-//! Before Linux 6.5 the kernel does not give a peer's pidfd; it is then opened by pid and the connection checked after: a process
-//! that connects, hands its socket to a child and dies within that time can be mistaken for the next process of its pid, which then
-//! must have the same user. An NF in a process namespace that is not below the manager's needs 6.5. Who keeps the backlog of the
-//! socket itself full (4,096 or what `net.core.somaxconn` says) makes others wait for as long as the manager takes to empty it.
+//! Before Linux 6.5 the kernel gives no pidfd of a peer. It is then opened by pid, and the
+//! connection is checked afterwards. A process that connects, passes its socket to a child and
+//! exits in between can be mistaken for the next process with its pid, if that has the same user.
+//! An NF in a process namespace that is not below the manager's needs 6.5. A client that keeps the
+//! backlog of the socket full (4,096 or `net.core.somaxconn`) delays others until the manager has
+//! emptied it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -41,17 +45,18 @@ use sluice_shm::zygote::Surroundings;
 
 use crate::process;
 
-/// Connections that may wait for their hello at a time.
+/// Most connections that wait for their hello at a time.
 pub const PENDING: usize = 64;
 
-/// Of them, those that may be of users who can be no NF's.
+/// Most of them that may belong to users that run no NF.
 pub const STRANGERS: usize = 4;
 
-/// Time that a connection has for its hello, in nanoseconds.
+/// Time that a connection has to send its hello, in nanoseconds.
 pub const HELLO_NS: u64 = 1_000_000_000;
 
-/// Time that a connection has in any case, however many others come, in nanoseconds: an honest NF says hello at once, but may be
-/// preempted on the way.
+/// Time for which no other connection can replace a new one, in nanoseconds.
+///
+/// An honest NF sends its hello at once, but may be preempted before.
 pub const GRACE_NS: u64 = 20_000_000;
 
 /// Why the socket could not be made.
@@ -60,15 +65,13 @@ pub enum AttachError {
     /// The path does not fit in a socket address.
     #[error("the socket path {0} is longer than 107 bytes; choose a shorter runtime_dir")]
     Long(PathBuf),
-    /// Something else has the name.
+    /// The path exists and is no socket.
     #[error("{0} is there and is no socket; move it away or choose another runtime_dir")]
     NotASocket(PathBuf),
-    /// The system refused.
     #[error("cannot make the socket {path}: {source}")]
     System {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The system's answer.
         source: io::Error,
     },
 }
@@ -76,47 +79,40 @@ pub enum AttachError {
 /// The process at the other end, as it was when it connected.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number, for messages and for comparing with that of a spawned process; None if this pid namespace does not know it.
+    /// For messages and to recognise a spawned process; None if this pid namespace lacks it.
     pub pid: Option<Pid>,
-    /// Its user.
     pub uid: u32,
-    /// Its group.
     pub gid: u32,
-    /// Names it for ever; readable once it has ended.
+    /// Never refers to another process; readable once this one has ended.
     pub pidfd: OwnedFd,
 }
 
-/// A process that has said hello and waits for the answer. Dropping it closes the connection.
+/// A process that has sent its hello and waits for the answer. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Caller {
-    /// What it wants to be.
     pub hello: Hello,
-    /// Who it is.
     pub peer: Peer,
     socket: OwnedFd,
 }
 
-/// A process that was welcomed.
+/// A process that was accepted as an NF or a zygote.
 #[derive(Debug)]
 pub struct Attached {
-    /// Who it is.
     pub peer: Peer,
-    /// The connection; nonblocking. Readable (end of stream) means that the NF has left; it has no reason to say anything.
+    /// The nonblocking connection. An NF sends nothing more on it: readable means end of stream.
     pub socket: OwnedFd,
 }
 
-/// What came of a connection.
+/// The outcome of a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// A hello that wants an answer.
+    /// It sent a hello, which the manager must answer.
     Hello(Caller),
-    /// A connection was closed without becoming a caller.
+    /// It was closed without becoming a caller.
     Dropped {
-        /// User of the peer.
         uid: u32,
-        /// Process of the peer, if it is known.
+        /// As [`Peer::pid`].
         pid: Option<Pid>,
-        /// Why.
         why: Dropped,
     },
 }
@@ -124,19 +120,19 @@ pub enum Event {
 /// Why a connection was closed.
 #[derive(Debug, thiserror::Error)]
 pub enum Dropped {
-    /// It said no hello in time.
+    /// It sent no hello within [`HELLO_NS`].
     #[error("it said no hello within a second")]
     Silent,
-    /// Its user is no NF's.
+    /// Its user runs no NF, and [`STRANGERS`] such connections wait already.
     #[error("no service runs as its user: set `user` of the service that it is of")]
     Stranger,
-    /// Others wanted its place.
+    /// A newer connection took its place.
     #[error("too many connections of its user wait for a hello")]
     Crowded,
-    /// It closed, or what it said is no hello.
+    /// It closed, or its message is no hello.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// Its process ended or cannot be named.
+    /// Its process has ended, no pidfd of it can be had, or epoll refused the connection.
     #[error("its process cannot be watched: {0}")]
     Unwatched(Errno),
 }
@@ -150,35 +146,36 @@ struct Waiting {
     since_ns: u64,
 }
 
-/// The NF socket and the connections that wait for their hello. Dropping it removes the socket's file.
+/// The NF socket and the connections that wait for their hello.
+///
+/// Dropping it removes the socket's file.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
     epoll: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the socket's file, and its mode.
+    /// Device and inode of the socket's file.
     file: (u64, u64),
     mode: u32,
     waiting: [Option<Waiting>; PENDING],
-    /// Users who may be NFs; all without.
+    /// Users that may run NFs; None for all.
     known: Option<BTreeSet<u32>>,
-    /// Whether the epoll set looks at the socket: not while all places are taken, nor while there are no descriptors to accept
-    /// with.
+    /// Whether the epoll set watches the listening socket: false before [`Self::opens_ns`].
     accepting: bool,
-    /// Until when there were no descriptors or no memory to accept with.
+    /// Earliest time of the next accept after descriptors or memory ran out.
     short_until_ns: u64,
 }
 
-/// Mark of the listening socket in the epoll set; a connection's is its place.
+/// Epoll data of the listening socket; that of a connection is its place.
 const LISTENER: u64 = PENDING as u64;
 
-/// Time between two tries when there are no descriptors or no memory to accept with, in nanoseconds.
+/// Delay before the next accept when descriptors or memory run out, in nanoseconds.
 const SHORT_NS: u64 = 50_000_000;
 
-/// Most connections that one call accepts, so that a flood does not keep the supervisor from its other work.
+/// Most connections that one call accepts, so that a flood does not starve the supervisor.
 const ACCEPTS: usize = 2 * PENDING;
 
-/// Makes a socket at a path, in place of another one there. Gives back its file's device and inode, too.
+/// Makes a socket at a path, in place of one there; also returns its file's device and inode.
 fn listen_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachError> {
     let system = |source: io::Error| AttachError::System { path: path.into(), source };
     let failed = |error: Errno| system(error.into());
@@ -191,8 +188,8 @@ fn listen_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachErro
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
-    // On Linux the file gets the socket's own mode, less the umask: so it is never wider than asked, not for a moment. The
-    // umask is undone after.
+    // On Linux the file gets the socket's own mode, less the umask, so it is never wider than
+    // asked. The second call undoes the umask.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed)?;
     rustix::net::bind(&socket, &address).map_err(failed)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(system)?;
@@ -202,11 +199,11 @@ fn listen_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachErro
 }
 
 impl Listener {
-    /// Makes the socket, in place of one that an earlier manager left: the caller holds the lock of the runtime directory
-    /// ([`crate::record::Record`]), so nobody listens on that.
+    /// Makes the socket, in place of one that an earlier manager left.
     ///
-    /// `mode` says who may connect: 0o666 if NFs run as other users, 0o600 if none does. It is no substitute for
-    /// [`Caller::may_attach_as`].
+    /// The caller holds the lock of the runtime directory ([`crate::record::Record`]), so no
+    /// process listens on the earlier one. `mode` limits which users may connect: 0o666 if NFs run
+    /// as other users, 0o600 if none does. It does not replace [`Caller::may_attach_as`].
     ///
     /// # Errors
     /// [`AttachError`].
@@ -228,18 +225,20 @@ impl Listener {
         })
     }
 
-    /// Makes the socket anew if somebody has removed its file, or has put another one there: the caller holds the lock of the runtime
-    /// directory. Returns whether that was so. Connections that wait for their hello stay.
+    /// Makes the socket anew if its file was removed or replaced, and returns whether it was.
+    ///
+    /// The caller holds the lock of the runtime directory. Connections that wait for their hello
+    /// stay.
     ///
     /// # Errors
-    /// [`AttachError`]; then the former socket is there still, and nobody finds it.
+    /// [`AttachError`]; the listener then keeps the former socket, which no client can reach.
     pub fn keep(&mut self) -> Result<bool, AttachError> {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.file) {
             return Ok(false);
         }
         let (socket, file) = listen_at(&self.path, self.mode)?;
         let failed = |error: Errno| AttachError::System { path: self.path.clone(), source: error.into() };
-        // The former one leaves the set when it is closed.
+        // Closing the former one removes it from the set.
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN).map_err(failed)?;
         (self.socket, self.file, self.accepting) = (socket, file, true);
         Ok(true)
@@ -250,37 +249,39 @@ impl Listener {
         self.epoll.as_fd()
     }
 
-    /// Whose connections may wait for a hello, besides root's and the manager's own; anybody's without.
+    /// Sets the users that may run NFs besides root and the manager's own; None for all.
     pub fn know(&mut self, users: Option<BTreeSet<u32>>) {
         self.known = users;
     }
 
-    /// The socket's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// When [`Listener::serve`] must be called at the latest, on the clock of its argument. None if only its descriptor matters.
+    /// Latest time of the next [`Listener::serve`], on the clock of its argument.
+    ///
+    /// None if only the descriptor matters.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         let silent = self.waiting.iter().flatten().map(|w| w.since_ns + HELLO_NS).min();
         let knock = (!self.accepting).then(|| self.opens_ns());
         silent.into_iter().chain(knock).min()
     }
 
-    /// When someone who knocks can be let in.
+    /// Earliest time at which a new connection can be accepted.
     fn opens_ns(&self) -> u64 {
         let is_full = self.waiting.iter().all(Option::is_some);
         let crowd = self.crowd().filter(|_| is_full).and_then(|place| self.waiting[place].as_ref());
         crowd.map_or(0, |w| w.since_ns + GRACE_NS).max(self.short_until_ns)
     }
 
-    /// Accepts who knocks, reads hellos, closes who has been silent too long, and says what came of it. Never blocks.
+    /// Accepts connections, reads hellos and closes silent connections. Never blocks.
     ///
     /// # Errors
-    /// Only what makes the socket as a whole unusable. A want of descriptors or memory is not: those who knock then wait.
+    /// Only if the socket as a whole is unusable. When descriptors or memory run out, new
+    /// connections wait in the backlog.
     pub fn serve(&mut self, now_ns: u64) -> Result<Vec<Event>, Errno> {
         let mut events = Vec::new();
-        // Those who have spoken go first: they make room.
+        // Hellos first, because they free places.
         self.read_hellos(&mut events)?;
         self.expire(now_ns, &mut events);
         for _ in 0..ACCEPTS {
@@ -292,7 +293,8 @@ impl Listener {
                 break;
             }
         }
-        // Most have sent their hello right after connecting, so it is there: no need for another round of the supervisor.
+        // Most clients send their hello right after connecting, so reading it now saves a round of
+        // the supervisor.
         self.read_hellos(&mut events)?;
         let room = now_ns >= self.opens_ns();
         if room != self.accepting {
@@ -303,7 +305,7 @@ impl Listener {
         Ok(events)
     }
 
-    /// Reads the hellos that have come, and gives their places free.
+    /// Reads the hellos that have arrived, and frees their places.
     fn read_hellos(&mut self, events: &mut Vec<Event>) -> Result<(), Errno> {
         let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; PENDING + 1];
         let n = match epoll::wait(&self.epoll, &mut ready, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -314,7 +316,7 @@ impl Listener {
             // A copy: the struct is packed.
             let place = event.data.u64() as usize;
             if let Some(waiting) = self.waiting.get_mut(place).and_then(Option::take) {
-                // What comes on this connection later is not for the listener.
+                // Later messages on this connection are not for the listener.
                 epoll::delete(&self.epoll, &waiting.socket)?;
                 events.push(waiting.hear());
             }
@@ -330,7 +332,7 @@ impl Listener {
         }
     }
 
-    /// The oldest connection of the user who has the most.
+    /// The place of the oldest connection of the user with the most.
     fn crowd(&self) -> Option<usize> {
         let places = || self.waiting.iter().enumerate().filter_map(|(place, w)| Some((place, w.as_ref()?)));
         let of = |uid: u32| places().filter(|(_, w)| w.uid == uid).count();
@@ -339,7 +341,7 @@ impl Listener {
         places().filter(|(_, w)| w.uid == uid).min_by_key(|(_, w)| w.since_ns).map(|(place, _)| place)
     }
 
-    /// A free place, or that of the crowd if someone knocks.
+    /// A free place, or [`Self::crowd`]'s if a connection is waiting to be accepted.
     fn free_place(&mut self, now_ns: u64, events: &mut Vec<Event>) -> Option<usize> {
         if let Some(free) = self.waiting.iter().position(Option::is_none) {
             return Some(free);
@@ -355,11 +357,11 @@ impl Listener {
         Some(place)
     }
 
-    /// Accepts one connection into a free place. False if nobody knocks.
+    /// Accepts one connection into a free place. False if none can be accepted now.
     fn accept_one(&mut self, place: usize, now_ns: u64, events: &mut Vec<Event>) -> Result<bool, Errno> {
         let socket = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
-            // Whoever knocked has left again.
+            // The client has closed again, or a signal came: the next one may be there.
             Err(Errno::CONNABORTED | Errno::INTR) => return Ok(true),
             Err(Errno::AGAIN) => return Ok(false),
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
@@ -389,7 +391,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Only if it is still this one's file.
+        // The file may be a newer listener's.
         let there = std::fs::symlink_metadata(&self.path).map(|m| (m.dev(), m.ino()));
         if there.is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
@@ -402,7 +404,7 @@ impl Waiting {
         Event::Dropped { uid: self.uid, pid: self.pid, why }
     }
 
-    /// Reads the hello. Descriptors that come with it are closed.
+    /// Reads the hello, and closes descriptors that come with it.
     fn hear(self) -> Event {
         let hello = handshake::receive(self.socket.as_fd()).and_then(|(message, _)| Hello::decode(&message));
         let hello = match hello {
@@ -436,8 +438,10 @@ impl Waiting {
         }
     }
 
-    /// Opens the peer by its pid, and checks after that the connection stands and that the process is its user's: if the peer had
-    /// died before, its end would be closed.
+    /// Opens the peer by its pid, then checks that the process is its user's and the connection is
+    /// open.
+    ///
+    /// If the peer had ended before, its end would be closed.
     fn pidfd_by_pid(&self) -> Result<OwnedFd, Errno> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let pid = self.pid.ok_or(Errno::SRCH)?;
@@ -446,19 +450,19 @@ impl Waiting {
         poll(&mut connection, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         let closed = connection[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR);
         let owner = std::fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).map(|m| m.uid());
-        // The folder of a process that may not be dumped belongs to root.
+        // Root owns the /proc folder of a process that is not dumpable.
         let owned = owner.is_ok_and(|uid| uid == self.uid || uid == 0);
         if closed || !owned { Err(Errno::SRCH) } else { Ok(pidfd) }
     }
 }
 
 fn refuse(socket: BorrowedFd<'_>, reason: &str) {
-    // Whether the peer still listens makes no difference.
+    // A peer that has closed needs no answer.
     let _ = handshake::send(socket, &Answer::Refusal(reason.into()).encode(), &[]);
 }
 
 impl Caller {
-    /// Checks the user: an NF of a service may be run by the user of that service, by the manager's own, or by root.
+    /// Checks the user: only the service's, the manager's own and root may attach as its NF.
     ///
     /// # Errors
     /// The reason, for [`Caller::refuse`].
@@ -473,16 +477,16 @@ impl Caller {
         Err(format!("user {uid} may not attach as {}; {who} and root may: set `user` of the service", self.hello.name))
     }
 
-    /// Lets it in: sends the welcome with the descriptors of arena, region and core page. Never blocks.
+    /// Sends the welcome with the descriptors of arena, region and core page. Never blocks.
     ///
     /// # Errors
-    /// What the socket says: the process has gone.
+    /// Those of the socket: the process has gone.
     pub fn welcome(self, welcome: &Welcome, fds: [BorrowedFd<'_>; 3]) -> Result<Attached, HandshakeError> {
         handshake::send(self.socket.as_fd(), &Answer::Welcome(Box::new(welcome.clone())).encode(), &fds)?;
         Ok(Attached { peer: self.peer, socket: self.socket })
     }
 
-    /// Lets a zygote in: tells it where its children will be. Never blocks.
+    /// Accepts a zygote: sends the surroundings of its future children. Never blocks.
     ///
     /// # Errors
     /// As [`Caller::welcome`].
@@ -491,7 +495,7 @@ impl Caller {
         Ok(Attached { peer: self.peer, socket: self.socket })
     }
 
-    /// Says no, and why, and closes the connection. Gives whom it has refused.
+    /// Refuses the hello with a reason, closes the connection, and returns the peer.
     pub fn refuse(self, reason: &str) -> Peer {
         refuse(self.socket.as_fd(), reason);
         self.peer
@@ -609,7 +613,7 @@ mod tests {
         let attached = caller.welcome(&welcome(), [memory.fd(), memory.fd(), memory.fd()]).unwrap();
         let (socket, got) = nf.join().unwrap();
         assert_eq!(got, welcome());
-        // A second hello is not for the listener, nor is anything else on this connection.
+        // Nothing more on this connection is for the listener, not even a second hello.
         say_hello(&socket, "ids.0");
         assert!(!door.is_readable());
         assert_eq!(process::wait_readable(attached.socket.as_fd(), Some(0)), Ok(true));
@@ -695,7 +699,7 @@ mod tests {
             .unwrap();
         drop(writer);
         let caller = callers(door.serve(0)).pop().unwrap();
-        // No writer is left: the end of the stream.
+        // No writer is left, so this is the end of the stream.
         assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0));
         drop(caller);
     }
@@ -706,7 +710,7 @@ mod tests {
         let flood: Vec<OwnedFd> = (0..PENDING).map(|_| door.knock()).collect();
         assert!(door.serve(0).is_empty());
         assert_eq!(door.waiting(), PENDING);
-        // One of them is another user's, and the oldest of all.
+        // One of them is another user's and the oldest of all.
         door.listener.waiting[9].as_mut().unwrap().uid = 4242;
         for place in (0..PENDING).filter(|p| *p != 9) {
             door.listener.waiting[place].as_mut().unwrap().since_ns = MS + (place == 5) as u64;
@@ -739,7 +743,7 @@ mod tests {
         }
         std::fs::set_permissions(door._folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = door.listener.path().to_path_buf();
-        // A thread can be another user by itself: the system call is of the thread.
+        // The system call changes the user of the calling thread only.
         let knock_as = |uid: u32| {
             let path = path.clone();
             let knock = move || {
@@ -749,7 +753,7 @@ mod tests {
             std::thread::spawn(knock).join().unwrap()
         };
         door.listener.know(Some([4242].into()));
-        // A few are heard, so that they can be told why they may not come.
+        // A few wait, so that they can be refused with a reason.
         let few: Vec<OwnedFd> = (0..STRANGERS).map(|_| knock_as(4243)).collect();
         assert!(door.serve(0).is_empty());
         let stranger = knock_as(4244);
@@ -794,7 +798,7 @@ mod tests {
         let mut names = std::collections::HashSet::new();
         while names.len() < 1000 {
             process::wait_readable(door.listener.fd(), None).unwrap();
-            // The clock stands still: nobody may be dropped.
+            // The clock does not advance, so no connection may be dropped.
             names.extend(callers(door.serve(0)).into_iter().map(|caller| caller.hello.name));
         }
         nfs.join().unwrap();

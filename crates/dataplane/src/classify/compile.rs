@@ -48,7 +48,9 @@ pub enum RuleError {
     },
 }
 
-/// Compiles a configured rule. `number` is its place in the list, from 0; `ports` and `chains` map names to numbers.
+/// Compiles a configured rule.
+///
+/// `number` is its place in the list, from 0; `ports` and `chains` map names to numbers.
 ///
 /// # Errors
 /// A [`RuleError`] if a name is unknown, a value is not what its key takes, or no packet can match.
