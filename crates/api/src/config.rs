@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 mod order;
 pub mod pool;
+mod port;
 pub mod promise;
+mod service;
 pub mod wakeup;
 
 use order::in_order;
@@ -570,66 +572,6 @@ pub enum PortKind {
     AfPacket(AfPacket),
 }
 
-impl PortKind {
-    /// Its name in a configuration.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::Gen(_) => "gen",
-            Self::Sink(_) => "sink",
-            Self::Pcap(_) => "pcap",
-            Self::Dpdk(_) => "dpdk",
-            Self::AfPacket(_) => "af_packet",
-        }
-    }
-
-    /// Why no packet ever enters here; none if packets may.
-    pub fn no_input(&self) -> Option<&'static str> {
-        match self {
-            Self::Sink(_) => Some("is a sink"),
-            Self::Pcap(pcap) if pcap.read.is_none() => Some("has no file to read"),
-            Self::Gen(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
-        }
-    }
-
-    /// Why no packet can leave here, and what to do instead; none if packets can.
-    pub fn no_output(&self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Self::Gen(_) => Some(("only generates", "name a port of kind \"sink\", which takes all, or one that leads somewhere")),
-            Self::Pcap(pcap) if pcap.write.is_none() => {
-                Some(("has no file to write", "give that port `write = \"FILE\"`, or name another port"))
-            }
-            Self::Sink(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
-        }
-    }
-
-    /// Packets per second that enter by its settings; none if that is not up to them.
-    pub fn rate_pps(&self) -> Option<f64> {
-        match self {
-            Self::Gen(settings) => Some(settings.rate).filter(|rate| *rate > 0.0),
-            Self::Pcap(settings) => Some(settings.rate).filter(|_| settings.speed == PcapSpeed::Rate),
-            Self::Sink(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
-        }
-    }
-
-    /// Whether it uses something of the host: a file, an interface or a device.
-    pub fn is_of_host(&self) -> bool {
-        match self {
-            Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => true,
-            Self::Gen(_) | Self::Sink(_) => false,
-        }
-    }
-
-    /// Whether packets for it wait as long as they must, as for a disk, and are not dropped.
-    pub fn output_waits(&self) -> bool {
-        matches!(self, Self::Pcap(_))
-    }
-
-    /// Whether it receives into one arena for good, which it is given when it is opened.
-    pub fn has_fixed_memory(&self) -> bool {
-        matches!(self, Self::Dpdk(_))
-    }
-}
-
 /// A traffic generator.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -991,20 +933,6 @@ impl Service {
     /// services that attach, are foreign, or give each instance flows of its own.
     pub fn can_be_moved(&self) -> bool {
         !self.attach && !self.is_foreign() && !self.has_members_for_flows()
-    }
-
-    /// Number of instances at start.
-    pub fn first_instances(&self) -> u32 {
-        if self.is_pooled() { self.pool().min } else { self.instances }
-    }
-
-    /// Most instances at any time.
-    pub fn most_instances(&self) -> u32 {
-        match self.per {
-            Per::Shared => self.instances,
-            Per::Flow | Per::Class => self.pool().max,
-            Per::Rss | Per::RoundRobin => self.pool().min,
-        }
     }
 
     /// Capacity of each ring of its instances.

@@ -5,6 +5,8 @@
 //! `time_ns`. Times are in nanoseconds unless the name has another unit. A test keeps
 //! `deploy/openapi.json` equal. A later version may add fields; readers ignore unknown ones.
 
+mod nf;
+
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -16,6 +18,8 @@ use super::change::Change;
 use super::health::{Death, Health};
 use crate::config;
 use crate::counted::counted;
+
+pub use nf::{NfForeign, Woken};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -390,53 +394,6 @@ impl Nf {
         let (arrival_pps, used) = (self.sched.arrival_pps, self.cpu_percent / 100.0);
         Measured { arrival_pps, cost_ns: self.cost_ns(), used, polls: self.mode == "poll" }.load()
     }
-}
-
-/// Wakes of an NF that is not woken for each packet, by cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Woken {
-    /// Its flow had just begun.
-    pub early: u64,
-    /// The threshold was reached.
-    pub threshold: u64,
-    /// The timer expired below the threshold.
-    pub timer: u64,
-    /// A packet that ends a connection arrived.
-    pub urgent: u64,
-}
-
-impl Woken {
-    /// Each cause as a word, with its count.
-    pub fn causes(&self) -> [(&'static str, u64); 4] {
-        [("early", self.early), ("threshold", self.threshold), ("timer", self.timer), ("urgent", self.urgent)]
-    }
-}
-
-counted! {
-/// Counters of a foreign program, over all its restarts.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct NfForeign {
-    /// Packets that entered it.
-    pub entered: u64 => "sluice_foreign_entered_total",
-    /// Packets that left it and went on.
-    pub returned: u64 => "sluice_foreign_returned_total",
-    /// Of these, the ones that it created.
-    pub originated: u64 => "sluice_foreign_originated_total",
-    /// Packets that entered and did not come back in time; no losses if consumed by design.
-    pub not_back: u64 => "sluice_foreign_not_back_total",
-    /// Packets that entered and may still come back.
-    pub inside: u64,
-    /// Packets that left it and belong to no chain.
-    pub strays: u64 => "sluice_foreign_stray_total",
-    /// Packets that a tap missed because its interface was full.
-    pub missed: u64 => "sluice_foreign_missed_total",
-    /// Packets that left it when there was no space for them.
-    pub overruns: u64 => "sluice_foreign_overrun_total",
-    /// Whether it consumes packets by design.
-    pub by_design: bool,
-    /// Its process IDs.
-    pub processes: Vec<u32>,
-}
 }
 
 counted! {

@@ -17,7 +17,7 @@ use sluice_dataplane::classify::key::{FlowKey, LONG};
 use sluice_dataplane::decision::{Decision, Packed, Refusal};
 use sluice_dataplane::frame::{Held, Packet, SAMPLED, TRACED};
 use sluice_dataplane::handle::NfHandle;
-use sluice_dataplane::hooks::{FeedCounters as Counters, Feeder};
+use sluice_dataplane::hooks::{FeedCounters, Feeder};
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::trace::{Mark, TraceWhat};
@@ -75,7 +75,7 @@ impl Wire {
 /// Feeds a foreign program, and forwards its output.
 pub struct Hop {
     handle: Arc<NfHandle>,
-    counters: Arc<Counters>,
+    counters: Arc<FeedCounters>,
     rings: Vec<Consumer>,
     /// Next ring to read.
     turn: usize,
@@ -102,7 +102,7 @@ impl Hop {
         handle: Arc<NfHandle>,
         threads: usize,
         wires: Wires,
-        counters: Arc<Counters>,
+        counters: Arc<FeedCounters>,
         by_design: bool,
         stay_ns: u64,
     ) -> Self {
@@ -603,7 +603,7 @@ fn hand_out(plane: &mut Plane, path: &Path, end: &mut End, packets: &[Packet]) -
 }
 
 /// Counts packets that went in and will not come back.
-fn write_off(plane: &Plane, counters: &Counters, chain: &Chain, n: u64, by_design: bool, why: DropReason) {
+fn write_off(plane: &Plane, counters: &FeedCounters, chain: &Chain, n: u64, by_design: bool, why: DropReason) {
     if n > 0 {
         counters.not_back.add(n);
         if !by_design {

@@ -61,5 +61,4 @@ pub mod xdp;
 pub use hop::Hop;
 pub use ledger::Ledger;
 pub use room::{ForeignError, Plan, Room, Wires};
-pub use sluice_dataplane::hooks::FeedCounters as Counters;
 pub use wire::End;

@@ -65,12 +65,7 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
     if config.workflow.cores.values().any(|word| ByWhat::of(word).is_some_and(names)) {
         refuse("turns", At::key("workflow", "cores"));
     }
-    let shares = |core: usize| {
-        let on_core = |s: &sluice_api::config::Service| {
-            (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count()
-        };
-        config.services.iter().map(on_core).sum::<usize>() > 1
-    };
+    let shares = |core: usize| config.services.iter().map(|service| service.most_on(core)).sum::<usize>() > 1;
     for (number, service) in config.services.iter().enumerate() {
         let polls = service.mode == Mode::Poll
             && service.cores.iter().any(|core| config.workflow.of_core(*core) != ByWhat::None && shares(*core));
@@ -124,6 +119,16 @@ mod tests {
         assert!(found.iter().all(|problem| !problem.is_error() && problem.message.contains("without turns")));
         assert_eq!(problems_without(&config(&service("a")), |_| true), []);
         assert_eq!(problems_without(&two, |feature| feature != "turns"), []);
+    }
+
+    #[test]
+    fn configurations_that_are_refused_for_other_reasons_are_looked_at_too() {
+        let service = |name: &str, keys: &str| format!("[[service]]\nname = \"{name}\"\nexec = \"s\"\n{keys}\n");
+        let odd = service("a", "cores = [1]\nmode = \"poll\"")
+            + &service("b", "cores = []")
+            + &service("c", "cores = [1]\ninstances = 4294967295");
+        assert_eq!(problems_without(&config(&odd), |_| true).len(), 1);
+        assert_eq!(problems(&config(&odd)), []);
     }
 
     #[test]

@@ -863,16 +863,14 @@ impl Context {
                     return Err(Refusal(ApiError::new(ErrorKind::RequestTimeout, what, "send it in one go")));
                 }
             };
-            let refuse = |kind, why: &dyn std::fmt::Display| {
-                Refusal(ApiError::new(kind, format!("the request's JSON: {why}"), "see /v1/openapi.json"))
+            let (kind, why) = match serde_json::from_slice(&bytes) {
+                // serde takes the fields of an object as a list, too.
+                Ok(_) if bytes.trim_ascii_start().starts_with(b"[") => (ErrorKind::Unprocessable, "a list is no object".into()),
+                Ok(value) => return Ok(value),
+                Err(error) if error.is_data() => (ErrorKind::Unprocessable, error.to_string()),
+                Err(error) => (ErrorKind::BadInput, error.to_string()),
             };
-            let value = serde_json::from_slice(&bytes)
-                .map_err(|error| refuse(if error.is_data() { ErrorKind::Unprocessable } else { ErrorKind::BadInput }, &error))?;
-            // serde takes the fields of an object as a list, too.
-            if bytes.trim_ascii_start().starts_with(b"[") {
-                return Err(refuse(ErrorKind::Unprocessable, &"it is a list, and an object is wanted"));
-            }
-            Ok(value)
+            Err(Refusal(ApiError::new(kind, format!("the request's JSON: {why}"), "see /v1/openapi.json")))
         }
     }
 }

@@ -212,7 +212,7 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
-        let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(Nf::index);
+        let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(|nf| nf.index() as u16);
         let (number, index) = match service.pool.as_mut().and_then(|pool| pool.life.spare(self.plane.rx().len(), members)) {
             Some(former) => former,
             None => {

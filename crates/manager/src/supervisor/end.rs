@@ -205,11 +205,9 @@ impl Supervisor {
         self.seen.past.nf(self.own_report(&nf, 0));
         if let Some(Some(service)) = self.services.get_mut(nf.service as usize) {
             service.instances.retain(|n| *n != number);
-            let index = nf.name.rsplit('.').next().and_then(|index| index.parse().ok());
-            if let (Some(pool), Some(index)) = (&mut service.pool, index) {
-                pool.life.keep_number(number, index);
-            } else {
-                self.nfs.rest([number]);
+            match &mut service.pool {
+                Some(pool) => pool.life.keep_number(number, nf.index()),
+                None => self.nfs.rest([number]),
             }
         }
         for waiter in nf.removal.waiters {

@@ -139,9 +139,8 @@ impl Supervisor {
             }
             // Measured now, while no packets move and no NF runs. A failure is tried again and
             // logged when the choice is needed.
-            let instances =
-                |s: &model::Service| (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
-            if wanted.workflow.of_core(core) != ByWhat::None && wanted.services.iter().map(instances).sum::<usize>() > 1 {
+            let instances: usize = wanted.services.iter().map(|service| service.most_on(core)).sum();
+            if wanted.workflow.of_core(core) != ByWhat::None && instances > 1 {
                 let foreign = wanted.services.iter().any(|s| s.is_foreign() && s.cores.contains(&core));
                 if foreign || is_threads {
                     // A foreign program is in a cgroup that may have no real-time class.

@@ -167,7 +167,7 @@ impl Supervisor {
             per: service.config.per,
             fallback: config.fallback.as_ref().and_then(fallback),
             // By its index, which goes on from member to member, so that threads have equally many.
-            members: living.map(|nf| PoolMember { nf: nf.number, part: nf.index(), leaves: nf.life().leaves() }).collect(),
+            members: living.map(|nf| PoolMember { nf: nf.number, part: nf.index() as u16, leaves: nf.life().leaves() }).collect(),
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),

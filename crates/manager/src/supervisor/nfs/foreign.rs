@@ -10,15 +10,16 @@ use sluice_shm::page::Counter;
 
 use sluice_api::model as api;
 use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::hooks::FeedCounters;
 use sluice_foreign::room::Who;
-use sluice_foreign::{Counters, End, Room, Wires};
+use sluice_foreign::{End, Room, Wires};
 use sluice_host::process::Proc;
 use sluice_host::processes::{Refused, Target};
 
 /// The additional state of a foreign NF.
 #[derive(Default)]
 pub(crate) struct Foreign {
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<FeedCounters>,
     /// The present life: results of former ones are late.
     pub(crate) life: u64,
     /// Its namespace, while it has one and no thread works in it.
@@ -70,7 +71,7 @@ impl Foreign {
         self.memory
     }
 
-    pub(crate) fn counters(&self) -> Arc<Counters> {
+    pub(crate) fn counters(&self) -> Arc<FeedCounters> {
         self.counters.clone()
     }
 

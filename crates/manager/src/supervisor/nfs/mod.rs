@@ -93,8 +93,8 @@ pub(crate) struct Position {
 
 impl Nf {
     /// Its index among the instances of its service, from its name.
-    pub(crate) fn index(&self) -> u16 {
-        self.name.rsplit('.').next().and_then(|index| index.parse::<u32>().ok()).unwrap_or(0) as u16
+    pub(crate) fn index(&self) -> u32 {
+        self.name.rsplit('.').next().and_then(|index| index.parse().ok()).unwrap_or(0)
     }
 
     pub(crate) fn new(number: u16, service: u16, name: String, core: usize, life: Life) -> Self {

@@ -1,0 +1,63 @@
+//! What each kind of port can do, asked by all that handle ports alike.
+
+use super::{PcapSpeed, PortKind};
+
+impl PortKind {
+    /// Its name in a configuration.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Gen(_) => "gen",
+            Self::Sink(_) => "sink",
+            Self::Pcap(_) => "pcap",
+            Self::Dpdk(_) => "dpdk",
+            Self::AfPacket(_) => "af_packet",
+        }
+    }
+
+    /// Why no packet ever enters here; none if packets may.
+    pub fn no_input(&self) -> Option<&'static str> {
+        match self {
+            Self::Sink(_) => Some("is a sink"),
+            Self::Pcap(pcap) if pcap.read.is_none() => Some("has no file to read"),
+            Self::Gen(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
+        }
+    }
+
+    /// Why no packet can leave here, and what to do instead; none if packets can.
+    pub fn no_output(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Gen(_) => Some(("only generates", "name a port of kind \"sink\", which takes all, or one that leads somewhere")),
+            Self::Pcap(pcap) if pcap.write.is_none() => {
+                Some(("has no file to write", "give that port `write = \"FILE\"`, or name another port"))
+            }
+            Self::Sink(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
+        }
+    }
+
+    /// Packets per second that enter by its settings; none if that is not up to them.
+    pub fn rate_pps(&self) -> Option<f64> {
+        match self {
+            Self::Gen(settings) => Some(settings.rate).filter(|rate| *rate > 0.0),
+            Self::Pcap(settings) => Some(settings.rate).filter(|_| settings.speed == PcapSpeed::Rate),
+            Self::Sink(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
+        }
+    }
+
+    /// Whether it uses something of the host: a file, an interface or a device.
+    pub fn is_of_host(&self) -> bool {
+        match self {
+            Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => true,
+            Self::Gen(_) | Self::Sink(_) => false,
+        }
+    }
+
+    /// Whether packets for it wait as long as they must, as for a disk, and are not dropped.
+    pub fn output_waits(&self) -> bool {
+        matches!(self, Self::Pcap(_))
+    }
+
+    /// Whether it receives into one arena for good, which it is given when it is opened.
+    pub fn has_fixed_memory(&self) -> bool {
+        matches!(self, Self::Dpdk(_))
+    }
+}
