@@ -57,7 +57,7 @@ build: ## release build of everything: daemon, client, lab, NFs, C library, NFs 
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-ports -p sluice-lab -p sluice-config -p sluice-slo -p sluice-dpdk --lib --bins
+	cargo test $(CARGO_FLAGS) -p sluice-ports -p sluice-lab -p sluice-planner -p sluice-config -p sluice-dpdk --lib --bins
 endif
 	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat
@@ -114,7 +114,6 @@ clippy:
 	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
-	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-lab --features $(feature)$(newline)	)
 endif
 	$(foreach features,"" foreign pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-manager --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 

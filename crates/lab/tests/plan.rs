@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use sluice_slo::contention::Behaviour;
+use sluice_planner::contention::Behaviour;
+use sluice_planner::samples::{KINDS, Kind, OnServer, server};
 use sluice_slo::placement::ServerShape;
 use sluice_slo::profile::Profile;
-use sluice_slo::samples::{KINDS, Kind, OnServer, server};
 
 /// A plan with servers of the samples' shape, and profiles of all their kinds.
 struct Plan(tempfile::TempDir);
@@ -244,7 +244,7 @@ fn commands_at_the_same_time_lose_nothing() {
 fn the_optimiser_answers_or_says_that_it_is_not_there() {
     let plan = Plan::with(3);
     plan.ok(&["slo", "add", &plan.slo("nat", "nat-zipf", 2.0), &plan.slo("web", "firewall", 1.0)]);
-    if sluice_slo::optimiser::IS_BUILT {
+    if sluice_planner::optimiser::IS_BUILT {
         let answer = plan.json(&["plan", "optimise", "--threshold", "0"]);
         assert_eq!(
             (&answer["servers_now"], &answer["gap"], &answer["applied"]),

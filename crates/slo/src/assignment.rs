@@ -171,7 +171,7 @@ impl Assignment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::tests::shape;
+    use crate::examples::shape;
     use crate::slo::{Cap, Promise, Workload};
 
     fn instance(slo: &str, number: u32, core: u32, load_pps: f64) -> Instance {

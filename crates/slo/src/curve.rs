@@ -845,7 +845,7 @@ mod tests {
     /// A host where other work has the core now and then: most samples take 0.65 µs, others
     /// milliseconds.
     fn busy(part: f64) -> Curve {
-        let mut random = crate::samples::Random::new(3);
+        let mut random = crate::random::Random::new(3);
         let mut sample = move |load: f64| {
             let quiet = 0.6 + 0.05 / (1.0 - load / 10e6);
             Ok::<_, Infallible>(vec![if random.part() < part {
@@ -922,7 +922,7 @@ mod tests {
     /// of 100 curves.
     #[test]
     fn noise_is_in_the_margin_of_nearly_all_curves() {
-        let mut random = crate::samples::Random::new(1);
+        let mut random = crate::random::Random::new(1);
         let (curves, mut above) = (400, 0);
         for _ in 0..curves {
             let mut between = |from: f64, to: f64| from + (to - from) * random.part();

@@ -84,7 +84,7 @@ impl ServerShape {
 
     /// Cores that an instance counts for: its own, or its part of the memory in cores if that is
     /// more. So whatever fits by this count fits by memory too.
-    pub(crate) fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
+    pub fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
         let by_memory = (memory_mib * u64::from(self.cores)).div_ceil(self.memory_mib.max(1));
         cores.max(u32::try_from(by_memory).unwrap_or(u32::MAX))
     }
@@ -201,7 +201,7 @@ pub enum PlacementError {
 }
 
 /// Mask of `ways` ways from `at` on.
-pub(crate) fn bits(at: u32, ways: u32) -> u64 {
+pub fn bits(at: u32, ways: u32) -> u64 {
     // 128 bits, because ways may be 64.
     let low = (1u128 << ways.min(64)) - 1;
     low.checked_shl(at).unwrap_or(0) as u64
@@ -237,7 +237,7 @@ impl PlacedServer {
     }
 
     /// The lowest `cores` free cores; none if there are too few.
-    pub(crate) fn free_cores(&self, cores: u32) -> Option<Vec<u32>> {
+    pub fn free_cores(&self, cores: u32) -> Option<Vec<u32>> {
         let taken: BTreeSet<u32> = self.instances.iter().flat_map(|instance| instance.cores.iter().copied()).collect();
         let free: Vec<u32> = (0..self.shape.cores).filter(|core| !taken.contains(core)).take(cores as usize).collect();
         (free.len() == cores as usize).then_some(free)
@@ -337,23 +337,9 @@ impl Placement {
 
 /// Also used by tests of other modules.
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-
-    /// A server as those of the paper: 9 cores and 18 ways.
-    pub fn shape() -> ServerShape {
-        ServerShape {
-            cpu: "A".into(),
-            cores: 9,
-            llc_ways: 20,
-            way_bytes: 2304 << 10,
-            ddio_ways: 2,
-            min_ways: 1,
-            classes: 16,
-            memory_mib: 64 << 10,
-            path_us: 0,
-        }
-    }
+    use crate::examples::shape;
 
     fn instance(slo: &str, cores: &[u32], ways: u32) -> Instance {
         Instance { slo: slo.into(), number: 0, cores: cores.to_vec(), ways, memory_mib: 64, capacity_pps: 1e6, load_pps: 1e6 }

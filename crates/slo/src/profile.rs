@@ -299,7 +299,7 @@ impl Profile {
 
     /// Throughput that can be promised to one instance in a class that others thrash, in packets
     /// per second, latency aside. 0 if unknown.
-    pub(crate) fn shared_pps(&self) -> f64 {
+    pub fn shared_pps(&self) -> f64 {
         self.floor_pps.unwrap_or(0.0) * (1.0 - self.throughput.margin)
     }
 
@@ -330,7 +330,7 @@ impl Profile {
 
     /// Part of its throughput with which an instance may be loaded to keep a latency, where its
     /// throughput is the part `of_best` of the best.
-    pub(crate) fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
+    pub fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
         let best = self.throughput.at(f64::from(self.best_ways)).unwrap_or(0.0);
         // No faster than the best: more cache than that was not measured.
         match self.latency.reach(latency_us * of_best.min(1.0)) {
@@ -352,45 +352,10 @@ impl Profile {
 
 /// Also used by tests of other modules.
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use crate::curve::Point;
+    use crate::examples::{curve, profile, whole};
     use crate::slo::Promise;
-
-    /// A curve through points, without margin.
-    pub fn curve(points: &[(f64, f64)]) -> Curve {
-        let points: Vec<Point> = points.iter().map(|&(x, y)| Point { x, y }).collect();
-        Curve { measured: points.len() as u32, points, ..Curve::default() }
-    }
-
-    /// A profile that gains a million packets per second with each of ten ways.
-    pub fn profile() -> Profile {
-        Profile {
-            form: FORM,
-            key: Key {
-                workload: Workload::Nf("nat".into()),
-                binaries: vec![Digest::of(b"nat")],
-                configuration: Digest::of(b""),
-                traffic: "64 B".into(),
-                cpu: "A".into(),
-            },
-            source: Source::Simulated,
-            cores: 1,
-            memory_mib: 64,
-            throughput: curve(&[(1.0, 1e6), (10.0, 10e6)]),
-            latency: curve(&[(1e6, 10.0), (5e6, 20.0), (9e6, 100.0)]),
-            best_ways: 10,
-            floor_pps: Some(0.5e6),
-            cache: None,
-            stages: Vec::new(),
-        }
-    }
-
-    /// The same without cache control, on a processor with 20 ways.
-    pub fn whole() -> Profile {
-        let throughput = curve(&[(20.0, 10e6)]);
-        Profile { source: Source::None, throughput, best_ways: 20, floor_pps: None, ..profile() }
-    }
 
     fn slo() -> Slo {
         Slo {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 
 /// Most instances of one SLO: more is a mistake, or should be several SLOs.
-pub(crate) const MOST_INSTANCES: usize = 256;
+pub const MOST_INSTANCES: usize = 256;
 
 /// What runs: an NF, or a chain that is profiled and placed as one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]

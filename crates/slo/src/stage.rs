@@ -107,7 +107,7 @@ pub fn together(stages: &[Stage]) -> Option<Curve> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::tests::curve;
+    use crate::examples::curve;
 
     fn stage(latency: &[(f64, f64)], speed: &[(f64, f64)]) -> Stage {
         Stage { latency: curve(latency), speed: curve(speed) }

@@ -47,7 +47,7 @@ fn variants(curve: &Curve, x: &str, unit: f64, metric: &str, promised: f64) -> V
 
 #[cfg(test)]
 mod tests {
-    use sluice_slo::samples::{KINDS, OnServer, server};
+    use sluice_planner::samples::{KINDS, OnServer, server};
 
     use super::*;
 

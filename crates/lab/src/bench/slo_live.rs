@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use serde_json::Value;
 use sluice_cache::host::{Processor, l3_caches};
-use sluice_slo::admission::admit_all;
+use sluice_planner::admission::admit_all;
 use sluice_slo::assignment::{Assignment, Promised};
 use sluice_slo::curve::{Curve, Point};
 use sluice_slo::digest::Digest;

@@ -219,8 +219,8 @@ pub fn svg(plan: &Plan) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_planner::samples::server;
     use sluice_slo::placement::{Instance, Placement};
-    use sluice_slo::samples::server;
 
     use super::*;
 

@@ -222,7 +222,7 @@ impl Plan {
 /// Helpers for tests of several modules.
 #[cfg(test)]
 pub mod tests {
-    use sluice_slo::samples::{KINDS, OnServer, server};
+    use sluice_planner::samples::{KINDS, OnServer, server};
     use sluice_slo::slo::{Promise, Workload};
 
     use super::*;
@@ -267,7 +267,7 @@ pub mod tests {
     pub fn admit(folder: &Folder, plan: &mut Plan, slo: Slo) {
         let Workload::Nf(nf) = &slo.workload else { panic!("{slo:?}") };
         let profile = sluice_slo::profile::Profile::load(&folder.path().join(format!("profiles/{nf}.json"))).unwrap();
-        sluice_slo::admission::admit(&mut plan.placement, &slo, &profile).unwrap();
+        sluice_planner::admission::admit(&mut plan.placement, &slo, &profile).unwrap();
         plan.slos.push(Admitted { slo, profile: Some(profile.key) });
     }
 

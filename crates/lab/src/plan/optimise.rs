@@ -11,11 +11,11 @@ use anyhow::{Context, ensure};
 use serde::Serialize;
 use sluice_cli::lab::plan::OptimiseArgs;
 use sluice_cli::usage::json;
-use sluice_slo::demand::Demand;
-use sluice_slo::migration::{self, Migration, Old};
+use sluice_planner::demand::Demand;
+use sluice_planner::migration::{self, Migration, Old};
+use sluice_planner::optimiser::background::Background;
+use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
 use sluice_slo::on_demand::Footprint;
-use sluice_slo::optimiser::background::Background;
-use sluice_slo::optimiser::{IS_BUILT, OptimiserError};
 use sluice_slo::placement::{Instance, ServerShape};
 use sluice_slo::slo::Promise;
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use sluice_cli::lab::plan::StepArgs;
 use sluice_cli::usage::json;
 use sluice_host::file;
-use sluice_slo::migration::{Migration, Old, Step};
+use sluice_planner::migration::{Migration, Old, Step};
 use sluice_slo::placement::Placement;
 
 use super::folder::{Folder, Plan};
@@ -209,7 +209,7 @@ pub fn said(step: &Step) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_slo::migration;
+    use sluice_planner::migration;
 
     use super::super::folder::tests::{admit, plan, slo};
     use super::*;

@@ -13,7 +13,7 @@ use sluice_cli::lab::slo::{AddArgs, SloArgs, SloCommand};
 use sluice_cli::number;
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Usage, json, read};
-use sluice_slo::admission::{Refusal, admit, admit_all};
+use sluice_planner::admission::{Refusal, admit, admit_all};
 use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::{Instance, Placement};

@@ -116,10 +116,7 @@ pub fn lease(placement: &mut Placement, slo: &Slo, footprint: Footprint) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::admit;
-    use crate::demand::tests::slo;
-    use crate::placement::tests::shape;
-    use crate::profile::tests::profile;
+    use crate::examples::{shape, slo};
     use crate::slo::Cap;
 
     const SMALL: Footprint = Footprint { cores: 1, memory_mib: 64 };
@@ -151,17 +148,25 @@ mod tests {
     #[test]
     fn the_lease_is_what_is_not_reserved() {
         let mut placement = Placement::empty(1, &shape());
-        admit(&mut placement, &Slo { name: "nat".into(), ..slo(5e6, 1000.0) }, &profile()).unwrap();
+        placement.servers[0].instances = [(0, 5), (1, 0)]
+            .map(|(number, ways)| Instance {
+                slo: "nat".into(),
+                number,
+                cores: vec![number],
+                ways,
+                memory_mib: 64,
+                capacity_pps: 1e6,
+                load_pps: 1e6,
+            })
+            .to_vec();
         lease(&mut placement, &on_demand("web", 2), SMALL).unwrap();
         let server = &placement.servers[0];
-        let own: u32 = server.instances.iter().map(|instance| instance.ways).sum();
         let lease = server.lease(|slo| slo == "web").unwrap();
-        assert_eq!(lease.mask, bits(0, 18 - own));
+        assert_eq!(lease.mask, bits(0, 13));
         assert_eq!(lease.mask & lease.reserved.iter().fold(0, |all, mask| all | mask), 0);
         assert_eq!(lease.mask | lease.reserved.iter().fold(0, |all, mask| all | mask), bits(0, 18), "DDIO's are not leased");
         assert_eq!(lease.classes as usize + lease.reserved.len(), 15);
-        let shared = server.instances.iter().any(|one| one.ways == 0 && one.slo == "nat");
-        assert_eq!(lease.riders, shared);
+        assert!(lease.riders, "the second needs no cache");
         assert_eq!(server.masks()[&("web".into(), 0)] & !lease.mask, 0, "the shared class is of the lease");
         assert!(server.lease(|_| false).unwrap().riders);
     }

@@ -54,9 +54,6 @@ pub mod max_min;
 pub mod observation;
 pub mod police;
 mod sharing;
-#[cfg(test)]
-mod tests;
-
 pub use lease::{Footprint, Lease, LeaseError, lease};
 pub use observation::{
     Class, Decision, InstanceId, Observation, ObservationError, Policed, Remedy, Request, Seen, Terms, Violation,

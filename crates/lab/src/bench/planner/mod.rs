@@ -1,8 +1,8 @@
 //! Experiments with the planner of SLOs: number of servers, violated SLOs, time.
 //!
 //! They need no packets and no daemon. The sets of SLOs are random, of kinds of NF with stated
-//! parameters. The effects of a placement come from a model of contention ([`sluice_slo::samples`],
-//! [`sluice_slo::contention`]).
+//! parameters. The effects of a placement come from a model of contention
+//! ([`sluice_planner::samples`], [`sluice_planner::contention`]).
 
 pub mod accuracy;
 pub mod optimiser;
@@ -11,8 +11,8 @@ pub mod whole;
 
 use std::time::Duration;
 
-use sluice_slo::compare::CompareError;
-use sluice_slo::optimiser::OptimiserError;
+use sluice_planner::compare::CompareError;
+use sluice_planner::optimiser::OptimiserError;
 
 use crate::bench::lab::Miss;
 use crate::bench::report::Params;

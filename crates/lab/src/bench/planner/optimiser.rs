@@ -2,14 +2,14 @@
 //!
 //! # Approach
 //! Mixed sets of SLOs, all different, for about 10, 20, 40, 100, 200 and 1,000 servers, the last in
-//! parts; and sets of traced NFs and chains, which take several cores ([`sluice_slo::samples`]).
-//! The solver has one thread. Measured are: time, the gap between the solution and the proven lower
-//! bound, and the greedy method's number of servers. A second table has the time to admit or refuse
-//! one more SLO (with what would fit) beside others.
+//! parts; and sets of traced NFs and chains, which take several cores
+//! ([`sluice_planner::samples`]). The solver has one thread. Measured are: time, the gap between
+//! the solution and the proven lower bound, and the greedy method's number of servers. A second
+//! table has the time to admit or refuse one more SLO (with what would fit) beside others.
 
 use serde_json::json;
-use sluice_slo::compare;
-use sluice_slo::samples::{Mix, server};
+use sluice_planner::compare;
+use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
@@ -103,7 +103,7 @@ fn plan() -> Plan {
 
 #[cfg(test)]
 mod tests {
-    use sluice_slo::optimiser::IS_BUILT;
+    use sluice_planner::optimiser::IS_BUILT;
 
     use super::*;
     use crate::bench::lab::Miss;

@@ -4,8 +4,8 @@
 //! 200 SLOs, all different, of NFs that need the cache, that hardly do, and of both; ten random
 //! sets of each. Half of the mixes are kinds of NF with parameters chosen after the paper's. The
 //! others (`traced`) are the included NFs and chains, with parameters from their profiles and
-//! traces ([`sluice_slo::samples`]). For each way of placing: servers in use, violated SLOs by the
-//! model of contention, and servers relative to our greedy method and to the optimum.
+//! traces ([`sluice_planner::samples`]). For each way of placing: servers in use, violated SLOs by
+//! the model of contention, and servers relative to our greedy method and to the optimum.
 //!
 //! - `admission`: as for tenants: one SLO after another in order of arrival, without moves.
 //! - `admission/sorted`: the same with all SLOs known in advance, largest demand first.
@@ -17,16 +17,16 @@
 //! without the solver leaves the optimum out.
 //!
 //! # Limits
-//! The effect of a shared cache comes from a model ([`sluice_slo::contention`]), not from a
+//! The effect of a shared cache comes from a model ([`sluice_planner::contention`]), not from a
 //! measurement.
 //!
 //! # Source
 //! ResQ, figures 8 to 10.
 
 use serde_json::json;
-use sluice_slo::compare;
-use sluice_slo::optimiser::{IS_BUILT, OptimiserError};
-use sluice_slo::samples::{Mix, server};
+use sluice_planner::compare;
+use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
+use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};

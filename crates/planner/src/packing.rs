@@ -16,7 +16,7 @@
 
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::pattern::{Pattern, Slot};
-use crate::placement::{Room, ServerShape};
+use sluice_slo::placement::{Room, ServerShape};
 
 /// Bisection steps for a price.
 const ROUNDS: u32 = 14;
@@ -246,8 +246,8 @@ mod tests {
 
     use super::*;
     use crate::demand::tests::demand;
-    use crate::placement::tests::shape;
     use crate::samples::{Mix, server, set};
+    use sluice_slo::examples::shape;
 
     fn assert_holds(packed: &Packed, demands: &[Demand], shape: &ServerShape) {
         for (demand, recipe) in demands.iter().zip(&packed.recipes) {

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use sluice_slo::compare::{CompareError, admission_s, optimum, placement};
-use sluice_slo::samples::{Mix, server};
+use sluice_planner::compare::{CompareError, admission_s, optimum, placement};
+use sluice_planner::samples::{Mix, server};
 
 fn main() -> Result<(), CompareError> {
     let what = std::env::args().nth(1).unwrap_or_default();

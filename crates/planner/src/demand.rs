@@ -10,10 +10,10 @@
 //! [`Demand::cheapest`] is exact unless its search takes more than `STEPS` steps; it returns a
 //! lower bound of the price either way.
 
-use crate::on_demand::Footprint;
-use crate::placement::ServerShape;
-use crate::profile::{Profile, Source};
-use crate::slo::{MOST_INSTANCES, Promise, Slo, SloError};
+use sluice_slo::on_demand::Footprint;
+use sluice_slo::placement::ServerShape;
+use sluice_slo::profile::{Profile, Source};
+use sluice_slo::slo::{MOST_INSTANCES, Promise, Slo, SloError};
 
 /// Most steps of a search for a recipe.
 const STEPS: u32 = 50_000;
@@ -66,7 +66,7 @@ pub enum DemandError {
         if *measured <= f64::from(*llc_ways) { ", or give an instance all of them (ddio_ways = 0)" } else { "" }
     )]
     WholeCache {
-        /// The ways with which it was measured; [`MOST_WAYS`](crate::placement::MOST_WAYS) if the
+        /// The ways with which it was measured; [`sluice_slo::placement::MOST_WAYS`] if the
         /// cache's number of ways was unknown.
         measured: f64,
         /// The most that a server gives.
@@ -359,24 +359,12 @@ impl Walk<'_> {
 
 /// Also used by tests of other modules.
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::placement::tests::shape;
-    use crate::profile::tests::{profile, whole};
-    use crate::slo::Workload;
-
-    /// An SLO for the profile of the tests.
-    pub fn slo(throughput_pps: f64, latency_us: f64) -> Slo {
-        Slo {
-            name: "acme".into(),
-            workload: Workload::Nf("nat".into()),
-            configuration: crate::digest::Digest::of(b""),
-            traffic: "64 B".into(),
-            promise: Promise::Reserved { throughput_pps, latency_us },
-        }
-    }
+    use sluice_slo::examples::shape;
+    use sluice_slo::examples::{profile, slo, whole};
 
     pub fn demand(name: &str, target_pps: f64, cores: u32, capacity_pps: &[f64]) -> Demand {
         let sizes = (0..capacity_pps.len() as u32)
@@ -396,8 +384,8 @@ pub mod tests {
 
     #[test]
     fn the_shortest_latency_of_a_chain_counts_each_nf_as_it_is_slowed() {
-        use crate::profile::tests::curve;
-        let stage = |us: f64, speed: f64| crate::stage::Stage {
+        use sluice_slo::examples::curve;
+        let stage = |us: f64, speed: f64| sluice_slo::stage::Stage {
             latency: curve(&[(1e5, us), (5e6, 10.0 * us)]),
             speed: curve(&[(0.0, speed), (20.0, speed)]),
         };
@@ -466,7 +454,7 @@ pub mod tests {
 
     #[test]
     fn on_demand_takes_one_place_of_the_shared_class() {
-        let cap = crate::slo::Cap { instances: Some(1), load_pps: None };
+        let cap = sluice_slo::slo::Cap { instances: Some(1), load_pps: None };
         let on_demand = Slo { promise: Promise::OnDemand { latency_us: 1000.0, cap }, ..slo(1.0, 1.0) };
         let demand = Demand::of(&on_demand, &profile(), &shape()).unwrap();
         assert_eq!(demand.cheapest(&[1.0; 19]), (1.0, vec![0]));

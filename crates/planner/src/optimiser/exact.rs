@@ -7,7 +7,7 @@ use super::pattern::{Bench, Slot};
 use super::{EPSILON, Group, OptimiserError, Prices, Solution, groups, slots, whole};
 use crate::demand::{Demand, Recipe};
 use crate::packing;
-use crate::placement::ServerShape;
+use sluice_slo::placement::ServerShape;
 
 /// Most columns that are added to close the gap.
 const MOST_COLUMNS: usize = 40_000;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::placement::ServerShape;
+use sluice_slo::placement::ServerShape;
 
 /// Cores and ways; 0 ways is a place in the shared class.
 pub type Slot = (u32, u32);
@@ -243,7 +243,7 @@ impl Walk<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::tests::shape;
+    use sluice_slo::examples::shape;
 
     fn slots(cores: &[u32], ways: std::ops::RangeInclusive<u32>) -> Vec<Slot> {
         cores.iter().flat_map(|c| ways.clone().map(|w| (*c, w))).collect()

@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::demand::tests::demand;
-use crate::placement::Placement;
-use crate::placement::tests::shape;
+use sluice_slo::examples::shape;
+use sluice_slo::placement::Placement;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -19,7 +19,7 @@ fn by_trying(demands: &[Demand], shape: &ServerShape) -> usize {
         let (all, _) = demand.up_to(&price, f64::INFINITY, 10_000);
         all.into_iter().filter(|recipe| recipe.len() <= most).collect()
     }
-    fn go(rooms: &mut Vec<crate::placement::Room>, items: &[(u32, u32)], shape: &ServerShape, limit: usize) -> bool {
+    fn go(rooms: &mut Vec<sluice_slo::placement::Room>, items: &[(u32, u32)], shape: &ServerShape, limit: usize) -> bool {
         let Some(((cores, ways), rest)) = items.split_first() else { return true };
         for i in 0..rooms.len() {
             if rooms[..i].contains(&rooms[i]) {
@@ -35,7 +35,7 @@ fn by_trying(demands: &[Demand], shape: &ServerShape) -> usize {
             }
         }
         if rooms.len() < limit
-            && let Some(left) = crate::placement::Room::of(shape).less(*cores, *ways, 0)
+            && let Some(left) = sluice_slo::placement::Room::of(shape).less(*cores, *ways, 0)
         {
             rooms.push(left);
             let fits = go(rooms, rest, shape, limit);
@@ -159,7 +159,7 @@ fn memory_in_whole_cores_proves_nothing_of_what_runs() {
         .collect();
     let mut current = Placement::empty(1, &shape);
     for (core, demand) in demands.iter().enumerate() {
-        current.servers[0].instances.push(crate::placement::Instance {
+        current.servers[0].instances.push(sluice_slo::placement::Instance {
             slo: demand.slo.clone(),
             number: 0,
             cores: vec![core as u32],

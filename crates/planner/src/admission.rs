@@ -27,9 +27,9 @@
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2; candidates and best-fit are ours.
 
 use crate::demand::{Demand, DemandError, Recipe};
-use crate::placement::{Instance, Placement, PlacementError, Room, ServerShape};
-use crate::profile::Profile;
-use crate::slo::{Cap, Promise, Slo};
+use sluice_slo::placement::{Instance, Placement, PlacementError, Room, ServerShape};
+use sluice_slo::profile::Profile;
+use sluice_slo::slo::{Cap, Promise, Slo};
 
 /// Prices of a way for which candidates are made, as multiples of its present price.
 const PRICES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
@@ -364,9 +364,9 @@ fn settle(placement: &mut Placement, demand: &Demand, fit: &Fit) -> Vec<(usize, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demand::tests::slo;
-    use crate::placement::tests::shape;
-    use crate::profile::tests::{profile, whole};
+    use sluice_slo::examples::shape;
+    use sluice_slo::examples::slo;
+    use sluice_slo::examples::{profile, whole};
 
     fn named(name: &str, throughput_pps: f64) -> Slo {
         Slo { name: name.into(), ..slo(throughput_pps, 1000.0) }

@@ -52,7 +52,7 @@ use std::time::Duration;
 use pattern::{Bench, Pattern, Slot};
 
 use crate::demand::{Demand, Recipe};
-use crate::placement::{ServerShape, ShapeError};
+use sluice_slo::placement::{ServerShape, ShapeError};
 
 /// Sums of floating-point numbers are equal if they differ by less.
 const EPSILON: f64 = 1e-6;
@@ -213,7 +213,7 @@ mod tests;
 mod tests_without {
     use super::*;
     use crate::demand::tests::demand;
-    use crate::placement::tests::shape;
+    use sluice_slo::examples::shape;
 
     #[test]
     fn without_a_solver_it_is_said_how_to_build_it() {

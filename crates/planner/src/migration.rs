@@ -26,7 +26,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::placement::{Instance, Placement};
+use sluice_slo::placement::{Instance, Placement};
 
 /// What becomes of the flows of a leaving instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -487,8 +487,8 @@ impl Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::ServerShape;
-    use crate::placement::tests::shape;
+    use sluice_slo::examples::shape;
+    use sluice_slo::placement::ServerShape;
 
     fn instance(slo: &str, number: u32, core: u32, ways: u32) -> Instance {
         let pps = f64::from(ways) * 1e6;

@@ -4,7 +4,7 @@
 //! A packet takes an NF `base_ns`, plus `miss_ns` for each of its references that miss. A chain has
 //! one core per NF, runs at the rate of its slowest NF, and shares one class among all of them.
 //! Latency is that of a queue with batches of 32 before each NF. Profiles are made from the model's
-//! values by [`crate::curve`], with the plans of `sluice profile`: the same number of points,
+//! values by [`sluice_slo::curve`], with the plans of `sluice profile`: the same number of points,
 //! loads, and margins between points. Measurement effects are absent: samples are not repeated, no
 //! spread enters the margin, and the throughput without any cache is known.
 //!
@@ -37,13 +37,14 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::contention::Behaviour;
-use crate::curve::{Curve, CurveError, Plan, Point, build};
 use crate::demand::Demand;
-use crate::digest::Digest;
-use crate::placement::ServerShape;
-use crate::profile::{CacheUse, FORM, Key, Profile, Source};
-use crate::slo::{Promise, Slo, Workload};
-use crate::stage::{self, Stage};
+use sluice_slo::curve::{Curve, CurveError, Plan, Point, build};
+use sluice_slo::digest::Digest;
+use sluice_slo::placement::ServerShape;
+use sluice_slo::profile::{CacheUse, FORM, Key, Profile, Source};
+use sluice_slo::random::Random;
+use sluice_slo::slo::{Promise, Slo, Workload};
+use sluice_slo::stage::{self, Stage};
 
 /// Cost of a miss of the chosen kinds, in ns: below DRAM latency, part of which other work of the
 /// burst hides.
@@ -374,24 +375,6 @@ pub struct Set {
     pub samples: Vec<Sample>,
 }
 
-/// Reproducible pseudo-random numbers from 0 to 1 (SplitMix64).
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn part(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
 /// Random SLOs, each different: 0.3 to 2.5 times the throughput of an instance with its fair share
 /// of the cache, within a latency that such an instance keeps at 75 to 95 % of its throughput.
 ///
@@ -435,7 +418,7 @@ impl Set {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curve::LOADS;
+    use sluice_slo::curve::LOADS;
 
     #[test]
     fn profiles_of_all_kinds_take_few_points_and_promise_no_more_than_there_is() {

@@ -9,9 +9,10 @@
 //!
 //! # Parameters
 //! Throughput against ways, references per packet past the private caches, and the cost of a miss:
-//! all from the profile ([`crate::profile::CacheUse`]), or from what a profile was made of. Without
-//! any cache every reference of an NF misses. With some ways a packet is faster than that by the
-//! cost of each miss saved, which gives the misses per packet. For a chain, the profile lists them.
+//! all from the profile ([`sluice_slo::profile::CacheUse`]), or from what a profile was made of.
+//! Without any cache every reference of an NF misses. With some ways a packet is faster than that
+//! by the cost of each miss saved, which gives the misses per packet. For a chain, the profile
+//! lists them.
 //!
 //! # Limits
 //! Memory bandwidth, the processor's interconnect, lines shared between NFs, and what DDIO brings
@@ -22,8 +23,8 @@
 //! memory", 2004; prediction from competitors' references: Dobrescu, Argyraki and Ratnasamy,
 //! "Toward predictable performance in software packet-processing platforms", NSDI 2012.
 
-use crate::profile::Profile;
-use crate::stage;
+use sluice_slo::profile::Profile;
+use sluice_slo::stage;
 
 /// How an instance behaves with some of the cache.
 pub trait Behaviour {
@@ -85,7 +86,7 @@ pub struct Running<'a> {
 const ROUNDS: u32 = 200;
 
 /// How many of `ways` ways each instance holds.
-pub(crate) fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
+pub fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
     let mut held = vec![ways / running.len().max(1) as f64; running.len()];
     for _ in 0..ROUNDS {
         let misses: Vec<f64> = running
@@ -165,9 +166,9 @@ mod tests {
 
     #[test]
     fn a_profile_behaves_as_its_curve() {
-        let mut profile = crate::profile::tests::profile();
+        let mut profile = sluice_slo::examples::profile();
         profile.cache =
-            Some(crate::profile::CacheUse { references_per_packet: 20.0, miss_ns: 100.0, misses_per_packet: Vec::new() });
+            Some(sluice_slo::profile::CacheUse { references_per_packet: 20.0, miss_ns: 100.0, misses_per_packet: Vec::new() });
         assert_eq!(Behaviour::throughput_pps(&profile, 0.0), 0.5e6);
         assert_eq!(profile.misses_per_packet(0.0), 20.0);
         // 2,000 ns without cache, 100 ns with ten ways.

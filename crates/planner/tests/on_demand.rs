@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::contention::{Behaviour, Running, occupancies};
-use crate::placement::bits;
-use crate::samples::{KINDS, Misses, OnServer, server};
-use crate::slo::Cap;
+use sluice_planner::contention::{Behaviour, Running, occupancies};
+use sluice_planner::samples::{KINDS, Misses, OnServer, server};
+use sluice_slo::on_demand::*;
+use sluice_slo::placement::bits;
+use sluice_slo::slo::Cap;
 
 fn lease_of(ways: u32, classes: u32) -> Lease {
     let way_bytes = server().way_bytes;
@@ -302,7 +302,7 @@ fn a_limit_that_leaves_too_few_packets_to_tell_rises_and_goes() {
     assert!(low <= seen.instances[0].offered_pps * 0.011, "no load keeps it: {low}");
     // So few are admitted now that none of them is timed.
     seen.instances[0].latency_p95_ns = None;
-    assert!((1..UNKNOWN).all(|_| limit(&seen) == Some(low)), "a few periods say nothing");
+    assert!((0..5).all(|_| limit(&seen) == Some(low)), "a few periods say nothing");
     assert!((0..2000).any(|_| limit(&seen).is_some_and(|now| now > low * 1.04)), "it is tried again");
     assert!((0..2000).any(|_| limit(&seen).is_none()), "and is gone in the end");
 }

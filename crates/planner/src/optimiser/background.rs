@@ -7,7 +7,7 @@ use super::assign::assign;
 use super::partition::{PART, solve_in_parts};
 use super::{OptimiserError, Solution, by_memory};
 use crate::demand::Demand;
-use crate::placement::{Placement, ServerShape};
+use sluice_slo::placement::{Placement, ServerShape};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {

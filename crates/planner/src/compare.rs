@@ -9,10 +9,10 @@ use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
 use crate::packing;
-use crate::placement::{Instance, Placement, ServerShape};
-use crate::profile::Profile;
 use crate::samples::{Mix, OnServer, Set, set};
-use crate::slo::Slo;
+use sluice_slo::placement::{Instance, Placement, ServerShape};
+use sluice_slo::profile::Profile;
+use sluice_slo::slo::Slo;
 
 /// The result of one way of placing.
 #[derive(Debug, Clone, PartialEq)]

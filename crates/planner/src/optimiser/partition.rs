@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{OptimiserError, Prices, Solution, solve_with_prices, whole};
 use crate::demand::Demand;
 use crate::packing;
-use crate::placement::ServerShape;
+use sluice_slo::placement::ServerShape;
 
 /// SLOs of a part by default.
 pub const PART: usize = 400;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::pattern::{Pattern, Slot};
 use super::{OptimiserError, Solution};
 use crate::demand::Demand;
-use crate::placement::{Instance, PlacedServer, Placement, ServerShape};
+use sluice_slo::placement::{Instance, PlacedServer, Placement, ServerShape};
 
 /// An instance to be placed.
 #[derive(Debug, Clone, Copy)]

@@ -21,8 +21,8 @@
 
 use crate::contention::{Behaviour, Running, held_beside_references, occupancies};
 use crate::demand::Demand;
-use crate::placement::ServerShape;
-use crate::profile::Profile;
+use sluice_slo::placement::ServerShape;
+use sluice_slo::profile::Profile;
 
 /// An SLO to be placed.
 pub struct Asked<'a> {
