@@ -14,10 +14,10 @@ use sluice_shm::doorbell;
 use sluice_shm::page::{Control, Region, asleep};
 use sluice_shm::ring;
 
-use crate::bell::Bell;
 use crate::counter::Counter;
 use crate::frame::owner;
 use crate::wake::{CAUSES, Start};
+use crate::waker::Waker;
 
 /// What one manager thread counts for one NF.
 #[derive(Debug, Default)]
@@ -113,7 +113,7 @@ pub struct Gate {
 /// Why an NF must be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Sentence {
+pub enum StopReason {
     /// It may go on.
     None = 0,
     /// It committed more violations than allowed.
@@ -190,11 +190,11 @@ pub struct NfHandle {
     pub violations: AtomicU64,
     /// Its latest [`Violation`]; 0: none.
     last_violation: AtomicU8,
-    sentence: AtomicU8,
+    stop_reason: AtomicU8,
     /// Until then it is not stopped for standing still, in nanoseconds of the monotonic clock.
     respite_ns: AtomicU64,
     /// Wakes the supervisor when the NF must be stopped.
-    pub bell: OnceLock<Arc<Bell>>,
+    pub waker: OnceLock<Arc<Waker>>,
     /// When it returned its first packet, in monotonic nanoseconds; 0: not yet.
     pub first_return_ns: AtomicU64,
     /// Counters, by manager thread.
@@ -279,9 +279,9 @@ impl NfHandle {
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
             last_violation: AtomicU8::new(0),
-            sentence: AtomicU8::new(Sentence::None as u8),
+            stop_reason: AtomicU8::new(StopReason::None as u8),
             respite_ns: AtomicU64::new(0),
-            bell: OnceLock::new(),
+            waker: OnceLock::new(),
             first_return_ns: AtomicU64::new(0),
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
             gate: Gate::default(),
@@ -539,15 +539,16 @@ impl NfHandle {
     }
 
     /// Records that it must be stopped, and wakes the supervisor. The first reason stays.
-    pub fn condemn(&self, sentence: Sentence) {
+    pub fn ask_to_stop(&self, stop_reason: StopReason) {
         // Relaxed: if it is seen late, it is set and checked once more.
-        if sentence == Sentence::Stalled && monotonic_ns() < self.respite_ns.load(Ordering::Relaxed) {
+        if stop_reason == StopReason::Stalled && monotonic_ns() < self.respite_ns.load(Ordering::Relaxed) {
             return;
         }
-        let raised = self.sentence.compare_exchange(Sentence::None as u8, sentence as u8, Ordering::Release, Ordering::Relaxed);
-        if let (Ok(_), Some(bell)) = (raised, self.bell.get()) {
+        let raised =
+            self.stop_reason.compare_exchange(StopReason::None as u8, stop_reason as u8, Ordering::Release, Ordering::Relaxed);
+        if let (Ok(_), Some(waker)) = (raised, self.waker.get()) {
             // At most one system call, once in the life of a process.
-            bell.ring();
+            waker.wake();
         }
     }
 
@@ -566,17 +567,17 @@ impl NfHandle {
     /// Withdraws the reason of standing still, and blocks it until then: it did not have its core.
     pub fn spare(&self, until_ns: u64) {
         self.respite_ns.store(until_ns, Ordering::Relaxed);
-        let (stalled, none) = (Sentence::Stalled as u8, Sentence::None as u8);
-        let _ = self.sentence.compare_exchange(stalled, none, Ordering::Release, Ordering::Relaxed);
+        let (stalled, none) = (StopReason::Stalled as u8, StopReason::None as u8);
+        let _ = self.stop_reason.compare_exchange(stalled, none, Ordering::Release, Ordering::Relaxed);
     }
 
     /// Why it must be stopped, if it must.
-    pub fn sentence(&self) -> Sentence {
-        match self.sentence.load(Ordering::Acquire) {
-            1 => Sentence::Violations,
-            2 => Sentence::Stalled,
-            3 => Sentence::Spent,
-            _ => Sentence::None,
+    pub fn stop_reason(&self) -> StopReason {
+        match self.stop_reason.load(Ordering::Acquire) {
+            1 => StopReason::Violations,
+            2 => StopReason::Stalled,
+            3 => StopReason::Spent,
+            _ => StopReason::None,
         }
     }
 

@@ -31,7 +31,7 @@ use crate::chain::{self, DropReason, Kind, Path, PathRegistry, Sent, Step};
 use crate::classify::key::FlowKey;
 use crate::end::{Drain, Starts};
 use crate::frame::{self, Held, Place, SAMPLED, TRACED, URGENT, owner};
-use crate::handle::{NfHandle, Sentence, Violation};
+use crate::handle::{NfHandle, StopReason, Violation};
 use crate::mark;
 use crate::plane::Plane;
 use crate::trace::TraceWhat;
@@ -437,7 +437,7 @@ fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
     handle.note_violation(what);
     let is_past = handle.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
     if is_past {
-        handle.condemn(Sentence::Violations);
+        handle.ask_to_stop(StopReason::Violations);
     }
     is_past
 }

@@ -14,7 +14,7 @@ use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member,
 use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::frame::{Copied, FrameCache, Packet};
-use sluice_dataplane::handle::Sentence;
+use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::queue::TX_BUFFER;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 use sluice_pools::PoolTable;
@@ -291,7 +291,7 @@ fn forged_descriptors_hurt_only_the_forger() {
     first.tx.enqueue(&forged).unwrap();
     wait_for("the violations", || rig.handles[0].violations.load(Ordering::Relaxed) == 4);
     wait_for("the frame with the wild length to be taken away", || rig.dropped(DropReason::Violation) == 1);
-    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    wait_for("the stop reason", || rig.handles[0].stop_reason() == StopReason::Violations);
     let passed = read(&mut second);
     assert_eq!(passed.frame, mine.frame);
     second.tx.enqueue(&[passed]).unwrap();
@@ -307,7 +307,7 @@ fn wild_cursors_are_violations() {
     let mapping = sluice_shm::memory::Mapping::new(rig.handles[0].region.memory.fd(), layout.bytes as usize, false).unwrap();
     let tx = layout.rings as usize + layout.rx_rings as usize * sluice_shm::ring::bytes(layout.capacity);
     mapping.atomic_u32(tx).unwrap().store(1_000_000, Ordering::Relaxed);
-    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    wait_for("the stop reason", || rig.handles[0].stop_reason() == StopReason::Violations);
     assert!(rig.is_empty());
 }
 
@@ -319,7 +319,7 @@ fn past_its_limit_nothing_more_is_taken_from_an_nf() {
     let good = [read(&mut nf), read(&mut nf)];
     let forged = Descriptor { frame: u32::MAX, ..good[0] };
     nf.tx.enqueue(&[good[0], forged, forged, forged, forged]).unwrap();
-    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    wait_for("the stop reason", || rig.handles[0].stop_reason() == StopReason::Violations);
     nf.tx.enqueue(&[good[1], forged]).unwrap();
     // Whole rounds of the thread lie between two of these.
     (0..3).for_each(|_| rig.plane.meet().unwrap());
@@ -770,7 +770,7 @@ fn a_pool_that_comes_has_no_flows_decided_anew_but_those_of_its_service() {
             members: nfs.iter().map(|nf| PoolMember { nf: *nf, part: 0, leaves: false }).collect(),
             counters: Arc::new([PoolCounters::default()]),
             assigned: None,
-            bell: None,
+            waker: None,
         };
         rig.plane.use_pool(&Arc::new(table));
         rig.plane.meet().unwrap();
@@ -942,26 +942,26 @@ fn a_verdict_leads_where_the_configuration_allows_and_nowhere_else() {
         let packet = read(&mut nf);
         nf.tx.enqueue(&[Descriptor { verdict: Verdict::ToService as u8, arg: 0, ..packet }]).unwrap();
     }
-    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    wait_for("the stop reason", || rig.handles[0].stop_reason() == StopReason::Violations);
 }
 
 #[test]
-fn an_nf_that_has_not_had_its_core_is_not_condemned_for_a_while() {
+fn an_nf_that_has_not_had_its_core_is_not_stopped_for_a_while() {
     let rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
     let nf = &rig.handles[0];
-    nf.condemn(Sentence::Stalled);
+    nf.ask_to_stop(StopReason::Stalled);
     nf.spare(u64::MAX);
-    assert_eq!(nf.sentence(), Sentence::None);
-    nf.condemn(Sentence::Stalled);
-    assert_eq!(nf.sentence(), Sentence::None, "not yet");
+    assert_eq!(nf.stop_reason(), StopReason::None);
+    nf.ask_to_stop(StopReason::Stalled);
+    assert_eq!(nf.stop_reason(), StopReason::None, "not yet");
     nf.spare(0);
-    nf.condemn(Sentence::Stalled);
-    assert_eq!(nf.sentence(), Sentence::Stalled);
+    nf.ask_to_stop(StopReason::Stalled);
+    assert_eq!(nf.stop_reason(), StopReason::Stalled);
     // Only for standing still.
     nf.spare(u64::MAX);
-    nf.condemn(Sentence::Violations);
+    nf.ask_to_stop(StopReason::Violations);
     nf.spare(u64::MAX);
-    assert_eq!(nf.sentence(), Sentence::Violations);
+    assert_eq!(nf.stop_reason(), StopReason::Violations);
 }
 
 #[test]
@@ -978,9 +978,9 @@ fn one_that_keeps_its_packets_and_says_that_it_sleeps_stands_still() {
             read(&mut nf);
         }
         nf.rx[0].release();
-        wait_for("the sentence", || {
+        wait_for("the stop reason", || {
             asleep.store(says, Ordering::Relaxed);
-            rig.handles[0].sentence() == Sentence::Stalled
+            rig.handles[0].stop_reason() == StopReason::Stalled
         });
         assert_eq!(rig.handles[0].unread(), 0);
     }
@@ -1009,8 +1009,8 @@ fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
     });
     // Clears stop reasons from pauses of this test.
     rig.handles.iter().for_each(|handle| handle.spare(0));
-    wait_for("the sentence of the other", || rig.handles[0].sentence() == Sentence::Stalled);
-    assert_eq!(rig.handles[1].sentence(), Sentence::None);
+    wait_for("the stop reason of the other", || rig.handles[0].stop_reason() == StopReason::Stalled);
+    assert_eq!(rig.handles[1].stop_reason(), StopReason::None);
     // Nor afterwards.
     rig.wire.jammed.store(false, Ordering::Relaxed);
     wait_for("all of them", || {

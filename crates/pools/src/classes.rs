@@ -80,7 +80,7 @@ impl Classes {
     }
 
     /// Adds a connection to a slot.
-    pub fn sit(&mut self, slot: u32) {
+    pub fn join(&mut self, slot: u32) {
         self.held.get_mut(slot as usize).into_iter().for_each(|held| held.connections += 1);
     }
 

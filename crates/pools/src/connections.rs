@@ -16,12 +16,12 @@ pub const FALLEN_BACK: u16 = u16::MAX - 1;
 /// In place of a slot: the NF has died.
 pub const LOST: u16 = u16::MAX;
 /// Most pooled services of a connection.
-pub const SEATS: usize = sluice_config::validate::MAX_POOLS;
+pub const MOST_MEMBERS: usize = sluice_config::validate::MAX_POOLS;
 /// Keys known of a connection at a time: by direction, ingress port and DSCP.
 pub const FLOWS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct Holding {
     /// Number of the service.
     pub service: u16,
     /// Slot of its NF in the pool, or [`FALLEN_BACK`] or [`LOST`].
@@ -47,11 +47,11 @@ pub struct Connection {
     pub seen_ms: u64,
     /// After its end: until when its NFs get late packets, in nanoseconds.
     pub until_ns: u64,
-    seats: [Seat; SEATS],
+    members: [Holding; MOST_MEMBERS],
     flows: [Flow; FLOWS],
     before: u32,
     behind: u32,
-    seated: u8,
+    assigned: u8,
     flowing: u8,
     /// Flow that the next one replaces.
     oldest: u8,
@@ -65,34 +65,34 @@ pub struct Connection {
 impl Connection {
     /// Its members, one for each service.
     #[inline]
-    pub fn seats(&self) -> &[Seat] {
-        &self.seats[..self.seated as usize]
+    pub fn members(&self) -> &[Holding] {
+        &self.members[..self.assigned as usize]
     }
 
     /// As above, mutable.
-    pub fn seats_mut(&mut self) -> &mut [Seat] {
-        &mut self.seats[..self.seated as usize]
+    pub fn members_mut(&mut self) -> &mut [Holding] {
+        &mut self.members[..self.assigned as usize]
     }
 
     /// The slot of a service.
     #[inline]
-    pub fn seat(&self, service: u16) -> Option<u16> {
-        self.seats().iter().find(|seat| seat.service == service).map(|seat| seat.slot)
+    pub fn member(&self, service: u16) -> Option<u16> {
+        self.members().iter().find(|member| member.service == service).map(|member| member.slot)
     }
 
     pub fn room(&self) -> usize {
-        SEATS - self.seated as usize
+        MOST_MEMBERS - self.assigned as usize
     }
 
     /// Adds a member of a service, or replaces the one of that service.
-    pub fn sit(&mut self, seat: Seat) -> bool {
-        if let Some(known) = self.seats_mut().iter_mut().find(|known| known.service == seat.service) {
-            *known = seat;
+    pub fn assign(&mut self, member: Holding) -> bool {
+        if let Some(known) = self.members_mut().iter_mut().find(|known| known.service == member.service) {
+            *known = member;
             return true;
         }
-        let Some(free) = self.seats.get_mut(self.seated as usize) else { return false };
-        *free = seat;
-        self.seated += 1;
+        let Some(free) = self.members.get_mut(self.assigned as usize) else { return false };
+        *free = member;
+        self.assigned += 1;
         true
     }
 
@@ -181,8 +181,8 @@ impl Connections {
     /// Marks the members of a service as lost in all connections.
     #[cold]
     pub fn lose(&mut self, service: u16) {
-        let seats = self.list.iter_mut().flat_map(Connection::seats_mut);
-        seats.filter(|seat| seat.service == service).for_each(|seat| seat.slot = LOST);
+        let members = self.list.iter_mut().flat_map(Connection::members_mut);
+        members.filter(|member| member.service == service).for_each(|member| member.slot = LOST);
     }
 
     fn home(&self, hash: u64) -> usize {
@@ -216,18 +216,18 @@ impl Connections {
 
     /// Adds a connection whose key is new. None if the list is full.
     pub fn insert(&mut self, key: FlowKey, hash: u64, life: Life, now_ms: u64) -> Option<u32> {
-        let seat = Seat { service: 0, slot: LOST, turn: 0 };
+        let member = Holding { service: 0, slot: LOST, turn: 0 };
         let flow = Flow { ingress: 0, dscp: 0, direction: 0 };
         let connection = Connection {
             key,
             hash,
             seen_ms: now_ms,
             until_ns: 0,
-            seats: [seat; SEATS],
+            members: [member; MOST_MEMBERS],
             flows: [flow; FLOWS],
             before: NONE,
             behind: NONE,
-            seated: 0,
+            assigned: 0,
             flowing: 0,
             oldest: 0,
             queued: false,

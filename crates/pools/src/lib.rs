@@ -35,41 +35,41 @@
 
 pub mod classes;
 pub mod connections;
+mod members;
 pub mod waiting;
 
-use std::any::Any;
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+pub use members::{PoolCounters, PoolMember, PoolTable};
 
+use std::any::Any;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_policy::pool::State;
 use sluice_policy::pool::life::{Event, Life, Timeouts};
-use sluice_policy::pool::{Pool, State};
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
 
-use sluice_api::config::{self as model, Isolation, OnFailure, Per, WhenEmpty};
+use sluice_api::config::{Isolation, OnFailure, Per, WhenEmpty};
 use sluice_api::protocol;
-use sluice_config::class::Class;
-use sluice_dataplane::assigned::Assigned;
-use sluice_dataplane::bell::Bell;
 use sluice_dataplane::chain::registry::{Course, End};
 use sluice_dataplane::chain::ways::{MAX_NFS, Ways};
 use sluice_dataplane::chain::{self, Chain, Kind, PathRegistry, Tables};
 use sluice_dataplane::classify::flow_table::{FlowTable, Known};
 use sluice_dataplane::classify::key::{FlowKey, HashKeys};
-use sluice_dataplane::counter::Counter;
 use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
 use sluice_dataplane::end::NfEnd;
-use sluice_dataplane::handle::{NfHandle, Sentence};
+use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::roles::Part;
 use sluice_dataplane::rx::is_urgent;
 use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
 use sluice_policy::tcp;
 
-use classes::{ClassKey, Classes};
-use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
+use classes::ClassKey;
+use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, MOST_MEMBERS, NONE};
+use members::Members;
 use waiting::Lines;
 use waiting::Waiting;
 
@@ -83,70 +83,6 @@ const AGE_MOST: u32 = 16_384;
 /// Time in which it examines all of them, if there are many, in milliseconds.
 const AGE_ROUND_MS: u64 = 2_000;
 
-/// Counters and state of one thread's part of a pool.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub struct PoolCounters {
-    /// Members without a flow.
-    pub idle: AtomicU32,
-    pub assigned: AtomicU32,
-    /// Members whose flow has ended, but which still get its late packets.
-    pub lingering: AtomicU32,
-    /// Members that are being reset or wait for their last packets.
-    pub resetting: AtomicU32,
-    /// Flows that were assigned a member.
-    pub activations: Counter,
-    /// Members that became idle again.
-    pub ended: Counter,
-    /// Sum of the times for which they had flows, in nanoseconds.
-    pub lifetimes_ns: Counter,
-    /// Packets that waited for an idle member.
-    pub waits: Counter,
-    /// Flows that went to a shared service instead.
-    pub fallbacks: Counter,
-    /// Packets dropped because no member was idle.
-    pub drops: Counter,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolMember {
-    pub nf: u16,
-    /// Its Rx thread is this number modulo the number of Rx threads.
-    pub part: u16,
-    /// It is of an old version: it gets no further flow, and leaves with its present one.
-    pub leaves: bool,
-}
-
-/// A pool as the packet threads see it. A change makes a new table.
-#[derive(Debug, Clone)]
-pub struct PoolTable {
-    pub service: u16,
-    /// What its members receive. A service that is now shared has no pool.
-    pub per: Per,
-    /// Its `[service.pool]`.
-    pub pool: model::Pool,
-    /// The service for flows without an idle member.
-    pub fallback: Option<u16>,
-    /// Its live members.
-    pub members: Vec<PoolMember>,
-    /// Counters, by manager thread.
-    pub counters: Arc<[PoolCounters]>,
-    /// Collects members whose new priority the kernel has to apply; none without priorities.
-    pub assigned: Option<Arc<Assigned>>,
-    /// Wakes the supervisor when a member is lacking or a process is to be replaced.
-    pub bell: Option<Arc<Bell>>,
-}
-
-impl PoolTable {
-    /// Requests a new member, since a flow found no idle one.
-    #[cold]
-    fn lacks_one(&self) {
-        if let Some(bell) = self.bell.as_ref().filter(|_| (self.members.len() as u32) < self.pool.max) {
-            bell.ring();
-        }
-    }
-}
-
 /// The outcome of a search for a member.
 #[derive(Debug, Clone, Copy)]
 enum Finds {
@@ -158,83 +94,6 @@ enum Finds {
     Nobody,
 }
 
-/// One thread's part of a service's pool. Vectors are indexed by slot.
-#[derive(Debug)]
-struct Seats {
-    table: Arc<PoolTable>,
-    pool: Pool,
-    nfs: Vec<Option<Arc<NfHandle>>>,
-    /// Index of the connection that holds the member.
-    holders: Vec<u32>,
-    /// The last word of [`Control::Reset`].
-    resets: Vec<u32>,
-    /// Whether the member leaves with its flow.
-    leaves: Vec<bool>,
-    slots: HashMap<u16, u32>,
-    /// For a pool of classes: the kind of class, and the members of classes.
-    class: Option<Class>,
-    classes: Classes,
-    turn: usize,
-    setup: Histogram,
-}
-
-impl Seats {
-    fn new(table: Arc<PoolTable>) -> Self {
-        Self {
-            class: table.pool.class.as_ref().and_then(|class| class.parse().ok()).filter(|_| table.per == Per::Class),
-            classes: Classes::default(),
-            table,
-            pool: Pool::new(0),
-            nfs: Vec::new(),
-            holders: Vec::new(),
-            resets: Vec::new(),
-            leaves: Vec::new(),
-            slots: HashMap::new(),
-            turn: 0,
-            setup: Histogram::default(),
-        }
-    }
-
-    fn timeouts(&self) -> Timeouts {
-        let pool = &self.table.pool;
-        Timeouts { tcp_ms: pool.tcp_idle_ms.into(), half_open_ms: pool.half_open_ms.into(), other_ms: pool.idle_ms.into() }
-    }
-
-    fn counters(&self, thread: usize) -> &PoolCounters {
-        &self.table.counters[thread]
-    }
-
-    /// Whether this record of a connection refers to a present member.
-    fn holds(&self, seat: &Seat) -> bool {
-        seat.slot != LOST && (self.class.is_none() || seat.slot == FALLEN_BACK || self.classes.turn(seat.slot.into()) == seat.turn)
-    }
-
-    /// The member of a packet's class, if it accepts further connections.
-    fn of_class(&self, asked: &Asked<'_>) -> Option<u32> {
-        let slot = self.classes.find(&ClassKey::of(self.class?, asked.key, asked.terms.tenant))?;
-        (self.pool.state(slot) == State::Assigned && !self.leaves[slot as usize]).then_some(slot)
-    }
-
-    /// Removes a member for good; the reader of its handle stops it.
-    fn let_go(&mut self, slot: u32) {
-        self.pool.leave(slot);
-        if let Some(handle) = self.nfs[slot as usize].take() {
-            self.slots.remove(&handle.number);
-            handle.dismissed.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Publishes the counts by state.
-    fn show(&self, thread: usize) {
-        let counters = self.counters(thread);
-        let count = |state| self.pool.count(state);
-        counters.idle.store(count(State::Idle), Ordering::Relaxed);
-        counters.assigned.store(count(State::Assigned), Ordering::Relaxed);
-        counters.lingering.store(count(State::Lingering), Ordering::Relaxed);
-        counters.resetting.store(count(State::Draining) + count(State::Resetting), Ordering::Relaxed);
-    }
-}
-
 /// The director of one thread; see the module.
 #[derive(Debug)]
 pub struct Director {
@@ -243,7 +102,7 @@ pub struct Director {
     most: usize,
     most_paths: usize,
     keys: HashKeys,
-    pools: Vec<Option<Seats>>,
+    pools: Vec<Option<Members>>,
     per_flow: bool,
     connections: Connections,
     ways: Ways,
@@ -299,11 +158,11 @@ impl Director {
         }
     }
 
-    fn seats(&self, service: u16) -> Option<&Seats> {
+    fn members(&self, service: u16) -> Option<&Members> {
         self.pools.get(service as usize)?.as_ref()
     }
 
-    fn seats_mut(&mut self, service: u16) -> Option<&mut Seats> {
+    fn members_mut(&mut self, service: u16) -> Option<&mut Members> {
         self.pools.get_mut(service as usize)?.as_mut()
     }
 
@@ -331,23 +190,24 @@ impl Director {
             self.has_ways = true;
             self.ways = Ways::new(self.most_paths);
         }
-        let changes_kind =
-            self.pools[at].as_ref().is_none_or(|seats| seats.table.per != table.per || seats.table.pool.class != table.pool.class);
+        let changes_kind = self.pools[at]
+            .as_ref()
+            .is_none_or(|members| members.table.per != table.per || members.table.pool.class != table.pool.class);
         if changes_kind {
             if self.pools[at].is_some() {
-                let known: Vec<u32> = self.pools[at].iter().flat_map(|seats| seats.slots.values().copied()).collect();
+                let known: Vec<u32> = self.pools[at].iter().flat_map(|members| members.slots.values().copied()).collect();
                 known.into_iter().for_each(|slot| self.leave(service, slot, flows));
                 // Connections of a former class pool hold no member of the new one.
                 self.connections.lose(service);
             }
-            self.pools[at] = (table.per != Per::Shared).then(|| Seats::new(table.clone()));
+            self.pools[at] = (table.per != Per::Shared).then(|| Members::new(table.clone()));
             // Only flows of chains with the service are decided again.
             self.ends.push(End::Service(service));
         }
-        self.per_flow = self.pools.iter().flatten().any(|seats| seats.table.per.is_held());
+        self.per_flow = self.pools.iter().flatten().any(|members| members.table.per.is_held());
         let part = self.part;
-        let Some(seats) = self.seats_mut(service) else { return };
-        let former = std::mem::replace(&mut seats.table, table.clone());
+        let Some(members) = self.members_mut(service) else { return };
+        let former = std::mem::replace(&mut members.table, table.clone());
         if !table.per.is_held() {
             if former.members != table.members {
                 self.ends.push(End::Service(service));
@@ -356,48 +216,48 @@ impl Director {
         }
         let mine = |member: &&PoolMember| part.has(member.part as usize);
         let here: HashSet<u16> = table.members.iter().filter(mine).map(|m| m.nf).collect();
-        let gone: Vec<u32> = seats.slots.iter().filter(|(nf, _)| !here.contains(nf)).map(|(_, slot)| *slot).collect();
+        let gone: Vec<u32> = members.slots.iter().filter(|(nf, _)| !here.contains(nf)).map(|(_, slot)| *slot).collect();
         // Chains begin or cease to bypass the pool when it becomes empty or not.
         let ends = (former.members.is_empty() != table.members.is_empty()).then_some(End::Service(service));
         self.ends.extend(ends);
         gone.into_iter().for_each(|slot| self.leave(service, slot, flows));
-        let Some(seats) = self.seats_mut(service) else { return };
+        let Some(members) = self.members_mut(service) else { return };
         for member in table.members.iter().filter(mine) {
             let Some(Some(end)) = nfs.get(member.nf as usize) else { continue };
             if member.leaves {
-                match seats.slots.get(&member.nf).copied() {
-                    Some(slot) if seats.pool.state(slot) != State::Idle => seats.leaves[slot as usize] = true,
-                    Some(slot) => seats.let_go(slot),
+                match members.slots.get(&member.nf).copied() {
+                    Some(slot) if members.pool.state(slot) != State::Idle => members.leaves[slot as usize] = true,
+                    Some(slot) => members.let_go(slot),
                     None => end.handle.dismissed.store(true, Ordering::Relaxed),
                 }
                 continue;
             }
-            if seats.slots.contains_key(&member.nf) || end.handle.dismissed.load(Ordering::Relaxed) {
+            if members.slots.contains_key(&member.nf) || end.handle.dismissed.load(Ordering::Relaxed) {
                 continue;
             }
-            let slot = match seats.pool.vacant() {
+            let slot = match members.pool.vacant() {
                 Some(slot) => slot,
-                None if seats.nfs.len() >= usize::from(FALLEN_BACK) => continue,
+                None if members.nfs.len() >= usize::from(FALLEN_BACK) => continue,
                 None => {
-                    let most = (seats.nfs.len() * 2).clamp(16, FALLEN_BACK.into());
-                    seats.pool.extend(most);
-                    seats.nfs.resize(most, None);
-                    seats.holders.resize(most, NONE);
-                    seats.resets.resize(most, 0);
-                    seats.leaves.resize(most, false);
-                    if seats.class.is_some() {
-                        seats.classes.extend(most);
+                    let most = (members.nfs.len() * 2).clamp(16, FALLEN_BACK.into());
+                    members.pool.extend(most);
+                    members.nfs.resize(most, None);
+                    members.holders.resize(most, NONE);
+                    members.resets.resize(most, 0);
+                    members.leaves.resize(most, false);
+                    if members.class.is_some() {
+                        members.classes.extend(most);
                     }
-                    seats.pool.vacant().unwrap_or(0)
+                    members.pool.vacant().unwrap_or(0)
                 }
             };
-            seats.pool.join(slot);
-            seats.nfs[slot as usize] = Some(end.handle.clone());
-            seats.holders[slot as usize] = NONE;
-            seats.leaves[slot as usize] = false;
-            seats.slots.insert(member.nf, slot);
+            members.pool.join(slot);
+            members.nfs[slot as usize] = Some(end.handle.clone());
+            members.holders[slot as usize] = NONE;
+            members.leaves[slot as usize] = false;
+            members.slots.insert(member.nf, slot);
         }
-        let (most, wait) = (seats.nfs.len(), seats.table.pool.queue as usize);
+        let (most, wait) = (members.nfs.len(), members.table.pool.queue as usize);
         self.draining.reserve(most);
         self.waiting.reserve(service, wait);
         self.freed = true;
@@ -409,21 +269,21 @@ impl Director {
     fn leave(&mut self, service: u16, slot: u32, flows: &mut FlowTable) {
         self.moved = self.moved.wrapping_add(1);
         self.stirred = true;
-        let Some(seats) = self.seats_mut(service) else { return };
-        let was = seats.pool.leave(slot);
-        let nf = seats.nfs[slot as usize].take().map(|handle| handle.number);
+        let Some(members) = self.members_mut(service) else { return };
+        let was = members.pool.leave(slot);
+        let nf = members.nfs[slot as usize].take().map(|handle| handle.number);
         if let Some(nf) = nf {
-            seats.slots.remove(&nf);
+            members.slots.remove(&nf);
         }
-        if seats.class.is_some() {
-            seats.classes.lose(slot);
+        if members.class.is_some() {
+            members.classes.lose(slot);
             // Flows of its connections are decided again.
             self.ends.extend(nf.filter(|_| was != State::Idle).map(End::Nf));
             return;
         }
-        let holder = std::mem::replace(&mut seats.holders[slot as usize], NONE);
+        let holder = std::mem::replace(&mut members.holders[slot as usize], NONE);
         if let Some(connection) = self.connections.get_mut(holder) {
-            connection.seats_mut().iter_mut().filter(|seat| seat.service == service).for_each(|seat| seat.slot = LOST);
+            connection.members_mut().iter_mut().filter(|held| held.service == service).for_each(|held| held.slot = LOST);
             forget(connection, flows);
         }
     }
@@ -432,10 +292,10 @@ impl Director {
     #[cold]
     pub fn dismiss(&mut self, service: u16, n: u32) {
         self.stirred = true;
-        let Some(seats) = self.seats_mut(service) else { return };
+        let Some(members) = self.members_mut(service) else { return };
         for _ in 0..n {
-            let Some(slot) = seats.pool.dismiss() else { return };
-            seats.let_go(slot);
+            let Some(slot) = members.pool.dismiss() else { return };
+            members.let_go(slot);
         }
     }
 
@@ -443,11 +303,11 @@ impl Director {
     fn end(&mut self, place: u32, now_ns: u64) {
         let Some(connection) = self.connections.get(place) else { return };
         let mut linger_ms = 0;
-        for seat in connection.seats() {
-            let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
-            linger_ms = linger_ms.max(seats.table.pool.linger_ms);
-            if seats.class.is_none() {
-                seats.pool.linger(seat.slot.into());
+        for held in connection.members() {
+            let Some(Some(members)) = self.pools.get_mut(held.service as usize) else { continue };
+            linger_ms = linger_ms.max(members.table.pool.linger_ms);
+            if members.class.is_none() {
+                members.pool.linger(held.slot.into());
             }
         }
         self.connections.enqueue(place, now_ns + u64::from(linger_ms) * 1_000_000);
@@ -464,16 +324,16 @@ impl Director {
     fn release(&mut self, place: u32, flows: &mut FlowTable) {
         let Some(connection) = self.connections.get_mut(place) else { return };
         forget(connection, flows);
-        for seat in connection.seats_mut() {
-            let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
+        for held in connection.members_mut() {
+            let Some(Some(members)) = self.pools.get_mut(held.service as usize) else { continue };
             // From here on the connection no longer holds it.
-            let slot = std::mem::replace(&mut seat.slot, LOST);
-            if seats.class.is_some() && !seats.classes.rise(slot.into(), seat.turn) {
+            let slot = std::mem::replace(&mut held.slot, LOST);
+            if members.class.is_some() && !members.classes.rise(slot.into(), held.turn) {
                 continue;
             }
-            if seats.pool.drain(slot.into()) {
-                seats.holders[slot as usize] = NONE;
-                self.draining.push_back((seat.service, slot.into()));
+            if members.pool.drain(slot.into()) {
+                members.holders[slot as usize] = NONE;
+                self.draining.push_back((held.service, slot.into()));
             }
         }
         self.moved = self.moved.wrapping_add(1);
@@ -490,7 +350,7 @@ impl Director {
             let Some(at) = place else { return };
             place = self.connections.next_ended(at);
             self.cut_at = Some(at);
-            let wanted = self.connections.get(at).is_some_and(|c| c.seats().iter().any(|seat| self.wants_back(seat)));
+            let wanted = self.connections.get(at).is_some_and(|c| c.members().iter().any(|held| self.wants_back(held)));
             if wanted {
                 self.release(at, flows);
             }
@@ -498,11 +358,11 @@ impl Director {
     }
 
     /// Whether a lingering member is needed.
-    fn wants_back(&self, seat: &Seat) -> bool {
-        let Some(seats) = self.seats(seat.service).filter(|seats| seats.class.is_none()) else { return false };
-        let count = |state| seats.pool.count(state) as usize;
-        let waiting = self.waiting.flows_of(seat.service).max(1);
-        seats.pool.state(seat.slot.into()) == State::Lingering
+    fn wants_back(&self, held: &Holding) -> bool {
+        let Some(members) = self.members(held.service).filter(|members| members.class.is_none()) else { return false };
+        let count = |state| members.pool.count(state) as usize;
+        let waiting = self.waiting.flows_of(held.service).max(1);
+        members.pool.state(held.slot.into()) == State::Lingering
             && count(State::Idle) + count(State::Draining) + count(State::Resetting) < waiting
     }
 
@@ -510,9 +370,9 @@ impl Director {
     fn make_new(&mut self, now_ns: u64) {
         for _ in 0..self.draining.len().min(DRAINED) {
             let Some((service, slot)) = self.draining.pop_front() else { return };
-            let Some(Some(seats)) = self.pools.get_mut(service as usize) else { continue };
+            let Some(Some(members)) = self.pools.get_mut(service as usize) else { continue };
             let Some(handle) =
-                seats.nfs.get(slot as usize).and_then(Option::as_ref).filter(|_| seats.pool.state(slot) == State::Draining)
+                members.nfs.get(slot as usize).and_then(Option::as_ref).filter(|_| members.pool.state(slot) == State::Draining)
             else {
                 continue;
             };
@@ -521,28 +381,28 @@ impl Director {
                 self.draining.push_back((service, slot));
                 continue;
             }
-            let leaves = seats.leaves[slot as usize];
+            let leaves = members.leaves[slot as usize];
             if !leaves {
-                seats.pool.reset(slot);
+                members.pool.reset(slot);
             }
-            let counters = &seats.table.counters[self.thread];
+            let counters = &members.table.counters[self.thread];
             counters.ended.add(1);
-            counters.lifetimes_ns.add(now_ns.saturating_sub(seats.pool.since_ns(slot)));
-            match seats.table.pool.isolation {
-                _ if leaves => seats.let_go(slot),
+            counters.lifetimes_ns.add(now_ns.saturating_sub(members.pool.since_ns(slot)));
+            match members.table.pool.isolation {
+                _ if leaves => members.let_go(slot),
                 Isolation::Reset => {
                     // Never the initial word of a process.
-                    let word = seats.resets[slot as usize].wrapping_add(1).max(1);
-                    seats.resets[slot as usize] = word;
+                    let word = members.resets[slot as usize].wrapping_add(1).max(1);
+                    members.resets[slot as usize] = word;
                     // Release: pairs with the library's read, which follows its read of further
                     // packets.
                     handle.region.page.control(Control::Reset).store(word, Ordering::Release);
-                    seats.pool.ready(slot);
+                    members.pool.ready(slot);
                     self.freed = true;
                 }
                 Isolation::Strict => {
-                    handle.condemn(Sentence::Spent);
-                    seats.table.bell.iter().for_each(|bell| bell.ring());
+                    handle.ask_to_stop(StopReason::Spent);
+                    members.table.waker.iter().for_each(|waker| waker.wake());
                 }
             }
             self.stirred = true;
@@ -558,7 +418,7 @@ impl Director {
 
     /// Gives a connection a member of each pooled service of a chain that it lacks.
     /// Returns its index and one of these services; or another decision about the packet.
-    fn seat(
+    fn find_members(
         &mut self,
         chain: &Chain,
         found: Option<u32>,
@@ -569,45 +429,46 @@ impl Director {
     ) -> Result<(u32, Option<u16>), Decision> {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: a waiting connection holds no member for which another waits.
-        let mut lacking = [(0u16, Finds::Idle); SEATS];
+        let mut lacking = [(0u16, Finds::Idle); MOST_MEMBERS];
         let (mut n, mut lacked) = (0, false);
         for service in &chain.services {
-            let Some(seats) = self.seats(*service).filter(|seats| seats.table.per.is_held()) else { continue };
-            let has =
-                known.and_then(|c| c.seats().iter().find(|seat| seat.service == *service)).is_some_and(|seat| seats.holds(seat));
+            let Some(members) = self.members(*service).filter(|members| members.table.per.is_held()) else { continue };
+            let has = known
+                .and_then(|c| c.members().iter().find(|held| held.service == *service))
+                .is_some_and(|held| members.holds(held));
             if has || lacking[..n].iter().any(|(other, _)| other == service) {
                 continue;
             }
             if known.is_some_and(|c| c.life.has_ended()) {
                 // A late packet takes no other member.
-                seats.counters(self.thread).drops.add(1);
+                members.counters(self.thread).drops.add(1);
                 return Err(Decision::Drop(Refusal::NoneIdle));
             }
-            let bypassed = seats.table.members.is_empty() && chain.on_failure == OnFailure::Bypass;
+            let bypassed = members.table.members.is_empty() && chain.on_failure == OnFailure::Bypass;
             if bypassed {
                 continue;
             }
-            if n == SEATS || known.is_some_and(|c| c.seat(*service).is_none() && c.room() <= n) {
+            if n == MOST_MEMBERS || known.is_some_and(|c| c.member(*service).is_none() && c.room() <= n) {
                 return Err(Decision::Drop(Refusal::NoPath));
             }
-            if let Some(slot) = seats.of_class(asked) {
+            if let Some(slot) = members.of_class(asked) {
                 lacking[n] = (*service, Finds::Class(slot));
                 n += 1;
                 continue;
             }
             let others_wait = self.waiting.of(*service) > 0 && !asked.has_waited;
-            let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
-            lacked |= seats.pool.count(State::Idle) == 0 && seats.pool.count(State::Lingering) > 0;
+            let idle = members.pool.count(State::Idle) > 0 && !others_wait;
+            lacked |= members.pool.count(State::Idle) == 0 && members.pool.count(State::Lingering) > 0;
             if !idle {
-                seats.table.lacks_one();
+                members.table.lacks_one();
             }
-            match seats.table.pool.when_empty {
+            match members.table.pool.when_empty {
                 WhenEmpty::Wait if !idle => {
                     self.lacked |= lacked;
                     return Err(self.waits_for(*service, chain, asked));
                 }
                 WhenEmpty::Drop if !idle => {
-                    seats.counters(self.thread).drops.add(1);
+                    members.counters(self.thread).drops.add(1);
                     self.lacked |= lacked;
                     return Err(Decision::Drop(Refusal::NoneIdle));
                 }
@@ -628,11 +489,11 @@ impl Director {
         let mut first = None;
         for (service, finds) in &lacking[..n] {
             let preferred =
-                self.connections.get(place).and_then(|c| c.seats().iter().map(|s| s.slot).find(|slot| *slot < FALLEN_BACK));
-            let Some(Some(seats)) = self.pools.get_mut(*service as usize) else { continue };
-            let counters = &seats.table.counters[self.thread];
+                self.connections.get(place).and_then(|c| c.members().iter().map(|s| s.slot).find(|slot| *slot < FALLEN_BACK));
+            let Some(Some(members)) = self.pools.get_mut(*service as usize) else { continue };
+            let counters = &members.table.counters[self.thread];
             let slot = match finds {
-                Finds::Idle => seats.pool.take(preferred.map(u32::from), now_ns),
+                Finds::Idle => members.pool.take(preferred.map(u32::from), now_ns),
                 Finds::Class(slot) => Some(*slot),
                 Finds::Nobody => None,
             };
@@ -643,22 +504,22 @@ impl Director {
                         counters.activations.add(1);
                         first.get_or_insert(*service);
                     }
-                    if let Some(handle) = &seats.nfs[slot as usize] {
+                    if let Some(handle) = &members.nfs[slot as usize] {
                         let changes = if joins { handle.join(asked.terms.weight) } else { handle.assign(asked.terms.weight) };
-                        if changes && let Some(assigned) = &seats.table.assigned {
+                        if changes && let Some(assigned) = &members.table.assigned {
                             assigned.tell(handle.number);
                         }
                         if !joins && handle.wakeup.is_some() {
                             handle.start.begin(asked.terms.wakeup);
                         }
                     }
-                    match seats.class {
-                        None => seats.holders[slot as usize] = place,
+                    match members.class {
+                        None => members.holders[slot as usize] = place,
                         Some(class) => {
                             if matches!(finds, Finds::Idle) {
-                                seats.classes.give(ClassKey::of(class, asked.key, asked.terms.tenant), slot);
+                                members.classes.give(ClassKey::of(class, asked.key, asked.terms.tenant), slot);
                             }
-                            seats.classes.sit(slot);
+                            members.classes.join(slot);
                         }
                     }
                     slot as u16
@@ -668,9 +529,9 @@ impl Director {
                     FALLEN_BACK
                 }
             };
-            let turn = seats.classes.turn(slot.into());
+            let turn = members.classes.turn(slot.into());
             if let Some(connection) = self.connections.get_mut(place) {
-                connection.sit(Seat { service: *service, slot, turn });
+                connection.assign(Holding { service: *service, slot, turn });
             }
         }
         self.stirred |= n > 0;
@@ -691,19 +552,19 @@ impl Director {
         for (i, service) in chain.services.iter().enumerate() {
             let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
                 None => shared(env.tables, *service, hash, old.and_then(|p| p.hops.get(i)).map(|hop| hop.nf)),
-                Some(seats) => match seats.table.per {
-                    Per::Flow | Per::Class => match self.connections.get(place).and_then(|c| c.seat(*service)) {
-                        Some(FALLEN_BACK) => seats.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None)),
-                        Some(slot) => seats.nfs.get(slot as usize).and_then(Option::as_ref).map(|handle| handle.number),
+                Some(members) => match members.table.per {
+                    Per::Flow | Per::Class => match self.connections.get(place).and_then(|c| c.member(*service)) {
+                        Some(FALLEN_BACK) => members.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None)),
+                        Some(slot) => members.nfs.get(slot as usize).and_then(Option::as_ref).map(|handle| handle.number),
                         None => None,
                     },
                     Per::RoundRobin => {
-                        seats.turn += 1;
-                        let members = &seats.table.members;
-                        (!members.is_empty()).then(|| members[seats.turn % members.len()].nf)
+                        members.turn += 1;
+                        let all = &members.table.members;
+                        (!all.is_empty()).then(|| all[members.turn % all.len()].nf)
                     }
                     Per::Rss | Per::Shared => {
-                        let members = &seats.table.members;
+                        let members = &members.table.members;
                         (!members.is_empty()).then(|| members[hash as usize % members.len()].nf)
                     }
                 },
@@ -737,7 +598,7 @@ impl ChooseInstances for Director {
 
     #[inline]
     fn concerns(&self, chain: &Chain) -> bool {
-        !self.pools.is_empty() && chain.services.iter().any(|service| self.seats(*service).is_some())
+        !self.pools.is_empty() && chain.services.iter().any(|service| self.members(*service).is_some())
     }
 
     #[inline]
@@ -767,7 +628,7 @@ impl ChooseInstances for Director {
         let mut place = NONE;
         let mut is_new = None;
         let mut ends = false;
-        if self.per_flow && chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per.is_held())) {
+        if self.per_flow && chain.services.iter().any(|s| self.members(*s).is_some_and(|members| members.table.per.is_held())) {
             let (key, direction) = asked.key.connection();
             let hash = key.hash(&self.keys);
             let mut found = self.connections.find(&key, hash);
@@ -790,7 +651,7 @@ impl ChooseInstances for Director {
                 // Earlier packets of it are still queued.
                 return self.waits_for(service, chain, asked);
             }
-            match self.seat(chain, found, (key, hash), asked, now_ms, now_ns) {
+            match self.find_members(chain, found, (key, hash), asked, now_ms, now_ns) {
                 Ok((at, first)) => (place, is_new) = (at, first),
                 Err(instead) => return instead,
             }
@@ -805,7 +666,7 @@ impl ChooseInstances for Director {
             connection.seen_ms = now_ms;
         }
         let whole = matches!(decision, Decision::Path(_));
-        let in_turn = chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::RoundRobin));
+        let in_turn = chain.services.iter().any(|s| self.members(*s).is_some_and(|members| members.table.per == Per::RoundRobin));
         // Flows with a half-open TCP connection or packets in turn are decided again.
         if whole && asked.settles && !in_turn && (place == NONE || asked.flags & tcp::SYN == 0) {
             if let Some(connection) = self.connections.get_mut(place) {
@@ -826,9 +687,9 @@ impl ChooseInstances for Director {
             self.end(place, now_ns);
         }
         if let Some(service) = is_new
-            && let Some(seats) = self.seats_mut(service)
+            && let Some(members) = self.members_mut(service)
         {
-            seats.setup.record(env.clock.now_ns().saturating_sub(asked.since_ns));
+            members.setup.record(env.clock.now_ns().saturating_sub(asked.since_ns));
         }
         decision
     }
@@ -858,7 +719,7 @@ impl ChooseInstances for Director {
             self.make_new(now_ns);
         }
         if std::mem::take(&mut self.stirred) {
-            self.pools.iter().flatten().for_each(|seats| seats.show(self.thread));
+            self.pools.iter().flatten().for_each(|members| members.show(self.thread));
         }
     }
 
@@ -878,7 +739,7 @@ impl ChooseInstances for Director {
             self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
             let place = self.hand;
             let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
-            let longest = connection.seats().iter().filter_map(|seat| Some(self.seats(seat.service)?.timeouts()));
+            let longest = connection.members().iter().filter_map(|held| Some(self.members(held.service)?.timeouts()));
             // Without pools the default timeouts apply.
             let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
             let timeout = connection.life.timeout_ms(&timeouts);
@@ -913,7 +774,7 @@ impl ChooseInstances for Director {
     }
 
     fn setups(&self) -> Vec<(u16, Histogram)> {
-        self.pools.iter().flatten().map(|seats| (seats.table.service, seats.setup.clone())).collect()
+        self.pools.iter().flatten().map(|members| (members.table.service, members.setup.clone())).collect()
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

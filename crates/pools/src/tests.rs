@@ -4,10 +4,14 @@ use sluice_policy::sched::priority::Weight;
 
 use super::waiting::LONGEST_WAIT_NS;
 use super::*;
+use sluice_api::config as model;
+use sluice_config::class::Class;
+use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::chain::{ChainCounters, Member};
 use sluice_dataplane::classify::rule::Terms;
 use sluice_dataplane::fake::{self, Fake};
 use sluice_dataplane::frame::Packet;
+use sluice_dataplane::waker::Waker;
 
 const MS: u64 = 1_000_000;
 /// Idle timeout of the flow table, in milliseconds.
@@ -25,7 +29,7 @@ struct Rig {
     assigned: Arc<Assigned>,
     terms: Terms,
     per: Per,
-    bell: Arc<Bell>,
+    waker: Arc<Waker>,
 }
 
 fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
@@ -72,7 +76,7 @@ impl Rig {
             counters: (0..2).map(|_| [PoolCounters::default()].into()).collect(),
             assigned: Arc::new(Assigned::new(32)),
             terms: Terms::default(),
-            bell: Arc::new(Bell::new(Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()))),
+            waker: Arc::new(Waker::new(Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()))),
         };
         rig.has(0, 0..8, &pool);
         rig.has(1, 8..16, &pool);
@@ -93,7 +97,7 @@ impl Rig {
             members: members.into_iter().map(|nf| PoolMember { nf, part: nf, leaves: leaves.contains(&nf) }).collect(),
             counters: self.counters[service as usize].clone(),
             assigned: Some(self.assigned.clone()),
-            bell: Some(self.bell.clone()),
+            waker: Some(self.waker.clone()),
         };
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows, &self.registry);
     }
@@ -133,7 +137,7 @@ impl Rig {
     }
 
     fn count(&self, state: State) -> u32 {
-        self.director.pools.iter().flatten().map(|seats| seats.pool.count(state)).sum()
+        self.director.pools.iter().flatten().map(|members| members.pool.count(state)).sum()
     }
 }
 
@@ -316,14 +320,14 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
 }
 
 #[test]
-fn a_strict_member_is_condemned_and_idle_members_are_let_go() {
+fn a_strict_member_is_stopped_and_idle_members_are_let_go() {
     let strict = model::Pool { isolation: Isolation::Strict, ..drops() };
     let mut rig = Rig::new(strict);
     let met = rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!((rig.count(State::Resetting), rig.count(State::Idle)), (2, 14));
     let handle = |nf: u16| rig.nfs[nf as usize].as_ref().unwrap().handle.clone();
-    assert_eq!(handle(met[0]).sentence(), Sentence::Spent);
+    assert_eq!(handle(met[0]).stop_reason(), StopReason::Spent);
     let handles: Vec<_> = (0..8).map(handle).collect();
     rig.director.dismiss(0, 3);
     assert_eq!(handles.iter().filter(|h| h.dismissed.load(Ordering::Relaxed)).count(), 3);
@@ -348,10 +352,10 @@ fn members_of_a_former_version_keep_their_flows_and_get_no_others() {
     );
     rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
-    assert_eq!((let_go(&rig), rig.director.seats(0).unwrap().pool.size()), (7, 1));
+    assert_eq!((let_go(&rig), rig.director.members(0).unwrap().pool.size()), (7, 1));
     // A second change before they are gone does not bring them back.
     rig.has_and_leaves(0, 0..8, &old, &drops());
-    assert_eq!(rig.director.seats(0).unwrap().pool.size(), 1);
+    assert_eq!(rig.director.members(0).unwrap().pool.size(), 1);
 }
 
 fn classes() -> model::Pool {
@@ -380,17 +384,17 @@ fn the_bell_rings_where_there_may_be_more_members_and_where_one_is_spent() {
     let mut rig = Rig::new(eight.clone());
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::SYN).unwrap()));
     rig.packet(0, 8, false, tcp::SYN).unwrap_err();
-    assert!(!rig.bell.take(), "there are as many as there may be");
+    assert!(!rig.waker.take(), "there are as many as there may be");
     rig.has(0, 0..7, &eight);
     rig.packet(0, 9, false, tcp::SYN).unwrap_err();
-    assert!(rig.bell.take());
+    assert!(rig.waker.take());
 
     let mut rig = Rig::new(model::Pool { isolation: Isolation::Strict, ..drops() });
     rig.packet(0, 0, false, tcp::SYN).unwrap();
     rig.packet(0, 0, false, tcp::RST).unwrap();
-    assert!(!rig.bell.is_rung());
+    assert!(!rig.waker.is_called());
     rig.step();
-    assert!(rig.bell.take());
+    assert!(rig.waker.take());
 }
 
 #[test]
@@ -589,8 +593,8 @@ proptest! {
                     if let Ok(nfs) = rig.packet(chain, n, back, flags) {
                         let (connection, _) = key(n, back).connection();
                         for nf in nfs.into_iter().filter(|nf| *nf < 16) {
-                            let seats = rig.director.seats(nf / 8).unwrap();
-                            let holder = seats.holders[seats.slots[&nf] as usize];
+                            let members = rig.director.members(nf / 8).unwrap();
+                            let holder = members.holders[members.slots[&nf] as usize];
                             prop_assert_eq!(rig.director.connections.get(holder).unwrap().key, connection);
                         }
                     }
@@ -609,8 +613,8 @@ proptest! {
                 }
             }
             let there = living.iter().filter(|is| **is).count() as u32;
-            prop_assert_eq!(rig.director.seats(0).unwrap().pool.size(), there);
-            prop_assert_eq!(rig.director.seats(1).unwrap().pool.size(), 8);
+            prop_assert_eq!(rig.director.members(0).unwrap().pool.size(), there);
+            prop_assert_eq!(rig.director.members(1).unwrap().pool.size(), 8);
         }
         // When all have ended, all are idle.
         for n in 0..12 {

@@ -228,11 +228,11 @@ impl Director {
         let thread = self.thread;
         let Arrival { packet, key, flags, tcp } = *arrival;
         let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
-        let Some(seats) = self.seats(wanted.service) else { return Some(waiting) };
-        let most = seats.table.pool.queue;
-        seats.counters(thread).waits.add(1);
+        let Some(members) = self.members(wanted.service) else { return Some(waiting) };
+        let most = members.table.pool.queue;
+        members.counters(thread).waits.add(1);
         // A member may have become idle since that decision.
-        self.freed |= seats.pool.count(State::Idle) > 0;
+        self.freed |= members.pool.count(State::Idle) > 0;
         let (connection, _) = key.connection();
         let gone = self.waiting.push(connection, waiting, most)?;
         self.count_drop(gone.wanted.service);
@@ -240,8 +240,8 @@ impl Director {
     }
 
     fn count_drop(&self, service: u16) {
-        if let Some(seats) = self.seats(service) {
-            seats.counters(self.thread).drops.add(1);
+        if let Some(members) = self.members(service) {
+            members.counters(self.thread).drops.add(1);
         }
     }
 
@@ -270,10 +270,10 @@ impl Director {
     /// [`ChooseInstances::wanted`](sluice_dataplane::steer::ChooseInstances::wanted) reports.
     pub(super) fn waits_on(&mut self, waiting: &Waiting) {
         let lacking = self.wanted.service;
-        let seats = self.seats(lacking);
-        let most = seats.map_or(0, |seats| seats.table.pool.queue);
+        let members = self.members(lacking);
+        let most = members.map_or(0, |members| members.table.pool.queue);
         // Flows of another class may have a member of their class by now.
-        let alone = seats.is_some_and(|seats| seats.class.is_some());
+        let alone = members.is_some_and(|members| members.class.is_some());
         self.waiting.pass(waiting.wanted.service, lacking, most, alone);
     }
 }

@@ -31,9 +31,9 @@ use sluice_openflow::switch::{Event, Plant, Port, Switch};
 use sluice_openflow::table::{Count, Counts};
 use sluice_shm::clock::monotonic_ns;
 
-use super::adviser::{Adviser, Homes};
-use super::asker::{NOT_HELD, Question};
 use super::entry::{self, CHAIN_BASE, number_of, port_of, port_of_chain};
+use super::packet_in::{NOT_HELD, Question};
+use super::threads::{Homes, RxThreads};
 use super::{Seen, Topology};
 use crate::advice::{Advice, Answer, Meanwhile};
 use sluice_api::config::{Fail, Miss, Openflow};
@@ -59,7 +59,7 @@ const COMPILE_PART: u64 = 10;
 const GRACE_MS: u64 = 1_000;
 
 struct View<'a> {
-    adviser: &'a Adviser,
+    threads: &'a RxThreads,
     topology: &'a Topology,
     started_ms: u64,
     now_ms: u64,
@@ -67,7 +67,7 @@ struct View<'a> {
 
 impl Counts for View<'_> {
     fn count(&self, number: u32) -> Count {
-        let (packets, bytes, seen_ms) = self.adviser.line().tally.get(number);
+        let (packets, bytes, seen_ms) = self.threads.line().tally.get(number);
         Count { packets, bytes, seen_ms }
     }
 }
@@ -108,7 +108,7 @@ impl Plant for View<'_> {
 
     fn table_counts(&self) -> (u64, u64) {
         let received = |p: &super::PortView| p.counters.iter().map(|c| c.rx_packets.get()).sum::<u64>();
-        (self.topology.ports.iter().map(received).sum(), self.adviser.line().tally.total())
+        (self.topology.ports.iter().map(received).sum(), self.threads.line().tally.total())
     }
 }
 
@@ -134,7 +134,7 @@ struct Logged {
 pub(super) struct Speaker {
     config: Openflow,
     address: (String, u16),
-    adviser: Adviser,
+    threads: RxThreads,
     homes: Homes,
     changes: Receiver<Topology>,
     seen: Arc<Seen>,
@@ -172,7 +172,7 @@ impl Speaker {
     pub(super) fn new(
         config: Openflow,
         address: (String, u16),
-        adviser: Adviser,
+        threads: RxThreads,
         changes: Receiver<Topology>,
         seen: Arc<Seen>,
         stop: Arc<AtomicBool>,
@@ -191,7 +191,7 @@ impl Speaker {
             retry_ms: config.retry_ms,
             config,
             address,
-            adviser,
+            threads,
             homes: Homes::new(HOMES),
             changes,
             seen,
@@ -359,7 +359,7 @@ impl Speaker {
                 return;
             }
             let Some((xid, message)) = line.session.next() else { return };
-            let view = View { adviser: &self.adviser, topology: &self.topology, started_ms: self.started_ms, now_ms: now };
+            let view = View { threads: &self.threads, topology: &self.topology, started_ms: self.started_ms, now_ms: now };
             let shown = matches!(message, Message::FlowMod(_));
             let mut events = Vec::new();
             self.switch.handle(xid, message, &view, now, &mut events);
@@ -385,7 +385,7 @@ impl Speaker {
                 let answer = self.answer_for(output);
                 let ingress = number_of(in_port).unwrap_or(0);
                 let queues = self.topology.ports.iter().find(|port| port.number == ingress).map_or(1, |port| port.counters.len());
-                self.adviser.inject(&self.homes, ingress, queues, answer, data);
+                self.threads.inject(&self.homes, ingress, queues, answer, data);
             }
             Event::Held { xid, buffer_id, output } => {
                 if self.held.remove(&buffer_id).is_none_or(|until| now > until) {
@@ -396,7 +396,7 @@ impl Speaker {
                     Some(output) => self.answer_for(output),
                     None => Some(Answer::Drop),
                 };
-                self.adviser.release(buffer_id, answer);
+                self.threads.release(buffer_id, answer);
             }
         }
     }
@@ -411,7 +411,7 @@ impl Speaker {
     }
 
     fn expire(&mut self, now: u64) {
-        let view = View { adviser: &self.adviser, topology: &self.topology, started_ms: self.started_ms, now_ms: now };
+        let view = View { threads: &self.threads, topology: &self.topology, started_ms: self.started_ms, now_ms: now };
         let mut events = Vec::new();
         self.switch.expire(&view, now, &mut events);
         self.held.retain(|_, until| now <= *until);
@@ -454,7 +454,7 @@ impl Speaker {
             entry
         });
         let advice = Arc::new(Advice::new(compiled, otherwise, meanwhile, away));
-        self.adviser.advise(&advice);
+        self.threads.advise(&advice);
         let numbers = self.switch.table_mut().take_retired();
         let former = std::mem::replace(&mut self.advice, advice);
         self.former.push_back(Former { advice: former, numbers });
@@ -482,11 +482,11 @@ impl Speaker {
 
     fn show_packets(&mut self, now: u64) {
         for _ in 0..QUESTIONS {
-            let Some(question) = self.adviser.line().next() else { return };
+            let Some(question) = self.threads.line().next() else { return };
             self.busy_ms = now;
             self.homes.note(&question);
             self.show(&question, now);
-            self.adviser.line().give_back(question);
+            self.threads.line().give_back(question);
         }
     }
 

@@ -15,10 +15,10 @@
 extern crate tracing;
 
 pub mod advice;
-pub mod adviser;
 mod agent;
-pub mod asker;
 pub mod entry;
+pub mod packet_in;
+pub mod threads;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -27,12 +27,12 @@ use std::thread::JoinHandle;
 
 use sluice_shm::clock::monotonic_ns;
 
-use adviser::Adviser;
 use sluice_api::config as model;
 use sluice_api::model as api;
 use sluice_api::parse;
 use sluice_dataplane::chain::Chain;
 use sluice_dataplane::queue::QueueCounters;
+use threads::RxThreads;
 
 /// A port of the configuration, as shown to the controller.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ struct Seen {
 /// The supervisor's handle of the agent.
 pub struct Agent {
     config: model::Openflow,
-    adviser: Adviser,
+    threads: RxThreads,
     seen: Arc<Seen>,
     topology: Sender<Topology>,
     stop: Arc<AtomicBool>,
@@ -81,16 +81,16 @@ impl Agent {
     ///
     /// # Errors
     /// If the system cannot start a thread.
-    pub fn start(config: &model::Openflow, adviser: Option<Adviser>) -> std::io::Result<Option<Self>> {
-        let (Some(adviser), Some(address)) = (adviser, config.controller.as_deref()) else { return Ok(None) };
+    pub fn start(config: &model::Openflow, threads: Option<RxThreads>) -> std::io::Result<Option<Self>> {
+        let (Some(threads), Some(address)) = (threads, config.controller.as_deref()) else { return Ok(None) };
         let address = parse::controller(address).map_err(std::io::Error::other)?;
         let seen = Arc::new(Seen::default());
         seen.since_ns.store(monotonic_ns(), Ordering::Relaxed);
         let stop = Arc::new(AtomicBool::new(false));
         let (topology, changes) = channel();
-        let agent = agent::Speaker::new(config.clone(), address, adviser.clone(), changes, seen.clone(), stop.clone());
+        let agent = agent::Speaker::new(config.clone(), address, threads.clone(), changes, seen.clone(), stop.clone());
         let thread = std::thread::Builder::new().name("sluice-openflow".into()).spawn(move || agent.run())?;
-        Ok(Some(Self { config: config.clone(), adviser, seen, topology, stop, thread: Some(thread) }))
+        Ok(Some(Self { config: config.clone(), threads, seen, topology, stop, thread: Some(thread) }))
     }
 
     /// Reports the present ports and chains to the agent.
@@ -111,11 +111,11 @@ impl Agent {
             problem: seen.problem.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             connections: count(&seen.connections),
             packet_ins: count(&seen.packet_ins),
-            dropped_packet_ins: count(&seen.unread) + self.adviser.line().missed(),
+            dropped_packet_ins: count(&seen.unread) + self.threads.line().missed(),
             flow_mods: count(&seen.flow_mods),
             errors: count(&seen.errors),
             entries: count(&seen.entries),
-            held: self.adviser.line().held(),
+            held: self.threads.line().held(),
         }
     }
 

@@ -164,7 +164,7 @@ pub struct Excess {
 
 /// The evaluation of one tenant.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Judged {
+pub struct Evaluation {
     pub tenant: String,
     /// Set while it leaves its profile.
     pub excess: Option<Excess>,
@@ -232,7 +232,7 @@ impl Watch {
 
     /// Evaluates the window from `began_ns` to `now_ns`. Returns one result per tenant with an SLO,
     /// in the order of `seen`. State of tenants that are not in `seen` is removed.
-    pub fn judge(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Judged> {
+    pub fn judge(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Evaluation> {
         self.tenants.retain(|name, _| seen.iter().any(|one| one.tenant == *name && one.terms.is_some()));
         let rogues: Vec<(&Seen, Cause)> = seen.iter().filter_map(|one| Some((one, one.rogue()?))).collect();
         let mut all = Vec::new();
@@ -257,7 +257,7 @@ impl Watch {
                 track.report(now_ns, |since_s, (measured, promised, cause)| Violation { what, measured, promised, since_s, cause })
             };
             let violations = [What::Throughput, What::Latency].into_iter().zip(&tenant.broken);
-            all.push(Judged {
+            all.push(Evaluation {
                 tenant: one.tenant.clone(),
                 excess: tenant.excess.report(now_ns, |since_s, (offered_pps, promised_pps)| Excess {
                     offered_pps,
@@ -320,7 +320,7 @@ mod tests {
     fn a_promise_that_is_kept_says_nothing() {
         let mut watch = Watch::default();
         let found = watch.judge(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
-        assert!(found.iter().all(|judged| judged.violations.is_empty() && judged.excess.is_none()));
+        assert!(found.iter().all(|evaluated| evaluated.violations.is_empty() && evaluated.excess.is_none()));
         assert_eq!((found[0].windows, found[0].violated), (1, [0, 0]));
         let stall = Seen { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
         assert!(watch.judge(S, 2 * S, std::slice::from_ref(&stall))[0].violations.is_empty(), "nothing came");
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn who_sends_more_has_a_right_to_what_was_promised() {
         let mut watch = Watch::default();
-        let broken = |found: &[Judged]| found[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
+        let broken = |found: &[Evaluation]| found[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
         let starved = Seen { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };
         let found = watch.judge(0, S, std::slice::from_ref(&starved));
         assert_eq!(broken(&found), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
@@ -382,7 +382,7 @@ mod tests {
         let free = Seen { terms: None, cpu: 0.2, part: 0.0, ..seen("free", 0.0, 0.0, 0.0) };
         let found = watch.judge(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
         assert_eq!(found.len(), 3, "a tenant without a promise is only blamed");
-        let cause = |found: &[Judged]| found[0].violations[0].cause.clone().unwrap();
+        let cause = |found: &[Evaluation]| found[0].violations[0].cause.clone().unwrap();
         assert_eq!((&*cause(&found).tenant, cause(&found).by), ("free", By::Cpu), "four times nothing is most");
         let found = watch.judge(S, 2 * S, &[victim.clone(), far.clone(), free]);
         assert_eq!(&*cause(&found).tenant, "free");

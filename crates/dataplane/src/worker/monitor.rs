@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Worker;
-use crate::handle::Sentence;
+use crate::handle::StopReason;
 
 /// Nanoseconds between two rounds of the Monitor role.
 pub(super) const MONITOR_NS: u64 = 1_000_000;
@@ -59,7 +59,7 @@ impl Worker {
             let stood_ns = now.saturating_sub(progress.since_ns);
             let is_too_long = self.setup.settings.stall_ms > 0 && stood_ns > self.setup.settings.stall_ms * 1_000_000;
             if is_too_long && !handle.was_never_woken(progress.since_ns) {
-                handle.condemn(Sentence::Stalled);
+                handle.ask_to_stop(StopReason::Stalled);
             }
         }
     }

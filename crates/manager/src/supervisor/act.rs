@@ -12,7 +12,7 @@ use super::nfs::{Action, Again, Event, HELLO_PATIENCE, Nf};
 use super::notice::Kind;
 use crate::controller::events::Subject;
 use sluice_api::model::EventKind;
-use sluice_dataplane::handle::Sentence;
+use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::succession::Succession;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::process::Proc;
@@ -53,7 +53,7 @@ impl Supervisor {
                 let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
                 self.host.notices.print(Kind::Silent(nf.service), line);
             }
-            Action::TellStopped(sentence) => self.host.notices.print(Kind::Stopped(nf.service), || stopped(nf, sentence)),
+            Action::TellStopped(stop_reason) => self.host.notices.print(Kind::Stopped(nf.service), || stopped(nf, stop_reason)),
             Action::Settle => self.settle(number),
             Action::ForkIsLate => self.fork_is_late(number),
             Action::Lose => self.lost(number),
@@ -111,9 +111,9 @@ impl Supervisor {
     pub(super) fn stop_marked(&mut self) {
         let marked = |nf: &Nf| {
             let handle = nf.handle.as_ref()?;
-            let sentence = handle.sentence();
-            let event = || Event::MustStop(sentence, handle.violations.load(Ordering::Relaxed));
-            (sentence != Sentence::None).then(|| (nf.number, event()))
+            let stop_reason = handle.stop_reason();
+            let event = || Event::MustStop(stop_reason, handle.violations.load(Ordering::Relaxed));
+            (stop_reason != StopReason::None).then(|| (nf.number, event()))
         };
         let marked: Vec<(u16, Event)> = self.nfs.values().filter_map(marked).collect();
         marked.into_iter().for_each(|(number, event)| self.feed(number, event));
@@ -142,17 +142,17 @@ fn use_of(nf: &Nf) -> Option<Duration> {
     Some(silence::used_by(&proc, &all))
 }
 
-fn stopped(nf: &Nf, sentence: Sentence) -> String {
+fn stopped(nf: &Nf, stop_reason: StopReason) -> String {
     let violations = nf.handle.as_ref().map_or(0, |handle| handle.violations.load(Ordering::Relaxed));
-    match sentence {
-        Sentence::Stalled => format!("{} {}, and is stopped (manager.stall_ms)", nf.name, offence(sentence)),
+    match stop_reason {
+        StopReason::Stalled => format!("{} {}, and is stopped (manager.stall_ms)", nf.name, offence(stop_reason)),
         _ => format!("{} forged {violations} descriptors or cursors and is stopped", nf.name),
     }
 }
 
-pub(super) fn offence(cause: Sentence) -> &'static str {
+pub(super) fn offence(cause: StopReason) -> &'static str {
     match cause {
-        Sentence::Stalled => "holds packets and returns none",
+        StopReason::Stalled => "holds packets and returns none",
         _ => "forged descriptors or cursors",
     }
 }

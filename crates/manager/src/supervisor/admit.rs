@@ -198,7 +198,7 @@ impl Supervisor {
                 return Err(error.into());
             }
         };
-        let _ = handle.bell.set(self.turns.waker.clone());
+        let _ = handle.waker.set(self.turns.waker.clone());
         if let Some(ns) = known {
             handle.load.service_ns.set(ns);
         }

@@ -18,7 +18,7 @@ use sluice_api::config::OnFailure;
 use sluice_api::health::Death;
 use sluice_api::model::EventKind;
 use sluice_dataplane::chain::Chain;
-use sluice_dataplane::handle::{NfHandle, Sentence};
+use sluice_dataplane::handle::{NfHandle, StopReason};
 use sluice_host::process::{self, Proc};
 
 struct Remains {
@@ -86,7 +86,7 @@ impl Supervisor {
         let service = nf.service;
         let memory = remains.place.as_ref().and_then(|place| self.plane.memory_of(place)).map(|memory| memory.holder.clone());
         let Some(ended) = self.ended(number, remains.handle.as_deref()) else { return };
-        let sentence = ended.sentence;
+        let stop_reason = ended.stop_reason;
         let mut remains = Some(remains);
         for action in self.nfs.on(number, Event::Ended(ended)) {
             match action {
@@ -99,7 +99,7 @@ impl Supervisor {
         if let Some(remains) = remains {
             self.reclaim(number, remains, noticed_ns);
         }
-        if let (Sentence::Violations, Some(memory)) = (sentence, memory) {
+        if let (StopReason::Violations, Some(memory)) = (stop_reason, memory) {
             self.after_violation(service, &memory);
         }
     }
@@ -137,7 +137,7 @@ impl Supervisor {
         let restarts = |chain: &&Arc<Chain>| chain.services.contains(&nf.service) && chain.on_failure == OnFailure::Restart;
         let violations = |handle: &NfHandle| (handle.violations.load(Ordering::Relaxed), handle.last_violation());
         Some(Ended {
-            sentence: handle.map_or(Sentence::None, NfHandle::sentence),
+            stop_reason: handle.map_or(StopReason::None, NfHandle::stop_reason),
             violations: handle.map_or((0, None), violations),
             lacked_memory: nf.held.pen.as_ref().is_some_and(|pen| pen.killed_for_memory() > 0),
             comes_again: service.pool.is_some() || self.chains.iter().flatten().any(|chain| restarts(&chain)),

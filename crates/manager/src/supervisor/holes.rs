@@ -11,7 +11,7 @@ use sluice_shm::memory::Mapping;
 
 use super::nfs::Nf;
 use super::{ServiceState, Supervisor};
-use sluice_dataplane::handle::{Sentence, Violation};
+use sluice_dataplane::handle::{StopReason, Violation};
 
 #[derive(Debug, Default)]
 pub(super) struct Holes {
@@ -71,7 +71,7 @@ impl Supervisor {
             );
             if let Some(handle) = &nf.handle {
                 handle.note_violation(Violation::Hole);
-                handle.condemn(Sentence::Violations);
+                handle.ask_to_stop(StopReason::Violations);
             }
             nf.kill();
         }

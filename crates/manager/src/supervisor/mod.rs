@@ -301,7 +301,7 @@ impl Supervisor {
     fn turn(&mut self, timeout: Duration) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         let mut timeout = timeout.min(self.until_due(Instant::now()));
-        if self.turns.waker.is_rung() {
+        if self.turns.waker.is_called() {
             timeout = timeout.min(ANSWERS.saturating_sub(self.turns.answered.elapsed()));
         }
         if self.host.holds.is_waiting() {

@@ -18,10 +18,10 @@ use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
 use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
-use sluice_dataplane::bell::Bell;
 use sluice_dataplane::chain::{Places, Tables};
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::trace::TraceRequest;
+use sluice_dataplane::waker::Waker;
 use sluice_dataplane::worker::Snapshot;
 use sluice_host::attach::Listener;
 use sluice_host::notice::Notices;
@@ -159,7 +159,7 @@ pub(super) struct Turns {
     pub(super) wake: Arc<OwnedFd>,
     pub(super) remote: Sender<Job>,
     /// The waker for packet threads that wait for work only this thread does.
-    pub(super) waker: Arc<Bell>,
+    pub(super) waker: Arc<Waker>,
     pub(super) answered: Instant,
     /// When timers and stop reasons were checked last, and which process is measured next.
     pub(super) ticked: Instant,
@@ -181,7 +181,7 @@ impl Turns {
         let (remote, jobs) = channel();
         Ok(Self {
             jobs,
-            waker: Arc::new(Bell::new(wake.clone())),
+            waker: Arc::new(Waker::new(wake.clone())),
             wake,
             remote,
             answered: Instant::now(),

@@ -171,7 +171,7 @@ impl Supervisor {
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
-            bell: Some(self.turns.waker.clone()),
+            waker: Some(self.turns.waker.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
@@ -194,7 +194,7 @@ impl Supervisor {
             members: Vec::new(),
             counters: former.counters,
             assigned: None,
-            bell: None,
+            waker: None,
         };
         self.plane.use_pool(&Arc::new(table));
     }

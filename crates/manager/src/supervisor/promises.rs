@@ -25,7 +25,7 @@ use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
 use sluice_slo::slo::Slo;
-use sluice_slo::watch::{Judged, Seen, Terms, Watch};
+use sluice_slo::watch::{Evaluation, Seen, Terms, Watch};
 
 use super::change::Gone;
 use super::nfs::{Nf, State};
@@ -91,7 +91,7 @@ struct Last {
     latency_us: Option<f64>,
     cpu: f64,
     occupancy_bytes: Option<u64>,
-    judged: Judged,
+    evaluated: Evaluation,
 }
 
 pub(super) struct Promises {
@@ -804,14 +804,14 @@ impl Supervisor {
                 let (promised_us, offered_pps) = (terms.latency_us, rates.offered_pps);
                 on_demand.push(OnDemand { slo: slo.name.clone(), promised_us, latency_us, offered_pps, instances: uses });
             }
-            last.insert(slo.name.clone(), Last { rates, latency_us, cpu, occupancy_bytes, judged: Judged::default() });
+            last.insert(slo.name.clone(), Last { rates, latency_us, cpu, occupancy_bytes, evaluated: Evaluation::default() });
         }
         seen.extend(self.others(&members, cpu_of));
         if !last.is_empty() {
             self.promises.window_s = (now - began) as f64 / 1e9;
-            for judged in self.promises.watch.judge(began, now, &seen) {
-                if let Some(last) = last.get_mut(&judged.tenant) {
-                    last.judged = judged;
+            for evaluated in self.promises.watch.judge(began, now, &seen) {
+                if let Some(last) = last.get_mut(&evaluated.tenant) {
+                    last.evaluated = evaluated;
                 }
             }
             self.promises.last = last;
@@ -890,12 +890,12 @@ impl Supervisor {
                     let former = self.seen.past.of_chain(&slo.name).drops.get(DropReason::Policed.name()).copied().unwrap_or(0);
                     chain.map_or(0, |chain| Counts::of(chain).policed) + former
                 },
-                windows: last.judged.windows,
-                throughput_violated: last.judged.violated[0],
-                latency_violated: last.judged.violated[1],
-                exceeded: last.judged.exceeded,
-                excess: last.judged.excess,
-                violations: last.judged.violations.clone(),
+                windows: last.evaluated.windows,
+                throughput_violated: last.evaluated.violated[0],
+                latency_violated: last.evaluated.violated[1],
+                exceeded: last.evaluated.exceeded,
+                excess: last.evaluated.excess,
+                violations: last.evaluated.violations.clone(),
                 steered: self.promises.steered(&kept.assignment, &slo.name),
             }
         };

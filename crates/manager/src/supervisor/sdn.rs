@@ -7,8 +7,8 @@ use crate::dataplane::{DataPlane, RxThread, threads_of};
 use sluice_api::config::Config;
 use sluice_api::model as api;
 use sluice_dataplane::steer::ChooseChain;
-use sluice_sdn::adviser::Adviser;
-use sluice_sdn::asker::{Asker, Line};
+use sluice_sdn::packet_in::{Line, PacketIns};
+use sluice_sdn::threads::RxThreads;
 use sluice_sdn::{Agent, PortView, Topology};
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Sdn {
     /// The chooser that sends an Rx thread's new flows to the controller, if there is one.
     pub(super) fn chooser(&self, config: &Config, rx: RxThread) -> Option<Box<dyn ChooseChain>> {
         let line = self.line.clone()?;
-        Some(Box::new(Asker::new(line, &config.openflow, rx.thread, rx.part.of)))
+        Some(Box::new(PacketIns::new(line, &config.openflow, rx.thread, rx.part.of)))
     }
 
     /// Starts the agent, if there is a controller.
@@ -37,8 +37,8 @@ impl Sdn {
     /// # Errors
     /// The system's, if it makes no thread.
     pub(super) fn start(&mut self, config: &Config, plane: &DataPlane) -> std::io::Result<()> {
-        let adviser = self.line.clone().map(|line| Adviser::new(line, plane.rx_commands()));
-        self.agent = Agent::start(&config.openflow, adviser)?;
+        let threads = self.line.clone().map(|line| RxThreads::new(line, plane.rx_commands()));
+        self.agent = Agent::start(&config.openflow, threads)?;
         Ok(())
     }
 

@@ -287,7 +287,7 @@ const PROMISES: &[Family<Promise>] = &[
     }),
     Family::counter(
         "sluice_promise_violated_windows_total",
-        "Windows in which the tenant's throughput or latency was not kept; its latency is not judged while more than its rate comes to its NFs.",
+        "Windows in which the tenant's throughput or latency was not kept; its latency is not evaluated while more than its rate comes to its NFs.",
         |p, r| {
             r.with(&[("what", "throughput")], p.throughput_violated);
             r.with(&[("what", "latency")], p.latency_violated);

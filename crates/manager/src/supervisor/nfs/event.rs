@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::state::State;
 use crate::nf::death::Cause;
-use sluice_dataplane::handle::{Sentence, Violation};
+use sluice_dataplane::handle::{StopReason, Violation};
 use sluice_host::process::Exit;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum Event {
     Ready,
     Joined,
     /// Packet threads request its stop: the reason, and its number of violations.
-    MustStop(Sentence, u64),
+    MustStop(StopReason, u64),
     /// The CPU time of its processes, if it waits for its core; and the limit that it has passed,
     /// in milliseconds (`manager.stall_ms`).
     Used(Option<Duration>, u64),
@@ -61,7 +61,7 @@ pub(crate) enum Event {
 /// What is known of an NF when nothing is left of its process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ended {
-    pub(crate) sentence: Sentence,
+    pub(crate) stop_reason: StopReason,
     /// How many violations it had, and the last one.
     pub(crate) violations: (u64, Option<Violation>),
     /// Whether the kernel has killed in its cgroup for want of memory.
@@ -94,7 +94,7 @@ pub(crate) enum Action {
     TellStarved(Duration),
     /// Log that it is stopped because it sent no hello.
     TellSilent,
-    TellStopped(Sentence),
+    TellStopped(StopReason),
     Settle,
     ForkIsLate,
     /// Treat it as ended: nothing would report its end.

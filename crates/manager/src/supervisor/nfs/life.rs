@@ -24,7 +24,7 @@ use sluice_policy::restart::{self, Backoff, Decision, Streak};
 use super::event::{Action, Again, End, Ended, Event, TrialEnd};
 use super::state::{Forbidden, State};
 use crate::nf::death::Cause;
-use sluice_dataplane::handle::Sentence;
+use sluice_dataplane::handle::StopReason;
 use sluice_host::process::Exit;
 
 /// Longest time for a spawned NF to send its hello.
@@ -81,7 +81,7 @@ struct Past {
     restarts: u64,
     streak: Streak,
     offences: Streak,
-    stopped_for: Option<Sentence>,
+    stopped_for: Option<StopReason>,
     stops: u64,
 }
 
@@ -214,7 +214,7 @@ impl Life {
     }
 
     /// Why and until when an NF that attaches by itself is kept out.
-    pub(crate) fn kept_out(&self) -> Option<(Sentence, u64)> {
+    pub(crate) fn kept_out(&self) -> Option<(StopReason, u64)> {
         (self.state == State::Failed).then_some(self.past.stopped_for?).zip(self.deadline_ns)
     }
 
@@ -250,7 +250,7 @@ impl Life {
             }
             Event::Ready => {}
             Event::Joined => self.joined(now_ns)?,
-            Event::MustStop(sentence, violations) => self.must_stop(sentence, violations, &mut todo),
+            Event::MustStop(stop_reason, violations) => self.must_stop(stop_reason, violations, &mut todo),
             Event::Used(used, stall_ms) => self.has_stalled(now_ns, used, stall_ms, &mut todo),
             Event::Starved(is_starved) => self.said_no_hello(now_ns, is_starved, &mut todo),
             Event::Closed(is_ending) => {
@@ -333,22 +333,22 @@ impl Life {
         Ok(())
     }
 
-    fn must_stop(&mut self, sentence: Sentence, violations: u64, todo: &mut Vec<Action>) {
+    fn must_stop(&mut self, stop_reason: StopReason, violations: u64, todo: &mut Vec<Action>) {
         if !matches!(self.state, State::Starting | State::Running) || !self.is_attached {
             return;
         }
-        match sentence {
-            Sentence::None => {}
+        match stop_reason {
+            StopReason::None => {}
             // A dying process looks like one that waits for its core.
-            Sentence::Stalled if self.ended_for.is_none() => todo.push(Action::LookAtUse),
+            StopReason::Stalled if self.ended_for.is_none() => todo.push(Action::LookAtUse),
             // Without violations it was stopped for another reason, which was logged.
-            Sentence::Spent => self.end_for_cause(None, todo),
-            Sentence::Violations if violations == 0 => self.end_for_cause(None, todo),
-            _ => self.end_for_cause(Some(sentence), todo),
+            StopReason::Spent => self.end_for_cause(None, todo),
+            StopReason::Violations if violations == 0 => self.end_for_cause(None, todo),
+            _ => self.end_for_cause(Some(stop_reason), todo),
         }
     }
 
-    fn end_for_cause(&mut self, told: Option<Sentence>, todo: &mut Vec<Action>) {
+    fn end_for_cause(&mut self, told: Option<StopReason>, todo: &mut Vec<Action>) {
         todo.extend(told.map(Action::TellStopped));
         todo.push(Action::Kill);
         // There is no process of ours whose end would be noticed.
@@ -370,7 +370,7 @@ impl Life {
             todo.push(Action::Spare(now_ns + ns(RESPITE)));
         } else {
             self.note(Cause::Stalled(stall_ms));
-            self.end_for_cause(Some(Sentence::Stalled), todo);
+            self.end_for_cause(Some(StopReason::Stalled), todo);
         }
     }
 
@@ -461,8 +461,8 @@ impl Life {
             todo.push(Action::Reclaim);
             return Ok(());
         }
-        let sentence = ended.sentence;
-        let for_cause = matches!(sentence, Sentence::Violations | Sentence::Stalled);
+        let stop_reason = ended.stop_reason;
+        let for_cause = matches!(stop_reason, StopReason::Violations | StopReason::Stalled);
         let ran_ns = now_ns.saturating_sub(self.started_ns);
         let is_renewed = std::mem::take(&mut self.course.renewed) && !for_cause;
         if self.course.on_trial && !is_renewed {
@@ -474,11 +474,11 @@ impl Life {
         }
         if for_cause {
             self.past.stops += 1;
-            self.past.stopped_for = Some(sentence);
+            self.past.stopped_for = Some(stop_reason);
         }
         let cause = self.cause(ended, is_renewed);
         let comes = self.origin == Origin::Arrives;
-        let (is_fresh, is_spent) = (is_renewed && !comes, sentence == Sentence::Spent);
+        let (is_fresh, is_spent) = (is_renewed && !comes, stop_reason == StopReason::Spent);
         let goes = self.course.drains || self.course.leaves || self.course.on_trial && !is_fresh;
         let mut pause_ns = None;
         let next = match self.state {
@@ -493,7 +493,7 @@ impl Life {
             // Its end was requested.
             _ if is_spent => State::Restarting,
             _ => {
-                pause_ns = self.pause(sentence, ran_ns);
+                pause_ns = self.pause(stop_reason, ran_ns);
                 if comes || pause_ns.is_none() { State::Failed } else { State::Restarting }
             }
         };
@@ -511,9 +511,9 @@ impl Life {
     fn cause(&mut self, ended: &Ended, is_renewed: bool) -> Cause {
         let (times, last) = ended.violations;
         let noted = self.ended_for.take();
-        let ended_for = match ended.sentence {
-            Sentence::Violations => Some(Cause::Violations { times, last }),
-            Sentence::Stalled => Some(Cause::Stalled(ended.stall_ms)),
+        let ended_for = match ended.stop_reason {
+            StopReason::Violations => Some(Cause::Violations { times, last }),
+            StopReason::Stalled => Some(Cause::Stalled(ended.stall_ms)),
             _ if is_renewed => Some(Cause::Renewed),
             _ => noted,
         };
@@ -521,12 +521,12 @@ impl Life {
     }
 
     /// The pause until it is restarted or admitted again; none if it is not.
-    fn pause(&mut self, sentence: Sentence, ran_ns: u64) -> Option<u64> {
+    fn pause(&mut self, stop_reason: StopReason, ran_ns: u64) -> Option<u64> {
         let ran_ns = restart::run_ns(self.is_attached, ran_ns);
-        let decision = match sentence {
+        let decision = match stop_reason {
             // It has stood still for `stall_ms` already.
-            Sentence::Stalled if self.origin != Origin::Arrives => AFTER_CAUSE.after_failure(&mut self.past.offences, ran_ns),
-            Sentence::Violations | Sentence::Stalled => AFTER_CAUSE.after_offence(&mut self.past.offences, ran_ns),
+            StopReason::Stalled if self.origin != Origin::Arrives => AFTER_CAUSE.after_failure(&mut self.past.offences, ran_ns),
+            StopReason::Violations | StopReason::Stalled => AFTER_CAUSE.after_offence(&mut self.past.offences, ran_ns),
             _ => BACKOFF.after_failure(&mut self.past.streak, ran_ns),
         };
         match decision {

@@ -10,7 +10,7 @@ use super::state::tests::steps;
 use super::state::{Forbidden, State};
 use super::{Action, Again, BACKOFF, Ended, Event, HELLO_PATIENCE, Life, Origin, TrialEnd};
 use crate::nf::death::Cause;
-use sluice_dataplane::handle::{Sentence, Violation};
+use sluice_dataplane::handle::{StopReason, Violation};
 use sluice_host::process::Exit;
 
 const MS: Duration = Duration::from_millis(1);
@@ -19,7 +19,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 const STALL_MS: u64 = 1_000;
 /// An unexpected end of an NF that is to be restarted.
 const CRASH: Ended =
-    Ended { sentence: Sentence::None, violations: (0, None), lacked_memory: false, comes_again: true, stall_ms: STALL_MS };
+    Ended { stop_reason: StopReason::None, violations: (0, None), lacked_memory: false, comes_again: true, stall_ms: STALL_MS };
 const SEGV: Exit = Exit::Signal(libc::SIGSEGV);
 const KILLED: Exit = Exit::Signal(libc::SIGKILL);
 
@@ -83,8 +83,8 @@ impl Played {
 }
 
 /// The end of an NF that packet threads stopped.
-fn for_cause(sentence: Sentence) -> Ended {
-    Ended { sentence, violations: (9, Some(Violation::Frame)), ..CRASH }
+fn for_cause(stop_reason: StopReason) -> Ended {
+    Ended { stop_reason, violations: (9, Some(Violation::Frame)), ..CRASH }
 }
 
 fn said(todo: &[Action]) -> Option<(Cause, String)> {
@@ -382,8 +382,8 @@ mod restart {
     #[test]
     fn a_member_that_had_its_one_flow_is_followed_by_a_fresh_one_without_a_word() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::MustStop(Sentence::Spent, 0)), [Action::Kill]);
-        let todo = nf.runs_for(MS, for_cause(Sentence::Spent));
+        assert_eq!(nf.on(Event::MustStop(StopReason::Spent, 0)), [Action::Kill]);
+        let todo = nf.runs_for(MS, for_cause(StopReason::Spent));
         assert_eq!(todo, [Action::Reclaim, Action::Launch(Again::Fresh)]);
         assert_eq!((nf.life.restarts(), nf.life.deaths_in_a_row()), (0, 0));
     }
@@ -427,9 +427,9 @@ mod offences {
     #[test]
     fn one_that_forges_is_stopped_and_that_is_said() {
         let mut nf = Played::running(Origin::Started);
-        let todo = nf.on(Event::MustStop(Sentence::Violations, 9));
-        assert_eq!(todo, [Action::TellStopped(Sentence::Violations), Action::Kill]);
-        let todo = nf.runs_for(S, for_cause(Sentence::Violations));
+        let todo = nf.on(Event::MustStop(StopReason::Violations, 9));
+        assert_eq!(todo, [Action::TellStopped(StopReason::Violations), Action::Kill]);
+        let todo = nf.runs_for(S, for_cause(StopReason::Violations));
         assert_eq!(said(&todo).unwrap().0, Cause::Violations { times: 9, last: Some(Violation::Frame) });
         assert_eq!(nf.life.stops(), 1);
     }
@@ -439,7 +439,7 @@ mod offences {
         let mut nf = Played::running(Origin::Started);
         let mut got = Vec::new();
         for _ in 0..8 {
-            let todo = nf.runs_for(MS, for_cause(Sentence::Violations));
+            let todo = nf.runs_for(MS, for_cause(StopReason::Violations));
             assert_eq!(launches(&todo), None);
             let pause = nf.left().unwrap();
             got.push(pause.as_secs());
@@ -452,17 +452,17 @@ mod offences {
     #[test]
     fn ten_good_minutes_make_up_for_an_offence() {
         let mut nf = Played::running(Origin::Started);
-        nf.runs_for(MS, for_cause(Sentence::Violations));
+        nf.runs_for(MS, for_cause(StopReason::Violations));
         nf.after(S);
         nf.comes();
-        nf.runs_for(Duration::from_nanos(AFTER_CAUSE.good_run_ns), for_cause(Sentence::Violations));
+        nf.runs_for(Duration::from_nanos(AFTER_CAUSE.good_run_ns), for_cause(StopReason::Violations));
         assert_eq!(nf.left(), Some(S));
     }
 
     #[test]
     fn offences_and_crashes_are_counted_apart() {
         let mut nf = Played::running(Origin::Started);
-        nf.runs_for(MS, for_cause(Sentence::Violations));
+        nf.runs_for(MS, for_cause(StopReason::Violations));
         nf.after(S);
         nf.comes();
         assert_eq!(launches(&nf.runs_for(MS, CRASH)), Some(Again::AtOnce));
@@ -471,12 +471,12 @@ mod offences {
     #[test]
     fn the_first_stall_is_answered_at_once_because_it_stood_still_long_enough() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::MustStop(Sentence::Stalled, 0)), [Action::LookAtUse]);
-        assert_eq!(nf.on(Event::Used(None, STALL_MS)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
-        let todo = nf.runs_for(MS, for_cause(Sentence::Stalled));
+        assert_eq!(nf.on(Event::MustStop(StopReason::Stalled, 0)), [Action::LookAtUse]);
+        assert_eq!(nf.on(Event::Used(None, STALL_MS)), [Action::TellStopped(StopReason::Stalled), Action::Kill]);
+        let todo = nf.runs_for(MS, for_cause(StopReason::Stalled));
         assert_eq!(said(&todo).unwrap(), (Cause::Stalled(STALL_MS), "it is started again at once".into()));
         nf.comes();
-        nf.runs_for(MS, for_cause(Sentence::Stalled));
+        nf.runs_for(MS, for_cause(StopReason::Stalled));
         assert_eq!(nf.left(), Some(S));
     }
 
@@ -496,7 +496,7 @@ mod offences {
         nf.on(Event::Used(Some(S), STALL_MS));
         nf.now += RESPITE.as_nanos() as u64;
         // 51 ms of a second: more than a twentieth.
-        assert_eq!(nf.on(Event::Used(Some(S + 51 * MS), STALL_MS)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::Used(Some(S + 51 * MS), STALL_MS)), [Action::TellStopped(StopReason::Stalled), Action::Kill]);
     }
 
     #[test]
@@ -521,26 +521,26 @@ mod offences {
     fn one_that_is_dying_already_gets_no_respite() {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Closed(false));
-        assert_eq!(nf.on(Event::MustStop(Sentence::Stalled, 0)), [Action::TellStopped(Sentence::Stalled), Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(StopReason::Stalled, 0)), [Action::TellStopped(StopReason::Stalled), Action::Kill]);
     }
 
     #[test]
     fn a_hole_in_memory_was_said_already_when_the_nf_is_ended_for_it() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::MustStop(Sentence::Violations, 0)), [Action::Kill]);
+        assert_eq!(nf.on(Event::MustStop(StopReason::Violations, 0)), [Action::Kill]);
     }
 
     #[test]
-    fn one_that_is_being_stopped_is_not_condemned_as_well() {
+    fn one_that_is_being_stopped_is_not_stopped_twice() {
         let mut nf = Played::running(Origin::Started);
         nf.all([Event::StopRequested(DRAIN), Event::Drained]);
-        assert_eq!(nf.on(Event::MustStop(Sentence::Violations, 9)), []);
+        assert_eq!(nf.on(Event::MustStop(StopReason::Violations, 9)), []);
     }
 
     #[test]
-    fn nothing_is_held_against_one_without_a_sentence() {
+    fn nothing_is_held_against_one_without_a_stop_reason() {
         let mut nf = Played::running(Origin::Started);
-        assert_eq!(nf.on(Event::MustStop(Sentence::None, 3)), []);
+        assert_eq!(nf.on(Event::MustStop(StopReason::None, 3)), []);
     }
 }
 
@@ -692,9 +692,9 @@ mod arrival {
     #[test]
     fn one_that_was_stopped_for_cause_is_kept_out_for_a_while() {
         let mut nf = Played::running(Origin::Arrives);
-        let todo = nf.runs_for(MS, for_cause(Sentence::Violations));
+        let todo = nf.runs_for(MS, for_cause(StopReason::Violations));
         assert_eq!(said(&todo).unwrap().1, "it is let in again in 1.0 s");
-        assert_eq!(nf.life.kept_out(), Some((Sentence::Violations, nf.now + 1_000_000_000)));
+        assert_eq!(nf.life.kept_out(), Some((StopReason::Violations, nf.now + 1_000_000_000)));
         assert!(nf.life.on(nf.now, Event::Admitted).is_err());
         assert_eq!(nf.after(S), []);
         assert!(nf.is(State::Expected) && nf.life.kept_out().is_none());
@@ -705,7 +705,7 @@ mod arrival {
     #[test]
     fn a_stall_keeps_one_out_that_comes_by_itself() {
         let mut nf = Played::running(Origin::Arrives);
-        nf.runs_for(MS, for_cause(Sentence::Stalled));
+        nf.runs_for(MS, for_cause(StopReason::Stalled));
         assert_eq!((nf.is(State::Failed), nf.left()), (true, Some(S)));
     }
 
@@ -796,8 +796,8 @@ mod upgrade {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Leaves);
         assert!(nf.life.leaves() && nf.life.takes_packets() && !nf.life.stays());
-        nf.on(Event::MustStop(Sentence::Spent, 0));
-        assert_eq!(nf.runs_for(MS, for_cause(Sentence::Spent)), [Action::Reclaim, Action::Bury]);
+        nf.on(Event::MustStop(StopReason::Spent, 0));
+        assert_eq!(nf.runs_for(MS, for_cause(StopReason::Spent)), [Action::Reclaim, Action::Bury]);
     }
 
     #[test]
@@ -834,7 +834,7 @@ mod memory {
     fn one_that_forged_meanwhile_gets_its_pause_all_the_same() {
         let mut nf = Played::running(Origin::Started);
         nf.on(Event::Renewed);
-        let todo = nf.runs_for(MS, for_cause(Sentence::Violations));
+        let todo = nf.runs_for(MS, for_cause(StopReason::Violations));
         assert_eq!((launches(&todo), nf.left()), (None, Some(S)));
     }
 
@@ -924,16 +924,17 @@ mod foreign {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let sentence = proptest::sample::select(vec![
-        Sentence::None,
-        Sentence::None,
-        Sentence::None,
-        Sentence::Violations,
-        Sentence::Stalled,
-        Sentence::Spent,
+    let stop_reason = proptest::sample::select(vec![
+        StopReason::None,
+        StopReason::None,
+        StopReason::None,
+        StopReason::Violations,
+        StopReason::Stalled,
+        StopReason::Spent,
     ]);
-    let ended = (sentence.clone(), any::<bool>(), any::<bool>());
-    let ended = ended.prop_map(|(sentence, comes_again, lacked_memory)| Ended { sentence, comes_again, lacked_memory, ..CRASH });
+    let ended = (stop_reason.clone(), any::<bool>(), any::<bool>());
+    let ended =
+        ended.prop_map(|(stop_reason, comes_again, lacked_memory)| Ended { stop_reason, comes_again, lacked_memory, ..CRASH });
     prop_oneof![
         4 => proptest::sample::select(vec![Event::Launched, Event::Spawned, Event::Granted, Event::Admitted, Event::Ready]),
         2 => proptest::sample::select(vec![
@@ -944,7 +945,7 @@ fn event() -> impl Strategy<Value = Event> {
         ]),
         1 => Just(Event::StopRequested(DRAIN)),
         2 => ended.prop_map(Event::Ended),
-        1 => (sentence, 0u64..3).prop_map(|(sentence, violations)| Event::MustStop(sentence, violations)),
+        1 => (stop_reason, 0u64..3).prop_map(|(stop_reason, violations)| Event::MustStop(stop_reason, violations)),
         1 => proptest::option::of(0u64..100).prop_map(|ms| Event::Used(ms.map(Duration::from_millis), STALL_MS)),
         3 => Just(Event::Due),
     ]

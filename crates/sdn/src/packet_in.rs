@@ -107,7 +107,7 @@ struct Waiting {
 
 /// The part of one Rx thread.
 #[derive(Debug)]
-pub struct Asker {
+pub struct PacketIns {
     line: Arc<Line>,
     thread: usize,
     advice: Arc<Advice>,
@@ -122,7 +122,7 @@ pub struct Asker {
     released: VecDeque<Released>,
 }
 
-impl Asker {
+impl PacketIns {
     /// For Rx thread number `thread` of `of`.
     pub fn new(line: Arc<Line>, config: &Openflow, thread: usize, of: usize) -> Self {
         let room = (config.held as usize).div_ceil(of.max(1));
@@ -164,7 +164,7 @@ fn choice(answer: Answer) -> Choice {
     }
 }
 
-impl ChooseChain for Asker {
+impl ChooseChain for PacketIns {
     fn choose(&mut self, plane: &Plane, key: &FlowKey, packet: Packet, old: u32) -> Chosen {
         let advice = self.advice.clone();
         let found = advice.find(key, || beyond_of(plane, packet));
@@ -279,7 +279,7 @@ impl ChooseChain for Asker {
     }
 }
 
-impl Asker {
+impl PacketIns {
     /// Asks about a flow which earlier packets could not ask about, or whose every packet asks.
     /// Returns its entry if it need not be asked about again.
     #[cold]

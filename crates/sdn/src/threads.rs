@@ -10,13 +10,13 @@ use sluice_dataplane::plane::Plane;
 use sluice_dataplane::worker::{Command, Worker};
 
 use super::advice::{Advice, Answer};
-use super::asker::{Asker, BUFFER_BITS, Line, Question};
+use super::packet_in::{BUFFER_BITS, Line, PacketIns, Question};
 
 /// Runs `act` on a packet thread's use of advice and on its plane.
-fn with(worker: &mut Worker, act: impl FnOnce(&mut Asker, &mut Plane)) {
+fn with(worker: &mut Worker, act: impl FnOnce(&mut PacketIns, &mut Plane)) {
     let (plane, rx) = worker.parts();
-    if let Some(asker) = rx.chains.as_mut().and_then(|chains| chains.as_any().downcast_mut()) {
-        act(asker, plane);
+    if let Some(packet_ins) = rx.chains.as_mut().and_then(|chains| chains.as_any().downcast_mut()) {
+        act(packet_ins, plane);
     }
 }
 
@@ -53,13 +53,13 @@ fn hash_of(bytes: &[u8], len: u16, ingress: u16) -> u32 {
 
 /// The Rx threads, addressed by the agent.
 #[derive(Clone)]
-pub struct Adviser {
+pub struct RxThreads {
     line: Arc<Line>,
     /// Number of each Rx thread, its command queue, and the alarm that announces commands.
     threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>,
 }
 
-impl Adviser {
+impl RxThreads {
     pub fn new(line: Arc<Line>, threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>) -> Self {
         Self { line, threads }
     }
@@ -80,7 +80,7 @@ impl Adviser {
             let advice = advice.clone();
             self.ask(thread, |worker| {
                 worker.decide_anew();
-                with(worker, |asker, plane| asker.follow(plane, advice));
+                with(worker, |packet_ins, plane| packet_ins.follow(plane, advice));
             });
         }
     }
@@ -89,7 +89,7 @@ impl Adviser {
     pub fn release(&self, buffer: u32, answer: Option<Answer>) {
         let owner = self.threads.iter().find(|(number, ..)| *number as u32 == buffer >> BUFFER_BITS);
         if let Some(owner) = owner {
-            self.ask(owner, move |worker| with(worker, |asker, plane| asker.release(plane, buffer, answer)));
+            self.ask(owner, move |worker| with(worker, |packet_ins, plane| packet_ins.release(plane, buffer, answer)));
         }
     }
 
@@ -104,7 +104,7 @@ impl Adviser {
             self.threads.get(owner(ingress, queue.into(), queues, self.threads.len()))
         };
         if let Some(thread) = asked.or_else(spread) {
-            self.ask(thread, move |worker| with(worker, |asker, plane| asker.inject(plane, ingress, answer, &bytes)));
+            self.ask(thread, move |worker| with(worker, |packet_ins, plane| packet_ins.inject(plane, ingress, answer, &bytes)));
         }
     }
 }
@@ -115,7 +115,7 @@ mod tests {
 
     use sluice_api::config::Openflow;
 
-    use super::super::asker::NOT_HELD;
+    use super::super::packet_in::NOT_HELD;
     use super::*;
 
     /// An IPv4 UDP packet.
@@ -130,7 +130,7 @@ mod tests {
         bytes
     }
 
-    fn adviser(threads: usize) -> (Adviser, Vec<Receiver<Command>>) {
+    fn threads(threads: usize) -> (RxThreads, Vec<Receiver<Command>>) {
         let config = Openflow::default();
         let (threads, commands): (Vec<_>, Vec<_>) = (0..threads)
             .map(|i| {
@@ -138,7 +138,7 @@ mod tests {
                 ((i + 3, sender, Arc::new(Alarm::new().unwrap())), receiver)
             })
             .unzip();
-        (Adviser::new(Arc::new(Line::new(&config, threads.len())), threads), commands)
+        (RxThreads::new(Arc::new(Line::new(&config, threads.len())), threads), commands)
     }
 
     fn taken(commands: &[Receiver<Command>]) -> Vec<usize> {
@@ -147,20 +147,20 @@ mod tests {
 
     #[test]
     fn what_the_controller_sends_goes_to_the_thread_that_its_flow_comes_to() {
-        let (adviser, commands) = adviser(3);
+        let (threads, commands) = threads(3);
         let mut homes = Homes::new(64);
         let (there, back) = (packet(1, 1000, 2, 80), packet(2, 80, 1, 1000));
         // No thread has asked: both directions reach the same one on ports with alike queues.
         for queues in [3, 6] {
-            adviser.inject(&homes, 0, queues, None, there.clone());
-            adviser.inject(&homes, 1, queues, None, back.clone());
+            threads.inject(&homes, 0, queues, None, there.clone());
+            threads.inject(&homes, 1, queues, None, back.clone());
             let took = taken(&commands);
             assert_eq!(took.iter().sum::<usize>(), 2);
             assert!(took.contains(&2), "{took:?}");
         }
         // A port of one queue belongs to one thread.
         for port in 0..6 {
-            adviser.inject(&homes, port, 1, None, there.clone());
+            threads.inject(&homes, port, 1, None, there.clone());
         }
         assert_eq!(taken(&commands), [2, 2, 2]);
         // A thread has asked: it gets both directions.
@@ -168,12 +168,12 @@ mod tests {
             let bytes: Box<[u8]> = there.clone().into();
             let (len, copied) = (bytes.len() as u16, bytes.len() as u16);
             homes.note(&Question { number: 1, ingress: 0, thread: thread + 3, len, buffer: NOT_HELD, copied, bytes });
-            adviser.inject(&homes, 0, 3, None, there.clone());
-            adviser.inject(&homes, 1, 3, None, back.clone());
+            threads.inject(&homes, 0, 3, None, there.clone());
+            threads.inject(&homes, 1, 3, None, back.clone());
             assert_eq!(taken(&commands)[usize::from(thread)], 2);
         }
         // Bytes that are no packet reach some thread, too.
-        adviser.inject(&homes, 0, 3, None, Vec::new());
+        threads.inject(&homes, 0, 3, None, Vec::new());
         assert_eq!(taken(&commands).iter().sum::<usize>(), 1);
     }
 }
