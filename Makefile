@@ -173,6 +173,8 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -d $(DESTDIR)$(PREFIX)/{bin,include,lib,lib/systemd/system,share/doc/sluice}
 	install -m 755 $(TARGET)/release/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
 	find $(TARGET)/release -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
+	install -d $(DESTDIR)$(PREFIX)/lib/sluice
+	find $(TARGET)/release -maxdepth 1 -type f -name 'libsluice_nf_*.so' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/lib/sluice {} +
 	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(TARGET)/release/libsluice_nf.a $(DESTDIR)$(PREFIX)/lib
 	install -m 755 $(TARGET)/release/libsluice_nf.so $(DESTDIR)$(PREFIX)/lib

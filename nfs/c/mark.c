@@ -1,6 +1,4 @@
 /* Marks every IP packet as expedited (DSCP 46); all others pass unchanged. */
-#include <stdio.h>
-
 #include "sluice_nf.h"
 
 static int burst(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns) {
@@ -19,10 +17,4 @@ static int make(const sluice_context *context, void *arg, sluice_handler *handle
     return 0;
 }
 
-int main(void) {
-    if (sluice_run(NULL, make, NULL) < 0) {
-        fprintf(stderr, "mark: %s\n", sluice_last_error());
-        return 1;
-    }
-    return 0;
-}
+SLUICE_NF(make);

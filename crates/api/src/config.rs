@@ -879,6 +879,10 @@ pub struct Service {
     /// When a sleeping instance is woken; by default at each packet. `[service.wakeup]`.
     #[serde(default)]
     pub wakeup: Option<Wakeup>,
+    /// Of a group, which a fused chain makes: the services whose handlers run in it, in order.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub parts: Vec<String>,
 }
 
 /// OCI container of an instance. One of `bundle` and `root` is needed.
@@ -914,6 +918,11 @@ impl Manager {
 }
 
 impl Service {
+    /// Whether it is the group of a fused chain.
+    pub fn is_group(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
     /// Whether its instances have flows or packets assigned by a pool.
     pub fn is_pooled(&self) -> bool {
         self.per != Per::Shared
@@ -1052,6 +1061,21 @@ pub struct Chain {
     /// What happens when an NF of the chain dies.
     #[serde(default)]
     pub on_failure: OnFailure,
+    /// Whether its NFs run in processes of their own, or all in one. In one they cost less and have
+    /// no protection from each other; they need one tenant, user and core, and a shared object.
+    #[serde(default)]
+    pub run: Run,
+}
+
+/// How the NFs of a chain run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Run {
+    /// Each NF is a process, which it may share with other chains.
+    #[default]
+    Isolated,
+    /// One process runs all handlers of the chain, one after another, without rings between them.
+    Fused,
 }
 
 /// Splits a hop of a chain into the service and whether it is reversed.

@@ -19,7 +19,7 @@ use super::health::{Death, Health};
 use crate::config;
 use crate::counted::counted;
 
-pub use nf::{NfForeign, Woken};
+pub use nf::{NfForeign, NfPart, Woken};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -375,6 +375,9 @@ pub struct Nf {
     /// Wakes by cause, unless it is woken for each packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub woken: Option<Woken>,
+    /// Of a group: the handlers that run in it, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<NfPart>,
     /// In the answer to a request that started or moved it: probable mistakes, such as a core where
     /// a packet thread never sleeps. Each names a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

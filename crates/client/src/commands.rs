@@ -182,7 +182,13 @@ fn chain(client: &mut Client, command: ChainCommand, out: &mut dyn Write) -> any
     match command {
         ChainCommand::List(args) => list(out, &client.stats()?.chains, args.json, "no chains", show::chains),
         ChainCommand::Add { name, services, egress, on_failure } => {
-            let chain = client.add_chain(&config::Chain { name, services, egress, on_failure: on_failure.into() })?;
+            let chain = client.add_chain(&config::Chain {
+                name,
+                services,
+                egress,
+                on_failure: on_failure.into(),
+                run: config::Run::Isolated,
+            })?;
             Ok(writeln!(out, "added chain {}: {}", chain.name, show::way(&chain))?)
         }
         ChainCommand::Remove { name } => {

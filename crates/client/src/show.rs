@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use sluice_api::config;
 use sluice_api::health::Death;
 use sluice_api::model::{
-    Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, PortState, Rule, Schedule, Service, Stats,
-    Status, Thread, Trace, Woken,
+    Chain, ChainState, Event, EventKind, Memory, Nf, NfPart, NfState, Openflow, Pool, Port, PortState, Rule, Schedule, Service,
+    Stats, Status, Thread, Trace, Woken,
 };
 use sluice_api::promise::Buffers;
 
@@ -526,6 +526,13 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
         ];
         let words: Vec<String> = counts.iter().map(|(name, n)| format!("{name} {}", grouped(*n))).collect();
         writeln!(out, "\nForeign NF {}: {}", nf.name, words.join(", "))?;
+    }
+    for nf in stats.nfs.iter().filter(|nf| !nf.parts.is_empty()) {
+        let part = |part: &NfPart| {
+            let time = part.packet_ns.map_or(String::new(), |ns| format!(", {ns:.0} ns each"));
+            format!("{} {} ({} dropped{time})", part.service, grouped(part.packets), grouped(part.drops))
+        };
+        writeln!(out, "\nParts of {}: {}", nf.name, nf.parts.iter().map(part).collect::<Vec<_>>().join(" → "))?;
     }
     let mut woken: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
     for nf in &stats.nfs {

@@ -2,7 +2,7 @@
 //!
 //! [`sluice_api::config`] holds the types and [`schema`] describes them. [`load`] reads a file.
 //! [`validate`] checks what can be known without the host, [`on_host`] checks the rest. [`diff`]
-//! finds what has to change on a running daemon. [`estimates`] is the file that
+//! finds what has to change on a running daemon. [`fuse`] makes groups of fused chains. [`estimates`] is the file that
 //! `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
@@ -13,6 +13,7 @@ pub mod class;
 pub mod container;
 pub mod diff;
 pub mod estimates;
+pub mod fuse;
 pub mod host;
 pub mod load;
 pub mod on_host;

@@ -15,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 use super::host::Host;
 use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
-use super::{host, on_host, privileges, validate};
+use super::{fuse, host, on_host, privileges, validate};
 use sluice_api::config::{Config, MAX_CORE, Port, PortKind};
 use sluice_api::nearest;
 
@@ -86,7 +86,7 @@ impl Loaded {
     }
 }
 
-/// Reads and validates a file; keeps its warnings and its text.
+/// Reads and validates a file; keeps its warnings and its text. Fused chains have their groups.
 ///
 /// # Errors
 /// As [`load`].
@@ -114,6 +114,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     let mut loaded = read_text(&text, &name)?;
     let whole = fs::canonicalize(path).map_err(failed)?;
     anchor(&mut loaded.config, whole.parent().unwrap_or(Path::new("/")));
+    fuse::expand(&mut loaded.config);
     Ok(loaded)
 }
 

@@ -12,7 +12,7 @@ use sluice_shm::arena::Geometry;
 
 use crate::host::{Host, check_core, resolve_exec};
 use crate::problem::{At, Problem};
-use crate::{container, tenancy};
+use crate::{container, fuse, tenancy};
 use sluice_api::nearest;
 
 const HUGEPAGE: u64 = 2 << 20;
@@ -27,6 +27,7 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     check_memory(config, host, &mut problems);
     check_hugepages(config, host, &mut problems);
     check_class(config, host, &mut problems);
+    problems.extend(fuse::lacking(config, host));
     problems
 }
 
@@ -45,7 +46,9 @@ fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
 
 fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     for (n, service) in config.services.iter().enumerate() {
-        if let Some(container) = &service.container {
+        if service.is_group() {
+            // Its chain has the line that it comes from.
+        } else if let Some(container) = &service.container {
             problems.extend(container::check(n, service, container, host));
         } else if let Some(Err(text)) = service.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
             let (message, help) = text.split_once("; ").unwrap_or((&text, ""));

@@ -47,6 +47,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.rules();
     v.priorities();
     v.tenants();
+    v.problems.extend(super::fuse::problems(config));
     v.frames();
     v.shared_cores();
     // Warnings about unused entries would mislead while names are wrong.
@@ -266,7 +267,8 @@ impl Validation<'_> {
         let config = self.config;
         let mut seen = HashMap::new();
         for (i, service) in config.services.iter().enumerate() {
-            self.name("service", i, &service.name, false, &mut seen);
+            // A group is named after its chain.
+            self.name("service", i, &service.name, service.is_group(), &mut seen);
             self.service(i, service);
         }
         self.pools();
@@ -464,8 +466,9 @@ impl Validation<'_> {
         }
         let fallbacks = config.services.iter().filter_map(|s| s.pool.as_ref()?.fallback.as_deref());
         let used: HashSet<&str> = config.chains.iter().flat_map(|c| &c.services).map(|s| hop(s).0).chain(fallbacks).collect();
+        let parts = super::fuse::parts(config);
         for (i, service) in config.services.iter().enumerate() {
-            if !used.contains(service.name.as_str()) {
+            if !used.contains(service.name.as_str()) && !parts.contains(&service.name) {
                 self.warn(
                     At::entry("service", i, "name"),
                     format!("service \"{}\" is in no chain", service.name),

@@ -100,6 +100,9 @@ pub struct SpawnSpec {
     pub args: Vec<OsString>,
     /// Its whole environment.
     pub env: Vec<(OsString, OsString)>,
+    /// Files that it finds open for reading, from [`FILES_AT`] on, though its user may not reach
+    /// their folders. One that cannot be opened is left out. At most [`MOST_FILES`].
+    pub files: Vec<PathBuf>,
     /// User that it runs as; the manager's own if None. Needs root, unless it is the manager's own.
     pub user: Option<User>,
     /// Cores that it runs on; those of the calling thread if empty.
@@ -122,6 +125,12 @@ pub struct SpawnSpec {
     pub apart: bool,
 }
 
+/// Descriptor of the first of [`SpawnSpec::files`].
+pub const FILES_AT: usize = 100;
+
+/// Most of [`SpawnSpec::files`].
+pub const MOST_FILES: usize = 16;
+
 impl SpawnSpec {
     /// A program without arguments or environment, with default settings.
     pub fn new(name: impl Into<String>, exec: impl Into<PathBuf>) -> Self {
@@ -130,6 +139,7 @@ impl SpawnSpec {
             exec: exec.into(),
             args: Vec::new(),
             env: Vec::new(),
+            files: Vec::new(),
             user: None,
             cores: BTreeSet::new(),
             stdio: Stdio::default(),
@@ -369,17 +379,11 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         return Err(SpawnError::NotAbsolute { name: spec.name.clone(), exec: spec.exec.clone() });
     }
     let args = spec.args.iter().map(|arg| text(arg, "an argument")).collect::<Result<Vec<_>, _>>()?;
-    let env = spec.env.iter().map(|(key, value)| {
-        let what = format!("the variable {}", key.display());
-        if key.is_empty() || key.as_bytes().contains(&b'=') {
-            return Err(SpawnError::Text { name: spec.name.clone(), what });
-        }
-        let mut whole = key.clone();
-        whole.push("=");
-        whole.push(value);
-        text(&whole, &what)
-    });
+    let env = spec.env.iter().map(|(key, value)| text(&variable(spec, key, value)?, "a variable"));
     let env = env.collect::<Result<Vec<_>, _>>()?;
+    let files = spec.files.iter().take(MOST_FILES).map(|file| text(file.as_os_str(), "a file's path"));
+    let files = files.collect::<Result<Vec<_>, _>>()?;
+    let file_ptrs: Vec<*const c_char> = files.iter().map(|file| file.as_ptr()).collect();
     let log = match &spec.stdio {
         Stdio::Log(path) => Some(text(path.as_os_str(), "the log's path")?),
         Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => None,
@@ -413,6 +417,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
 
     let plan = Plan {
         exec: exec.as_ptr(),
+        files: (file_ptrs.as_ptr(), file_ptrs.len()),
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
         inherit: matches!(spec.stdio, Stdio::Inherit),
@@ -452,6 +457,14 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     }
 }
 
+/// A variable as `KEY=VALUE`.
+fn variable(spec: &SpawnSpec, key: &OsStr, value: &OsStr) -> Result<OsString, SpawnError> {
+    if key.is_empty() || key.as_bytes().contains(&b'=') {
+        return Err(SpawnError::Text { name: spec.name.clone(), what: format!("the variable {}", key.display()) });
+    }
+    Ok([key, OsStr::new("="), value].into_iter().collect())
+}
+
 /// Whether the manager already is this user and, not being root, need and may not change.
 fn is_already(user: &User) -> bool {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -481,6 +494,7 @@ fn core_mask(cores: &BTreeSet<usize>) -> Vec<c_long> {
 /// The pointers are into values that [`spawn`] keeps until the child has left its memory.
 struct Plan {
     exec: *const c_char,
+    files: (*const *const c_char, usize),
     argv: *const *const c_char,
     envp: *const *const c_char,
     inherit: bool,
@@ -872,9 +886,7 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
                 libc::syscall(libc::SYS_close, file);
             }
         }
-        // Opened while every folder on the way is accessible. `execve` reports an error.
-        let path_only = c_long::from(libc::O_PATH | libc::O_CLOEXEC);
-        let program = libc::syscall(libc::SYS_openat, c_long::from(libc::AT_FDCWD), plan.exec, path_only, UNUSED);
+        let program = open_program_and_files(plan);
         if plan.unprivileged {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_CORE), &raw const none, null::<c_void>());
@@ -933,6 +945,31 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             libc::syscall(libc::SYS_execveat, program, c"".as_ptr(), plan.argv, plan.envp, itself);
         }
         (Step::Exec, errno)
+    }
+}
+
+/// Opens the program by its path, and its files for reading, while every folder on the way is
+/// accessible. Returns the program's descriptor, if it is one; `execve` reports an error.
+///
+/// # Safety
+/// As [`prepare_and_exec`].
+unsafe fn open_program_and_files(plan: &Plan) -> c_long {
+    let (here, unused) = (c_long::from(libc::AT_FDCWD), 0 as c_long);
+    let (files, count) = plan.files;
+    // SAFETY: see `child`; `files` has `count` strings that end with a zero.
+    unsafe {
+        let mut at = 0;
+        while at < count {
+            let flags = c_long::from(libc::O_RDONLY | libc::O_CLOEXEC);
+            let file = libc::syscall(libc::SYS_openat, here, *files.wrapping_add(at), flags, unused);
+            if file >= 0 {
+                libc::syscall(libc::SYS_dup3, file, FILES_AT.wrapping_add(at), unused);
+                libc::syscall(libc::SYS_close, file);
+            }
+            at = at.wrapping_add(1);
+        }
+        let path_only = c_long::from(libc::O_PATH | libc::O_CLOEXEC);
+        libc::syscall(libc::SYS_openat, here, plan.exec, path_only, unused)
     }
 }
 

@@ -22,6 +22,7 @@
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #ifdef __cplusplus
@@ -153,6 +154,9 @@ const char *sluice_port_name(const sluice_context *context, uint16_t port);
 const char *sluice_chain_name(const sluice_context *context, uint16_t chain);
 /* Processor that the NF belongs on, or -1. */
 int sluice_core(const sluice_context *context);
+/* The NF's own arguments, or those of one part of a group: how many, and one of them ("" beyond). */
+uint32_t sluice_arg_count(const sluice_context *context);
+const char *sluice_arg(const sluice_context *context, uint32_t number);
 
 /* How to find the manager. Null members, or null for all: by the environment and arguments. */
 typedef struct sluice_options {
@@ -207,6 +211,27 @@ int sluice_run_sized(const sluice_options *options, sluice_make make, void *arg,
 static inline int sluice_run(const sluice_options *options, sluice_make make, void *arg) {
     return sluice_run_sized(options, make, arg, sizeof(sluice_handler));
 }
+
+/*
+ * An NF that can also be a part of a group, several NFs in one process (a chain with run = "fused"):
+ * SLUICE_NF(make) instead of a main. Its arguments are in its context. Link the same source twice:
+ * as a program (sluice-nf-x), and as a shared object beside it (libsluice_nf_x.so, with -shared
+ * -fPIC), both with libsluice_nf.a. A part has no storage.
+ */
+#define SLUICE_NF(make)                                                                              \
+    int sluice_nf_part(uint32_t version, const uint8_t *request, size_t length, void *part);         \
+    int sluice_nf_part(uint32_t version, const uint8_t *request, size_t length, void *part) {        \
+        return sluice_part(version, request, length, part, make, sizeof(sluice_handler));            \
+    }                                                                                                \
+    int main(int argc, char **argv) {                                                                \
+        if (sluice_run(NULL, make, NULL) >= 0) return 0;                                             \
+        fprintf(stderr, "%s: %s\n", argc > 0 ? argv[0] : "nf", sluice_last_error());                 \
+        return 1;                                                                                    \
+    }                                                                                                \
+    SLUICE_ASSERT(sizeof(sluice_handler) == 48, "the library has another sluice_handler")
+
+/* What SLUICE_NF calls. */
+int sluice_part(uint32_t version, const uint8_t *request, size_t length, void *part, sluice_make make, size_t handler_size);
 
 /* ---- pull style ------------------------------------------------------------------------------ */
 

@@ -1,8 +1,12 @@
 //! An NF's surroundings: its name, and the numbers of ports, services and chains.
 
+use std::ffi::OsString;
+
 use sluice_shm::handshake::Welcome;
+use sluice_shm::page::Page;
 use sluice_shm::zygote::Surroundings;
 
+use crate::options;
 use crate::packet::{PortId, ServiceId};
 
 /// The NF's surroundings, as they were when it attached.
@@ -18,6 +22,11 @@ pub struct Context {
     pub chains: Vec<String>,
     /// Processor that the NF belongs on, if it has one.
     pub core: Option<u32>,
+    /// The NF's own arguments, as [`crate::args`]; those of one part, if it runs in a group.
+    pub args: Vec<OsString>,
+    /// Where a group counts for its parts.
+    #[cfg_attr(not(feature = "group"), allow(dead_code))]
+    pub(crate) page: Option<Page>,
 }
 
 fn find(names: &[String], name: &str) -> Option<u16> {
@@ -41,12 +50,14 @@ impl Context {
             services: welcome.services.clone(),
             chains: welcome.chains.clone(),
             core: (welcome.core != u32::MAX).then_some(welcome.core),
+            args: options::args(),
+            page: None,
         }
     }
 
     pub(crate) fn of_zygote(surroundings: &Surroundings) -> Self {
         let Surroundings { name, ports, services, chains } = surroundings.clone();
-        Self { name, ports, services, chains, core: None }
+        Self { name, ports, services, chains, core: None, args: options::args(), page: None }
     }
 
     /// The port of this name. None if it did not exist when this NF, or its zygote, was started:

@@ -114,7 +114,7 @@ impl Engine {
         let poll = welcome.poll;
         let shared: &'static Page = Box::leak(Box::new(page.clone()));
         let place = Place { core, slot: welcome.slot, poll, page: shared };
-        let context = Context::of(&welcome);
+        let context = Context { page: Some(page.clone()), ..Context::of(&welcome) };
         pin(context.core);
         doorbell::look_for_more();
         if options.signals {

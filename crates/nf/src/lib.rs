@@ -28,11 +28,14 @@ mod context;
 mod engine;
 mod error;
 mod gate;
+#[cfg(feature = "group")]
+pub mod group;
 mod handler;
 pub mod harness;
 pub mod header;
 mod options;
 mod packet;
+pub mod part;
 pub mod pull;
 mod run;
 mod signals;
@@ -47,7 +50,7 @@ pub use error::{AttachError, NfError};
 pub use handler::Handler;
 pub use options::{Options, args};
 pub use packet::{Burst, IterMut, NoRoom, Packet, PortId, ServiceId, Verdict};
-pub use run::{run, run_each, run_with};
+pub use run::{Each, run, run_each, run_with};
 
 /// Now, in nanoseconds of CLOCK_MONOTONIC: the clock of [`Burst::now_ns`] and of ticks.
 pub fn now_ns() -> u64 {

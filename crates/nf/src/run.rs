@@ -32,19 +32,19 @@ use crate::zygote;
 
 /// A handler that may also fail: what [`Handler`] and the C interface have in common.
 pub(crate) trait Step {
-    /// The number of packets left in an impossible state (marked as dropped), or an error code.
-    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32>;
+    /// The number of packets left in an impossible state (marked as dropped).
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError>;
     fn tick(&mut self, now_ns: u64);
     fn tick_every(&self) -> Option<Duration>;
     fn clean(&mut self);
     fn forked(&mut self, context: &Context) -> Result<(), NfError>;
 }
 
-struct Plain<H>(H);
+pub(crate) struct Plain<H>(pub(crate) H);
 
 impl<H: Handler> Step for Plain<H> {
     #[inline(always)]
-    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32> {
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError> {
         self.0.burst(burst);
         Ok(0)
     }
@@ -62,13 +62,13 @@ impl<H: Handler> Step for Plain<H> {
     }
 }
 
-struct Ticker {
+pub(crate) struct Ticker {
     every_ns: Option<u64>,
     next_ns: u64,
 }
 
 impl Ticker {
-    fn new(every: Option<Duration>, now: u64) -> Self {
+    pub(crate) fn new(every: Option<Duration>, now: u64) -> Self {
         let every_ns = every.map(|e| u64::try_from(e.as_nanos()).unwrap_or(u64::MAX).max(1));
         Self { every_ns, next_ns: every_ns.map_or(u64::MAX, |e| now.saturating_add(e)) }
     }
@@ -78,7 +78,7 @@ impl Ticker {
     }
 
     /// Whether a tick is due at `now`; the next is then a period later. Missed ticks are skipped.
-    fn is_due(&mut self, now: u64) -> bool {
+    pub(crate) fn is_due(&mut self, now: u64) -> bool {
         let Some(every) = self.every_ns else { return false };
         if now < self.next_ns {
             return false;
@@ -94,7 +94,7 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
+pub(crate) fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
     // AssertUnwindSafe: after a panic the handler is never called again.
     catch_unwind(AssertUnwindSafe(f)).map_err(|panic| NfError::Panicked(words_of(&*panic)))
 }
@@ -138,7 +138,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         // SAFETY: receive_burst() checked them. The manager gave these frames to this NF alone, and
         // those of earlier bursts went back with send_burst().
         let mut burst = unsafe { Burst::new(engine.arena(), descriptors, now) };
-        let outcome = guarded(|| step.burst(&mut burst)).and_then(|code| code.map_err(NfError::Failed));
+        let outcome = guarded(|| step.burst(&mut burst)).and_then(|outcome| outcome);
         match outcome {
             Ok(0) => {}
             Ok(errors) => engine.count_errors(errors),
@@ -177,22 +177,36 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     }
 }
 
-/// Attaches, makes the handler, and runs it until it stops; in a zygote, in each forked process.
-pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), NfError> {
-    let make = |context: &Context| guarded(|| make(context))?;
-    let (mut engine, mut step);
-    if options.zygote {
-        let Some((made, own)) = zygote::serve(options, make)? else { return Ok(()) };
-        let context;
-        (engine, context) = Engine::attach(&own)?;
-        step = made;
-        guarded(|| step.forked(&context))??;
-    } else {
-        let context;
-        (engine, context) = Engine::attach(options)?;
-        step = make(&context)?;
+/// An error, and the connection to the manager, which takes an NF that hangs up for dead and kills
+/// it: what the NF says of its error has to come before that.
+pub(crate) struct Ended {
+    pub(crate) error: NfError,
+    _engine: Option<Box<Engine>>,
+}
+
+impl<E: Into<NfError>> From<E> for Ended {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), _engine: None }
     }
-    work(&mut engine, &mut step)?;
+}
+
+/// Attaches, makes the handler, and runs it until it stops; in a zygote, in each forked process.
+pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), Ended> {
+    let make = |context: &Context| guarded(|| make(context))?;
+    if !options.zygote {
+        let (mut engine, context) = Engine::attach(options).map_err(NfError::from)?;
+        let outcome = make(&context).and_then(|mut step| serve(&mut engine, &mut step));
+        return outcome.map_err(|error| Ended { error, _engine: Some(Box::new(engine)) });
+    }
+    let Some((mut step, own)) = zygote::serve(options, make)? else { return Ok(()) };
+    let (mut engine, context) = Engine::attach(&own).map_err(NfError::from)?;
+    let outcome = guarded(|| step.forked(&context)).and_then(|forked| forked).and_then(|()| serve(&mut engine, &mut step));
+    outcome.map_err(|error| Ended { error, _engine: Some(Box::new(engine)) })
+}
+
+/// Runs a made handler until it stops, and cleans it.
+fn serve(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
+    work(engine, step)?;
     // Storage completes before the handler is cleaned, and again after what that writes.
     let sleeper = engine.sleeper();
     guarded(|| sleeper.flush())?;
@@ -208,9 +222,16 @@ pub fn run_with<H: Handler>(
     options: &Options,
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
 ) -> Result<(), NfError> {
+    attempt(options, make).map_err(|ended| ended.error)
+}
+
+fn attempt<H: Handler>(
+    options: &Options,
+    make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
+) -> Result<(), Ended> {
     #[cfg(feature = "trace")]
     if let Some(traffic) = crate::trace::asked() {
-        return crate::trace::run(traffic, make);
+        return Ok(crate::trace::run(traffic, make)?);
     }
     run_step(options, |context| make(context).map(Plain).map_err(NfError::Handler))
 }
@@ -223,12 +244,17 @@ pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::err
     if is_answered() {
         return ExitCode::SUCCESS;
     }
-    let options = Options::from_env();
-    match run_with(&options, make) {
+    ended(&Options::from_env(), |options| attempt(options, make))
+}
+
+/// Runs an NF, and makes an error a line and an exit code.
+pub(crate) fn ended(options: &Options, run: impl FnOnce(&Options) -> Result<(), Ended>) -> ExitCode {
+    match run(options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+        // Connected until this is printed.
+        Err(ended) => {
             let name = zygote::forked_as().or(options.name.as_deref()).map_or_else(options::program, str::to_owned);
-            eprintln!("{name}: {error}");
+            eprintln!("{name}: {}", ended.error);
             ExitCode::FAILURE
         }
     }
@@ -242,7 +268,9 @@ pub(crate) fn is_answered() -> bool {
     true
 }
 
-struct Each<F>(F);
+/// An NF that is one function of a packet, as a handler.
+#[derive(Debug)]
+pub struct Each<F>(pub F);
 
 impl<F: FnMut(&mut Packet<'_>)> Handler for Each<F> {
     #[inline(always)]

@@ -177,6 +177,7 @@ unsafe impl Sync for Zero {}
 enum Keeps {
     File(Arc<Mapping>),
     Range { _addresses: Arc<Reservation> },
+    Caller,
 }
 
 /// A mapped arena.
@@ -217,6 +218,14 @@ impl Arena {
         Ok(Self::of(Mapping::new(fd, geometry.bytes(), false)?, geometry))
     }
 
+    /// A view of an arena that another part of this process has mapped, by [`zero`](Self::zero).
+    ///
+    /// # Safety
+    /// Its frames stay mapped and writable for as long as the view exists.
+    pub unsafe fn view_of(zero: *mut u8, geometry: Geometry) -> Self {
+        Self { zero: Zero(zero), geometry, keeps: Keeps::Caller }
+    }
+
     fn of(mapping: Arc<Mapping>, geometry: Geometry) -> Self {
         let zero = Zero(mapping.start().wrapping_sub(geometry.first as usize * geometry.stride as usize));
         Self { zero, geometry, keeps: Keeps::File(mapping) }
@@ -232,7 +241,7 @@ impl Arena {
     pub fn raw(&self) -> (*mut u8, usize) {
         let len = match &self.keeps {
             Keeps::File(mapping) => mapping.len(),
-            Keeps::Range { .. } => self.geometry.bytes(),
+            Keeps::Range { .. } | Keeps::Caller => self.geometry.bytes(),
         };
         (self.at(self.geometry.first, 0), len)
     }

@@ -27,6 +27,7 @@ pub mod handshake;
 pub mod histogram;
 pub mod hole;
 pub mod memory;
+pub mod object;
 pub mod page;
 pub mod ring;
 mod sync;
@@ -39,7 +40,7 @@ pub const CACHE_LINE: usize = 64;
 pub const BURST: usize = 32;
 
 /// Version of every layout in this crate. Both sides must have the same.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Fetches the cache line that a value starts in, for a read soon after.
 #[inline(always)]

@@ -9,6 +9,7 @@
 //! | 320 | counters: [`Counter`] | the NF |
 //! | 448 | reserved | – |
 //! | 512 | service-time histogram, ns per burst | the NF |
+//! | 2048 | counters of the parts of a group: [`PartCounter`] | the NF |
 //! | 4096 | the rx rings, one for each manager thread that may enqueue | see [`crate::ring`] |
 //! | … | the tx ring | see [`crate::ring`] |
 
@@ -35,7 +36,13 @@ const BELL: usize = ASLEEP + 4;
 const CONTROL: usize = 256;
 const COUNTERS: usize = 320;
 const HISTOGRAM: usize = 512;
-const _: () = assert!(HISTOGRAM + SHARED_BYTES <= PAGE_BYTES);
+const PARTS: usize = 2048;
+const _: () = assert!(HISTOGRAM + SHARED_BYTES <= PARTS);
+const _: () = assert!(PARTS + MAX_PARTS * PART_COUNTERS * 8 <= PAGE_BYTES);
+
+/// Most parts of a group: handlers that run in one process, one after another.
+pub const MAX_PARTS: usize = 16;
+const PART_COUNTERS: usize = 4;
 
 /// Layout of a region. Sent in the handshake; the NF checks it against what it maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +162,20 @@ pub enum Counter {
 pub const COUNTER_COUNT: usize = 11;
 const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= HISTOGRAM);
 
+/// Counters of one part of a group, written and shown as [`Counter`]s are.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub enum PartCounter {
+    /// Packets handled.
+    Packets = 0,
+    /// Packets it dropped.
+    Drops = 1,
+    /// Nanoseconds of its sampled bursts.
+    BusyNs = 2,
+    /// Packets whose service time was sampled.
+    Sampled = 3,
+}
+
 /// The page of a mapped region, for either side.
 #[derive(Debug, Clone)]
 pub struct Page {
@@ -209,6 +230,13 @@ impl Page {
         let word = self.counter(counter);
         // Relaxed, no read-modify-write: one writer, and it publishes nothing.
         word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// A counter of part `part` of a group. None beyond [`MAX_PARTS`].
+    #[inline(always)]
+    pub fn part(&self, part: usize, counter: PartCounter) -> Option<&AtomicU64> {
+        let at = (part < MAX_PARTS).then(|| PARTS + (part * PART_COUNTERS + counter as usize) * 8)?;
+        self.mapping.atomic_u64(at)
     }
 
     /// Service time of its bursts, in nanoseconds per burst.

@@ -1,5 +1,5 @@
-//! Passes every packet on, unchanged.
+//! The NF of this crate as a program of its own.
 
 fn main() -> std::process::ExitCode {
-    sluice_nf::run_each(|_packet| {})
+    sluice_nf_bridge::main()
 }

@@ -23,3 +23,26 @@ pub mod table;
 pub fn parse_args<A: clap::Parser>() -> A {
     A::parse_from(std::env::args_os().take(1).chain(sluice_nf::args()))
 }
+
+/// The arguments of an NF in a group.
+///
+/// # Errors
+/// As clap prints them.
+#[doc(hidden)]
+pub fn args_of<A: clap::Parser>(context: &sluice_nf::Context) -> Result<A, clap::Error> {
+    A::try_parse_from(std::iter::once(context.name.clone().into()).chain(context.args.iter().cloned()))
+}
+
+/// As [`sluice_nf::nf!`], for an NF with arguments: their type, and a function of them and the
+/// context. Run as a program, it reads its arguments before it attaches.
+#[macro_export]
+macro_rules! nf {
+    ($args:ty, $make:expr) => {
+        /// Runs the NF as a program of its own.
+        pub fn main() -> ::std::process::ExitCode {
+            let args: $args = $crate::parse_args();
+            ::sluice_nf::run(move |context| ($make)(args, context))
+        }
+        ::sluice_nf::part!(|context: &::sluice_nf::Context| ($make)($crate::args_of(context)?, context));
+    };
+}

@@ -51,3 +51,19 @@ pub struct NfForeign {
     pub processes: Vec<u32>,
 }
 }
+
+counted! {
+/// A handler that runs in a group, over all the group's restarts. The group's process counts.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
+pub struct NfPart {
+    /// Its service.
+    pub service: String,
+    /// Packets that it handled.
+    pub packets: u64 => "sluice_part_packets_total",
+    /// Packets that it dropped.
+    pub drops: u64 => "sluice_part_drops_total",
+    /// Time for a packet in nanoseconds, from one burst each millisecond; none before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packet_ns: Option<f64>,
+}
+}

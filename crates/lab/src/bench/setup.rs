@@ -139,11 +139,13 @@ pub struct Chain {
     pub egress: String,
     /// Action when an NF dies: `drop`, `bypass` or `restart`.
     pub on_failure: &'static str,
+    /// Whether one process runs all its NFs.
+    pub fused: bool,
 }
 
 impl Default for Chain {
     fn default() -> Self {
-        Self { name: "c".into(), services: Vec::new(), egress: SINK.into(), on_failure: "restart" }
+        Self { name: "c".into(), services: Vec::new(), egress: SINK.into(), on_failure: "restart", fused: false }
     }
 }
 
@@ -286,11 +288,12 @@ impl Setup {
         for c in &self.chains {
             let _ = writeln!(
                 out,
-                "[[chain]]\nname = {}\nservices = [{}]\negress = {}\non_failure = \"{}\"\n",
+                "[[chain]]\nname = {}\nservices = [{}]\negress = {}\non_failure = \"{}\"\n{}",
                 quoted(&c.name),
                 list(&c.services),
                 quoted(&c.egress),
-                c.on_failure
+                c.on_failure,
+                if c.fused { "run = \"fused\"\n" } else { "" }
             );
         }
         out.push_str(&self.more);

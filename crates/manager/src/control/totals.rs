@@ -112,6 +112,9 @@ impl Counted for Nf {
         if let Some(woken) = &former.woken {
             self.woken.get_or_insert_default().add(woken);
         }
+        // Sums of several groups, whose parts differ, have none.
+        let own = self.parts.iter_mut().zip(&former.parts).filter(|(own, former)| own.service == former.service);
+        own.for_each(|(own, former)| own.add_counters(former));
     }
 }
 

@@ -376,6 +376,10 @@ impl Backend for Remote {
     }
 
     fn add_chain(&self, chain: config::Chain) -> Result<api::Chain, ApiError> {
+        if chain.run == config::Run::Fused && chain.services.len() > 1 {
+            let help = "write it in the configuration and apply that (`sluice apply`), or add it isolated";
+            return Err(ApiError::unprocessable("a fused chain comes with a service that runs its NFs", help));
+        }
         self.change(move |s| {
             s.with_memory(|c| c.chains.push(chain.clone()))?;
             let name = chain.name.clone();
@@ -393,10 +397,19 @@ impl Backend for Remote {
                 return Err(SupervisorError::Conflict(format!("a rule leads to chain `{name}`; remove the rule first")));
             }
             s.not_promised(&name)?;
+            let chain = s.config.chains.iter().find(|chain| chain.name == name);
+            let hops: Vec<String> = chain.map_or_else(Vec::new, |chain| chain.services.clone());
             s.remove_chain(&name)?;
             s.note_change(EventKind::Remove, "chain", &name);
-            Ok(())
+            // Nothing else uses the group of a fused chain.
+            let groups = s.config.services.iter().filter(|service| service.is_group() && hops.contains(&service.name));
+            let groups: Vec<String> = groups.map(|service| service.name.clone()).collect();
+            groups.iter().try_fold(Vec::new(), |mut gone, group| {
+                gone.extend(s.remove_service(group)?);
+                Ok(gone)
+            })
         })
+        .and_then(wait_for)
     }
 
     fn add_rule(&self, rule: config::Rule, position: Option<usize>) -> Result<api::Rule, ApiError> {
@@ -467,6 +480,7 @@ impl Backend for Remote {
         let mut wanted = loaded.config;
         let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
         load::anchor(&mut wanted, folder.as_deref().unwrap_or(std::path::Path::new("/")));
+        sluice_config::fuse::expand(&mut wanted);
         let host = config_host();
         sluice_config::host::resolve(&mut wanted, &host);
         if dry_run {

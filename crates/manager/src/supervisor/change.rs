@@ -231,7 +231,9 @@ impl Supervisor {
             (false, false) => Origin::Started,
         };
         let life = Life::new(monotonic_ns(), origin);
-        self.nfs.add(Nf::new(number, service_number, format!("{}.{index}", service.config.name), core, life));
+        let mut nf = Nf::new(number, service_number, format!("{}.{index}", service.config.name), core, life);
+        nf.counted.parts = service.config.is_group().then(Box::default);
+        self.nfs.add(nf);
         Ok(number)
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake;
+use sluice_shm::object;
 
 use super::nfs::{Event, HELLO_PATIENCE, Nf, Process, State};
 use super::notice::Kind;
@@ -65,6 +66,10 @@ impl Supervisor {
         env.push((handshake::ENV_SOCKET.into(), self.host.listener.path().into()));
         env.push((handshake::ENV_NF.into(), name.into()));
         env.extend(more);
+        let files = sluice_config::fuse::objects(&service.config);
+        if !files.is_empty() {
+            env.push((object::ENV_OBJECTS.into(), spawn::FILES_AT.to_string().into()));
+        }
         if let Some(path) = std::env::var_os("PATH") {
             env.push(("PATH".into(), path));
         }
@@ -72,6 +77,7 @@ impl Supervisor {
             exec,
             args: service.config.args.iter().map(Into::into).collect(),
             env,
+            files,
             user: service.user.clone(),
             // A new process would get no time slice; an NF moves there by itself at its admission.
             cores: if self.outside.is_governed(core) { self.cores_elsewhere(core) } else { [core].into() },

@@ -11,7 +11,7 @@ use super::Supervisor;
 use super::nfs::{Nf, State};
 use super::past::of_chain;
 use crate::control::totals::{Counted, QUANTILES};
-use sluice_api::config::{Drops, Mode, OnFailure, Overload};
+use sluice_api::config::{self, Drops, Mode, OnFailure, Overload};
 use sluice_api::model::{self as api, Distribution};
 use sluice_dataplane::chain::DropReason;
 use sluice_dataplane::decision::Refusal;
@@ -63,6 +63,19 @@ fn by_tenant(memories: impl Iterator<Item = api::Memory>) -> Vec<api::Memory> {
         known.starved += starved;
     }
     all
+}
+
+/// The handlers of a group.
+fn parts(service: &config::Service, nf: &Nf) -> Vec<api::NfPart> {
+    let Some(counted) = &nf.counted.parts else { return Vec::new() };
+    let all = counted.borrow_mut().all(nf.handle.as_deref());
+    let part = |(service, [packets, drops, ns, sampled]): (&String, [u64; 4])| api::NfPart {
+        service: service.clone(),
+        packets,
+        drops,
+        packet_ns: (sampled > 0).then(|| ns as f64 / sampled as f64),
+    };
+    service.parts.iter().zip(all).map(part).collect()
 }
 
 impl Supervisor {
@@ -337,6 +350,7 @@ impl Supervisor {
                 ..nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default()
             },
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
+            parts: service.map_or_else(Vec::new, |s| parts(&s.config, nf)),
             warnings: Vec::new(),
         };
         report.sched.load = report.load();

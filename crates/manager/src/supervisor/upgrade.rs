@@ -212,7 +212,9 @@ impl Supervisor {
         let index = known.next_index - 1;
         let core = slot.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
         let name = format!("{}.{index}", known.config.name);
+        let is_group = known.config.is_group();
         let mut nf = Nf::new(number, service, name, core, Life::on_trial(monotonic_ns()));
+        nf.counted.parts = is_group.then(Box::default);
         if let Some((old, _, id, _)) = former {
             (nf.position.former, nf.position.spread_id) = (Some(old), id);
         }

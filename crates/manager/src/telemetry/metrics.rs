@@ -16,7 +16,9 @@ use sluice_slo::watch::What;
 
 use super::prometheus::{Family, NS, Object, Rows, Text};
 use crate::control::totals::{self, Counted};
-use sluice_api::model::{Chain, Memory, Nf, NfForeign, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread};
+use sluice_api::model::{
+    Chain, Memory, Nf, NfForeign, NfPart, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread,
+};
 use sluice_api::promise::Promise;
 
 /// Microseconds in a second.
@@ -372,6 +374,16 @@ fn sched_of<'a>((labels, nf): &Object<'a, Nf>) -> Object<'a, NfSched> {
     (labels.clone(), &nf.sched)
 }
 
+const PARTS: &[Family<NfPart>] =
+    &[Family::gauge("sluice_part_packet_seconds", "Time that a handler in a group takes for a packet.", |p, r| {
+        p.packet_ns.into_iter().for_each(|ns| r.is(ns / NS));
+    })];
+
+fn parts_of<'a>((labels, nf): &Object<'a, Nf>) -> Vec<Object<'a, NfPart>> {
+    let labelled = |part: &'a NfPart| ([labels.clone(), vec![("part", part.service.as_str().into())]].concat(), part);
+    nf.parts.iter().map(labelled).collect()
+}
+
 fn foreign_of<'a>((labels, nf): &Object<'a, Nf>) -> Option<Object<'a, NfForeign>> {
     Some((labels.clone(), nf.foreign.as_ref()?))
 }
@@ -390,6 +402,9 @@ fn nfs(out: &mut Text, stats: &Stats) {
     let foreign: Vec<_> = all.iter().filter_map(foreign_of).collect();
     out.write_counters(&foreign);
     out.write(FOREIGN, &foreign);
+    let parts: Vec<_> = all.iter().flat_map(parts_of).collect();
+    out.write_counters(&parts);
+    out.write(PARTS, &parts);
     let (of_nf, of_foreign) = (["_nf_", "_service_"], ["_foreign_", "_service_foreign_"]);
     out.write_counter_sums(of_nf, OF_SERVICE, &sums);
     out.write_counter_sums(of_nf, OF_SERVICE, &sums.iter().map(sched_of).collect::<Vec<_>>());

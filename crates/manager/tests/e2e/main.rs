@@ -18,6 +18,7 @@ mod ecn;
 mod estimate;
 mod faults;
 mod foreign;
+mod fused;
 mod guards;
 mod holes;
 mod hostile;

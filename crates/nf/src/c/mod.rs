@@ -16,6 +16,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_shm::arena::Geometry;
@@ -257,6 +258,7 @@ pub struct CContext {
     name: CString,
     ports: Vec<CString>,
     chains: Vec<CString>,
+    args: Vec<CString>,
 }
 
 fn strings(names: &[String]) -> Vec<CString> {
@@ -269,6 +271,7 @@ impl CContext {
             name: CString::new(context.name.as_str()).unwrap_or_default(),
             ports: strings(&context.ports),
             chains: strings(&context.chains),
+            args: context.args.iter().map(|arg| CString::new(arg.as_bytes()).unwrap_or_default()).collect(),
             context,
         }
     }
@@ -329,6 +332,18 @@ unsafe extern "C" fn sluice_core(context: *const CContext) -> c_int {
     // SAFETY: null or valid, as the header requires.
     let core = unsafe { context.as_ref() }.and_then(|c| c.context.core);
     core.and_then(|core| c_int::try_from(core).ok()).unwrap_or(-1)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_arg_count(context: *const CContext) -> u32 {
+    // SAFETY: null or valid, as the header requires.
+    unsafe { context.as_ref() }.map_or(0, |c| c.args.len() as u32)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_arg(context: *const CContext, number: u32) -> *const c_char {
+    // SAFETY: null or valid, as the header requires.
+    unsafe { context.as_ref() }.and_then(|c| c.args.get(number as usize)).map_or(c"".as_ptr(), |arg| arg.as_ptr())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::{CContext, COptions, CPacket, Code, fail, fail_with, guard, options};
 use crate::context::Context;
 use crate::error::NfError;
 use crate::packet::Burst;
+use crate::part::{self, Table};
 use crate::run::{Step, is_answered, run_step};
 
 /// `struct sluice_handler`.
@@ -45,7 +46,7 @@ struct CStep {
 }
 
 impl Step for CStep {
-    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32> {
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError> {
         let Some(handle) = self.handler.burst else { return Ok(0) };
         let (now_ns, n) = (burst.now_ns(), burst.len());
         let arena = burst.arena();
@@ -68,7 +69,7 @@ impl Step for CStep {
                 }
             }
         }
-        if code < 0 { Err(code) } else { Ok(errors) }
+        if code < 0 { Err(NfError::Failed(code)) } else { Ok(errors) }
     }
 
     fn tick(&mut self, now_ns: u64) {
@@ -112,6 +113,21 @@ fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfErro
     Ok(CStep { handler, packets: [CPacket::EMPTY; BURST], _context: context, forked_context: None })
 }
 
+/// Makes a handler for a group, as [`crate::part::Entry`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_part(
+    version: u32,
+    request: *const u8,
+    length: usize,
+    table: *mut Table,
+    make: Option<Make>,
+    handler_size: usize,
+) -> c_int {
+    let (Some(make), FIRST_SIZE..=LARGEST_SIZE) = (make, handler_size) else { return part::OTHER_VERSION };
+    // SAFETY: SLUICE_NF passes what the group passed.
+    unsafe { part::make_step(version, request, length, table, |context| made(context, make, std::ptr::null_mut())) }
+}
+
 /// For programs of SLUICE_ABI 1. Fields that their make() does not know stay null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_run(given: *const COptions, make: Option<Make>, arg: *mut c_void) -> c_int {
@@ -132,7 +148,7 @@ unsafe extern "C" fn sluice_run_sized(given: *const COptions, make: Option<Make>
         let options = unsafe { options(given) };
         match run_step(&options, |context| made(context, make, arg)) {
             Ok(()) => 0,
-            Err(error) => fail_with(&error),
+            Err(ended) => fail_with(&ended.error),
         }
     })
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::process::Pid;
 use sluice_shm::histogram::Followed;
-use sluice_shm::page::Counter;
+use sluice_shm::page::{Counter, MAX_PARTS, PartCounter};
 
 use sluice_api::health::Death;
 use sluice_dataplane::handle::NfHandle;
@@ -70,6 +70,49 @@ impl Totals {
     }
 }
 
+/// Counters of the parts of a group: packets, drops, sampled nanoseconds, sampled packets.
+pub(crate) type Parts = [[u64; PART_COUNTERS.len()]; MAX_PARTS];
+
+const PART_COUNTERS: [PartCounter; 4] = [PartCounter::Packets, PartCounter::Drops, PartCounter::BusyNs, PartCounter::Sampled];
+
+/// The same over all processes. A process may write anything; its counters never go back.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SpokenParts {
+    before: Parts,
+    now: Parts,
+}
+
+impl SpokenParts {
+    /// Includes the present values in its page.
+    fn hear(&mut self, handle: &NfHandle) {
+        for (number, most) in self.now.iter_mut().enumerate() {
+            for (most, counter) in most.iter_mut().zip(PART_COUNTERS) {
+                // Relaxed: a statistic.
+                let spoken = handle.region.page.part(number, counter).map_or(0, |word| word.load(Ordering::Relaxed));
+                *most = (*most).max(spoken);
+            }
+        }
+    }
+
+    /// The counts of a process that has ended are those of former ones.
+    fn count_off(&mut self) {
+        let now = std::mem::take(&mut self.now);
+        for (sum, n) in self.before.as_flattened_mut().iter_mut().zip(now.as_flattened()) {
+            *sum = sum.saturating_add(*n);
+        }
+    }
+
+    /// All of them, with those of this process if there is one.
+    pub(crate) fn all(&mut self, handle: Option<&NfHandle>) -> Parts {
+        handle.into_iter().for_each(|handle| self.hear(handle));
+        let mut all = self.before;
+        for (sum, n) in all.as_flattened_mut().iter_mut().zip(self.now.as_flattened()) {
+            *sum = sum.saturating_add(*n);
+        }
+        all
+    }
+}
+
 /// The counters and measurements of an NF over all its lives.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
@@ -77,6 +120,8 @@ pub(crate) struct Counted {
     pub(crate) before: Totals,
     /// Counters that its process wrote itself.
     pub(crate) spoken: Cell<Spoken>,
+    /// Those of the parts of a group.
+    pub(crate) parts: Option<Box<RefCell<SpokenParts>>>,
     /// The service times of its bursts, which its process counts in its page.
     pub(crate) service_times: RefCell<Followed>,
     pub(crate) cpu: CpuMeter,
@@ -93,6 +138,10 @@ impl Counted {
     pub(crate) fn count_off(&mut self, handle: &NfHandle) {
         self.before.add(handle, self.spoken.take());
         self.service_times.get_mut().follow(handle.region.page.service_time());
+        if let Some(parts) = self.parts.as_mut().map(|parts| parts.get_mut()) {
+            parts.hear(handle);
+            parts.count_off();
+        }
     }
 
     pub(crate) fn welcomed(&mut self, now_ns: u64) {

@@ -1,0 +1,284 @@
+//! Fused chains: `run = "fused"` becomes a service whose instances run all handlers of the chain.
+//!
+//! # Approach
+//! A configuration is validated as written. Then [`expand`] adds a service `CHAIN.fused`, the
+//! *group*, whose program [`GROUP`](object::GROUP) loads the shared object of each of the chain's
+//! services, and puts it in the chain in their place. All else treats a group as any service: it is
+//! scheduled, restarted, upgraded (when a part's arguments change) and measured as one. A service
+//! that runs in groups alone has no instances of its own.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use sluice_api::config::{Chain, Config, Run, Service};
+use sluice_shm::object;
+use sluice_shm::page::MAX_PARTS;
+
+use crate::host::{Host, resolve_exec};
+use crate::problem::{At, Problem};
+
+/// What the name of a group has after the chain's.
+const SUFFIX: &str = ".fused";
+
+fn named<'a>(config: &'a Config, name: &str) -> Option<&'a Service> {
+    config.services.iter().find(|service| service.name == name)
+}
+
+/// Chains that are to become groups, with their index.
+fn fused(config: &Config) -> impl Iterator<Item = (usize, &Chain)> {
+    let is_one = |chain: &Chain| chain.run == Run::Fused && chain.services.len() > 1;
+    config.chains.iter().enumerate().filter(move |(_, chain)| is_one(chain))
+}
+
+/// Why a service cannot run in a process with others, and what to do.
+fn unfit(service: &Service) -> Option<(&'static str, &'static str)> {
+    let own_process = "run its chain isolated, or leave it out of the chain";
+    Some(match service {
+        s if s.is_foreign() => ("is foreign: its program does not use the library", own_process),
+        s if s.attach => ("attaches from outside", "let sluiced start it (exec), or run its chain isolated"),
+        s if s.container.is_some() => ("runs in a container", "remove `container`, or run its chain isolated"),
+        s if s.is_pooled() => ("is a pool, with instances for single flows", "write per = \"shared\", or run its chain isolated"),
+        s if s.storage => ("uses the library's storage, for which all of the group would wait", own_process),
+        s if s.args.iter().any(|arg| arg == object::PART) => ("has the argument --part, which is the group's own", own_process),
+        _ => return None,
+    })
+}
+
+/// A key whose value has to be that of the first service, as text; keys that differ are named.
+fn differing(first: &Service, other: &Service) -> Option<&'static str> {
+    let same = [
+        ("tenant", first.tenant == other.tenant),
+        ("user", first.user == other.user),
+        ("cores", first.cores == other.cores),
+        ("instances", first.instances == other.instances),
+        ("filter", first.filter == other.filter),
+        ("zygote", first.zygote == other.zygote),
+        ("mode", first.mode == other.mode),
+        ("priority", first.priority == other.priority),
+        ("wakeup", first.wakeup == other.wakeup),
+        ("env", first.env.iter().all(|(key, value)| other.env.get(key).is_none_or(|known| known == value))),
+    ];
+    same.into_iter().find(|(_, same)| !same).map(|(key, _)| key)
+}
+
+/// Problems of chains that are to be fused.
+pub(crate) fn problems(config: &Config) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (i, chain) in fused(config) {
+        let at = At::entry("chain", i, "services");
+        let services: Vec<&Service> = chain.services.iter().filter_map(|name| named(config, name)).collect();
+        // A hop that is reversed, or names no service, is another check's.
+        if services.len() < chain.services.len() {
+            if chain.services.iter().any(|hop| hop.contains(':')) {
+                problems.push(Problem::error(
+                    at,
+                    format!("chain \"{}\" is fused and has a reversed hop", chain.name),
+                    "write run = \"isolated\"",
+                ));
+            }
+            continue;
+        }
+        let mut error = |at: At, what: String, help: &str| problems.push(Problem::error(at, what, help));
+        for (number, service) in services.iter().enumerate() {
+            let (at, name, of) = (at.item(number), &service.name, &chain.name);
+            if let Some((why, help)) = unfit(service) {
+                error(at, format!("service \"{name}\" {why}, and chain \"{of}\" is fused"), help);
+            } else if let Some(key) = differing(services[0], service) {
+                error(
+                    at,
+                    format!("services \"{}\" and \"{name}\" of fused chain \"{of}\" differ in `{key}`", services[0].name),
+                    "services that run in one process need one value; make them equal, or run the chain isolated",
+                );
+            } else if services[..number].iter().any(|before| before.name == *name) {
+                error(
+                    at,
+                    format!("service \"{name}\" comes twice in fused chain \"{of}\""),
+                    "name it once, or run the chain isolated",
+                );
+            }
+        }
+        if services.len() > MAX_PARTS {
+            error(at, format!("fused chain \"{}\" has {} services", chain.name, services.len()), "a group has 16 at most");
+        }
+        let longest = crate::validate::MAX_NAME - SUFFIX.len();
+        if chain.name.len() > longest {
+            let help = "its group is named after it: choose a name of at most 57 letters";
+            error(At::entry("chain", i, "name"), format!("the name of fused chain \"{}\" is too long", chain.name), help);
+        }
+    }
+    problems
+}
+
+/// The group of a chain.
+fn group(config: &Config, chain: &Chain) -> Option<Service> {
+    let services: Vec<&Service> = chain.services.iter().map(|name| named(config, name)).collect::<Option<_>>()?;
+    let first = (*services.first()?).clone();
+    let part = |service: &&Service| {
+        let program = service.exec.clone().unwrap_or_default();
+        [object::PART.to_string(), format!("{}={}", service.name, program.display())].into_iter().chain(service.args.clone())
+    };
+    let sends = services.iter().any(|service| service.may_send_to.is_some()).then(|| {
+        // One that has no list may send to what is in its chains.
+        let all = services.iter().all(|service| service.may_send_to.is_some());
+        let own = if all { Vec::new() } else { [chain.services.clone(), vec![chain.egress.clone()]].concat() };
+        let mut to: Vec<String> = services.iter().flat_map(|s| s.may_send_to.clone().unwrap_or_default()).chain(own).collect();
+        to.sort_unstable();
+        to.dedup();
+        to
+    });
+    let memory = services.iter().map(|service| service.memory).collect::<Option<Vec<_>>>();
+    Some(Service {
+        name: format!("{}{SUFFIX}", chain.name),
+        exec: Some(PathBuf::from(object::GROUP)),
+        args: services.iter().flat_map(part).collect(),
+        env: services.iter().flat_map(|service| service.env.clone()).collect(),
+        pids: services.iter().fold(0u32, |sum, service| sum.saturating_add(service.pids)),
+        memory: memory.map(|all| all.into_iter().fold(0u32, u32::saturating_add)),
+        ring: services.iter().map(|service| service.ring).min().unwrap_or(first.ring),
+        may_send_to: sends,
+        parts: chain.services.clone(),
+        ..first
+    })
+}
+
+/// Replaces the hops of fused chains by their groups. The configuration is valid and its paths are
+/// absolute; one without fused chains, or whose chains are fused already, stays as it is.
+pub fn expand(config: &mut Config) {
+    let groups: Vec<(usize, Service)> = fused(config).filter_map(|(i, chain)| Some((i, group(config, chain)?))).collect();
+    for (i, group) in groups {
+        config.chains[i].services = vec![group.name.clone()];
+        config.services.push(group);
+    }
+    let in_chains = config.chains.iter().flat_map(|chain| &chain.services).map(|hop| sluice_api::config::hop(hop).0);
+    let fallbacks = config.services.iter().filter_map(|service| service.pool.as_ref()?.fallback.as_deref());
+    let targets = config.services.iter().flat_map(|service| service.may_send_to.iter().flatten()).map(String::as_str);
+    let used: HashSet<String> = in_chains.chain(fallbacks).chain(targets).map(str::to_owned).collect();
+    let parts = parts(config);
+    for service in config.services.iter_mut().filter(|service| parts.contains(&service.name) && !used.contains(&service.name)) {
+        service.instances = 0;
+    }
+}
+
+/// The services that run in a group.
+pub(crate) fn parts(config: &Config) -> HashSet<String> {
+    config.services.iter().flat_map(|service| service.parts.iter().cloned()).collect()
+}
+
+/// The programs of a group's parts, in order: where in its arguments each is named, and its path.
+fn programs(group: &Service) -> impl Iterator<Item = (usize, &Path)> {
+    let named = group.args.windows(2).enumerate().filter(|(_, pair)| group.is_group() && pair[0] == object::PART);
+    named.filter_map(|(at, pair)| Some((at + 1, Path::new(pair[1].split_once('=')?.1))))
+}
+
+/// Makes the paths of the programs of a group's parts absolute, as [`resolve_exec`] does.
+pub(crate) fn resolve(group: &mut Service, host: &Host) {
+    let found: Vec<_> = programs(group).filter_map(|(at, program)| Some((at, resolve_exec(program, host).ok()?))).collect();
+    for (at, program) in found {
+        let name = group.args[at].split_once('=').map_or("", |(name, _)| name);
+        group.args[at] = format!("{name}={}", program.display());
+    }
+}
+
+/// The shared objects of a group's parts, in order. One that is not there has an empty path.
+pub fn objects(group: &Service) -> Vec<PathBuf> {
+    programs(group).map(|(_, program)| object::find(program, &[], Path::exists).unwrap_or_default()).collect()
+}
+
+/// What the host lacks for the groups of an expanded configuration.
+pub(crate) fn lacking(config: &Config, host: &Host) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (i, chain) in config.chains.iter().enumerate() {
+        let group = chain.services.iter().filter_map(|name| named(config, name)).find(|service| service.is_group());
+        let Some(group) = group else { continue };
+        let at = At::entry("chain", i, "run");
+        if let Some(Err(text)) = group.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
+            let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
+            problems.push(Problem::error(at, message, help));
+        }
+        for service in group.parts.iter().filter_map(|name| named(config, name)) {
+            let Some(Ok(program)) = service.exec.as_ref().map(|exec| resolve_exec(exec, host)) else { continue };
+            if object::find(&program, &[], |path| host.at(path).exists()).is_none() {
+                problems.push(Problem::error(
+                    at,
+                    format!(
+                        "service \"{}\" cannot be fused: {} has no shared object {} beside it",
+                        service.name,
+                        program.display(),
+                        object::name_of(&program).display()
+                    ),
+                    "build its crate with sluice_nf::nf! (in C, SLUICE_NF), or write run = \"isolated\"",
+                ));
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load;
+
+    const TEXT: &str = r#"
+        port = [{ name = "in", kind = "gen" }, { name = "out", kind = "sink" }]
+        service = [
+            { name = "fw", exec = "sluice-nf-firewall", args = ["--rules", "x"], ring = 512, memory = 64, env = { A = "1" } },
+            { name = "nat", exec = "/opt/nat", memory = 32, env = { B = "2" }, may_send_to = ["out"] },
+            { name = "ids", exec = "ids" },
+        ]
+        chain = [{ name = "web", services = ["fw", "nat"], egress = "out", run = "fused" }, { name = "all", services = ["nat", "ids"], egress = "out" }]
+        rule = [{ chain = "web", vlan = 1 }, { chain = "all" }]
+    "#;
+
+    fn config(text: &str) -> Config {
+        load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    #[test]
+    fn a_fused_chain_has_one_hop_with_all_that_its_services_have() {
+        let mut config = config(TEXT);
+        expand(&mut config);
+        let group = named(&config, "web.fused").unwrap();
+        assert_eq!(config.chains[0].services, ["web.fused"]);
+        assert_eq!(group.args, ["--part", "fw=sluice-nf-firewall", "--rules", "x", "--part", "nat=/opt/nat"]);
+        assert_eq!((group.ring, group.memory, group.env.len(), group.instances), (512, Some(96), 2, 1));
+        assert_eq!(group.may_send_to.as_deref().unwrap(), ["fw", "nat", "out"], "the firewall may do what it may in its chain");
+        assert_eq!(group.parts, ["fw", "nat"]);
+        assert_eq!(named(&config, "nat").unwrap().instances, 1, "it is in another chain too");
+        let before = config.clone();
+        expand(&mut config);
+        assert_eq!(config, before, "once is enough");
+        assert!(crate::validate::validate(&config).is_empty(), "{:?}", crate::validate::validate(&config));
+    }
+
+    #[test]
+    fn a_service_in_groups_alone_has_no_instances() {
+        let text = TEXT.replace("may_send_to = [\"out\"]", "priority = 1.0").replace("[\"nat\", \"ids\"]", "[\"ids\"]");
+        let mut config = config(&text);
+        expand(&mut config);
+        let instances: Vec<u32> = config.services.iter().map(|service| service.instances).collect();
+        assert_eq!(instances, [0, 0, 1, 1]);
+        assert!(crate::validate::validate(&config).is_empty(), "a part is used");
+    }
+
+    #[test]
+    fn what_cannot_be_fused_is_refused_with_its_name() {
+        let wrong = |from: &str, to: &str| load::parse(&TEXT.replace(from, to), "a.toml").unwrap_err().to_string();
+        let nat = "name = \"nat\", exec = \"/opt/nat\"";
+        for (with, what) in [
+            (format!("{nat}, tenant = \"b\""), "differ in `tenant`"),
+            (format!("{nat}, cores = [0]"), "differ in `cores`"),
+            (format!("{nat}, instances = 2"), "differ in `instances`"),
+            (format!("{nat}, storage = true"), "uses the library's storage"),
+            (format!("{nat}, per = \"flow\""), "is a pool"),
+            (format!("{nat}, args = [\"--part\"]"), "the argument --part"),
+            ("name = \"nat\", attach = true".into(), "attaches from outside"),
+        ] {
+            let said = wrong(nat, &with);
+            assert!(said.contains(what) && said.contains("nat"), "{with}: {said}");
+        }
+        assert!(wrong("\"fw\", \"nat\"]", "\"fw\", \"nat\", \"fw\"]").contains("comes twice"));
+        assert!(wrong("B = \"2\"", "A = \"2\"").contains("differ in `env`"));
+        assert!(wrong("run = \"fused\"", "run = \"inlined\"").contains("isolated"), "the words that there are");
+    }
+}

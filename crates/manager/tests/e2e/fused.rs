@@ -1,0 +1,151 @@
+//! Fused chains: several handlers in one process.
+
+use rustix::process::Signal;
+use sluice_api::model::{Apply, NfState, Stats};
+
+use crate::support::{
+    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal,
+};
+
+const FUSED: &str = "run = \"fused\"";
+
+/// A chain of a NF in Rust, one in C and one more in Rust, each packet of which is checked.
+fn three(cycles: u32) -> String {
+    port("steady", "gen", "flows = 32\noverload = \"wait\"")
+        + &port("all", "sink", "")
+        + &service("cost", "sluice-nf-cost", &format!("args = [\"--cycles\", \"{cycles}\"]"))
+        + &service("mark", "sluice-mark-c", "")
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("web", "steady", &["cost", "mark", "bridge"], "all", FUSED)
+}
+
+fn parts(stats: &Stats) -> Vec<(&str, u64, u64)> {
+    let nf = stats.nfs.iter().find(|nf| nf.service == "web.fused").expect("the group runs");
+    nf.parts.iter().map(|part| (part.service.as_str(), part.packets, part.drops)).collect()
+}
+
+/// Stops the load, and checks that each packet that entered has left, once and in order.
+fn settle(daemon: &mut Daemon) -> Stats {
+    daemon.client().remove_rule("web").unwrap();
+    let stats = daemon.wait("its packets have left", |s| {
+        let (entered, sink) = (find_chain(s, "web").entry_packets, find_port(s, "all"));
+        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
+    });
+    assert_nothing_amiss(&stats, "all", find_chain(&stats, "web").entry_packets);
+    stats
+}
+
+#[test]
+fn three_handlers_in_one_process_are_one_nf_with_three_parts() {
+    let mut daemon = Daemon::start("", &three(100));
+    let stats = daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 20_000);
+    assert_eq!(stats.nfs.len(), 1, "one process");
+    let group = find_nf(&stats, "web.fused.0");
+    let names: Vec<&str> = group.parts.iter().map(|part| part.service.as_str()).collect();
+    assert_eq!(names, ["cost", "mark", "bridge"]);
+    assert!(group.parts.iter().all(|part| part.packet_ns.is_some_and(|ns| ns > 0.0)), "{:?}", group.parts);
+    let metrics = daemon.client().metrics().unwrap();
+    let line = "sluice_part_packets_total{nf=\"web.fused.0\",service=\"web.fused\",part=\"mark\"} ";
+    assert!(metrics.lines().any(|l| l.starts_with(line)), "{metrics}");
+    let stats = settle(&mut daemon);
+    let all = parts(&stats);
+    assert!(all.iter().all(|(_, packets, drops)| (*packets, *drops) == (all[0].1, 0)), "{all:?}");
+    daemon.client().remove_chain("web").unwrap();
+    daemon.wait("its group goes with it", |s| s.nfs.is_empty() && s.services.iter().all(|service| service.name != "web.fused"));
+    daemon.client().remove_port("steady").unwrap();
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn another_version_of_a_part_replaces_the_group_under_load_without_a_loss() {
+    let mut daemon = Daemon::start("", &three(100));
+    for cycles in [200, 300] {
+        let had = find_port(&daemon.stats(), "all").tx_packets;
+        daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > had + 10_000);
+        let before = daemon.stats().nfs[0].pid;
+        let config = head(daemon.folder(), "") + &three(cycles);
+        let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+        let names: Vec<&str> = changes.iter().map(|change| change.name.as_str()).collect();
+        assert_eq!(names, ["cost", "web.fused"], "{changes:?}");
+        let stats = daemon.wait("the old group has left", |s| s.nfs.len() == 1 && s.nfs[0].pid != before);
+        assert!(stats.nfs[0].parts.len() == 3);
+    }
+    settle(&mut daemon);
+    daemon.client().remove_port("steady").unwrap();
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_packet_that_a_part_drops_is_seen_by_no_later_part() {
+    let folder = open_folder();
+    let rules = folder.path().join("rules");
+    std::fs::write(&rules, "default deny\n").unwrap();
+    let body = port("steady", "gen", "flows = 32\nrate = 20000.0")
+        + &port("all", "sink", "")
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &service("fw", "sluice-nf-firewall", &format!("args = [\"--rules\", {rules:?}]"))
+        + &service("monitor", "sluice-nf-monitor", "")
+        + &chain("web", "steady", &["bridge", "fw", "monitor"], "all", FUSED);
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait("packets are dropped", |s| find_nf(s, "web.fused.0").verdict_drops > 1_000);
+    daemon.client().remove_rule("web").unwrap();
+    let stats = daemon.wait("all are", |s| find_nf(s, "web.fused.0").verdict_drops == find_chain(s, "web").entry_packets);
+    let n = find_chain(&stats, "web").entry_packets;
+    assert_eq!(parts(&stats), [("bridge", n, 0), ("fw", n, n), ("monitor", 0, 0)]);
+    assert_eq!(find_port(&stats, "all").tx_packets, 0);
+    daemon.stop();
+}
+
+#[test]
+fn a_group_that_is_killed_comes_back_with_all_its_parts() {
+    let mut daemon = Daemon::start("", &three(100).replace("overload = \"wait\"", "rate = 20000.0"));
+    let stats = daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 1_000);
+    let before = parts(&stats)[2].1;
+    signal(find_nf(&stats, "web.fused.0"), Signal::KILL);
+    let stats = daemon.wait("it is back", |s| {
+        let nf = find_nf(s, "web.fused.0");
+        nf.restarts == 1 && nf.state == NfState::Running && parts(s)[2].1 > before + 1_000
+    });
+    assert_eq!(parts(&stats).len(), 3);
+    daemon.stop();
+}
+
+#[test]
+fn a_group_is_forked_from_a_zygote_that_made_its_handlers() {
+    let zygote = |text: String| text.replace("\n[[chain]]", "\n[[chain]]").replace("exec =", "zygote = true\nexec =");
+    let mut daemon = Daemon::start("", &zygote(three(100)).replace("overload = \"wait\"", "rate = 20000.0"));
+    let stats = daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 1_000);
+    let nf = find_nf(&stats, "web.fused.0");
+    assert!(nf.parts.iter().all(|part| part.packets > 0), "{:?}", nf.parts);
+    let service = stats.services.iter().find(|service| service.name == "web.fused").unwrap();
+    assert!(service.zygote.is_some(), "{service:?}");
+    daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_fused_is_refused_before_anything_starts() {
+    let folder = open_folder();
+    let config = |exec: &str, keys: &str| {
+        head(folder.path(), "")
+            + &port("in", "gen", "")
+            + &port("out", "sink", "")
+            + &service("bridge", "sluice-nf-bridge", "")
+            + &service("other", exec, keys)
+            + &chain("web", "in", &["bridge", "other"], "out", FUSED)
+    };
+    for (exec, keys, what) in [
+        (nf("sluice-nf-encrypt").as_str(), "", "libsluice_nf_encrypt.so beside it"),
+        ("sluice-nf-monitor", "tenant = \"b\"", "differ in `tenant`"),
+        ("sluice-nf-monitor", "storage = true", "uses the library's storage"),
+    ] {
+        let output = refusal(folder.path(), &config(exec, keys));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(what), "{exec}: {said}");
+    }
+    // A part that cannot be made says why, with its name.
+    let output = refusal(folder.path(), &config("sluice-nf-firewall", "args = [\"--rules\", \"/nowhere\"]"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("part other: ") && said.contains("/nowhere"), "{said}");
+}
