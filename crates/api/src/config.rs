@@ -18,6 +18,7 @@ pub mod wakeup;
 use order::in_order;
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use promise::Promises;
+pub use service::Run;
 pub use wakeup::Wakeup;
 
 /// Default file of the estimates of NFs.
@@ -917,49 +918,6 @@ impl Manager {
     }
 }
 
-impl Service {
-    /// Whether it is the group of a fused chain.
-    pub fn is_group(&self) -> bool {
-        !self.parts.is_empty()
-    }
-
-    /// Whether its instances have flows or packets assigned by a pool.
-    pub fn is_pooled(&self) -> bool {
-        self.per != Per::Shared
-    }
-
-    /// Its `[service.pool]`.
-    pub fn pool(&self) -> Pool {
-        self.pool.clone().unwrap_or_default()
-    }
-
-    /// Whether flows are assigned to its instances as they arrive, each to its end.
-    pub fn has_members_for_flows(&self) -> bool {
-        self.per.is_held()
-    }
-
-    /// Whether an instance on another core can replace one without losing a packet. Not for
-    /// services that attach, are foreign, or give each instance flows of its own.
-    pub fn can_be_moved(&self) -> bool {
-        !self.attach && !self.is_foreign() && !self.has_members_for_flows()
-    }
-
-    /// Capacity of each ring of its instances.
-    pub fn ring_slots(&self) -> u32 {
-        if self.is_pooled() { self.pool().ring } else { self.ring }
-    }
-
-    /// Whether its program does not use Sluice's library.
-    pub fn is_foreign(&self) -> bool {
-        self.kind == ServiceKind::Foreign
-    }
-
-    /// Whether it receives copies of packets, while the originals go on at once.
-    pub fn is_tap(&self) -> bool {
-        self.is_foreign() && self.interfaces.len() == 1
-    }
-}
-
 /// Whether a program was written for Sluice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -1065,17 +1023,6 @@ pub struct Chain {
     /// no protection from each other; they need one tenant, user and core, and a shared object.
     #[serde(default)]
     pub run: Run,
-}
-
-/// How the NFs of a chain run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Run {
-    /// Each NF is a process, which it may share with other chains.
-    #[default]
-    Isolated,
-    /// One process runs all handlers of the chain, one after another, without rings between them.
-    Fused,
 }
 
 /// Splits a hop of a chain into the service and whether it is reversed.

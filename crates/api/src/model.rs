@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluice_policy::plan::load::Measured;
 use sluice_shm::histogram::Histogram;
 
 use super::change::Change;
@@ -383,20 +382,6 @@ pub struct Nf {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
-}
-
-impl Nf {
-    /// Cost of a packet in nanoseconds; 0 until known. Measured from outside, it includes taking
-    /// and returning packets.
-    pub fn cost_ns(&self) -> f64 {
-        self.sched.service_ns.max(self.sched.outside_ns)
-    }
-
-    /// Its load in cores, from its other measurements ([`sluice_policy::plan::load`]).
-    pub fn load(&self) -> f64 {
-        let (arrival_pps, used) = (self.sched.arrival_pps, self.cpu_percent / 100.0);
-        Measured { arrival_pps, cost_ns: self.cost_ns(), used, polls: self.mode == "poll" }.load()
-    }
 }
 
 counted! {

@@ -61,8 +61,8 @@ fn differing(first: &Service, other: &Service) -> Option<&'static str> {
     same.into_iter().find(|(_, same)| !same).map(|(key, _)| key)
 }
 
-/// Problems of chains that are to be fused.
-pub(crate) fn problems(config: &Config) -> Vec<Problem> {
+/// Problems of chains that are to be fused. A name has at most `longest_name` bytes.
+pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (i, chain) in fused(config) {
         let at = At::entry("chain", i, "services");
@@ -100,8 +100,7 @@ pub(crate) fn problems(config: &Config) -> Vec<Problem> {
         if services.len() > MAX_PARTS {
             error(at, format!("fused chain \"{}\" has {} services", chain.name, services.len()), "a group has 16 at most");
         }
-        let longest = crate::validate::MAX_NAME - SUFFIX.len();
-        if chain.name.len() > longest {
+        if chain.name.len() + SUFFIX.len() > longest_name {
             let help = "its group is named after it: choose a name of at most 57 letters";
             error(At::entry("chain", i, "name"), format!("the name of fused chain \"{}\" is too long", chain.name), help);
         }
@@ -170,12 +169,14 @@ fn programs(group: &Service) -> impl Iterator<Item = (usize, &Path)> {
     named.filter_map(|(at, pair)| Some((at + 1, Path::new(pair[1].split_once('=')?.1))))
 }
 
-/// Makes the paths of the programs of a group's parts absolute, as [`resolve_exec`] does.
-pub(crate) fn resolve(group: &mut Service, host: &Host) {
-    let found: Vec<_> = programs(group).filter_map(|(at, program)| Some((at, resolve_exec(program, host).ok()?))).collect();
-    for (at, program) in found {
-        let name = group.args[at].split_once('=').map_or("", |(name, _)| name);
-        group.args[at] = format!("{name}={}", program.display());
+/// Makes the paths of the programs of groups' parts absolute, as [`resolve_exec`] does.
+pub fn resolve(config: &mut Config, host: &Host) {
+    for group in &mut config.services {
+        let found = programs(group).filter_map(|(at, program)| Some((at, resolve_exec(program, host).ok()?)));
+        for (at, program) in found.collect::<Vec<_>>() {
+            let name = group.args[at].split_once('=').map_or("", |(name, _)| name);
+            group.args[at] = format!("{name}={}", program.display());
+        }
     }
 }
 

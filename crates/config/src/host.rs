@@ -165,7 +165,6 @@ pub(super) fn not_executable(exec: &Path, file: &Path) -> String {
 /// A program that is not found stays as it is: [`check`](crate::on_host::check) has reported it.
 /// The program of a container is a path inside the container, and stays too.
 pub fn resolve(config: &mut Config, host: &Host) {
-    config.services.iter_mut().for_each(|service| crate::fuse::resolve(service, host));
     for exec in config.services.iter_mut().filter(|s| s.container.is_none()).filter_map(|s| s.exec.as_mut()) {
         if let Ok(path) = resolve_exec(exec, host) {
             *exec = path;

@@ -2,8 +2,8 @@
 //!
 //! [`sluice_api::config`] holds the types and [`schema`] describes them. [`load`] reads a file.
 //! [`validate`] checks what can be known without the host, [`on_host`] checks the rest. [`diff`]
-//! finds what has to change on a running daemon. [`fuse`] makes groups of fused chains. [`estimates`] is the file that
-//! `[manager] estimates` names.
+//! finds what has to change on a running daemon. [`fuse`] makes groups of fused chains.
+//! [`estimates`] is the file that `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
 #![warn(missing_docs)]

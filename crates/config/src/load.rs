@@ -129,6 +129,7 @@ pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
         problems
     })?;
     host::resolve(&mut loaded.config, host);
+    fuse::resolve(&mut loaded.config, host);
     Ok(loaded)
 }
 

@@ -47,7 +47,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.rules();
     v.priorities();
     v.tenants();
-    v.problems.extend(super::fuse::problems(config));
+    v.problems.extend(super::fuse::problems(config, MAX_NAME));
     v.frames();
     v.shared_cores();
     // Warnings about unused entries would mislead while names are wrong.

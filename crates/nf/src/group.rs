@@ -168,6 +168,22 @@ impl Group {
     }
 }
 
+/// Puts the packets that leave the group into their places, and moves the others of `list` to its
+/// front, in order. Returns how many those are.
+fn stay(list: &mut [Descriptor], places: &mut [u8; BURST], all: &mut [Descriptor]) -> usize {
+    let mut kept = 0;
+    for i in 0..list.len() {
+        if list[i].verdict == RawVerdict::Next as u8 {
+            list[kept] = list[i];
+            places[kept] = places[i];
+            kept += 1;
+        } else {
+            all[places[i] as usize] = list[i];
+        }
+    }
+    kept
+}
+
 impl Step for Group {
     fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError> {
         let Self { parts, page, sample_at, rest } = self;
@@ -210,18 +226,10 @@ impl Step for Group {
             if !gone {
                 continue;
             }
-            let mut kept = 0;
-            for i in 0..left {
-                let descriptor = if is_apart { rest[i] } else { all[i] };
-                if descriptor.verdict == RawVerdict::Next as u8 {
-                    rest[kept] = descriptor;
-                    places[kept] = places[i];
-                    kept += 1;
-                } else {
-                    all[places[i] as usize] = descriptor;
-                }
+            if !is_apart {
+                rest[..left].copy_from_slice(&all[..left]);
             }
-            (left, is_apart) = (kept, true);
+            (left, is_apart) = (stay(&mut rest[..left], &mut places, all), true);
             if left == 0 {
                 break;
             }

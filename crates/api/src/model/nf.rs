@@ -1,8 +1,10 @@
-//! What is counted of an NF beside its packets.
+//! What is known of an NF beside its packets.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluice_policy::plan::load::Measured;
 
+use super::Nf;
 use crate::counted::counted;
 
 /// Wakes of an NF that is not woken for each packet, by cause.
@@ -66,4 +68,18 @@ pub struct NfPart {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet_ns: Option<f64>,
 }
+}
+
+impl Nf {
+    /// Cost of a packet in nanoseconds; 0 until known. Measured from outside, it includes taking
+    /// and returning packets.
+    pub fn cost_ns(&self) -> f64 {
+        self.sched.service_ns.max(self.sched.outside_ns)
+    }
+
+    /// Its load in cores, from its other measurements ([`sluice_policy::plan::load`]).
+    pub fn load(&self) -> f64 {
+        let (arrival_pps, used) = (self.sched.arrival_pps, self.cpu_percent / 100.0);
+        Measured { arrival_pps, cost_ns: self.cost_ns(), used, polls: self.mode == "poll" }.load()
+    }
 }

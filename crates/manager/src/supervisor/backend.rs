@@ -483,6 +483,7 @@ impl Backend for Remote {
         sluice_config::fuse::expand(&mut wanted);
         let host = config_host();
         sluice_config::host::resolve(&mut wanted, &host);
+        sluice_config::fuse::resolve(&mut wanted, &host);
         if dry_run {
             let changes = self.change(move |s| {
                 let changes = s.plan(&wanted)?;

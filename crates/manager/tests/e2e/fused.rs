@@ -114,7 +114,7 @@ fn a_group_that_is_killed_comes_back_with_all_its_parts() {
 
 #[test]
 fn a_group_is_forked_from_a_zygote_that_made_its_handlers() {
-    let zygote = |text: String| text.replace("\n[[chain]]", "\n[[chain]]").replace("exec =", "zygote = true\nexec =");
+    let zygote = |text: String| text.replace("exec =", "zygote = true\nexec =");
     let mut daemon = Daemon::start("", &zygote(three(100)).replace("overload = \"wait\"", "rate = 20000.0"));
     let stats = daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 1_000);
     let nf = find_nf(&stats, "web.fused.0");
