@@ -572,7 +572,8 @@ mod tests {
     #[test]
     fn numbers_are_params_and_every_variant_has_a_group() {
         let run = Run::Throughput { nfs: 3, poll: false, closed: true, fused: false };
-        let want = json!({"nfs": 3, "mode": "shared", "loop": "closed", "packet_bytes": 64, "flows": 16, "ring": 4096});
+        let want =
+            json!({"nfs": 3, "mode": "shared", "loop": "closed", "packet_bytes": 64, "flows": 16, "ring": 4096, "run": "isolated"});
         assert_eq!(json!(run.params()), want);
         assert_eq!(GROUPS[group_of(run.name())].title, "Throughput, 64-byte packets");
         let load = Run::Latency { nfs: 1, poll: true, load_percent: 90 };

@@ -428,7 +428,8 @@ mod tests {
             let folder = entry.file_name().into_string().unwrap();
             let has = |program: &str| EXAMPLES.iter().any(|example| example.program == program);
             match folder.as_str() {
-                "parts" => {}
+                // What others are made of, and what runs several.
+                "parts" | "group" => {}
                 "c" => assert!(["bridge", "mark", "monitor"].iter().all(|name| has(&format!("sluice-{name}-c")))),
                 "crypt" => assert!(has("sluice-nf-encrypt") && has("sluice-nf-decrypt")),
                 name => assert!(has(&format!("sluice-nf-{name}")), "{name}"),
