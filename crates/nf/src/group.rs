@@ -292,9 +292,14 @@ run = \"fused\".
 /// The `main` of a group's program: loads the parts that its arguments name, and runs them.
 pub fn main() -> ExitCode {
     let args = crate::args();
-    if args.first().is_none_or(|arg| arg == "--help") {
+    let answer = match args.first() {
+        Some(arg) if arg == "--version" => concat!("sluice-nf-group ", env!("CARGO_PKG_VERSION"), "\n"),
+        Some(arg) if arg != "--help" => "",
+        _ => HELP,
+    };
+    if !answer.is_empty() {
         // A closed stdout is no error.
-        let _ = io::Write::write_all(&mut io::stdout(), HELP.as_bytes());
+        let _ = io::Write::write_all(&mut io::stdout(), answer.as_bytes());
         return ExitCode::SUCCESS;
     }
     match wanted(args) {

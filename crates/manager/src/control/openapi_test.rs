@@ -90,6 +90,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("MoveNf", through::<MoveNf>),
     ("Nf", through::<model::Nf>),
     ("NfForeign", through::<model::NfForeign>),
+    ("NfPart", through::<model::NfPart>),
     ("NfSched", through::<model::NfSched>),
     ("Openflow", through::<model::Openflow>),
     ("Placed", through::<promise::Placed>),
