@@ -114,6 +114,7 @@ clippy:
 	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
+	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-lab --features $(feature)$(newline)	)
 endif
 	$(foreach features,"" foreign pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-manager --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 

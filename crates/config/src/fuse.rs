@@ -56,9 +56,13 @@ fn differing(first: &Service, other: &Service) -> Option<&'static str> {
         ("mode", first.mode == other.mode),
         ("priority", first.priority == other.priority),
         ("wakeup", first.wakeup == other.wakeup),
-        ("env", first.env.iter().all(|(key, value)| other.env.get(key).is_none_or(|known| known == value))),
     ];
     same.into_iter().find(|(_, same)| !same).map(|(key, _)| key)
+}
+
+/// Whether variables that both have are equal.
+fn agree(one: &Service, other: &Service) -> bool {
+    one.env.iter().all(|(key, value)| other.env.get(key).is_none_or(|known| known == value))
 }
 
 /// Problems of chains that are to be fused. A name has at most `longest_name` bytes.
@@ -88,6 +92,12 @@ pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
                     at,
                     format!("services \"{}\" and \"{name}\" of fused chain \"{of}\" differ in `{key}`", services[0].name),
                     "services that run in one process need one value; make them equal, or run the chain isolated",
+                );
+            } else if let Some(before) = services[..number].iter().find(|before| !agree(before, service)) {
+                error(
+                    at,
+                    format!("services \"{}\" and \"{name}\" of fused chain \"{of}\" differ in `env`", before.name),
+                    "one process has one value of a variable; make them equal, or run the chain isolated",
                 );
             } else if services[..number].iter().any(|before| before.name == *name) {
                 error(
@@ -280,6 +290,10 @@ mod tests {
         }
         assert!(wrong("\"fw\", \"nat\"]", "\"fw\", \"nat\", \"fw\"]").contains("comes twice"));
         assert!(wrong("B = \"2\"", "A = \"2\"").contains("differ in `env`"));
+        let later = TEXT
+            .replace("\"fw\", \"nat\"]", "\"fw\", \"nat\", \"ids\"]")
+            .replace("exec = \"ids\"", "exec = \"ids\", env = { B = \"3\" }");
+        assert!(load::parse(&later, "a.toml").unwrap_err().to_string().contains("\"nat\" and \"ids\""), "none is the first");
         assert!(wrong("run = \"fused\"", "run = \"inlined\"").contains("isolated"), "the words that there are");
     }
 }

@@ -379,7 +379,8 @@ impl Validation<'_> {
                     format!("{variable:?} is no environment variable"),
                     "use a name without \"=\" and zero bytes",
                 );
-            } else if ["SLUICE_SOCKET", "SLUICE_NF", "SLUICE_ZYGOTE"].contains(&variable.as_str()) {
+            } else if ["SLUICE_SOCKET", "SLUICE_NF", "SLUICE_ZYGOTE", sluice_shm::object::ENV_OBJECTS].contains(&variable.as_str())
+            {
                 self.error(at("env"), format!("{variable} is set by the manager"), "remove it");
             }
         }

@@ -192,8 +192,8 @@ impl Step for Group {
         let (zero, geometry) = (burst.arena().zero(), burst.arena().geometry());
         let all = burst.descriptors();
         let (mut left, mut errors, mut is_apart) = (all.len(), 0, false);
-        // Where in the burst each packet that is left belongs.
-        let mut places: [u8; BURST] = std::array::from_fn(|i| i as u8);
+        // Where in the burst each packet that is left belongs, once some have left.
+        let mut places = [0u8; BURST];
         for (number, part) in parts.iter().enumerate() {
             let list = if is_apart { &mut rest[..left] } else { &mut all[..left] };
             let mut packets = Packets {
@@ -211,11 +211,11 @@ impl Step for Group {
             part.outcome(part.table.burst.map(|handle| unsafe { handle(part.table.state, &raw mut packets) }))?;
             errors += packets.errors as usize;
             let list = if is_apart { &rest[..left] } else { &all[..left] };
-            let drops = list.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
             let gone = list.iter().any(|d| d.verdict != RawVerdict::Next as u8);
             if let Some(page) = page.as_ref() {
                 add(page, number, PartCounter::Packets, left as u64);
-                if drops > 0 {
+                if gone {
+                    let drops = list.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
                     add(page, number, PartCounter::Drops, drops as u64);
                 }
                 if is_sampled {
@@ -228,6 +228,7 @@ impl Step for Group {
             }
             if !is_apart {
                 rest[..left].copy_from_slice(&all[..left]);
+                places = std::array::from_fn(|i| i as u8);
             }
             (left, is_apart) = (stay(&mut rest[..left], &mut places, all), true);
             if left == 0 {
@@ -401,6 +402,40 @@ mod tests {
     fn a_part_that_panics_ends_the_group_with_its_name() {
         let error = send(&mut group(3), &[9, 202]).unwrap_err();
         assert_eq!(error.to_string(), "part p2: it panicked: packet 202");
+    }
+
+    /// Counts its ticks and cleanings.
+    struct Counts(std::rc::Rc<std::cell::Cell<(u32, u32)>>, u64);
+
+    impl Handler for Counts {
+        fn burst(&mut self, _burst: &mut Burst<'_>) {}
+        fn tick(&mut self, _now_ns: u64) {
+            self.0.set((self.0.get().0 + 1, self.0.get().1));
+        }
+        fn tick_every(&self) -> Option<Duration> {
+            Some(Duration::from_nanos(self.1))
+        }
+        fn clean(&mut self) {
+            self.0.set((self.0.get().0, self.0.get().1 + 1));
+        }
+    }
+
+    #[test]
+    fn each_part_ticks_at_its_own_period_and_all_are_cleaned() {
+        let counts: [std::rc::Rc<std::cell::Cell<(u32, u32)>>; 2] = std::array::from_fn(|_| std::rc::Rc::default());
+        let parts = counts.iter().zip([100, 300]).map(|(count, every)| {
+            let (mut table, request) = (Table::EMPTY, encode(&Context::default()));
+            let made = |_: &Context| Ok(Counts(count.clone(), every));
+            // SAFETY: the request has that length, and the table is ours.
+            assert_eq!(unsafe { part::make(VERSION, request.as_ptr(), request.len(), &raw mut table, made) }, 0);
+            let ticker = Ticker::new(Some(Duration::from_nanos(table.tick_ns)), 0);
+            Part { name: "counts".into(), table, args: Vec::new(), ticker, _object: Library::this() }
+        });
+        let mut group = Group { parts: parts.collect(), page: None, sample_at: 0, rest: [Descriptor::default(); BURST] };
+        assert_eq!(group.tick_every(), Some(Duration::from_nanos(100)));
+        (1..=6).for_each(|n| group.tick(n * 100));
+        group.clean();
+        assert_eq!(counts.map(|count| count.get()), [(6, 1), (2, 1)]);
     }
 
     #[test]

@@ -74,10 +74,16 @@ impl Connection {
         &mut self.members[..self.assigned as usize]
     }
 
+    /// What it has of a service.
+    #[inline]
+    pub fn holding(&self, service: u16) -> Option<&Holding> {
+        self.members().iter().find(|member| member.service == service)
+    }
+
     /// The slot of a service.
     #[inline]
     pub fn member(&self, service: u16) -> Option<u16> {
-        self.members().iter().find(|member| member.service == service).map(|member| member.slot)
+        self.holding(service).map(|member| member.slot)
     }
 
     pub fn room(&self) -> usize {

@@ -190,10 +190,8 @@ impl Director {
             self.has_ways = true;
             self.ways = Ways::new(self.most_paths);
         }
-        let changes_kind = self.pools[at]
-            .as_ref()
-            .is_none_or(|members| members.table.per != table.per || members.table.pool.class != table.pool.class);
-        if changes_kind {
+        let is_alike = |of: &Members| of.table.per == table.per && of.table.pool.class == table.pool.class;
+        if !self.pools[at].as_ref().is_some_and(is_alike) {
             if self.pools[at].is_some() {
                 let known: Vec<u32> = self.pools[at].iter().flat_map(|members| members.slots.values().copied()).collect();
                 known.into_iter().for_each(|slot| self.leave(service, slot, flows));
@@ -433,9 +431,7 @@ impl Director {
         let (mut n, mut lacked) = (0, false);
         for service in &chain.services {
             let Some(members) = self.members(*service).filter(|members| members.table.per.is_held()) else { continue };
-            let has = known
-                .and_then(|c| c.members().iter().find(|held| held.service == *service))
-                .is_some_and(|held| members.holds(held));
+            let has = known.and_then(|c| c.holding(*service)).is_some_and(|held| members.holds(held));
             if has || lacking[..n].iter().any(|(other, _)| other == service) {
                 continue;
             }

@@ -354,18 +354,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::examples::{curve, profile, whole};
-    use crate::slo::Promise;
-
-    fn slo() -> Slo {
-        Slo {
-            name: "acme".into(),
-            workload: Workload::Nf("nat".into()),
-            configuration: Digest::of(b""),
-            traffic: "64 B".into(),
-            promise: Promise::Reserved { throughput_pps: 1e6, latency_us: 50.0 },
-        }
-    }
+    use crate::examples::{curve, profile, slo, whole};
 
     #[test]
     fn a_latency_is_kept_by_keeping_the_load_down() {
@@ -401,12 +390,12 @@ mod tests {
     fn what_differs_is_named() {
         let profile = profile();
         let binaries = [Digest::of(b"nat")];
-        assert!(profile.is_for(&slo(), &binaries, "A").is_ok());
+        assert!(profile.is_for(&slo(1e6, 50.0), &binaries, "A").is_ok());
         let said = |slo: &Slo, binaries: &[Digest], cpu: &str| profile.is_for(slo, binaries, cpu).unwrap_err().to_string();
-        assert_eq!(said(&slo(), &binaries, "B"), "the profile was made on \"A\" and the server has \"B\": profile there");
-        assert!(said(&slo(), &[Digest::of(b"new")], "A").contains("another binary of \"nat\""));
-        assert!(said(&Slo { traffic: "1518 B".into(), ..slo() }, &binaries, "A").contains("traffic \"64 B\""));
-        assert!(said(&Slo { workload: Workload::Nf("ids".into()), ..slo() }, &binaries, "A").contains("names \"ids\""));
+        assert_eq!(said(&slo(1e6, 50.0), &binaries, "B"), "the profile was made on \"A\" and the server has \"B\": profile there");
+        assert!(said(&slo(1e6, 50.0), &[Digest::of(b"new")], "A").contains("another binary of \"nat\""));
+        assert!(said(&Slo { traffic: "1518 B".into(), ..slo(1e6, 50.0) }, &binaries, "A").contains("traffic \"64 B\""));
+        assert!(said(&Slo { workload: Workload::Nf("ids".into()), ..slo(1e6, 50.0) }, &binaries, "A").contains("names \"ids\""));
     }
 
     #[test]

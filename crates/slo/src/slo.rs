@@ -194,16 +194,7 @@ impl Slo {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn slo(throughput_pps: f64, latency_us: f64) -> Slo {
-        Slo {
-            name: "acme".into(),
-            workload: Workload::Nf("nat".into()),
-            configuration: Digest::of(b""),
-            traffic: "64 B".into(),
-            promise: Promise::Reserved { throughput_pps, latency_us },
-        }
-    }
+    use crate::examples::slo;
 
     #[test]
     fn what_makes_no_sense_is_refused() {

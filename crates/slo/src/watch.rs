@@ -232,7 +232,7 @@ impl Watch {
 
     /// Evaluates the window from `began_ns` to `now_ns`. Returns one result per tenant with an SLO,
     /// in the order of `seen`. State of tenants that are not in `seen` is removed.
-    pub fn judge(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Evaluation> {
+    pub fn evaluate(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Evaluation> {
         self.tenants.retain(|name, _| seen.iter().any(|one| one.tenant == *name && one.terms.is_some()));
         let rogues: Vec<(&Seen, Cause)> = seen.iter().filter_map(|one| Some((one, one.rogue()?))).collect();
         let mut all = Vec::new();
@@ -319,12 +319,12 @@ mod tests {
     #[test]
     fn a_promise_that_is_kept_says_nothing() {
         let mut watch = Watch::default();
-        let found = watch.judge(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
+        let found = watch.evaluate(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
         assert!(found.iter().all(|evaluated| evaluated.violations.is_empty() && evaluated.excess.is_none()));
         assert_eq!((found[0].windows, found[0].violated), (1, [0, 0]));
         let stall = Seen { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
-        assert!(watch.judge(S, 2 * S, std::slice::from_ref(&stall))[0].violations.is_empty(), "nothing came");
-        let down = watch.judge(2 * S, 3 * S, &[Seen { is_down: true, ..stall }]);
+        assert!(watch.evaluate(S, 2 * S, std::slice::from_ref(&stall))[0].violations.is_empty(), "nothing came");
+        let down = watch.evaluate(2 * S, 3 * S, &[Seen { is_down: true, ..stall }]);
         assert_eq!((down[0].violations[0].what, down[0].violations[0].promised), (What::Throughput, 1000.0));
     }
 
@@ -332,7 +332,7 @@ mod tests {
     fn violations_have_a_beginning_an_end_and_a_cause() {
         let mut watch = Watch::default();
         let rogue = seen("rogue", 10_000.0, 5_000.0, 900.0);
-        let found = watch.judge(0, S, &[seen("a", 1000.0, 500.0, 250.0), rogue.clone()]);
+        let found = watch.evaluate(0, S, &[seen("a", 1000.0, 500.0, 250.0), rogue.clone()]);
         let [throughput, latency] = &found[0].violations[..] else { panic!("{found:?}") };
         assert_eq!(
             (throughput.what, throughput.measured, throughput.promised, throughput.since_s),
@@ -345,9 +345,9 @@ mod tests {
         assert_eq!(found[1].excess, Some(Excess { offered_pps: 10_000.0, promised_pps: 1000.0, since_s: 1.0 }));
         // One good window does not end it, two do.
         let good = || seen("a", 1000.0, 1000.0, 50.0);
-        let found = watch.judge(S, 2 * S, &[good(), rogue.clone()]);
+        let found = watch.evaluate(S, 2 * S, &[good(), rogue.clone()]);
         assert_eq!((found[0].violations.len(), found[0].violations[0].since_s), (2, 2.0));
-        let found = watch.judge(2 * S, 3 * S, &[good(), rogue]);
+        let found = watch.evaluate(2 * S, 3 * S, &[good(), rogue]);
         assert!(found[0].violations.is_empty());
         assert_eq!((found[0].windows, found[0].violated, found[1].exceeded), (3, [1, 1], 3));
     }
@@ -357,16 +357,16 @@ mod tests {
         let mut watch = Watch::default();
         let broken = |found: &[Evaluation]| found[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
         let starved = Seen { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };
-        let found = watch.judge(0, S, std::slice::from_ref(&starved));
+        let found = watch.evaluate(0, S, std::slice::from_ref(&starved));
         assert_eq!(broken(&found), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
         assert_eq!((found[0].violated, found[0].exceeded), ([1, 1], 1));
         // It came in bursts, most of which was policed; what was admitted was delivered.
         let bursts = Seen { policed_pps: 600.0, ..seen("b", 1200.0, 600.0, 50.0) };
-        assert!(Watch::default().judge(0, S, &[bursts])[0].violations.is_empty());
+        assert!(Watch::default().evaluate(0, S, &[bursts])[0].violations.is_empty());
         // A window without an evaluation ends no earlier violation.
         for window in 1..5 {
             let unpoliced = seen("a", 10_000.0, 1000.0, 900.0);
-            let found = watch.judge(window * S, (window + 1) * S, &[unpoliced]);
+            let found = watch.evaluate(window * S, (window + 1) * S, &[unpoliced]);
             assert_eq!(found[0].violated, [1, 1]);
             let still = found[0].violations.iter().any(|one| one.what == What::Latency && one.measured == 250.0);
             assert!(still, "{found:?}");
@@ -380,28 +380,28 @@ mod tests {
         let far = Seen { cores: vec![2], ..seen("far", 50_000.0, 0.0, 0.0) };
         let greedy = Seen { cpu: 0.75, ..seen("greedy", 900.0, 900.0, 50.0) };
         let free = Seen { terms: None, cpu: 0.2, part: 0.0, ..seen("free", 0.0, 0.0, 0.0) };
-        let found = watch.judge(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
+        let found = watch.evaluate(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
         assert_eq!(found.len(), 3, "a tenant without a promise is only blamed");
         let cause = |found: &[Evaluation]| found[0].violations[0].cause.clone().unwrap();
         assert_eq!((&*cause(&found).tenant, cause(&found).by), ("free", By::Cpu), "four times nothing is most");
-        let found = watch.judge(S, 2 * S, &[victim.clone(), far.clone(), free]);
+        let found = watch.evaluate(S, 2 * S, &[victim.clone(), far.clone(), free]);
         assert_eq!(&*cause(&found).tenant, "free");
-        let found = watch.judge(2 * S, 3 * S, &[victim.clone(), far]);
+        let found = watch.evaluate(2 * S, 3 * S, &[victim.clone(), far]);
         assert_eq!(&*cause(&found).tenant, "far", "nobody on the core");
         assert_eq!(
-            &*cause(&watch.judge(3 * S, 4 * S, std::slice::from_ref(&victim))).tenant,
+            &*cause(&watch.evaluate(3 * S, 4 * S, std::slice::from_ref(&victim))).tenant,
             "far",
             "it goes on, and nobody else is to blame"
         );
         let mut alone = Watch::default();
-        assert_eq!(alone.judge(0, S, &[victim])[0].violations[0].cause, None);
+        assert_eq!(alone.evaluate(0, S, &[victim])[0].violations[0].cause, None);
     }
 
     #[test]
     fn on_demand_there_is_no_rate_to_leave() {
         let mut watch = Watch::default();
         let terms = Some(Terms { throughput_pps: None, latency_us: 100.0 });
-        let found = watch.judge(0, S, &[Seen { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
+        let found = watch.evaluate(0, S, &[Seen { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
         assert_eq!(found[0].excess, None);
         assert_eq!(found[0].violations.iter().map(|v| v.what).collect::<Vec<_>>(), [What::Latency]);
     }

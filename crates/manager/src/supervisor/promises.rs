@@ -809,7 +809,7 @@ impl Supervisor {
         seen.extend(self.others(&members, cpu_of));
         if !last.is_empty() {
             self.promises.window_s = (now - began) as f64 / 1e9;
-            for evaluated in self.promises.watch.judge(began, now, &seen) {
+            for evaluated in self.promises.watch.evaluate(began, now, &seen) {
                 if let Some(last) = last.get_mut(&evaluated.tenant) {
                     last.evaluated = evaluated;
                 }
