@@ -812,6 +812,12 @@ fn a_chain_that_is_replaced_again_and_again_uses_no_more_paths_than_there_are() 
     wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 2000);
     assert!(DropReason::ALL.into_iter().all(|why| rig.dropped(why) == 0));
     assert_eq!(rig.plane.snapshots().unwrap()[0].refused(Refusal::NoPath), 0);
+    // The thread may have read the last two packets before it had the last tables.
+    wait_for("the last tables to be in use", || {
+        rig.plane.collect();
+        rig.plane.is_collected()
+    });
+    pass(&rig, &mut nf, 1);
     wait_for("former paths to be freed", || {
         rig.plane.collect();
         rig.plane.is_collected() && rig.plane.registry().len() == 1
