@@ -22,7 +22,6 @@ mod fused;
 mod guards;
 mod holes;
 mod hostile;
-mod inline;
 mod input;
 mod interfaces;
 mod lifecycle;
