@@ -39,9 +39,7 @@ impl Service {
         let on = |cores: &[usize]| cores.iter().filter(|one| **one == core).count();
         rounds * on(&self.cores) + on(&self.cores[..instances % self.cores.len()])
     }
-}
 
-impl Service {
     /// Whether it is the group of a fused chain.
     pub fn is_group(&self) -> bool {
         !self.parts.is_empty()
