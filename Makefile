@@ -116,7 +116,7 @@ ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-lab --features $(feature)$(newline)	)
 endif
-	$(foreach features,"" foreign pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-manager --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
+	$(foreach features,"" foreign inline pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-manager --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
 doc:

@@ -1,6 +1,16 @@
 //! Packet bytes: they have one key, which bytes behind the packet's end do not change.
 
+use std::sync::LazyLock;
+
 use sluice_dataplane::classify::key::FlowKey;
+use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
+use sluice_shm::memory::SharedMemory;
+
+/// A frame for the packet.
+static FRAME: LazyLock<(SharedMemory, Arena)> = LazyLock::new(|| {
+    let geometry = Geometry { first: 0, frames: 1, stride: MAX_STRIDE as u32 };
+    Arena::create(geometry, false).expect("memory for one frame")
+});
 
 /// Runs one packet: two bytes of ingress, one that says how much is cut off its end, the packet.
 pub fn run(bytes: &[u8]) {
@@ -12,6 +22,13 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(key.words(), FlowKey::parse(&bytes[..len], len as u16, ingress).words());
     // A frame is longer than its packet; the rest may be another's.
     assert_eq!(key.words(), FlowKey::parse(bytes, len as u16, ingress).words());
+    // The fast path agrees, or leaves the packet to the other.
+    let (arena, at) = (&FRAME.1, HEADROOM as u16);
+    if arena.write(0, at, bytes)
+        && let Some(plain) = arena.head(0, at).and_then(|head| FlowKey::parse_plain(head, len as u16, ingress))
+    {
+        assert_eq!(key.words(), plain.words());
+    }
     assert_eq!(key.ingress(), ingress);
     let _ = (key.kind(), key.flags(), key.version(), key.vlan(), key.protocol(), key.dscp(), key.ethertype(), key.ports());
     let _ = (key.addresses(), key.symmetric_hash());

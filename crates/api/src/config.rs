@@ -773,6 +773,10 @@ pub struct Service {
     /// Whether it uses the library's storage, and so needs io_uring, which the filter then allows.
     #[serde(default)]
     pub storage: bool,
+    /// Whether its handler may run inside the daemon (`run = "inline"` of a chain), where nothing
+    /// protects the daemon and other NFs from its errors.
+    #[serde(default)]
+    pub trusted: bool,
     /// Most processes and threads of an instance; in a container including those of the runtime.
     #[serde(default = "processes")]
     #[schemars(range(min = 1, max = 4_194_304))]
@@ -880,7 +884,8 @@ pub struct Service {
     /// When a sleeping instance is woken; by default at each packet. `[service.wakeup]`.
     #[serde(default)]
     pub wakeup: Option<Wakeup>,
-    /// Of a group, which a fused chain makes: the services whose handlers run in it, in order.
+    /// Of a group, which a fused or inline chain makes: the services whose handlers run in it, in
+    /// order.
     #[serde(skip)]
     #[schemars(skip)]
     pub parts: Vec<String>,

@@ -71,6 +71,8 @@ pub enum DeathCause {
     Closed,
     /// It could not be started or admitted.
     Unstarted,
+    /// Its handlers have failed in a packet thread (an inline chain).
+    Failed,
     /// Unknown: the daemon is not its parent; a script or a container runtime started it.
     #[default]
     Unknown,

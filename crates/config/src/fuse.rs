@@ -1,4 +1,4 @@
-//! Fused chains: `run = "fused"` becomes a service whose instances run all handlers of the chain.
+//! Fused and inline chains become a service whose instances run all handlers of the chain.
 //!
 //! # Approach
 //! A configuration is validated as written. Then [`expand`] adds a service `CHAIN.fused`, the
@@ -6,27 +6,33 @@
 //! services, and puts it in the chain in their place. All else treats a group as any service: it is
 //! scheduled, restarted, upgraded (when a part's arguments change) and measured as one. A service
 //! that runs in groups alone has no instances of its own.
+//!
+//! The group of an inline chain, `CHAIN.inline`, has an instance in each packet thread that
+//! receives, instead of processes. What the configuration says of its services' processes has no
+//! effect there.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use sluice_api::config::{Chain, Config, Run, Service};
+use sluice_api::config::{Chain, Config, Mode, Run, Service};
 use sluice_shm::object;
 use sluice_shm::page::MAX_PARTS;
 
 use crate::host::{Host, resolve_exec};
 use crate::problem::{At, Problem};
 
-/// What the name of a group has after the chain's.
-const SUFFIX: &str = ".fused";
-
 fn named<'a>(config: &'a Config, name: &str) -> Option<&'a Service> {
     config.services.iter().find(|service| service.name == name)
 }
 
-/// Chains that are to become groups, with their index.
-fn fused(config: &Config) -> impl Iterator<Item = (usize, &Chain)> {
-    let is_one = |chain: &Chain| chain.run == Run::Fused && chain.services.len() > 1;
+/// Chains that are to become groups, with their index. One NF alone is a process anyway.
+fn grouped(config: &Config) -> impl Iterator<Item = (usize, &Chain)> {
+    let is_group = |chain: &Chain| chain.services.iter().any(|name| named(config, name).is_some_and(Service::is_group));
+    let is_one = move |chain: &Chain| match chain.run {
+        Run::Isolated => false,
+        Run::Fused => chain.services.len() > 1,
+        Run::Inline => !chain.services.is_empty() && !is_group(chain),
+    };
     config.chains.iter().enumerate().filter(move |(_, chain)| is_one(chain))
 }
 
@@ -44,8 +50,23 @@ fn unfit(service: &Service) -> Option<(&'static str, &'static str)> {
     })
 }
 
+/// Why a service cannot run in a packet thread, and what to do.
+fn unfit_inline(service: &Service) -> Option<(&'static str, &'static str)> {
+    let needs_process = "remove the key, or run its chain fused or isolated";
+    Some(match service {
+        s if !s.trusted => ("is not trusted", "write trusted = true if its errors may end the daemon, or run its chain fused"),
+        s if s.user.is_some() => ("has a `user`, and the daemon has another", needs_process),
+        s if s.memory.is_some() => ("has a bound on its `memory`, which needs a process", needs_process),
+        s if !s.env.is_empty() => ("has an environment of its own (`env`), which needs a process", needs_process),
+        _ => return None,
+    })
+}
+
 /// A key whose value has to be that of the first service, as text; keys that differ are named.
-fn differing(first: &Service, other: &Service) -> Option<&'static str> {
+fn differing(first: &Service, other: &Service, run: Run) -> Option<&'static str> {
+    if run == Run::Inline {
+        return (first.tenant != other.tenant).then_some("tenant");
+    }
     let same = [
         ("tenant", first.tenant == other.tenant),
         ("user", first.user == other.user),
@@ -68,7 +89,8 @@ fn agree(one: &Service, other: &Service) -> bool {
 /// Problems of chains that are to be fused. A name has at most `longest_name` bytes.
 pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
     let mut problems = Vec::new();
-    for (i, chain) in fused(config) {
+    for (i, chain) in grouped(config) {
+        let (how, suffix) = (chain.run.word(), chain.run.suffix().unwrap_or_default());
         let at = At::entry("chain", i, "services");
         let services: Vec<&Service> = chain.services.iter().filter_map(|name| named(config, name)).collect();
         // A hop that is reversed, or names no service, is another check's.
@@ -76,7 +98,7 @@ pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
             if chain.services.iter().any(|hop| hop.contains(':')) {
                 problems.push(Problem::error(
                     at,
-                    format!("chain \"{}\" is fused and has a reversed hop", chain.name),
+                    format!("chain \"{}\" is {how} and has a reversed hop", chain.name),
                     "write run = \"isolated\"",
                 ));
             }
@@ -85,34 +107,35 @@ pub(crate) fn problems(config: &Config, longest_name: usize) -> Vec<Problem> {
         let mut error = |at: At, what: String, help: &str| problems.push(Problem::error(at, what, help));
         for (number, service) in services.iter().enumerate() {
             let (at, name, of) = (at.item(number), &service.name, &chain.name);
-            if let Some((why, help)) = unfit(service) {
-                error(at, format!("service \"{name}\" {why}, and chain \"{of}\" is fused"), help);
-            } else if let Some(key) = differing(services[0], service) {
+            let inline = (chain.run == Run::Inline).then(|| unfit_inline(service)).flatten();
+            if let Some((why, help)) = unfit(service).or(inline) {
+                error(at, format!("service \"{name}\" {why}, and chain \"{of}\" is {how}"), help);
+            } else if let Some(key) = differing(services[0], service, chain.run) {
                 error(
                     at,
-                    format!("services \"{}\" and \"{name}\" of fused chain \"{of}\" differ in `{key}`", services[0].name),
+                    format!("services \"{}\" and \"{name}\" of {how} chain \"{of}\" differ in `{key}`", services[0].name),
                     "services that run in one process need one value; make them equal, or run the chain isolated",
                 );
             } else if let Some(before) = services[..number].iter().find(|before| !agree(before, service)) {
                 error(
                     at,
-                    format!("services \"{}\" and \"{name}\" of fused chain \"{of}\" differ in `env`", before.name),
+                    format!("services \"{}\" and \"{name}\" of {how} chain \"{of}\" differ in `env`", before.name),
                     "one process has one value of a variable; make them equal, or run the chain isolated",
                 );
             } else if services[..number].iter().any(|before| before.name == *name) {
                 error(
                     at,
-                    format!("service \"{name}\" comes twice in fused chain \"{of}\""),
+                    format!("service \"{name}\" comes twice in {how} chain \"{of}\""),
                     "name it once, or run the chain isolated",
                 );
             }
         }
         if services.len() > MAX_PARTS {
-            error(at, format!("fused chain \"{}\" has {} services", chain.name, services.len()), "a group has 16 at most");
+            error(at, format!("{how} chain \"{}\" has {} services", chain.name, services.len()), "a group has 16 at most");
         }
-        if chain.name.len() + SUFFIX.len() > longest_name {
-            let help = "its group is named after it: choose a name of at most 57 letters";
-            error(At::entry("chain", i, "name"), format!("the name of fused chain \"{}\" is too long", chain.name), help);
+        if chain.name.len() + suffix.len() > longest_name {
+            let help = format!("its group is named after it: choose a name of at most {} letters", longest_name - suffix.len());
+            error(At::entry("chain", i, "name"), format!("the name of {how} chain \"{}\" is too long", chain.name), &help);
         }
     }
     problems
@@ -136,8 +159,8 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
         to
     });
     let memory = services.iter().map(|service| service.memory).collect::<Option<Vec<_>>>();
-    Some(Service {
-        name: format!("{}{SUFFIX}", chain.name),
+    let group = Service {
+        name: format!("{}{}", chain.name, chain.run.suffix()?),
         exec: Some(PathBuf::from(object::GROUP)),
         args: services.iter().flat_map(part).collect(),
         env: services.iter().flat_map(|service| service.env.clone()).collect(),
@@ -147,13 +170,21 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
         may_send_to: sends,
         parts: chain.services.clone(),
         ..first
+    };
+    Some(match chain.run {
+        Run::Inline => {
+            let (cores, instances) = (config.manager.rx.clone(), config.manager.rx.len() as u32);
+            let (mode, wakeup, zygote) = (Mode::Sleep, None, false);
+            Service { cores, instances, mode, wakeup, zygote, ..group }
+        }
+        Run::Isolated | Run::Fused => group,
     })
 }
 
-/// Replaces the hops of fused chains by their groups. The configuration is valid and its paths are
-/// absolute; one without fused chains, or whose chains are fused already, stays as it is.
+/// Replaces the hops of fused and inline chains by their groups. The configuration is valid and its
+/// paths are absolute; one without such chains, or that has its groups already, stays as it is.
 pub fn expand(config: &mut Config) {
-    let groups: Vec<(usize, Service)> = fused(config).filter_map(|(i, chain)| Some((i, group(config, chain)?))).collect();
+    let groups: Vec<(usize, Service)> = grouped(config).filter_map(|(i, chain)| Some((i, group(config, chain)?))).collect();
     for (i, group) in groups {
         config.chains[i].services = vec![group.name.clone()];
         config.services.push(group);
@@ -202,7 +233,7 @@ pub(crate) fn lacking(config: &Config, host: &Host) -> Vec<Problem> {
         let group = chain.services.iter().filter_map(|name| named(config, name)).find(|service| service.is_group());
         let Some(group) = group else { continue };
         let at = At::entry("chain", i, "run");
-        if let Some(Err(text)) = group.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
+        if let Some(Err(text)) = group.exec.as_ref().filter(|_| !group.is_inline()).map(|exec| resolve_exec(exec, host)) {
             let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
             problems.push(Problem::error(at, message, help));
         }
@@ -212,7 +243,7 @@ pub(crate) fn lacking(config: &Config, host: &Host) -> Vec<Problem> {
                 problems.push(Problem::error(
                     at,
                     format!(
-                        "service \"{}\" cannot be fused: {} has no shared object {} beside it",
+                        "service \"{}\" cannot run in a group: {} has no shared object {} beside it",
                         service.name,
                         program.display(),
                         object::name_of(&program).display()
@@ -294,6 +325,26 @@ mod tests {
             .replace("\"fw\", \"nat\"]", "\"fw\", \"nat\", \"ids\"]")
             .replace("exec = \"ids\"", "exec = \"ids\", env = { B = \"3\" }");
         assert!(load::parse(&later, "a.toml").unwrap_err().to_string().contains("\"nat\" and \"ids\""), "none is the first");
-        assert!(wrong("run = \"fused\"", "run = \"inlined\"").contains("isolated"), "the words that there are");
+        assert!(wrong("run = \"fused\"", "run = \"melted\"").contains("isolated"), "the words that there are");
+    }
+
+    #[test]
+    fn an_inline_chain_has_an_instance_in_each_thread_that_receives_and_needs_trust() {
+        let text =
+            TEXT.replace("run = \"fused\"", "run = \"inline\"").replace("memory = 64, env = { A = \"1\" }", "trusted = true");
+        let said = load::parse(&text, "a.toml").unwrap_err().to_string();
+        assert!(said.contains("service \"nat\" is not trusted, and chain \"web\" is inline"), "{said}");
+        let text = text.replace("memory = 32, env = { B = \"2\" }", "trusted = true, tenant = \"b\"");
+        assert!(load::parse(&text, "a.toml").unwrap_err().to_string().contains("differ in `tenant`"));
+        let mut config = config(&text.replace("tenant = \"b\"", "zygote = true"));
+        config.manager.rx = vec![2, 3];
+        expand(&mut config);
+        let group = named(&config, "web.inline").unwrap();
+        assert_eq!((group.cores.as_slice(), group.instances, group.zygote), (&[2, 3][..], 2, false));
+        assert!(group.is_inline() && !group.can_be_moved());
+        let before = config.clone();
+        expand(&mut config);
+        assert_eq!(config, before, "once is enough");
+        assert!(crate::validate::validate(&config).is_empty(), "{:?}", crate::validate::validate(&config));
     }
 }

@@ -151,12 +151,12 @@ fn of_users(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
 
 /// Whether the daemon starts its processes directly on the host.
 fn is_started(service: &Service) -> bool {
-    service.exec.is_some() && !service.attach && service.container.is_none()
+    service.exec.is_some() && !service.attach && service.container.is_none() && !service.is_inline()
 }
 
 fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     let threads: Vec<usize> = config.manager.cores().collect();
-    for (n, service) in config.services.iter().enumerate() {
+    for (n, service) in config.services.iter().enumerate().filter(|(_, service)| !service.is_inline()) {
         if let Some((i, core)) = service.cores.iter().enumerate().find(|(_, core)| threads.contains(core)) {
             problems.push(Problem::warning(
                 At::entry("service", n, "cores").item(i),

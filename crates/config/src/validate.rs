@@ -498,6 +498,11 @@ impl Validation<'_> {
 /// Warnings about a service's NFs on a core where something never sleeps, reported at `at`.
 pub fn on_core(config: &Config, service: &str, core: usize, at: At) -> Vec<Problem> {
     let mut warnings = Vec::new();
+    // An inline chain's NFs are part of the manager's threads.
+    let mut services = config.services.iter().filter(|of| of.is_inline());
+    if services.any(|of| of.name == service) {
+        return warnings;
+    }
     if config.manager.idle == Idle::Spin && config.manager.cores().any(|spins| spins == core) {
         warnings.push(Problem::warning(
             at,

@@ -44,11 +44,13 @@ impl Plane {
     /// How many of `n` packets a path admits: every NF of it has room. 0 while an NF is throttled.
     #[inline]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
-        if path.hops.is_empty() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
+        if path.hops.first().is_none_or(|hop| self.runs_inline(hop.nf)) && self.is_held_up(path) {
             return 0;
         }
         let throttled = |end: &NfEnd| end.handle.gate.throttled.load(Ordering::Relaxed);
-        if self.backpressure && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end))) {
+        if self.settings.backpressure
+            && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end)))
+        {
             return 0;
         }
         let n = match self.rooms.get_mut(usize::from(path.chain.number)) {
@@ -99,13 +101,13 @@ impl Plane {
     /// As [`Self::admit`] for packets that are inside already: throttles apply at the entry only.
     #[inline]
     pub(crate) fn admit_inside(&mut self, path: &Path, n: usize) -> usize {
-        if !self.backpressure {
+        if !self.settings.backpressure {
             return self.admit_to_first(path, n);
         }
         let mut m = n as u32;
         for nf in &path.nfs {
             match self.nfs.get(*nf as usize) {
-                Some(Some(end)) if end.producer.is_some() => m = m.min(end.handle.room()),
+                Some(Some(end)) if end.is_there() => m = m.min(end.handle.room()),
                 _ => return 0,
             }
         }
@@ -118,6 +120,7 @@ impl Plane {
         if let Some(first) = path.hops.first() {
             m = match self.nfs.get_mut(first.nf as usize) {
                 Some(Some(NfEnd { producer: Some(producer), .. })) => m.min(producer.room().unwrap_or(0)),
+                Some(Some(end)) if end.is_there() => m,
                 _ => return 0,
             };
         }
@@ -133,16 +136,17 @@ impl Plane {
         let mut m = n as u32;
         for hop in rest {
             m = match self.nfs.get_mut(hop.nf as usize) {
-                Some(Some(NfEnd { producer: Some(_), handle, .. })) if self.backpressure => m.min(handle.room()),
+                Some(Some(end)) if self.settings.backpressure && end.is_there() => m.min(end.handle.room()),
                 Some(Some(NfEnd { producer: Some(producer), .. })) => m.min(producer.room().unwrap_or(0)),
+                Some(Some(end)) if end.is_there() => m,
                 _ => return 0,
             };
-            if !self.backpressure {
+            if !self.settings.backpressure {
                 break;
             }
         }
         let nfs = rest.iter().filter(|hop| hop.last_visit).map(|hop| hop.nf);
-        (if self.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
+        (if self.settings.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
     }
 
     /// Takes credits of all these NFs for up to `n` packets, as far as all have some. Returns how
@@ -260,8 +264,12 @@ impl Plane {
         let mut marked: Option<(usize, u8)> = None;
         // Counted by chain: a chain with few packets is timed as often as a busy one.
         let at = counters.timed_at.get();
-        if before + packets.len() as u64 > at && self.sample_every > 0 {
-            let every = if path.chain.police.is_some() { self.sample_every.min(LIMITED_EVERY) } else { self.sample_every };
+        if before + packets.len() as u64 > at && self.settings.sample_every > 0 {
+            let every = if path.chain.police.is_some() {
+                self.settings.sample_every.min(LIMITED_EVERY)
+            } else {
+                self.settings.sample_every
+            };
             // A sample that is overdue takes any packet of the run, so that the first is not
             // favoured: it waits for none before it.
             let at = if at < before { before + any_of(before, packets.len()) } else { at };

@@ -6,7 +6,7 @@ use sluice_api::config::Overload;
 use sluice_shm::BURST;
 
 use crate::chain::Tables;
-use crate::classify::key::{FlowKey, SHORT};
+use crate::classify::key::FlowKey;
 use crate::decision::Packed;
 use crate::frame::Packet;
 use crate::queue::{PortQueue, QueueCounters};
@@ -27,6 +27,26 @@ pub(crate) struct Batch {
     pub(crate) traceable: [bool; VECTOR],
     /// Position of each packet in order of arrival.
     pub(crate) came: [u8; VECTOR],
+    is_in_order: bool,
+}
+
+/// The positions of packets that are in order of arrival.
+const IN_ORDER: [u8; VECTOR] = {
+    let (mut places, mut i) = ([0; VECTOR], 0);
+    while i < VECTOR {
+        (places[i], i) = (i as u8, i + 1);
+    }
+    places
+};
+
+impl Batch {
+    /// Forgets the order of former packets.
+    #[inline(always)]
+    pub(crate) fn put_in_order(&mut self) {
+        if !self.is_in_order {
+            (self.came, self.is_in_order) = (IN_ORDER, true);
+        }
+    }
 }
 
 impl Default for Batch {
@@ -37,7 +57,8 @@ impl Default for Batch {
             flags: [0; VECTOR],
             tcp: [0; VECTOR],
             traceable: [false; VECTOR],
-            came: [0; VECTOR],
+            came: IN_ORDER,
+            is_in_order: true,
         }
     }
 }
@@ -61,7 +82,6 @@ pub struct OwnedQueue {
     pub(crate) waiting: Box<[(FlowKey, Wanted); VECTOR]>,
     /// Whether the active trace covers packets of one rule: the [`Batch::traceable`] ones.
     pub(crate) traces_rule: bool,
-    pub(crate) headers: [[u8; SHORT]; BURST],
     /// Packets that were read last and not let in yet: `from..to`.
     pub(crate) from: usize,
     pub(crate) to: usize,
@@ -127,7 +147,6 @@ impl OwnedQueue {
             has_urgent: false,
             waiting: Box::new([Default::default(); VECTOR]),
             traces_rule: false,
-            headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
             basis: Basis::default(),
@@ -206,6 +225,7 @@ impl Groups {
     fn gather(&mut self, batch: &Batch, from: usize, to: usize, into: &mut Batch) -> usize {
         let last = (2 * (to - from)).next_power_of_two() - 1;
         self.slots[..=last].fill(0);
+        into.is_in_order = false;
         let mut groups = 0;
         for (path, of) in batch.decisions[from..to].iter().zip(&mut self.of[from..to]) {
             let mut slot = path.bits() as usize & last;
@@ -299,7 +319,7 @@ mod tests {
             // The reference: a stable sort by the position of each path's first packet.
             let mut wanted: Vec<usize> = (from..to).collect();
             wanted.sort_by_key(|i| paths[from..to].iter().position(|path| *path == paths[*i]));
-            let Batch { packets, decisions: got, flags, tcp, traceable, came } = &*owned.batch;
+            let Batch { packets, decisions: got, flags, tcp, traceable, came, .. } = &*owned.batch;
             let all = |i: usize| (packets[i].frame, got[i].bits(), flags[i], tcp[i], traceable[i], came[i]);
             let got: Vec<_> = (from..to).map(all).collect();
             let came = |i: &usize| (*i as u32, paths[*i], *i as u8, *i as u8 ^ 1, i.is_multiple_of(3), *i as u8);

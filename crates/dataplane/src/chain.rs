@@ -181,14 +181,24 @@ pub struct Member {
     pub former: Option<u16>,
     /// Whether it gets new flows, not only keeps old ones. At least one of a service does.
     pub is_open: bool,
+    /// Number of the packet thread that it runs in: only flows of that thread get it.
+    pub thread: Option<u16>,
 }
 
-/// The instance that a flow hash selects among those that get new flows.
-pub fn picked(members: &[Member], hash: u32) -> Option<u16> {
-    let open = || members.iter().filter(|m| m.is_open);
+impl Member {
+    /// Whether flows of a packet thread may get it.
+    #[inline]
+    pub fn serves(&self, thread: usize) -> bool {
+        self.thread.is_none_or(|own| usize::from(own) == thread)
+    }
+}
+
+/// The instance that a flow hash selects among those that get new flows of a packet thread.
+pub fn picked(members: &[Member], hash: u32, thread: usize) -> Option<u16> {
+    let open = || members.iter().filter(|m| m.is_open && m.serves(thread));
     match members {
         [] => None,
-        [only] => Some(only.nf),
+        [only] => only.serves(thread).then_some(only.nf),
         _ => open().nth(spread::pick(hash, open().map(|m| m.id))).map(|m| m.nf),
     }
 }
@@ -492,7 +502,7 @@ mod tests {
     use crate::decision::{Decision, Refusal};
 
     fn decision(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
-        registry.decide(&mut Ways::new(16), tables, ingress, chain, hash, old)
+        registry.decide(&mut Ways::new(16, 0), tables, ingress, chain, hash, old)
     }
 
     fn decide(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
@@ -514,13 +524,16 @@ mod tests {
         let mut moved = 0;
         for flow in 0..3000u32 {
             let hash = flow.wrapping_mul(2_654_435_769);
-            let (before, after) = (picked(&open, hash).unwrap(), picked(&ending, hash).unwrap());
+            let (before, after) = (picked(&open, hash, 0).unwrap(), picked(&ending, hash, 0).unwrap());
             assert!(after != 1 && (before == 1 || after == before), "{before} {after}");
             moved += u32::from(before == 1);
             assert_eq!(kept(&ending, before), Some(before));
         }
         assert!(moved.abs_diff(1000) < 150, "{moved}");
-        assert_eq!((picked(&[], 7), picked(&ending[1..2], 7)), (None, Some(1)));
+        assert_eq!((picked(&[], 7, 0), picked(&ending[1..2], 7, 0)), (None, Some(1)));
+        let threads = [0, 1].map(|thread| Member { thread: Some(thread), ..member(thread) });
+        assert!((0..100).all(|hash| [0, 1, 2].map(|thread| picked(&threads, hash, thread)) == [Some(0), Some(1), None]));
+        assert_eq!(picked(&threads[..1], 7, 1), None);
     }
 
     #[test]
@@ -580,7 +593,7 @@ mod tests {
     }
 
     fn member(nf: u16) -> Member {
-        Member { nf, id: u64::from(nf) * 7919, former: None, is_open: true }
+        Member { nf, id: u64::from(nf) * 7919, former: None, is_open: true, thread: None }
     }
 
     pub(super) fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
@@ -625,7 +638,7 @@ mod tests {
         let c = chain(0, 1, &[0], OnFailure::Drop);
         let before = tables(vec![c.clone()], vec![vec![4, 5]]);
         let mut after = tables(vec![c], vec![vec![4]]);
-        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5), is_open: true });
+        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5), is_open: true, thread: None });
         for hash in 0..200 {
             let old = decide(&registry, &before, 0, 0, hash, None);
             let now = decide(&registry, &after, 0, 0, hash, Some(old));

@@ -9,16 +9,21 @@ use sluice_policy::sched::ecn::{self, Marker};
 use sluice_shm::ring::{Consumer, Producer};
 
 use crate::handle::NfHandle;
+use crate::handlers::Inline;
 use crate::succession::Succession;
 use crate::wake::{Timers, Waker};
 
 /// A manager thread's end of one NF's rx ring.
-#[derive(Debug)]
 pub struct NfEnd {
     /// The NF.
     pub handle: Arc<NfHandle>,
     /// Producer of this thread's rx ring of the NF; `None` once the NF is gone.
     pub producer: Option<Producer>,
+    /// Its handlers, if it runs in this thread, and whether they have failed.
+    pub(crate) inline: Option<Box<dyn Inline>>,
+    pub(crate) has_failed: bool,
+    /// Ports whose buffer its handlers filled by verdicts, as [`Drain::fills`].
+    pub(crate) fills: u64,
     /// Packets posted by this thread, modulo 2³². NFs can alter the page's copy, but not this.
     pub(crate) posted: u32,
     /// Queue length (packets) from which the Wakeup role is alerted.
@@ -57,7 +62,22 @@ impl NfEnd {
         };
         // Relaxed: it was written before the handle was passed to this thread.
         let memory = handle.memory.load(Ordering::Relaxed);
-        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
+        let (producer, inline, has_failed) = (Some(producer), None, false);
+        Self { handle, producer, inline, has_failed, fills: 0, posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
+    }
+
+    /// The end of an NF that runs in packet threads: in this one, if there are handlers for it.
+    pub fn inline(handle: Arc<NfHandle>, inline: Option<Box<dyn Inline>>, sched: &Sched) -> Self {
+        let marker = Marker::new(handle.limit, sched.ecn_watermark, ecn::USUAL_SHIFT);
+        let (memory, starts) = (handle.memory.load(Ordering::Relaxed), Starts::ByItself);
+        let (producer, has_failed, high, waker) = (None, false, u32::MAX, None);
+        Self { handle, producer, inline, has_failed, fills: 0, posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
+    }
+
+    /// Whether this thread can give it packets.
+    #[inline(always)]
+    pub(crate) fn is_there(&self) -> bool {
+        self.producer.is_some() || self.inline.is_some() && !self.has_failed
     }
 
     #[inline(always)]

@@ -122,6 +122,8 @@ pub enum StopReason {
     Stalled = 2,
     /// Its flow has ended, and the next one gets a fresh process.
     Spent = 3,
+    /// Its handlers run in a packet thread and have failed.
+    Failed = 4,
 }
 
 /// A kind of violation.
@@ -577,6 +579,7 @@ impl NfHandle {
             1 => StopReason::Violations,
             2 => StopReason::Stalled,
             3 => StopReason::Spent,
+            4 => StopReason::Failed,
             _ => StopReason::None,
         }
     }

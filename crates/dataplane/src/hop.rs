@@ -52,7 +52,7 @@ impl Plane {
                 n
             }
             Err(_) => {
-                drain.is_cut_off = violations(&drain.handle, Violation::TxCursor, 1, self.max_violations);
+                drain.is_cut_off = violations(&drain.handle, Violation::TxCursor, 1, self.settings.max_violations);
                 0
             }
         }
@@ -132,13 +132,13 @@ impl Plane {
             handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
         returned.add(accepted);
-        forged == 0 || !violations(handle, what, forged, self.max_violations)
+        forged == 0 || !violations(handle, what, forged, self.settings.max_violations)
     }
 
     /// Handles a claimed packet that has a verdict other than next, is sampled or traced, or has an
     /// offset or length outside its frame. Returns the violation, if it is one.
     #[cold]
-    fn special(
+    pub(crate) fn special(
         &mut self,
         registry: &PathRegistry,
         handle: &NfHandle,
@@ -238,10 +238,14 @@ impl Plane {
         let len = (descriptor.len as usize).min(header.len());
         self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
-        let Some(nf) = chain::picked(members, hash) else {
+        let Some(nf) = chain::picked(members, hash, self.index) else {
             let why = if self.tables.is_steered(service) { DropReason::NotShared } else { DropReason::NoSuchPort };
             return self.lose(path, held, hop, descriptor.frame, why);
         };
+        if self.runs_inline(nf) && path.hops.get(hop).is_some_and(|sender| self.runs_inline(sender.nf)) {
+            // It would be called from here, and could do the same again.
+            return self.lose(path, held, hop, descriptor.frame, DropReason::NotAllowed);
+        }
         let (ingress, chain, under) = (path.ingress, &path.chain, self.tables.generation);
         let number =
             registry.find(&mut self.ways, &Course { ingress, chain, nfs: &[nf], reversed: &[], kind: Kind::Detour, under });
@@ -337,14 +341,18 @@ impl Plane {
             self.announce();
         }
         match step {
+            Step::Nf(nf) if self.runs_inline(nf) => {
+                let words: [u64; BURST] = std::array::from_fn(words);
+                self.run_inline(path, hop, nf, burst, &words);
+            }
             Step::Nf(nf) => {
                 let mut queued = 0;
                 if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
                     let queue = end.queue(self.index, self.threads);
-                    if self.backpressure && queue >= end.high {
+                    if self.settings.backpressure && queue >= end.high {
                         self.alerts.raise(nf);
                     }
-                    let must_mark = self.ecn && end.must_mark(queue, self.now_ns);
+                    let must_mark = self.settings.ecn && end.must_mark(queue, self.now_ns);
                     if let Some(producer) = &mut end.producer {
                         let counters = &end.handle.counters[self.index];
                         let arena = self.frames.arena();
@@ -375,7 +383,7 @@ impl Plane {
                                 }
                             }
                             Err(_) => {
-                                violations(&end.handle, Violation::RxCursor, 1, self.max_violations);
+                                violations(&end.handle, Violation::RxCursor, 1, self.settings.max_violations);
                             }
                         }
                     }
@@ -391,7 +399,7 @@ impl Plane {
     /// Drops packets that could not be passed to an NF.
     #[cold]
     pub(crate) fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
-        let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.producer.is_some());
+        let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.is_there());
         let why = if gone { DropReason::NfGone } else { DropReason::RingFull };
         self.drop_from(path, hop, burst, words, why);
     }
@@ -433,7 +441,7 @@ pub(crate) fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
 
 /// Counts violations of an NF, and has it stopped past its limit. Returns whether it is past it.
 #[cold]
-fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
+pub(crate) fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
     handle.note_violation(what);
     let is_past = handle.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
     if is_past {

@@ -8,7 +8,7 @@ use sluice_shm::core_page::CorePage;
 use sluice_shm::histogram::Histogram;
 
 use crate::chain::ways::Ways;
-use crate::chain::{Chain, ChainCounters, DropReason, Path, Tables};
+use crate::chain::{Chain, ChainCounters, DropReason, Path, PathRegistry, Tables};
 use crate::classify::key::{FlowKey, LONG};
 use crate::counter::Counter;
 use crate::decision::Refusal;
@@ -52,18 +52,16 @@ pub struct Plane {
     pub refused: [Counter; Refusal::ALL.len()],
     /// Packets that left their chain and were dropped because their port has no owner any more.
     pub unsent: Counter,
-    /// Sampling period (packets of a chain) for latency; 0: none.
-    pub sample_every: u32,
     /// Now, in nanoseconds.
     pub now_ns: u64,
     /// The active trace.
     pub trace: Option<Arc<TraceRequest>>,
-    /// Whether packets are let in only if all NFs of their path have room; else full rings drop.
-    pub backpressure: bool,
-    /// Whether packets are marked.
-    pub ecn: bool,
-    /// Violations past which an NF is stopped and no longer drained.
-    pub max_violations: u64,
+    /// Configured settings.
+    pub settings: Settings,
+    /// NFs that run in this thread.
+    pub inlines: Vec<u16>,
+    /// All paths.
+    pub registry: Arc<PathRegistry>,
     /// Alerts for the Wakeup role.
     pub alerts: Arc<Alerts>,
     /// Ports, by number, whose sending thread has a full buffer: others keep their packets.
@@ -94,6 +92,8 @@ pub struct Shared {
     pub alerts: Arc<Alerts>,
     /// Ports, by number, whose sending thread has a full buffer.
     pub jammed: Arc<[AtomicBool]>,
+    /// All paths.
+    pub registry: Arc<PathRegistry>,
 }
 
 /// Configured forwarding settings.
@@ -118,8 +118,7 @@ const CHANGE_NS: u64 = 50_000_000;
 impl Plane {
     /// For thread number `index` of `threads`.
     pub fn new(index: usize, threads: usize, shared: Shared, frames: FrameCache, settings: Settings) -> Self {
-        let Shared { table, entered_ns, alerts, jammed } = shared;
-        let Settings { sample_every, backpressure, ecn, max_violations, ways } = settings;
+        let Shared { table, entered_ns, alerts, jammed, registry } = shared;
         Self {
             index,
             threads,
@@ -136,17 +135,16 @@ impl Plane {
             latencies: Vec::new(),
             refused: Default::default(),
             unsent: Counter::default(),
-            sample_every,
             now_ns: 0,
             trace: None,
-            backpressure,
-            ecn,
-            max_violations,
+            settings,
+            inlines: Vec::new(),
+            registry,
             alerts,
             jammed,
             timers: Timers::default(),
             urgent: false,
-            ways: Ways::new(ways),
+            ways: Ways::new(settings.ways, index),
             rooms: Vec::new(),
             changed: Vec::new(),
             unlooked: 0,
@@ -279,7 +277,8 @@ impl Plane {
 
     /// Marks NFs that were posted to on their core pages: after each burst, and before sleeping NFs
     /// are looked for. One barrier for all waits for all stores of the burst: a barrier for each NF
-    /// took a third of the time where every packet went to another NF.
+    /// took a third of the time where every packet went to another NF. Once a round is too late: a
+    /// thread that loses its core in the middle leaves NFs asleep until it has it again.
     #[inline]
     pub fn announce(&mut self) {
         if self.unannounced.is_empty() {

@@ -13,26 +13,28 @@ use crate::chain::{Chain, DropReason, Path, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
 use crate::classify::rule::Terms;
-use crate::classify::{Classifier, Lookup, tcp};
+use crate::classify::{Classifier, Lookup, copy_long, tcp};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
 use crate::steer::{Arrival, Asked, ChooseChain, ChooseInstances, Chosen, Env, Released};
 
-/// TCP flags of a packet; 0 if it has none, or they cannot be read.
+/// TCP flags of a packet with this key; 0 if it has none, or they cannot be read.
 #[inline(always)]
-fn tcp_flags(key: &FlowKey, header: &[u8; SHORT], len: u16, more: impl FnOnce(&mut [u8; LONG]) -> usize) -> u8 {
+fn tcp_flags(key: &FlowKey, arena: &Arena, packet: Packet) -> u8 {
     if key.protocol() != protocol::TCP || key.flags() != 0 {
         return 0;
     }
-    tcp::flags(&header[..SHORT.min(len.into())]).unwrap_or_else(|| long_tcp_flags(more))
+    let short: Option<[u8; SHORT]> = arena.read_array(packet.frame, packet.offset);
+    let flags = short.and_then(|header| tcp::flags(&header[..SHORT.min(packet.len.into())]));
+    flags.unwrap_or_else(|| long_tcp_flags(arena, packet))
 }
 
 #[cold]
 #[inline(never)]
-fn long_tcp_flags(more: impl FnOnce(&mut [u8; LONG]) -> usize) -> u8 {
+fn long_tcp_flags(arena: &Arena, packet: Packet) -> u8 {
     let mut bytes = [0; LONG];
-    let copied = more(&mut bytes).min(LONG);
+    let copied = copy_long(arena, packet, &mut bytes);
     tcp::flags(&bytes[..copied]).unwrap_or(0)
 }
 
@@ -66,36 +68,6 @@ pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
     for i in owned.from..owned.to {
         owned.batch.traceable[i] = plane.traces(&plane.key_of(owned.batch.packets[i], owned.port));
     }
-}
-
-/// Copies the beginnings of packets, and returns their lengths.
-#[inline(always)]
-fn copy_headers(arena: &Arena, packets: &[Packet], headers: &mut [[u8; SHORT]; BURST]) -> [u16; BURST] {
-    let mut lens = [0; BURST];
-    for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(packets) {
-        *len = packet.len;
-        // Bytes behind a short packet in its frame are copied, too, and never read.
-        match arena.read_array(packet.frame, packet.offset) {
-            Some(copy) => *header = copy,
-            None => copy_short(arena, packet, header),
-        }
-    }
-    lens
-}
-
-/// Copies a header of which fewer than [`SHORT`] bytes lie before the end of the frame. A separate
-/// function, so that the common copy keeps its fixed size.
-#[cold]
-#[inline(never)]
-fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
-    *header = [0; SHORT];
-    arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
-}
-
-#[inline]
-fn copy_long(arena: &Arena, packet: &Packet, bytes: &mut [u8; LONG]) -> usize {
-    let n = (packet.len as usize).min(LONG);
-    if arena.read(packet.frame, packet.offset, &mut bytes[..n]) { n } else { 0 }
 }
 
 /// The terms of a flow on a chain, by the rule that names the chain. If no rule chose the chain,
@@ -267,6 +239,7 @@ impl Rx {
     #[inline]
     fn read(&mut self, plane: &mut Plane, owned: &mut OwnedQueue) -> bool {
         (owned.from, owned.to) = (0, 0);
+        owned.batch.put_in_order();
         self.look_anew(plane, owned);
         plane.frames.choose(owned.memory);
         for _ in 0..owned.bursts() {
@@ -306,52 +279,72 @@ impl Rx {
 
     /// Classifies a burst of packets that a queue holds; `again`: not for the first time. Returns
     /// whether all of them are of known flows that stay as they are.
-    #[inline]
+    #[inline(always)]
     fn classify_burst(&mut self, plane: &mut Plane, owned: &mut OwnedQueue, burst: Range<usize>, again: bool) -> bool {
-        let mut is_plain = true;
-        let (from, to) = (burst.start, burst.end);
-        let Batch { packets, decisions, flags: descriptor_flags, tcp: tcp_seen, traceable, came } = &mut *owned.batch;
-        let held = &packets[from..to];
-        let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
-        let now_ms = plane.now_ns / 1_000_000;
-        let generation = plane.generation;
+        let Batch { packets, decisions, flags, .. } = &mut *owned.batch;
+        let (held, decisions) = (&packets[burst.clone()], &mut decisions[burst.clone()]);
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
         // The end of a connection concerns NFs that are not woken for each packet.
-        let wants_ends = plane.timers.are_used();
-        let mut found = [Lookup::Miss; BURST];
+        let reads_flags = watches || plane.timers.are_used();
+        let looks_at_all = again || reads_flags || plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+        let (generation, now_ms) = (plane.generation, plane.now_ns / 1_000_000);
+        let mut rest = [Lookup::Miss; BURST];
+        let mut left = 0u32;
         let arena = plane.frames.arena();
-        let headers = &mut owned.headers;
-        let lens = copy_headers(arena, held, headers);
-        let more = |i: usize, bytes: &mut [u8; LONG]| copy_long(arena, &held[i], bytes);
-        self.classifier.classify_burst(&headers[..held.len()], &lens, owned.port, now_ms, more, &mut found);
+        self.classifier.classify_burst(arena, held, owned.port, now_ms, &mut flags[burst.clone()], |i, found| match found {
+            // A path that ended is noticed later, and its packets are classified `again`.
+            Lookup::Hit(known) if known.is_settled(generation) && !looks_at_all => decisions[i] = known.decision,
+            found => {
+                rest[i] = found;
+                left |= 1 << i;
+            }
+        });
+        left == 0 || self.classify_rest(plane, owned, burst.start, (&rest, left), (again, watches, reads_flags))
+    }
+
+    /// Classifies those packets of a burst from `from` on that need more than a lookup: each bit of
+    /// `left` is one. The same arguments and result as for `classify_burst`.
+    #[inline(never)]
+    fn classify_rest(
+        &mut self,
+        plane: &mut Plane,
+        owned: &mut OwnedQueue,
+        from: usize,
+        (found, mut left): (&[Lookup; BURST], u32),
+        (again, watches, reads_flags): (bool, bool, bool),
+    ) -> bool {
+        let mut is_plain = true;
+        let generation = plane.generation;
+        let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
         if let Some(instances) = self.instances.as_ref().filter(|_| watches) {
-            let misses = (0..to - from).filter(|i| matches!(found[*i], Lookup::Miss));
+            let misses = (0..BURST).filter(|i| left >> i & 1 != 0 && matches!(found[*i], Lookup::Miss));
             misses.for_each(|i| instances.foresee(self.classifier.key(i)));
         }
-        for (i, found) in found[..to - from].iter().enumerate() {
-            descriptor_flags[from + i] = self.classifier.key(i).flags();
+        while left != 0 {
+            let i = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let Batch { packets, decisions, tcp: tcp_seen, traceable, came, .. } = &mut *owned.batch;
+            let packet = packets[from + i];
             came[from + i] = (from + i) as u8;
             if wanted_rule.is_some() {
                 traceable[from + i] = plane.tables.rules.first_rule(self.classifier.key(i)) == wanted_rule;
             }
-            let mut found = *found;
-            if watches || wants_ends {
-                let more = |bytes: &mut [u8; LONG]| copy_long(plane.frames.arena(), &held[i], bytes);
-                let flags = tcp_flags(self.classifier.key(i), &headers[i], held[i].len, more);
-                tcp_seen[from + i] = flags;
-                owned.has_urgent |= is_urgent(flags);
-                if watches && !again && flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0 && matches!(found, Lookup::Hit(_)) {
+            let (mut found, mut tcp) = (found[i], 0);
+            if reads_flags {
+                tcp = tcp_flags(self.classifier.key(i), plane.frames.arena(), packet);
+                tcp_seen[from + i] = tcp;
+                owned.has_urgent |= is_urgent(tcp);
+                if watches && !again && tcp & (tcp::SYN | tcp::FIN | tcp::RST) != 0 && matches!(found, Lookup::Hit(_)) {
                     is_plain = false;
-                    if self.begins_anew(i, flags, plane.now_ns) {
+                    if self.begins_anew(i, tcp, plane.now_ns) {
                         found = Lookup::Miss;
                     }
                 }
             }
             decisions[from + i] = match found {
-                // A path that ended is noticed later, and its packets are classified `again`.
                 Lookup::Hit(known) if known.generation == generation && (!again || self.registry.holds(known.decision)) => {
                     if known.note != 0 {
-                        self.count_noted(plane, held[i], i, known);
+                        self.count_noted(plane, packet, i, known);
                     }
                     known.decision
                 }
@@ -359,8 +352,7 @@ impl Rx {
                     is_plain = false;
                     // A packet that waited, or had no path, has not begun or ended anything yet.
                     let is_counted = again && decisions[from + i].number().is_some();
-                    let asked = Undecided { packet: held[i], i, found, tcp: tcp_seen[from + i], is_counted };
-                    self.decide(plane, asked).into()
+                    self.decide(plane, Undecided { packet, i, found, tcp, is_counted }).into()
                 }
             };
             if let Some(instances) = &self.instances

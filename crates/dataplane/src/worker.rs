@@ -284,6 +284,9 @@ impl Worker {
             }
             self.sharings.iter_mut().for_each(|sharing| sharing.learn(&self.setup.rx.registry, tables, nfs));
         }
+        if !self.setup.plane.inlines.is_empty() {
+            self.setup.plane.tick_inline();
+        }
         if !self.closing.is_empty() {
             self.finish_closing();
         }

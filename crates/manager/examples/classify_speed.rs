@@ -2,8 +2,7 @@
 //!
 //! Run it with `cargo run --release -p sluice-manager --example classify_speed`. Figures are
 //! nanoseconds and time-stamp-counter cycles, medians of several rounds. Packets are 64-byte
-//! IPv4/UDP (IPv6/UDP where named), flows come in random order, and headers lie in ordinary private
-//! memory.
+//! IPv4/UDP (IPv6/UDP where named) in the frames of an arena, and flows come in random order.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,6 +12,7 @@ use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rule::{Prefix, Protocol, Rule, RuleSet};
 use sluice_dataplane::classify::{Classifier, Lookup};
 use sluice_dataplane::decision::Packed;
+use sluice_shm::arena::{Arena, Geometry, Packet};
 
 const BURST: usize = 32;
 const PACKETS: usize = 1 << 15;
@@ -70,42 +70,44 @@ fn median(n: usize, mut round: impl FnMut()) -> f64 {
     times[ROUNDS / 2]
 }
 
+/// Frames, which fit the L2 cache, like packets that just came in.
+const FRAMES: u32 = 1024;
+
 fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
     let mut classifier = Classifier::new(1_000_000, random_seed());
-    let lens = [64; BURST];
+    let (_memory, arena) = Arena::create(Geometry { first: 0, frames: FRAMES, stride: 192 }, true)
+        .or_else(|_| Arena::create(Geometry { first: 0, frames: FRAMES, stride: 192 }, false))
+        .expect("memory for the packets");
+    let packets: Vec<Packet> = (0..FRAMES).map(|frame| Packet::fresh(frame, 64)).collect();
+    let write = |packet: &Packet, flow: u32| assert!(arena.write_array(packet.frame, packet.offset, &build(flow)));
+    let mut flags = [0; BURST];
     let mut out = [Lookup::Miss; BURST];
-    let whole = |_: usize, _: &mut [u8; 256]| 0;
     for flow in 0..flows {
-        classifier.classify_burst(&[build(flow)], &lens, 1, 0, whole, &mut out);
+        write(&packets[0], flow);
+        classifier.classify_burst(&arena, &packets[..1], 1, 0, &mut flags, |_, _| {});
         classifier.remember(0, Known { decision: Packed::path(flow), generation: 1, note: 0 }, 0);
     }
-    // Headers are made ahead, in a ring that fits the L2 cache, like packets that just came in.
-    // With more flows than the ring has headers, only the address is written in the loop.
-    let mut headers: Vec<[u8; 64]> = (0..1024u32).map(|i| build(i % flows)).collect();
+    // With more flows than frames, packets are written in the loop.
+    packets.iter().for_each(|packet| write(packet, packet.frame % flows));
     let mut hits = 0usize;
     let mut random = 1u32;
     let mut run = |classify: bool| {
         median(PACKETS, || {
             for burst in 0..PACKETS / BURST {
-                let at = burst % (1024 / BURST) * BURST;
-                let headers = &mut headers[at..at + BURST];
-                if flows > 1024 {
-                    for header in headers.iter_mut() {
+                let at = burst % (FRAMES as usize / BURST) * BURST;
+                let packets = &packets[at..at + BURST];
+                if flows > FRAMES {
+                    for packet in packets {
                         random = random.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-                        let flow = ((u64::from(random) * u64::from(flows)) >> 32) as u32;
-                        if header[12] == 8 {
-                            header[26..30].copy_from_slice(&(0x0a00_0000 | flow >> 8).to_be_bytes());
-                            header[35] = flow as u8;
-                        } else {
-                            header[34..38].copy_from_slice(&flow.to_be_bytes());
-                        }
+                        write(packet, ((u64::from(random) * u64::from(flows)) >> 32) as u32);
                     }
                 }
                 if classify {
-                    classifier.classify_burst(headers, &lens, 1, burst as u64 >> 10, whole, &mut out);
+                    let now_ms = burst as u64 >> 10;
+                    classifier.classify_burst(&arena, packets, 1, now_ms, &mut flags, |i, found| out[i] = found);
                     hits += out.iter().filter(|o| matches!(o, Lookup::Hit(_))).count();
                 } else {
-                    black_box(headers);
+                    black_box(packets);
                 }
             }
         })

@@ -5,6 +5,8 @@
 
 #![allow(unsafe_code)]
 
+mod hooks;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -33,7 +35,7 @@ use sluice_dataplane::classify::flow_table::random_seed;
 use sluice_dataplane::classify::rss::owner;
 use sluice_dataplane::frame::{FrameCache, FrameTable, NO_ARENA, Stack};
 use sluice_dataplane::handle::NfHandle;
-use sluice_dataplane::hooks::{Feeder, Sharing};
+use sluice_dataplane::hooks::Sharing;
 use sluice_dataplane::plane::{self, Plane, Shared};
 use sluice_dataplane::pressure::Alerts;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
@@ -317,7 +319,7 @@ impl DataPlane {
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
         let alarm = |at: usize| Alarm::new().map(Arc::new).map_err(|source| PlaneError::Thread { core: threads[at].0, source });
         let alarms = (0..n).map(alarm).collect::<Result<Vec<_>, _>>()?;
-        let shared = Shared { table: table.clone(), entered_ns, alerts, jammed };
+        let shared = Shared { table: table.clone(), entered_ns, alerts, jammed, registry: registry.clone() };
         let plane_settings = plane::Settings {
             sample_every: manager.latency_sample,
             backpressure: config.sched.backpressure,
@@ -726,22 +728,6 @@ impl DataPlane {
             self.wait_for(thread, &answer)?;
         }
         Ok(handle)
-    }
-
-    /// Gives the feeder of a foreign program to the thread that drains it.
-    ///
-    /// # Errors
-    /// [`PlaneError::Silent`].
-    pub fn feed(&self, feeder: Box<dyn Feeder>) -> Result<(), PlaneError> {
-        self.ask(self.drains(feeder.number()), |worker| worker.feed(feeder))
-    }
-
-    /// Takes the feeder back. Packets on its ring stay there for [`DataPlane::detach`].
-    ///
-    /// # Errors
-    /// [`PlaneError::Silent`].
-    pub fn unfeed(&self, number: u16) -> Result<Option<Box<dyn Feeder>>, PlaneError> {
-        self.ask(self.drains(number), move |worker| worker.unfeed(number))
     }
 
     /// Takes nothing from an NF until the succession is over.

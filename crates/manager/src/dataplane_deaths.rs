@@ -274,7 +274,7 @@ fn run(form: Form, deaths: u64) -> Counted {
             counters: counters.clone(),
             police: None,
         });
-        let member = |nf| Member { nf, id: u64::from(nf), former: None, is_open: true };
+        let member = |nf| Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None };
         let services = (0..NFS).map(|nf| if nf == DIES && !dies { Vec::new() } else { vec![member(nf)] }).collect();
         plane.use_tables(&Arc::new(Tables {
             generation,

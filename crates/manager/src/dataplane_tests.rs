@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
 use sluice_shm::descriptor::{Descriptor, Verdict};
 use sluice_shm::page::Attached;
 
@@ -15,6 +16,7 @@ use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::frame::{Copied, FrameCache, Packet};
 use sluice_dataplane::handle::StopReason;
+use sluice_dataplane::handlers::Inline;
 use sluice_dataplane::queue::TX_BUFFER;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 use sluice_pools::PoolTable;
@@ -125,7 +127,9 @@ impl Rig {
             generation: 1,
             rules: RuleSet::new(vec![rule]),
             chains: vec![Some(chain.clone())],
-            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
+            services: (0..nfs)
+                .map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None }])
+                .collect(),
             steered: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory: 0 })],
             downstream_first: false,
@@ -388,7 +392,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, None).unwrap();
-    rig.tables.services[0].push(Member { nf: 0, id: 0, former: None, is_open: true });
+    rig.tables.services[0].push(Member { nf: 0, id: 0, former: None, is_open: true, thread: None });
     rig.publish();
     let mut nf = rig.nf(0);
     for _ in 0..3 {
@@ -569,7 +573,7 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, None).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
-    rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true });
+    rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true, thread: None });
     rig.publish();
     let mut second = rig.nf(1);
     first.tx.enqueue(&packets[8..]).unwrap();
@@ -598,7 +602,7 @@ fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
     rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, None).unwrap());
     let succession = Succession::after([rig.handles[0].in_flight.clone()]);
     rig.plane.follow(1, &succession).unwrap();
-    rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0), is_open: true }];
+    rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0), is_open: true, thread: None }];
     rig.publish();
     rig.plane.meet().unwrap();
     succession.settle();
@@ -719,7 +723,7 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
         wait_for("the packet that waits for the other NF", || rig.plane.snapshots().unwrap()[0].waiting == 1);
         let place = rig.plane.place(0, None).unwrap();
         rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, None).unwrap();
-        rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true });
+        rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true, thread: None });
         rig.publish();
         second = rig.nf(1);
         let packet = read(&mut second);
@@ -1168,7 +1172,7 @@ impl Tenants {
             generation: 1,
             rules: RuleSet::new(rules),
             chains: chains.iter().cloned().map(Some).collect(),
-            services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
+            services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true, thread: None }]).collect(),
             steered: Vec::new(),
             ports: vec![Some(PortInfo {
                 name: "p".into(),
@@ -1470,4 +1474,97 @@ fn paths_come_back_while_frames_of_others_are_given_away_without_pause() {
     assert_eq!((given, rig.plane.registry().len()), (0, 0));
     pass(&rig, &mut nf, 1);
     assert_eq!(rig.plane.registry().len(), 1);
+}
+
+/// Gives each packet the verdict that the last byte of its payload says, to this number; 255 is a
+/// failure.
+struct Sorts(u16);
+
+impl Inline for Sorts {
+    fn burst(&mut self, arena: &Arena, burst: &mut [Descriptor], _now_ns: u64) -> bool {
+        let mut goes = true;
+        for descriptor in burst {
+            let mut last = [0];
+            assert!(arena.read(descriptor.frame, descriptor.offset + descriptor.len - 1, &mut last));
+            (descriptor.verdict, descriptor.arg) = (last[0] % 4, self.0);
+            goes &= last[0] != 255;
+        }
+        goes
+    }
+
+    fn tick(&mut self, _now_ns: u64) -> bool {
+        true
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
+        self
+    }
+}
+
+#[test]
+fn an_nf_in_the_packet_thread_gives_verdicts_as_one_with_rings_does() {
+    let mut rig = Rig::new(2, 64, Overload::Wait, OnFailure::Restart);
+    rig.plane.detach(1).unwrap();
+    let place = rig.plane.place_foreign(0).unwrap();
+    let handle = rig.plane.inline_handle((1, "s1.0", 1), 64, &place).unwrap();
+    rig.plane.attach_inline(&handle, Box::new(Sorts(0))).unwrap();
+    let mut first = rig.nf(0);
+    let flow = |n: u32| udp(1, n);
+    // Next, drop, to port 0, to service 0: those meet the first NF twice.
+    rig.put((0..40).map(flow));
+    for _ in 0..50 {
+        let packet = read(&mut first);
+        assert_eq!(first.tx.enqueue(&[packet]), Ok(1));
+    }
+    wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 30);
+    assert_eq!(rig.dropped(DropReason::Verdict), 10);
+    assert_eq!(handle.posted_returned(), (40, 40));
+    assert_eq!((handle.counters[0].dropped.get(), handle.stop_reason()), (10, StopReason::None));
+    wait_for("all frames", || rig.plane.free_frames().unwrap() == FRAMES as usize);
+    assert_eq!([0, 1].map(|nf| rig.plane.in_flight(nf)), [0, 0]);
+    // It fails with three packets in its hands, and gets no more.
+    rig.put([flow(0), flow(255), flow(4)]);
+    let packets: Vec<Descriptor> = (0..3).map(|_| read(&mut first)).collect();
+    assert_eq!(first.tx.enqueue(&packets), Ok(3));
+    wait_for("its failure", || handle.stop_reason() == StopReason::Failed);
+    wait_for("what it had", || rig.dropped(DropReason::NfDied) == 3);
+    assert!(rig.plane.take_inline(1).unwrap().is_some() && rig.plane.take_inline(1).unwrap().is_none());
+    assert_eq!([0, 1].map(|nf| rig.plane.in_flight(nf)), [0, 0]);
+    wait_for("all frames again", || rig.plane.free_frames().unwrap() == FRAMES as usize);
+}
+
+/// Sends packets with these last bytes through an NF in the packet thread, to a port 1 that waits
+/// and takes none for a while, as the egress or by verdicts.
+fn fills_a_waiting_port(egress: u16, last: u32) {
+    let mut rig = Rig::new(1, 64, Overload::Wait, OnFailure::Restart);
+    rig.plane.detach(0).unwrap();
+    let place = rig.plane.place_foreign(0).unwrap();
+    let handle = rig.plane.inline_handle((0, "s0.0", 0), 64, &place).unwrap();
+    rig.plane.attach_inline(&handle, Box::new(Sorts(1))).unwrap();
+    let file = Wire::default();
+    file.jammed.store(true, Ordering::Relaxed);
+    rig.plane.add_port(1, vec![Box::new(file.clone())], Overload::Drop, true).unwrap();
+    rig.tables.ports.push(Some(PortInfo { name: "file".into(), overload: Overload::Drop, owners: vec![0], memory: 0 }));
+    let Chain { number, name, services, counters, on_failure, .. } = &*rig.chain;
+    let (name, services, counters) = (name.clone(), services.clone(), counters.clone());
+    let (version, reversed, police) = (2, Vec::new(), None);
+    let chain = Chain { number: *number, version, name, services, reversed, egress, on_failure: *on_failure, counters, police };
+    rig.tables.chains[0] = Some(Arc::new(chain));
+    rig.publish();
+    rig.plane.meet().unwrap();
+    rig.put((0..800).map(|n| udp(1, n << 8 | last)));
+    let entered = || rig.chain.counters[0].entered.get();
+    wait_for("a full buffer", || entered() >= TX_BUFFER as u64);
+    rig.plane.meet().unwrap();
+    rig.plane.meet().unwrap();
+    assert!(entered() <= (TX_BUFFER + BURST) as u64, "{} have entered", entered());
+    file.jammed.store(false, Ordering::Relaxed);
+    wait_for("all packets", || file.written.lock().unwrap().len() == 800);
+    wait_for("all frames", || rig.plane.free_frames().unwrap() == FRAMES as usize);
+}
+
+#[test]
+fn an_nf_in_the_packet_thread_lets_in_no_more_than_a_waiting_port_takes() {
+    fills_a_waiting_port(1, Verdict::Next as u32);
+    fills_a_waiting_port(0, Verdict::ToPort as u32);
 }

@@ -3,6 +3,7 @@
 //! | feature | crate | what it adds | how a configuration asks for it |
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
+//! | `inline` | `sluice-nf` | chains in the packet threads | `run = "inline"` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
 //! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
@@ -13,13 +14,14 @@
 //! it has a module of `supervisor/without` instead. A configuration that needs a missing feature is
 //! refused before anything starts.
 
-use sluice_api::config::{ByWhat, Config, Mode, Promises};
+use sluice_api::config::{ByWhat, Config, Mode, Promises, Run};
 use sluice_config::Problem;
 use sluice_config::problem::At;
 
 /// The features, and whether this build has each.
-pub const FEATURES: [(&str, bool); 5] = [
+pub const FEATURES: [(&str, bool); 6] = [
     ("foreign", cfg!(feature = "foreign")),
+    ("inline", cfg!(feature = "inline")),
     ("pools", cfg!(feature = "pools")),
     ("promises", cfg!(feature = "promises")),
     ("sdn", cfg!(feature = "sdn")),
@@ -50,6 +52,11 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
         }
         if service.is_pooled() {
             refuse("pools", At::entry("service", number, "per"));
+        }
+    }
+    for (number, chain) in config.chains.iter().enumerate() {
+        if chain.run == Run::Inline {
+            refuse("inline", At::entry("chain", number, "run"));
         }
     }
     if config.promises != Promises::default() {

@@ -216,7 +216,8 @@ static inline int sluice_run(const sluice_options *options, sluice_make make, vo
  * An NF that can also be a part of a group, several NFs in one process (a chain with run = "fused"):
  * SLUICE_NF(make) instead of a main. Its arguments are in its context. Link the same source twice:
  * as a program (sluice-nf-x), and as a shared object beside it (libsluice_nf_x.so, with -shared
- * -fPIC), both with libsluice_nf.a. A part has no storage.
+ * -fPIC), both with libsluice_nf.a. A part has no storage. In the packet thread of the manager
+ * (run = "inline") the handler is made in another thread than it is called in; never in two at once.
  */
 #define SLUICE_NF(make)                                                                              \
     int sluice_nf_part(uint32_t version, const uint8_t *request, size_t length, void *part);         \

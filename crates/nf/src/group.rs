@@ -6,6 +6,8 @@
 //! later parts do not see it, and the others keep their order. Each part's packets, drops and time
 //! are counted on the group's page; of a burst each millisecond the time of each part is taken.
 //!
+//! In a packet thread of the manager ([`InThread`]) a group has no rings: it gets bursts by a call.
+//!
 //! # Limits
 //! The parts share a process: an error of one ends all, and none is protected from another. They
 //! start together and leave together. None may use storage, or own its loop (pull style).
@@ -20,9 +22,11 @@ use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
 use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
 use sluice_shm::object;
-use sluice_shm::page::{MAX_PARTS, Page, PartCounter};
+use sluice_shm::page::{Counter, MAX_PARTS, Page, PartCounter};
+use sluice_shm::zygote::Surroundings;
 
 use crate::context::Context;
 use crate::error::NfError;
@@ -83,7 +87,7 @@ struct Part {
     table: Table,
     args: Vec<OsString>,
     ticker: Ticker,
-    /// Unloaded after the handler is dropped.
+    /// Closed after the handler is dropped.
     _object: Library,
 }
 
@@ -105,16 +109,16 @@ fn said(table: &Table) -> String {
 }
 
 impl Part {
-    /// Loads a part's object and makes its handler.
-    fn load(number: usize, wanted: Wanted, context: &Context) -> Result<Self, String> {
+    /// Loads a part's object, from a path if one is given, and makes its handler.
+    fn load(wanted: Wanted, given: Option<PathBuf>, context: &Context) -> Result<Self, String> {
         let Wanted { name, program, args } = wanted;
-        let given = std::env::var(object::ENV_OBJECTS).ok().and_then(|first| first.parse::<usize>().ok());
-        let given = given.map(|first| PathBuf::from(format!("/proc/self/fd/{}", first + number))).filter(|path| path.exists());
         let path = given
+            .filter(|path| path.exists())
             .or_else(|| object::find(&program, &folders(), Path::exists))
             .ok_or_else(|| format!("part {name}: there is no {} beside its program", object::name_of(&program).display()))?;
         // SAFETY: the object is as trusted as a program of this service: its constructors run here.
-        let opened = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+        // It stays loaded: a handler may have started threads, which run on.
+        let opened = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE) };
         let wrong = |error: libloading::Error| format!("part {name}: cannot load {}: {error}", path.display());
         let library = opened.map_err(wrong)?;
         // SAFETY: the symbol of this name is an Entry, by the interface.
@@ -160,11 +164,100 @@ fn add(page: &Page, part: usize, counter: PartCounter, n: u64) {
 }
 
 impl Group {
-    fn make(parts: Vec<Wanted>, context: &Context) -> Result<Self, NfError> {
+    /// Loads the parts, from the objects that `given` names by their number.
+    fn load(parts: Vec<Wanted>, given: impl Fn(usize) -> Option<PathBuf>, context: &Context) -> Result<Self, String> {
         let parts = parts.into_iter().enumerate();
-        let parts = parts.map(|(number, wanted)| Part::load(number, wanted, context)).collect::<Result<_, _>>();
-        let parts = parts.map_err(|words| NfError::Handler(words.into()))?;
+        let parts = parts.map(|(number, wanted)| Part::load(wanted, given(number), context)).collect::<Result<_, _>>()?;
         Ok(Self { parts, page: context.page.clone(), sample_at: 0, rest: [Descriptor::default(); BURST] })
+    }
+
+    /// The group of a process, which may have got the objects as open files.
+    fn make(parts: Vec<Wanted>, context: &Context) -> Result<Self, NfError> {
+        let first = std::env::var(object::ENV_OBJECTS).ok().and_then(|first| first.parse::<usize>().ok());
+        let given = |number: usize| Some(PathBuf::from(format!("/proc/self/fd/{}", first? + number)));
+        Self::load(parts, given, context).map_err(|words| NfError::Handler(words.into()))
+    }
+}
+
+/// A group in a thread of the manager.
+pub struct InThread {
+    group: Group,
+    page: Page,
+    sample_at: u64,
+    why: String,
+}
+
+// SAFETY: `part::make` takes handlers that are Send, and the interface demands it of handlers in C.
+// The rest is a page of shared memory and numbers.
+unsafe impl Send for InThread {}
+
+impl InThread {
+    /// Loads the parts that the arguments name, as those of `sluice-nf-group`, from these objects,
+    /// for a thread on this core. They count on the page.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments, an object or a handler.
+    pub fn load(
+        args: Vec<OsString>,
+        objects: &[PathBuf],
+        surroundings: &Surroundings,
+        core: u32,
+        page: Page,
+    ) -> Result<Self, String> {
+        let context = Context { core: Some(core), page: Some(page.clone()), ..Context::of_zygote(surroundings) };
+        let group = Group::load(wanted(args)?, |number| objects.get(number).cloned(), &context)?;
+        // Release: as a process says it.
+        page.counter(Counter::Ready).store(1, Ordering::Release);
+        Ok(Self { group, page, sample_at: 0, why: String::new() })
+    }
+
+    fn outcome<T>(&mut self, outcome: Result<T, NfError>) -> Option<T> {
+        outcome.inspect_err(|error| self.why = error.to_string()).ok()
+    }
+
+    /// Handles a burst of at most [`BURST`] packets in place. False: a part has failed, and the
+    /// group must not be called again.
+    ///
+    /// # Safety
+    /// The descriptors' frames lie in the arena, are the caller's, and are named once.
+    pub unsafe fn burst(&mut self, arena: &Arena, descriptors: &mut [Descriptor], now_ns: u64) -> bool {
+        let is_sampled = now_ns >= self.sample_at;
+        let before = if is_sampled { crate::now_ns() } else { 0 };
+        let n = descriptors.len() as u64;
+        // SAFETY: as the caller promises.
+        let outcome = self.group.burst(&mut unsafe { Burst::new(arena, descriptors, now_ns) });
+        self.page.add(Counter::Packets, n);
+        self.page.add(Counter::Bursts, 1);
+        if is_sampled {
+            self.sample_at = now_ns + SAMPLE_NS;
+            let ns = crate::now_ns().saturating_sub(before);
+            self.page.service_time().record(ns);
+            self.page.add(Counter::BusyNs, ns);
+            self.page.add(Counter::Sampled, n);
+        }
+        match self.outcome(outcome) {
+            Some(0) => {}
+            Some(errors) => self.page.add(Counter::Errors, errors as u64),
+            None => self.page.add(Counter::Errors, 1),
+        }
+        self.why.is_empty()
+    }
+
+    /// Runs the ticks that are due. False as for `burst`.
+    pub fn tick(&mut self, now_ns: u64) -> bool {
+        let outcome = run::guarded(|| self.group.tick(now_ns));
+        self.outcome(outcome).is_some()
+    }
+
+    /// Has the parts clear their state, before they are dropped.
+    pub fn clean(&mut self) {
+        let outcome = run::guarded(|| self.group.clean());
+        self.outcome(outcome);
+    }
+
+    /// Why it has failed; empty if it has not.
+    pub fn why(&self) -> &str {
+        &self.why
     }
 }
 
@@ -314,7 +407,10 @@ pub fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use sluice_shm::arena::{Arena, Geometry};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use sluice_shm::arena::Geometry;
 
     use super::*;
     use crate::handler::Handler;
@@ -405,24 +501,24 @@ mod tests {
     }
 
     /// Counts its ticks and cleanings.
-    struct Counts(std::rc::Rc<std::cell::Cell<(u32, u32)>>, u64);
+    struct Counts(Arc<[AtomicU32; 2]>, u64);
 
     impl Handler for Counts {
         fn burst(&mut self, _burst: &mut Burst<'_>) {}
         fn tick(&mut self, _now_ns: u64) {
-            self.0.set((self.0.get().0 + 1, self.0.get().1));
+            self.0[0].fetch_add(1, Ordering::Relaxed);
         }
         fn tick_every(&self) -> Option<Duration> {
             Some(Duration::from_nanos(self.1))
         }
         fn clean(&mut self) {
-            self.0.set((self.0.get().0, self.0.get().1 + 1));
+            self.0[1].fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[test]
     fn each_part_ticks_at_its_own_period_and_all_are_cleaned() {
-        let counts: [std::rc::Rc<std::cell::Cell<(u32, u32)>>; 2] = std::array::from_fn(|_| std::rc::Rc::default());
+        let counts: [Arc<[AtomicU32; 2]>; 2] = Default::default();
         let parts = counts.iter().zip([100, 300]).map(|(count, every)| {
             let (mut table, request) = (Table::EMPTY, encode(&Context::default()));
             let made = |_: &Context| Ok(Counts(count.clone(), every));
@@ -435,7 +531,8 @@ mod tests {
         assert_eq!(group.tick_every(), Some(Duration::from_nanos(100)));
         (1..=6).for_each(|n| group.tick(n * 100));
         group.clean();
-        assert_eq!(counts.map(|count| count.get()), [(6, 1), (2, 1)]);
+        let counts = counts.map(|count| count.each_ref().map(|n| n.load(Ordering::Relaxed)));
+        assert_eq!(counts, [[6, 1], [2, 1]]);
     }
 
     #[test]

@@ -254,7 +254,7 @@ pub(crate) unsafe fn make_step<S: Step>(
 /// # Safety
 /// As an [`Entry`]: `request` has `len` bytes, and `table` is writable.
 #[doc(hidden)]
-pub unsafe fn make<H: Handler>(
+pub unsafe fn make<H: Handler + Send>(
     version: u32,
     request: *const u8,
     len: usize,
@@ -266,7 +266,8 @@ pub unsafe fn make<H: Handler>(
 }
 
 /// The NF of a crate that is a library of type `cdylib` and `rlib`: `main`, which a program of the
-/// crate calls, and what a group loads from the shared object. The argument makes the handler, as
+/// crate calls, and what a group loads from the shared object. The handler is [`Send`]: a group may
+/// make it in one thread and run it in another. The argument makes the handler, as
 /// for [`run`](crate::run); it takes its arguments from [`Context::args`].
 ///
 /// ```

@@ -141,7 +141,7 @@ impl Director {
             pools: Vec::new(),
             per_flow: false,
             connections: Connections::new(0),
-            ways: Ways::new(1),
+            ways: Ways::new(1, 0),
             has_ways: false,
             ends: Vec::new(),
             draining: VecDeque::new(),
@@ -188,7 +188,7 @@ impl Director {
         }
         if !self.has_ways {
             self.has_ways = true;
-            self.ways = Ways::new(self.most_paths);
+            self.ways = Ways::new(self.most_paths, 0);
         }
         let is_alike = |of: &Members| of.table.per == table.per && of.table.pool.class == table.pool.class;
         if !self.pools[at].as_ref().is_some_and(is_alike) {
@@ -830,12 +830,13 @@ fn give_up(plane: &mut Plane, waiting: &Waiting) {
     plane.refuse_one(waiting.packet, &waiting.key, Some(waiting.wanted.chain), Refusal::NoneIdle);
 }
 
-/// An instance of a shared service: the flow's former one if it lives, else by hash.
+/// An instance of a shared service: the flow's former one if it lives, else by hash. Services that
+/// run in packet threads are in no chain with a pool.
 fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option<u16> {
     let members = tables.services.get(service as usize).map_or(&[][..], |m| m);
     match members {
         [only] => Some(only.nf),
-        _ => kept.and_then(|nf| chain::kept(members, nf)).or_else(|| chain::picked(members, hash)),
+        _ => kept.and_then(|nf| chain::kept(members, nf)).or_else(|| chain::picked(members, hash, 0)),
     }
 }
 

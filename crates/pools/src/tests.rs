@@ -62,7 +62,7 @@ impl Rig {
         let tables = Tables {
             generation: 1,
             chains: vec![chain(0, &[0, 2, 1]), chain(1, &[1, 0])],
-            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1, former: None, is_open: true }]],
+            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1, former: None, is_open: true, thread: None }]],
             ..Default::default()
         };
         let mut rig = Self {

@@ -12,6 +12,7 @@
 //! frames `first..first + frames` (`first` is 0 if it is the only one); an NF maps it anywhere and
 //! subtracts `first` frames from the address once.
 
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -294,6 +295,13 @@ impl Arena {
         Some(unsafe { self.at(frame, offset.into()).cast::<[u8; N]>().read_unaligned() })
     }
 
+    /// The first `N` bytes of a packet where they lie. None if they do not lie in the frame.
+    #[inline(always)]
+    pub fn head<const N: usize>(&self, frame: u32, offset: u16) -> Option<Head<'_, N>> {
+        let is_inside = self.geometry.has(frame) && offset as usize + N <= self.geometry.stride as usize;
+        is_inside.then(|| Head { at: self.at(frame, offset.into()), _arena: PhantomData })
+    }
+
     /// Copies bytes into a frame. False, and nothing copied, if they do not fit.
     #[inline(always)]
     pub fn write(&self, frame: u32, offset: u16, bytes: &[u8]) -> bool {
@@ -359,6 +367,45 @@ impl Arena {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (frame, offset);
     }
+}
+
+/// `N` bytes of a frame, which others may write at any time. Each load is one access, so what was
+/// checked is what is used; two loads of a byte may differ. Numbers are in native byte order.
+#[derive(Debug, Clone, Copy)]
+pub struct Head<'a, const N: usize> {
+    at: *const u8,
+    _arena: PhantomData<&'a Arena>,
+}
+
+/// Loads a number at an offset checked at compile time: on x86-64 by one instruction, elsewhere
+/// byte by byte, each once.
+macro_rules! load {
+    ($name:ident, $number:ty, $register:ident, $instruction:literal) => {
+        #[doc = concat!("The ", stringify!($number), " at offset `AT`.")]
+        #[inline(always)]
+        pub fn $name<const AT: usize>(self) -> $number {
+            const { assert!(AT + size_of::<$number>() <= N) };
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            {
+                let value;
+                // SAFETY: the bytes lie in the mapping, which the arena keeps.
+                unsafe {
+                    std::arch::asm!($instruction, value = out($register) value, at = in(reg) self.at, offset = const AT,
+                        options(nostack, preserves_flags, readonly));
+                }
+                value
+            }
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            // SAFETY: as above; an array of bytes has no alignment.
+            <$number>::from_ne_bytes(unsafe { self.at.add(AT).cast::<[u8; size_of::<$number>()]>().read_volatile() })
+        }
+    };
+}
+
+impl<const N: usize> Head<'_, N> {
+    load!(u16, u16, reg, "mov {value:x}, word ptr [{at} + {offset}]");
+    load!(u32, u32, reg, "mov {value:e}, dword ptr [{at} + {offset}]");
+    load!(u64, u64, reg, "mov {value}, qword ptr [{at} + {offset}]");
 }
 
 /// Copies `len` bytes; short packets without a call.

@@ -45,14 +45,20 @@ pub const LAYOUT_VERSION: u32 = 8;
 /// Fetches the cache line that a value starts in, for a read soon after.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
+    prefetch_at(std::ptr::from_ref(value).cast());
+}
+
+/// Fetches the cache line of an address, for a read soon after.
+#[inline(always)]
+fn prefetch_at(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, whatever the address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
+    let _ = address;
 }
 
 /// Fetches the cache line that a value starts in, for a write soon after.

@@ -310,9 +310,11 @@ impl Consumer {
     /// the line that it is writing.
     #[inline(always)]
     pub fn prefetch_known(&self) {
-        let known = self.cached_head.wrapping_sub(self.tail);
-        for line in 0..BURST_LINES.min(known / SLOTS_A_LINE) {
-            crate::prefetch(self.raw.slot(self.tail.wrapping_add(line * SLOTS_A_LINE)));
+        let lines = self.known() / SLOTS_A_LINE;
+        for line in 0..BURST_LINES {
+            // No branch on what another core wrote: mispredicted, it would cost the wait for it.
+            let slot = std::ptr::from_ref(self.raw.slot(self.tail.wrapping_add(line * SLOTS_A_LINE)));
+            crate::prefetch_at(if line < lines { slot.cast() } else { self.raw.tail.cast() });
         }
     }
 

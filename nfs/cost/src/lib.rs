@@ -57,6 +57,9 @@ struct Args {
     /// Swap the MAC addresses of the packet in each stage, as `sluice-nf-macswap` does
     #[arg(long)]
     swap_macs: bool,
+    /// Panic once this many packets have come, to see what becomes of the rest
+    #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u64).range(1..))]
+    fail_after: Option<u64>,
 }
 
 /// Costs in cycles, separated by commas; at least one.
@@ -156,6 +159,8 @@ struct Cost {
     stages: Vec<Stage>,
     /// Set by SIGUSR1; None unless [`Pick::Signal`] is used.
     signal: Option<Arc<AtomicBool>>,
+    /// Packets until it panics.
+    left: Option<u64>,
 }
 
 impl Cost {
@@ -168,7 +173,7 @@ impl Cost {
         // Each stage has a chain of work of its own, as each of several processes would.
         let stage = |(list, seed)| Stage { swap_macs: args.swap_macs, ..Stage::new(work.clone(), list, args.pick, seed) };
         let stages = lists.into_iter().zip(seeds).map(stage).collect();
-        Self { stages, signal }
+        Self { stages, signal, left: args.fail_after }
     }
 
     /// Advances to the next cost if a signal came since the last call. Several signals count as
@@ -187,6 +192,9 @@ impl Cost {
 impl Handler for Cost {
     fn burst(&mut self, burst: &mut Burst<'_>) {
         self.look();
+        if let Some(left) = &mut self.left {
+            *left = left.checked_sub(burst.len() as u64).expect("--fail-after says so");
+        }
         // The chain of work waits for a byte of each packet, which another core or NF had last.
         burst.prefetch();
         for stage in &mut self.stages {

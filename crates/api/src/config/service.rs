@@ -14,6 +14,28 @@ pub enum Run {
     Isolated,
     /// One process runs all handlers of the chain, one after another, without rings between them.
     Fused,
+    /// The packet threads run the handlers themselves, without any ring. Services need `trusted`.
+    Inline,
+}
+
+impl Run {
+    /// Its word in a configuration.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Isolated => "isolated",
+            Self::Fused => "fused",
+            Self::Inline => "inline",
+        }
+    }
+
+    /// What the name of a chain's group has after the chain's. None: no group.
+    pub fn suffix(self) -> Option<&'static str> {
+        match self {
+            Self::Isolated => None,
+            Self::Fused => Some(".fused"),
+            Self::Inline => Some(".inline"),
+        }
+    }
 }
 
 impl Service {
@@ -40,9 +62,14 @@ impl Service {
         rounds * on(&self.cores) + on(&self.cores[..instances % self.cores.len()])
     }
 
-    /// Whether it is the group of a fused chain.
+    /// Whether it is the group of a fused or inline chain.
     pub fn is_group(&self) -> bool {
         !self.parts.is_empty()
+    }
+
+    /// Whether it is the group of an inline chain, whose instances run in packet threads.
+    pub fn is_inline(&self) -> bool {
+        self.is_group() && Run::Inline.suffix().is_some_and(|suffix| self.name.ends_with(suffix))
     }
 
     /// Whether its instances have flows or packets assigned by a pool.
@@ -61,9 +88,9 @@ impl Service {
     }
 
     /// Whether an instance on another core can replace one without losing a packet. Not for
-    /// services that attach, are foreign, or give each instance flows of its own.
+    /// services that attach, are foreign or inline, or give each instance flows of its own.
     pub fn can_be_moved(&self) -> bool {
-        !self.attach && !self.is_foreign() && !self.has_members_for_flows()
+        !self.attach && !self.is_foreign() && !self.is_inline() && !self.has_members_for_flows()
     }
 
     /// Capacity of each ring of its instances.

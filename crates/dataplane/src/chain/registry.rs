@@ -488,12 +488,16 @@ impl PathRegistry {
 
     /// A path that a chain has already and whose NFs all live, chosen by a flow's hash.
     #[cold]
-    fn shared(&self, ingress: u16, chain: &Chain, hash: u32) -> Option<u32> {
+    fn shared(&self, tables: &Tables, thread: usize, ingress: u16, chain: &Chain, hash: u32) -> Option<u32> {
+        let members = || chain.services.iter().filter_map(|service| tables.services.get(usize::from(*service))).flatten();
+        let is_elsewhere = |path: &Path| members().any(|member| !member.serves(thread) && path.nfs.contains(&member.nf));
         let numbers = self.lock();
         let paths = &numbers.by_chain.get(&(ingress, chain.number, chain.version))?.list;
         let from = hash as usize % paths.len().max(1);
         let mut in_turn = paths[from..].iter().chain(&paths[..from]);
-        let goes = |number: &&u32| self.get(**number).is_some_and(|path| matches!(path.kind, Kind::Whole) && path.goes());
+        let goes = |number: &&u32| {
+            self.get(**number).is_some_and(|path| matches!(path.kind, Kind::Whole) && path.goes() && !is_elsewhere(path))
+        };
         in_turn.find(goes).copied()
     }
 
@@ -521,7 +525,7 @@ impl PathRegistry {
                 .position(|s| s == service)
                 .filter(|at| kind == Kind::Whole && *at < len)
                 .map(|at| nfs[at]);
-            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by));
+            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by, ways.thread));
             match chosen {
                 Some(nf) => {
                     (nfs[len], reversed[len]) = (nf, chain.is_reversed(i));
@@ -535,7 +539,7 @@ impl PathRegistry {
             }
         }
         let course = Course { ingress, chain, nfs: &nfs[..len], reversed: &reversed[..len], kind, under: tables.generation };
-        let number = self.find(ways, &course).or_else(|| self.shared(ingress, chain, hash));
+        let number = self.find(ways, &course).or_else(|| self.shared(tables, ways.thread, ingress, chain, hash));
         number.map_or(Decision::Drop(Refusal::NoPath), Decision::Path)
     }
 
@@ -678,7 +682,7 @@ mod tests {
     fn only_paths_that_a_change_concerns_end() {
         let registry = PathRegistry::new(64);
         let chains = || vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 2, &[2], OnFailure::Drop)];
-        let mut ways = Ways::new(64);
+        let mut ways = Ways::new(64, 0);
         let mut decide = |tables: &Tables, chain: u16, hash: u32| match registry.decide(&mut ways, tables, 0, chain, hash, None) {
             Decision::Path(number) => number,
             other => panic!("{other:?}"),

@@ -52,13 +52,15 @@ pub struct Ways {
     turn: usize,
     /// By place in the registry: the path number that was noted last.
     noted: Vec<u32>,
+    /// Number of the packet thread.
+    pub(super) thread: usize,
 }
 
 impl Ways {
-    /// A cache for about `most` paths.
-    pub fn new(most: usize) -> Self {
+    /// A cache for about `most` paths, of packet thread number `thread`.
+    pub fn new(most: usize, thread: usize) -> Self {
         let most = most.next_power_of_two();
-        Self { entries: vec![[None; WAYS]; (most / 2).max(1)], turn: 0, noted: vec![NO_NUMBER; most] }
+        Self { entries: vec![[None; WAYS]; (most / 2).max(1)], turn: 0, noted: vec![NO_NUMBER; most], thread }
     }
 
     /// Number of a path, if it is in the cache.
@@ -93,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_is_found_or_was_pushed_out() {
-        let mut ways = Ways::new(64);
+        let mut ways = Ways::new(64, 0);
         let way = |n: u16| Way::new(7, n % 2, Kind::Whole, &[n, n + 1]).unwrap();
         for n in 0..1000u16 {
             assert!(ways.find(&way(n)).is_none() && !ways.knows(n.into()));
@@ -109,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_way_that_has_another_number_by_now_is_found_by_that() {
-        let mut ways = Ways::new(64);
+        let mut ways = Ways::new(64, 0);
         let way = Way::new(7, 0, Kind::Whole, &[1]).unwrap();
         (0..10).for_each(|number| ways.insert(&way, number));
         assert_eq!(ways.find(&way), Some(9));

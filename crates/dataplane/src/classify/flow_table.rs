@@ -9,7 +9,8 @@
 //! Approach: the hash picks a group and a first and second bucket in it. A lookup compares the
 //! hash's tag with eight tags at once in ordinary registers, and reads a slot only if the tag
 //! matches. So a miss costs one cache line of an array with one byte a slot, mostly held in the L2
-//! cache; a hit costs one line more. [`FlowTable::lookup_burst`] prefetches both for a whole burst.
+//! cache; a hit costs one line more. Both are fetched ahead for a whole burst
+//! ([`Hasher`], [`FlowTable::lookup_burst`]).
 //! A new flow goes to its first bucket, else to its second. If both are full, one of their 16 flows
 //! moves to its own other bucket; if none can, the one idle longest is evicted. There are at least
 //! three slots to two flows, so evictions below the limit are rare.
@@ -43,6 +44,14 @@ pub struct Known {
     pub generation: u32,
     /// Note of [`ChooseChain`](crate::steer::ChooseChain), at most [`MAX_NOTE`]; 0: none.
     pub note: u32,
+}
+
+impl Known {
+    /// Whether it is a path, decided under this generation, of packets that nobody counts.
+    #[inline(always)]
+    pub(crate) fn is_settled(&self, generation: u32) -> bool {
+        self.generation == generation && self.note == 0 && self.decision.number().is_some()
+    }
 }
 
 /// Bits of a hash that [`parts`] reads; a slot's stamp keeps only these.
@@ -114,6 +123,31 @@ pub struct FlowTable {
     /// Bucket that ageing visits next.
     hand: usize,
     stats: FlowTableStats,
+}
+
+/// Hashes keys, and fetches what their lookups read first. It has copies of the table's fields: the
+/// compiler would load those anew after each key that is stored.
+#[derive(Debug)]
+pub struct Hasher<'a> {
+    tags: &'a [Slot],
+    groups: u64,
+    keys: HashKeys,
+}
+
+impl Hasher<'_> {
+    /// The hash of a key, as [`FlowTable::hash_of`].
+    #[inline(always)]
+    pub fn hash(&self, key: &FlowKey) -> u64 {
+        let hash = key.hash(&self.keys);
+        prefetch(&self.tags[group_of(hash, self.groups)]);
+        hash
+    }
+}
+
+/// Number of the group of a hash, of `groups`.
+#[inline(always)]
+fn group_of(hash: u64, groups: u64) -> usize {
+    (((hash >> 32) * groups) >> 32) as usize
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -212,14 +246,9 @@ impl FlowTable {
     }
 
     #[inline(always)]
-    fn group_of(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.groups) >> 32) as usize
-    }
-
-    #[inline(always)]
     fn place(&self, hash: u64) -> Place {
         let (tag, first, apart) = parts(hash as u32);
-        Place { group: self.group_of(hash), first, second: first ^ apart, tag }
+        Place { group: group_of(hash, self.groups), first, second: first ^ apart, tag }
     }
 
     #[inline]
@@ -259,16 +288,20 @@ impl FlowTable {
         Some((u64::from(tick(now_ms).saturating_sub(slot[STAMP] as u32)) * TICK_MS, known(slot).decision))
     }
 
+    /// What hashes the keys of a burst.
+    #[inline(always)]
+    pub fn hasher(&self) -> Hasher<'_> {
+        Hasher { tags: self.tags.get(), groups: self.groups, keys: self.keys }
+    }
+
     /// As [`FlowTable::lookup`] for a burst: calls `found` with the index of each key and what is
-    /// known of it. Handles at most [`BURST`] keys and hashes.
-    #[inline]
+    /// known of it, first for the keys that are found at once. Handles at most [`BURST`] keys and
+    /// hashes, which a [`Hasher`] made.
+    #[inline(always)]
     pub fn lookup_burst(&mut self, keys: &[FlowKey], hashes: &[u64], now_ms: u64, mut found: impl FnMut(usize, Option<Known>)) {
         let now = tick(now_ms);
         let mut at = [0u32; BURST];
         let tags = self.tags.get();
-        for hash in hashes.iter().take(BURST) {
-            prefetch(&tags[self.group_of(*hash)]);
-        }
         let slots = self.slots.get();
         for (at, hash) in at.iter_mut().zip(hashes) {
             let place = self.place(*hash);

@@ -5,11 +5,10 @@
 //! Terms: a [`FlowKey`] holds every field that a rule can match, so packets with the same key get
 //! the same decision, which may be remembered. Its [`Kind`] says which fields are meaningful.
 //!
-//! Approach: the caller copies the first [`SHORT`] bytes of the packet out of shared memory once,
-//! and only the copy is read. IPv4 without options and IPv6 without extension headers, with at most
-//! one VLAN tag, take a path of a few wide loads and one branch ([`FlowKey::parse_short`]). All
-//! else takes a careful path, which requests [`LONG`] bytes if the headers are longer
-//! ([`FlowKey::parse`]).
+//! Approach: IPv4 without options and IPv6 without extension headers, with at most one VLAN tag,
+//! take a path of a few wide loads and one branch ([`FlowKey::parse_plain`]). It reads each byte
+//! once, out of shared memory, and works on what it has read. All else takes a careful path, for
+//! which the caller copies the first [`LONG`] bytes ([`FlowKey::parse`]).
 //!
 //! Special cases:
 //! - Fragments, including the first, have ports 0: all fragments of a datagram have one key. A
@@ -28,9 +27,10 @@ use sluice_api::protocol::{self, has_ports};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use sluice_shm::arena::Head;
 use sluice_shm::descriptor::flags;
 
-/// Bytes of a packet that the fast path copies: Ethernet, one VLAN tag, IPv6 and ports.
+/// Bytes of a packet that the fast path reads at most: Ethernet, one VLAN tag, IPv6 and ports.
 pub const SHORT: usize = 64;
 
 /// Most bytes that are read: three VLAN tags, IPv6, about 200 bytes of extension headers.
@@ -63,10 +63,6 @@ pub enum Kind {
 }
 
 const MALFORMED: u8 = 1 << 7;
-
-/// The copy of the packet ends before its headers do: parse again with more bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MoreNeeded;
 
 /// Whether this is an IPv6 extension header that is skipped: hop-by-hop, routing, fragment,
 /// destination, mobility, HIP, shim6. AH counts as a protocol without ports.
@@ -117,136 +113,98 @@ pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     word(bytes, at).map(u16::from_be_bytes)
 }
 
-/// Loads bytes at an offset checked at compile time.
-#[inline(always)]
-fn load<const AT: usize, const N: usize>(header: &[u8; SHORT]) -> [u8; N] {
-    const { assert!(AT + N <= SHORT) };
-    *header[AT..].first_chunk().expect("asserted when compiled")
-}
-
 impl FlowKey {
-    /// Makes this the key of a packet of `len` bytes from port number `ingress`, given a copy of
-    /// its first [`SHORT`] bytes. Bytes of the copy beyond the packet's end are ignored.
-    ///
-    /// # Errors
-    /// [`MoreNeeded`] if headers reach past the copy: call [`FlowKey::parse`] with [`LONG`] bytes.
+    /// The key of a common packet: IPv4 without options or IPv6 without extension headers, at most
+    /// one VLAN tag, no fragment. None: call [`FlowKey::parse`]. Bytes of the header beyond `len`
+    /// are ignored, and each is read once.
     #[inline(always)]
-    pub fn parse_short(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
-        // In place: copying words just written by a wider load would stall on the store buffer.
-        let done = match u16::from_le_bytes(load::<12, 2>(header)) {
-            V4 => self.plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
-            V6 => self.plain_v6::<14, 22, 38, 54>(header, len, ingress, 0),
+    pub fn parse_plain(header: Head<'_, SHORT>, len: u16, ingress: u16) -> Option<Self> {
+        match header.u16::<12>() {
+            V4 => Self::plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
+            V6 => Self::plain_v6::<14, 22, 30, 38, 46, 54>(header, len, ingress, 0),
             TAG => {
-                let vlan = u16::from_be_bytes(load::<14, 2>(header)) & 0xfff;
-                match u16::from_le_bytes(load::<16, 2>(header)) {
-                    V4 => self.plain_v4::<18, 26, 30, 38>(header, len, ingress, vlan),
-                    V6 => self.plain_v6::<18, 26, 42, 58>(header, len, ingress, vlan),
-                    _ => false,
+                let vlan = header.u16::<14>().swap_bytes() & 0xfff;
+                match header.u16::<16>() {
+                    V4 => Self::plain_v4::<18, 26, 30, 38>(header, len, ingress, vlan),
+                    V6 => Self::plain_v6::<18, 26, 34, 42, 50, 58>(header, len, ingress, vlan),
+                    _ => None,
                 }
             }
-            _ => false,
-        };
-        if done { Ok(()) } else { self.set_any(header, len, ingress) }
+            _ => None,
+        }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn set_any(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
-        *self = Self::parse_any(header, len, ingress)?;
-        Ok(())
-    }
-
-    /// IPv4 without options that is not a fragment; false: use the careful path. The parameters are
-    /// the offsets of the IP header, time to live, source address and ports.
+    /// IPv4 without options that is not a fragment. The parameters are the offsets of the IP
+    /// header, time to live, source address and ports.
     #[inline(always)]
     fn plain_v4<const IP: usize, const TTL: usize, const SRC: usize, const PORTS: usize>(
-        &mut self,
-        header: &[u8; SHORT],
+        header: Head<'_, SHORT>,
         len: u16,
         ingress: u16,
         vlan: u16,
-    ) -> bool {
+    ) -> Option<Self> {
         // Version, header length, TOS, total length, identification, fragment bits.
-        let start = u64::from_le_bytes(load::<IP, 8>(header));
-        let [_, protocol] = load::<TTL, 2>(header);
+        let start = header.u64::<IP>();
+        let protocol = (header.u16::<TTL>() >> 8) as u8;
         let total = ((start >> 16) as u16).swap_bytes();
         let ported = has_ports(protocol);
         let need = 20 + u16::from(ported) * 4;
         // More fragments, or an offset; byte order as loaded.
         let fragment = start >> 48 & 0xff3f;
         let plain = (start & 0xff == 0x45) & (fragment == 0) & (total >= need) & (len >= need + IP as u16);
-        if plain {
-            let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
-            let addresses = u64::from_be_bytes(load::<SRC, 8>(header));
-            let dscp = (start >> 10) as u8 & 0x3f;
-            self.words[0] = 0;
-            self.words[1] = addresses >> 32;
-            self.words[2] = 0;
-            self.words[3] = addresses & 0xffff_ffff;
-            self.words[4] = edge(ports, ingress, vlan);
-            self.words[5] = tail(protocol, dscp, Kind::Ip, 4, 0);
+        if !plain {
+            return None;
         }
-        plain
+        let ports = header.u32::<PORTS>() & u32::from(ported).wrapping_neg();
+        let addresses = header.u64::<SRC>().swap_bytes();
+        let dscp = (start >> 10) as u8 & 0x3f;
+        let tail = tail(protocol, dscp, Kind::Ip, 4, 0);
+        Some(Self { words: [0, addresses >> 32, 0, addresses & 0xffff_ffff, edge(ports, ingress, vlan), tail] })
     }
 
-    /// IPv6 without extension headers; parameters: offsets of header, addresses and ports.
+    /// IPv6 without extension headers; parameters: offsets of header, halves of both addresses, and
+    /// ports.
     #[inline(always)]
-    fn plain_v6<const IP: usize, const SRC: usize, const DST: usize, const PORTS: usize>(
-        &mut self,
-        header: &[u8; SHORT],
+    fn plain_v6<const IP: usize, const SRC: usize, const SRC2: usize, const DST: usize, const DST2: usize, const PORTS: usize>(
+        header: Head<'_, SHORT>,
         len: u16,
         ingress: u16,
         vlan: u16,
-    ) -> bool {
+    ) -> Option<Self> {
         // Version, traffic class, flow label, payload length, next header, hop limit.
-        let start = u64::from_be_bytes(load::<IP, 8>(header));
+        let start = header.u64::<IP>().swap_bytes();
         let protocol = (start >> 8) as u8;
         let payload = (start >> 16) as u16;
         let ported = has_ports(protocol);
         let need = u16::from(ported) * 4;
         let known = ported | (protocol == protocol::ICMPV6);
         let plain = (start >> 60 == 6) & known & (payload >= need.max(1)) & (len >= need + 40 + IP as u16);
-        if plain {
-            let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
-            let [src, dst] = [u128::from_be_bytes(load::<SRC, 16>(header)), u128::from_be_bytes(load::<DST, 16>(header))];
-            let dscp = (start >> 54) as u8 & 0x3f;
-            self.words[0] = (src >> 64) as u64;
-            self.words[1] = src as u64;
-            self.words[2] = (dst >> 64) as u64;
-            self.words[3] = dst as u64;
-            self.words[4] = edge(ports, ingress, vlan);
-            self.words[5] = tail(protocol, dscp, Kind::Ip, 6, 0);
+        if !plain {
+            return None;
         }
-        plain
+        let ports = header.u32::<PORTS>() & u32::from(ported).wrapping_neg();
+        let src = [header.u64::<SRC>().swap_bytes(), header.u64::<SRC2>().swap_bytes()];
+        let dst = [header.u64::<DST>().swap_bytes(), header.u64::<DST2>().swap_bytes()];
+        let dscp = (start >> 54) as u8 & 0x3f;
+        let tail = tail(protocol, dscp, Kind::Ip, 6, 0);
+        Some(Self { words: [src[0], src[1], dst[0], dst[1], edge(ports, ingress, vlan), tail] })
     }
 
     /// Key of a packet of `len` bytes from port `ingress`, given its first [`LONG`] bytes, or all.
-    pub fn parse(header: &[u8], len: u16, ingress: u16) -> Self {
-        Self::parse_any(header, len, ingress).unwrap_or_else(|MoreNeeded| {
-            let (vlan, ethertype, _) = link(header).unwrap_or_default();
-            Self::of_link(header, ingress, vlan, ethertype, Kind::Malformed)
-        })
-    }
-
     #[cold]
-    #[inline(never)]
-    fn parse_any(header: &[u8], len: u16, ingress: u16) -> Result<Self, MoreNeeded> {
+    pub fn parse(header: &[u8], len: u16, ingress: u16) -> Self {
         let bytes = &header[..header.len().min(len.into())];
-        let more = bytes.len() < len.into();
-        let Some((vlan, ethertype, ip)) = link(bytes) else {
-            return if more { Err(MoreNeeded) } else { Ok(Self::of_link(bytes, ingress, 0, 0, Kind::Malformed)) };
-        };
+        let Some((vlan, ethertype, ip)) = link(bytes) else { return Self::of_link(bytes, ingress, 0, 0, Kind::Malformed) };
         let found = match ethertype {
             0x0800 => v4(bytes, ip),
             0x86dd => v6(bytes, ip),
-            _ => return Ok(Self::of_link(bytes, ingress, vlan, ethertype, Kind::NonIp)),
+            _ => return Self::of_link(bytes, ingress, vlan, ethertype, Kind::NonIp),
         };
         match found {
-            Ok([src_high, src_low, dst_high, dst_low, ports, tail]) => {
-                Ok(Self { words: [src_high, src_low, dst_high, dst_low, edge(ports as u32, ingress, vlan), tail] })
+            Some([src_high, src_low, dst_high, dst_low, ports, tail]) => {
+                Self { words: [src_high, src_low, dst_high, dst_low, edge(ports as u32, ingress, vlan), tail] }
             }
-            Err(Bad::Cut) if more => Err(MoreNeeded),
-            Err(_) => Ok(Self::of_link(bytes, ingress, vlan, ethertype, Kind::Malformed)),
+            None => Self::of_link(bytes, ingress, vlan, ethertype, Kind::Malformed),
         }
     }
 
@@ -363,11 +321,15 @@ impl FlowKey {
         }
     }
 
-    /// Hash for the flow table.
+    /// Hash for the flow table. What is fixed in a key of IPv4 takes no part in its hash.
     #[inline(always)]
     pub fn hash(&self, keys: &HashKeys) -> u64 {
         let HashKeys(k) = keys;
         let w = &self.words;
+        if self.version() == 4 {
+            let addresses = w[1] << 32 | w[3];
+            return fold(fold(addresses ^ k[0], w[4] ^ k[1]) ^ k[2], w[5] ^ k[3]);
+        }
         let src = fold(w[0] ^ k[0], w[1] ^ k[1]);
         let dst = fold(w[2] ^ k[2], w[3] ^ k[3]);
         let rest = fold(w[4] ^ k[4], w[5] ^ k[5]);
@@ -436,38 +398,31 @@ pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     Some((vlan.unwrap_or(0), ethertype, at))
 }
 
-/// Why an IP packet gets no IP key.
-enum Bad {
-    /// The bytes end before the headers do.
-    Cut,
-    /// The headers contradict themselves.
-    Nonsense,
-}
-
-/// The words of an IPv4 packet; the fifth holds only ports.
-fn v4(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
-    let head = word::<20>(bytes, ip).ok_or(Bad::Cut)?;
+/// The words of an IPv4 packet; the fifth holds only ports. None: the headers contradict
+/// themselves, or the bytes end before them.
+fn v4(bytes: &[u8], ip: usize) -> Option<[u64; WORDS]> {
+    let head = word::<20>(bytes, ip)?;
     let header = usize::from(head[0] & 0xf) * 4;
     let total = usize::from(u16::from_be_bytes([head[2], head[3]]));
     if head[0] >> 4 != 4 || header < 20 || total < header {
-        return Err(Bad::Nonsense);
+        return None;
     }
     if bytes.len() < ip + header {
-        return Err(Bad::Cut);
+        return None;
     }
     let protocol = head[9];
     let fragment = u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0;
     let kind = if fragment { Kind::Fragment } else { Kind::Ip };
     let ports = if fragment { 0 } else { ports(bytes, protocol, ip + header, ip + total)? };
     let address = |at: usize| u64::from(u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
-    Ok([0, address(12), 0, address(16), ports, tail(protocol, head[1] >> 2, kind, 4, 0)])
+    Some([0, address(12), 0, address(16), ports, tail(protocol, head[1] >> 2, kind, 4, 0)])
 }
 
 /// The words of an IPv6 packet; the fifth holds only ports.
-fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
-    let head = word::<40>(bytes, ip).ok_or(Bad::Cut)?;
+fn v6(bytes: &[u8], ip: usize) -> Option<[u64; WORDS]> {
+    let head = word::<40>(bytes, ip)?;
     if head[0] >> 4 != 6 {
-        return Err(Bad::Nonsense);
+        return None;
     }
     let payload = usize::from(u16::from_be_bytes([head[4], head[5]]));
     let mut at = ip + 40;
@@ -479,9 +434,9 @@ fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
     while is_extension(next) {
         steps += 1;
         if steps > MAX_EXTENSIONS || at + 8 > end {
-            return Err(Bad::Nonsense);
+            return None;
         }
-        let extension = word::<8>(bytes, at).ok_or(Bad::Cut)?;
+        let extension = word::<8>(bytes, at)?;
         if next == FRAGMENT_HEADER {
             next = extension[0];
             // Nonzero offset, or more fragments.
@@ -495,28 +450,28 @@ fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
             at += 8 + usize::from(extension[1]) * 8;
         }
         if at > end {
-            return Err(Bad::Nonsense);
+            return None;
         }
         if at > bytes.len() {
-            return Err(Bad::Cut);
+            return None;
         }
     }
     let ports = if kind == Kind::Fragment { 0 } else { ports(bytes, next, at, end)? };
     let dscp = (head[0] & 0xf) << 2 | head[1] >> 6;
     let half = |at: usize| word::<8>(&head, at).map_or(0, u64::from_be_bytes);
-    Ok([half(8), half(16), half(24), half(32), ports, tail(next, dscp, kind, 6, 0)])
+    Some([half(8), half(16), half(24), half(32), ports, tail(next, dscp, kind, 6, 0)])
 }
 
 /// The ports behind the IP header, in network order, if the protocol has ports. They must lie
 /// before `end`, the packet's end by its IP header: the rest is padding.
-fn ports(bytes: &[u8], protocol: u8, at: usize, end: usize) -> Result<u64, Bad> {
+fn ports(bytes: &[u8], protocol: u8, at: usize, end: usize) -> Option<u64> {
     if !has_ports(protocol) {
-        return Ok(0);
+        return Some(0);
     }
     if at + 4 > end {
-        return Err(Bad::Nonsense);
+        return None;
     }
-    word(bytes, at).map(|ports| u64::from(u32::from_le_bytes(ports))).ok_or(Bad::Cut)
+    word(bytes, at).map(|ports| u64::from(u32::from_le_bytes(ports)))
 }
 
 impl fmt::Debug for FlowKey {

@@ -14,9 +14,10 @@ pub mod rule;
 pub mod tcp;
 
 use sluice_shm::BURST;
+use sluice_shm::arena::{Arena, Packet};
 
 use flow_table::{FlowTable, FlowTableStats, Known};
-use key::{FlowKey, LONG, SHORT};
+use key::{FlowKey, LONG};
 
 /// Result of a flow table lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,36 +43,37 @@ impl Classifier {
         Self { table: FlowTable::new(max_flows, seed), keys: [FlowKey::default(); BURST], hashes: [0; BURST] }
     }
 
-    /// Looks up a burst of packets from port number `ingress`. `headers[i]` is a private copy of
-    /// the first bytes of packet `i`, whose length is `lens[i]`; the result goes to `out[i]`.
-    /// Handles as many packets as the shortest slice has, at most [`BURST`], and returns how many.
-    ///
-    /// If a packet's headers reach beyond its copy, `more(i, bytes)` copies its first [`LONG`]
-    /// bytes, or all if it is shorter, and returns how many it copied.
-    #[inline]
+    /// Looks up a burst of packets from port number `ingress`, which lie in `arena`: at most
+    /// [`BURST`], and as many as `flags` has places for their descriptors' flags. Calls `found`
+    /// with the number of each and what is known of its flow; not always in order.
+    #[inline(always)]
     pub fn classify_burst(
         &mut self,
-        headers: &[[u8; SHORT]],
-        lens: &[u16],
+        arena: &Arena,
+        packets: &[Packet],
         ingress: u16,
         now_ms: u64,
-        mut more: impl FnMut(usize, &mut [u8; LONG]) -> usize,
-        out: &mut [Lookup],
-    ) -> usize {
-        let n = headers.len().min(lens.len()).min(out.len()).min(BURST);
-        let (keys, hashes, out) = (&mut self.keys[..n], &mut self.hashes[..n], &mut out[..n]);
-        for (i, ((header, len), key)) in headers.iter().zip(lens).zip(keys.iter_mut()).enumerate() {
-            if key.parse_short(header, *len, ingress).is_err() {
-                *key = parse_long(*len, ingress, |bytes| more(i, bytes));
+        flags: &mut [u8],
+        mut found: impl FnMut(usize, Lookup),
+    ) {
+        let n = packets.len().min(flags.len()).min(BURST);
+        let (keys, hashes) = (&mut self.keys[..n], &mut self.hashes[..n]);
+        let hasher = self.table.hasher();
+        for (((packet, flags), key), hash) in packets.iter().zip(flags).zip(keys.iter_mut()).zip(hashes.iter_mut()) {
+            let head = arena.head(packet.frame, packet.offset);
+            match head.and_then(|head| FlowKey::parse_plain(head, packet.len, ingress)) {
+                Some(plain) => {
+                    *hash = hasher.hash(&plain);
+                    (*key, *flags) = (plain, 0);
+                }
+                None => {
+                    *key = parse_long(arena, *packet, ingress);
+                    *hash = hasher.hash(key);
+                    *flags = key.flags();
+                }
             }
         }
-        for (key, hash) in keys.iter().zip(hashes.iter_mut()) {
-            *hash = self.table.hash_of(key);
-        }
-        self.table.lookup_burst(keys, hashes, now_ms, |i, found| {
-            out[i] = found.map_or(Lookup::Miss, Lookup::Hit);
-        });
-        n
+        self.table.lookup_burst(keys, hashes, now_ms, |i, known| found(i, known.map_or(Lookup::Miss, Lookup::Hit)));
     }
 
     /// Key of packet `i` of the last burst.
@@ -117,14 +119,23 @@ impl Classifier {
 
 #[cold]
 #[inline(never)]
-fn parse_long(len: u16, ingress: u16, more: impl FnOnce(&mut [u8; LONG]) -> usize) -> FlowKey {
+fn parse_long(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
     let mut bytes = [0; LONG];
-    let copied = more(&mut bytes).min(LONG);
-    FlowKey::parse(&bytes[..copied], len, ingress)
+    let copied = copy_long(arena, packet, &mut bytes);
+    FlowKey::parse(&bytes[..copied], packet.len, ingress)
+}
+
+/// Copies the first bytes of a packet, at most [`LONG`]; returns how many.
+#[inline]
+pub fn copy_long(arena: &Arena, packet: Packet, bytes: &mut [u8; LONG]) -> usize {
+    let n = (packet.len as usize).min(LONG);
+    if arena.read(packet.frame, packet.offset, &mut bytes[..n]) { n } else { 0 }
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_shm::arena::Geometry;
+
     use super::*;
     use crate::decision::Packed;
     use key::Kind;
@@ -147,21 +158,18 @@ mod tests {
     #[test]
     fn a_burst_is_missed_once_then_found() {
         let mut classifier = Classifier::new(1000, 5);
-        let packets: Vec<_> = [(false, 1), (true, 1), (false, 2), (true, 2), (false, 1)].map(|(v6, port)| packet(v6, port)).into();
-        let headers: Vec<[u8; SHORT]> = packets.iter().map(|p| p[..SHORT].try_into().unwrap()).collect();
-        let lens = [140; 5];
-        let mut out = [Lookup::Hit(Known::default()); 6];
-        let mut asked = Vec::new();
-        let mut burst = |classifier: &mut Classifier, out: &mut [Lookup]| {
-            let more = |i: usize, bytes: &mut [u8; LONG]| {
-                asked.push(i);
-                bytes[..140].copy_from_slice(&packets[i]);
-                140
-            };
-            classifier.classify_burst(&headers, &lens, 7, 0, more, out)
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 5, stride: 576 }, false).unwrap();
+        let packets = (0..).zip([(false, 1), (true, 1), (false, 2), (true, 2), (false, 1)]).map(|(frame, (v6, port))| {
+            assert!(arena.write(frame, 128, &packet(v6, port)));
+            Packet { frame, offset: 128, len: 140 }
+        });
+        let packets: Vec<Packet> = packets.collect();
+        let burst = |classifier: &mut Classifier| {
+            let mut out = [None; 5];
+            classifier.classify_burst(&arena, &packets, 7, 0, &mut [0xff; 5], |i, found| out[i] = Some(found));
+            out
         };
-        assert_eq!(burst(&mut classifier, &mut out), 5);
-        assert_eq!(out[..5], [Lookup::Miss; 5]);
+        assert_eq!(burst(&mut classifier), [Some(Lookup::Miss); 5]);
         for i in 0..4 {
             assert_eq!((classifier.key(i).kind(), classifier.key(i).ingress()), (Kind::Ip, 7));
             assert_eq!(classifier.key(i).ports(), Some((1 + i as u16 / 2, 0)));
@@ -170,10 +178,8 @@ mod tests {
         }
         // The fifth is of the first one's flow.
         assert_eq!(classifier.again(4, 0), Some(Known { decision: Packed::path(0), generation: 1, note: 0 }));
-        assert_eq!(burst(&mut classifier, &mut out), 5);
-        let paths = [0, 1, 2, 3, 0].map(|path| Lookup::Hit(Known { decision: Packed::path(path), generation: 1, note: 0 }));
-        assert_eq!(out[..5], paths);
-        assert_eq!(asked, [1, 3, 1, 3]);
+        let hit = |path| Some(Lookup::Hit(Known { decision: Packed::path(path), generation: 1, note: 0 }));
+        assert_eq!(burst(&mut classifier), [0, 1, 2, 3, 0].map(hit));
         let stats = classifier.stats();
         assert_eq!((stats.entries, stats.hits, stats.misses), (4, 6, 9));
         let all = classifier.table().capacity();

@@ -15,6 +15,7 @@ use crate::chain::Tables;
 use crate::end::{Drain, NfEnd};
 use crate::frame::Stack;
 use crate::handle::NfHandle;
+use crate::handlers::Inline;
 use crate::hooks::{Feeder, Sharing};
 use crate::plane::Plane;
 use crate::queue::PortQueue;
@@ -53,6 +54,36 @@ impl Worker {
     /// Adds an NF: this thread's end of its rx ring, and of its tx ring if this thread drains it.
     pub fn attach(&mut self, handle: &Arc<NfHandle>, producer: Producer, consumer: Option<Consumer>) {
         let number = handle.number as usize;
+        self.add_end(NfEnd::new(handle.clone(), producer, &self.setup.settings.sched));
+        let plane = &mut self.setup.plane;
+        if let Some(wakeup) = handle.wakeup {
+            plane.timers.make_room(handle.number, wakeup.timer_ns);
+        }
+        let now = plane.now_ns;
+        self.hand_over(handle);
+        self.drains.extend(consumer.map(|consumer| Drain::new(handle.clone(), consumer)));
+        if let Some(progress) = self.progress.get_mut(number) {
+            *progress = Progress { returned: 0, since_ns: now, slices: 0 };
+        }
+        self.arrange();
+    }
+
+    /// Adds an NF that runs in packet threads: in this one, if there are handlers for it.
+    pub fn attach_inline(&mut self, handle: &Arc<NfHandle>, inline: Option<Box<dyn Inline>>) {
+        self.setup.plane.inlines.extend(inline.as_ref().map(|_| handle.number));
+        let end = NfEnd::inline(handle.clone(), inline, &self.setup.settings.sched);
+        self.add_end(end);
+    }
+
+    /// Takes the handlers of an NF out of this thread, if they run in it.
+    pub fn take_inline(&mut self, number: u16) -> Option<Box<dyn Inline>> {
+        self.setup.plane.inlines.retain(|nf| *nf != number);
+        self.setup.plane.nfs.get_mut(number as usize)?.as_mut()?.inline.take()
+    }
+
+    fn add_end(&mut self, end: NfEnd) {
+        let handle = end.handle.clone();
+        let number = handle.number as usize;
         let plane = &mut self.setup.plane;
         if plane.nfs.len() <= number {
             plane.nfs.resize_with(number + 1, || None);
@@ -61,17 +92,7 @@ impl Worker {
         plane.in_flight[number] = Some(handle.in_flight.clone());
         // Instances may come without new tables.
         handle.place(&plane.tables.depths(), plane.tables.downstream_first);
-        if let Some(wakeup) = handle.wakeup {
-            plane.timers.make_room(handle.number, wakeup.timer_ns);
-        }
-        plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.settings.sched));
-        let now = plane.now_ns;
-        self.hand_over(handle);
-        self.drains.extend(consumer.map(|consumer| Drain::new(handle.clone(), consumer)));
-        if let Some(progress) = self.progress.get_mut(number) {
-            *progress = Progress { returned: 0, since_ns: now, slices: 0 };
-        }
-        self.arrange();
+        plane.nfs[number] = Some(end);
     }
 
     /// Stops posting packets to an NF.

@@ -2,7 +2,7 @@
 //!
 //! # Terms
 //! - *poll* NFs poll, each on its own core; *shared* NFs sleep and share one core; *fused* ones
-//!   sleep in one process.
+//!   sleep in one process; *inline* ones run in the packet thread.
 //! - *open* loop: the generator sends as fast as it can, and packets without room are dropped at
 //!   the entry.
 //! - *closed* loop: the generator waits for room, and at most [`CLOSED_RING`] packets are in
@@ -48,6 +48,7 @@ use crate::bench::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
 use crate::bench::stats::{Window, since};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
+use sluice_api::config::Run as How;
 use sluice_api::model::{Nf, NfState};
 use sluice_host::process::Proc;
 
@@ -82,7 +83,7 @@ enum Run {
         nfs: usize,
         poll: bool,
         closed: bool,
-        fused: bool,
+        how: How,
     },
     Latency {
         nfs: usize,
@@ -104,8 +105,10 @@ enum Run {
 impl Run {
     fn name(&self) -> &'static str {
         match self {
-            Run::Throughput { fused: true, closed: false, .. } => "fused/open",
-            Run::Throughput { fused: true, closed: true, .. } => "fused/closed",
+            Run::Throughput { how: How::Inline, closed: false, .. } => "inline/open",
+            Run::Throughput { how: How::Inline, closed: true, .. } => "inline/closed",
+            Run::Throughput { how: How::Fused, closed: false, .. } => "fused/open",
+            Run::Throughput { how: How::Fused, closed: true, .. } => "fused/closed",
             Run::Throughput { poll: true, closed: false, .. } => "poll/open",
             Run::Throughput { poll: true, closed: true, .. } => "poll/closed",
             Run::Throughput { poll: false, closed: false, .. } => "shared/open",
@@ -123,11 +126,11 @@ impl Run {
     fn params(&self) -> Params {
         let mode = |poll: &bool| json!(if *poll { "poll" } else { "shared" });
         let mut params = match self {
-            Run::Throughput { nfs, poll, closed, fused } => vec![
+            Run::Throughput { nfs, poll, closed, how } => vec![
                 ("nfs", json!(nfs)),
                 ("mode", mode(poll)),
                 ("loop", json!(if *closed { "closed" } else { "open" })),
-                ("run", json!(if *fused { "fused" } else { "isolated" })),
+                ("run", json!(how.word())),
                 ("flows", json!(FLOWS)),
                 ("ring", json!(if *closed { CLOSED_RING } else { OPEN_RING })),
             ],
@@ -274,11 +277,12 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
     let mut throughput = Vec::new();
     for poll in [true, false] {
         for closed in [false, true] {
-            throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll, closed, fused: false }));
+            throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll, closed, how: How::Isolated }));
         }
     }
     for closed in [false, true] {
-        throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, fused: true }));
+        throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, how: How::Fused }));
+        throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll: false, closed, how: How::Inline }));
     }
     bench.part(&throughput)?;
     let mut latency = Vec::new();
@@ -335,10 +339,10 @@ impl Bench<'_> {
 
     fn one(&mut self, run: &Run, variant: &mut Variant) -> Result<(), Miss> {
         match run {
-            Run::Throughput { nfs, poll, closed, fused } => self.flow((*nfs, *poll), *closed, *fused, 0.0, variant),
+            Run::Throughput { nfs, poll, closed, how } => self.flow((*nfs, *poll), *closed, *how, 0.0, variant),
             Run::Latency { nfs, poll, load_percent } => {
                 let rate = self.capacity(*nfs, *poll)? * f64::from(*load_percent) / 100.0;
-                self.flow((*nfs, *poll), false, false, rate, variant)
+                self.flow((*nfs, *poll), false, How::Isolated, rate, variant)
             }
             Run::Start { nfs, forked } => self.start(*nfs, *forked, variant),
             Run::Memory { nfs, forked } => self.memory(*nfs, *forked, variant),
@@ -348,7 +352,7 @@ impl Bench<'_> {
 
     /// Packets per second that the open loop delivered.
     fn capacity(&self, nfs: usize, poll: bool) -> Result<f64, Miss> {
-        let of = Run::Throughput { nfs, poll, closed: false, fused: false };
+        let of = Run::Throughput { nfs, poll, closed: false, how: How::Isolated };
         let variant = self.variants.iter().find(|v| v.name == of.name() && v.params == of.params());
         let delivered = variant.and_then(|v| v.median("delivered_pps")).filter(|pps| *pps > 0.0);
         delivered.ok_or_else(|| Miss::LeaveOut(format!("{} did not run, so its capacity is not known", of.name())))
@@ -372,14 +376,7 @@ impl Bench<'_> {
     }
 
     /// Measures packets through a chain of bridges.
-    fn flow(
-        &mut self,
-        (nfs, poll): (usize, bool),
-        closed: bool,
-        fused: bool,
-        rate: f64,
-        variant: &mut Variant,
-    ) -> Result<(), Miss> {
+    fn flow(&mut self, (nfs, poll): (usize, bool), closed: bool, how: How, rate: f64, variant: &mut Variant) -> Result<(), Miss> {
         let cores = if poll { self.cores.own(nfs).map_err(Miss::LeaveOut)?.to_vec() } else { vec![self.cores.shared(); nfs] };
         let ring = if closed { CLOSED_RING } else { OPEN_RING };
         let services: Vec<Service> =
@@ -387,7 +384,7 @@ impl Bench<'_> {
         let setup = Setup {
             manager_core: self.manager_core,
             traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate, flows: FLOWS, wait: closed, ..Traffic::default() }],
-            chains: vec![Chain { fused, ..chain("c", services.iter().map(|s| s.name.clone()).collect(), "restart") }],
+            chains: vec![Chain { run: how, ..chain("c", services.iter().map(|s| s.name.clone()).collect(), "restart") }],
             services,
             ..Setup::default()
         };
@@ -571,7 +568,7 @@ mod tests {
 
     #[test]
     fn numbers_are_params_and_every_variant_has_a_group() {
-        let run = Run::Throughput { nfs: 3, poll: false, closed: true, fused: false };
+        let run = Run::Throughput { nfs: 3, poll: false, closed: true, how: How::Isolated };
         let want =
             json!({"nfs": 3, "mode": "shared", "loop": "closed", "packet_bytes": 64, "flows": 16, "ring": 4096, "run": "isolated"});
         assert_eq!(json!(run.params()), want);
@@ -621,7 +618,7 @@ mod tests {
             left_out: Vec::new(),
             failed: 0,
         };
-        bench.part(&[Run::Throughput { nfs: 3, poll: false, closed: false, fused: false }]).unwrap();
+        bench.part(&[Run::Throughput { nfs: 3, poll: false, closed: false, how: How::Isolated }]).unwrap();
         bench
             .part(&[Run::Latency { nfs: 3, poll: false, load_percent: 10 }, Run::Memory { nfs: 4, forked: false }, Run::Reclaim])
             .unwrap();

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use sluice_api::config::Run;
+
 /// Bytes of the frame check sequence: on the wire, but not in the configuration.
 const FCS: u32 = 4;
 /// Size of the smallest packets on the wire, by which benchmarks name them.
@@ -139,13 +141,13 @@ pub struct Chain {
     pub egress: String,
     /// Action when an NF dies: `drop`, `bypass` or `restart`.
     pub on_failure: &'static str,
-    /// Whether one process runs all its NFs.
-    pub fused: bool,
+    /// How its NFs run.
+    pub run: Run,
 }
 
 impl Default for Chain {
     fn default() -> Self {
-        Self { name: "c".into(), services: Vec::new(), egress: SINK.into(), on_failure: "restart", fused: false }
+        Self { name: "c".into(), services: Vec::new(), egress: SINK.into(), on_failure: "restart", run: Run::Isolated }
     }
 }
 
@@ -284,7 +286,8 @@ impl Setup {
             let _ = writeln!(out, "[[port]]\nname = {}\nkind = \"pcap\"\nwrite = {file}\n", quoted(name));
         }
         let _ = writeln!(out, "[[port]]\nname = \"{SINK}\"\nkind = \"sink\"\n");
-        self.services.iter().for_each(|service| service.write(&mut out));
+        let inline = |service: &Service| self.chains.iter().any(|c| c.run == Run::Inline && c.services.contains(&service.name));
+        self.services.iter().for_each(|service| service.write(&mut out, inline(service)));
         for c in &self.chains {
             let _ = writeln!(
                 out,
@@ -293,7 +296,7 @@ impl Setup {
                 list(&c.services),
                 quoted(&c.egress),
                 c.on_failure,
-                if c.fused { "run = \"fused\"\n" } else { "" }
+                if c.run == Run::Isolated { String::new() } else { format!("run = \"{}\"\n", c.run.word()) }
             );
         }
         out.push_str(&self.more);
@@ -323,7 +326,8 @@ impl Traffic {
 }
 
 impl Service {
-    fn write(&self, out: &mut String) {
+    fn write(&self, out: &mut String, is_inline: bool) {
+        let trusted = if is_inline { "trusted = true\n" } else { "" };
         let mode = if self.poll { "poll" } else { "sleep" };
         let zygote = if self.zygote { "zygote = true\n" } else { "" };
         let tenant = self.tenant.map(|tenant| format!("tenant = {}\n", quoted(tenant))).unwrap_or_default();
@@ -335,7 +339,7 @@ impl Service {
         };
         let _ = writeln!(
             out,
-            "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}{storage}{tenant}",
+            "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}{storage}{tenant}{trusted}",
             quoted(&self.name),
             quoted(&self.exec),
             list(&self.args),

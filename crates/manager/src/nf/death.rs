@@ -41,6 +41,8 @@ pub enum Cause {
     Renewed,
     /// It could not be started or admitted, and why.
     Unstarted(String),
+    /// Its handlers have failed in a packet thread, and how.
+    Failed(String),
     #[default]
     Unknown,
 }
@@ -71,6 +73,7 @@ impl Cause {
             Self::Silent(_) => DeathCause::Silent,
             Self::Closed => DeathCause::Closed,
             Self::Unstarted(_) => DeathCause::Unstarted,
+            Self::Failed(_) => DeathCause::Failed,
             Self::Renewed | Self::Unknown => DeathCause::Unknown,
         }
     }
@@ -99,6 +102,7 @@ impl fmt::Display for Cause {
             Self::Closed => write!(f, "stopped because it closed its connection to the daemon"),
             Self::Renewed => write!(f, "ended to have fresh packet memory"),
             Self::Unstarted(why) => write!(f, "not started: {why}"),
+            Self::Failed(how) => write!(f, "{how}"),
             Self::Unknown => write!(f, "for a reason that is not known, because its parent alone is told how it ended"),
         }
     }

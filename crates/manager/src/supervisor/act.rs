@@ -28,6 +28,11 @@ impl Supervisor {
 
     /// Carries out one action of an NF's life.
     pub(super) fn act(&mut self, number: u16, action: Action) {
+        let ends = matches!(action, Action::Kill | Action::Terminate | Action::SayStop);
+        if ends && self.nfs.get(&number).is_some_and(|nf| nf.handle.is_some() && nf.is_inline()) {
+            // There is no process whose end would be noticed.
+            return self.end_inline(number);
+        }
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         match action {
             Action::Launch(again) => self.launch_again(number, again),

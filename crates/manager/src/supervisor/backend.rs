@@ -376,9 +376,9 @@ impl Backend for Remote {
     }
 
     fn add_chain(&self, chain: config::Chain) -> Result<api::Chain, ApiError> {
-        if chain.run == config::Run::Fused && chain.services.len() > 1 {
+        if chain.run.suffix().is_some() && !chain.services.is_empty() {
             let help = "write it in the configuration and apply that (`sluice apply`), or add it isolated";
-            return Err(ApiError::unprocessable("a fused chain comes with a service that runs its NFs", help));
+            return Err(ApiError::unprocessable("a fused or inline chain comes with a service that runs its NFs", help));
         }
         self.change(move |s| {
             s.with_memory(|c| c.chains.push(chain.clone()))?;
@@ -401,7 +401,7 @@ impl Backend for Remote {
             let hops: Vec<String> = chain.map_or_else(Vec::new, |chain| chain.services.clone());
             s.remove_chain(&name)?;
             s.note_change(EventKind::Remove, "chain", &name);
-            // Nothing else uses the group of a fused chain.
+            // Nothing else uses the group of a fused or inline chain.
             let groups = s.config.services.iter().filter(|service| service.is_group() && hops.contains(&service.name));
             let groups: Vec<String> = groups.map(|service| service.name.clone()).collect();
             groups.iter().try_fold(Vec::new(), |mut gone, group| {

@@ -495,7 +495,9 @@ pub(super) fn start_of(config: &model::Service) -> Result<Start, SupervisorError
                 pids: config.pids,
             }));
         }
-        (None, Some(program)) if !config.attach => exec = Some(host::resolve_exec(program, &here).map_err(invalid)?),
+        (None, Some(program)) if !config.attach && !config.is_inline() => {
+            exec = Some(host::resolve_exec(program, &here).map_err(invalid)?)
+        }
         _ => {}
     }
     Ok(Start { exec, user, container })

@@ -146,7 +146,7 @@ impl Supervisor {
         let thread = std::thread::Builder::new().name("sluice-room".into()).spawn(move || remote.hand(work()));
         match thread {
             Ok(thread) => {
-                self.host.rooms_in_work += 1;
+                self.host.in_work += 1;
                 Some(thread)
             }
             Err(error) => {
@@ -158,13 +158,13 @@ impl Supervisor {
 
     /// Handles a namespace that was built, or could not be.
     fn room_built(&mut self, number: u16, life: u64, built: Result<(Room, Wires), ForeignError>) {
-        self.host.rooms_in_work -= 1;
+        self.host.in_work -= 1;
         let is_wanted = |nf: &&mut Nf| nf.is(State::Starting) && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life);
         let Some(nf) = self.nfs.get_mut(&number).filter(is_wanted) else {
             if let Ok((room, _)) = built {
                 self.apart(move || {
                     room.clear();
-                    Box::new(|this: &mut Self| this.host.rooms_in_work -= 1)
+                    Box::new(|this: &mut Self| this.host.in_work -= 1)
                 });
             }
             self.left_while_starting(number);
@@ -199,7 +199,7 @@ impl Supervisor {
             let done = room.run(&config.ready);
             drop(room);
             Box::new(move |this: &mut Self| {
-                this.host.rooms_in_work -= 1;
+                this.host.in_work -= 1;
                 let current = |nf: &&Nf| nf.foreign.as_ref().is_some_and(|f| f.life == life) && nf.is(State::Starting);
                 match (this.nfs.get(&number).filter(current), done) {
                     (Some(_), Ok(())) => this.feed(number, Event::Settles(Duration::ZERO)),
@@ -380,7 +380,7 @@ impl Supervisor {
                 }
             }
             Box::new(move |this: &mut Self| {
-                this.host.rooms_in_work -= 1;
+                this.host.in_work -= 1;
                 for path in noted {
                     // Its next life may have made them again.
                     if !path.exists() {

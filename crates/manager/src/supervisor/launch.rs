@@ -31,6 +31,9 @@ impl Supervisor {
         if service.config.is_foreign() {
             return self.launch_foreign(number);
         }
+        if service.config.is_inline() {
+            return self.launch_inline(number);
+        }
         if nf.life().is_on_trial() {
             return self.launch_on_trial(number);
         }
@@ -170,7 +173,7 @@ impl Supervisor {
             }
             if told.elapsed() >= HELLO_PATIENCE {
                 told = Instant::now();
-                for nf in self.nfs.values().filter(|nf| nf.is(State::Starting) && nf.handle.is_some()) {
+                for nf in self.nfs.values().filter(|nf| nf.is(State::Starting) && (nf.handle.is_some() || nf.is_inline())) {
                     let so_far = monotonic_ns().saturating_sub(nf.life().started_ns()) / 1_000_000_000;
                     info!("{} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
                 }
@@ -181,6 +184,9 @@ impl Supervisor {
             }
             let has_ended = |nf: &&Nf| nf.life().restarts() > 0 || matches!(nf.life().state(), State::Failed | State::Restarting);
             if let Some(nf) = self.nfs.values().filter(comes).find(has_ended) {
+                if nf.is_inline() {
+                    return Err(SupervisorError::Invalid(format!("{} could not be loaded; its reason is above", nf.name)));
+                }
                 return Err(SupervisorError::Invalid(format!(
                     "{} ended before it was ready; start it by hand to see why, and look at its arguments in the configuration",
                     nf.name

@@ -20,6 +20,8 @@ mod foreign;
 mod grouping;
 mod health;
 mod holes;
+#[cfg_attr(not(feature = "inline"), path = "without/inline.rs")]
+mod inline;
 mod launch;
 mod memory;
 mod nfs;
@@ -373,7 +375,7 @@ impl Supervisor {
         let all: Vec<u16> = self.nfs.values().map(|nf| nf.number).collect();
         all.into_iter().for_each(|number| self.feed(number, Event::Shutdown));
         self.let_leave();
-        while self.nfs.values().any(|nf| nf.process.is_some()) || !self.host.leaving.is_empty() || self.host.rooms_in_work > 0 {
+        while self.nfs.values().any(|nf| nf.process.is_some()) || !self.host.leaving.is_empty() || self.host.in_work > 0 {
             self.turn(Duration::from_millis(5));
         }
         for number in 0..self.ports.len() {
@@ -412,7 +414,9 @@ impl Supervisor {
                 let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
                 // Where all running instances are to end their flows, new flows still go to them.
                 let none_open = living.clone().all(|nf| parts_of(nf) == 0);
+                let inline = shared.is_some_and(|s| s.config.is_inline());
                 let member = |nf: &Nf, parts: u32| Member {
+                    thread: inline.then(|| self.plane.receiver(nf.core)),
                     nf: nf.number,
                     id: nf.position.spread_id,
                     former: nf.position.former,

@@ -103,8 +103,11 @@ pub(super) struct Host {
     /// Killed wrappers that are not collected yet.
     pub(super) leaving: Vec<Process>,
     pub(super) containers: u64,
-    /// Threads that build or clear namespaces of foreign programs and whose results are to come.
-    pub(super) rooms_in_work: usize,
+    /// Threads whose results are to come: they build or clear namespaces of foreign programs, or
+    /// clear the state of inline NFs.
+    pub(super) in_work: usize,
+    /// Loads of inline NFs so far.
+    pub(super) loads: u64,
     /// The threads that clear namespaces, by the namespace's name.
     pub(super) clearing: HashMap<String, JoinHandle<()>>,
 }
@@ -147,7 +150,8 @@ impl Host {
             holds: pens::Holds::default(),
             leaving: Vec::new(),
             containers: 0,
-            rooms_in_work: 0,
+            in_work: 0,
+            loads: 0,
             clearing: HashMap::new(),
         })
     }

@@ -451,7 +451,8 @@ impl Supervisor {
 
     /// The user of a service: the named one; or its own, if the daemon is root and starts it.
     pub(super) fn user_of(&mut self, config: &model::Service, named: Option<User>) -> Result<Option<User>, UserError> {
-        let is_ours = config.exec.is_some() && config.container.is_none() && !config.attach && !config.is_foreign();
+        let has_process = config.exec.is_some() && !config.is_inline();
+        let is_ours = has_process && config.container.is_none() && !config.attach && !config.is_foreign();
         let is_root = rustix::process::geteuid().is_root();
         if named.is_some() || !is_ours || !is_root {
             let uid = named.as_ref().map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.uid);

@@ -275,7 +275,7 @@ impl Supervisor {
             attach: s.config.attach,
             moves: s.config.can_be_moved() && !self.is_kept(&s.config.name),
             cores: s.config.cores.clone(),
-            mode: if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }.into(),
+            mode: mode(&s.config).into(),
             ring: s.config.ring_slots(),
             tenant: s.config.tenant.clone(),
             zygote: s.zygote.as_ref().map(super::zygote::Zygote::report),
@@ -319,7 +319,7 @@ impl Supervisor {
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
             core: nf.core as u32,
             state: if nf.life().drains() { api::NfState::Stopping } else { state(nf.life().state()) },
-            mode: service.map_or("sleep", |s| if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }).into(),
+            mode: service.map_or(if nf.is_inline() { "inline" } else { "sleep" }, |s| mode(&s.config)).into(),
             restarts: nf.life().restarts(),
             rx_packets: totals.posted,
             tx_packets: foreign.as_ref().map_or(totals.returned, |foreign| foreign.returned),
@@ -467,8 +467,10 @@ fn woken([early, threshold, timer, urgent]: [u64; CAUSES]) -> api::Woken {
     api::Woken { early, threshold, timer, urgent }
 }
 
-fn mode(mode: Mode) -> &'static str {
-    match mode {
+fn mode(service: &config::Service) -> &'static str {
+    match service.mode {
+        _ if service.is_foreign() => "foreign",
+        _ if service.is_inline() => "inline",
         Mode::Sleep => "sleep",
         Mode::Poll => "poll",
     }

@@ -67,7 +67,7 @@ impl Supervisor {
             && self.changes.applying.is_empty()
             && self.host.leaving.is_empty()
             && self.host.clearing.is_empty()
-            && self.host.rooms_in_work == 0
+            && self.host.in_work == 0
             && !self.nfs.rest_some()
             && self.seen.tracing.is_none()
             && self.promises.are_none()

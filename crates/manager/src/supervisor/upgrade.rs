@@ -112,6 +112,9 @@ impl Supervisor {
         if service.config.attach {
             return refused("its instances come by themselves; start the new version in their place");
         }
+        if service.config.is_inline() {
+            return refused("it runs in the packet threads; apply a configuration with other arguments of its parts");
+        }
         if service.config.is_foreign() {
             return refused("its program is foreign; apply a configuration with the new one, which replaces the instances");
         }
@@ -151,7 +154,9 @@ impl Supervisor {
         self.not_kept(&of)?;
         let refused = |why: &str| Err(SupervisorError::Conflict(format!("{name} cannot be moved to core {core}: {why}")));
         if !can_move {
-            return refused("who attaches by himself, a foreign program, and an NF that has a flow to itself stay where they are");
+            return refused(
+                "an NF that attaches by itself, a foreign or inline one, and one that has a flow to itself stay where they are",
+            );
         }
         if nf.core == core {
             return refused("it is there");

@@ -11,21 +11,27 @@ const FUSED: &str = "run = \"fused\"";
 
 /// A chain of a NF in Rust, one in C and one more in Rust, each packet of which is checked.
 fn three(cycles: u32) -> String {
-    port("steady", "gen", "flows = 32\noverload = \"wait\"")
-        + &port("all", "sink", "")
-        + &service("cost", "sluice-nf-cost", &format!("args = [\"--cycles\", \"{cycles}\"]"))
-        + &service("mark", "sluice-mark-c", "")
-        + &service("bridge", "sluice-nf-bridge", "")
-        + &chain("web", "steady", &["cost", "mark", "bridge"], "all", FUSED)
+    three_with(&format!("args = [\"--cycles\", \"{cycles}\"]"), "", FUSED)
 }
 
-fn parts(stats: &Stats) -> Vec<(&str, u64, u64)> {
-    let nf = stats.nfs.iter().find(|nf| nf.service == "web.fused").expect("the group runs");
+/// The same, with these keys of the first service, of all services, and of the chain.
+pub fn three_with(first: &str, all: &str, of_chain: &str) -> String {
+    port("steady", "gen", "flows = 32\noverload = \"wait\"")
+        + &port("all", "sink", "")
+        + &service("cost", "sluice-nf-cost", &format!("{all}\n{first}"))
+        + &service("mark", "sluice-mark-c", all)
+        + &service("bridge", "sluice-nf-bridge", all)
+        + &chain("web", "steady", &["cost", "mark", "bridge"], "all", of_chain)
+}
+
+pub fn parts(stats: &Stats) -> Vec<(&str, u64, u64)> {
+    let is_group = |service: &str| service == "web.fused" || service == "web.inline";
+    let nf = stats.nfs.iter().find(|nf| is_group(&nf.service)).expect("the group runs");
     nf.parts.iter().map(|part| (part.service.as_str(), part.packets, part.drops)).collect()
 }
 
 /// Stops the load, and checks that each packet that entered has left, once and in order.
-fn settle(daemon: &mut Daemon) -> Stats {
+pub fn settle(daemon: &mut Daemon) -> Stats {
     daemon.client().remove_rule("web").unwrap();
     let stats = daemon.wait("its packets have left", |s| {
         let (entered, sink) = (find_chain(s, "web").entry_packets, find_port(s, "all"));

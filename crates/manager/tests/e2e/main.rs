@@ -22,6 +22,7 @@ mod fused;
 mod guards;
 mod holes;
 mod hostile;
+mod inline;
 mod input;
 mod interfaces;
 mod lifecycle;

@@ -343,6 +343,8 @@ impl Life {
             StopReason::Stalled if self.ended_for.is_none() => todo.push(Action::LookAtUse),
             // Without violations it was stopped for another reason, which was logged.
             StopReason::Spent => self.end_for_cause(None, todo),
+            // Its end is logged with what failed.
+            StopReason::Failed => self.end_for_cause(None, todo),
             StopReason::Violations if violations == 0 => self.end_for_cause(None, todo),
             _ => self.end_for_cause(Some(stop_reason), todo),
         }

@@ -70,6 +70,8 @@ pub(crate) struct Held {
     pub(crate) has_said_ready: bool,
     /// Holds all processes that its process starts.
     pub(crate) pen: Option<Pen>,
+    /// Number of the last load of its handlers for a packet thread.
+    pub(crate) load: Option<u64>,
 }
 
 /// What a removal of an NF waits for.
@@ -139,6 +141,11 @@ impl Nf {
         if let Some(process) = &self.process {
             process.terminate();
         }
+    }
+
+    /// Whether it runs in a packet thread, and has no process.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.held.load.is_some()
     }
 
     pub(crate) fn is(&self, state: State) -> bool {
