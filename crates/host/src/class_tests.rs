@@ -194,7 +194,7 @@ fn a_cgroup_without_budget_is_named_both_ways_round() {
         return;
     }
     let name = format!("sluice-class-{}", std::process::id());
-    let group = match Hierarchy::find(slash()).and_then(|hierarchy| hierarchy.create(&name)) {
+    let group = match Hierarchy::find(slash()).and_then(|hierarchy| hierarchy.create(&name, &[])) {
         Ok(group) => group,
         Err(
             error @ (CgroupError::NoController { .. }

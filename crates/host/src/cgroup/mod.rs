@@ -27,6 +27,10 @@
 //!   writing and closing.
 //! - The manager's folder weighs as much as its NFs would one by one, and so does each core's.
 //!   Otherwise all NFs together would get as much as one process outside.
+//! - On a core where a packet thread of the manager runs, all NFs together weigh as much as one NF,
+//!   as that thread does. As one process among many it would starve, with all chains of the core.
+//!   A cgroup of its own for the thread was tried. Beside threads that never rested, all other
+//!   processes of the host got next to nothing, on Linux 6.18.
 //! - The NFs of each core have a folder. The kernel splits a folder's weight over the cores by the
 //!   weights of those that run there. With all NFs in one folder, a light NF alone on its core,
 //!   with a heavy one on another core, got 2 % of its core against a busy process outside, instead
@@ -213,13 +217,13 @@ impl Hierarchy {
         (!text.is_empty()).then(|| (self.base.join(SUBTREE), text.join(" ")))
     }
 
-    /// Makes the manager's folder, for example `sluice-PID`.
+    /// Makes the manager's folder, for example `sluice-PID`. Its packet threads run on these cores.
     ///
     /// # Errors
     /// [`CgroupError::Exists`], [`CgroupError::NotPermitted`], [`CgroupError::RealTime`] (version
     /// 2: a real-time process runs in some cgroup), [`CgroupError::System`]. Then nothing has
     /// changed.
-    pub fn create(&self, name: &str) -> Result<Group, CgroupError> {
+    pub fn create(&self, name: &str, threads: &[usize]) -> Result<Group, CgroupError> {
         let path = self.path_of(name);
         if let Some((file, _)) = self.setting() {
             self.pass_on_cpu(&file)?;
@@ -228,7 +232,7 @@ impl Hierarchy {
         let made = self.kernel.make(&path).map_err(refused("make cgroup", &path));
         // From here on the group's drop cleans up.
         let (herd, cores) = (Arc::default(), Mutex::default());
-        let mut group = Group { hierarchy: self.clone(), path, herd, cores, is_made: made.is_ok() };
+        let mut group = Group { hierarchy: self.clone(), path, herd, threads: threads.to_vec(), cores, is_made: made.is_ok() };
         made?;
         if self.version == Version::V2 {
             self.pass_on_cpu(&group.path.join(SUBTREE))?;
@@ -248,7 +252,7 @@ impl Hierarchy {
     /// The weight of a folder that has no NFs yet.
     fn herd(&self, path: &Path) -> Result<Arc<Mutex<Herd>>, CgroupError> {
         let weight = Weight::open(&self.kernel, self.version, path)?;
-        Ok(Arc::new(Mutex::new(Herd { nfs: 0, weight: Some(weight) })))
+        Ok(Arc::new(Mutex::new(Herd { nfs: 0, is_beside_thread: false, weight: Some(weight) })))
     }
 
     fn pass_on_cpu(&self, file: &Path) -> Result<(), CgroupError> {
@@ -304,15 +308,32 @@ fn is_gone(error: &io::Error) -> bool {
 #[derive(Debug, Default)]
 struct Herd {
     nfs: usize,
+    /// Whether they are on the core of a packet thread: then all of them weigh as much as one.
+    is_beside_thread: bool,
     weight: Option<Weight>,
 }
 
 impl Herd {
-    fn change(herd: &Mutex<Self>, change: impl FnOnce(usize) -> usize) -> Result<(), CgroupError> {
+    /// The number of NFs that it weighs as much as.
+    fn weighs(&self) -> usize {
+        if self.is_beside_thread { self.nfs.min(1) } else { self.nfs }
+    }
+
+    /// Counts NFs that come or go. Returns by how many NFs its weight has changed.
+    fn count(herd: &Mutex<Self>, nfs: isize) -> (isize, Result<(), CgroupError>) {
         let mut herd = herd.lock().unwrap_or_else(PoisonError::into_inner);
-        herd.nfs = change(herd.nfs);
-        let Some(weight) = &herd.weight else { return Ok(()) };
-        weight.write(weight.version.weight_of_all(herd.nfs)).map(drop)
+        let before = herd.weighs();
+        herd.nfs = herd.nfs.saturating_add_signed(nfs);
+        let weighs = herd.weighs();
+        let write = |weight: &Weight| weight.write(weight.version.weight_of_all(weighs)).map(drop);
+        (weighs as isize - before as isize, herd.weight.as_ref().map_or(Ok(()), write))
+    }
+
+    /// Counts NFs of a core, in its group and in that of all.
+    fn count_in([core, all]: &[Arc<Mutex<Self>>; 2], nfs: isize) -> Result<(), CgroupError> {
+        let (change, of_core) = Self::count(core, nfs);
+        let (_, of_all) = Self::count(all, change);
+        of_core.and(of_all)
     }
 }
 
@@ -322,6 +343,8 @@ pub struct Group {
     hierarchy: Hierarchy,
     path: PathBuf,
     herd: Arc<Mutex<Herd>>,
+    /// Cores of packet threads.
+    threads: Vec<usize>,
     /// Existing folders of cores.
     cores: Mutex<BTreeMap<usize, Arc<Mutex<Herd>>>>,
     is_made: bool,
@@ -369,7 +392,10 @@ impl Group {
             self.hierarchy.pass_on_more(&path.join(SUBTREE));
         }
         match passed_on.and_then(|()| self.hierarchy.herd(&path)) {
-            Ok(herd) => Ok(cores.entry(core).or_insert(herd).clone()),
+            Ok(herd) => {
+                herd.lock().unwrap_or_else(PoisonError::into_inner).is_beside_thread = self.threads.contains(&core);
+                Ok(cores.entry(core).or_insert(herd).clone())
+            }
             Err(error) => {
                 // Only the first error is reported.
                 let _ = self.hierarchy.remove(&path);
@@ -388,7 +414,7 @@ impl Group {
         let (kernel, path) = (&self.hierarchy.kernel, self.path_of(nf, core));
         kernel.make(&path).map_err(refused("make cgroup", &path))?;
         let made = Weight::open(kernel, self.hierarchy.version, &path).and_then(|weight| {
-            herds.iter().try_for_each(|herd| Herd::change(herd, |nfs| nfs + 1))?;
+            Herd::count_in(&herds, 1)?;
             Ok(weight)
         });
         match made {
@@ -520,11 +546,11 @@ impl NfGroup {
             return Ok(());
         }
         self.hierarchy.remove(&self.path)?;
-        self.herds.iter().try_for_each(|herd| match Herd::change(herd, |nfs| nfs.saturating_sub(1)) {
+        match Herd::count_in(&self.herds, -1) {
             // The group was removed before.
             Err(CgroupError::Gone { .. }) => Ok(()),
             other => other,
-        })
+        }
     }
 }
 

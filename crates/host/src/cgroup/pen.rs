@@ -773,7 +773,7 @@ mod tests {
     fn what_forks_while_it_is_moved_is_moved_with_all_that_it_has_forked() {
         let name = format!("sluice-{}-forktest", std::process::id());
         let weighed =
-            super::super::Hierarchy::find(Path::new("/")).and_then(|hierarchy| hierarchy.create(&name)).map(Arc::new).ok();
+            super::super::Hierarchy::find(Path::new("/")).and_then(|hierarchy| hierarchy.create(&name, &[])).map(Arc::new).ok();
         let pens = Pens::create(Path::new("/"), &format!("{name}-nfs"), weighed.clone());
         let core = *crate::affinity::allowed().unwrap().last().unwrap();
         let mut pen = pens.make("bad.0-1", core, Bounds { is_weighed: true, memory: Some(1 << 30), ..most(100) });

@@ -72,7 +72,7 @@ fn any_name_is_one_path_component_and_no_two_are_the_same() {
         assert_eq!(component(name), text);
     }
     let model = Model::new(Version::V1, "/");
-    let group = find(&model).unwrap().create("../x").unwrap();
+    let group = find(&model).unwrap().create("../x", &[]).unwrap();
     assert_eq!(group.path(), model.folder("%2E.%2Fx"));
     let nf = group.add_nf("../../cpu.shares", 1).unwrap();
     assert_eq!(nf.path(), group.path().join("core-1/nf-%2E.%2F..%2Fcpu.shares"));
@@ -97,7 +97,7 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
         assert_eq!(hierarchy.setting(), None);
         assert_eq!(hierarchy.path_of("sluice-1"), model.folder(&format!("{base}sluice-1")));
 
-        let group = hierarchy.create("sluice-1").unwrap();
+        let group = hierarchy.create("sluice-1", &[]).unwrap();
         assert_eq!(group.path(), hierarchy.path_of("sluice-1"));
         let (ids, nat) = (group.add_nf("ids.0", 1).unwrap(), group.add_nf("nat.0", 1).unwrap());
         assert_eq!(ids.path(), group.path_of("ids.0", 1));
@@ -136,7 +136,7 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
 fn nfs_of_a_core_have_a_folder_that_weighs_what_they_would() {
     for version in BOTH {
         let model = Model::new(version, "/");
-        let group = find(&model).unwrap().create("sluice-1").unwrap();
+        let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
         let weight = |path: &Path| fs::read_to_string(path.join(version.file())).unwrap().trim().parse::<u64>().unwrap();
         let (ids, lb) = (group.add_nf("ids.0", 1).unwrap(), group.add_nf("lb.0", 2).unwrap());
         let nat = group.add_nf("nat.0", 1).unwrap();
@@ -154,13 +154,37 @@ fn nfs_of_a_core_have_a_folder_that_weighs_what_they_would() {
 }
 
 #[test]
+fn nfs_beside_a_packet_thread_weigh_as_much_as_one() {
+    for version in BOTH {
+        let model = Model::new(version, "/");
+        let group = find(&model).unwrap().create("sluice-1", &[0, 1]).unwrap();
+        let one = version.default_weight();
+        let weight = |path: PathBuf| fs::read_to_string(path.join(version.file())).unwrap().trim().parse::<u64>().unwrap() / one;
+        let weights = || [group.path_of_core(1), group.path_of_core(2), group.path().into()].map(weight);
+        let [ids, nat] = ["ids.0", "nat.0"].map(|name| group.add_nf(name, 1).unwrap());
+        let [lb, ips] = ["lb.0", "ips.0"].map(|name| group.add_nf(name, 2).unwrap());
+        assert_eq!(weights(), [1, 2, 3]);
+        nat.remove().unwrap();
+        assert_eq!(weights(), [1, 2, 3]);
+        ids.remove().unwrap();
+        assert_eq!(weights()[1..], [2, 2]);
+        let again = group.add_nf("ids.0", 1).unwrap();
+        assert_eq!(weights(), [1, 2, 3]);
+        for nf in [lb, ips, again] {
+            nf.remove().unwrap();
+        }
+        group.remove().unwrap();
+    }
+}
+
+#[test]
 fn a_panic_leaves_nothing() {
     for version in BOTH {
         let model = Model::new(version, "/");
         let before = model.tree();
         let host = model.clone();
         let unwound = std::thread::spawn(move || {
-            let group = find(&host).unwrap().create("sluice-1").unwrap();
+            let group = find(&host).unwrap().create("sluice-1", &[]).unwrap();
             host.start(42, false);
             let nf = group.add_nf("ids.0", 1).unwrap();
             nf.join(pid(42)).unwrap();
@@ -178,22 +202,22 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
     let file = model.folder(SUBTREE);
     assert_eq!(hierarchy.setting(), Some((file.clone(), "-cpu".to_owned())));
     let cpu = || fs::read_to_string(&file).unwrap().contains("cpu");
-    let group = hierarchy.create("sluice-1").unwrap();
+    let group = hierarchy.create("sluice-1", &[]).unwrap();
     assert!(cpu());
     group.add_nf("ids.0", 1).unwrap().set_weight(0.5).unwrap();
     // A failed creation changes nothing.
-    assert!(matches!(hierarchy.create("sluice-1"), Err(CgroupError::Exists { .. })));
+    assert!(matches!(hierarchy.create("sluice-1", &[]), Err(CgroupError::Exists { .. })));
     assert!(cpu(), "the first one needs it");
     // A second manager finds cpu enabled, and leaves it so.
     let other = find(&model).unwrap();
     assert_eq!(other.setting(), None);
-    let others = other.create("sluice-2").unwrap();
+    let others = other.create("sluice-2", &[]).unwrap();
     group.remove().unwrap();
     assert!(cpu());
     others.remove().unwrap();
 
     let model = Model::new(Version::V2, "/");
-    let group = find(&model).unwrap().create("sluice-1").unwrap();
+    let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
     let file = model.folder(SUBTREE);
     group.remove().unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "memory\n");
@@ -210,7 +234,7 @@ fn version_2_uses_the_nearest_folder_that_may_have_children() {
     model.write(&model.folder("sluiced.service").join(SUBTREE), "+cpu").unwrap();
     let hierarchy = find(&model).unwrap();
     assert_eq!(hierarchy.base(), model.folder("sluiced.service"));
-    let nf = hierarchy.create("sluice-1").unwrap().add_nf("ids.0", 1).unwrap();
+    let nf = hierarchy.create("sluice-1", &[]).unwrap().add_nf("ids.0", 1).unwrap();
     assert!(nf.path().starts_with(model.folder("sluiced.service")));
 }
 
@@ -256,7 +280,7 @@ fn a_container_and_two_mounts_are_understood() {
 fn refusals_say_what_they_are() {
     for version in BOTH {
         let model = Model::new(version, "/");
-        let group = find(&model).unwrap().create("sluice-1").unwrap();
+        let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
         let nf = group.add_nf("ids.0", 1).unwrap();
         let text = nf.join(pid(999)).unwrap_err().to_string();
         assert!(text.starts_with("no process has pid 999"), "{text}");
@@ -271,14 +295,14 @@ fn refusals_say_what_they_are() {
     // Version 2 refuses to pass cpu on while real-time processes run in cgroups.
     let model = Model::new(Version::V2, "/");
     model.start(42, true);
-    assert!(matches!(find(&model).unwrap().create("sluice-1"), Err(CgroupError::RealTime { .. })));
+    assert!(matches!(find(&model).unwrap().create("sluice-1", &[]), Err(CgroupError::RealTime { .. })));
     assert_eq!(model.tree().len(), 1);
 }
 
 #[test]
 fn a_process_that_cannot_be_moved_keeps_its_folder_and_moves_nobody_else() {
     let model = Model::new(Version::V1, "/daemon");
-    let group = find(&model).unwrap().create("sluice-1").unwrap();
+    let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
     let nf = group.add_nf("ids.0", 1).unwrap();
     // Shown as 0, and writing 0 would move the writer.
     model.start_foreign(7, nf.path());
@@ -317,7 +341,7 @@ impl Drop for Running {
 fn real() -> Option<(Hierarchy, Group)> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let name = format!("sluice-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-    let made = Hierarchy::find(Path::new("/")).and_then(|hierarchy| Ok((hierarchy.clone(), hierarchy.create(&name)?)));
+    let made = Hierarchy::find(Path::new("/")).and_then(|hierarchy| Ok((hierarchy.clone(), hierarchy.create(&name, &[])?)));
     match made {
         Ok(made) => Some(made),
         Err(

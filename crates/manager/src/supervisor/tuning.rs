@@ -103,7 +103,8 @@ impl Supervisor {
         }
         let path = hierarchy.path_of(&name);
         self.note(|r| r.made(Thing::Cgroup, &path));
-        hierarchy.create(&name)
+        let threads: Vec<usize> = self.config.manager.cores().collect();
+        hierarchy.create(&name, &threads)
     }
 
     pub(super) fn grouping(&self) -> Option<&Grouping> {

@@ -99,6 +99,21 @@ fn each_nf_has_a_cgroup_as_long_as_it_runs() {
 }
 
 #[test]
+fn nfs_beside_a_packet_thread_weigh_as_much_as_one() {
+    let (daemon, stats) = flowing(Daemon::start("rx = [0, 1]", &endless("")));
+    let Some(group) = cgroups(&daemon, &stats) else { return };
+    let weight = |folder: &Path| {
+        [Version::V1, Version::V2].into_iter().find_map(|version| {
+            let text = std::fs::read_to_string(folder.join(version.file())).ok()?;
+            (text.trim() == version.weight(0.01).to_string()).then_some(())
+        })
+    };
+    // Both NFs are on core 1.
+    assert_eq!([group.join("core-1"), group.clone()].map(|folder| weight(&folder)), [Some(()); 2]);
+    daemon.stop();
+}
+
+#[test]
 fn cgroups_of_a_killed_daemon_are_removed_by_the_next() {
     let (mut daemon, stats) = start("");
     let Some(group) = cgroups(&daemon, &stats) else { return };
