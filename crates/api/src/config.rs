@@ -90,6 +90,8 @@ pub struct Manager {
     /// Most NFs at a time.
     #[schemars(range(min = 1, max = 65_000))]
     pub max_nfs: u32,
+    /// Which packets are looked up in the flow table.
+    pub flow_table: FlowTable,
     /// Most flows in the flow table.
     #[schemars(range(min = 1, max = 1 << 27))]
     pub max_flows: u32,
@@ -136,6 +138,7 @@ impl Default for Manager {
             monitor: vec![0],
             idle: Idle::Adaptive,
             max_nfs: 4096,
+            flow_table: FlowTable::Always,
             max_flows: 1 << 20,
             max_paths: 1 << 16,
             flow_timeout_ms: 30_000,
@@ -149,6 +152,18 @@ impl Default for Manager {
             uid_count: 65_536,
         }
     }
+}
+
+/// Which packets are looked up in the flow table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowTable {
+    /// All: a flow stays with its instances when others are added.
+    Always,
+    /// Only where that can make a difference: not at a port whose packets all take one chain by one
+    /// rule without other keys, with one instance of each service. Flows are not counted there, and
+    /// move when an instance is added.
+    Needed,
 }
 
 /// What a manager thread does when it finds no packets.

@@ -88,6 +88,17 @@ pub struct OwnedQueue {
     /// What the decisions about the packets held are based on.
     pub(crate) basis: Basis,
     pub(crate) pace: Pace,
+    pub(crate) sole: Sole,
+}
+
+/// The path of all packets of a queue, if there is one: no rule looks at them, and no service of
+/// their chain has several instances.
+#[derive(Debug, Default)]
+pub(crate) struct Sole {
+    /// Generation of the tables for which it was looked for.
+    pub(crate) under: Option<u32>,
+    /// Number of the path.
+    pub(crate) path: Option<u32>,
 }
 
 /// What decisions depend on. A decision with an older basis is made again.
@@ -151,6 +162,7 @@ impl OwnedQueue {
             to: 0,
             basis: Basis::default(),
             pace: Pace::default(),
+            sole: Sole::default(),
         }
     }
 

@@ -107,6 +107,8 @@ pub struct Settings {
     pub ecn: bool,
     /// Violations past which an NF is stopped and no longer drained.
     pub max_violations: u64,
+    /// Whether packets are not looked up in the flow table where all of a port take one path.
+    pub skips_lookups: bool,
     /// Paths in a thread's cache, which saves asking the registry.
     pub ways: usize,
 }

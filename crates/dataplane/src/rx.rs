@@ -8,11 +8,11 @@ use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
-use crate::batch::{Basis, Batch, OwnedQueue, gather};
-use crate::chain::{Chain, DropReason, Path, PathRegistry, Tables};
+use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
+use crate::chain::{Chain, DropReason, Kind, Path, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
-use crate::classify::rule::Terms;
+use crate::classify::rule::{Rule, Terms};
 use crate::classify::{Classifier, Lookup, copy_long, tcp};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::Packet;
@@ -287,6 +287,14 @@ impl Rx {
         // The end of a connection concerns NFs that are not woken for each packet.
         let reads_flags = watches || plane.timers.are_used();
         let looks_at_all = again || reads_flags || plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+        if plane.settings.skips_lookups
+            && !looks_at_all
+            && let Some(path) = self.sole(plane, &mut owned.sole, owned.port)
+        {
+            self.classifier.flags_of(plane.frames.arena(), held, owned.port, &mut flags[burst]);
+            decisions.fill(Packed::path(path));
+            return true;
+        }
         let (generation, now_ms) = (plane.generation, plane.now_ns / 1_000_000);
         let mut rest = [Lookup::Miss; BURST];
         let mut left = 0u32;
@@ -300,6 +308,44 @@ impl Rx {
             }
         });
         left == 0 || self.classify_rest(plane, owned, burst.start, (&rest, left), (again, watches, reads_flags))
+    }
+
+    /// The path of all packets of a port, if there is one.
+    #[inline(always)]
+    fn sole(&mut self, plane: &mut Plane, sole: &mut Sole, port: u16) -> Option<u32> {
+        let is_known = sole.under == Some(plane.tables.generation) && sole.path.is_none_or(|path| self.registry.goes(path));
+        if !is_known {
+            *sole = self.look_for_sole(plane, port);
+        }
+        sole.path
+    }
+
+    #[cold]
+    fn look_for_sole(&mut self, plane: &mut Plane, port: u16) -> Sole {
+        let under = Some(plane.tables.generation);
+        let path = self.sole_chain(plane, port).and_then(|(rule, chain)| {
+            let decision = self.registry.decide(&mut plane.ways, &plane.tables, port, chain, 0, None);
+            let Decision::Path(number) = decision else { return None };
+            self.registry.get(number).filter(|path| path.kind == Kind::Whole)?;
+            plane.tables.rules.count(rule, plane.index);
+            Some(number)
+        });
+        Sole { under, path }
+    }
+
+    /// The rule and the chain of all packets of a port, if neither another rule nor a feature looks
+    /// at them and each service has one instance.
+    fn sole_chain(&self, plane: &Plane, port: u16) -> Option<(usize, u16)> {
+        let tables = &plane.tables;
+        let of_port = |rule: &Rule| rule.port.is_none_or(|own| own == port);
+        let (number, rule) = tables.rules.rules().iter().enumerate().find(|(_, rule)| of_port(rule))?;
+        let chain = tables.chains.get(usize::from(rule.chain))?.as_ref()?;
+        let alone = |service: &u16| {
+            let members = tables.services.get(usize::from(*service)).map_or(&[][..], |members| members);
+            !tables.is_steered(*service) && members.iter().filter(|member| member.serves(plane.index)).count() == 1
+        };
+        let is_it = rule.takes_all() && self.chains.is_none() && chain.services.iter().all(alone);
+        is_it.then_some((number, rule.chain))
     }
 
     /// Classifies those packets of a burst from `from` on that need more than a lookup: each bit of

@@ -320,13 +320,7 @@ impl DataPlane {
         let alarm = |at: usize| Alarm::new().map(Arc::new).map_err(|source| PlaneError::Thread { core: threads[at].0, source });
         let alarms = (0..n).map(alarm).collect::<Result<Vec<_>, _>>()?;
         let shared = Shared { table: table.clone(), entered_ns, alerts, jammed, registry: registry.clone() };
-        let plane_settings = plane::Settings {
-            sample_every: manager.latency_sample,
-            backpressure: config.sched.backpressure,
-            ecn: config.sched.ecn,
-            max_violations: manager.max_violations,
-            ways: WAYS.min(paths),
-        };
+        let plane_settings = plane_settings(config);
         let worker_settings = worker::Settings {
             idle: manager.idle,
             flow_timeout_ms: manager.flow_timeout_ms,
@@ -916,6 +910,18 @@ impl DataPlane {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+fn plane_settings(config: &Config) -> plane::Settings {
+    let (manager, sched) = (&config.manager, &config.sched);
+    plane::Settings {
+        sample_every: manager.latency_sample,
+        skips_lookups: manager.flow_table == model::FlowTable::Needed,
+        backpressure: sched.backpressure,
+        ecn: sched.ecn,
+        max_violations: manager.max_violations,
+        ways: WAYS.min(manager.max_paths as usize),
     }
 }
 

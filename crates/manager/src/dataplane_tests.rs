@@ -10,7 +10,7 @@ use sluice_shm::descriptor::{Descriptor, Verdict};
 use sluice_shm::page::Attached;
 
 use super::*;
-use sluice_api::config::{Hugepages, OnFailure};
+use sluice_api::config::{FlowTable, Hugepages, OnFailure};
 use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member, Places, PortInfo};
 use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
@@ -1567,4 +1567,44 @@ fn fills_a_waiting_port(egress: u16, last: u32) {
 fn an_nf_in_the_packet_thread_lets_in_no_more_than_a_waiting_port_takes() {
     fills_a_waiting_port(1, Verdict::Next as u32);
     fills_a_waiting_port(0, Verdict::ToPort as u32);
+}
+
+#[test]
+fn packets_of_a_port_with_one_path_are_not_looked_up_if_so_configured() {
+    let mut rig = Rig::with(2, 16, Overload::Wait, OnFailure::Bypass, |config| config.manager.flow_table = FlowTable::Needed);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    let pass_both = |rig: &Rig, first: &mut Attached, second: &mut Attached, flow: u8| {
+        let before = rig.wire.written.lock().unwrap().len();
+        rig.put([udp(flow, 0)]);
+        let packet = read(first);
+        first.tx.enqueue(&[packet]).unwrap();
+        let packet = read(second);
+        second.tx.enqueue(&[packet]).unwrap();
+        wait_for("the packet", || rig.wire.written.lock().unwrap().len() == before + 1);
+    };
+    let looked_up = |rig: &Rig| {
+        let flows = rig.plane.snapshots().unwrap()[0].flows;
+        (flows.entries, flows.hits + flows.misses)
+    };
+    (0..40).for_each(|flow| pass_both(&rig, &mut first, &mut second, flow));
+    assert_eq!((looked_up(&rig), rig.plane.registry().len()), ((0, 0), 1));
+    // A bypass is another path; with a second instance packets are looked up.
+    rig.tables.services[1].clear();
+    rig.publish();
+    pass(&rig, &mut first, 1);
+    rig.tables.services[1] = [1, 1].map(|nf| Member { nf, id: 1, former: None, is_open: true, thread: None }).into();
+    rig.publish();
+    rig.plane.meet().unwrap();
+    (0..4).for_each(|flow| pass_both(&rig, &mut first, &mut second, flow));
+    assert_eq!(looked_up(&rig).0, 4);
+    // So they are where a rule asks for more than the port.
+    rig.tables.services[1].pop();
+    let other = Rule { vlan: Some(7), ..Rule::default() };
+    let all = Rule::default();
+    rig.tables.rules = RuleSet::new(vec![other, all]);
+    rig.publish();
+    rig.plane.meet().unwrap();
+    let (_, before) = looked_up(&rig);
+    pass_both(&rig, &mut first, &mut second, 9);
+    assert!(looked_up(&rig).1 > before);
 }

@@ -76,6 +76,17 @@ impl Classifier {
         self.table.lookup_burst(keys, hashes, now_ms, |i, known| found(i, known.map_or(Lookup::Miss, Lookup::Hit)));
     }
 
+    /// Sets the descriptors' flags of packets from port number `ingress` that nothing else is asked
+    /// of.
+    #[inline(always)]
+    pub fn flags_of(&self, arena: &Arena, packets: &[Packet], ingress: u16, flags: &mut [u8]) {
+        for (packet, flags) in packets.iter().zip(flags) {
+            let head = arena.head(packet.frame, packet.offset);
+            let is_plain = head.is_some_and(|head| FlowKey::parse_plain(head, packet.len, ingress).is_some());
+            *flags = if is_plain { 0 } else { parse_long(arena, *packet, ingress).flags() };
+        }
+    }
+
     /// Key of packet `i` of the last burst.
     #[inline(always)]
     pub fn key(&self, i: usize) -> &FlowKey {

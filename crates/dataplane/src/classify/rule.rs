@@ -105,6 +105,12 @@ pub struct Terms {
 }
 
 impl Rule {
+    /// Whether it matches all packets from its port, or from any.
+    pub fn takes_all(&self) -> bool {
+        let Self { port, chain, terms, .. } = *self;
+        *self == Self { port, chain, terms, ..Self::default() }
+    }
+
     /// The contradiction between keys, if there is one.
     pub fn contradiction(&self) -> Option<&'static str> {
         let about_ip = self.src.is_some() || self.dst.is_some() || self.dscp.is_some() || self.has_ports();

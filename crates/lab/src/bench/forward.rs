@@ -85,6 +85,10 @@ enum Run {
         closed: bool,
         how: How,
     },
+    /// Inline, in an open loop, without lookups in the flow table.
+    Unlooked {
+        nfs: usize,
+    },
     Latency {
         nfs: usize,
         poll: bool,
@@ -113,6 +117,7 @@ impl Run {
             Run::Throughput { poll: true, closed: true, .. } => "poll/closed",
             Run::Throughput { poll: false, closed: false, .. } => "shared/open",
             Run::Throughput { poll: false, closed: true, .. } => "shared/closed",
+            Run::Unlooked { .. } => "inline/needed",
             Run::Latency { poll: true, .. } => "poll/load",
             Run::Latency { poll: false, .. } => "shared/load",
             Run::Start { forked: false, .. } => "start",
@@ -134,6 +139,9 @@ impl Run {
                 ("flows", json!(FLOWS)),
                 ("ring", json!(if *closed { CLOSED_RING } else { OPEN_RING })),
             ],
+            Run::Unlooked { nfs } => {
+                return Run::Throughput { nfs: *nfs, poll: false, closed: false, how: How::Inline }.params();
+            }
             Run::Latency { nfs, poll, load_percent } => vec![
                 ("nfs", json!(nfs)),
                 ("mode", mode(poll)),
@@ -284,6 +292,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         throughput.extend(LENGTHS[1..].iter().map(|nfs| Run::Throughput { nfs: *nfs, poll: false, closed, how: How::Fused }));
         throughput.extend(LENGTHS.map(|nfs| Run::Throughput { nfs, poll: false, closed, how: How::Inline }));
     }
+    throughput.extend(LENGTHS.map(|nfs| Run::Unlooked { nfs }));
     bench.part(&throughput)?;
     let mut latency = Vec::new();
     for (nfs, poll) in [(1, true), (1, false), (3, false)] {
@@ -339,10 +348,14 @@ impl Bench<'_> {
 
     fn one(&mut self, run: &Run, variant: &mut Variant) -> Result<(), Miss> {
         match run {
-            Run::Throughput { nfs, poll, closed, how } => self.flow((*nfs, *poll), *closed, *how, 0.0, variant),
+            Run::Throughput { nfs, poll, closed, how } => self.flow(&self.bridges((*nfs, *poll), *closed, *how, 0.0)?, variant),
+            Run::Unlooked { nfs } => {
+                let setup = Setup { manager: "flow_table = \"needed\"\n", ..self.bridges((*nfs, false), false, How::Inline, 0.0)? };
+                self.flow(&setup, variant)
+            }
             Run::Latency { nfs, poll, load_percent } => {
                 let rate = self.capacity(*nfs, *poll)? * f64::from(*load_percent) / 100.0;
-                self.flow((*nfs, *poll), false, How::Isolated, rate, variant)
+                self.flow(&self.bridges((*nfs, *poll), false, How::Isolated, rate)?, variant)
             }
             Run::Start { nfs, forked } => self.start(*nfs, *forked, variant),
             Run::Memory { nfs, forked } => self.memory(*nfs, *forked, variant),
@@ -375,21 +388,25 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Measures packets through a chain of bridges.
-    fn flow(&mut self, (nfs, poll): (usize, bool), closed: bool, how: How, rate: f64, variant: &mut Variant) -> Result<(), Miss> {
+    /// A chain of bridges.
+    fn bridges(&self, (nfs, poll): (usize, bool), closed: bool, how: How, rate: f64) -> Result<Setup, Miss> {
         let cores = if poll { self.cores.own(nfs).map_err(Miss::LeaveOut)?.to_vec() } else { vec![self.cores.shared(); nfs] };
         let ring = if closed { CLOSED_RING } else { OPEN_RING };
         let services: Vec<Service> =
             cores.iter().enumerate().map(|(i, core)| bridge(&format!("b{}", i + 1), 1, *core, poll, ring)).collect();
-        let setup = Setup {
+        Ok(Setup {
             manager_core: self.manager_core,
             traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate, flows: FLOWS, wait: closed, ..Traffic::default() }],
             chains: vec![Chain { run: how, ..chain("c", services.iter().map(|s| s.name.clone()).collect(), "restart") }],
             services,
             ..Setup::default()
-        };
+        })
+    }
+
+    /// Measures packets through a chain.
+    fn flow(&mut self, setup: &Setup, variant: &mut Variant) -> Result<(), Miss> {
         let tsc_hz = self.host.tsc_hz;
-        let daemon = Daemon::start(&self.programs, &setup)?;
+        let daemon = Daemon::start(&self.programs, setup)?;
         self.window(&daemon, |window, before, after| {
             let delivered = window.tx_pps(SINK);
             variant.add("offered_pps", window.rx_pps("in"));
@@ -400,7 +417,7 @@ impl Bench<'_> {
                 variant.add(&format!("drop_pps.{why}"), pps);
             }
             if let Some(hz) = tsc_hz {
-                variant.add("cycles_per_packet_per_hop", hz / delivered / nfs as f64);
+                variant.add("cycles_per_packet_per_hop", hz / delivered / setup.services.len() as f64);
             }
             let latency = window.latency("c");
             for (metric, q) in [("latency_ns_p50", 0.5), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)] {
