@@ -27,8 +27,9 @@ use sluice_shm::histogram::Histogram;
 
 use crate::bench::fair::jain;
 use crate::bench::proc::Tasks;
-use crate::bench::setup::{SINK, Setup};
+use crate::bench::setup::{SINK, Service, Setup};
 use crate::bench::stats::{Window, since};
+use sluice_api::config::Run;
 use sluice_api::model::{Nf, Stats};
 
 const QUANTILES: [(&str, f64); 3] = [("latency_ns_p50", 0.5), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)];
@@ -92,7 +93,8 @@ fn put_packets(out: &mut Sample, setup: &Setup, window: &Window<'_>) {
             put(out, "jain", index);
         }
     }
-    for service in &setup.services {
+    let is_process = |service: &&Service| setup.chains.iter().any(|c| c.run == Run::Isolated && c.services.contains(&service.name));
+    for service in setup.services.iter().filter(is_process) {
         put(out, format!("processed_pps.{}", service.name), window.processed_pps(&service.name));
         if let Some(next) = only_next(setup, &service.name) {
             put(out, format!("wasted_pps.{}", service.name), window.lost_between_pps(&service.name, next));

@@ -5,7 +5,7 @@
 //!   outside.
 //! - *Cooperative*: the same NFs with the library's sleep, which hand over their core themselves.
 //! - *Linux*: the NFs that poll, left to the kernel's scheduler.
-//! - *Ideal*: the handlers of the chain one after another in one process.
+//! - *Ideal*: a fused chain: the handlers one after another in one process.
 //!
 //! # Units
 //! Costs are nanoseconds per packet on top of swapping its addresses; a *unit* of load is
@@ -21,8 +21,9 @@ pub mod linux_schedulers;
 pub mod workflow;
 
 use crate::bench::lab::Lab;
-use crate::bench::sched::{COST, Hop, LINE_FRAMES, LINE_RING, Mode, chain_of, line_rate, traffic_to};
-use crate::bench::setup::{Class, Service, Setup};
+use crate::bench::sched::{COST, LINE_FRAMES, LINE_RING, Mode, chain_of, line_rate, traffic_to};
+use crate::bench::setup::{Chain, Class, Service, Setup};
+use sluice_api::config::Run;
 
 /// A unit of load, in nanoseconds per packet.
 pub const UNIT_NS: f64 = 50.0;
@@ -53,31 +54,24 @@ pub fn chain(lab: &Lab, sharing: Sharing, costs: &[u64], polls: &[bool]) -> Setu
         _ => Class::Other,
     };
     let core = lab.cores.shared();
-    let mut services: Vec<Service> = if sharing == Sharing::Ideal {
-        let hops: Vec<Hop> = costs.iter().zip(1..).map(|(cycles, number)| Hop::new(number, core, *cycles)).collect();
-        vec![crate::bench::sched::fused("ideal", core, &hops)]
-    } else {
-        let nf = |(number, cycles): (usize, &u64)| Service {
-            name: format!("nf{}", number + 1),
-            exec: COST.into(),
-            args: vec!["--cycles".into(), cycles.to_string()],
-            core,
-            poll: polls[number] && sharing != Sharing::Cooperative,
-            ..Service::default()
-        };
-        costs.iter().enumerate().map(nf).collect()
+    let run = if sharing == Sharing::Ideal { Run::Fused } else { Run::Isolated };
+    let nf = |(number, cycles): (usize, &u64)| Service {
+        name: format!("nf{}", number + 1),
+        exec: COST.into(),
+        args: vec!["--cycles".into(), cycles.to_string(), "--swap-macs".into()],
+        core,
+        ring: LINE_RING,
+        poll: polls[number] && !matches!(sharing, Sharing::Cooperative | Sharing::Ideal),
+        ..Service::default()
     };
-    for service in &mut services {
-        service.args.push("--swap-macs".into());
-        service.ring = LINE_RING;
-    }
+    let services: Vec<Service> = costs.iter().enumerate().map(nf).collect();
     let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
     Setup {
         manager_core: lab.manager_core,
         sched: Some(Mode::Sluice.sched(class)),
         mechanism: matches!(sharing, Sharing::Linux(_)).then_some("none"),
         traffic: vec![traffic_to("c", line_rate(64))],
-        chains: vec![chain_of("c", &names)],
+        chains: vec![Chain { run, ..chain_of("c", &names) }],
         frames: LINE_FRAMES,
         services,
         ..Setup::default()

@@ -14,9 +14,9 @@ use sluice_policy::sim::experiments::{MIXED, ORDERS};
 use super::simulated::{ERROR, SIMULATED};
 use super::{
     COST, COSTS, DELIVERED, ENDS, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, WASTED_PERCENT,
-    cases, chain_of, fused, line_rate,
+    cases, chain_of, line_rate,
 };
-use super::{nf_of, params, ratios, traffic_to};
+use super::{nf_of, params, ratios, stages, traffic_to};
 use crate::bench::lab::{Lab, Plan};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Form, Group};
@@ -52,7 +52,7 @@ fn setup(lab: &Lab, mode: Mode, class: Class, flows: usize) -> Setup {
     let mut setup = Setup { manager_core: lab.manager_core, sched: Some(mode.sched(class)), ..Setup::default() };
     let hops: Vec<Hop> = COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, core, *cycles)).collect();
     setup.services = match mode {
-        Mode::Ideal => vec![fused("ideal", core, &hops)],
+        Mode::Ideal => vec![stages("ideal", core, &hops)],
         _ => hops.iter().zip(COSTS).map(|(hop, cycles)| nf_of(&hop.name, core, cycles)).collect(),
     };
     for (i, order) in MIXED.iter().map(|i| ORDERS[*i]).take(flows).enumerate() {

@@ -6,9 +6,9 @@
 //!   is empty or its tx ring full, and the kernel decides the rest.
 //! - *Scheduler*: the kernel's class for NFs, and for SCHED_RR its slice ([`SCHEDULERS`]). A
 //!   variant is named `MODE/SCHEDULER`.
-//! - *Ideal*: the same work without scheduling: the handlers of the chain called one after another
-//!   in one process on the same core, fed by the same manager under the same scheduler. Where a
-//!   chain is spread over cores, its ideal is that of the core with the most work.
+//! - *Ideal*: the same work without scheduling: a fused chain, whose handlers are called one after
+//!   another in one process on the same core, fed by the same manager under the same scheduler.
+//!   Where a chain is spread over cores, its ideal is that of the core with the most work.
 //!
 //! # Units
 //! Costs are cycles of the time-stamp counter per packet. By default packets have 64 bytes on the
@@ -39,6 +39,7 @@ pub mod variable_cost;
 pub mod watermarks;
 
 use serde_json::{Value, json};
+use sluice_api::config::Run;
 use sluice_policy::sim::experiments;
 
 use crate::bench::lab::{Case, Lab, Plan, Row};
@@ -188,8 +189,9 @@ impl Hop {
     }
 }
 
-/// One NF with the costs of several hops as stages, which run in the order of the hops.
-pub fn fused(name: &str, core: usize, hops: &[Hop]) -> Service {
+/// One NF with the costs of several hops as stages, which run in the order of the hops: the ideal
+/// of several chains over the same NFs.
+pub fn stages(name: &str, core: usize, hops: &[Hop]) -> Service {
     let mut args: Vec<String> = Vec::new();
     for hop in hops {
         args.extend(["--cycles".into(), hop.list()]);
@@ -198,8 +200,12 @@ pub fn fused(name: &str, core: usize, hops: &[Hop]) -> Service {
     Service { name: name.into(), exec: COST.into(), args, core, ring: RING, ..Service::default() }
 }
 
-/// One chain of hops at line rate in a mode; the ideal has the hops of the busiest core in one
-/// process.
+/// How the chains of a mode run.
+pub fn run_of(mode: Mode) -> Run {
+    if mode == Mode::Ideal { Run::Fused } else { Run::Isolated }
+}
+
+/// One chain of hops at line rate in a mode; the ideal has only the hops of the busiest core.
 pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
     let mut setup = Setup {
         manager_core: lab.manager_core,
@@ -207,30 +213,23 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
         traffic: vec![traffic_to("c", line_rate(64))],
         ..Setup::default()
     };
-    if mode == Mode::Ideal {
-        let (core, most) = busiest(hops);
-        setup.services = vec![fused("ideal", core, &most)];
-    } else {
-        // Each hop draws from its own seed, like the stages of the ideal.
-        setup.services = hops
-            .iter()
-            .zip(1..)
-            .map(|(hop, seed)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &format!("{seed}")]))
-            .collect();
-    }
+    let hops = if mode == Mode::Ideal { busiest(hops) } else { hops.to_vec() };
+    // Each hop draws from its own seed.
+    let of_hop = |(hop, seed): (&Hop, u64)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &seed.to_string()]);
+    setup.services = hops.iter().zip(1..).map(of_hop).collect();
     setup.services.iter_mut().for_each(|service| service.ring = LINE_RING);
     setup.frames = LINE_FRAMES;
     let names: Vec<&str> = setup.services.iter().map(|s| s.name.as_str()).collect();
-    setup.chains = vec![chain_of("c", &names)];
+    setup.chains = vec![Chain { run: run_of(mode), ..chain_of("c", &names) }];
     setup
 }
 
-/// The core with the most work per packet, and the hops on it.
-fn busiest(hops: &[Hop]) -> (usize, Vec<Hop>) {
+/// The hops on the core with the most work per packet.
+fn busiest(hops: &[Hop]) -> Vec<Hop> {
     let on = |core: usize| hops.iter().filter(|hop| hop.core == core).cloned().collect::<Vec<_>>();
     let work = |core: usize| on(core).iter().map(Hop::mean).sum::<u64>();
     let core = hops.iter().map(|hop| hop.core).max_by_key(|core| work(*core)).unwrap_or(0);
-    (core, on(core))
+    on(core)
 }
 
 /// One case for each mode under each scheduler, measured and simulated.
@@ -436,10 +435,12 @@ pub mod tests {
     #[test]
     fn the_ideal_has_the_work_of_the_busiest_core() {
         let hops = [Hop::new(1, 1, 120), Hop::new(2, 2, 500), Hop::new(3, 1, 550)];
-        let (core, most) = busiest(&hops);
-        assert_eq!((core, most.iter().map(|h| h.name.as_str()).collect::<Vec<_>>()), (1, vec!["nf1", "nf3"]));
+        assert_eq!(busiest(&hops).iter().map(|h| h.name.as_str()).collect::<Vec<_>>(), ["nf1", "nf3"]);
         let drawn = [Hop { cycles: vec![1, 2], ..hops[0].clone() }, hops[2].clone()];
-        assert_eq!(fused("ideal", 1, &drawn).args, ["--cycles", "1,2", "--cycles", "550", "--seed", "1"]);
+        assert_eq!(stages("ideal", 1, &drawn).args, ["--cycles", "1,2", "--cycles", "550", "--seed", "1"]);
+        let ideal = line(&crate::bench::lab::tests::lab(1), Mode::Ideal, Class::Other, &drawn);
+        let args: Vec<_> = ideal.services.iter().map(|s| s.args.clone()).collect();
+        assert_eq!(args, [["--cycles", "1,2", "--seed", "1"], ["--cycles", "550", "--seed", "2"]]);
     }
 
     #[test]
@@ -450,7 +451,7 @@ pub mod tests {
             let setup = line(&lab, mode, Class::Batch, &hops);
             let names: Vec<&String> = setup.services.iter().map(|s| &s.name).collect();
             assert_eq!(setup.chains[0].services.iter().collect::<Vec<_>>(), names);
-            assert_eq!(names.len(), if mode == Mode::Ideal { 1 } else { 2 });
+            assert_eq!((names.len(), setup.chains[0].run), (2, run_of(mode)));
             assert_eq!(setup.traffic[0].chain, setup.chains[0].name);
         }
     }

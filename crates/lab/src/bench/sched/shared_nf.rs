@@ -19,12 +19,10 @@
 use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
-use super::{
-    COST, CPU, DELIVERED, Hop, JAIN, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, chain_of, fused, line_rate,
-};
-use super::{name_of, nf_cores, nf_of, params, place, ratios, traffic_to};
+use super::{COST, CPU, DELIVERED, JAIN, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, chain_of, line_rate};
+use super::{name_of, nf_cores, nf_of, params, place, ratios, run_of, traffic_to};
 use crate::bench::lab::{Lab, Plan};
-use crate::bench::setup::{Class, Setup};
+use crate::bench::setup::{Chain, Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 use crate::bench::{BenchArgs, Experiment};
 
@@ -82,21 +80,13 @@ fn plan(lab: &Lab) -> Plan {
 fn setup(lab: &Lab, mode: Mode, class: Class, cores: &[usize]) -> Setup {
     let mut setup = Setup { manager_core: lab.manager_core, sched: Some(mode.sched(class)), ..Setup::default() };
     let name = |i: usize| format!("nf{}", i + 1);
-    if mode != Mode::Ideal {
-        setup.services = COSTS.iter().zip(cores).enumerate().map(|(i, (cycles, core))| nf_of(&name(i), *core, *cycles)).collect();
-    }
+    setup.services = COSTS.iter().zip(cores).enumerate().map(|(i, (cycles, core))| nf_of(&name(i), *core, *cycles)).collect();
     for (i, services) in CHAINS.iter().enumerate() {
         let chain = format!("c{}", i + 1);
         setup.traffic.push(traffic_to(&chain, line_rate(64) / CHAINS.len() as f64));
-        if mode == Mode::Ideal {
-            let ideal = format!("ideal{}", i + 1);
-            let hops: Vec<Hop> = services.iter().map(|s| Hop::new(s + 1, cores[*s], COSTS[*s])).collect();
-            setup.services.push(fused(&ideal, cores[0], &hops));
-            setup.chains.push(chain_of(&chain, &[&ideal]));
-        } else {
-            let names: Vec<String> = services.iter().map(|s| name(*s)).collect();
-            setup.chains.push(chain_of(&chain, &names.iter().map(String::as_str).collect::<Vec<_>>()));
-        }
+        let names: Vec<String> = services.iter().map(|s| name(*s)).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        setup.chains.push(Chain { run: run_of(mode), ..chain_of(&chain, &names) });
     }
     setup
 }
@@ -105,6 +95,7 @@ fn setup(lab: &Lab, mode: Mode, class: Class, cores: &[usize]) -> Setup {
 mod tests {
     use super::*;
     use crate::bench::lab::tests::lab;
+    use sluice_api::config::Run;
 
     #[test]
     fn chains_share_their_ends() {
@@ -114,8 +105,7 @@ mod tests {
         assert_eq!(shared.chains[0].services, ["nf1", "nf2", "nf4"]);
         assert_eq!(shared.chains[1].services, ["nf1", "nf3", "nf4"]);
         let ideal = setup(&lab, Mode::Ideal, Class::Other, &[1, 1, 1, 1]);
-        assert_eq!(ideal.chains[1].services, ["ideal2"]);
-        assert_eq!(ideal.services[1].args[..6], ["--cycles", "270", "--cycles", "4500", "--cycles", "300"]);
+        assert!(ideal.chains.iter().all(|chain| chain.run == Run::Fused));
     }
 
     #[test]
