@@ -57,7 +57,7 @@ build: ## release build of everything: daemon, client, lab, NFs, C library, NFs 
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-ports -p sluice-lab -p sluice-planner -p sluice-config -p sluice-dpdk --lib --bins
+	cargo test $(CARGO_FLAGS) -p sluice-ports -p sluice-planner -p sluice-config -p sluice-dpdk --lib
 endif
 	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat

@@ -235,21 +235,18 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(feature = "optimiser", ignore = "is about builds without the solver")]
     fn without_a_solver_one_error_says_so() {
         let (_dir, folder) = spread();
         let before = std::fs::read(folder.placement()).unwrap();
-        if !IS_BUILT {
-            assert!(text(&folder, &args(true)).unwrap_err().to_string().contains("--features optimiser"));
-            assert_eq!(std::fs::read(folder.placement()).unwrap(), before);
-        }
+        assert!(text(&folder, &args(true)).unwrap_err().to_string().contains("--features optimiser"));
+        assert_eq!(std::fs::read(folder.placement()).unwrap(), before);
     }
 
     #[test]
+    #[cfg_attr(not(feature = "optimiser"), ignore = "needs --features optimiser")]
     fn a_server_is_saved_and_the_steps_are_told() {
         let (_dir, folder) = spread();
-        if !IS_BUILT {
-            return;
-        }
         let before = std::fs::read(folder.placement()).unwrap();
         let shown = text(&folder, &args(false)).unwrap();
         assert!(
@@ -272,11 +269,9 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(not(feature = "optimiser"), ignore = "needs --features optimiser")]
     fn an_slo_on_servers_of_two_shapes_has_its_part_on_each() {
         let (_dir, folder) = spread();
-        if !IS_BUILT {
-            return;
-        }
         let mut plan = folder.read().unwrap();
         // Half of it on a server with more memory, and a third server like that with another SLO.
         let servers = &mut plan.placement.servers;
@@ -302,11 +297,9 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(not(feature = "optimiser"), ignore = "needs --features optimiser")]
     fn one_on_demand_moves_with_the_others() {
         let (_dir, folder) = spread();
-        if !IS_BUILT {
-            return;
-        }
         let mut plan = folder.read().unwrap();
         let cap = Cap { instances: Some(2), load_pps: None };
         let dns = Slo { promise: Promise::OnDemand { latency_us: 100.0, cap }, ..slo("dns", "unknown", 1.0, 1.0) };
