@@ -279,8 +279,7 @@ impl Plane {
 
     /// Marks NFs that were posted to on their core pages: after each burst, and before sleeping NFs
     /// are looked for. One barrier for all waits for all stores of the burst: a barrier for each NF
-    /// took a third of the time where every packet went to another NF. Once a round is too late: a
-    /// thread that loses its core in the middle leaves NFs asleep until it has it again.
+    /// took a third of the time where every packet went to another NF.
     #[inline]
     pub fn announce(&mut self) {
         if self.unannounced.is_empty() {
