@@ -21,7 +21,7 @@ define newline
 
 
 endef
-with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser))
+with := $(strip $(if $(filter yes,$(DPDK)),sluice-daemon/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-lab/optimiser))
 FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
 .PHONY: help
@@ -35,15 +35,15 @@ deps: ## install what building, testing and the demo need (Debian; root for pack
 .PHONY: demo
 demo: ## two namespaces joined only through Sluice, real TCP, a report (root)
 	scripts/deps demo
-	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-nf-firewall -p sluice-nf-nat -p sluice-nf-monitor \
-	    --features sluice-manager/dpdk
+	cargo build --release $(CARGO_FLAGS) -p sluice-daemon -p sluice-client -p sluice-nf-firewall -p sluice-nf-nat -p sluice-nf-monitor \
+	    --features sluice-daemon/dpdk
 	demo/run $(TARGET)/release
 
 .PHONY: demo-container
 demo-container: ## the firewall in an OCI container, made of what was built here (root)
 	scripts/deps demo
-	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-nf-firewall \
-	    $(if $(filter yes,$(DPDK)),--features sluice-manager/dpdk)
+	cargo build --release $(CARGO_FLAGS) -p sluice-daemon -p sluice-client -p sluice-nf-firewall \
+	    $(if $(filter yes,$(DPDK)),--features sluice-daemon/dpdk)
 	demo/container $(TARGET)/release
 
 .PHONY: build
@@ -114,9 +114,9 @@ clippy:
 	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
-	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-lab --features $(feature)$(newline)	)
+	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-daemon -p sluice-lab --features $(feature)$(newline)	)
 endif
-	$(foreach features,"" foreign inline pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-manager --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
+	$(foreach features,"" foreign inline pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
 doc:

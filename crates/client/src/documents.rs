@@ -141,7 +141,9 @@ fn commands_of_help_texts_are_commands() {
     let mut texts = Vec::new();
     help_of(&mut command, &mut texts);
     // sluiced's own help is in its source, beside the messages of daemon and lab.
-    let sources = ["crates/manager/src", "crates/lab/src"].into_iter().flat_map(|folder| files(&root().join(folder), ".rs"));
+    let sources = ["crates/daemon/src", "crates/manager/src", "crates/lab/src"]
+        .into_iter()
+        .flat_map(|folder| files(&root().join(folder), ".rs"));
     let source = |path: PathBuf| fs::read_to_string(path).unwrap();
     let (mut found, mut faults) = (0, Vec::new());
     for text in &texts {

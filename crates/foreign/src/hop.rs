@@ -10,7 +10,7 @@ use sluice_shm::ring::Consumer;
 
 use super::backlog::Backlog;
 use super::watch::{Tail, Watch, tail_of};
-use super::{End, Ledger, Wires};
+use super::{Ledger, Wires};
 use sluice_dataplane::chain::{Chain, DropReason, Path, PathRegistry};
 use sluice_dataplane::classify::flow_table::{FlowTable, Known, random_seed};
 use sluice_dataplane::classify::key::{FlowKey, LONG};
@@ -19,6 +19,7 @@ use sluice_dataplane::frame::{Held, Packet, SAMPLED, TRACED};
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::{FeedCounters, Feeder};
 use sluice_dataplane::plane::Plane;
+use sluice_dataplane::port::WireEnd;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::trace::{Mark, TraceWhat};
 
@@ -55,7 +56,7 @@ struct Visit {
 
 /// An end of a wire, and packets from it that have not continued.
 struct Wire {
-    queue: End,
+    queue: Box<dyn WireEnd>,
     packets: [Packet; BURST],
     leads: [Lead; BURST],
     /// Marks of recognised packets that went in.
@@ -66,7 +67,7 @@ struct Wire {
 }
 
 impl Wire {
-    fn new(queue: End) -> Self {
+    fn new(queue: Box<dyn WireEnd>) -> Self {
         let (packets, marks) = ([Packet::default(); BURST], [Mark::default(); BURST]);
         Self { queue, packets, leads: [Lead::default(); BURST], marks, from: 0, to: 0, overruns: 0 }
     }
@@ -475,7 +476,7 @@ impl Hop {
             }
             self.remember(plane, path, out, &packets[..n]);
             let looks = (is_marked || !self.watch.is_empty()).then(|| self.looks(plane, &packets[..n]));
-            let end = &mut self.wires[1 - out].queue;
+            let end = &mut *self.wires[1 - out].queue;
             let sent = if end.takes_frames() {
                 hand_out(plane, path, end, &packets[..n])
             } else {
@@ -596,10 +597,10 @@ impl Feeder for Hop {
 
 /// Sends packets of a path with their frames. Ownership ends before that: the device may reuse them
 /// in another thread at once.
-fn hand_out(plane: &mut Plane, path: &Path, end: &mut End, packets: &[Packet]) -> usize {
+fn hand_out(plane: &mut Plane, path: &Path, end: &mut dyn WireEnd, packets: &[Packet]) -> usize {
     let _moving = path.moving();
     let Plane { table, frames, now_ns, .. } = plane;
-    table.give_away(packets.iter().map(|packet| packet.frame), || end.hand_out(packets, frames, *now_ns))
+    table.give_away(packets.iter().map(|packet| packet.frame), || end.tx_burst(packets, frames, *now_ns))
 }
 
 /// Counts packets that went in and will not come back.

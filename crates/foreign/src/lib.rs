@@ -56,9 +56,7 @@ pub mod ledger;
 pub mod room;
 pub mod watch;
 pub mod wire;
-pub mod xdp;
 
 pub use hop::Hop;
 pub use ledger::Ledger;
 pub use room::{ForeignError, Plan, Room, Wires};
-pub use wire::End;

@@ -25,9 +25,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 
 use super::backlog::Backlog;
-use super::wire::End;
-use super::xdp::XdpQueue;
 use sluice_api::config::Via;
+use sluice_dataplane::port::{Kinds, WireEnd, WireOptions};
 use sluice_host::announce;
 use sluice_host::cgroup::{Group, NfGroup, processes_below};
 use sluice_host::link;
@@ -35,8 +34,6 @@ use sluice_host::netns::{self, Netns};
 use sluice_host::process::{self, Exit, Identity, Proc};
 use sluice_host::processes::{Refused, Target};
 use sluice_host::spawn::{self, Limits, SpawnSpec};
-use sluice_ports::af_packet::InterfaceQueue;
-use sluice_ports::af_packet::socket::SocketOptions;
 
 /// Maximum time for one command.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -102,7 +99,7 @@ fn advice(error: &io::Error) -> &'static str {
 #[derive(Debug)]
 pub struct Wires {
     /// One for each side; none if memory is shared ([`wire::device`](super::wire::device)).
-    pub ends: Vec<End>,
+    pub ends: Vec<Box<dyn WireEnd>>,
     pub backlog: Backlog,
 }
 
@@ -122,8 +119,8 @@ pub struct Room {
 impl Room {
     /// Builds a room and runs its setup commands; a failure leaves nothing behind.
     ///
-    /// `group` is the daemon's cgroup, if it has one.
-    pub fn build(plan: Plan, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
+    /// `kinds` opens the far ends of the wires; `group` is the daemon's cgroup, if it has one.
+    pub fn build(plan: Plan, kinds: &dyn Kinds, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
         let failed = |doing: &str| {
             let (nf, doing) = (plan.name.clone(), doing.to_string());
             move |source| ForeignError::System { nf, doing, source }
@@ -140,7 +137,7 @@ impl Room {
             Err(error) => return Err(failed("make its network namespace")(error)),
         };
         let mut room = Self { plan, ns: Arc::new(ns), made, wires: None, laid: Vec::new(), cgroup: None };
-        match room.furnish(group) {
+        match room.furnish(kinds, group) {
             Ok(wires) => Ok((room, wires)),
             Err(error) => {
                 room.clear();
@@ -149,7 +146,7 @@ impl Room {
         }
     }
 
-    fn furnish(&mut self, group: Option<&Group>) -> Result<Wires, ForeignError> {
+    fn furnish(&mut self, kinds: &dyn Kinds, group: Option<&Group>) -> Result<Wires, ForeignError> {
         match group.map(|group| group.add_nf(&self.plan.name, self.plan.core)) {
             Some(Ok(cgroup)) => self.cgroup = Some(cgroup),
             Some(Err(error)) => warn!("{} gets no weight from the kernel: {error}", self.plan.name),
@@ -163,7 +160,7 @@ impl Room {
         if !self.plan.via.is_device() {
             let made = Netns::private().and_then(|wires| Ok((wires.visit(link::control)?, wires)));
             let (control, wires) = made.map_err(self.failed("make a network namespace for its wires"))?;
-            ends = self.lay(&wires)?;
+            ends = self.lay(kinds, &wires)?;
             self.wires = Some((wires, control));
         }
         let interfaces = || self.laid.iter().map(|interface| link::index(interface)).collect::<io::Result<Vec<_>>>();
@@ -174,7 +171,7 @@ impl Room {
     }
 
     /// Makes the wires, and opens their far ends.
-    fn lay(&mut self, wires: &Netns) -> Result<Vec<End>, ForeignError> {
+    fn lay(&mut self, kinds: &dyn Kinds, wires: &Netns) -> Result<Vec<Box<dyn WireEnd>>, ForeignError> {
         let plan = self.plan.clone();
         let mut queues = Vec::with_capacity(plan.interfaces.len());
         for (number, interface) in plan.interfaces.iter().enumerate() {
@@ -190,23 +187,11 @@ impl Room {
             self.laid.push(interface.clone());
             let prepare = |name: &str| link::plain(name).and_then(|()| link::up(name));
             self.ns.visit(|| prepare(interface)).map_err(self.failed(&format!("prepare interface {interface}")))?;
-            let options = SocketOptions {
-                interface: &far,
-                slots: plan.slots,
-                room: plan.room,
-                promiscuous: true,
-                bypass: true,
-                fanout: None,
-            };
+            let Plan { via, slots, room, .. } = plan;
+            let options = WireOptions { interface: &far, via, slots, largest: plan.mtu as usize + TAGGED, room };
             let open = || {
                 prepare(&far)?;
-                let end = match plan.via {
-                    Via::AfXdp => {
-                        let largest = plan.mtu as usize + TAGGED;
-                        XdpQueue::open(&far, plan.slots, largest, plan.room).map(|queue| End::Xdp(Box::new(queue)))
-                    }
-                    _ => InterfaceQueue::open(&options).map(|queue| End::Socket(Box::new(queue))),
-                };
+                let end = kinds.wire(&options);
                 end.map_err(|(doing, error)| io::Error::new(error.kind(), format!("{doing} it: {error}")))
             };
             queues.push(wires.visit(open).map_err(self.failed(&format!("open the wire of interface {interface}")))?);
@@ -454,7 +439,7 @@ mod tests {
             ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
         let plan = Plan { setup: bridge.map(String::from).into(), ..plan("bridge") };
         let file = netns::path_of(&plan.netns);
-        let (room, Wires { ends: mut queues, .. }) = Room::build(plan, None).unwrap();
+        let (room, Wires { ends: mut queues, .. }) = Room::build(plan, &sluice_ports::All, None).unwrap();
         assert!(file.exists());
         let mut frames = cache(512);
         let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
@@ -468,7 +453,7 @@ mod tests {
             frames.alloc(&mut frame);
             let packet = Packet::fresh(frame[0], bytes.len() as u16);
             assert!(frames.arena().write(packet.frame, packet.offset, &bytes));
-            assert_eq!(queues[0].hand_out(&[packet], &mut frames, 0), 1);
+            assert_eq!(queues[0].tx_burst(&[packet], &mut frames, 0), 1);
             let n = queues[1].rx_burst(&mut out, &mut frames, 0);
             if n > 0 {
                 let mut got = vec![0; out[0].len.into()];
@@ -491,7 +476,7 @@ mod tests {
         let (left, after) = (folder.path().join("left"), folder.path().join("after"));
         let leave = format!("sleep 1000 & echo $! > {}", left.display());
         let plan = Plan { setup: vec![leave], teardown: vec![format!("touch {}", after.display())], ..plan("left") };
-        let (room, _queues) = Room::build(plan, None).unwrap();
+        let (room, _queues) = Room::build(plan, &sluice_ports::All, None).unwrap();
         let pid: i32 = std::fs::read_to_string(left).unwrap().trim().parse().unwrap();
         let pid = Pid::from_raw(pid).unwrap();
         assert_eq!(room.members(), [pid]);
@@ -507,27 +492,27 @@ mod tests {
         }
         let failing = Plan { setup: vec!["exit 3".into()], ..plan("failing") };
         let file = netns::path_of(&failing.netns);
-        let said = Room::build(failing.clone(), None).unwrap_err().to_string();
+        let said = Room::build(failing.clone(), &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("failing.0: the command `exit 3` failed") && said.contains('3'), "{said}");
         assert!(!file.exists());
         // A foreign namespace is used if that is wanted, and left.
         let theirs = Netns::named(&failing.netns).unwrap();
-        let said = Room::build(failing.clone(), None).unwrap_err().to_string();
+        let said = Room::build(failing.clone(), &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("already") && said.contains("ip netns del"), "{said}");
         let shared = Plan {
             may_exist: true,
             setup: vec!["ip link add taken type dummy || ip link add taken type bridge".into()],
             ..failing
         };
-        let (room, _queues) = Room::build(shared.clone(), None).unwrap();
+        let (room, _queues) = Room::build(shared.clone(), &sluice_ports::All, None).unwrap();
         let taken = Plan { interfaces: vec!["taken".into()], ..shared.clone() };
-        let said = Room::build(taken, None).unwrap_err().to_string();
+        let said = Room::build(taken, &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("interface taken already"), "{said}");
         assert!(theirs.visit(|| link::index("taken")).is_ok(), "it is not ours");
         room.clear();
         assert!(file.exists(), "it is not ours");
         let again = Plan { setup: Vec::new(), ..shared };
-        Room::build(again, None).unwrap().0.clear();
+        Room::build(again, &sluice_ports::All, None).unwrap().0.clear();
         netns::unname(&file).unwrap();
     }
 }

@@ -278,10 +278,10 @@ impl DataPlane {
     /// Makes the arenas and starts the threads. Calls `chooser` for each Rx thread.
     ///
     /// # Errors
-    /// [`PlaneError::NoMemory`] if there is no memory for packets, or DPDK does not start;
+    /// [`PlaneError::NoMemory`] if there is no memory for packets, or devices do not start;
     /// [`PlaneError::Thread`] if a thread cannot start on its core.
-    pub fn start(config: &Config, chooser: MakeChooser) -> Result<Self, PlaneError> {
-        let memories = Memories::new(config)?;
+    pub fn start(config: &Config, kinds: &dyn sluice_dataplane::port::Kinds, chooser: MakeChooser) -> Result<Self, PlaneError> {
+        let memories = Memories::new(config, kinds)?;
         let frames = memories.slots() << memories.shift();
         let table = FrameTable::new(frames);
         let entered_ns: Arc<[AtomicU64]> = (0..frames).map(|_| AtomicU64::new(0)).collect();

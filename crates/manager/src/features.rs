@@ -9,10 +9,10 @@
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
 //! | `turns` | `sluice-turns` | time slices for NFs that poll | `[workflow]`, `mode = "poll"` |
 //!
-//! Each is a Cargo feature of this crate, on by default. Its module of [`crate::supervisor`]
-//! installs its hooks ([`sluice_dataplane::hooks`], [`sluice_dataplane::steer`]); a build without
-//! it has a module of `supervisor/without` instead. A configuration that needs a missing feature is
-//! refused before anything starts.
+//! Each is a Cargo feature of this crate and of the daemon, on by default. Its module of
+//! [`crate::supervisor`] installs its hooks ([`sluice_dataplane::hooks`],
+//! [`sluice_dataplane::steer`]); a build without it has a module of `supervisor/without` instead. A
+//! configuration that needs a missing feature is refused before anything starts.
 
 use sluice_api::config::{ByWhat, Config, Mode, Promises, Run};
 use sluice_config::Problem;
@@ -39,7 +39,7 @@ pub fn problems(config: &Config) -> Vec<Problem> {
 }
 
 fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Problem> {
-    let help = |feature| format!("build it with the feature {feature} of sluice-manager, which is there by default, or do without");
+    let help = |feature| format!("build it with the feature {feature} of sluice-daemon, which is there by default, or do without");
     let mut found = Vec::new();
     let mut refuse = |feature, at| {
         if is_absent(feature) {
@@ -79,11 +79,7 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
         if polls && is_absent("turns") {
             let at = At::entry("service", number, "mode");
             let text = format!("{}: the kernel divides the cores of NFs that poll", lacks("turns"));
-            found.push(Problem::warning(
-                at,
-                text,
-                "build it with the feature turns of sluice-manager, or give each such NF a core",
-            ));
+            found.push(Problem::warning(at, text, "build it with the feature turns of sluice-daemon, or give each such NF a core"));
         }
     }
     found

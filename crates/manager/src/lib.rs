@@ -13,8 +13,6 @@ extern crate tracing;
 
 pub mod features;
 
-pub mod log;
-
 pub mod nf;
 
 pub mod controller;

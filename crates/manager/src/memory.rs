@@ -32,7 +32,7 @@ use sluice_shm::memory::{MemoryError, MemoryFile};
 use sluice_api::config::{self as model, Config, Hugepages};
 use sluice_config::tenancy::{Holder, Owner, frames_of, holders, owner_of, tenants};
 use sluice_dataplane::frame::{FramePool, NO_ARENA};
-use sluice_ports as port;
+use sluice_dataplane::port::{Devices, Fault, Kinds};
 
 /// Most slots beyond those that the configuration needs, if [`SPARE_FRAMES`] allows.
 const SPARE_SLOTS: u32 = 8;
@@ -79,9 +79,9 @@ impl Memory {
 pub enum NoMemory {
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// DPDK has none for it, or does not start.
-    #[error(transparent)]
-    Dpdk(#[from] sluice_dpdk::DpdkError),
+    /// Devices have none for it, or do not start.
+    #[error("{0}")]
+    Starting(Fault),
     /// Devices keep its frames for good.
     #[error("frames are DPDK's here, and devices keep those that they were given; restart sluiced to have fresh packet memory")]
     Devices,
@@ -99,7 +99,7 @@ pub struct Memories {
     range: Range,
     whole: Arena,
     settings: model::Memory,
-    devices: Option<port::dpdk::Devices>,
+    devices: Option<Arc<dyn Devices>>,
     memories: Vec<Option<Memory>>,
 }
 
@@ -107,8 +107,8 @@ impl Memories {
     /// Reserves addresses for the arenas of a configuration and a few more, and makes those arenas.
     ///
     /// # Errors
-    /// [`NoMemory::Memory`]; [`NoMemory::Dpdk`] if DPDK is wanted and does not start.
-    pub fn new(config: &Config) -> Result<Self, NoMemory> {
+    /// [`NoMemory::Memory`]; [`NoMemory::Starting`] if devices are wanted and do not start.
+    pub fn new(config: &Config, kinds: &dyn Kinds) -> Result<Self, NoMemory> {
         let holders = holders(config);
         let settings = config.memory.clone();
         let stride = Geometry::stride_for(settings.packet_bytes as usize) as u32;
@@ -126,7 +126,7 @@ impl Memories {
         let files = holders.into_iter().zip(0..).map(|(holder, slot)| Ok((this.file_for(&holder, slot)?, holder)));
         let files = files.collect::<Result<Vec<_>, NoMemory>>()?;
         let huge = files.iter().all(|((file, _), _)| file.is_huge());
-        this.devices = port::dpdk::devices(config, frames, huge)?;
+        this.devices = kinds.devices(config, frames, huge).map_err(NoMemory::Starting)?;
         for (slot, ((file, arena), holder)) in files.into_iter().enumerate() {
             this.put(slot, holder, file, arena)?;
         }
@@ -146,7 +146,7 @@ impl Memories {
     fn put(&mut self, slot: usize, holder: Holder, file: MemoryFile, arena: Arena) -> Result<(), NoMemory> {
         let Geometry { first, frames, .. } = arena.geometry();
         let pool = match &self.devices {
-            Some(devices) => devices.pool(&arena, self.range.shift())?,
+            Some(devices) => devices.pool(&arena, self.range.shift()).map_err(NoMemory::Starting)?,
             None => FramePool::from(first, frames),
         };
         self.memories[slot] = Some(Memory { number: slot as u8, holder, pool, is_shared: false, users: 0, file, arena });
@@ -283,7 +283,7 @@ impl Memories {
         self.iter().all(|memory| memory.file.is_huge())
     }
 
-    pub fn devices(&self) -> Option<&port::dpdk::Devices> {
+    pub fn devices(&self) -> Option<&Arc<dyn Devices>> {
         self.devices.as_ref()
     }
 }
@@ -328,7 +328,7 @@ mod tests {
         config.memory.frames = 512;
         config.memory.hugepages = Hugepages::Never;
         config.memory.tenants = [("red".to_string(), 1024)].into();
-        Memories::new(&config).unwrap()
+        Memories::new(&config, &sluice_ports::All).unwrap()
     }
 
     #[test]

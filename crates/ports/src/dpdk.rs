@@ -21,15 +21,17 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, Pool, PoolThread, Queue, Stats};
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, Pool, Queue, Stats};
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
 
-use super::{OpenPort, PortError, link, spread};
+use super::{OpenPort, PortError, spread};
 use sluice_api::config::{Config, Dpdk, PortKind};
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{DevicePool, FrameCache, FramePool, Packet};
+use sluice_dataplane::link::Link as PortLink;
+use sluice_dataplane::port::{self, Fault, WireEnd};
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Ethernet header and a VLAN tag, which an MTU does not include.
@@ -43,21 +45,13 @@ pub struct Devices {
     eal: Eal,
 }
 
-impl Devices {
-    /// Makes the pool of an arena. A frame's number shifted right by `shift` is its arena's.
-    ///
-    /// # Errors
-    /// [`DpdkError::Pool`].
-    pub fn pool(&self, arena: &Arena, shift: u32) -> Result<Arc<FramePool>, DpdkError> {
+impl port::Devices for Devices {
+    fn pool(&self, arena: &Arena, shift: u32) -> Result<Arc<FramePool>, Fault> {
         Ok(FramePool::over(Box::new(Frames(Pool::beside(&self.eal, arena, shift)?))))
     }
 
-    /// Registers a thread that calls ports; it keeps the result until its end.
-    ///
-    /// # Errors
-    /// [`DpdkError::Thread`] if DPDK's table of threads is full.
-    pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
-        self.eal.enter_thread()
+    fn enter_thread(&self) -> Result<Box<dyn Any>, Fault> {
+        Ok(Box::new(self.eal.enter_thread()?))
     }
 }
 
@@ -95,7 +89,7 @@ impl DevicePool for Frames {
 ///
 /// # Errors
 /// [`DpdkError`] if DPDK is needed and does not start, with advice.
-pub fn devices(config: &Config, frames: u32, arenas_are_huge: bool) -> Result<Option<Devices>, DpdkError> {
+pub fn start(config: &Config, frames: u32, arenas_are_huge: bool) -> Result<Option<Devices>, DpdkError> {
     let devices: Vec<&Dpdk> =
         config.ports.iter().filter_map(|p| if let PortKind::Dpdk(d) = &p.kind { Some(d) } else { None }).collect();
     let shares = config.services.iter().any(|service| service.via.is_device());
@@ -166,7 +160,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     let mut options = DeviceOptions { queues: if settings.software_rss { 1 } else { wanted }, ..Default::default() };
     options.descriptors = settings.descriptors.unwrap_or(options.descriptors);
     options.mtu = (room > JUMBO_ROOM).then(|| (room - OVERHEAD) as u16);
-    let state = Arc::new(link::Link::default());
+    let state = Arc::new(PortLink::default());
     let (device, queues) =
         Device::open(pool, devargs, &options).map_err(|error| PortError::Device { port: name.into(), what: error.to_string() })?;
     let description = format!(
@@ -213,7 +207,7 @@ pub struct DpdkQueue {
     stats: Stats,
     link: Link,
     /// State of the port, if it belongs to one.
-    state: Option<Arc<link::Link>>,
+    state: Option<Arc<PortLink>>,
     /// Counters for packets that are too long, and how many were counted.
     counters: Option<Arc<QueueCounters>>,
     too_long: u64,
@@ -224,11 +218,40 @@ impl DpdkQueue {
         let link = Link { up: false, mbps: 0 };
         Self { queue, stats: Stats::default(), link, state: None, counters: None, too_long: 0 }
     }
+}
 
-    /// Whether its link is up. May make system calls.
-    pub fn is_up(&self) -> bool {
+/// Shares memory with a program.
+impl WireEnd for DpdkQueue {
+    fn takes_frames(&self) -> bool {
+        true
+    }
+
+    fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
+        let (copies, copied) = copies(packets, frames);
+        let sent = self.tx_burst(&copies[..copied], frames, now_ns);
+        frames.free_packets(&copies[sent..copied]);
+        sent
+    }
+
+    fn is_connected(&self) -> bool {
         self.queue.device().link().up
     }
+}
+
+/// Copies packets to new frames, as far as there are any.
+fn copies(packets: &[Packet], frames: &mut FrameCache) -> ([Packet; BURST], usize) {
+    let (mut fresh, mut copies) = ([0; BURST], [Packet::default(); BURST]);
+    let had = frames.alloc(&mut fresh[..packets.len().min(BURST)]);
+    let mut bytes = [0; 2048];
+    for ((copy, packet), frame) in copies.iter_mut().zip(packets).zip(&fresh[..had]) {
+        *copy = Packet { frame: *frame, ..*packet };
+        for at in (0..packet.len).step_by(bytes.len()) {
+            let part = &mut bytes[..usize::from(packet.len - at).min(2048)];
+            frames.arena().read(packet.frame, packet.offset + at, part);
+            frames.arena().write(copy.frame, copy.offset + at, part);
+        }
+    }
+    (copies, had)
 }
 
 impl PortQueue for DpdkQueue {
@@ -313,7 +336,7 @@ mod tests {
     #[test]
     fn without_devices_frames_are_our_own_and_a_late_device_is_refused() {
         let arena = arena();
-        assert!(devices(&Config::default(), 4096, false).unwrap().is_none());
+        assert!(start(&Config::default(), 4096, false).unwrap().is_none());
         let frames = FramePool::new(arena.geometry().frames);
         let error = open("wan", 1, &settings("net_null0"), &frames).map(|_| ()).unwrap_err().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "set `dpdk = true` in [memory]" } else { "built without DPDK" };
@@ -345,7 +368,7 @@ mod tests {
     #[cfg(not(feature = "dpdk"))]
     #[test]
     fn a_build_without_dpdk_says_so() {
-        assert_eq!(devices(&with_device(), 4096, false).unwrap_err(), DpdkError::NotBuilt);
+        assert_eq!(start(&with_device(), 4096, false).unwrap_err(), DpdkError::NotBuilt);
     }
 
     /// The only test here that starts DPDK: a process can do so only once.
@@ -353,7 +376,8 @@ mod tests {
     #[test]
     fn frames_go_round_between_devices_and_threads() {
         let arena = arena();
-        let devices = devices(&with_device(), 4096, false).unwrap().unwrap();
+        use port::Devices as _;
+        let devices = start(&with_device(), 4096, false).unwrap().unwrap();
         let frames = devices.pool(&arena, 31).unwrap();
         let available = || frames.devices().unwrap().available();
         let (mut own, mut other) =

@@ -3,7 +3,7 @@
 //! A port has one or more queues. Each queue belongs to one manager thread; no other calls it.
 //!
 //! A new kind of port is a variant of [`PortKind`], which answers what it can do, and a module here
-//! with its lines in [`open`] and the functions below it.
+//! with its lines in [`All`].
 
 // Printing panics when its reader is gone; the log does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -15,54 +15,101 @@ pub mod af_packet;
 pub mod capture;
 pub mod dpdk;
 pub mod generator;
-pub mod link;
 pub mod pace;
 pub mod pcap;
-pub mod room;
 pub mod sink;
 pub mod spread;
 pub mod stamp;
+pub mod xdp;
 
+use std::io;
 use std::sync::Arc;
 
 use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
 
-use link::Link;
-use sluice_api::config::{self as model, Config, Port, PortKind};
+use af_packet::InterfaceQueue;
+use af_packet::socket::SocketOptions;
+use sluice_api::config::{self as model, Config, Port, PortKind, Via};
 use sluice_config::problem::{At, Problem};
 use sluice_dataplane::frame::FramePool;
-use sluice_dataplane::queue::PortQueue;
+use sluice_dataplane::port::{Devices, Fault, Kinds, OpenPort, WireEnd, WireOptions};
+use xdp::XdpQueue;
 
-pub struct OpenPort {
-    pub queues: Vec<Box<dyn PortQueue>>,
-    /// What was opened, for `sluice port list`.
-    pub description: String,
-    /// Number of the arena that it receives into, if that is fixed.
-    pub memory: Option<u8>,
-    pub link: Arc<Link>,
-}
+/// All kinds of ports and devices.
+#[derive(Debug, Clone, Copy)]
+pub struct All;
 
-/// Opens a port. All its errors are found now, before a packet moves.
-///
-/// # Errors
-/// [`PortError`], with advice.
-pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, PortError> {
-    let room = arena.geometry().stride as usize - HEADROOM;
-    match &port.kind {
-        PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room),
-        PortKind::Sink(settings) => Ok(sink::open(port.queues, settings)),
-        PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room),
-        PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames),
-        PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room),
+impl Kinds for All {
+    fn open(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault> {
+        let room = arena.geometry().stride as usize - HEADROOM;
+        Ok(match &port.kind {
+            PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room)?,
+            PortKind::Sink(settings) => sink::open(port.queues, settings),
+            PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room)?,
+            PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames)?,
+            PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room)?,
+        })
+    }
+
+    fn look_at(&self, port: &Port, room: usize) -> Result<(), Fault> {
+        Ok(look_at(port, room)?)
+    }
+
+    fn look_at_memory(&self, port: &Port, frames: &FramePool) -> Result<(), Fault> {
+        match &port.kind {
+            PortKind::Dpdk(_) => Ok(dpdk::pool(&port.name, frames).map(drop)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn uses(&self, port: &Port) -> String {
+        match &port.kind {
+            PortKind::AfPacket(settings) => match &settings.netns {
+                Some(netns) => format!("interface {} in {netns}", settings.interface),
+                None => format!("interface {}", settings.interface),
+            },
+            PortKind::Dpdk(settings) => format!("device {}", dpdk::name(settings).unwrap_or("?")),
+            PortKind::Pcap(model::Pcap { write: Some(path), .. }) => path.display().to_string(),
+            PortKind::Gen(_) | PortKind::Sink(_) | PortKind::Pcap(_) => "what it uses".into(),
+        }
+    }
+
+    fn share(&self, a: &Port, b: &Port) -> bool {
+        match (&a.kind, &b.kind) {
+            (PortKind::Pcap(a), PortKind::Pcap(b)) => {
+                let meets = |written: &Option<_>, other: &model::Pcap| {
+                    written.is_some() && (*written == other.write || *written == other.read)
+                };
+                meets(&a.write, b) || meets(&b.write, a)
+            }
+            // Any number of sockets may read an interface.
+            (PortKind::Dpdk(a), PortKind::Dpdk(b)) => match (dpdk::name(a), dpdk::name(b)) {
+                (Some(a), Some(b)) => sluice_dpdk::is_same_device(a, b),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    fn devices(&self, config: &Config, frames: u32, arenas_are_huge: bool) -> Result<Option<Arc<dyn Devices>>, Fault> {
+        Ok(dpdk::start(config, frames, arenas_are_huge)?.map(|started| Arc::new(started) as Arc<dyn Devices>))
+    }
+
+    fn wire(&self, options: &WireOptions<'_>) -> Result<Box<dyn WireEnd>, (&'static str, io::Error)> {
+        let WireOptions { interface, via, slots, largest, room } = *options;
+        if via == Via::AfXdp {
+            return Ok(Box::new(XdpQueue::open(interface, slots, largest, room)?));
+        }
+        let options = SocketOptions { interface, slots, room, promiscuous: true, bypass: true, fanout: None };
+        Ok(Box::new(InterfaceQueue::open(&options)?))
+    }
+
+    fn device(&self, devargs: &str, frames: &FramePool) -> Result<Box<dyn WireEnd>, Fault> {
+        Ok(Box::new(dpdk::open_one(devargs, frames)?))
     }
 }
 
-/// Checks what a port would open, without opening it, so that a truncated capture or missing device
-/// is reported before anything starts or changes. `room` is the largest packet, in bytes.
-///
-/// # Errors
-/// As [`open`].
-pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
+fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
     match &port.kind {
         PortKind::Pcap(settings) => pcap::look_at(&port.name, port.queues, settings, room),
         PortKind::Dpdk(settings) => dpdk::look_at(&port.name, settings),
@@ -71,31 +118,7 @@ pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
     }
 }
 
-/// Checks that a port with memory of its own can use these frames.
-///
-/// # Errors
-/// As [`open`].
-pub fn look_at_memory(port: &Port, frames: &FramePool) -> Result<(), PortError> {
-    match &port.kind {
-        PortKind::Dpdk(_) => dpdk::pool(&port.name, frames).map(drop),
-        _ => Ok(()),
-    }
-}
-
-/// The interface, device or file of a port, for messages.
-pub fn uses(port: &Port) -> String {
-    match &port.kind {
-        PortKind::AfPacket(settings) => match &settings.netns {
-            Some(netns) => format!("interface {} in {netns}", settings.interface),
-            None => format!("interface {}", settings.interface),
-        },
-        PortKind::Dpdk(settings) => format!("device {}", dpdk::name(settings).unwrap_or("?")),
-        PortKind::Pcap(model::Pcap { write: Some(path), .. }) => path.display().to_string(),
-        PortKind::Gen(_) | PortKind::Sink(_) | PortKind::Pcap(_) => "what it uses".into(),
-    }
-}
-
-/// Problems that [`look_at`] finds with the ports of a configuration, at their positions in it.
+/// Problems that [`Kinds::look_at`] finds with the ports of a configuration, at their places.
 pub fn problems(config: &Config) -> Vec<Problem> {
     let room = Geometry::stride_for(config.memory.packet_bytes as usize) - HEADROOM;
     let look = |(number, port): (usize, &Port)| {
@@ -138,23 +161,6 @@ fn too_large((number, port): (usize, &Port), room: usize) -> Option<Problem> {
             if may_be { format!("write packet_bytes = {wanted} in [memory], or {lower}") } else { lower },
         )
     })
-}
-
-/// Whether two ports use the same file or device, so that one must close before the other opens.
-pub fn share(a: &Port, b: &Port) -> bool {
-    match (&a.kind, &b.kind) {
-        (PortKind::Pcap(a), PortKind::Pcap(b)) => {
-            let meets =
-                |written: &Option<_>, other: &model::Pcap| written.is_some() && (*written == other.write || *written == other.read);
-            meets(&a.write, b) || meets(&b.write, a)
-        }
-        // Any number of sockets may read an interface.
-        (PortKind::Dpdk(a), PortKind::Dpdk(b)) => match (dpdk::name(a), dpdk::name(b)) {
-            (Some(a), Some(b)) => sluice_dpdk::is_same_device(a, b),
-            _ => false,
-        },
-        _ => false,
-    }
 }
 
 /// Why a port could not be opened, with advice.
@@ -212,12 +218,12 @@ mod tests {
             ("kind = \"pcap\"\nname = \"p\"\nwrite = \"/dev/null\"", 1, "writes /dev/null"),
         ] {
             let port: Port = toml::from_str(text).unwrap();
-            let open = open(&port, frames.arena(), &pool).unwrap();
+            let open = All.open(&port, frames.arena(), &pool).unwrap();
             assert_eq!(open.queues.len(), queues);
             assert!(open.description.contains(words), "{}", open.description);
         }
         let port: Port = toml::from_str("kind = \"dpdk\"\nname = \"p\"").unwrap();
-        let error = open(&port, frames.arena(), &pool).err().unwrap().to_string();
+        let error = All.open(&port, frames.arena(), &pool).err().unwrap().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "started without any dpdk port" } else { "build with `--features dpdk`" };
         assert!(error.contains(wanted), "{error}");
     }
@@ -227,6 +233,7 @@ mod tests {
         let port = |text: &str| -> Port { toml::from_str(&format!("name = \"p\"\n{text}")).unwrap() };
         let pcap = |keys: &str| port(&format!("kind = \"pcap\"\n{keys}"));
         let dpdk = |devargs: &str| port(&format!("kind = \"dpdk\"\ndevargs = {devargs:?}"));
+        let share = |a: &Port, b: &Port| All.share(a, b);
         let (writes, reads) = (pcap("write = \"/a\""), pcap("read = \"/a\""));
         assert!(share(&writes, &writes) && share(&writes, &reads) && share(&reads, &writes));
         assert!(!share(&reads, &reads), "any number may read a file");

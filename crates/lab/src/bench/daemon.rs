@@ -60,7 +60,7 @@ impl Programs {
     /// `sluiced` or one of the NFs is missing.
     pub fn in_folder(folder: &Path, nfs: &[&str]) -> anyhow::Result<Self> {
         let programs = Self { sluiced: folder.join("sluiced"), interrupted: Arc::default() };
-        programs.has("sluiced", "sluice-manager")?;
+        programs.has("sluiced", "sluice-daemon")?;
         for nf in nfs {
             programs.has(nf, nf)?;
         }
@@ -360,7 +360,7 @@ pub mod tests {
     fn missing_programs_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
-        assert!(error.contains("no sluiced in") && error.contains("cargo build --release -p sluice-manager"), "{error}");
+        assert!(error.contains("no sluiced in") && error.contains("cargo build --release -p sluice-daemon"), "{error}");
         std::fs::write(folder.path().join("sluiced"), "").unwrap();
         let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
         assert!(error.contains("no sluice-nf-bridge in"), "{error}");

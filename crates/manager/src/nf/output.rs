@@ -42,6 +42,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use sluice_host::spawn::Stdio;
 
+/// Target of the output of NFs in the log. The field `nf` names the NF.
+pub const TARGET: &str = "output";
 /// Most bytes written per second for a name: 1.4 GB a day, which a disk can take.
 pub const RATE: u64 = 16 << 10;
 /// Most bytes written at once after a quiet time: a panic with its backtrace, twice.
@@ -98,7 +100,7 @@ impl Outputs {
             for (name, line) in lines.lines().filter_map(|line| line.split_once(": ")) {
                 match name {
                     OURS => warn!("{line}"),
-                    _ => info!(target: crate::log::OUTPUT, nf = name, "{line}"),
+                    _ => info!(target: TARGET, nf = name, "{line}"),
                 }
             }
         })

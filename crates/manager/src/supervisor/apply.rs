@@ -202,7 +202,7 @@ impl Supervisor {
 
     /// Whether a port can open only after the former one of its name is closed.
     fn shares_with_former(&self, port: &model::Port) -> bool {
-        self.config.ports.iter().any(|known| known.name == port.name && sluice_ports::share(known, port))
+        self.config.ports.iter().any(|known| known.name == port.name && self.host.opener.kinds.share(known, port))
     }
 
     fn take(&mut self, change: &Change, proved: &mut Vec<Upgrade>) -> Result<Gone, SupervisorError> {

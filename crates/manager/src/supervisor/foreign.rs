@@ -28,7 +28,7 @@ use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_foreign::{End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
+use sluice_foreign::{ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
 
 use sluice_host::filter::Filter;
 use sluice_host::netns;
@@ -83,9 +83,10 @@ impl Supervisor {
             self.trouble(number, error.to_string());
             return;
         }
+        let kinds = self.host.opener.kinds.clone();
         self.apart(move || {
             clearing.into_iter().for_each(|thread| drop(thread.join()));
-            let built = Room::build(plan, group.as_deref());
+            let built = Room::build(plan, &*kinds, group.as_deref());
             // `group` holds a folder of the cgroup, which the daemon's end must be able to remove.
             drop(group);
             Box::new(move |this: &mut Self| this.room_built(number, life, built))
@@ -107,12 +108,17 @@ impl Supervisor {
             self.note(|r| r.made(Thing::Socket, &socket));
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(socket.clone()));
             let (memory, pool) = (self.plane.memories().usual(), self.plane.memories().usual_pool());
-            let queue = wire::device(via, &socket, (number, side), &pool)?;
+            let device = self
+                .host
+                .opener
+                .kinds
+                .device(&wire::device(via, &socket, (number, side)), &pool)
+                .map_err(|fault| fault.to_string())?;
             // For root and the program's user.
             std::os::unix::fs::chown(&socket, owner, None)
                 .map_err(|error| format!("cannot give {} to its user: {error}", socket.display()))?;
             let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return Ok(()) };
-            foreign.devices.push(End::Device(queue));
+            foreign.devices.push(device);
             foreign.memory = Some(memory);
         }
         Ok(())
@@ -122,7 +128,7 @@ impl Supervisor {
     fn awaits_connection(&mut self, number: u16) -> bool {
         let Some(nf) = self.nfs.get_mut(&number) else { return false };
         let ends = nf.foreign.as_ref().and_then(|foreign| foreign.wires.as_ref()).map_or(&[][..], |wires| &wires.ends);
-        if ends.iter().all(End::is_connected) {
+        if ends.iter().all(|end| end.is_connected()) {
             return false;
         }
         if monotonic_ns().saturating_sub(nf.life().started_ns()) < CONNECT.as_nanos() as u64 {

@@ -12,6 +12,7 @@ mod act;
 mod admit;
 mod apply;
 mod backend;
+mod buffers;
 mod change;
 mod container;
 mod end;
@@ -67,12 +68,12 @@ use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Member, Places, Por
 use sluice_dataplane::classify::compile::compile;
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::classify::rule::RuleSet;
+use sluice_dataplane::link::Link;
+use sluice_dataplane::port::{Fault, Kinds};
 use sluice_dataplane::queue::QueueCounters;
 use sluice_host::container::Template;
 use sluice_host::record::{Record, RecordError, Thing};
 use sluice_host::user::User;
-use sluice_ports::{self as port};
-use sluice_ports::{self, PortError};
 
 pub use backend::Remote;
 use nfs::{Event, Nf, NfSet};
@@ -89,8 +90,8 @@ const ANSWERS: Duration = Duration::from_millis(2);
 pub enum SupervisorError {
     #[error(transparent)]
     Plane(#[from] PlaneError),
-    #[error(transparent)]
-    Port(#[from] PortError),
+    #[error("{0}")]
+    Port(#[from] Fault),
     #[error(transparent)]
     Record(#[from] RecordError),
     #[error(transparent)]
@@ -119,7 +120,7 @@ struct PortState {
     counters: Vec<Arc<QueueCounters>>,
     /// Number of the arena that it receives into, if it cannot change.
     memory: Option<u8>,
-    link: Arc<port::link::Link>,
+    link: Arc<Link>,
     /// The packets too large to receive, and to send, that the log has reported.
     reported: (ports::Reported, ports::Reported),
     /// How far it is behind its configured rate.
@@ -206,16 +207,22 @@ impl Supervisor {
     ///
     /// # Errors
     /// The first failure; [`SupervisorError::Interrupted`].
-    pub fn start(config: Config, config_path: Option<PathBuf>, record: Record, stop: &AtomicBool) -> Result<Self, SupervisorError> {
+    pub fn start(
+        config: Config,
+        config_path: Option<PathBuf>,
+        kinds: Arc<dyn Kinds>,
+        record: Record,
+        stop: &AtomicBool,
+    ) -> Result<Self, SupervisorError> {
         // Before there is any shared memory.
         sluice_shm::hole::install();
         let promises = promises::Promises::open(&config)?;
         let published = Published::new(&config);
-        let plane = DataPlane::start(&config, &|rx| published.sdn.chooser(&config, rx))?;
+        let plane = DataPlane::start(&config, &*kinds, &|rx| published.sdn.chooser(&config, rx))?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
         let turns = Turns::new()?;
-        let host = Host::open(&config, record, &plane, promises.io_mask(), &turns.wake)?;
+        let host = Host::open(&config, kinds, record, &plane, promises.io_mask(), &turns.wake)?;
         let wanted = config.clone();
         let mut this = Self {
             config: Config { ports: vec![], services: vec![], chains: vec![], rules: vec![], ..config },

@@ -11,6 +11,7 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
+use super::buffers::Room;
 use super::nfs::Process;
 use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
@@ -20,13 +21,13 @@ use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
 use sluice_dataplane::chain::{Places, Tables};
 use sluice_dataplane::classify::hits::RuleHits;
+use sluice_dataplane::port::{Kinds, OpenPort};
 use sluice_dataplane::trace::TraceRequest;
 use sluice_dataplane::waker::Waker;
 use sluice_dataplane::worker::Snapshot;
 use sluice_host::attach::Listener;
 use sluice_host::notice::Notices;
 use sluice_host::record::Record;
-use sluice_ports as port;
 
 /// Changes under way, and the numbers that they assign.
 pub(super) struct Changes {
@@ -36,7 +37,7 @@ pub(super) struct Changes {
     pub(super) applying: Vec<apply::Applying>,
     pub(super) next_apply: u64,
     /// Ports that were opened before the rest of a change began, by name.
-    pub(super) opened: HashMap<String, port::OpenPort>,
+    pub(super) opened: HashMap<String, OpenPort>,
     /// The configuration that will be in force when the changes under way are done.
     pub(super) coming: Option<Box<Config>>,
     pub(super) port_numbers: numbers::Numbering,
@@ -86,6 +87,13 @@ impl Published {
     }
 }
 
+/// How ports and devices are opened.
+pub(super) struct Opener {
+    pub(super) kinds: Arc<dyn Kinds>,
+    /// The bound on receive queues.
+    pub(super) room: Room,
+}
+
 pub(super) struct Host {
     pub(super) listener: Listener,
     pub(super) record: Option<Record>,
@@ -95,8 +103,7 @@ pub(super) struct Host {
     pub(super) notices: Notices<notice::Kind>,
     pub(super) runtime_dir: runtime_dir::Watch,
     pub(super) holes: holes::Holes,
-    /// The bound on receive queues.
-    pub(super) room: port::room::Room,
+    pub(super) opener: Opener,
     /// The costs of packets in programs, as measured before.
     pub(super) estimates: Kept,
     pub(super) holds: pens::Holds,
@@ -119,6 +126,7 @@ fn system(doing: &'static str) -> impl Fn(Errno) -> SupervisorError {
 impl Host {
     pub(super) fn open(
         config: &Config,
+        kinds: Arc<dyn Kinds>,
         record: Record,
         plane: &DataPlane,
         io_mask: u32,
@@ -142,7 +150,7 @@ impl Host {
             notices: Notices::new(|line| warn!(target: "sluice_manager::supervisor", "{line}")),
             runtime_dir: runtime_dir::Watch::default(),
             holes: holes::Holes::default(),
-            room: port::room::Room::read(Path::new("/"), &config.memory, io_mask, stride),
+            opener: Opener { kinds, room: Room::read(Path::new("/"), &config.memory, io_mask, stride) },
             estimates: Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
                 warn!("{error}; NFs start without a first guess of their cost");
                 Kept::default()

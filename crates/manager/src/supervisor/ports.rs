@@ -14,8 +14,8 @@ use sluice_api::config as model;
 use sluice_api::model as api;
 use sluice_config::diff;
 use sluice_config::tenancy::{Holder, Owner};
+use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::QueueCounters;
-use sluice_ports::{self as port, OpenPort};
 
 /// Least time between two lines about packets that are too large for a port.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
@@ -72,10 +72,9 @@ impl Behind {
     }
 }
 
-/// The log message for a port in another state.
-fn said(port: &model::Port, state: api::PortState) -> String {
+/// The log message for a port in another state, with what it uses.
+fn said(port: &model::Port, state: api::PortState, interface: &str) -> String {
     let name = &port.name;
-    let interface = sluice_ports::uses(port);
     match state {
         api::PortState::Up if port.kind.output_waits() => format!("port {name}: {interface} is written again"),
         api::PortState::Up => format!("port {name} is up: {interface} has a link"),
@@ -104,9 +103,9 @@ fn named(tenant: &Option<String>) -> String {
 impl Supervisor {
     /// Checks whether a port could be opened, before anything changes for it.
     pub(super) fn look_at(&self, config: &model::Port) -> Result<(), SupervisorError> {
-        port::look_at_memory(config, &self.plane.memories().usual_pool())?;
+        self.host.opener.kinds.look_at_memory(config, &self.plane.memories().usual_pool())?;
         let room = self.plane.arena().geometry().stride as usize - HEADROOM;
-        Ok(port::look_at(config, room)?)
+        Ok(self.host.opener.kinds.look_at(config, room)?)
     }
 
     /// Opens a port without giving it to the packet threads. `wanted` is the coming configuration.
@@ -122,7 +121,8 @@ impl Supervisor {
         }
         // Other ports receive into the arena that the tables name, or nothing.
         let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
-        let mut open = port::open(&self.host.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
+        let mut open =
+            self.host.opener.kinds.open(&self.host.opener.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
         open.memory = memory.map(|memory| memory.number).filter(|_| config.kind.has_fixed_memory());
         Ok(open)
     }
@@ -266,13 +266,14 @@ impl Supervisor {
     /// again if that fails.
     ///
     /// # Errors
-    /// As [`port::open`]; the old port is then as before. If it cannot be opened again either, the
-    /// port is removed, also from the configuration in force, so that the next apply opens it.
+    /// As [`Kinds::open`](sluice_dataplane::port::Kinds::open); the old port is then as before. If
+    /// it cannot be opened again either, the port is removed, also from the configuration in force,
+    /// so that the next apply opens it.
     pub(super) fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = self.port_number(&config.name).ok_or_else(|| self.no_such("port", &config.name))?;
         let old =
             self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| self.no_such("port", &config.name))?;
-        let open = if port::share(&old, &config) {
+        let open = if self.host.opener.kinds.share(&old, &config) {
             self.close_and_count(number)?;
             match self.open(&config, self.coming()) {
                 Ok(open) => open,
@@ -324,7 +325,9 @@ impl Supervisor {
             let name = &state.config.name;
             for (at_ns, is) in state.link.take_changes() {
                 self.controller.events().add(at_ns, name, What::Port(is));
-                self.host.notices.print(Kind::Port(number as u16), || said(&state.config, is));
+                self.host
+                    .notices
+                    .print(Kind::Port(number as u16), || said(&state.config, is, &self.host.opener.kinds.uses(&state.config)));
             }
             let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
             let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));

@@ -113,7 +113,7 @@ impl Supervisor {
             schedules: self.schedule_reports(),
             openflow: self.published.sdn.status(),
             pools: self.pool_reports(snapshots),
-            buffers: self.host.room.report(&self.config.ports),
+            buffers: self.host.opener.room.report(&self.config.ports),
             promises: self.promise_states(),
             health: self.health(),
         }

@@ -33,6 +33,7 @@ use segment::{Cut, MAX_SEGMENTS};
 use sluice_api::config::{AfPacket, WhenMissing};
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::port::WireEnd;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 use sluice_host::link;
@@ -69,17 +70,6 @@ impl InterfaceQueue {
     fn over(socket: Option<PacketSocket>, room: usize, source: Option<Source>) -> Self {
         let waiting = VecDeque::with_capacity(MAX_SEGMENTS);
         Self { socket, before: SocketCounters::default(), waiting, room, source, counters: None }
-    }
-
-    /// Sends copies of the first packets, and returns how many. The caller keeps the frames.
-    #[inline]
-    pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
-        self.socket.as_mut().map_or(0, |socket| socket.send(frames.arena(), packets))
-    }
-
-    #[inline]
-    pub fn has_packet(&self) -> bool {
-        !self.waiting.is_empty() || self.socket.as_ref().is_some_and(PacketSocket::has_packet)
     }
 
     /// Counters of all its sockets.
@@ -216,6 +206,20 @@ impl PortQueue for InterfaceQueue {
             ("merged", counters.merged as f64),
             ("refused", counters.refused as f64),
         ]
+    }
+}
+
+impl WireEnd for InterfaceQueue {
+    fn has_packet(&self) -> bool {
+        !self.waiting.is_empty() || self.socket.as_ref().is_some_and(PacketSocket::has_packet)
+    }
+
+    fn copy_out(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        self.socket.as_mut().map_or(0, |socket| socket.send(frames.arena(), packets))
+    }
+
+    fn overruns(&self) -> u64 {
+        self.counters().overruns
     }
 }
 

@@ -32,9 +32,9 @@ use rustix::fs::{fstat, stat};
 
 use super::Failed;
 use super::socket::{PacketSocket, SocketOptions, bind};
-use crate::link::Link;
 use sluice_api::config::AfPacket;
 use sluice_api::model::PortState;
+use sluice_dataplane::link::Link;
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 

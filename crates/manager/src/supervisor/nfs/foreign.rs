@@ -11,8 +11,9 @@ use sluice_shm::page::Counter;
 use sluice_api::model as api;
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::FeedCounters;
+use sluice_dataplane::port::WireEnd;
 use sluice_foreign::room::Who;
-use sluice_foreign::{End, Room, Wires};
+use sluice_foreign::{Room, Wires};
 use sluice_host::process::Proc;
 use sluice_host::processes::{Refused, Target};
 
@@ -27,7 +28,7 @@ pub(crate) struct Foreign {
     /// The ends of its wires, until a packet thread has them.
     pub(crate) wires: Option<Wires>,
     /// Devices that share memory with it, until its namespace is built.
-    pub(crate) devices: Vec<End>,
+    pub(crate) devices: Vec<Box<dyn WireEnd>>,
     /// Number of the arena that its devices receive into while they are open.
     pub(crate) memory: Option<u8>,
     /// What the record has of it.

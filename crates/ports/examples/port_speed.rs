@@ -1,6 +1,6 @@
 //! What a packet costs in the generator and in the sink, with nothing between them.
 //!
-//!     cargo run --release -p sluice-manager --example port_speed [-- SECONDS]
+//!     cargo run --release -p sluice-ports --example port_speed [-- SECONDS]
 //!
 //! Each variant sends bursts of 32 packets from a generator to a sink on one thread. It prints
 //! nanoseconds and time-stamp-counter cycles a packet for each of the two; the counter is read
@@ -14,8 +14,9 @@ use std::time::Instant;
 
 use sluice_api::config::{Gen, GenProtocol, Overload, Port, PortKind, Sink};
 use sluice_dataplane::frame::{FrameCache, FramePool, Packet};
+use sluice_dataplane::port::Kinds;
 use sluice_dataplane::queue::PortQueue;
-use sluice_ports as port;
+use sluice_ports::All;
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, DEFAULT_STRIDE, Geometry};
 use sluice_shm::clock::{Clock, ticks};
@@ -37,7 +38,7 @@ struct Variant {
 
 fn queue(arena: &Arena, pool: &FramePool, kind: PortKind) -> Box<dyn PortQueue> {
     let port = Port { name: "speed".into(), overload: Overload::Drop, queues: 1, tenant: None, kind };
-    port::open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
+    All.open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
 }
 
 fn turn(variant: &mut Variant, frames: &mut FrameCache, clock: &Clock, seconds: f64) {

@@ -21,6 +21,7 @@ pub struct Link {
 }
 
 impl Link {
+    /// The state, as last set.
     #[inline]
     pub fn state(&self) -> PortState {
         // Relaxed: it publishes nothing else.

@@ -1,7 +1,9 @@
-//! The daemon: `sluiced CONFIG`.
+//! The daemon: `sluiced CONFIG`. It joins the manager and the kinds of ports.
 
 // These macros panic when the stream is closed; the log does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod log;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,9 +19,8 @@ use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
+use sluice_manager::features;
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
-use sluice_manager::{features, log};
-use sluice_ports as port;
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::Targets;
 
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
 }
 
 fn problems(config: &Config) -> Vec<Problem> {
-    let mut found = port::problems(config);
+    let mut found = sluice_ports::problems(config);
     found.extend(features::problems(config));
     found
 }
@@ -120,7 +121,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let supervisor = match Supervisor::start(config, Some(args.config.clone()), record, &stop) {
+    let supervisor = match Supervisor::start(config, Some(args.config.clone()), Arc::new(sluice_ports::All), record, &stop) {
         Err(interrupted @ SupervisorError::Interrupted) => {
             info!("{interrupted}");
             return Ok(());

@@ -54,7 +54,7 @@ pub fn build_nfs() {
         cargo.args(["-p", "sluice-client", "-p", "sluice-lab"]);
         if cfg!(feature = "dpdk") {
             // The daemon's own features, so that its library is not built once more.
-            cargo.args(["--features", "sluice-manager/dpdk"]);
+            cargo.args(["--features", "sluice-daemon/dpdk"]);
         }
         assert!(cargo.status().expect("cargo runs").success(), "build client and lab: cargo build -p sluice-client -p sluice-lab");
     });

@@ -18,6 +18,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
+use sluice_manager::nf::output::TARGET as OUTPUT;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
@@ -25,8 +26,6 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Target of the output of NFs. The field `nf` names the NF.
-pub const OUTPUT: &str = "output";
 /// Target of a configuration's problems: several lines each, with their place.
 pub const CONFIG: &str = "config";
 
@@ -182,6 +181,7 @@ impl Visit for Content {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tracing::{debug, info, warn};
 
     fn said(message: &str, fields: &[(&str, Value)]) -> Content {
         let fields = fields.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
@@ -239,8 +239,7 @@ mod tests {
             warn!("{} a", 1);
             debug!(target: "loud", n = 3, nf = "x", on = true, "b");
         });
-        let expected =
-            ["sluice_manager::log::tests 1 a {}", "loud b {\"n\": Number(3), \"nf\": String(\"x\"), \"on\": Bool(true)}"];
+        let expected = ["sluiced::log::tests 1 a {}", "loud b {\"n\": Number(3), \"nf\": String(\"x\"), \"on\": Bool(true)}"];
         assert_eq!(*seen.0.lock().unwrap(), expected);
     }
 
