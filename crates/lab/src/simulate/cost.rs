@@ -1,6 +1,8 @@
 //! Packet costs of services in cycles, and the cost of a switch to an NF.
 //!
 //! Packet costs come from options, from measurements, or from the arguments of `sluice-nf-cost`.
+//! That of a group (a fused or inline chain) is the sum of its parts', unless the group itself is
+//! named or measured. Rings and checks cost it once, where isolated NFs have them each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,26 +31,74 @@ pub fn costs(
     let mut costs = BTreeMap::new();
     let mut unknown = Vec::new();
     for number in services {
-        let service = &config.services[*number];
-        let said = options.costs.get(&service.name).or_else(|| options.measured.get(&service.name));
-        let cost = match said {
-            Some(cycles) => Some(Cost::Fixed(*cycles)),
-            None => of_args(service, notes).map_err(|what| SimulateError::Arguments { service: service.name.clone(), what })?,
-        };
-        match cost {
-            Some(cost) => _ = costs.insert(*number, cost),
-            None => unknown.push(service.name.clone()),
+        if let Some(cost) = of(config, options, &config.services[*number], &mut unknown, notes)? {
+            costs.insert(*number, cost);
         }
     }
     if unknown.is_empty() { Ok(costs) } else { Err(SimulateError::NoCost { services: unknown }) }
 }
 
-/// Cycles per packet of each service with recent work: the median of its instances. `mhz` is the
-/// clock of the measuring host.
+/// The cost of a service. If it is not known, `unknown` gets the services to measure.
+fn of(
+    config: &Config,
+    options: &Options,
+    service: &Service,
+    unknown: &mut Vec<String>,
+    notes: &mut Vec<String>,
+) -> Result<Option<Cost>, SimulateError> {
+    let invalid = |what| SimulateError::Arguments { service: service.name.clone(), what };
+    // A part's option counts for more than a measurement of the whole group.
+    let measured = options.measured.get(&service.name).filter(|_| !service.parts.iter().any(|p| options.costs.contains_key(p)));
+    if let Some(cycles) = options.costs.get(&service.name).or(measured) {
+        return Ok(Some(Cost::Fixed(*cycles)));
+    }
+    if service.is_group() {
+        let parts = config.services.iter().filter(|part| service.parts.contains(&part.name));
+        let costs: Vec<Option<Cost>> = parts.map(|part| of(config, options, part, unknown, notes)).collect::<Result<_, _>>()?;
+        let Some(costs) = costs.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
+        return costs.into_iter().try_fold(Cost::Fixed(0), plus).map(Some).map_err(invalid);
+    }
+    let cost = of_args(service, notes).map_err(invalid)?;
+    if cost.is_none() && !unknown.contains(&service.name) {
+        unknown.push(service.name.clone());
+    }
+    Ok(cost)
+}
+
+/// The cost of one handler after another.
+fn plus(one: Cost, other: Cost) -> Result<Cost, String> {
+    match (one, other) {
+        (Cost::Fixed(one), Cost::Fixed(other)) => Ok(Cost::Fixed(one + other)),
+        (Cost::Fixed(0), cost) => Ok(cost),
+        (Cost::Random(list), Cost::Fixed(cycles)) | (Cost::Fixed(cycles), Cost::Random(list)) => {
+            draws(list, vec![cycles]).map(Cost::Random)
+        }
+        (Cost::Random(one), Cost::Random(other)) => draws(one, other).map(Cost::Random),
+        (Cost::ByFlow(list), Cost::Fixed(cycles)) | (Cost::Fixed(cycles), Cost::ByFlow(list)) => {
+            by_flow(&[list, vec![cycles]]).map(Cost::ByFlow)
+        }
+        (Cost::ByFlow(one), Cost::ByFlow(other)) => by_flow(&[one, other]).map(Cost::ByFlow),
+        _ => Err("a part costs by flow and another at random, which has no sum".into()),
+    }
+}
+
+/// The mean cycles of a packet.
+pub fn mean(cost: &Cost) -> f64 {
+    match cost {
+        Cost::Fixed(cycles) => *cycles as f64,
+        Cost::List(list) | Cost::Random(list) | Cost::ByFlow(list) => list.iter().sum::<u64>() as f64 / list.len().max(1) as f64,
+    }
+}
+
+/// Cycles per packet of each service with recent work: the median of its instances, and of the
+/// groups in which it is a part. `mhz` is the clock of the measuring host.
 pub fn measured(nfs: &[Nf], mhz: u64) -> BTreeMap<String, u64> {
     let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for nf in nfs.iter().filter(|nf| nf.sched.service_ns > 0.0) {
-        times.entry(&nf.service).or_default().push(nf.sched.service_ns);
+    for nf in nfs {
+        let parts = nf.parts.iter().filter_map(|part| Some((part.service.as_str(), part.packet_ns?)));
+        for (service, ns) in parts.chain([(nf.service.as_str(), nf.sched.service_ns)]).filter(|(_, ns)| *ns > 0.0) {
+            times.entry(service).or_default().push(ns);
+        }
     }
     let cycles = |times: &mut Vec<f64>| {
         times.sort_by(f64::total_cmp);

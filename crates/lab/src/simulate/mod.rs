@@ -9,7 +9,7 @@
 //! - *Plan*: the scenario of a configuration, with the names of its parts.
 //! - *Stream*: packets of one port for one chain.
 //! - *Lane*: a chain with one chosen instance per service; a chain of the simulator.
-//! - *Straight*: through a chain without services.
+//! - *Straight*: through a chain without NFs: one without services, or an inline one.
 //!
 //! # Approach
 //! Everything here is a function of the configuration and the [`Options`]. [`place`] assigns
@@ -23,7 +23,9 @@
 //! - flows are spread evenly, while the daemon hashes them, so a few flows may collide there;
 //! - a port that waits (`overload = "wait"`) does not slow down;
 //! - marks (ECN) have no effect, for no source reacts;
-//! - the manager moves any number of packets.
+//! - the manager moves any number of packets;
+//! - packet threads, and so the handlers of inline chains, are not simulated. What these would take
+//!   of the threads' cores is a note.
 //!
 //! The ideal serves lanes equally, so of competing chains one may exceed it. [`Plan::notes`] lists
 //! the limits that apply to a configuration.
@@ -128,6 +130,12 @@ pub enum SimulateError {
     #[error("chain {chain} passes service {service}, which has no instances; write instances = 1 or more")]
     NoInstances { chain: String, service: String },
     #[error(
+        "all packets take inline chains ({}), whose handlers run in the packet threads, which are not simulated; write run = \"fused\" \
+         to simulate such a chain as one process",
+        names(chains)
+    )]
+    Inline { chains: Vec<String> },
+    #[error(
         "no packet would meet an NF; `sluice check` tells whether rules lead to chains with services, and rates must be above 0"
     )]
     Nothing,
@@ -192,15 +200,18 @@ impl Plan {
             let mine = streams.iter().filter(|s| s.chain == number);
             let (rate_pps, flows) = mine.fold((0.0, 0), |(rate, flows), s| (rate + s.rate_pps, flows + s.flows));
             let first = lanes.len();
-            let is_straight = chain.services.is_empty();
-            if !is_straight && flows > 0 && rate_pps > 0.0 {
-                spread(config, chain, &nfs, rate_pps, flows, &mut lanes)?;
+            let group = config.services.iter().position(|s| s.is_inline() && chain.services.contains(&s.name));
+            let is_straight = chain.services.is_empty() || group.is_some();
+            match group {
+                _ if chain.services.is_empty() || flows == 0 || rate_pps <= 0.0 => {}
+                Some(group) => notes.push(in_threads(config, options, (&chain.name, rate_pps), group)?),
+                None => spread(config, chain, &nfs, rate_pps, flows, &mut lanes)?,
             }
             let straight_pps = if is_straight { rate_pps } else { 0.0 };
             chains.push(PlannedChain { name: chain.name.clone(), lanes: first..lanes.len(), straight_pps });
         }
         if lanes.is_empty() {
-            return Err(SimulateError::Nothing);
+            return Err(nothing(config, &chains));
         }
         let reached: BTreeSet<usize> = lanes.iter().flat_map(|lane| lane.nfs.iter().copied()).collect();
         let idle: Vec<String> = (0..nfs.len()).filter(|nf| !reached.contains(nf)).map(|nf| nfs[nf].name.clone()).collect();
@@ -245,6 +256,34 @@ impl Plan {
         let platform = sim::Platform { fused, handover, weights, backpressure, ..self.scenario.platform.clone() };
         sim::Scenario { platform, ..self.scenario.clone() }
     }
+}
+
+/// Why no packet would meet an NF.
+fn nothing(config: &Config, chains: &[PlannedChain]) -> SimulateError {
+    let with_packets =
+        config.chains.iter().zip(chains).filter(|(chain, planned)| !chain.services.is_empty() && planned.straight_pps > 0.0);
+    let inline: Vec<String> = with_packets.map(|(chain, _)| chain.name.clone()).collect();
+    if inline.is_empty() { SimulateError::Nothing } else { SimulateError::Inline { chains: inline } }
+}
+
+/// What is not simulated of an inline chain with this rate: the cores that its handlers take.
+fn in_threads(config: &Config, options: &Options, chain: (&str, f64), group: usize) -> Result<String, SimulateError> {
+    let (name, rate_pps) = chain;
+    let takes = match cost::costs(config, options, &BTreeSet::from([group]), &mut Vec::new()) {
+        Ok(costs) => {
+            let cores: f64 = costs.values().map(|cost| rate_pps * cost::mean(cost) / (options.mhz as f64 * 1e6)).sum();
+            format!("its handlers alone take {cores:.2} of the {} that receive", cores_of(config.services[group].instances))
+        }
+        Err(SimulateError::NoCost { services }) => {
+            format!("--cost {}=CYCLES would show what its handlers take of a core", services[0])
+        }
+        Err(other) => return Err(other),
+    };
+    Ok(format!("chain {name} is inline, in packet threads, which are not simulated: all its packets count as delivered; {takes}"))
+}
+
+fn cores_of(threads: u32) -> String {
+    if threads == 1 { "1 core".into() } else { format!("{threads} cores") }
 }
 
 /// Adds the lanes of a chain, with flows and rate spread evenly.

@@ -2,12 +2,13 @@
 //!
 //! As configured, an instance takes the next of its service's cores, as in the daemon. On a given
 //! number of cores, instances go round-robin, in the order of the configuration. Polling instances
-//! get separate cores after those of the others, if there are enough.
+//! get separate cores after those of the others, if there are enough. A group of a fused chain is
+//! one NF; that of an inline chain is none.
 
 use std::collections::BTreeSet;
 
 use super::{PlannedNf, names};
-use sluice_api::config::{Config, Idle, Mode};
+use sluice_api::config::{Config, Idle, Mode, Service};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
@@ -32,10 +33,15 @@ pub fn place(config: &Config, cores: Option<usize>, notes: &mut Vec<String>) -> 
     placement
 }
 
+/// The services that have processes, with their numbers.
+fn with_processes(config: &Config) -> impl Iterator<Item = (usize, &Service)> {
+    config.services.iter().enumerate().filter(|(_, service)| service.first_instances() > 0 && !service.is_inline())
+}
+
 /// All instances; `core` maps the numbers of service and instance, and whether it polls, to a core.
 fn instances(config: &Config, mut core: impl FnMut(usize, usize, bool) -> usize) -> Vec<PlannedNf> {
     let mut nfs = Vec::new();
-    for (number, service) in config.services.iter().enumerate() {
+    for (number, service) in with_processes(config) {
         let polls = service.mode == Mode::Poll;
         for i in 0..service.first_instances() as usize {
             nfs.push(PlannedNf { name: format!("{}.{i}", service.name), service: number, core: core(number, i, polls), polls });
@@ -45,7 +51,7 @@ fn instances(config: &Config, mut core: impl FnMut(usize, usize, bool) -> usize)
 }
 
 fn configured(config: &Config) -> Placement {
-    let cores: BTreeSet<usize> = config.services.iter().flat_map(|s| s.cores.iter().copied()).collect();
+    let cores: BTreeSet<usize> = with_processes(config).flat_map(|(_, s)| s.cores.iter().copied()).collect();
     let cores: Vec<usize> = cores.into_iter().collect();
     let nfs = instances(config, |service, i, _| {
         let mine = &config.services[service].cores;
@@ -55,7 +61,8 @@ fn configured(config: &Config) -> Placement {
 }
 
 fn in_turn(config: &Config, cores: usize) -> Placement {
-    let count = |mode| config.services.iter().filter(|s| s.mode == mode).map(|s| s.first_instances() as usize).sum::<usize>();
+    let all = || with_processes(config).map(|(_, service)| service);
+    let count = |mode| all().filter(|s| s.mode == mode).map(|s| s.first_instances() as usize).sum::<usize>();
     let (pollers, sleepers) = (count(Mode::Poll), count(Mode::Sleep));
     let has_own = pollers < cores || (pollers == cores && sleepers == 0);
     let shared = if has_own { cores - pollers } else { cores };

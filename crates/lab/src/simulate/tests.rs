@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use sluice_policy::sim::{Class, Cost, Variant};
 
 use super::*;
-use sluice_api::model::{Nf, NfSched};
+use sluice_api::model::{Nf, NfPart, NfSched};
 
 /// A port that generates two million packets of eight flows, and a sink.
 const PORTS: &str = "\
@@ -41,7 +41,18 @@ egress = \"out\"
 const ALL: &str = "[[rule]]\nchain = \"web\"\n";
 
 fn config(parts: &[&str]) -> Config {
-    sluice_config::load::parse(&parts.concat(), "test.toml").unwrap_or_else(|e| panic!("{e}"))
+    let mut config = sluice_config::load::parse(&parts.concat(), "test.toml").unwrap_or_else(|e| panic!("{e}"));
+    sluice_config::fuse::expand(&mut config);
+    config
+}
+
+/// The chain with services that can be one group.
+fn grouped(run: &str) -> String {
+    CHAIN
+        .replace("instances = 2\ncores = [3, 5]", "cores = [3]\ntrusted = true")
+        .replace("priority = 2.0", "")
+        .replace("=700\"]", "=700\"]\ntrusted = true")
+        .replace("egress", &format!("run = \"{run}\"\negress"))
 }
 
 fn plan(parts: &[&str], options: &Options) -> Plan {
@@ -225,6 +236,63 @@ fn costs_come_from_options_measurements_or_arguments() {
 }
 
 #[test]
+fn a_fused_chain_is_one_nf_that_costs_the_sum_of_its_parts() {
+    let options = Options { measure_ns: 50_000_000, ..Options::default() };
+    let fused = plan(&[PORTS, &grouped("fused"), ALL], &options);
+    let nfs: Vec<_> =
+        fused.nfs.iter().zip(&fused.scenario.nfs).map(|(p, nf)| (p.name.as_str(), nf.ring, nf.cost.clone())).collect();
+    assert_eq!(nfs, [("web.fused.0", Some(512), Cost::Fixed(1000))]);
+    assert_eq!((fused.cores.as_slice(), fused.scenario.chains.len()), (&[3][..], 1));
+    assert_eq!(fused.notes, Vec::<String>::new());
+    // Rings between the parts cost nothing any more.
+    let cycles = |plan: &Plan| Report::of(plan, false).runs[0].nfs.iter().map(|nf| nf.cpu_percent).sum::<f64>();
+    assert!(cycles(&fused) < cycles(&plan(&[PORTS, &grouped("isolated"), ALL], &options)));
+}
+
+#[test]
+fn the_cost_of_a_group_is_said_of_it_or_of_its_parts() {
+    let with = |costs: &[(&str, u64)], measured: &[(&str, u64)], fw: &str| {
+        let map = |all: &[(&str, u64)]| all.iter().map(|(name, cycles)| ((*name).to_owned(), *cycles)).collect();
+        let options = Options { costs: map(costs), measured: map(measured), ..Options::default() };
+        let text = grouped("fused").replace("\"300\"", &format!("\"{fw}\""));
+        Plan::new(&config(&[PORTS, &text, ALL]), &options).map(|plan| plan.scenario.nfs[0].cost.clone())
+    };
+    assert_eq!(with(&[("nat", 5)], &[], "300"), Ok(Cost::Fixed(305)));
+    assert_eq!(with(&[("web.fused", 9), ("nat", 5)], &[("nat", 6)], "300"), Ok(Cost::Fixed(9)));
+    assert_eq!(with(&[], &[("web.fused", 8), ("nat", 6)], "300"), Ok(Cost::Fixed(8)));
+    assert_eq!(with(&[("nat", 5)], &[("web.fused", 8), ("fw", 6)], "300"), Ok(Cost::Fixed(11)));
+    assert_eq!(with(&[], &[], "1,2"), Ok(Cost::Random(vec![701, 702])));
+    let by_flow = "1,2\", \"--pick\", \"flow";
+    assert_eq!(with(&[], &[], by_flow), Ok(Cost::ByFlow(vec![701, 702])));
+    let mixed = grouped("fused").replace("300\"", &format!("{by_flow}\"")).replace("=700", "=7,8");
+    let (_, error) = refused(&[PORTS, &mixed, ALL], &Options::default());
+    assert!(error.contains("no sum") && error.contains("--cost web.fused=CYCLES"), "{error}");
+    let (is_usage, error) = refused(&[PORTS, &grouped("fused").replace("sluice-nf-cost", "other"), ALL], &Options::default());
+    assert!(is_usage && error.contains("costs fw, nat;"), "its parts are to be measured: {error}");
+}
+
+#[test]
+fn what_an_inline_chain_takes_of_packet_threads_is_said_and_not_simulated() {
+    let manager = "[manager]\nrx = [0, 1]\n";
+    let past = "[[chain]]\nname = \"past\"\nservices = [\"ids\"]\negress = \"out\"\n[[rule]]\nsrc = \"10.0.0.8/32\"\nchain = \"past\"\n\
+                [[service]]\nname = \"ids\"\nexec = \"sluice-nf-cost\"\nargs = [\"--cycles=9\"]\ncores = [2]\n";
+    let inline = plan(&[manager, PORTS, &grouped("inline"), past, ALL], &Options::default());
+    assert_eq!(inline.nfs.iter().map(|nf| nf.name.as_str()).collect::<Vec<_>>(), ["ids.0"]);
+    assert_eq!((inline.cores.as_slice(), inline.chains[0].straight_pps), (&[2][..], 1_750_000.0));
+    // 1.75 million packets of 1,000 cycles at 2.5 GHz.
+    let note = "chain web is inline, in packet threads, which are not simulated: all its packets count as delivered; its handlers alone \
+                take 0.70 of the 2 cores that receive";
+    assert_eq!(inline.notes, [note]);
+    let unknown = grouped("inline").replacen("sluice-nf-cost", "firewall", 1);
+    assert!(
+        plan(&[PORTS, &unknown, past, ALL], &cores(4)).notes[0]
+            .ends_with("; --cost fw=CYCLES would show what its handlers take of a core")
+    );
+    let (is_usage, error) = refused(&[PORTS, &grouped("inline"), ALL], &Options::default());
+    assert!(!is_usage && error.contains("(web)") && error.contains("run = \"fused\""), "{error}");
+}
+
+#[test]
 fn measurements_are_the_median_of_instances_that_work() {
     let nf = |service: &str, service_ns| Nf {
         service: service.into(),
@@ -233,6 +301,10 @@ fn measurements_are_the_median_of_instances_that_work() {
     };
     let nfs = [nf("a", 100.0), nf("b", 0.0), nf("a", 300.0), nf("a", 120.0), nf("a", 0.0), nf("c", 0.1)];
     assert_eq!(cost::measured(&nfs, 2_500), [("a".to_owned(), 300), ("c".to_owned(), 1)].into());
+    // A part of a group counts as an instance.
+    let part = |service: &str, packet_ns| NfPart { service: service.into(), packet_ns, ..NfPart::default() };
+    let group = Nf { parts: vec![part("a", Some(80.0)), part("b", None)], ..nf("web.fused", 90.0) };
+    assert_eq!(cost::measured(&[group], 1_000), [("a".to_owned(), 80), ("web.fused".to_owned(), 90)].into());
 }
 
 #[test]
