@@ -7,9 +7,12 @@
 //! core replaces the old one, and no packet is lost or reordered. The old one's flow state is not
 //! handed over.
 //!
+//! The group of a fused chain is one instance, with the load of all its parts: they stay together.
+//!
 //! Instances that attach themselves, foreign ones, and those with a flow of their own stay in
-//! place. Instances on cores outside the plan are ignored. A core is closed to others if such
-//! instances alone exceed its planned load (a polling program is always busy).
+//! place; so do those of inline chains, which are on the cores of their packet threads. Instances
+//! on cores outside the plan are ignored. A core is closed to others if such instances alone exceed
+//! its planned load (a polling program is always busy).
 
 pub mod command;
 
@@ -89,12 +92,14 @@ pub enum PackError {
     Margin(f64),
     #[error("all cores of the services are the manager's; name cores for NFs with --cores")]
     NoCores,
-    #[error("{nf} needs {load:.2} cores by itself, and a core may be planned up to {capacity:.2}: add instances of its service")]
+    #[error("{nf} needs {load:.2} cores by itself, and a core may be planned up to {capacity:.2}: {}", remedy(*.is_group))]
     TooBig {
         nf: String,
         load: f64,
         /// Largest load of a core.
         capacity: f64,
+        /// Whether it is the group of a fused chain.
+        is_group: bool,
     },
     /// The measured load is no valid number.
     #[error("{nf} is said to need {load} cores, which cannot be; wait for new measurements")]
@@ -104,6 +109,13 @@ pub enum PackError {
     Pinned(String),
     #[error(transparent)]
     Packing(#[from] PackingError),
+}
+
+fn remedy(is_group: bool) -> &'static str {
+    match is_group {
+        true => "give its parts more instances, or write run = \"isolated\" for its chain, whose NFs then take several cores",
+        false => "add instances of its service",
+    }
 }
 
 impl PackError {
@@ -194,7 +206,7 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
         .iter()
         .map(|nf| Item {
             load: nf.load(),
-            sensitive: request.sensitive.contains(&nf.service),
+            sensitive: services_of(nf).any(|service| request.sensitive.contains(service)),
             at: place(nf.core),
             pinned: !moves(nf),
         })
@@ -202,7 +214,9 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     let all = Cores { count: numbers.len(), capacity };
     let now = packing::as_it_is(&items, all);
     let packed = packing::pack(&items, all).map_err(|error| match error {
-        PackingError::TooBig { item, load, capacity } => PackError::TooBig { nf: nfs[item].name.clone(), load, capacity },
+        PackingError::TooBig { item, load, capacity } => {
+            PackError::TooBig { nf: nfs[item].name.clone(), load, capacity, is_group: !nfs[item].parts.is_empty() }
+        }
         PackingError::Load { item, load } => PackError::Load { nf: nfs[item].name.clone(), load },
         PackingError::Pinned { item } => PackError::Pinned(nfs[item].name.clone()),
         other @ PackingError::TooMuch { .. } => other.into(),
@@ -244,11 +258,20 @@ fn loaded<'a>(placed: impl Iterator<Item = (usize, &'a Nf)>) -> Vec<Core> {
     then.into_iter().map(core).collect()
 }
 
+/// The service of an NF, and those of its parts.
+fn services_of(nf: &Nf) -> impl Iterator<Item = &String> {
+    nf.parts.iter().map(|part| &part.service).chain([&nf.service])
+}
+
 /// The cores for NFs.
 fn cores(stats: &Stats, request: &Request) -> Result<Vec<usize>, PackError> {
     let mut cores: BTreeSet<usize> = request.cores.iter().copied().collect();
     if cores.is_empty() {
-        cores.extend(stats.services.iter().flat_map(|service| service.cores.iter().copied()));
+        // A service that is a part and no more runs where its group does.
+        let is_part = |name: &String| stats.nfs.iter().any(|nf| nf.parts.iter().any(|part| part.service == *name));
+        let has_own = |name: &String| stats.nfs.iter().any(|nf| nf.service == *name);
+        let services = stats.services.iter().filter(|service| has_own(&service.name) || !is_part(&service.name));
+        cores.extend(services.flat_map(|service| service.cores.iter().copied()));
         stats.status.threads.iter().for_each(|thread| _ = cores.remove(&(thread.core as usize)));
     }
     if cores.is_empty() { Err(PackError::NoCores) } else { Ok(cores.into_iter().collect()) }
@@ -257,7 +280,7 @@ fn cores(stats: &Stats, request: &Request) -> Result<Vec<usize>, PackError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_api::model::{Service, Status, Thread};
+    use sluice_api::model::{NfPart, Service, Status, Thread};
 
     fn nf(name: &str, core: u32, arrival_pps: f64, service_ns: f64) -> Nf {
         let service = name.split('.').next().unwrap().to_string();
@@ -294,6 +317,50 @@ mod tests {
         assert_eq!(moves(&plan), [("c.0", 3, 1), ("b.0", 2, 1)]);
         assert!(plan.is_worth_it());
         assert!((plan.cores[0].load - 0.6).abs() < 1e-9 && plan.cores.len() == 1);
+    }
+
+    /// The group of services a and b, which name core 2, and an NF of service c.
+    fn grouped(name: &str, core: u32, service_ns: f64) -> Stats {
+        let part = |service: &str| NfPart { service: service.into(), packet_ns: Some(service_ns / 2.0), ..NfPart::default() };
+        let service = name.rsplit_once('.').unwrap().0.to_string();
+        let group = Nf { parts: vec![part("a"), part("b")], service, ..nf(name, core, 1e6, service_ns) };
+        let mut stats = stats(vec![group, nf("c.0", 3, 1e6, 300.0)]);
+        let part = |name: &str| Service { name: name.into(), cores: vec![2], moves: true, ..Service::default() };
+        stats.services.extend(["a", "b"].map(part));
+        stats.services[0].cores = vec![1];
+        stats.services[1].cores = vec![3];
+        stats
+    }
+
+    #[test]
+    fn a_fused_chain_is_one_thing_to_place() {
+        let stats = grouped("web.fused.0", 1, 400.0);
+        let together = plan(&stats, &request()).unwrap();
+        assert_eq!((together.cores_now, together.cores_needed), (2, 1));
+        assert_eq!(moves(&together), [("c.0", 3, 1)]);
+        assert!((together.cores[0].load - 0.7).abs() < 1e-9, "both parts count");
+        // A core that only parts name is none for NFs.
+        let crowded = plan(&grouped("web.fused.0", 1, 800.0), &request()).unwrap();
+        assert!(crowded.cores.iter().all(|core| [1, 3].contains(&core.core)), "{crowded:?}");
+        // Too much for a core, it cannot be divided.
+        let error = plan(&grouped("web.fused.0", 1, 1200.0), &request()).unwrap_err().to_string();
+        assert!(error.contains("web.fused.0 needs 1.20 cores") && error.contains("run = \"isolated\""), "{error}");
+        // A sensitive part makes its group sensitive.
+        let sensitive = Request { sensitive: vec!["b".into(), "c".into()], cores: vec![1], ..request() };
+        assert_eq!(plan(&stats, &sensitive).unwrap().conflicts, 1);
+    }
+
+    #[test]
+    fn an_inline_chain_stays_in_its_packet_thread() {
+        let mut stats = grouped("web.inline.0", 0, 400.0);
+        stats.services[0] = Service { cores: vec![0], moves: false, ..stats.services[0].clone() };
+        stats.nfs[0].mode = "inline".into();
+        let all = over(vec![stats.clone(), stats]).unwrap();
+        let got = plan(&all, &request()).unwrap();
+        assert_eq!((got.moves.len(), got.cores_now, got.cores_needed), (0, 2, 2), "{got:?}");
+        // NFs may come to its core if that is named.
+        let named = Request { cores: vec![0], ..request() };
+        assert_eq!(moves(&plan(&all, &named).unwrap()), [("c.0", 3, 0)]);
     }
 
     #[test]
