@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_api::DEFAULT_SOCKET;
-use sluice_api::config::OnFailure;
+use sluice_api::config::{OnFailure, Run};
 use sluice_api::model::EventKind;
 use sluice_cli::lab::LabCommand;
 use sluice_cli::usage::{Json, seconds};
@@ -294,7 +294,8 @@ pub enum ChainCommand {
     #[command(after_help = "\
 Examples:
   sluice chain add web fw nat --egress out
-  sluice chain add scrubbed ids --egress out --on-failure bypass")]
+  sluice chain add scrubbed ids --egress out --on-failure bypass
+  sluice chain add fast fw nat --egress out --run fused")]
     Add {
         /// Its name
         name: String,
@@ -306,6 +307,9 @@ Examples:
         /// What happens when an NF of the chain dies
         #[arg(long, value_name = "WHAT", value_enum, default_value_t = Failure::Restart)]
         on_failure: Failure,
+        /// How its NFs run
+        #[arg(long, value_name = "HOW", value_enum, default_value_t = How::Isolated)]
+        run: How,
     },
     /// Remove a chain that no rule names
     #[command(visible_alias = "rm")]
@@ -332,6 +336,27 @@ impl From<Failure> for OnFailure {
             Failure::Drop => Self::Drop,
             Failure::Bypass => Self::Bypass,
             Failure::Restart => Self::Restart,
+        }
+    }
+}
+
+/// How the NFs of a chain run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum How {
+    /// Each is a process of its own
+    Isolated,
+    /// All are parts of one process
+    Fused,
+    /// The packet threads run all of them; the services need trusted = true
+    Inline,
+}
+
+impl From<How> for Run {
+    fn from(how: How) -> Self {
+        match how {
+            How::Isolated => Self::Isolated,
+            How::Fused => Self::Fused,
+            How::Inline => Self::Inline,
         }
     }
 }
@@ -542,6 +567,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_chain_is_added_isolated_unless_said_otherwise() {
+        for (words, run) in
+            [("", Run::Isolated), ("--run isolated", Run::Isolated), ("--run fused", Run::Fused), ("--run inline", Run::Inline)]
+        {
+            let line = format!("sluice chain add web fw nat --egress out {words}");
+            let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+            let Command::Chain(ChainCommand::Add { run: how, services, .. }) = cli.command else { panic!("{line}") };
+            assert_eq!((Run::from(how), services.len()), (run, 2), "{line}");
+        }
+        let error = Cli::try_parse_from(["sluice", "chain", "add", "web", "fw", "--egress", "out", "--run", "fast"]).unwrap_err();
+        assert!(error.to_string().contains("[possible values: isolated, fused, inline]"), "{error}");
     }
 
     #[test]

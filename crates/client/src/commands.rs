@@ -181,14 +181,9 @@ fn services_of(text: &str) -> anyhow::Result<Vec<config::Service>> {
 fn chain(client: &mut Client, command: ChainCommand, out: &mut dyn Write) -> anyhow::Result<()> {
     match command {
         ChainCommand::List(args) => list(out, &client.stats()?.chains, args.json, "no chains", show::chains),
-        ChainCommand::Add { name, services, egress, on_failure } => {
-            let chain = client.add_chain(&config::Chain {
-                name,
-                services,
-                egress,
-                on_failure: on_failure.into(),
-                run: config::Run::Isolated,
-            })?;
+        ChainCommand::Add { name, services, egress, on_failure, run } => {
+            let (on_failure, run) = (on_failure.into(), run.into());
+            let chain = client.add_chain(&config::Chain { name, services, egress, on_failure, run })?;
             Ok(writeln!(out, "added chain {}: {}", chain.name, show::way(&chain))?)
         }
         ChainCommand::Remove { name } => {

@@ -210,9 +210,12 @@ fn programs(group: &Service) -> impl Iterator<Item = (usize, &Path)> {
     named.filter_map(|(at, pair)| Some((at + 1, Path::new(pair[1].split_once('=')?.1))))
 }
 
-/// Makes the paths of the programs of groups' parts absolute, as [`resolve_exec`] does.
+/// Makes the paths of groups' programs and of their parts' absolute, as [`resolve_exec`] does.
 pub fn resolve(config: &mut Config, host: &Host) {
-    for group in &mut config.services {
+    for group in config.services.iter_mut().filter(|service| service.is_group()) {
+        if let Some(Ok(program)) = group.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
+            group.exec = Some(program);
+        }
         let found = programs(group).filter_map(|(at, program)| Some((at, resolve_exec(program, host).ok()?)));
         for (at, program) in found.collect::<Vec<_>>() {
             let name = group.args[at].split_once('=').map_or("", |(name, _)| name);
@@ -291,6 +294,24 @@ mod tests {
         expand(&mut config);
         assert_eq!(config, before, "once is enough");
         assert!(crate::validate::validate(&config).is_empty(), "{:?}", crate::validate::validate(&config));
+    }
+
+    #[test]
+    fn a_chain_that_comes_later_brings_its_group_alone() {
+        let mut config = config(TEXT);
+        expand(&mut config);
+        let before = config.clone();
+        let late = Chain { name: "late".into(), services: vec!["ids".into(), "fw".into()], ..config.chains[0].clone() };
+        config.chains.push(late);
+        let errors = |config: &Config| crate::validate::validate(config).into_iter().filter(Problem::is_error).collect::<Vec<_>>();
+        assert_eq!(errors(&config), []);
+        expand(&mut config);
+        let changes = crate::diff::diff(&before, &config);
+        let [crate::diff::Change::AddService { service }, crate::diff::Change::AddChain { chain }] = &changes[..] else {
+            panic!("{changes:?}")
+        };
+        assert_eq!((service.parts.len(), chain.services.as_slice()), (2, &["late.fused".to_string()][..]));
+        assert_eq!(errors(&config), []);
     }
 
     #[test]

@@ -376,18 +376,15 @@ impl Backend for Remote {
     }
 
     fn add_chain(&self, chain: config::Chain) -> Result<api::Chain, ApiError> {
-        if chain.run.suffix().is_some() && !chain.services.is_empty() {
-            let help = "write it in the configuration and apply that (`sluice apply`), or add it isolated";
-            return Err(ApiError::unprocessable("a fused or inline chain comes with a service that runs its NFs", help));
-        }
-        self.change(move |s| {
-            s.with_memory(|c| c.chains.push(chain.clone()))?;
+        let (added, gone) = self.change(move |s| {
             let name = chain.name.clone();
-            s.add_chain(chain)?;
+            let gone = s.add_chain_and_group(chain)?;
             s.note_change(EventKind::Add, "chain", &name);
             let found = s.stats().chains.into_iter().find(|c| c.name == name);
-            found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))
-        })
+            Ok((found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))?, gone))
+        })?;
+        wait_for(gone)?;
+        Ok(added)
     }
 
     fn remove_chain(&self, name: &str) -> Result<(), ApiError> {

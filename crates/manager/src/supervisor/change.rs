@@ -19,7 +19,7 @@ use sluice_api::nearest;
 use sluice_config::container::find_runtime;
 use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
-use sluice_config::{ConfigErrors, Problem, host, on_host, validate};
+use sluice_config::{ConfigErrors, Problem, fuse, host, on_host, validate};
 use sluice_dataplane::chain::Chain;
 use sluice_host::container::{Source, Template};
 use sluice_host::user::User;
@@ -326,6 +326,40 @@ impl Supervisor {
         self.config.chains.push(config);
         self.publish();
         Ok(())
+    }
+
+    /// Adds a chain; a fused or inline one with its group. Services that run in groups alone from
+    /// then on lose their instances.
+    ///
+    /// # Errors
+    /// [`SupervisorError::Invalid`] with all that is wrong with it, and what else refuses a change
+    /// of its services.
+    pub(super) fn add_chain_and_group(&mut self, chain: model::Chain) -> Result<Gone, SupervisorError> {
+        let has_group = chain.run.suffix().is_some();
+        let mut wanted = self.with(|config| config.chains.push(chain))?;
+        if has_group {
+            fuse::expand(&mut wanted);
+            fuse::resolve(&mut wanted, &host::Host::here());
+            self.check(&wanted)?;
+        }
+        let changes = diff::diff(&self.config, &wanted);
+        for service in changes.iter().filter_map(Change::service) {
+            self.not_upgrading(service)?;
+            self.not_kept(service)?;
+        }
+        self.plane.provide(&wanted)?;
+        let mut gone = Gone::new();
+        let done = changes.iter().try_for_each(|change| {
+            gone.extend(self.step(change)?);
+            Ok(())
+        });
+        // A group without its chain is of no use.
+        if let (Err(_), Some(Change::AddService { service })) = (&done, changes.first())
+            && self.service_number(&service.name).is_some()
+        {
+            self.remove_service(&service.name)?;
+        }
+        done.map(|()| gone)
     }
 
     /// Replaces a chain of the same name. Packets inside follow the old one to its end.
