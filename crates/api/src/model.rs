@@ -18,7 +18,7 @@ use super::health::{Death, Health};
 use crate::config;
 use crate::counted::counted;
 
-pub use nf::{NfForeign, NfPart, Woken};
+pub use nf::{Fusable, NfForeign, NfPart, Woken};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -62,6 +62,10 @@ pub struct Status {
     /// Names of SLOs by state: `kept`, `exceeded`, `violated` or `new`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub promises: BTreeMap<String, Vec<String>>,
+    /// Chains that would use less of a core with `run = "fused"`. Only those whose configuration
+    /// allows it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fusable: Vec<Fusable>,
     /// Whether everything works, and what does not.
     #[serde(default)]
     pub health: Health,

@@ -199,6 +199,19 @@ pub fn expand(config: &mut Config) {
     }
 }
 
+/// Whether an isolated chain could be fused with nothing else changed. A name has at most
+/// `longest_name` bytes.
+pub fn could_fuse(config: &Config, chain: &Chain, longest_name: usize, host: &Host) -> bool {
+    let services = chain.services.iter().filter_map(|name| named(config, name)).cloned().collect();
+    let chains = vec![Chain { run: Run::Fused, ..chain.clone() }];
+    let mut tried = Config { services, chains, ..Config::default() };
+    let is_valid = chain.run == Run::Isolated && chain.services.len() > 1 && problems(&tried, longest_name).is_empty();
+    is_valid && {
+        expand(&mut tried);
+        lacking(&tried, host).is_empty()
+    }
+}
+
 /// The services that run in a group.
 pub(crate) fn parts(config: &Config) -> HashSet<String> {
     config.services.iter().flat_map(|service| service.parts.iter().cloned()).collect()
@@ -347,6 +360,29 @@ mod tests {
             .replace("exec = \"ids\"", "exec = \"ids\", env = { B = \"3\" }");
         assert!(load::parse(&later, "a.toml").unwrap_err().to_string().contains("\"nat\" and \"ids\""), "none is the first");
         assert!(wrong("run = \"fused\"", "run = \"melted\"").contains("isolated"), "the words that there are");
+    }
+
+    #[test]
+    fn a_chain_could_be_fused_if_its_services_and_the_host_allow_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let bin = root.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        for file in ["sluice-nf-group", "nat", "libnat.so", "ids", "libids.so"] {
+            std::fs::write(bin.join(file), "").unwrap();
+            std::fs::set_permissions(bin.join(file), std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let host = Host { root: root.path().into(), beside: Some("/bin".into()), path: Vec::new(), ..Host::here() };
+        let could = |from: &str, to: &str| {
+            let mut config = config(&TEXT.replace("/opt/nat", "nat").replace(from, to));
+            expand(&mut config);
+            config.chains.iter().map(|chain| could_fuse(&config, chain, 63, &host)).collect::<Vec<_>>()
+        };
+        assert_eq!(could("", ""), [false, true], "the first one is fused");
+        assert_eq!(could("exec = \"ids\"", "exec = \"ids\", tenant = \"b\""), [false, false]);
+        assert_eq!(could("[\"nat\", \"ids\"]", "[\"ids\"]"), [false, false], "one NF");
+        std::fs::remove_file(bin.join("libids.so")).unwrap();
+        assert_eq!(could("", ""), [false, false], "no shared object");
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl Mock {
                 pools: Vec::new(),
                 buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
                 promises: BTreeMap::new(),
+                fusable: Vec::new(),
                 health: Health::default(),
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);

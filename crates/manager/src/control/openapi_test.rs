@@ -83,6 +83,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Error", through::<ErrorBody>),
     ("Event", through::<model::Event>),
     ("Frames", through::<model::Frames>),
+    ("Fusable", through::<model::Fusable>),
     ("Gone", through::<model::Gone>),
     ("Health", through::<Health>),
     ("Hop", through::<model::Hop>),

@@ -18,6 +18,7 @@ mod container;
 mod end;
 #[cfg_attr(not(feature = "foreign"), path = "without/foreign.rs")]
 mod foreign;
+mod fusing;
 mod grouping;
 mod health;
 mod holes;

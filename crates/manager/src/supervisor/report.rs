@@ -115,6 +115,7 @@ impl Supervisor {
             pools: self.pool_reports(snapshots),
             buffers: self.host.opener.room.report(&self.config.ports),
             promises: self.promise_states(),
+            fusable: self.fusable(),
             health: self.health(),
         }
     }
