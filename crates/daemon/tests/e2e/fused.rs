@@ -1,10 +1,14 @@
 //! Fused chains: several handlers in one process.
 
+use std::process::Command;
+
 use rustix::process::Signal;
+use sluice_api::config::Rule;
 use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::support::{
     Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, nf, open_folder, port, refusal, service, signal,
+    sluice,
 };
 
 const FUSED: &str = "run = \"fused\"";
@@ -127,6 +131,29 @@ fn a_group_is_forked_from_a_zygote_that_made_its_handlers() {
     assert!(nf.parts.iter().all(|part| part.packets > 0), "{:?}", nf.parts);
     let service = stats.services.iter().find(|service| service.name == "web.fused").unwrap();
     assert!(service.zygote.is_some(), "{service:?}");
+    daemon.stop();
+}
+
+#[test]
+fn a_chain_that_would_gain_is_said_and_can_be_added_fused() {
+    let mut daemon = Daemon::start("", &three_with("args = [\"--cycles\", \"0\"]", "", ""));
+    let stats = daemon.wait("fusing would help", |s| s.status.fusable.iter().any(|fusable| fusable.chain == "web"));
+    let advice = &stats.status.fusable[0];
+    assert_eq!(advice.services, ["cost", "mark", "bridge"]);
+    assert!(advice.packet_ns > 0.0 && (5.0..=100.0).contains(&advice.saves_percent), "{advice:?}");
+    let mut add = Command::new(sluice());
+    add.arg("--socket").arg(daemon.run_dir().join("control.sock"));
+    let said = add.args("chain add late cost mark bridge --egress all --run fused".split(' ')).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let rule = Rule { chain: "late".into(), port: Some("steady".into()), ..Rule::default() };
+    daemon.client().add_rule(rule, Some(0)).unwrap();
+    let stats = daemon.wait("packets take it", |s| find_chain(s, "late").exit_packets > 10_000);
+    let names: Vec<&str> = find_nf(&stats, "late.fused.0").parts.iter().map(|part| part.service.as_str()).collect();
+    assert_eq!(names, ["cost", "mark", "bridge"]);
+    assert!(stats.status.fusable.is_empty(), "its services are in another chain, too");
+    daemon.client().remove_chain("late").unwrap();
+    let stats = daemon.wait("its group goes with it", |s| s.services.iter().all(|service| service.name != "late.fused"));
+    assert_eq!(stats.chains.iter().map(|chain| chain.name.as_str()).collect::<Vec<_>>(), ["web"]);
     daemon.stop();
 }
 
