@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod interface;
 mod order;
 pub mod pool;
 mod port;
@@ -15,6 +16,7 @@ pub mod promise;
 mod service;
 pub mod wakeup;
 
+pub use interface::{AfPacket, AfXdp, WhenMissing};
 use order::in_order;
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use promise::Promises;
@@ -586,6 +588,9 @@ pub enum PortKind {
     /// A network interface of the kernel, without DPDK.
     #[serde(rename = "af_packet")]
     AfPacket(AfPacket),
+    /// A network interface of the kernel, past the kernel's network stack.
+    #[serde(rename = "af_xdp")]
+    AfXdp(AfXdp),
 }
 
 /// A traffic generator.
@@ -713,40 +718,6 @@ pub struct Dpdk {
     pub descriptors: Option<u16>,
     /// Whether the manager spreads one queue of a device without RSS over the `queues` of the port.
     pub software_rss: bool,
-}
-
-/// A network interface of the kernel, without DPDK.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(transform = in_order::<Self>)]
-pub struct AfPacket {
-    /// Name of the interface.
-    pub interface: String,
-    /// Name of its network namespace; by default the daemon's own.
-    #[serde(default)]
-    pub netns: Option<String>,
-    /// Most packets that wait to be received in each queue.
-    #[serde(default = "slots")]
-    #[schemars(range(min = 64, max = 1 << 20))]
-    pub slots: u32,
-    /// Whether packets for other stations are received too.
-    #[serde(default = "yes")]
-    pub promiscuous: bool,
-    /// What happens if the interface is missing when the port is opened: `refuse` refuses the
-    /// configuration, `wait` opens the port later. An interface that disappears later is awaited.
-    #[serde(default)]
-    pub when_missing: WhenMissing,
-}
-
-/// What happens if a port's interface is missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum WhenMissing {
-    /// The configuration is refused.
-    #[default]
-    Refuse,
-    /// The port is opened when the interface appears.
-    Wait,
 }
 
 fn slots() -> u32 {

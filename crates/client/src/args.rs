@@ -463,7 +463,7 @@ pub struct PortAdd {
     /// Its name
     #[arg(required_unless_present = "toml", requires = "kind")]
     pub name: Option<String>,
-    /// Its kind: gen, sink, pcap, dpdk or af_packet
+    /// Its kind: gen, sink, pcap, dpdk, af_packet or af_xdp
     pub kind: Option<String>,
     /// Keys of the kind
     #[arg(value_name = "KEY=VALUE")]

@@ -58,11 +58,15 @@ impl Batch {
 #[derive(Debug)]
 pub struct FramePool {
     kind: Kind,
+    first: u32,
     frames: usize,
 }
 
 /// A pool that devices take frames from and return them to by themselves.
 pub trait DevicePool: Send + Sync + std::fmt::Debug {
+    /// The first of its frames.
+    fn first(&self) -> u32;
+
     /// All of its frames, free or not.
     fn frames(&self) -> usize;
 
@@ -105,13 +109,18 @@ impl FramePool {
         for batch in all.chunks((frames as usize / PARTS).clamp(BURST, BATCH)) {
             batches.push(Batch::of(batch)).expect("the queue holds all frames");
         }
-        Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) }, frames: frames as usize })
+        Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) }, first, frames: frames as usize })
     }
 
     /// A pool over the pool of devices.
     pub fn over(devices: Box<dyn DevicePool>) -> Arc<Self> {
-        let frames = devices.frames();
-        Arc::new(Self { kind: Kind::Device(devices), frames })
+        let (first, frames) = (devices.first(), devices.frames());
+        Arc::new(Self { kind: Kind::Device(devices), first, frames })
+    }
+
+    /// The first frame of its arena.
+    pub fn first(&self) -> u32 {
+        self.first
     }
 
     /// All frames of its arena, free or not.

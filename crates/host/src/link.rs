@@ -34,6 +34,9 @@ const SWITCHES: [u32; 6] = [
     0x15, // ETHTOOL_SRXCSUM
 ];
 
+/// Asks how many queues there are.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
 pub const LOOPBACK: &str = "lo";
 
 /// Whether a text is a valid interface name, other than loopback.
@@ -125,6 +128,25 @@ pub fn up(name: &str) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// The receive queues in use of an interface of the calling thread's namespace.
+///
+/// # Errors
+/// The kernel's; `EOPNOTSUPP` if its driver does not tell.
+pub fn rx_queues(name: &str) -> io::Result<u32> {
+    let socket = control()?;
+    // `struct ethtool_channels`: the command, four maxima (rx, tx, other, combined), and the
+    // numbers in use in the same order.
+    let mut channels = [0u32; 9];
+    channels[0] = ETHTOOL_GCHANNELS;
+    let mut request = request_of(name);
+    request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
+    // SAFETY: the request is live, and points to a live structure of the command.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((channels[5] + channels[8]).max(1))
 }
 
 /// The index of an interface of the calling thread's namespace.

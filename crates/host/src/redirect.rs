@@ -2,9 +2,9 @@
 //!
 //! # Approach
 //! An AF_XDP socket gets packets only from a program on the interface. This one has five
-//! instructions, so it is written here directly: look the socket up in a map with one entry, and
-//! pass packets if there is none. It is attached by a link, in the generic mode that every
-//! interface has, so it goes with the descriptor, however this process ends.
+//! instructions, so it is written here directly: look the socket of the packet's queue up in a map,
+//! and pass the packet if there is none. It is attached by a link, so it goes with the descriptor,
+//! however this process ends.
 //!
 //! # Limits
 //! Needs CAP_BPF and CAP_NET_ADMIN, or root, and Linux 5.9 for such links.
@@ -24,8 +24,15 @@ const LINK_CREATE: libc::c_int = 28;
 const MAP_OF_SOCKETS: u32 = 17;
 const PROGRAM_OF_XDP: u32 = 6;
 const ATTACHED_TO_XDP: u32 = 37;
-/// The generic mode, which every interface has.
-const GENERIC: u32 = 1 << 1;
+
+/// Where the program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// In the kernel's receive path, which every interface has.
+    Generic = 1 << 1,
+    /// In the driver, before there is a socket buffer; not every driver can.
+    Native = 1 << 2,
+}
 
 /// The program's answer for a packet without a socket: pass.
 const PASS: i32 = 2;
@@ -90,27 +97,31 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Redirects an interface's first queue, in the calling thread's namespace, to a bound socket.
+    /// Redirects an interface's first queues, in the calling thread's namespace, each to its bound
+    /// socket.
     ///
     /// # Errors
     /// What was tried, and the kernel's error.
-    pub fn to(socket: BorrowedFd<'_>, interface: u32) -> Result<Self, (&'static str, io::Error)> {
-        let map = MapCreate { kind: MAP_OF_SOCKETS, key_size: 4, value_size: 4, max_entries: 1 };
+    pub fn to(sockets: &[BorrowedFd<'_>], interface: u32, mode: Mode) -> Result<Self, (&'static str, io::Error)> {
+        let map = MapCreate { kind: MAP_OF_SOCKETS, key_size: 4, value_size: 4, max_entries: sockets.len() as u32 };
         let map = make(MAP_CREATE, &map).map_err(|error| ("make a map of sockets for", error))?;
-        let (key, value) = (0u32, socket.as_raw_fd() as u32);
-        let place = MapUpdate {
-            map: map.as_raw_fd() as u64,
-            key: std::ptr::from_ref(&key) as u64,
-            value: std::ptr::from_ref(&value) as u64,
-            flags: 0,
-        };
-        call(MAP_UPDATE, &place).map_err(|error| ("put a socket in the map of", error))?;
+        for (key, socket) in (0u32..).zip(sockets) {
+            let value = socket.as_raw_fd() as u32;
+            let place = MapUpdate {
+                map: map.as_raw_fd() as u64,
+                key: std::ptr::from_ref(&key) as u64,
+                value: std::ptr::from_ref(&value) as u64,
+                flags: 0,
+            };
+            call(MAP_UPDATE, &place).map_err(|error| ("put a socket in the map of", error))?;
+        }
         let program = [
+            // r2 = the packet's queue: `rx_queue_index` of its context
+            Instruction(0x61, 0x12, 16, 0),
             // r1 = the map, by its descriptor
             Instruction(0x18, 0x11, 0, map.as_raw_fd()),
             Instruction(0, 0, 0, 0),
-            // r2 = its only entry; r3 = the answer if that is empty
-            Instruction(0xb7, 2, 0, 0),
+            // r3 = the answer if there is no such entry
             Instruction(0xb7, 3, 0, PASS),
             Instruction(0x85, 0, 0, REDIRECT_MAP),
             Instruction(0x95, 0, 0, 0),
@@ -122,8 +133,8 @@ impl Redirect {
             licence: c"Apache-2.0".as_ptr() as u64,
         };
         let program = make(PROG_LOAD, &load).map_err(|error| ("load a program for", error))?;
-        let link =
-            LinkCreate { program: program.as_fd().as_raw_fd() as u32, interface, attached_to: ATTACHED_TO_XDP, flags: GENERIC };
+        let program = program.as_fd().as_raw_fd() as u32;
+        let link = LinkCreate { program, interface, attached_to: ATTACHED_TO_XDP, flags: mode as u32 };
         let link = make(LINK_CREATE, &link).map_err(|error| ("attach a program to", error))?;
         Ok(Self { _link: link, _map: map })
     }

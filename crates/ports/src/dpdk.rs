@@ -26,12 +26,13 @@ use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
 
-use super::{OpenPort, PortError, spread};
+use crate::error::PortError;
+use crate::spread;
 use sluice_api::config::{Config, Dpdk, PortKind};
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{DevicePool, FrameCache, FramePool, Packet};
 use sluice_dataplane::link::Link as PortLink;
-use sluice_dataplane::port::{self, Fault, WireEnd};
+use sluice_dataplane::port::{self, Fault, OpenPort, WireEnd};
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Ethernet header and a VLAN tag, which an MTU does not include.
@@ -64,6 +65,10 @@ fn own(frames: &FramePool) -> Option<&Frames> {
 }
 
 impl DevicePool for Frames {
+    fn first(&self) -> u32 {
+        self.0.arena().geometry().first
+    }
+
     fn frames(&self) -> usize {
         self.0.arena().geometry().frames as usize
     }

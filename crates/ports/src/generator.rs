@@ -38,9 +38,10 @@ use sluice_shm::arena::{Arena, HEADROOM, MAX_STRIDE};
 
 use super::pace::Pacer;
 use super::stamp::{self, FlowRange, MAX_FLOWS};
-use super::{OpenPort, PortError};
+use crate::error::PortError;
 use sluice_api::config::{Gen, GenProtocol};
 use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Longest pattern of a mix: the sum of its weights, divided by their greatest common divisor.

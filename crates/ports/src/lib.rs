@@ -12,28 +12,31 @@
 extern crate tracing;
 
 pub mod af_packet;
+pub mod af_xdp;
 pub mod capture;
 pub mod dpdk;
+mod error;
 pub mod generator;
 pub mod pace;
 pub mod pcap;
 pub mod sink;
 pub mod spread;
 pub mod stamp;
-pub mod xdp;
 
 use std::io;
 use std::sync::Arc;
 
 use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
 
+pub use error::PortError;
+
 use af_packet::InterfaceQueue;
 use af_packet::socket::SocketOptions;
-use sluice_api::config::{self as model, Config, Port, PortKind, Via};
+use af_xdp::XdpQueue;
+use sluice_api::config::{self as model, AfPacket, AfXdp, Config, Port, PortKind, Via};
 use sluice_config::problem::{At, Problem};
 use sluice_dataplane::frame::FramePool;
 use sluice_dataplane::port::{Devices, Fault, Kinds, OpenPort, WireEnd, WireOptions};
-use xdp::XdpQueue;
 
 /// All kinds of ports and devices.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +51,7 @@ impl Kinds for All {
             PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room)?,
             PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames)?,
             PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room)?,
+            PortKind::AfXdp(settings) => af_xdp::open(&port.name, port.queues, settings, arena, frames)?,
         })
     }
 
@@ -64,10 +68,12 @@ impl Kinds for All {
 
     fn uses(&self, port: &Port) -> String {
         match &port.kind {
-            PortKind::AfPacket(settings) => match &settings.netns {
-                Some(netns) => format!("interface {} in {netns}", settings.interface),
-                None => format!("interface {}", settings.interface),
-            },
+            PortKind::AfPacket(AfPacket { interface, netns, .. }) | PortKind::AfXdp(AfXdp { interface, netns, .. }) => {
+                match netns {
+                    Some(netns) => format!("interface {interface} in {netns}"),
+                    None => format!("interface {interface}"),
+                }
+            }
             PortKind::Dpdk(settings) => format!("device {}", dpdk::name(settings).unwrap_or("?")),
             PortKind::Pcap(model::Pcap { write: Some(path), .. }) => path.display().to_string(),
             PortKind::Gen(_) | PortKind::Sink(_) | PortKind::Pcap(_) => "what it uses".into(),
@@ -87,6 +93,8 @@ impl Kinds for All {
                 (Some(a), Some(b)) => sluice_dpdk::is_same_device(a, b),
                 _ => false,
             },
+            // A queue of an interface has one socket.
+            (PortKind::AfXdp(a), PortKind::AfXdp(b)) => (&a.interface, &a.netns) == (&b.interface, &b.netns),
             _ => false,
         }
     }
@@ -114,6 +122,7 @@ fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
         PortKind::Pcap(settings) => pcap::look_at(&port.name, port.queues, settings, room),
         PortKind::Dpdk(settings) => dpdk::look_at(&port.name, settings),
         PortKind::AfPacket(settings) => af_packet::look_at(&port.name, settings),
+        PortKind::AfXdp(settings) => af_xdp::look_at(&port.name, port.queues, settings, room + HEADROOM),
         PortKind::Gen(_) | PortKind::Sink(_) => Ok(()),
     }
 }
@@ -132,7 +141,7 @@ pub fn problems(config: &Config) -> Vec<Problem> {
                     "devargs"
                 }
             }
-            (PortKind::AfPacket(_), PortError::Interface { .. }) => "interface",
+            (PortKind::AfPacket(_) | PortKind::AfXdp(_), PortError::Interface { .. }) => "interface",
             _ => "name",
         };
         let text = error.to_string();
@@ -161,43 +170,6 @@ fn too_large((number, port): (usize, &Port), room: usize) -> Option<Problem> {
             if may_be { format!("write packet_bytes = {wanted} in [memory], or {lower}") } else { lower },
         )
     })
-}
-
-/// Why a port could not be opened, with advice.
-#[derive(Debug, thiserror::Error)]
-pub enum PortError {
-    /// The settings contradict each other, or the memory.
-    #[error("port {port}: {what}")]
-    Setting { port: String, what: String },
-    /// A file could not be read or written.
-    #[error("port {port}: cannot {doing} {path}: {source}")]
-    File { port: String, doing: &'static str, path: std::path::PathBuf, source: std::io::Error },
-    /// A capture file is invalid or truncated.
-    #[error("port {port}: {path}: {what}")]
-    Capture { port: String, path: std::path::PathBuf, what: String },
-    /// A device could not be started.
-    #[error("port {port}: {what}")]
-    Device { port: String, what: String },
-    /// An interface could not be opened.
-    #[error("port {port}: cannot {doing} interface {interface}: {source}{}", advice(source))]
-    Interface { port: String, doing: &'static str, interface: String, source: std::io::Error },
-    /// This build has no DPDK.
-    #[error(
-        "port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)"
-    )]
-    NoDpdk { port: String },
-}
-
-fn advice(error: &std::io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => "; run sluiced as root, or give it the capability CAP_NET_RAW",
-        Some(libc::ENODEV | libc::ENXIO) => {
-            "; `ip link` lists the interfaces there are; write when_missing = \"wait\" to wait for one"
-        }
-        Some(libc::ENOENT) => "; `ip netns` lists the namespaces there are; write when_missing = \"wait\" to wait for one",
-        Some(libc::ENOMEM) => "; make `slots` fewer",
-        _ => "",
-    }
 }
 
 #[cfg(test)]

@@ -44,11 +44,12 @@ use sluice_shm::clock::monotonic_ns;
 
 use super::capture::{self, Capture, ETHERNET};
 use super::pace::Pacer;
-use super::{OpenPort, PortError};
+use crate::error::PortError;
 use sluice_api::config::{Pcap, PcapSpeed};
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::link::Link;
+use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 pub const BUFFER: usize = 1 << 18;

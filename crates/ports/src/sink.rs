@@ -23,10 +23,10 @@ use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::histogram::Histogram;
 
-use super::OpenPort;
 use super::stamp::{self, MAX_FLOWS, Stamp};
 use sluice_api::config::Sink;
 use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::PortQueue;
 
 /// From this first sequence number on, a flow counts as joined midway.

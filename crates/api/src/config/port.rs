@@ -11,6 +11,7 @@ impl PortKind {
             Self::Pcap(_) => "pcap",
             Self::Dpdk(_) => "dpdk",
             Self::AfPacket(_) => "af_packet",
+            Self::AfXdp(_) => "af_xdp",
         }
     }
 
@@ -19,7 +20,7 @@ impl PortKind {
         match self {
             Self::Sink(_) => Some("is a sink"),
             Self::Pcap(pcap) if pcap.read.is_none() => Some("has no file to read"),
-            Self::Gen(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
+            Self::Gen(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) | Self::AfXdp(_) => None,
         }
     }
 
@@ -30,7 +31,7 @@ impl PortKind {
             Self::Pcap(pcap) if pcap.write.is_none() => {
                 Some(("has no file to write", "give that port `write = \"FILE\"`, or name another port"))
             }
-            Self::Sink(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
+            Self::Sink(_) | Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) | Self::AfXdp(_) => None,
         }
     }
 
@@ -39,14 +40,14 @@ impl PortKind {
         match self {
             Self::Gen(settings) => Some(settings.rate).filter(|rate| *rate > 0.0),
             Self::Pcap(settings) => Some(settings.rate).filter(|_| settings.speed == PcapSpeed::Rate),
-            Self::Sink(_) | Self::Dpdk(_) | Self::AfPacket(_) => None,
+            Self::Sink(_) | Self::Dpdk(_) | Self::AfPacket(_) | Self::AfXdp(_) => None,
         }
     }
 
     /// Whether it uses something of the host: a file, an interface or a device.
     pub fn is_of_host(&self) -> bool {
         match self {
-            Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) => true,
+            Self::Pcap(_) | Self::Dpdk(_) | Self::AfPacket(_) | Self::AfXdp(_) => true,
             Self::Gen(_) | Self::Sink(_) => false,
         }
     }
@@ -58,6 +59,6 @@ impl PortKind {
 
     /// Whether it receives into one arena for good, which it is given when it is opened.
     pub fn has_fixed_memory(&self) -> bool {
-        matches!(self, Self::Dpdk(_))
+        matches!(self, Self::Dpdk(_) | Self::AfXdp(_))
     }
 }

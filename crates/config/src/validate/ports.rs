@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Validation;
 use crate::problem::At;
-use sluice_api::config::{AfPacket, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, Port, PortKind};
+use sluice_api::config::{AfXdp, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, Port, PortKind};
 use sluice_host::link;
 
 /// Size of the sequence number and time stamp in a generated packet's payload, in bytes.
@@ -35,7 +35,11 @@ impl Validation<'_> {
                     "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
                     "write queues = 1, or leave it out",
                 ),
-                PortKind::AfPacket(p) => self.interface(i, p),
+                PortKind::AfPacket(p) => self.interface(i, &p.interface, p.netns.as_deref()),
+                PortKind::AfXdp(p) => {
+                    self.interface(i, &p.interface, p.netns.as_deref());
+                    self.xdp(i, port, p);
+                }
                 PortKind::Pcap(p) => self.pcap(i, port, p),
                 PortKind::Dpdk(d) => self.dpdk(i, &port.name, d),
                 // Its settings are right together if each is.
@@ -66,6 +70,21 @@ impl Validation<'_> {
         }
     }
 
+    /// Its frames must leave most of packet memory to packets.
+    fn xdp(&mut self, i: usize, port: &Port, p: &AfXdp) {
+        let (wanted, frames) = (u64::from(p.slots.next_power_of_two()) * u64::from(port.queues), self.config.memory.frames);
+        if wanted > u64::from(frames / 4) {
+            self.error(
+                At::entry("port", i, "slots"),
+                format!(
+                    "port \"{}\" would set {wanted} frames aside, more than a quarter of the {frames} of packet memory",
+                    port.name
+                ),
+                format!("make `slots` smaller, or write frames = {} in [memory]", wanted * 4),
+            );
+        }
+    }
+
     fn dpdk(&mut self, i: usize, name: &str, d: &Dpdk) {
         let at = |key| At::entry("port", i, key);
         match (&d.devargs, &d.pci) {
@@ -91,22 +110,22 @@ impl Validation<'_> {
         }
     }
 
-    fn interface(&mut self, i: usize, p: &AfPacket) {
+    fn interface(&mut self, i: usize, interface: &str, netns: Option<&str>) {
         let at = |key| At::entry("port", i, key);
-        if p.interface == link::LOOPBACK {
+        if interface == link::LOOPBACK {
             self.error(
                 at("interface"),
                 "the loopback interface cannot be a port: its packets never leave the host",
                 "name another interface (`ip link` lists them); to try a configuration without one, use a port of kind \"gen\"",
             );
-        } else if !link::is_name(&p.interface) {
+        } else if !link::is_name(interface) {
             self.error(
                 at("interface"),
-                format!("no interface can be called {:?}", p.interface),
+                format!("no interface can be called {interface:?}"),
                 format!("write a name of 1 to {} letters; `ip link` lists them", link::MAX_NAME),
             );
         }
-        if let Some(netns) = &p.netns {
+        if let Some(netns) = netns {
             self.word(at("netns"), "the name of a network namespace", netns, true);
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use sluice_api::model::{EventKind, PortState, Stats};
+use sluice_api::model::{Apply, EventKind, PortState, Stats};
 
 use crate::foreign::{Site, can};
 use crate::support::{Daemon, PATIENCE, chain, find_chain, find_port, head, port, service};
@@ -62,6 +62,32 @@ fn large_segments_of_tcp_pass_whatever_offloads_the_hosts_have() {
     assert!(now.0 > cut && now.1 > merged, "{now:?} after {cut} and {merged}");
     daemon.wait_until_empty();
     daemon.stop();
+}
+
+#[test]
+fn tcp_passes_through_sockets_that_share_packet_memory_with_the_kernel() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let ports = bridged(&site).replace("kind = \"af_packet\"", "kind = \"af_xdp\"\nslots = 512");
+    let mut daemon = Daemon::start("", &ports);
+    site.reach(&daemon, 8080);
+    site.download(&daemon, 8080);
+    // A port may leave and come again: no program is left on its interface.
+    let config = head(daemon.folder(), "") + &ports.replace("slots = 512", "slots = 256");
+    daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    site.download(&daemon, 8080);
+    let stats = daemon.stats();
+    for port in ["c", "s"] {
+        let port = find_port(&stats, port);
+        assert!(port.description.contains("by AF_XDP") && port.description.contains("256 slots"), "{}", port.description);
+        assert!(port.rx_packets > 0 && port.tx_packets > 0);
+    }
+    daemon.wait_until_empty();
+    daemon.stop();
+    site.run_in_middle("test -z \"$(ip -details link show | grep xdp)\"");
 }
 
 #[test]

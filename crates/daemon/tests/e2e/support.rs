@@ -291,7 +291,7 @@ impl Daemon {
     #[track_caller]
     pub fn wait_until_empty(&mut self) {
         let config = std::fs::read_to_string(self.folder().join("sluice.toml")).unwrap_or_default();
-        let have_devices = ["dpdk", "memif", "vhost-user"].iter().any(|word| config.contains(&format!("\"{word}\"")));
+        let have_devices = ["dpdk", "af_xdp", "memif", "vhost-user"].iter().any(|word| config.contains(&format!("\"{word}\"")));
         self.wait("all frames are free", |s| {
             let is_whole = |memory: &Memory| memory.in_use == 0 && (have_devices || memory.free == memory.frames);
             s.status.memories.iter().all(is_whole) && s.nfs.iter().all(|nf| nf.frames_held == 0)

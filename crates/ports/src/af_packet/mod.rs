@@ -28,11 +28,12 @@ use std::sync::Arc;
 
 use sluice_shm::BURST;
 
-use super::{OpenPort, PortError};
+use crate::error::PortError;
 use segment::{Cut, MAX_SEGMENTS};
 use sluice_api::config::{AfPacket, WhenMissing};
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::port::WireEnd;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};

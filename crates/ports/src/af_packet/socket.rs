@@ -51,7 +51,7 @@ const SLOT_HEAD: usize = 128;
 /// Bytes of a block of the ring, which the kernel prefers to be contiguous.
 const BLOCK: usize = 1 << 16;
 /// Bytes that may wait to be sent.
-const SEND_BUFFER: libc::c_int = 4 << 20;
+pub(crate) const SEND_BUFFER: libc::c_int = 4 << 20;
 /// Bytes of large segments that may wait to be received.
 const RECEIVE_BUFFER: libc::c_int = 16 << 20;
 /// Bytes of the largest segment, with what precedes it.
@@ -190,6 +190,31 @@ unsafe impl Send for PacketSocket {}
 /// # Errors
 /// The failed operation, and the kernel's error.
 pub fn bind(socket: &OwnedFd, index: u32, promiscuous: bool) -> Result<(), (&'static str, io::Error)> {
+    bind_for(socket, index, promiscuous, libc::ETH_P_ALL as u16)
+}
+
+/// A socket that is bound to an interface and receives nothing: for the interface's state, and its
+/// promiscuous mode as long as it lives.
+///
+/// # Errors
+/// As [`bind`].
+pub fn probe(index: u32, promiscuous: bool) -> Result<OwnedFd, (&'static str, io::Error)> {
+    let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    let fd = new(flags).map_err(|error| ("open a packet socket on", error))?;
+    bind_for(&fd, index, promiscuous, 0)?;
+    Ok(fd)
+}
+
+/// A socket that gets no packet before it is bound.
+fn new(flags: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call; this function owns the descriptor.
+    unsafe {
+        let fd = libc::socket(libc::AF_PACKET, flags, 0);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
+fn bind_for(socket: &OwnedFd, index: u32, promiscuous: bool, protocol: u16) -> Result<(), (&'static str, io::Error)> {
     let index = index as libc::c_int;
     if promiscuous {
         let request =
@@ -200,7 +225,7 @@ pub fn bind(socket: &OwnedFd, index: u32, promiscuous: bool) -> Result<(), (&'st
     // SAFETY: all zeros is a value of this plain structure.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_protocol = protocol.to_be();
     address.sll_ifindex = index;
     let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the address is live and of the length that is passed.
@@ -218,15 +243,7 @@ impl PacketSocket {
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
         let index = link::index(options.interface).map_err(|error| ("find", error))?;
         let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // Protocol 0: no packet comes before it is bound.
-        // SAFETY: a plain system call; this function owns the descriptor.
-        let fd = unsafe {
-            let fd = libc::socket(libc::AF_PACKET, flags, 0);
-            if fd < 0 {
-                return Err(("open a packet socket on", io::Error::last_os_error()));
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+        let fd = new(flags).map_err(|error| ("open a packet socket on", error))?;
         let level = libc::SOL_PACKET;
         let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
         let set = |what, name, value: libc::c_int| set(&fd, level, name, &value).map_err(|error| (what, error));
@@ -644,7 +661,7 @@ fn packet_in<'a>(slot: &'a mut [u8], mac: usize, len: usize, summed: &mut bool) 
     Some((packet, None))
 }
 
-fn set<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+pub(crate) fn set<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: the value is live and of the size that is passed.
     let result = unsafe {
         libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t)

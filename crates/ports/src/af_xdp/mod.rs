@@ -1,0 +1,571 @@
+//! Kernel interfaces as ports by AF_XDP (the kernel's express data path): packets go between the
+//! driver and packet memory, past the kernel's network stack.
+//!
+//! # Approach
+//! A queue's socket has the arena that the port receives into as its memory: a *chunk* is a frame,
+//! chunks lie unaligned. Frames that wait to be filled, and those being sent, are the kernel's; the
+//! queue knows which. So a packet is copied once by the kernel on its way in and once on its way
+//! out, or never where a driver writes to this memory by itself (zero copy), and a burst costs one
+//! system call to send and none to receive. A packet of another arena is copied into this one
+//! before it is sent.
+//!
+//! A [redirect](sluice_host::redirect) in the driver (native), or else in the receive path
+//! (generic), leads packets to the sockets. It goes with the port, however the daemon ends.
+//!
+//! # Limits
+//! - Each receive queue of the interface has a queue of the port: packets of others would go to the
+//!   kernel.
+//! - Checksums and segments that a sender leaves to hardware are invisible here. On a veth pair the
+//!   other end has to compute them itself: `ethtool -K INTERFACE tx off`.
+//! - A frame of 2,048 to 4,096 bytes.
+//! - The kernel keeps the pages that the arena had when the port was opened. Holes, which the NFs'
+//!   filter refuses, would part them from the arena until the port is opened again.
+//! - A removed interface is not opened again when it comes back: remove the port and add it.
+//!
+//! Source: `Documentation/networking/af_xdp.rst` of Linux.
+
+mod ring;
+mod wire;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_shm::BURST;
+use sluice_shm::arena::{Arena, Geometry};
+
+use crate::af_packet;
+use crate::error::PortError;
+use ring::{Rings, bind, is_zero_copy, kick, overruns, socket};
+use sluice_api::config::AfXdp;
+use sluice_api::model::PortState;
+use sluice_dataplane::frame::{FrameCache, FramePool, Packet, Place};
+use sluice_dataplane::link::Link;
+use sluice_dataplane::port::OpenPort;
+use sluice_dataplane::queue::{Arrivals, PortQueue, QueueCounters};
+use sluice_host::link;
+use sluice_host::netns::{self, Netns};
+use sluice_host::redirect::{Mode, Redirect};
+pub use wire::XdpQueue;
+
+/// Sizes of a chunk that the kernel accepts, in bytes.
+const CHUNKS: std::ops::RangeInclusive<usize> = 2048..=4096;
+/// Bytes before a packet that the kernel keeps free in a chunk that it fills.
+const KEPT: usize = 256;
+/// Longest time in which the kernel frees a queue whose socket was closed.
+const FREED: Duration = Duration::from_millis(300);
+/// Bits of an address that name the chunk; the others are the offset in it.
+const CHUNK_BITS: u32 = 48;
+
+/// A queue of a port.
+#[derive(Debug)]
+struct Queue {
+    /// None once it is closed.
+    socket: Option<Socket>,
+    slots: usize,
+    lent: Lent,
+    /// Bytes of the largest packet that the interface takes.
+    largest: usize,
+    watch: Watch,
+    counters: Option<Arc<QueueCounters>>,
+    overruns: u64,
+}
+
+#[derive(Debug)]
+struct Socket {
+    // Dropped in this order: nothing is sent to a socket that is gone.
+    _redirect: Arc<Redirect>,
+    rings: Rings,
+    fd: OwnedFd,
+}
+
+/// The frames that the kernel has.
+#[derive(Debug)]
+struct Lent {
+    geometry: Geometry,
+    /// A bit for each frame of the arena.
+    bits: Vec<u64>,
+    /// Number of those that it may fill, and of those that it sends.
+    filling: usize,
+    sending: usize,
+}
+
+impl Lent {
+    /// Notes that the kernel gets a frame; returns the kernel's address of it, in bytes.
+    fn give(&mut self, frame: u32) -> u64 {
+        let number = frame - self.geometry.first;
+        self.bits[(number / 64) as usize] |= 1 << (number % 64);
+        u64::from(number) * u64::from(self.geometry.stride)
+    }
+
+    /// Notes that the kernel returns what lies at an address; returns the frame, and the offset in
+    /// it. None if it did not have that frame.
+    fn take(&mut self, address: u64) -> Option<(u32, u16)> {
+        let stride = u64::from(self.geometry.stride);
+        let (chunk, offset) = (address & ((1 << CHUNK_BITS) - 1), address >> CHUNK_BITS);
+        let (number, rest) = (chunk / stride, chunk % stride);
+        let (word, bit) = (self.bits.get_mut((number / 64) as usize)?, 1 << (number % 64));
+        let had = *word & bit != 0;
+        *word &= !bit;
+        had.then_some((self.geometry.first + number as u32, (rest + offset) as u16))
+    }
+
+    /// All of them, which come back when there is no socket any more.
+    fn take_all(&mut self) -> Vec<u32> {
+        let words = std::mem::take(&mut self.bits).into_iter().zip(0u32..);
+        let of = |(word, at): (u64, u32)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit);
+        words.flat_map(of).map(|number| self.geometry.first + number).collect()
+    }
+}
+
+/// The state of the port's interface.
+#[derive(Debug)]
+struct Watch {
+    link: Arc<Link>,
+    /// A packet socket that is bound to the interface and gets nothing, and the interface's name;
+    /// of the first queue.
+    probe: Option<(OwnedFd, String)>,
+}
+
+impl Watch {
+    fn look(&self) {
+        let Some((probe, name)) = &self.probe else { return };
+        let state = match link::bound_by(probe) {
+            Ok(None) => PortState::Gone,
+            Ok(Some(_)) if link::has_link_by(probe, name).unwrap_or(true) => PortState::Up,
+            Ok(Some(_)) => PortState::NoLink,
+            Err(_) => return,
+        };
+        // If it cannot be set now, the next housekeeping sets it.
+        let _ = self.link.set(state);
+    }
+}
+
+impl Queue {
+    /// Gives the kernel frames to fill.
+    fn refill(&mut self, frames: &mut FrameCache) {
+        let Some(socket) = &mut self.socket else { return };
+        let before = self.lent.filling;
+        while self.lent.filling + BURST <= self.slots {
+            let mut fresh = [0; BURST];
+            let n = frames.alloc(&mut fresh);
+            if n == 0 || !self.lent.geometry.has(fresh[0]) {
+                // Of another arena than the port was opened with: it receives nothing.
+                fresh[..n].iter().for_each(|frame| frames.free(*frame));
+                break;
+            }
+            fresh[..n].iter().for_each(|frame| socket.rings.fill.put(self.lent.give(*frame)));
+            self.lent.filling += n;
+        }
+        if self.lent.filling > before {
+            socket.rings.fill.publish();
+        }
+    }
+
+    /// Frees frames that were sent.
+    fn collect(&mut self, frames: &mut FrameCache) {
+        let Some(socket) = &mut self.socket else { return };
+        let done = socket.rings.completion.waiting();
+        if done == 0 {
+            return;
+        }
+        for _ in 0..done {
+            let address: u64 = socket.rings.completion.take();
+            self.lent.take(address).into_iter().for_each(|(frame, _)| frames.free(frame));
+        }
+        self.lent.sending = self.lent.sending.saturating_sub(done as usize);
+        socket.rings.completion.give_back();
+    }
+
+    /// Drops packets that cannot leave without a link, and returns how many.
+    #[cold]
+    fn drop_without_link(&self, packets: &[Packet], frames: &mut FrameCache) -> usize {
+        if let Some(counters) = &self.counters {
+            counters.no_link.add(packets.len() as u64);
+            counters.lost_bytes.add(packets.iter().map(|packet| u64::from(packet.len)).sum());
+        }
+        frames.free_packets(packets);
+        packets.len()
+    }
+}
+
+#[cold]
+fn drop_as_too_large(counters: Option<&QueueCounters>, packet: &Packet, frames: &mut FrameCache) {
+    if let Some(counters) = counters {
+        counters.mtu.add(1);
+        counters.lost_bytes.add(u64::from(packet.len));
+    }
+    frames.free(packet.frame);
+}
+
+impl PortQueue for Queue {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        self.collect(frames);
+        let Some(socket) = &mut self.socket else { return 0 };
+        let came = out.len().min(BURST).min(socket.rings.rx.waiting() as usize);
+        let mut n = 0;
+        for _ in 0..came {
+            let received: libc::xdp_desc = socket.rings.rx.take();
+            if let Some((frame, offset)) = self.lent.take(received.addr) {
+                out[n] = Packet { frame, offset, len: received.len as u16 };
+                n += 1;
+            }
+        }
+        if came > 0 {
+            socket.rings.rx.give_back();
+        }
+        self.lent.filling = self.lent.filling.saturating_sub(came);
+        self.refill(frames);
+        n
+    }
+
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        if self.watch.link.state() != PortState::Up {
+            return self.drop_without_link(packets, frames);
+        }
+        self.collect(frames);
+        let mut taken = 0;
+        for some in packets.chunks(BURST) {
+            let mut burst = [Packet::default(); BURST];
+            let burst = &mut burst[..some.len().min(self.slots - self.lent.sending)];
+            burst.copy_from_slice(&some[..burst.len()]);
+            let n = frames.bring(burst, frames.arena_of(self.lent.geometry.first), Place::Crossing, |_, _| {});
+            let Some(socket) = &mut self.socket else { break };
+            for packet in &burst[..n] {
+                if usize::from(packet.len) > self.largest {
+                    drop_as_too_large(self.counters.as_deref(), packet, frames);
+                    continue;
+                }
+                let addr = self.lent.give(packet.frame) | u64::from(packet.offset) << CHUNK_BITS;
+                socket.rings.tx.put(libc::xdp_desc { addr, len: packet.len.into(), options: 0 });
+                self.lent.sending += 1;
+            }
+            socket.rings.tx.publish();
+            kick(&socket.fd, &socket.rings.tx, n);
+            taken += n;
+            if n < some.len() {
+                break;
+            }
+        }
+        taken
+    }
+
+    fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        self.counters = Some(counters.clone());
+    }
+
+    fn arrivals(&self) -> Arrivals<'_> {
+        match &self.socket {
+            Some(socket) if self.lent.filling > 0 => Arrivals::Readable(socket.fd.as_fd()),
+            _ => Arrivals::Looked,
+        }
+    }
+
+    fn housekeeping(&mut self, _now_ns: u64) {
+        if let Some(socket) = &self.socket {
+            kick(&socket.fd, &socket.rings.tx, 2 * BURST);
+            self.overruns = overruns(&socket.fd).unwrap_or(self.overruns);
+        }
+        self.watch.look();
+    }
+
+    fn leftover(&mut self) -> Vec<u32> {
+        // The kernel writes to frames as long as there is a socket.
+        self.socket = None;
+        self.lent.take_all()
+    }
+
+    fn details(&self) -> Vec<(&'static str, f64)> {
+        vec![("overruns", self.overruns as f64), ("lent", (self.lent.filling + self.lent.sending) as f64)]
+    }
+}
+
+/// Opens the queues of a port.
+///
+/// # Errors
+/// [`PortError::Setting`] if frames or queues do not suit; [`PortError::Interface`].
+pub fn open(name: &str, queues: u32, settings: &AfXdp, arena: &Arena, frames: &FramePool) -> Result<OpenPort, PortError> {
+    let whole = arena.geometry();
+    let geometry = Geometry { first: frames.first(), frames: frames.frames() as u32, stride: whole.stride };
+    let memory = arena.frame_ptr(geometry.first).ok_or_else(|| odd(name, "there is no packet memory for it".into()))? as u64;
+    let open = || {
+        check(name, queues, settings, whole.stride as usize)?;
+        let failed = |(doing, source)| failed(name, settings, doing, source);
+        // The driver's way first. Not every driver has it, or with this memory.
+        let native = queues_of(queues, settings, memory, geometry, Mode::Native);
+        native.or_else(|_| queues_of(queues, settings, memory, geometry, Mode::Generic)).map_err(failed)
+    };
+    let opened = in_namespace(settings, open).map_err(|source| failed(name, settings, "enter the namespace of", source))??;
+    let place = settings.netns.as_ref().map_or(String::new(), |netns| format!(" in {netns}"));
+    let Opened { queues, mode, zero_copy, link } = opened;
+    let description = format!(
+        "interface {}{place} by AF_XDP, {}, {} slots",
+        settings.interface,
+        match (mode, zero_copy) {
+            (_, true) => "zero copy",
+            (Mode::Native, _) => "copied in the driver",
+            (Mode::Generic, _) => "copied in the receive path",
+        },
+        slots_of(settings),
+    );
+    let queues = queues.into_iter().map(|queue| Box::new(queue) as Box<dyn PortQueue>).collect();
+    Ok(OpenPort { queues, description, memory: None, link })
+}
+
+/// Binds a socket, at the latest after [`FREED`]: the kernel frees a queue some time after its
+/// former socket was closed.
+fn bind_when_free(fd: &OwnedFd, index: u32, queue: u32, flags: u16) -> io::Result<()> {
+    let until = Instant::now() + FREED;
+    loop {
+        match bind(fd, index, queue, flags) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
+        }
+    }
+}
+
+struct Opened {
+    queues: Vec<Queue>,
+    mode: Mode,
+    zero_copy: bool,
+    link: Arc<Link>,
+}
+
+fn slots_of(settings: &AfXdp) -> u32 {
+    settings.slots.next_power_of_two()
+}
+
+/// Opens the sockets in the calling thread's namespace.
+fn queues_of(
+    queues: u32,
+    settings: &AfXdp,
+    memory: u64,
+    geometry: Geometry,
+    mode: Mode,
+) -> Result<Opened, (&'static str, io::Error)> {
+    let index = link::index(&settings.interface).map_err(|error| ("find", error))?;
+    let mtu = link::mtu(&settings.interface).map_err(|error| ("ask for the MTU of", error))?;
+    let memory = libc::xdp_umem_reg {
+        addr: memory,
+        len: geometry.bytes() as u64,
+        chunk_size: geometry.stride,
+        headroom: 0,
+        flags: libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+        tx_metadata_len: 0,
+    };
+    let mut sockets = Vec::new();
+    for queue in 0..queues {
+        let fd = socket().map_err(|error| ("open an AF_XDP socket on", error))?;
+        let rings = Rings::over(&fd, &memory, slots_of(settings))?;
+        // Without a flag, the kernel copies where the driver does not.
+        let flags = if mode == Mode::Native { 0 } else { libc::XDP_COPY };
+        bind_when_free(&fd, index, queue, flags).map_err(|error| ("bind an AF_XDP socket to", error))?;
+        sockets.push((fd, rings));
+    }
+    let zero_copy = sockets.iter().all(|(fd, _)| is_zero_copy(fd));
+    let fds: Vec<_> = sockets.iter().map(|(fd, _)| fd.as_fd()).collect();
+    let redirect = Arc::new(Redirect::to(&fds, index, mode)?);
+    let probe = af_packet::socket::probe(index, settings.promiscuous)?;
+    let (link, mut probe) = (Arc::<Link>::default(), Some((probe, settings.interface.clone())));
+    let queue = |(fd, rings)| Queue {
+        socket: Some(Socket { _redirect: redirect.clone(), rings, fd }),
+        slots: slots_of(settings) as usize,
+        lent: Lent { geometry, bits: vec![0; (geometry.frames as usize).div_ceil(64)], filling: 0, sending: 0 },
+        largest: mtu as usize + af_packet::OVERHEAD,
+        watch: Watch { link: link.clone(), probe: probe.take() },
+        counters: None,
+        overruns: 0,
+    };
+    let queues: Vec<Queue> = sockets.into_iter().map(queue).collect();
+    queues[0].watch.look();
+    Ok(Opened { queues, mode, zero_copy, link })
+}
+
+/// Checks that the interface and its queues are there, and that frames suit.
+///
+/// # Errors
+/// As [`open`].
+pub fn look_at(name: &str, queues: u32, settings: &AfXdp, stride: usize) -> Result<(), PortError> {
+    let check = || check(name, queues, settings, stride);
+    in_namespace(settings, check).map_err(|source| failed(name, settings, "enter the namespace of", source))?
+}
+
+fn check(name: &str, queues: u32, settings: &AfXdp, stride: usize) -> Result<(), PortError> {
+    let interface = &settings.interface;
+    link::index(interface).map_err(|source| failed(name, settings, "find", source))?;
+    if !CHUNKS.contains(&stride) {
+        let what = format!(
+            "AF_XDP needs frames of {} to {} bytes, and these have {stride}; write packet_bytes = 1518 in [memory]",
+            CHUNKS.start(),
+            CHUNKS.end()
+        );
+        return Err(odd(name, what));
+    }
+    // A driver that does not tell has one.
+    let has = link::rx_queues(interface).unwrap_or(1);
+    if has != queues {
+        let what = format!(
+            "interface {interface} has {has} receive {}, and this port has {queues}; write queues = {has}, or change the interface's \
+             (ethtool -L {interface} combined {queues})",
+            if has == 1 { "queue" } else { "queues" }
+        );
+        return Err(odd(name, what));
+    }
+    let room = stride - KEPT;
+    let wanted = link::mtu(interface).map_or(0, |mtu| mtu as usize + af_packet::OVERHEAD);
+    if wanted > room {
+        let what = format!(
+            "packets of interface {interface} may have {wanted} bytes, and a frame holds {room} behind the {KEPT} that the kernel \
+             keeps; lower the MTU at both ends (ip link set {interface} mtu {}), or write a larger packet_bytes in [memory]",
+            room - af_packet::OVERHEAD
+        );
+        return Err(odd(name, what));
+    }
+    Ok(())
+}
+
+fn odd(port: &str, what: String) -> PortError {
+    PortError::Setting { port: port.into(), what }
+}
+
+fn in_namespace<T: Send>(settings: &AfXdp, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    match &settings.netns {
+        None => Ok(work()),
+        Some(netns) => Netns::open(&netns::path_of(netns))?.visit(|| Ok(work())),
+    }
+}
+
+fn failed(port: &str, settings: &AfXdp, doing: &'static str, source: io::Error) -> PortError {
+    PortError::Interface { port: port.into(), doing, interface: settings.interface.clone(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::af_packet::InterfaceQueue;
+    use crate::af_packet::socket::SocketOptions;
+    use sluice_dataplane::fake::cache;
+
+    /// A namespace with a pair of interfaces, "a" and "b"; none without root.
+    fn pair() -> Option<Netns> {
+        if !rustix::process::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "this needs root");
+            eprintln!("skipped: not root");
+            return None;
+        }
+        let ns = Netns::private().unwrap();
+        ns.visit(|| {
+            link::make_pair("a", "b", ns.fd(), 1500)?;
+            ["a", "b"].into_iter().try_for_each(|end| link::plain(end).and_then(|()| link::up(end)))
+        })
+        .unwrap();
+        Some(ns)
+    }
+
+    fn settings() -> AfXdp {
+        AfXdp { interface: "a".into(), netns: None, slots: 64, promiscuous: true }
+    }
+
+    fn bytes(cache: &FrameCache, packet: &Packet) -> Vec<u8> {
+        let mut bytes = vec![0; packet.len.into()];
+        assert!(cache.arena().read(packet.frame, packet.offset, &mut bytes));
+        bytes
+    }
+
+    fn open_in(ns: &Netns, queues: u32, settings: &AfXdp, cache: &FrameCache, pool: &FramePool) -> Result<OpenPort, PortError> {
+        let mut opened = None;
+        let visited = ns.visit(|| Ok::<_, io::Error>(opened.insert(open("p", queues, settings, cache.arena(), pool)).is_ok()));
+        visited.unwrap();
+        opened.unwrap()
+    }
+
+    #[test]
+    fn packets_cross_a_pair_both_ways_unchanged_and_all_frames_come_back() {
+        let Some(ns) = pair() else { return };
+        let mut cache = cache(1024);
+        let all = cache.held();
+        let port = open_in(&ns, 1, &settings(), &cache, &FramePool::new(1024)).unwrap();
+        assert!(port.description.contains("interface a by AF_XDP, copied"), "{}", port.description);
+        let mut xdp = port.queues.into_iter().next().unwrap();
+        let options = SocketOptions { interface: "b", slots: 256, room: 2112, promiscuous: true, bypass: true, fanout: None };
+        let mut socket = ns
+            .visit(|| InterfaceQueue::open(&options).map_err(|(doing, error)| io::Error::other(format!("{doing}: {error}"))))
+            .unwrap();
+        let mut out = [Packet::default(); BURST];
+        assert_eq!(xdp.rx_burst(&mut out, &mut cache, 0), 0, "nothing was sent, and frames are given to the kernel");
+        assert_eq!(cache.held(), all - 64);
+        // Rings of 64 wrap many times.
+        for round in 0..100u32 {
+            let mut fresh = [0; BURST];
+            assert_eq!(cache.alloc(&mut fresh), BURST);
+            let packets = fresh.map(|frame| Packet::fresh(frame, 60 + ((round * 32 + frame) * 29 % 1400) as u16));
+            for (number, packet) in packets.iter().enumerate() {
+                let content: Vec<u8> = (0..packet.len).map(|at| (u32::from(at) + round + number as u32) as u8 | 2).collect();
+                assert!(cache.arena().write(packet.frame, packet.offset, &content));
+            }
+            let sent: Vec<_> = packets.iter().map(|packet| bytes(&cache, packet)).collect();
+            let there = round % 2 == 0;
+            let (mut got, mut gone, until) = (Vec::new(), 0, Instant::now() + Duration::from_secs(20));
+            while got.len() < BURST {
+                let (from, to): (&mut dyn PortQueue, &mut dyn PortQueue) =
+                    if there { (&mut *xdp, &mut socket) } else { (&mut socket, &mut *xdp) };
+                gone += from.tx_burst(&packets[gone..], &mut cache, 0);
+                let n = to.rx_burst(&mut out, &mut cache, 0);
+                got.extend(out[..n].iter().map(|packet| bytes(&cache, packet)));
+                cache.free_packets(&out[..n]);
+                assert!(Instant::now() < until, "round {round}: {gone} went, {} came", got.len());
+            }
+            assert!(got == sent, "round {round}");
+        }
+        let left = xdp.leftover();
+        drop(xdp);
+        left.iter().for_each(|frame| cache.free(*frame));
+        assert_eq!(cache.held(), all, "no frame is lost, and none came back twice");
+        // Nothing is left on the interface: another can be opened.
+        open_in(&ns, 1, &settings(), &cache, &FramePool::new(1024)).unwrap();
+    }
+
+    #[test]
+    fn what_does_not_leave_is_counted() {
+        let Some(ns) = pair() else { return };
+        let mut cache = cache(1024);
+        let all = cache.held();
+        let port = open_in(&ns, 1, &settings(), &cache, &FramePool::new(1024)).unwrap();
+        let mut xdp = port.queues.into_iter().next().unwrap();
+        let counters = Arc::<QueueCounters>::default();
+        xdp.count_with(&counters);
+        let mut send = |len: u16, cache: &mut FrameCache| {
+            let mut frame = [0];
+            assert_eq!(cache.alloc(&mut frame), 1);
+            assert_eq!(xdp.tx_burst(&[Packet::fresh(frame[0], len)], cache, 0), 1);
+            xdp.housekeeping(0);
+        };
+        send(1600, &mut cache);
+        assert_eq!((counters.mtu.get(), counters.lost_bytes.get(), cache.held()), (1, 1600, all));
+        ns.visit(|| link::remove("b")).unwrap();
+        // The state is looked at by housekeeping.
+        send(1600, &mut cache);
+        send(60, &mut cache);
+        assert_eq!((port.link.state(), counters.no_link.get(), cache.held()), (PortState::Gone, 1, all));
+    }
+
+    #[test]
+    fn what_does_not_suit_is_refused_with_advice() {
+        let Some(ns) = pair() else { return };
+        let cache = cache(1024);
+        let pool = FramePool::new(1024);
+        let refused = |queues, settings: &AfXdp| open_in(&ns, queues, settings, &cache, &pool).map(|_| ()).unwrap_err().to_string();
+        let two = refused(2, &settings());
+        assert!(two.contains("has 1 receive queue, and this port has 2; write queues = 1"), "{two}");
+        let missing = refused(1, &AfXdp { interface: "nope".into(), ..settings() });
+        assert!(missing.contains("cannot find interface nope"), "{missing}");
+        let large = ns.visit(|| Ok::<_, io::Error>(look_at("p", 1, &settings(), 9_024).unwrap_err().to_string())).unwrap();
+        assert!(large.contains("write packet_bytes = 1518"), "{large}");
+        let taken = open_in(&ns, 1, &settings(), &cache, &pool).unwrap();
+        assert!(refused(1, &settings()).contains("another program"));
+        drop(taken);
+    }
+}
