@@ -2,7 +2,7 @@
 //!
 //! **Frames.** A device receives into frames of the DPDK memory pool of the arena that it was
 //! opened with, and returns sent frames to their own pools. So that a device can send packets of
-//! any port without a copy, all frames come from such pools ([`Devices::pool`]) if the
+//! any port without a copy, all frames come from such pools ([`pool`](port::Devices::pool)) if the
 //! configuration has a `dpdk` port, a service that shares memory through a device, or `memory.dpdk
 //! = true` (for ports added later). Otherwise DPDK is never started.
 //!
