@@ -80,7 +80,7 @@ pub enum NoMemory {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// Devices have none for it, or do not start.
-    #[error("{0}")]
+    #[error(transparent)]
     Starting(Fault),
     /// Devices keep its frames for good.
     #[error("frames are DPDK's here, and devices keep those that they were given; restart sluiced to have fresh packet memory")]

@@ -91,7 +91,7 @@ const ANSWERS: Duration = Duration::from_millis(2);
 pub enum SupervisorError {
     #[error(transparent)]
     Plane(#[from] PlaneError),
-    #[error("{0}")]
+    #[error(transparent)]
     Port(#[from] Fault),
     #[error(transparent)]
     Record(#[from] RecordError),

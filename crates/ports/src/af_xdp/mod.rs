@@ -32,8 +32,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, Geometry};
+use sluice_shm::{BURST, CACHE_LINE};
 
 use crate::af_packet;
 use crate::error::PortError;
@@ -84,6 +84,8 @@ struct Socket {
 #[derive(Debug)]
 struct Lent {
     geometry: Geometry,
+    /// Inverse of a frame's cache lines modulo 2⁶⁴: a product instead of a division.
+    inverse: u64,
     /// A bit for each frame of the arena.
     bits: Vec<u64>,
     /// Number of those that it may fill, and of those that it sends.
@@ -92,6 +94,14 @@ struct Lent {
 }
 
 impl Lent {
+    fn new(geometry: Geometry) -> Self {
+        let lines = u64::from(geometry.stride) / CACHE_LINE as u64;
+        // Newton's iteration: three bits are right at first, and twice as many each time.
+        let inverse = (0..5).fold(lines, |inverse, _| inverse.wrapping_mul(2u64.wrapping_sub(lines.wrapping_mul(inverse))));
+        let bits = vec![0; (geometry.frames as usize).div_ceil(64)];
+        Self { geometry, inverse, bits, filling: 0, sending: 0 }
+    }
+
     /// Notes that the kernel gets a frame; returns the kernel's address of it, in bytes.
     fn give(&mut self, frame: u32) -> u64 {
         let number = frame - self.geometry.first;
@@ -102,13 +112,13 @@ impl Lent {
     /// Notes that the kernel returns what lies at an address; returns the frame, and the offset in
     /// it. None if it did not have that frame.
     fn take(&mut self, address: u64) -> Option<(u32, u16)> {
-        let stride = u64::from(self.geometry.stride);
         let (chunk, offset) = (address & ((1 << CHUNK_BITS) - 1), address >> CHUNK_BITS);
-        let (number, rest) = (chunk / stride, chunk % stride);
-        let (word, bit) = (self.bits.get_mut((number / 64) as usize)?, 1 << (number % 64));
+        // The kernel names a chunk by its beginning; others give a number that is too large.
+        let number = (chunk / CACHE_LINE as u64).wrapping_mul(self.inverse);
+        let (word, bit) = (self.bits.get_mut(usize::try_from(number / 64).ok()?)?, 1 << (number % 64));
         let had = *word & bit != 0;
         *word &= !bit;
-        had.then_some((self.geometry.first + number as u32, (rest + offset) as u16))
+        had.then_some((self.geometry.first + number as u32, offset as u16))
     }
 
     /// All of them, which come back when there is no socket any more.
@@ -230,8 +240,8 @@ impl PortQueue for Queue {
             let mut burst = [Packet::default(); BURST];
             let burst = &mut burst[..some.len().min(self.slots - self.lent.sending)];
             burst.copy_from_slice(&some[..burst.len()]);
-            let n = frames.bring(burst, frames.arena_of(self.lent.geometry.first), Place::Crossing, |_, _| {});
             let Some(socket) = &mut self.socket else { break };
+            let n = frames.bring(burst, frames.arena_of(self.lent.geometry.first), Place::Crossing, |_, _| {});
             for packet in &burst[..n] {
                 if usize::from(packet.len) > self.largest {
                     drop_as_too_large(self.counters.as_deref(), packet, frames);
@@ -373,7 +383,7 @@ fn queues_of(
     let queue = |(fd, rings)| Queue {
         socket: Some(Socket { _redirect: redirect.clone(), rings, fd }),
         slots: slots_of(settings) as usize,
-        lent: Lent { geometry, bits: vec![0; (geometry.frames as usize).div_ceil(64)], filling: 0, sending: 0 },
+        lent: Lent::new(geometry),
         largest: mtu as usize + af_packet::OVERHEAD,
         watch: Watch { link: link.clone(), probe: probe.take() },
         counters: None,
@@ -480,6 +490,23 @@ mod tests {
         let visited = ns.visit(|| Ok::<_, io::Error>(opened.insert(open("p", queues, settings, cache.arena(), pool)).is_ok()));
         visited.unwrap();
         opened.unwrap()
+    }
+
+    #[test]
+    fn the_kernel_returns_what_it_was_lent_and_nothing_else() {
+        for stride in [2_112, 2_240, 4_032] {
+            let mut lent = Lent::new(Geometry { first: 7, frames: 1_000, stride });
+            for frame in [7, 8, 500, 1_006] {
+                let address = lent.give(frame);
+                assert_eq!(lent.take(address + 64), None, "the beginning of no frame");
+                assert_eq!(lent.take(address | 256 << CHUNK_BITS), Some((frame, 256)));
+                assert_eq!(lent.take(address), None, "it has come back");
+            }
+            for frame in [9, 70] {
+                lent.give(frame);
+            }
+            assert_eq!(lent.take_all(), [9, 70]);
+        }
     }
 
     #[test]
