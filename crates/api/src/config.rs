@@ -886,6 +886,11 @@ pub struct Container {
     /// `args` are appended to its own, `env` overrides its own.
     #[schemars(extend("format" = "path"))]
     pub bundle: Option<PathBuf>,
+    /// Of a service that runs in groups alone, and has no `instances` for that: how many it has
+    /// again when it is in another chain, or in no group.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub apart: u32,
     /// Root directory, without a `config.json`. The program is `exec`, a path in the container.
     #[schemars(extend("format" = "path"))]
     pub root: Option<PathBuf>,

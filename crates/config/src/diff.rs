@@ -59,6 +59,8 @@ pub enum Change {
         before: u32,
         /// Number of instances in the new configuration.
         instances: u32,
+        /// As [`Service::apart`].
+        apart: u32,
         /// The cores of the instances, assigned round robin.
         cores: Vec<usize>,
     },
@@ -135,8 +137,8 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
         if is_living_change(&before, &service) {
             changes.push(Change::ChangePool { service });
         } else if some_stay(&before, &service) {
-            let Service { name, instances, cores, .. } = service;
-            let change = Change::ChangeInstances { service: name, before: before.instances, instances, cores };
+            let Service { name, instances, apart, cores, .. } = service;
+            let change = Change::ChangeInstances { service: name, before: before.instances, instances, apart, cores };
             if instances < before.instances { &mut removals } else { &mut changes }.push(change);
         } else {
             changes.push(Change::ReplaceService { service });
@@ -158,9 +160,9 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
 
 /// Whether services differ only in the number and cores of instances, and some instances can stay.
 pub fn some_stay(before: &Service, after: &Service) -> bool {
-    let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
+    let alike = Service { instances: after.instances, apart: after.apart, cores: after.cores.clone(), ..before.clone() } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
-    alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
+    alike && !after.is_pooled() && (old.is_empty() || beyond(&old, &new).len() < old.len())
 }
 
 /// The core of each instance, assigned round robin.
@@ -291,9 +293,9 @@ impl Change {
             Self::ReplaceService { service } | Self::ChangePool { service } => {
                 replace(&mut config.services, service, |a, b| a.name == b.name)
             }
-            Self::ChangeInstances { service, instances, cores, .. } => {
+            Self::ChangeInstances { service, instances, apart, cores, .. } => {
                 let known = config.services.iter_mut().filter(|s| s.name == *service);
-                known.for_each(|s| (s.instances, s.cores) = (*instances, cores.clone()));
+                known.for_each(|s| (s.instances, s.apart, s.cores) = (*instances, *apart, cores.clone()));
             }
             Self::AddChain { chain } => config.chains.push(chain.clone()),
             Self::ReplaceChain { chain } => replace(&mut config.chains, chain, |a, b| a.name == b.name),

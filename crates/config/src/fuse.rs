@@ -194,8 +194,12 @@ pub fn expand(config: &mut Config) {
     let targets = config.services.iter().flat_map(|service| service.may_send_to.iter().flatten()).map(String::as_str);
     let used: HashSet<String> = in_chains.chain(fallbacks).chain(targets).map(str::to_owned).collect();
     let parts = parts(config);
-    for service in config.services.iter_mut().filter(|service| parts.contains(&service.name) && !used.contains(&service.name)) {
-        service.instances = 0;
+    for service in &mut config.services {
+        match (parts.contains(&service.name) && !used.contains(&service.name), service.instances) {
+            (true, 1..) => service.apart = std::mem::take(&mut service.instances),
+            (false, 0) => service.instances = std::mem::take(&mut service.apart),
+            _ => {}
+        }
     }
 }
 
@@ -337,6 +341,24 @@ mod tests {
         assert!(crate::validate::validate(&config).is_empty(), "a part is used");
     }
 
+        let with_groups = config.clone();
+        // Another chain names one of them, and then there is no group.
+        let isolated = Chain {
+            name: "own".into(),
+            services: vec![config.services[0].name.clone()],
+            run: Run::Isolated,
+            ..config.chains[0].clone()
+        };
+        config.chains.push(isolated);
+        expand(&mut config);
+        assert_eq!(config.services.iter().map(|service| service.instances).collect::<Vec<_>>(), [1, 0, 1, 1]);
+        config.chains.pop();
+        expand(&mut config);
+        assert_eq!(config, with_groups);
+        config.chains.retain(|chain| chain.run == Run::Isolated);
+        config.services.retain(|service| !service.is_group());
+        expand(&mut config);
+        assert!(config.services.iter().all(|service| (service.instances, service.apart) == (1, 0)));
     #[test]
     fn what_cannot_be_fused_is_refused_with_its_name() {
         let wrong = |from: &str, to: &str| load::parse(&TEXT.replace(from, to), "a.toml").unwrap_err().to_string();

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use rustix::process::Signal;
-use sluice_api::config::Rule;
+use sluice_api::config::{Chain, Rule};
 use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::support::{
@@ -61,7 +61,9 @@ fn three_handlers_in_one_process_are_one_nf_with_three_parts() {
     let all = parts(&stats);
     assert!(all.iter().all(|(_, packets, drops)| (*packets, *drops) == (all[0].1, 0)), "{all:?}");
     daemon.client().remove_chain("web").unwrap();
-    daemon.wait("its group goes with it", |s| s.nfs.is_empty() && s.services.iter().all(|service| service.name != "web.fused"));
+    daemon.wait("its group goes with it, and its services run by themselves", |s| {
+        s.nfs.len() == 3 && s.services.iter().all(|service| service.name != "web.fused")
+    });
     daemon.client().remove_port("steady").unwrap();
     daemon.wait_until_empty();
     daemon.stop();
@@ -154,6 +156,23 @@ fn a_chain_that_would_gain_is_said_and_can_be_added_fused() {
     daemon.client().remove_chain("late").unwrap();
     let stats = daemon.wait("its group goes with it", |s| s.services.iter().all(|service| service.name != "late.fused"));
     assert_eq!(stats.chains.iter().map(|chain| chain.name.as_str()).collect::<Vec<_>>(), ["web"]);
+    daemon.stop();
+}
+
+#[test]
+fn services_have_instances_while_something_but_a_group_needs_them() {
+    let mut daemon = Daemon::start("", &three(100));
+    daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 1_000);
+    let own: Chain = toml::from_str("name = \"own\"\nservices = [\"mark\"]\negress = \"all\"").unwrap();
+    let names = |s: &Stats| s.nfs.iter().filter(|nf| nf.state == NfState::Running).map(|nf| nf.name.clone()).collect::<Vec<_>>();
+    daemon.client().add_chain(&own).unwrap();
+    daemon.wait("one of them runs by itself", |s| names(s).len() == 2 && names(s).iter().any(|name| name.starts_with("mark.")));
+    daemon.client().remove_chain("own").unwrap();
+    daemon.wait("it has gone with its chain", |s| names(s) == ["web.fused.0"]);
+    daemon.client().remove_rule("web").unwrap();
+    daemon.client().remove_chain("web").unwrap();
+    let stats = daemon.wait("all run by themselves", |s| names(s).len() == 3);
+    assert!(stats.nfs.iter().all(|nf| ["cost", "mark", "bridge"].contains(&nf.service.as_str())), "{:?}", names(&stats));
     daemon.stop();
 }
 

@@ -401,10 +401,12 @@ impl Backend for Remote {
             // Nothing else uses the group of a fused or inline chain.
             let groups = s.config.services.iter().filter(|service| service.is_group() && hops.contains(&service.name));
             let groups: Vec<String> = groups.map(|service| service.name.clone()).collect();
-            groups.iter().try_fold(Vec::new(), |mut gone, group| {
+            let mut gone = Vec::new();
+            for group in &groups {
                 gone.extend(s.remove_service(group)?);
-                Ok(gone)
-            })
+            }
+            gone.extend(s.settle_parts()?);
+            Ok(gone)
         })
         .and_then(wait_for)
     }

@@ -335,13 +335,11 @@ impl Supervisor {
     /// [`SupervisorError::Invalid`] with all that is wrong with it, and what else refuses a change
     /// of its services.
     pub(super) fn add_chain_and_group(&mut self, chain: model::Chain) -> Result<Gone, SupervisorError> {
-        let has_group = chain.run.suffix().is_some();
         let mut wanted = self.with(|config| config.chains.push(chain))?;
-        if has_group {
-            fuse::expand(&mut wanted);
-            fuse::resolve(&mut wanted, &host::Host::here());
-            self.check(&wanted)?;
-        }
+        // A service that ran in groups alone has instances again.
+        fuse::expand(&mut wanted);
+        fuse::resolve(&mut wanted, &host::Host::here());
+        self.check(&wanted)?;
         let changes = diff::diff(&self.config, &wanted);
         for service in changes.iter().filter_map(Change::service) {
             self.not_upgrading(service)?;
@@ -382,6 +380,18 @@ impl Supervisor {
         }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
+    /// After a chain is gone: starts instances of services that are in no group any more, and stops
+    /// those of services that are in groups alone.
+    pub(super) fn settle_parts(&mut self) -> Result<Gone, SupervisorError> {
+        let mut wanted = self.config.clone();
+        fuse::expand(&mut wanted);
+        let mut gone = Gone::new();
+        for change in diff::diff(&self.config, &wanted) {
+            gone.extend(self.step(&change)?);
+        }
+        Ok(gone)
+    }
+
         let round = self.plane.rounds();
         self.changes.chain_numbers.rest(number, Instant::now(), round);
         Ok(())
@@ -447,14 +457,14 @@ impl Supervisor {
             Change::ReplaceService { service } => return self.replace_service(service),
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
-            Change::ChangeInstances { service, instances, cores, .. } => {
+            Change::ChangeInstances { service, instances, apart, cores, .. } => {
                 let number = self.service_number(&service).ok_or_else(|| self.no_such("service", &service))?;
                 let (starts, stops) = self.turnover(&service, instances, &cores);
                 self.has_room_for(starts.len() as u32)?;
                 for core in starts {
                     self.new_instance(number, Some(core))?;
                 }
-                self.set_instances(&service, instances, &cores);
+                self.set_instances(&service, (instances, apart), &cores);
                 return Ok(stops.into_iter().map(|nf| self.watch_and_retire(nf)).collect());
             }
             Change::AddChain { chain } => self.add_chain(chain)?,
@@ -465,8 +475,9 @@ impl Supervisor {
         Ok(Gone::new())
     }
 
-    fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) {
-        let set = |service: &mut model::Service| (service.instances, service.cores) = (instances, cores.to_vec());
+    fn set_instances(&mut self, name: &str, (instances, apart): (u32, u32), cores: &[usize]) {
+        let set =
+            |service: &mut model::Service| (service.instances, service.apart, service.cores) = (instances, apart, cores.to_vec());
         self.config.services.iter_mut().filter(|known| known.name == name).for_each(set);
         let state = self.services.iter_mut().flatten().find(|service| service.config.name == name);
         state.into_iter().for_each(|service| set(&mut service.config));
