@@ -74,6 +74,11 @@ pub struct Manager {
     /// File of packet costs from `sluice estimate --keep`: first estimates for new NFs. Optional.
     #[schemars(extend("format" = "path"))]
     pub estimates: PathBuf,
+    /// Cores of the shards: packet threads that each have all roles, a queue of each port, a flow
+    /// table, and instances of their own. With them `rx`, `tx`, `wakeup` and `monitor` are left
+    /// out.
+    #[schemars(inner(range(max = MAX_CORE)))]
+    pub shards: Vec<usize>,
     /// Cores of the Rx threads, which poll the ports and classify.
     #[schemars(inner(range(max = MAX_CORE)))]
     pub rx: Vec<usize>,
@@ -134,6 +139,7 @@ impl Default for Manager {
         Self {
             runtime_dir: "/run/sluice".into(),
             estimates: ESTIMATES.into(),
+            shards: Vec::new(),
             rx: vec![0],
             tx: vec![0],
             wakeup: vec![0],
@@ -787,10 +793,15 @@ pub struct Service {
     #[serde(default = "one")]
     #[schemars(range(max = 65_000))]
     pub instances: u32,
-    /// Cores of the instances, assigned round robin.
+    /// Cores of the instances, assigned round robin. With `shards` in `[manager]` the first core is
+    /// of the first shard, the second of the second, and so on in turn.
     #[serde(default = "core_one")]
     #[schemars(inner(range(max = MAX_CORE)))]
     pub cores: Vec<usize>,
+    /// With `shards` in `[manager]`: whether each instance serves all shards, and not only the one
+    /// of its core.
+    #[serde(default)]
+    pub all_shards: bool,
     /// Whether it sleeps or polls when it has no packets. For polling NFs that share a core, see
     /// `[workflow]`.
     #[serde(default)]
@@ -875,6 +886,11 @@ pub struct Service {
     #[serde(skip)]
     #[schemars(skip)]
     pub parts: Vec<String>,
+    /// Of a service that runs in groups alone, and has no `instances` for that: how many it has
+    /// again when it is in another chain, or in no group.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub apart: u32,
 }
 
 /// OCI container of an instance. One of `bundle` and `root` is needed.
@@ -886,11 +902,6 @@ pub struct Container {
     /// `args` are appended to its own, `env` overrides its own.
     #[schemars(extend("format" = "path"))]
     pub bundle: Option<PathBuf>,
-    /// Of a service that runs in groups alone, and has no `instances` for that: how many it has
-    /// again when it is in another chain, or in no group.
-    #[serde(skip)]
-    #[schemars(skip)]
-    pub apart: u32,
     /// Root directory, without a `config.json`. The program is `exec`, a path in the container.
     #[schemars(extend("format" = "path"))]
     pub root: Option<PathBuf>,
@@ -907,10 +918,41 @@ impl Default for Container {
     }
 }
 
+impl Config {
+    /// The shard whose instances run on a core: by its place among the cores of a service. None if
+    /// there are no shards, or no service has the core to itself. The configuration is valid.
+    pub fn shard_of(&self, core: usize) -> Option<usize> {
+        let of = self.manager.shards.len();
+        let mut sharded = self.services.iter().filter(|service| of > 1 && service.is_sharded());
+        sharded.find_map(|service| Some(service.cores.iter().position(|one| *one == core)? % of))
+    }
+}
+
 impl Manager {
+    /// The keys by which packet threads have their cores, and these: `shards`, or one for each
+    /// role.
+    pub fn roles(&self) -> Vec<(&'static str, &[usize])> {
+        let roles = [("rx", &self.rx), ("tx", &self.tx), ("wakeup", &self.wakeup), ("monitor", &self.monitor)];
+        match self.shards.as_slice() {
+            [] => roles.map(|(key, cores)| (key, cores.as_slice())).to_vec(),
+            shards => vec![("shards", shards)],
+        }
+    }
+
     /// The cores of its packet threads; one with several roles is repeated.
     pub fn cores(&self) -> impl Iterator<Item = usize> {
-        self.rx.iter().chain(&self.tx).chain(&self.wakeup).chain(&self.monitor).copied()
+        self.roles().into_iter().flat_map(|(_, cores)| cores.iter().copied())
+    }
+
+    /// The cores of its threads with the role Rx.
+    pub fn rx_cores(&self) -> &[usize] {
+        if self.shards.is_empty() { &self.rx } else { &self.shards }
+    }
+
+    /// The core of its first thread with the role Monitor, where its helpers run. The configuration
+    /// is valid.
+    pub fn first_monitor(&self) -> usize {
+        if self.shards.is_empty() { self.monitor[0] } else { self.shards[0] }
     }
 }
 

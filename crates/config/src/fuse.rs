@@ -72,6 +72,7 @@ fn differing(first: &Service, other: &Service, run: Run) -> Option<&'static str>
         ("user", first.user == other.user),
         ("cores", first.cores == other.cores),
         ("instances", first.instances == other.instances),
+        ("all_shards", first.all_shards == other.all_shards),
         ("filter", first.filter == other.filter),
         ("zygote", first.zygote == other.zygote),
         ("mode", first.mode == other.mode),
@@ -173,7 +174,8 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
     };
     Some(match chain.run {
         Run::Inline => {
-            let (cores, instances) = (config.manager.rx.clone(), config.manager.rx.len() as u32);
+            let cores = config.manager.rx_cores().to_vec();
+            let instances = cores.len() as u32;
             let (mode, wakeup, zygote) = (Mode::Sleep, None, false);
             Service { cores, instances, mode, wakeup, zygote, ..group }
         }
@@ -339,8 +341,6 @@ mod tests {
         let instances: Vec<u32> = config.services.iter().map(|service| service.instances).collect();
         assert_eq!(instances, [0, 0, 1, 1]);
         assert!(crate::validate::validate(&config).is_empty(), "a part is used");
-    }
-
         let with_groups = config.clone();
         // Another chain names one of them, and then there is no group.
         let isolated = Chain {
@@ -359,6 +359,8 @@ mod tests {
         config.services.retain(|service| !service.is_group());
         expand(&mut config);
         assert!(config.services.iter().all(|service| (service.instances, service.apart) == (1, 0)));
+    }
+
     #[test]
     fn what_cannot_be_fused_is_refused_with_its_name() {
         let wrong = |from: &str, to: &str| load::parse(&TEXT.replace(from, to), "a.toml").unwrap_err().to_string();

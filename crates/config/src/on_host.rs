@@ -34,7 +34,7 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
 fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     let m = &config.manager;
     let mut uses: Vec<(At, usize)> = Vec::new();
-    for (key, list) in [("rx", &m.rx), ("tx", &m.tx), ("wakeup", &m.wakeup), ("monitor", &m.monitor)] {
+    for (key, list) in m.roles() {
         uses.extend(list.iter().enumerate().map(|(i, core)| (At::key("manager", key).item(i), *core)));
     }
     for (n, service) in config.services.iter().enumerate() {

@@ -844,3 +844,57 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn each_shard_needs_queues_and_cores_of_its_own() {
+    let two = |more: &str| {
+        format!(
+            "[manager]\nshards = [0, 1]\n[[port]]\nname = \"in\"\nkind = \"gen\"\nqueues = 2\n[[port]]\nname = \"out\"\nkind = \"sink\"\nqueues = 2\n\
+             [[chain]]\nname = \"web\"\nservices = [\"ids\"]\negress = \"out\"\n[[rule]]\nport = \"in\"\nchain = \"web\"\n\
+             [[service]]\nname = \"ids\"\nexec = \"ids\"\n{more}"
+        )
+    };
+    let help = "give it 2 instances on 2 cores, or write all_shards = true if its instances serve all shards";
+    let few = |line: u32, column: u32, instances: u32, cores: u32| {
+        format!(
+            "{line}:{column}: service \"ids\" has instances: {instances}, cores: {cores}, and each of the 2 shards needs its own | {help}"
+        )
+    };
+    assert_eq!(said(&two("instances = 2\ncores = [2, 3]\n")), Vec::<String>::new());
+    assert_eq!(said(&two("instances = 3\ncores = [2, 3, 4]\n")), Vec::<String>::new());
+    assert_eq!(said(&two("all_shards = true\n")), Vec::<String>::new());
+    assert_eq!(said(&two("instances = 2\n")).len(), 1);
+    assert_eq!(said(&two("instances = 2\ncores = [2]\n")), [few(22, 9, 2, 1)]);
+    assert_eq!(said(&two("instances = 1\ncores = [2, 3]\n")), [few(21, 13, 1, 2)]);
+    let inline = two("trusted = true\n").replace("egress =", "run = \"inline\"\negress =");
+    assert_eq!(said(&inline), Vec::<String>::new(), "its instances are in the packet threads");
+    let other = "instances = 2\ncores = [2, 3]\n[[service]]\nname = \"nat\"\nexec = \"nat\"\ninstances = 2\ncores = [3, 2]\n";
+    let wrong = said(&two(other).replace("[\"ids\"]", "[\"ids\", \"nat\"]"));
+    assert_eq!(
+        wrong,
+        [
+            "27:10: core 3 is of shard 1 and of shard 0 | the cores of a service belong to the shards in turn: write them in another \
+             order, or other cores (first: 22)",
+            "27:13: core 2 is of shard 0 and of shard 1 | the cores of a service belong to the shards in turn: write them in another \
+             order, or other cores (first: 22)",
+        ]
+    );
+    let one_queue = two("all_shards = true\n").replacen("queues = 2\n", "", 1);
+    assert_eq!(said(&one_queue), ["3:1: port \"in\" has 1 queue, and each of the 2 shards needs its own | write queues = 2"]);
+    let roles = two("all_shards = true\n").replace("shards =", "rx = [1]\nshards =");
+    assert_eq!(said(&roles), ["2:6: `rx` has no effect beside `shards`, whose threads have all roles | remove `rx`, or `shards`"]);
+    let single = two("").replace("shards = [0, 1]", "shards = [0]").replace("queues = 2\n", "");
+    assert_eq!(said(&single), Vec::<String>::new());
+}
+
+#[test]
+fn a_core_is_of_the_shard_whose_turn_it_has() {
+    let mut config = Config::default();
+    let service = |keys: &str| toml::from_str::<model::Service>(&format!("name = \"s\"\nexec = \"s\"\n{keys}")).unwrap();
+    config.services = vec![service("all_shards = true\ncores = [9]"), service("instances = 4\ncores = [4, 5, 6, 7]")];
+    assert_eq!(config.shard_of(5), None);
+    config.manager.shards = vec![0, 1];
+    assert_eq!([4, 5, 6, 7, 9].map(|core| config.shard_of(core)), [Some(0), Some(1), Some(0), Some(1), None]);
+    assert_eq!((config.manager.cores().collect::<Vec<_>>(), config.manager.rx_cores()), (vec![0, 1], &[0, 1][..]));
+    assert_eq!(config.manager.first_monitor(), 0);
+}

@@ -20,6 +20,7 @@ mod pool;
 mod ports;
 mod priority;
 mod rules;
+mod shards;
 mod wakeup;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
@@ -49,6 +50,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.tenants();
     v.problems.extend(super::fuse::problems(config, MAX_NAME));
     v.frames();
+    v.shards();
     v.shared_cores();
     // Warnings about unused entries would mislead while names are wrong.
     if !v.problems.iter().any(Problem::is_error) {
@@ -132,7 +134,7 @@ impl Validation<'_> {
 
     fn manager(&mut self) {
         let m = &self.config.manager;
-        for (key, cores) in [("rx", &m.rx), ("tx", &m.tx), ("wakeup", &m.wakeup), ("monitor", &m.monitor)] {
+        for (key, cores) in m.roles() {
             let at = At::key("manager", key);
             if cores.is_empty() {
                 self.error(at, format!("{key} names no core"), format!("write {key} = [0]"));

@@ -7,7 +7,6 @@
 
 use std::sync::atomic::Ordering;
 
-use sluice_ownership::credits;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
@@ -22,7 +21,9 @@ use crate::trace::{Mark, TraceWhat};
 /// second's 95th percentile needs twenty samples.
 const LIMITED_EVERY: u32 = 16;
 
-/// Most packets let in, and part of the frames left, until the chain's frames are counted again.
+/// Most packets that a thread lets in, for each packet thread, and part of the frames left that all
+/// threads together let in, until a chain's frames are counted again. A count reads what each
+/// thread writes, so it is made the more seldom, the more threads there are.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
 
 /// A number below `n` without a pattern as `seed` grows. `n` is above 0.
@@ -74,6 +75,8 @@ impl Plane {
         let (has, left) = (chain.frames(), self.least_left(path) as u64);
         // Always a burst: these packets already have the frames that they came in.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
+        let threads = self.threads as u64;
+        let ahead = (LOOK_AHEAD.0 * threads).min(left / (LOOK_AHEAD.1 * threads));
         let n = (n as u64).min(room);
         let at = usize::from(chain.number);
         if self.rooms.len() <= at {
@@ -82,10 +85,10 @@ impl Plane {
         if u64::from(self.unlooked) < n {
             // The shares granted ahead to others exceed what is left by now.
             self.rooms.fill(0);
-            self.unlooked = LOOK_AHEAD.0.min(left / LOOK_AHEAD.1) as u32;
+            self.unlooked = ahead as u32;
         }
         self.unlooked = self.unlooked.saturating_sub(n as u32);
-        self.rooms[at] = (room - n).min(LOOK_AHEAD.0) as u32;
+        self.rooms[at] = (room - n).min(ahead) as u32;
         n as usize
     }
 
@@ -176,7 +179,7 @@ impl Plane {
         if nfs.clone().any(|nf| count(nf).is_none()) {
             return 0;
         }
-        nfs.filter_map(count).for_each(|count| credits::take(count, n, self.threads));
+        nfs.filter_map(count).for_each(|count| count.take(n));
         n
     }
 
@@ -184,7 +187,7 @@ impl Plane {
     #[inline(always)]
     pub(crate) fn give_back(&self, nf: u16, n: u32) {
         if let Some(Some(count)) = self.in_flight.get(nf as usize) {
-            credits::give_back(count, n, self.threads);
+            count.give_back(n);
         }
     }
 

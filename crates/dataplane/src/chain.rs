@@ -186,6 +186,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// Whether flows that may get another instance may get this one too.
+    pub(super) fn is_for(&self, other: &Self) -> bool {
+        self.thread.is_none() || self.thread == other.thread
+    }
+
     /// Whether flows of a packet thread may get it.
     #[inline]
     pub fn serves(&self, thread: usize) -> bool {
@@ -592,7 +597,7 @@ mod tests {
         })
     }
 
-    fn member(nf: u16) -> Member {
+    pub(super) fn member(nf: u16) -> Member {
         Member { nf, id: u64::from(nf) * 7919, former: None, is_open: true, thread: None }
     }
 

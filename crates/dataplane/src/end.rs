@@ -81,8 +81,8 @@ impl NfEnd {
     }
 
     #[inline(always)]
-    pub(crate) fn queue(&self, index: usize, threads: usize) -> u32 {
-        if threads == 1 {
+    pub(crate) fn queue(&self, index: usize) -> u32 {
+        if self.handle.in_flight.has_one_thread() {
             let counters = &self.handle.counters[index];
             counters.posted.get().wrapping_sub(counters.returned.get()) as u32
         } else {

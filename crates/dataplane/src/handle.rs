@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use sluice_ownership::credits;
 use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Part;
 use sluice_policy::sched::threshold::Rules;
@@ -16,6 +15,7 @@ use sluice_shm::ring;
 
 use crate::counter::Counter;
 use crate::frame::owner;
+use crate::in_flight::InFlight;
 use crate::wake::{CAUSES, Start};
 use crate::waker::Waker;
 
@@ -181,11 +181,11 @@ pub struct NfHandle {
     /// Its slot there.
     pub slot: u32,
     /// Most packets that may be on their way to it: the capacity of its ring. Threads that let
-    /// packets in at once never exceed it ([`credits::reserve`]), so no slot is kept back for them.
+    /// packets in at once never exceed it ([`InFlight`]), so no slot is kept back for them.
     pub limit: u32,
     /// Packets let in at an entry that have not passed it yet. Belongs to the NF's number: packets
     /// let in before a restart pass the new process or are dropped, and are counted off.
-    pub in_flight: Arc<AtomicU32>,
+    pub in_flight: Arc<InFlight>,
     /// Whether it may be given packets.
     pub alive: AtomicBool,
     /// Violations so far.
@@ -259,7 +259,7 @@ impl NfHandle {
         core_page: CorePage,
         slot: u32,
         threads: usize,
-        in_flight: Arc<AtomicU32>,
+        in_flight: Arc<InFlight>,
         priority: f64,
         wakeup: Option<Rules>,
     ) -> Arc<Self> {
@@ -525,19 +525,19 @@ impl NfHandle {
     /// Lets in up to `n` packets that will pass it, as far as there is room, and returns how many.
     #[inline(always)]
     pub fn reserve(&self, n: u32) -> u32 {
-        credits::reserve(&self.in_flight, n, self.limit, self.counters.len())
+        self.in_flight.reserve(n, self.limit)
     }
 
     /// Counts packets that were let in and will pass it.
     #[cfg(any(test, feature = "played"))]
     pub fn commit(&self, n: u32) {
-        credits::take(&self.in_flight, n, self.counters.len());
+        self.in_flight.take(n);
     }
 
     /// Counts packets that have passed it for the last time.
     #[inline(always)]
     pub fn release(&self, n: u32) {
-        credits::give_back(&self.in_flight, n, self.counters.len());
+        self.in_flight.give_back(n);
     }
 
     /// Records that it must be stopped, and wakes the supervisor. The first reason stays.

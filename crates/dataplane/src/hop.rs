@@ -348,7 +348,7 @@ impl Plane {
             Step::Nf(nf) => {
                 let mut queued = 0;
                 if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
-                    let queue = end.queue(self.index, self.threads);
+                    let queue = end.queue(self.index);
                     if self.settings.backpressure && queue >= end.high {
                         self.alerts.raise(nf);
                     }

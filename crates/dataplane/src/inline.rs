@@ -60,15 +60,14 @@ impl Plane {
             }
             _ => return self.drop_from(path, hop, packets, |i| words[i], DropReason::NfGone),
         };
-        let handle = end.handle.clone();
-        let counters = &handle.counters[self.index];
+        let counters = &end.handle.counters[self.index];
         counters.posted.add(n as u64);
         if !goes {
-            handle.ask_to_stop(StopReason::Failed);
+            end.handle.ask_to_stop(StopReason::Failed);
             return self.drop_from(path, hop, packets, |i| words[i], DropReason::NfDied);
         }
         if counters.returned.get() == 0 {
-            handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
+            end.handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
         counters.returned.add(n as u64);
         let geometry = self.frames.arena().geometry();
@@ -77,7 +76,7 @@ impl Plane {
             verdict == 0 && Held::unpack(word).flags == 0 && geometry.contains(frame, offset, len)
         };
         let step = path.step(hop + 1);
-        let (mut i, mut registry) = (0, None);
+        let (mut i, mut special) = (0, None);
         while i < n {
             let (start, word) = (i, words[i]);
             while i < n && words[i] == word && is_plain(&burst[i], word) {
@@ -85,13 +84,18 @@ impl Plane {
             }
             let count = i - start;
             if count == 0 {
-                let registry = registry.get_or_insert_with(|| self.registry.clone());
-                self.run_special(registry, &handle, path, word, burst[i]);
+                if special.is_none() {
+                    let end = self.nfs.get(nf as usize).and_then(Option::as_ref);
+                    special = end.map(|end| (self.registry.clone(), end.handle.clone()));
+                }
+                if let Some((registry, handle)) = &special {
+                    self.run_special(registry, handle, path, word, burst[i]);
+                }
                 i += 1;
                 continue;
             }
             if path.hops[hop].last_visit {
-                handle.release(count as u32);
+                self.give_back(nf, count as u32);
             }
             if let Step::Port(_) = step {
                 // A packet for a port gets its last word here: a device may free it.

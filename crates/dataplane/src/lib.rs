@@ -41,6 +41,7 @@ pub mod handle;
 pub mod handlers;
 pub mod hooks;
 pub mod hop;
+pub mod in_flight;
 pub mod inline;
 pub mod link;
 pub mod load;

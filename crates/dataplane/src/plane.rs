@@ -1,7 +1,7 @@
 //! State of a packet thread: frames, ring ends, port buffers, tables, and its counters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
@@ -14,6 +14,7 @@ use crate::counter::Counter;
 use crate::decision::Refusal;
 use crate::end::NfEnd;
 use crate::frame::{self, FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED};
+use crate::in_flight::InFlight;
 use crate::pressure::Alerts;
 use crate::queue::TxBuffer;
 use crate::trace::{Mark, TraceEvent, TraceRequest, TraceWhat};
@@ -41,7 +42,7 @@ pub struct Plane {
     pub unannounced: Vec<u16>,
     /// Packets on their way to each NF, by number, even if it is gone: see
     /// [`NfHandle::in_flight`](crate::handle::NfHandle::in_flight).
-    pub in_flight: Vec<Option<Arc<AtomicU32>>>,
+    pub in_flight: Vec<Option<Arc<InFlight>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
     /// Ports whose buffer filled up since this was cleared: a bit each, by number modulo 64.

@@ -1,6 +1,6 @@
 //! The roles of a packet thread, and its part where several threads share a role.
 
-/// A thread's part of the NFs (or their cores) where several threads share a role.
+/// A thread's part of the NFs where several threads share a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// Number of threads with the role.

@@ -15,19 +15,21 @@
 //! A packet that comes out of a foreign program before the old NF counts only once it is out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::in_flight::InFlight;
 
 /// The old NFs, for the thread that drains them and their successor.
 #[derive(Debug)]
 pub struct Succession {
-    former: Box<[Arc<AtomicU32>]>,
+    former: Box<[Arc<InFlight>]>,
     settled: AtomicBool,
 }
 
 impl Succession {
     /// A succession after NFs with these counts of packets on their way
     /// ([`NfHandle::in_flight`](super::handle::NfHandle::in_flight)).
-    pub fn after(former: impl IntoIterator<Item = Arc<AtomicU32>>) -> Arc<Self> {
+    pub fn after(former: impl IntoIterator<Item = Arc<InFlight>>) -> Arc<Self> {
         Arc::new(Self { former: former.into_iter().collect(), settled: AtomicBool::new(false) })
     }
 
@@ -50,7 +52,7 @@ mod tests {
 
     #[test]
     fn it_is_over_when_no_more_can_come_and_none_is_left() {
-        let former = [Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0))];
+        let former: [Arc<InFlight>; 2] = Default::default();
         let succession = Succession::after(former.clone());
         assert!(!succession.is_over(), "a thread may still let packets in");
         former[1].store(3, Ordering::Relaxed);

@@ -80,8 +80,8 @@ pub struct Settings {
 pub struct WorkerSetup {
     /// Its roles.
     pub roles: Roles,
-    /// The cores that it wakes, if it has the Wakeup role.
-    pub wakes: Part,
+    /// Whether it decides about backpressure: at most one thread does.
+    pub throttles: bool,
     /// The NFs that it measures, if it has the Monitor role.
     pub measures: Part,
     /// Its settings.
@@ -164,10 +164,8 @@ struct Closing {
 impl Worker {
     /// A worker without queues and NFs.
     pub fn new(setup: WorkerSetup) -> Self {
-        // One thread decides about backpressure, because it concerns whole chains.
-        let throttling = setup.roles.wakeup && setup.wakes.this == 0 && setup.settings.sched.backpressure;
         Self {
-            throttling: throttling.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.settings.sched)),
+            throttling: setup.throttles.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.settings.sched)),
             loads: Loads::default(),
             closing: Vec::new(),
             last_busy: 0,
@@ -312,6 +310,10 @@ impl Worker {
         let plane = &mut self.setup.plane;
         let mut work = 0;
         for lane in self.setup.lanes_in.iter_mut().flatten() {
+            // Mostly nothing: a look at each of many lanes must cost little.
+            if lane.available() == Ok(0) {
+                continue;
+            }
             let mut burst = [Descriptor::default(); BURST];
             let n = lane.dequeue(&mut burst).unwrap_or(0);
             work += n;

@@ -5,11 +5,12 @@
 
 #![allow(unsafe_code)]
 
+mod division;
 mod hooks;
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -36,6 +37,7 @@ use sluice_dataplane::classify::rss::owner;
 use sluice_dataplane::frame::{FrameCache, FrameTable, NO_ARENA, Stack};
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::Sharing;
+use sluice_dataplane::in_flight::InFlight;
 use sluice_dataplane::plane::{self, Plane, Shared};
 use sluice_dataplane::pressure::Alerts;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
@@ -50,6 +52,7 @@ use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
 
 use crate::memory::{Memories, Memory, NoMemory};
+pub use division::{Division, threads_of};
 
 /// Longest time that a packet thread may run, or be blocked, before it carries out a command. The
 /// time that it waits for its core does not count.
@@ -212,28 +215,10 @@ pub struct RxThread {
 /// Makes the chooser of new flows' chains on an Rx thread, if any feature adds one to the rules.
 pub type MakeChooser<'a> = &'a dyn Fn(RxThread) -> Option<Box<dyn ChooseChain>>;
 
-/// The cores of the packet threads in a configuration, with the roles of each.
-pub fn threads_of(manager: &model::Manager) -> Vec<(usize, Roles)> {
-    let mut threads: Vec<(usize, Roles)> = Vec::new();
-    let mut role = |core: usize, set: fn(&mut Roles)| match threads.iter_mut().find(|(c, _)| *c == core) {
-        Some((_, roles)) => set(roles),
-        None => {
-            let mut roles = Roles::default();
-            set(&mut roles);
-            threads.push((core, roles));
-        }
-    };
-    manager.rx.iter().for_each(|core| role(*core, |r| r.rx = true));
-    manager.tx.iter().for_each(|core| role(*core, |r| r.tx = true));
-    manager.wakeup.iter().for_each(|core| role(*core, |r| r.wakeup = true));
-    manager.monitor.iter().for_each(|core| role(*core, |r| r.monitor = true));
-    threads
-}
-
 pub struct DataPlane {
     links: Vec<Link>,
     rx: Vec<RxThread>,
-    tx: Vec<usize>,
+    division: Division,
     memories: Memories,
     table: FrameTable,
     registry: Arc<PathRegistry>,
@@ -241,7 +226,7 @@ pub struct DataPlane {
     cores: HashMap<(usize, Option<String>), Core>,
     slots: u32,
     /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`].
-    in_flight: HashMap<u16, Arc<AtomicU32>>,
+    in_flight: HashMap<u16, Arc<InFlight>>,
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
     /// What the threads use now: the tables, and what features keep for each service.
@@ -310,7 +295,8 @@ impl DataPlane {
             let threads: Vec<usize> = (0..n).filter(|i| has(&threads[*i].1)).collect();
             Part { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
         };
-        let parts: Vec<(Part, Part)> = (0..n).map(|i| (part(|r| r.wakeup, i), part(|r| r.monitor, i))).collect();
+        let measures: Vec<Part> = (0..n).map(|i| part(|r| r.monitor, i)).collect();
+        let wakeup: Vec<usize> = (0..n).filter(|i| threads[*i].1.wakeup).collect();
         let numbers: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
         let flows = manager.max_flows.div_ceil(numbers.len() as u32) as usize;
         let paths = manager.max_paths as usize;
@@ -345,8 +331,9 @@ impl DataPlane {
             };
             let setup = WorkerSetup {
                 roles,
-                wakes: parts[index].0,
-                measures: parts[index].1,
+                // One decides, because it concerns whole chains.
+                throttles: wakeup.first() == Some(&index) && config.sched.backpressure,
+                measures: measures[index],
                 settings: worker_settings.clone(),
                 plane: Plane::new(index, n, shared.clone(), frames, plane_settings),
                 rx: Rx {
@@ -392,7 +379,7 @@ impl DataPlane {
         Ok(Self {
             links,
             rx,
-            tx,
+            division: Division::new(config, n, tx, wakeup),
             memories,
             table,
             registry,
@@ -705,17 +692,18 @@ impl DataPlane {
         let (page, slot) = (place.page.clone(), place.slot);
         let threads = self.links.len();
         let in_flight = self.in_flight.entry(number).or_default().clone();
+        in_flight.share(self.division.sharers);
         let name = name.into();
         let handle = NfHandle::new(number, name, service, core, poll, region, page, slot, threads, in_flight, priority, wakeup);
         // Relaxed: a channel passes the handle to the threads.
         handle.memory.store(place.memory, Ordering::Relaxed);
-        let drains = self.drains(number);
+        let (drains, wakes) = (self.division.drains(number), self.division.wakes(core));
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {
                 let producer = handle.region.rx_producer(thread as u32).expect("there is a ring for each thread");
                 let consumer = (thread == drains).then(|| handle.region.tx_consumer());
                 let handle = handle.clone();
-                self.begin(thread, move |worker| worker.attach(&handle, producer, consumer))
+                self.begin(thread, move |worker| worker.attach(&handle, producer, consumer, thread == wakes))
             })
             .collect();
         for (thread, answer) in answers.into_iter().enumerate() {
@@ -724,13 +712,38 @@ impl DataPlane {
         Ok(handle)
     }
 
+    /// Which thread drains and wakes an NF.
+    pub fn division(&self) -> &Division {
+        &self.division
+    }
+
+    /// As [`Division::learn_cores`].
+    pub fn learn_cores(&mut self, config: &Config) {
+        let has_nfs = |core: usize| self.cores.iter().any(|(key, of)| key.0 == core && of.used.contains(&true));
+        self.division.learn_cores(config, has_nfs);
+    }
+
+    /// Has all threads share each NF from now on: one is there that is not of one shard, and so a
+    /// thread may meet packets of another's NFs. To be called before there are paths through it.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn share_nfs(&mut self) -> Result<(), PlaneError> {
+        if self.division.sharers == self.links.len() {
+            return Ok(());
+        }
+        self.division.sharers = self.links.len();
+        self.in_flight.values().for_each(|in_flight| in_flight.share(self.division.sharers));
+        self.meet()
+    }
+
     /// Takes nothing from an NF until the succession is over.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn follow(&self, number: u16, succession: &Arc<Succession>) -> Result<(), PlaneError> {
         let succession = succession.clone();
-        self.ask(self.drains(number), move |worker| worker.follow(number, succession))
+        self.ask(self.division.drains(number), move |worker| worker.follow(number, succession))
     }
 
     /// Waits until all threads have done their earlier commands.
@@ -764,23 +777,12 @@ impl DataPlane {
         self.in_flight.get(&number).map_or(0, |in_flight| in_flight.load(Ordering::Relaxed))
     }
 
-    /// Whether one thread drains both NFs.
-    pub fn drains_alike(&self, one: u16, other: u16) -> bool {
-        self.drains(one) == self.drains(other)
-    }
-
-    /// A function: whether the thread that drains `one` also drains another NF.
-    pub fn drains_like(&self, one: u16) -> impl Fn(u16) -> bool + use<> {
-        let threads = self.tx.len();
-        move |other| usize::from(other) % threads == usize::from(one) % threads
-    }
-
     /// Gives a core's sharing to the thread that wakes the core.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn put_sharing(&self, sharing: Box<dyn Sharing>) -> Result<(), PlaneError> {
-        self.ask(self.wakes(sharing.core()), |worker| worker.put_sharing(sharing))
+        self.ask(self.division.wakes(sharing.core()), |worker| worker.put_sharing(sharing))
     }
 
     /// Borrows a core's sharing, if any. Until it is put back, the NF that has the core keeps it.
@@ -788,16 +790,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn take_sharing(&self, core: usize) -> Result<Option<Box<dyn Sharing>>, PlaneError> {
-        self.ask(self.wakes(core), move |worker| worker.take_sharing(core))
-    }
-
-    fn wakes(&self, core: usize) -> usize {
-        let threads: Vec<usize> = (0..self.links.len()).filter(|thread| self.links[*thread].roles.wakeup).collect();
-        threads[core % threads.len()]
-    }
-
-    fn drains(&self, number: u16) -> usize {
-        self.tx[number as usize % self.tx.len()]
+        self.ask(self.division.wakes(core), move |worker| worker.take_sharing(core))
     }
 
     /// Removes an NF that is gone from all threads. Returns how many frames came back.
@@ -806,7 +799,7 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn detach(&self, number: u16) -> Result<usize, PlaneError> {
         self.ask_all(move |worker| worker.detach(number))?;
-        let drains = self.drains(number);
+        let drains = self.division.drains(number);
         let taken = self.ask(drains, move |worker| worker.reclaim(number))?;
         for thread in (0..self.links.len()).filter(|t| *t != drains) {
             self.ask(thread, move |worker| worker.forget(number))?;

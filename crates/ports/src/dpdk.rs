@@ -186,7 +186,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     if settings.software_rss
         && let Some(device) = queues.pop()
     {
-        queues = spread::over(device, wanted);
+        queues = spread::over(device, wanted, false);
     }
     Ok(OpenPort { queues, description, memory: None, link: state })
 }

@@ -119,7 +119,7 @@ impl Kinds for All {
 
 fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
     match &port.kind {
-        PortKind::Pcap(settings) => pcap::look_at(&port.name, port.queues, settings, room),
+        PortKind::Pcap(settings) => pcap::look_at(&port.name, settings, room),
         PortKind::Dpdk(settings) => dpdk::look_at(&port.name, settings),
         PortKind::AfPacket(settings) => af_packet::look_at(&port.name, settings),
         PortKind::AfXdp(settings) => af_xdp::look_at(&port.name, port.queues, settings, room + HEADROOM),

@@ -24,8 +24,9 @@
 //! accepts no more, and its chains close their gates. Accepted packets are lost only if they cannot
 //! be written when the port is closed; they are counted `write_lost`.
 //!
-//! Limits. A port has one queue: a capture has one order. Packets for a port that does not write
-//! are dropped and counted as `swallowed`.
+//! Limits. A capture has one order, so a port with several queues (of shards) has one thread read
+//! and write, and passes packets between it and the others ([`spread`]). Packets for a port that
+//! does not write are dropped and counted as `swallowed`.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -44,6 +45,7 @@ use sluice_shm::clock::monotonic_ns;
 
 use super::capture::{self, Capture, ETHERNET};
 use super::pace::Pacer;
+use super::spread;
 use crate::error::PortError;
 use sluice_api::config::{Pcap, PcapSpeed};
 use sluice_api::model::PortState;
@@ -78,7 +80,7 @@ const RECORD_HEADER: usize = 16;
 /// or written, [`PortError::Capture`] if the capture cannot be replayed. The output file is created
 /// only after all other checks.
 pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
-    let source = source(name, queues, settings, room)?;
+    let source = source(name, settings, room)?;
     let mut words = Vec::new();
     if let (Some(source), Some(path)) = (&source, &settings.read) {
         let count = source.capture.records.len();
@@ -94,23 +96,22 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
     let reader = source.map(|source| Reader::new(source.capture, settings));
     let link = writer.as_ref().map_or_else(Arc::default, |writer| writer.exchange.link.clone());
     let queue = PcapQueue { reader, writer, swallowed: 0 };
-    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", "), memory: None, link })
+    // One thread reads the file in its order, and passes packets to the others.
+    let queues = spread::over(Box::new(queue), u16::try_from(queues).unwrap_or(u16::MAX), true);
+    Ok(OpenPort { queues, description: words.join(", "), memory: None, link })
 }
 
 /// Checks a port as [`open`] does, without creating a file.
 ///
 /// # Errors
 /// As [`open`].
-pub fn look_at(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<(), PortError> {
-    source(name, queues, settings, room).map(drop)
+pub fn look_at(name: &str, settings: &Pcap, room: usize) -> Result<(), PortError> {
+    source(name, settings, room).map(drop)
 }
 
 /// Checks the settings, and reads the input file.
-fn source(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Option<Source>, PortError> {
+fn source(name: &str, settings: &Pcap, room: usize) -> Result<Option<Source>, PortError> {
     let refuse = |what: &str| PortError::Setting { port: name.into(), what: what.into() };
-    if queues > 1 {
-        return Err(refuse("a pcap port has one queue, because a capture has one order; set queues = 1"));
-    }
     if settings.read.is_none() && settings.write.is_none() {
         return Err(refuse("neither a file to read nor one to write is given; set read or write"));
     }
@@ -574,8 +575,8 @@ mod tests {
         queue.details().into_iter().collect()
     }
 
-    fn refusal(settings: &Pcap, queues: u32) -> String {
-        open("p", queues, settings, ROOM).err().unwrap().to_string()
+    fn refusal(settings: &Pcap) -> String {
+        open("p", 1, settings, ROOM).err().unwrap().to_string()
     }
 
     proptest! {
@@ -663,8 +664,45 @@ mod tests {
         assert_eq!(details(queue)["replayed"], 300.0);
         for rate in [0.0, -1.0, f64::INFINITY] {
             let settings = Pcap { read: read.clone(), speed: PcapSpeed::Rate, rate, ..Pcap::default() };
-            assert!(refusal(&settings, 1).contains("set rate to packets per second"));
+            assert!(refusal(&settings).contains("set rate to packets per second"));
         }
+    }
+
+    #[test]
+    fn several_threads_read_and_write_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, target) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
+        let udp = |flow: u8| {
+            let mut packet = vec![0; 60];
+            packet[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
+            packet[26..34].copy_from_slice(&[10, 0, 0, flow, 10, 0, 1, 1]);
+            packet
+        };
+        let packets: Vec<Wanted> = (0..200u8).map(|i| (1_700_000_000_000_000_000 + u64::from(i), udp(i), 0)).collect();
+        std::fs::write(&source, pcap_of(&packets, Endianness::Little, TsResolution::NanoSecond)).unwrap();
+        let settings = Pcap { read: Some(source), write: Some(target.clone()), ..Pcap::default() };
+        let mut port = open("p", 2, &settings, ROOM).unwrap();
+        let mut frames = cache(1024);
+        let mut sent = [0; 2];
+        while !port.queues.iter().all(|queue| queue.is_finished()) {
+            for (queue, sent) in port.queues.iter_mut().zip(&mut sent) {
+                let mut burst = [Packet::default(); BURST];
+                let n = queue.rx_burst(&mut burst, &mut frames, monotonic_ns());
+                assert_eq!(queue.tx_burst(&burst[..n], &mut frames, monotonic_ns()), n);
+                *sent += n;
+            }
+        }
+        // What the second thread sent is written when the first one polls.
+        assert_eq!(port.queues[0].rx_burst(&mut [Packet::default(); BURST], &mut frames, monotonic_ns()), 0);
+        assert!(sent.iter().all(|n| *n > 50) && sent.iter().sum::<usize>() == packets.len(), "{sent:?}");
+        drop(port);
+        let mut reader = PcapReader::new(File::open(&target).unwrap()).unwrap();
+        let mut written = Vec::new();
+        while let Some(packet) = reader.next_packet() {
+            written.push(packet.unwrap().data[29]);
+        }
+        written.sort_unstable();
+        assert_eq!(written, (0..200).collect::<Vec<u8>>());
     }
 
     #[test]
@@ -699,15 +737,15 @@ mod tests {
         )
         .unwrap();
         // The pipe has no reader: an open that waits for one never returns.
-        assert!(refusal(&writing("pipe"), 1).contains("it is no regular file"));
-        assert!(refusal(&reading("pipe"), 1).contains("not a regular file"));
+        assert!(refusal(&writing("pipe")).contains("it is no regular file"));
+        assert!(refusal(&reading("pipe")).contains("not a regular file"));
         // The pipe has a reader.
         let _reader = OpenOptions::new().read(true).write(true).open(at("pipe")).unwrap();
-        assert!(refusal(&writing("pipe"), 1).contains("it is no regular file"));
+        assert!(refusal(&writing("pipe")).contains("it is no regular file"));
 
         std::fs::write(at("precious"), "precious").unwrap();
         std::os::unix::fs::symlink(at("precious"), at("link")).unwrap();
-        assert!(refusal(&writing("link"), 1).contains("it is a symbolic link"));
+        assert!(refusal(&writing("link")).contains("it is a symbolic link"));
         assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "precious");
         open("p", 1, &writing("new"), ROOM).unwrap();
         assert_eq!(at("new").metadata().unwrap().permissions().mode() & 0o137, 0, "group may read, others nothing");
@@ -732,19 +770,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let three = three(folder.path());
         let read = |path: &Path| Pcap { read: Some(path.into()), ..Pcap::default() };
-        assert!(refusal(&Pcap::default(), 1).contains("set read or write"));
-        assert!(refusal(&read(&three), 2).contains("set queues = 1"));
-        assert!(refusal(&read(&folder.path().join("none")), 1).contains("cannot read"));
-        assert!(refusal(&read(folder.path()), 1).contains("not a regular file"));
+        assert!(refusal(&Pcap::default()).contains("set read or write"));
+        assert!(refusal(&read(&folder.path().join("none"))).contains("cannot read"));
+        assert!(refusal(&read(folder.path())).contains("not a regular file"));
         let same = Pcap { write: Some(folder.path().join(".").join("three.pcap")), ..read(&three) };
-        assert!(refusal(&same, 1).contains("the same file"));
-        assert!(refusal(&Pcap { write: Some(folder.path().join("no/such")), ..Pcap::default() }, 1).contains("cannot write"));
-        assert!(refusal(&Pcap { write: Some("/dev/full".into()), ..Pcap::default() }, 1).contains("cannot write /dev/full"));
+        assert!(refusal(&same).contains("the same file"));
+        assert!(refusal(&Pcap { write: Some(folder.path().join("no/such")), ..Pcap::default() }).contains("cannot write"));
+        assert!(refusal(&Pcap { write: Some("/dev/full".into()), ..Pcap::default() }).contains("cannot write /dev/full"));
         let whole = std::fs::read(&three).unwrap();
         std::fs::write(&three, &whole[..whole.len() - 1]).unwrap();
         // Nothing was created yet: the input file comes first.
         let target = folder.path().join("out.pcap");
-        let error = refusal(&Pcap { write: Some(target.clone()), ..read(&three) }, 1);
+        let error = refusal(&Pcap { write: Some(target.clone()), ..read(&three) });
         assert!(error.contains("three.pcap: cut short") && error.contains("after 2 whole packets"), "{error}");
         assert!(!target.exists());
         std::fs::write(&three, &whole).unwrap();

@@ -1,4 +1,4 @@
-//! Software RSS: spreads one queue of a device over several threads, symmetrically.
+//! Software RSS: spreads one queue of a device or a file over several threads, symmetrically.
 //!
 //! # Approach
 //! The thread of queue 0 owns the device. It reads each burst, keeps packets of its own flows and
@@ -8,11 +8,11 @@
 //!
 //! # Limits
 //! The device's thread parses every packet, so this pays only where classification and the rest
-//! cost more than that. A thread with a full ring loses packets, counted as `spread_drops`; a slow
-//! sender keeps its own.
+//! cost more than that. A thread with a full ring loses a device's packets, counted as
+//! `spread_drops`; a file waits for it. A slow sender keeps its own.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
@@ -22,29 +22,30 @@ use sluice_shm::ring::{self, Consumer, Producer};
 use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rss::queue_of;
 use sluice_dataplane::frame::{FrameCache, Packet};
-use sluice_dataplane::queue::{PortQueue, QueueCounters};
+use sluice_dataplane::queue::{Arrivals, PortQueue, QueueCounters};
 
 /// Packets of each ring between two threads.
 const RING: u32 = 1024;
 /// Bytes of a packet that the hash covers.
 const LOOK: usize = 64;
 
-/// Spreads a queue over `queues`. Fewer than two leave it unchanged.
-pub fn over(device: Box<dyn PortQueue>, queues: u16) -> Vec<Box<dyn PortQueue>> {
+/// Spreads a queue over `queues`. Fewer than two leave it unchanged. With `waits` no packet is read
+/// that a thread has no room for.
+pub fn over(device: Box<dyn PortQueue>, queues: u16, waits: bool) -> Vec<Box<dyn PortQueue>> {
     if queues < 2 {
         return vec![device];
     }
-    let drops = Arc::new(AtomicU64::new(0));
+    let (drops, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let (mut to, mut from, mut all) = (Vec::new(), Vec::new(), Vec::<Box<dyn PortQueue>>::new());
     for _ in 1..queues {
         let (deliver, delivered) = ring::private(RING);
         let (send, sent) = ring::private(RING);
         to.push(deliver);
         from.push(sent);
-        all.push(Box::new(Branch { delivered, send }));
+        all.push(Box::new(Branch { delivered, send, is_over: is_over.clone(), is_finished: false }));
     }
     let unsent = (1..queues).map(|_| Vec::with_capacity(BURST)).collect();
-    all.insert(0, Box::new(Trunk { device, to, from, unsent, queues, drops }));
+    all.insert(0, Box::new(Trunk { device, to, from, unsent, queues, waits, is_over, drops }));
     all
 }
 
@@ -64,6 +65,9 @@ struct Trunk {
     /// Packets of each other thread that the device has not accepted yet.
     unsent: Vec<Vec<Packet>>,
     queues: u16,
+    waits: bool,
+    /// Whether the device has delivered its last packet.
+    is_over: Arc<AtomicBool>,
     drops: Arc<AtomicU64>,
 }
 
@@ -88,7 +92,9 @@ impl Trunk {
 impl PortQueue for Trunk {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         self.collect(frames, now_ns);
-        let n = self.device.rx_burst(out, frames, now_ns);
+        let rooms = self.to.iter_mut().filter(|_| self.waits).map(|to| to.room().unwrap_or(0) as usize);
+        let most = rooms.min().map_or(out.len(), |room| room.min(out.len()));
+        let n = self.device.rx_burst(&mut out[..most], frames, now_ns);
         let mut kept = 0;
         for i in 0..n {
             let one = out[i];
@@ -110,6 +116,10 @@ impl PortQueue for Trunk {
                 }
             }
         }
+        if self.device.is_finished() {
+            // Release: its last packets are on the rings.
+            self.is_over.store(true, Ordering::Release);
+        }
         kept
     }
 
@@ -123,6 +133,11 @@ impl PortQueue for Trunk {
 
     fn is_finished(&self) -> bool {
         self.device.is_finished()
+    }
+
+    fn arrivals(&self) -> Arrivals<'_> {
+        // Other threads' packets come without notice, after the device's last packet too.
+        Arrivals::Looked
     }
 
     fn housekeeping(&mut self, now_ns: u64) {
@@ -158,13 +173,17 @@ fn drain(ring: &mut Consumer, frames: &mut Vec<u32>) {
 struct Branch {
     delivered: Consumer,
     send: Producer,
+    is_over: Arc<AtomicBool>,
+    is_finished: bool,
 }
 
 impl PortQueue for Branch {
     fn rx_burst(&mut self, out: &mut [Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
         let mut burst = [Descriptor::default(); BURST];
         let most = out.len().min(BURST);
+        let is_over = self.is_over.load(Ordering::Acquire);
         let n = self.delivered.dequeue(&mut burst[..most]).unwrap_or(0);
+        self.is_finished = is_over && n == 0;
         out.iter_mut().zip(&burst[..n]).for_each(|(out, descriptor)| *out = packet(descriptor));
         n
     }
@@ -181,6 +200,10 @@ impl PortQueue for Branch {
             }
         }
         sent
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_finished
     }
 
     fn leftover(&mut self) -> Vec<u32> {
@@ -259,7 +282,7 @@ mod tests {
             incoming.push_back(Packet { frame, offset: 128, len: 60 });
         }
         let outgoing = Arc::new(Mutex::new(Vec::new()));
-        let mut queues = over(Box::new(Device { incoming, outgoing: outgoing.clone() }), 3);
+        let mut queues = over(Box::new(Device { incoming, outgoing: outgoing.clone() }), 3, false);
         assert_eq!(queues.len(), 3);
         let mut met: BTreeMap<u8, usize> = BTreeMap::new();
         let mut seen = [0; 3];
@@ -280,7 +303,11 @@ mod tests {
         }
         assert_eq!(seen.iter().sum::<usize>(), 600);
         assert!(seen.iter().all(|n| *n > 60), "{seen:?}");
-        assert!(queues[0].is_finished() && !queues[1].is_finished());
+        assert!(queues[0].is_finished());
+        for (queue, cache) in queues.iter_mut().zip(&mut caches) {
+            assert_eq!(queue.rx_burst(&mut [Packet::default(); BURST], cache, 0), 0);
+        }
+        assert!(queues.iter().all(|queue| queue.is_finished()), "the file is read, and the rings are empty");
         assert_eq!(queues[0].details(), [("spread_drops", 0.0)]);
         let mut sent = outgoing.lock().unwrap().clone();
         sent.sort_unstable();
@@ -300,7 +327,7 @@ mod tests {
             assert!(arena.write(frame, 128, &udp((i % 200) as u8, false)));
             incoming.push_back(Packet { frame, offset: 128, len: 60 });
         }
-        let mut queues = over(Box::new(Device { incoming, outgoing: Arc::default() }), 2);
+        let mut queues = over(Box::new(Device { incoming, outgoing: Arc::default() }), 2, false);
         let mut kept = 0;
         while !queues[0].is_finished() {
             kept += queues[0].rx_burst(&mut [Packet::default(); BURST], &mut cache, 0);
@@ -311,5 +338,35 @@ mod tests {
         // Packets between the threads are returned when the port is closed.
         assert_eq!(queues[1].tx_burst(&[Packet { frame: 7, offset: 0, len: 60 }], &mut cache, 0), 1);
         assert_eq!((queues[0].leftover(), queues[1].leftover().len()), (vec![7], RING as usize));
+    }
+
+    #[test]
+    fn a_file_waits_for_a_thread_without_room() {
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 4096, stride: 2240 }, false).unwrap();
+        let mut cache = FrameCache::new(FramePool::new(4096), arena.clone(), 4096);
+        let mut incoming = VecDeque::new();
+        for i in 0..4000u32 {
+            let mut frame = [0];
+            assert_eq!(cache.alloc(&mut frame), 1);
+            let [frame] = frame;
+            assert!(arena.write(frame, 128, &udp((i % 200) as u8, false)));
+            incoming.push_back(Packet { frame, offset: 128, len: 60 });
+        }
+        let mut queues = over(Box::new(Device { incoming, outgoing: Arc::default() }), 2, true);
+        let mut out = [Packet::default(); BURST];
+        let mut seen = 0;
+        // The other thread takes nothing until this one gets nothing more.
+        loop {
+            let before = seen;
+            (0..200).for_each(|_| seen += queues[0].rx_burst(&mut out, &mut cache, 0));
+            if seen == before {
+                break;
+            }
+        }
+        assert!(!queues[0].is_finished() && !queues[1].is_finished());
+        while !queues.iter().all(|queue| queue.is_finished()) {
+            queues.iter_mut().for_each(|queue| seen += queue.rx_burst(&mut out, &mut cache, 0));
+        }
+        assert_eq!((seen, queues[0].details()[0].1), (4000, 0.0));
     }
 }

@@ -115,10 +115,10 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
             if found.netns.is_some() || found.pid_file.is_some() {
                 return Err(refuse("has one network namespace or process, which cannot be there twice"));
             }
-            let nth = own.len();
+            let (nth, all_shards) = (own.len(), true);
             let cores: Vec<usize> =
                 instances.iter().filter_map(|i| places.get(*i.cores.get(nth % i.cores.len().max(1))? as usize).copied()).collect();
-            let mut wanted = Service { name: String::new(), instances: instances.len() as u32, cores, ..found.clone() };
+            let mut wanted = Service { name: String::new(), instances: instances.len() as u32, cores, all_shards, ..found.clone() };
             if is_profiled && wanted.mode == Mode::Sleep && !wanted.is_foreign() {
                 match crowd.why_not_alone(&wanted) {
                     None => wanted.mode = Mode::Poll,

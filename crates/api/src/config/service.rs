@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Per, Pool, Service, ServiceKind};
+use super::{Config, Per, Pool, Service, ServiceKind, hop};
 
 /// How the NFs of a chain run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
@@ -38,6 +38,15 @@ impl Run {
     }
 }
 
+impl Config {
+    /// Whether a service is in inline chains alone, so that its handlers run in packet threads.
+    pub fn is_inline_alone(&self, service: &str) -> bool {
+        let mut chains =
+            self.chains.iter().filter(|chain| chain.services.iter().any(|written| hop(written).0 == service)).peekable();
+        chains.peek().is_some() && chains.all(|chain| chain.run == Run::Inline)
+    }
+}
+
 impl Service {
     /// Number of instances at start.
     pub fn first_instances(&self) -> u32 {
@@ -60,6 +69,12 @@ impl Service {
         let Some(rounds) = instances.checked_div(self.cores.len()) else { return 0 };
         let on = |cores: &[usize]| cores.iter().filter(|one| **one == core).count();
         rounds * on(&self.cores) + on(&self.cores[..instances % self.cores.len()])
+    }
+
+    /// Whether each instance is of one shard, where there are several. Pools assign their members
+    /// to threads by themselves.
+    pub fn is_sharded(&self) -> bool {
+        !self.all_shards && !self.is_pooled() && !self.is_inline()
     }
 
     /// Whether it is the group of a fused or inline chain.

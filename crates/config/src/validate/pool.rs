@@ -163,7 +163,7 @@ impl Validation<'_> {
 
     /// Checks that both directions of a connection reach the same Rx thread.
     fn both_directions(&mut self, i: usize, service: &Service) {
-        let threads = self.config.manager.rx.len() as u32;
+        let threads = self.config.manager.rx_cores().len() as u32;
         if !service.per.is_held() || threads < 2 {
             return;
         }

@@ -25,12 +25,14 @@ impl Validation<'_> {
     pub(super) fn ports(&mut self) {
         let config = self.config;
         let mut seen = HashMap::new();
+        // A flow leaves by the shard that it came in at.
+        let has_shards = config.manager.shards.len() > 1;
         for (i, port) in config.ports.iter().enumerate() {
             self.name("port", i, &port.name, true, &mut seen);
             let at = |key| At::entry("port", i, key);
             match &port.kind {
                 PortKind::Gen(g) => self.generator(i, g),
-                PortKind::Sink(_) if port.queues > 1 => self.error(
+                PortKind::Sink(_) if port.queues > 1 && !has_shards => self.error(
                     at("queues"),
                     "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
                     "write queues = 1, or leave it out",
@@ -61,7 +63,7 @@ impl Validation<'_> {
         } else if p.speed != PcapSpeed::Rate && p.rate != 0.0 {
             self.error(at("rate"), "the rate of a pcap port counts only with speed = \"rate\"", "write speed = \"rate\"");
         }
-        if port.queues > 1 {
+        if port.queues > 1 && self.config.manager.shards.len() < 2 {
             self.error(
                 at("queues"),
                 "a pcap port has one queue, which keeps the order of its packets",

@@ -38,6 +38,7 @@ mod profile;
 mod programs;
 mod promises;
 mod scheduling;
+mod shards;
 mod support;
 mod tenants;
 #[cfg(feature = "dpdk")]

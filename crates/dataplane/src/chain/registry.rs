@@ -572,8 +572,12 @@ pub fn ends(former: &Tables, new: &Tables) -> Vec<End> {
         let service = number as u16;
         if former.is_steered(service) != new.is_steered(service) {
             ends.push(End::Service(service));
-        } else if !members.is_empty() && former.services.get(number).is_none_or(Vec::is_empty) {
-            ends.push(End::Back(service));
+        } else {
+            // Some threads may have had an instance, and others none.
+            let had = |member: &Member| former.services.get(number).into_iter().flatten().any(|was| was.is_for(member));
+            if !members.iter().all(had) {
+                ends.push(End::Back(service));
+            }
         }
     }
     let version = |tables: &Tables, number: usize| tables.chains.get(number).and_then(|c| Some(c.as_ref()?.version)).unwrap_or(0);
@@ -601,7 +605,7 @@ impl Numbers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{chain, tables};
+    use super::super::tests::{chain, member, tables};
     use super::*;
 
     const NONE: &[bool] = &[];
@@ -727,6 +731,33 @@ mod tests {
         assert!(goes(whole));
         registry.end(&ends(&fewer, &now), Some(6));
         assert!(!goes(whole) && goes(other));
+    }
+
+    #[test]
+    fn flows_of_a_thread_are_decided_again_when_it_has_an_instance_again() {
+        let registry = PathRegistry::new(64);
+        let at = |threads: &[(u16, u16)]| {
+            let own = |(nf, thread): &(u16, u16)| Member { thread: Some(*thread), ..member(*nf) };
+            let mut tables = tables(vec![chain(0, 1, &[0], OnFailure::Drop)], vec![vec![]]);
+            tables.services[0] = threads.iter().map(own).collect();
+            tables
+        };
+        let (both, one) = (at(&[(1, 0), (2, 1)]), at(&[(1, 0)]));
+        let mut ways = [0, 1].map(|thread| Ways::new(64, thread));
+        let mut decide = |tables: &Tables, thread: usize| match registry.decide(&mut ways[thread], tables, 0, 0, 7, None) {
+            Decision::Path(number) => registry.get(number).unwrap(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([0, 1].map(|thread| decide(&both, thread).nfs[0]), [1, 2]);
+        registry.end(&ends(&both, &one), Some(2));
+        let (own, none) = (decide(&one, 0), decide(&one, 1));
+        assert!(own.goes() && none.refuses());
+        let again = Tables { generation: 3, ..at(&[(1, 0), (2, 1)]) };
+        assert_eq!(ends(&one, &again), [End::Back(0)]);
+        registry.end(&ends(&one, &again), Some(3));
+        assert!(own.goes() && none.has_ended());
+        assert_eq!(decide(&again, 1).nfs[0], 2);
+        assert_eq!(ends(&both, &again), [], "each thread had one");
     }
 
     #[test]

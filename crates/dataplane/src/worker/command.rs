@@ -52,7 +52,8 @@ impl Worker {
     }
 
     /// Adds an NF: this thread's end of its rx ring, and of its tx ring if this thread drains it.
-    pub fn attach(&mut self, handle: &Arc<NfHandle>, producer: Producer, consumer: Option<Consumer>) {
+    /// With `wakes` this thread is the one that wakes it.
+    pub fn attach(&mut self, handle: &Arc<NfHandle>, producer: Producer, consumer: Option<Consumer>, wakes: bool) {
         let number = handle.number as usize;
         self.add_end(NfEnd::new(handle.clone(), producer, &self.setup.settings.sched));
         let plane = &mut self.setup.plane;
@@ -60,7 +61,9 @@ impl Worker {
             plane.timers.make_room(handle.number, wakeup.timer_ns);
         }
         let now = plane.now_ns;
-        self.hand_over(handle);
+        if wakes && !handle.poll {
+            self.hand_over(handle);
+        }
         self.drains.extend(consumer.map(|consumer| Drain::new(handle.clone(), consumer)));
         if let Some(progress) = self.progress.get_mut(number) {
             *progress = Progress { returned: 0, since_ns: now, slices: 0 };
@@ -250,11 +253,8 @@ impl Worker {
         }
     }
 
-    /// Has the Wakeup role wake an NF, if this thread does that for its core.
+    /// Has the Wakeup role wake an NF.
     fn hand_over(&mut self, handle: &Arc<NfHandle>) {
-        if !self.setup.roles.wakeup || handle.poll || !self.setup.wakes.has(handle.core) {
-            return;
-        }
         let now = self.setup.plane.now_ns;
         let at = self.handovers.iter().position(|handover| handover.page().is_same(&handle.core_page)).unwrap_or_else(|| {
             self.handovers.push(Handover::new(handle.core_page.clone(), self.setup.settings.fallback_wake_us * 1_000));

@@ -24,6 +24,7 @@ mod proc;
 mod report;
 mod sched;
 mod setup;
+mod shards;
 mod slo_live;
 mod stats;
 mod table;
@@ -43,6 +44,7 @@ pub struct Experiment {
 
 pub const EXPERIMENTS: &[Experiment] = &[
     forward::EXPERIMENT,
+    shards::EXPERIMENT,
     sched::baseline::EXPERIMENT,
     sched::chain::EXPERIMENT,
     sched::multicore::EXPERIMENT,

@@ -206,8 +206,10 @@ impl Sched {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
-    /// Core of the manager, with all its roles.
+    /// Core of the manager, with all its roles, unless there are shards.
     pub manager_core: usize,
+    /// Cores of its shards. Each has a queue of the sink.
+    pub shards: Vec<usize>,
     /// Whether packet threads sleep while idle; otherwise they poll all the time.
     pub rests: bool,
     /// Frames of packet memory.
@@ -237,6 +239,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             manager_core: 0,
+            shards: Vec::new(),
             rests: false,
             frames: 16_384,
             max_flows: None,
@@ -265,11 +268,11 @@ impl Setup {
             bounds.push_str("idle = \"spin\"\n");
         }
         bounds.push_str(self.manager);
-        let _ = writeln!(
-            out,
-            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{bounds}",
-            quoted(&runtime_dir.display().to_string())
-        );
+        let threads = match self.shards.as_slice() {
+            [] => format!("rx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]"),
+            shards => format!("shards = {shards:?}"),
+        };
+        let _ = writeln!(out, "[manager]\nruntime_dir = {}\n{threads}\n{bounds}", quoted(&runtime_dir.display().to_string()));
         // Uses hugepages where the host has some reserved; an experiment reserves none.
         let _ = writeln!(out, "[memory]\nframes = {}\nhugepages = \"auto\"\n", self.frames);
         out.push_str(&self.sched.as_ref().map(Sched::toml).unwrap_or_default());
@@ -285,7 +288,8 @@ impl Setup {
             let file = quoted(&file.display().to_string());
             let _ = writeln!(out, "[[port]]\nname = {}\nkind = \"pcap\"\nwrite = {file}\n", quoted(name));
         }
-        let _ = writeln!(out, "[[port]]\nname = \"{SINK}\"\nkind = \"sink\"\n");
+        let queues = if self.shards.len() > 1 { format!("queues = {}\n", self.shards.len()) } else { String::new() };
+        let _ = writeln!(out, "[[port]]\nname = \"{SINK}\"\nkind = \"sink\"\n{queues}");
         let inline = |service: &Service| self.chains.iter().any(|c| c.run == Run::Inline && c.services.contains(&service.name));
         self.services.iter().for_each(|service| service.write(&mut out, inline(service)));
         for c in &self.chains {

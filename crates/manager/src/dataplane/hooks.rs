@@ -16,7 +16,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn feed(&self, feeder: Box<dyn Feeder>) -> Result<(), PlaneError> {
-        self.ask(self.drains(feeder.number()), |worker| worker.feed(feeder))
+        self.ask(self.division.drains(feeder.number()), |worker| worker.feed(feeder))
     }
 
     /// Takes the feeder back. Packets on its ring stay there for [`DataPlane::detach`].
@@ -24,7 +24,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn unfeed(&self, number: u16) -> Result<Option<Box<dyn Feeder>>, PlaneError> {
-        self.ask(self.drains(number), move |worker| worker.unfeed(number))
+        self.ask(self.division.drains(number), move |worker| worker.unfeed(number))
     }
 
     /// The packet thread that receives on a core. The first one if there is none.
@@ -48,6 +48,8 @@ impl DataPlane {
         let region = Region::create(layout)?;
         let (page, slot, core) = (place.page.clone(), place.slot, place.key.0);
         let in_flight = self.in_flight.entry(number).or_default().clone();
+        // Its thread lets its packets in, and runs it.
+        in_flight.share(1);
         let name = name.into();
         let handle = NfHandle::new(number, name, service, core, true, region, page, slot, threads, in_flight, 1.0, None);
         // Relaxed: a channel passes the handle to the threads.

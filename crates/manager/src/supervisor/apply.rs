@@ -148,6 +148,10 @@ impl Supervisor {
         // Most failures happen here, before anything has changed.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
         self.open_ahead(&changes, wanted)?;
+        self.plane.learn_cores(wanted);
+        if wanted.services.iter().any(|service| self.meets_all_shards(service)) {
+            self.plane.share_nfs()?;
+        }
         self.warn_of_frames(wanted);
         let mut gone = Gone::new();
         let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();

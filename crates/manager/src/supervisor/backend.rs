@@ -330,6 +330,7 @@ impl Backend for Remote {
             if let Some(service) = &service {
                 s.not_upgrading(service).and_then(|()| s.not_kept(service)).map_err(ApiError::from)?;
             }
+            s.not_alone_in_shard(number).map_err(ApiError::from)?;
             if !force && let Some(refusal) = last_of(&name, service.as_deref().unwrap_or_default(), &s.chains_on(number)) {
                 return Err(refusal);
             }

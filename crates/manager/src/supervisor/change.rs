@@ -88,15 +88,36 @@ impl Supervisor {
         warnings.into_iter().map(|problem| format!("{}; {}", problem.message, problem.help)).collect()
     }
 
+    /// Refuses to remove an instance that its shard needs: the configuration would be wrong.
+    pub(super) fn not_alone_in_shard(&self, number: u16) -> Result<(), SupervisorError> {
+        let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
+        let Some(service) = service.filter(|service| self.is_sharded(&service.config)) else { return Ok(()) };
+        let alike = |other: &&u16| self.plane.division().drains_alike(**other, number) && self.nfs.get(other).is_some();
+        if service.instances.iter().filter(alike).count() > 1 {
+            return Ok(());
+        }
+        Err(SupervisorError::Conflict(format!(
+            "it is the only instance of service `{}` in its shard, and each shard needs one; add another one there first, or remove \
+             the service",
+            service.config.name
+        )))
+    }
+
     /// Open chains that would close without an instance: it is the last one of a service that they
-    /// pass. A starting instance counts, and so does a pool, which starts another member by itself.
+    /// pass, in its packet thread if instances have one. A starting instance counts, and so does
+    /// a pool, which starts another member by itself.
     pub(super) fn chains_on(&self, number: u16) -> Vec<&model::Chain> {
         let runs = |nf: &Nf| nf.life().takes_packets();
         let Some(nf) = self.nfs.get(&number).filter(|nf| runs(nf)) else { return Vec::new() };
         let takes_packets = |service: u16, or_starts: bool| {
             let Some(Some(service)) = self.services.get(usize::from(service)) else { return false };
             let others = service.instances.iter().filter(|other| **other != number).filter_map(|other| self.nfs.get(other));
-            let is_one = |nf: &Nf| nf.life().stays() && (runs(nf) || or_starts && nf.is(State::Starting));
+            let serves = |other: &Nf| match &service.config {
+                config if config.is_inline() => other.core == nf.core,
+                config if self.is_sharded(config) => self.plane.division().drains_alike(other.number, number),
+                _ => true,
+            };
+            let is_one = |nf: &Nf| serves(nf) && nf.life().stays() && (runs(nf) || or_starts && nf.is(State::Starting));
             service.config.per.is_held() || { others }.any(is_one)
         };
         if takes_packets(nf.service, true) {
@@ -152,6 +173,9 @@ impl Supervisor {
         let instances = config.first_instances();
         self.has_room_for(instances)?;
         let number = self.changes.service_numbers.next(self.services.len(), "services")?;
+        if self.meets_all_shards(&config) {
+            self.plane.share_nfs()?;
+        }
         self.config.services.push(config.clone());
         let pool = PoolState::of(&config, self.plane.threads());
         let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
@@ -207,24 +231,42 @@ impl Supervisor {
         }
     }
 
+    /// Whether each instance of a service is of one shard.
+    pub(super) fn is_sharded(&self, service: &model::Service) -> bool {
+        self.config.manager.shards.len() > 1 && service.is_sharded()
+    }
+
+    /// Whether packets of several shards may come to an instance of a service.
+    pub(super) fn meets_all_shards(&self, service: &model::Service) -> bool {
+        !(service.is_inline() || self.is_sharded(service) && !service.is_foreign())
+    }
+
+    /// The shard of a new instance on a core: that of the core, or else the one with the fewest
+    /// `instances`. None if it serves all.
+    fn shard_of(&self, service: &model::Service, core: usize, instances: &[u16]) -> Option<usize> {
+        let of = self.config.manager.shards.len();
+        let coming = self.changes.coming.iter().flat_map(|config| &config.services).find(|coming| coming.name == service.name);
+        let place = || coming.unwrap_or(service).cores.iter().position(|one| *one == core);
+        let count = |shard: &usize| instances.iter().filter(|number| self.plane.division().is_of_shard(*shard)(**number)).count();
+        self.is_sharded(service).then(|| place().map_or_else(|| (0..of).min_by_key(count).unwrap_or(0), |place| place % of))
+    }
+
     fn make_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
         self.has_room_for(1)?;
-        let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
-            return Err(SupervisorError::NoSuch("there is no such service".into()));
-        };
+        let none = || SupervisorError::NoSuch("there is no such service".into());
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return Err(none()) };
         let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(|nf| nf.index() as u16);
-        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.life.spare(self.plane.rx().len(), members)) {
-            Some(former) => former,
-            None => {
-                service.next_index += 1;
-                let index = service.next_index - 1;
-                (self.nfs.next_number(|_| true), index)
-            }
-        };
-        let Some(Some(service)) = self.services.get(service_number as usize) else {
-            return Err(SupervisorError::NoSuch("there is no such service".into()));
-        };
+        let former = service.pool.as_mut().and_then(|pool| pool.life.spare(self.plane.rx().len(), members));
+        service.next_index += u32::from(former.is_none());
+        let index = former.map_or(service.next_index.wrapping_sub(1), |(_, index)| index);
+        let Some(Some(service)) = self.services.get(service_number as usize) else { return Err(none()) };
         let core = core.unwrap_or_else(|| service.core_of(index));
+        let number = match (former, self.shard_of(&service.config, core, &service.instances)) {
+            (Some((number, _)), _) => number,
+            (None, Some(shard)) => self.nfs.next_number(self.plane.division().is_of_shard(shard)),
+            (None, None) => self.nfs.next_number(|_| true),
+        };
+        let Some(Some(service)) = self.services.get(service_number as usize) else { return Err(none()) };
         let origin = match (service.config.is_foreign(), service.config.attach) {
             (true, _) => Origin::Foreign,
             (false, true) => Origin::Arrives,
@@ -360,6 +402,18 @@ impl Supervisor {
         done.map(|()| gone)
     }
 
+    /// After a chain is gone: starts instances of services that are in no group any more, and stops
+    /// those of services that are in groups alone.
+    pub(super) fn settle_parts(&mut self) -> Result<Gone, SupervisorError> {
+        let mut wanted = self.config.clone();
+        fuse::expand(&mut wanted);
+        let mut gone = Gone::new();
+        for change in diff::diff(&self.config, &wanted) {
+            gone.extend(self.step(&change)?);
+        }
+        Ok(gone)
+    }
+
     /// Replaces a chain of the same name. Packets inside follow the old one to its end.
     pub(super) fn replace_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
         let number = self.chain_number(&config.name).ok_or_else(|| self.no_such("chain", &config.name))?;
@@ -380,18 +434,6 @@ impl Supervisor {
         }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
-    /// After a chain is gone: starts instances of services that are in no group any more, and stops
-    /// those of services that are in groups alone.
-    pub(super) fn settle_parts(&mut self) -> Result<Gone, SupervisorError> {
-        let mut wanted = self.config.clone();
-        fuse::expand(&mut wanted);
-        let mut gone = Gone::new();
-        for change in diff::diff(&self.config, &wanted) {
-            gone.extend(self.step(&change)?);
-        }
-        Ok(gone)
-    }
-
         let round = self.plane.rounds();
         self.changes.chain_numbers.rest(number, Instant::now(), round);
         Ok(())

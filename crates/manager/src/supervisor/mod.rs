@@ -220,8 +220,8 @@ impl Supervisor {
         let promises = promises::Promises::open(&config)?;
         let published = Published::new(&config);
         let plane = DataPlane::start(&config, &*kinds, &|rx| published.sdn.chooser(&config, rx))?;
-        let controller =
-            Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
+        let controller = Controller::start(&config.sched)
+            .map_err(|source| PlaneError::Thread { core: config.manager.first_monitor(), source })?;
         let turns = Turns::new()?;
         let host = Host::open(&config, kinds, record, &plane, promises.io_mask(), &turns.wake)?;
         let wanted = config.clone();
@@ -278,7 +278,7 @@ impl Supervisor {
         }
         // The SDN controller is connected last, when everything that is reported to it exists.
         let started = self.published.sdn.start(&self.config, &self.plane);
-        started.map_err(|source| PlaneError::Thread { core: self.config.manager.monitor[0], source })?;
+        started.map_err(|source| PlaneError::Thread { core: self.config.manager.first_monitor(), source })?;
         self.tell_agent();
         // Only now: a generator that starts before the sink loses packets.
         self.plane.start_rx();
@@ -422,9 +422,13 @@ impl Supervisor {
                 let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
                 // Where all running instances are to end their flows, new flows still go to them.
                 let none_open = living.clone().all(|nf| parts_of(nf) == 0);
-                let inline = shared.is_some_and(|s| s.config.is_inline());
+                let thread_of = |nf: &Nf| match shared {
+                    Some(service) if service.config.is_inline() => Some(self.plane.receiver(nf.core)),
+                    Some(service) if self.is_sharded(&service.config) => Some(self.plane.division().drains(nf.number) as u16),
+                    _ => None,
+                };
                 let member = |nf: &Nf, parts: u32| Member {
-                    thread: inline.then(|| self.plane.receiver(nf.core)),
+                    thread: thread_of(nf),
                     nf: nf.number,
                     id: nf.position.spread_id,
                     former: nf.position.former,

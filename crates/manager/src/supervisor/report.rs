@@ -274,7 +274,7 @@ impl Supervisor {
                 .map(|c| c.display().to_string()),
             args: s.config.args.clone(),
             attach: s.config.attach,
-            moves: s.config.can_be_moved() && !self.is_kept(&s.config.name),
+            moves: s.config.can_be_moved() && !self.is_kept(&s.config.name) && !self.is_sharded(&s.config),
             cores: s.config.cores.clone(),
             mode: mode(&s.config).into(),
             ring: s.config.ring_slots(),

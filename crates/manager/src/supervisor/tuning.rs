@@ -61,7 +61,7 @@ impl Supervisor {
         };
         if is_realtime {
             let started = Priorities::start(sched.downstream_first);
-            let core = self.config.manager.monitor[0];
+            let core = self.config.manager.first_monitor();
             self.tuning.priorities = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
         }
         if let (true, Some(ms)) = (is_realtime, sched.rr_slice_ms) {
@@ -86,7 +86,7 @@ impl Supervisor {
             match self.make_group(root) {
                 Ok(group) => {
                     let started = Grouping::start(group, self.controller.link());
-                    let core = self.config.manager.monitor[0];
+                    let core = self.config.manager.first_monitor();
                     self.tuning.grouping = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
                 }
                 Err(error) => warn!("NFs get no weights from the kernel: {error}"),

@@ -164,6 +164,10 @@ impl Supervisor {
         if !nf.is(State::Running) || !nf.life().stays() || nf.life().is_on_trial() {
             return refused("it is coming or going; try again when it runs");
         }
+        let other_shard = self.config.shard_of(core).filter(|shard| !self.plane.division().is_of_shard(*shard)(number));
+        if self.is_sharded(&service.config) && other_shard.is_some() {
+            return refused("that is of another shard, which has other flows");
+        }
         let Start { exec, container, .. } = start_of(&service.config)?;
         let to = ServiceState::new(service.config.clone(), exec, service.user.clone(), container);
         Self::has_core(core)?;
@@ -181,7 +185,7 @@ impl Supervisor {
     /// Begins an upgrade: starts an instance for each of these slots, or the first of a pool.
     pub(super) fn try_out(&mut self, mut upgrade: Upgrade, slots: Vec<Slot>) {
         for slot in slots {
-            match self.add_on_trial(upgrade.service, &slot) {
+            match self.add_on_trial(upgrade.service, &upgrade.to.config, &slot) {
                 Ok(new) => upgrade.pairs.push((slot.old, new)),
                 Err(error) => upgrade.trial.fails_for(error.to_string()),
             }
@@ -194,21 +198,29 @@ impl Supervisor {
     }
 
     /// Adds an instance of the new version beside the others, on trial.
-    fn add_on_trial(&mut self, service: u16, slot: &Slot) -> Result<u16, SupervisorError> {
-        let former =
-            slot.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
+    fn add_on_trial(&mut self, service: u16, to: &model::Service, slot: &Slot) -> Result<u16, SupervisorError> {
+        let of = self.config.manager.shards.len();
+        let place = slot.core.and_then(|core| to.cores.iter().position(|one| *one == core));
+        let shard = place.filter(|_| self.is_sharded(to)).map(|place| place % of);
+        let fits = |number: u16| shard.is_none_or(|shard| self.plane.division().is_of_shard(shard)(number));
+        // An instance of another shard has other flows.
+        let former = slot.old.filter(|old| fits(*old)).and_then(|old| self.nfs.get(&old));
+        let former = former.map(|nf| (nf.number, nf.core, nf.position.spread_id, nf.position.former));
         // The two numbers of a slot alternate, so that there are no more paths than with one.
         let number = match former {
-            Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => {
+            Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.division().drains_alike(old, before) => {
                 self.nfs.take_number(before);
                 before
             }
             Some((old, ..)) => {
                 self.has_room_for(1)?;
-                let drains = self.plane.drains_like(old);
+                let drains = self.plane.division().is_of_shard(old.into());
                 self.nfs.next_number(drains)
             }
-            None => self.nfs.next_number(|_| true),
+            None => match shard {
+                Some(shard) => self.nfs.next_number(self.plane.division().is_of_shard(shard)),
+                None => self.nfs.next_number(|_| true),
+            },
         };
         let Some(Some(known)) = self.services.get_mut(service as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
