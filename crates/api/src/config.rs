@@ -887,7 +887,7 @@ pub struct Service {
     #[schemars(skip)]
     pub parts: Vec<String>,
     /// Of a service that runs in groups alone, and has no `instances` for that: how many it has
-    /// again when it is in another chain, or in no group.
+    /// again when another chain names it.
     #[serde(skip)]
     #[schemars(skip)]
     pub apart: u32,

@@ -32,7 +32,7 @@ pub fn describe(step: &Step, before: &config::Config) -> Change {
         Step::ChangePool { service } => {
             change(Action::Change, "pool", &service.name, differences(service_before(&service.name), Some(service)))
         }
-        Step::ChangeInstances { service, before: had, instances, cores, .. } => {
+        Step::ChangeInstances { service, before: had, instances, cores } => {
             let action = match instances.cmp(had) {
                 Ordering::Greater => Action::Add,
                 Ordering::Equal => Action::Change,

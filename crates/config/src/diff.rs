@@ -59,8 +59,6 @@ pub enum Change {
         before: u32,
         /// Number of instances in the new configuration.
         instances: u32,
-        /// As [`Service::apart`].
-        apart: u32,
         /// The cores of the instances, assigned round robin.
         cores: Vec<usize>,
     },
@@ -136,9 +134,9 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     for (before, service) in services.changed {
         if is_living_change(&before, &service) {
             changes.push(Change::ChangePool { service });
-        } else if some_stay(&before, &service) {
-            let Service { name, instances, apart, cores, .. } = service;
-            let change = Change::ChangeInstances { service: name, before: before.instances, instances, apart, cores };
+        } else if some_stay(&before, &service) && !changes_shards(new, &before, &service) {
+            let Service { name, instances, cores, .. } = service;
+            let change = Change::ChangeInstances { service: name, before: before.instances, instances, cores };
             if instances < before.instances { &mut removals } else { &mut changes }.push(change);
         } else {
             changes.push(Change::ReplaceService { service });
@@ -160,9 +158,15 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
 
 /// Whether services differ only in the number and cores of instances, and some instances can stay.
 pub fn some_stay(before: &Service, after: &Service) -> bool {
-    let alike = Service { instances: after.instances, apart: after.apart, cores: after.cores.clone(), ..before.clone() } == *after;
+    let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
-    alike && !after.is_pooled() && (old.is_empty() || beyond(&old, &new).len() < old.len())
+    alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
+}
+
+/// Whether cores of a service may belong to other shards than before: its instances are replaced
+/// then, each by one of its own shard where there is one.
+fn changes_shards(new: &Config, before: &Service, after: &Service) -> bool {
+    new.manager.shards.len() > 1 && after.is_sharded() && before.cores != after.cores
 }
 
 /// The core of each instance, assigned round robin.
@@ -293,9 +297,9 @@ impl Change {
             Self::ReplaceService { service } | Self::ChangePool { service } => {
                 replace(&mut config.services, service, |a, b| a.name == b.name)
             }
-            Self::ChangeInstances { service, instances, apart, cores, .. } => {
+            Self::ChangeInstances { service, instances, cores, .. } => {
                 let known = config.services.iter_mut().filter(|s| s.name == *service);
-                known.for_each(|s| (s.instances, s.apart, s.cores) = (*instances, *apart, cores.clone()));
+                known.for_each(|s| (s.instances, s.cores) = (*instances, cores.clone()));
             }
             Self::AddChain { chain } => config.chains.push(chain.clone()),
             Self::ReplaceChain { chain } => replace(&mut config.chains, chain, |a, b| a.name == b.name),

@@ -71,7 +71,7 @@ fn differing(first: &Service, other: &Service, run: Run) -> Option<&'static str>
         ("tenant", first.tenant == other.tenant),
         ("user", first.user == other.user),
         ("cores", first.cores == other.cores),
-        ("instances", first.instances == other.instances),
+        ("instances", first.apart.max(first.instances) == other.apart.max(other.instances)),
         ("all_shards", first.all_shards == other.all_shards),
         ("filter", first.filter == other.filter),
         ("zygote", first.zygote == other.zygote),
@@ -170,6 +170,9 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
         ring: services.iter().map(|service| service.ring).min().unwrap_or(first.ring),
         may_send_to: sends,
         parts: chain.services.clone(),
+        // A part may be one already, and have none by itself.
+        instances: first.apart.max(first.instances),
+        apart: 0,
         ..first
     };
     Some(match chain.run {
@@ -181,6 +184,23 @@ fn group(config: &Config, chain: &Chain) -> Option<Service> {
         }
         Run::Isolated | Run::Fused => group,
     })
+}
+
+/// Whether a service runs in packet threads alone: it is in inline chains and in no others, and
+/// nothing else names it. The configuration has no groups yet.
+pub(crate) fn is_inline_alone(config: &Config, name: &str) -> bool {
+    let has = |chain: &&Chain| chain.services.iter().any(|written| sluice_api::config::hop(written).0 == name);
+    let mut chains = config.chains.iter().filter(has).peekable();
+    // A part without a list may send to its chain, and so a group where another part has one.
+    let lists = |chain: &Chain| {
+        let parts = || chain.services.iter().filter_map(|part| named(config, part));
+        parts().any(|part| part.may_send_to.is_some()) && parts().any(|part| part.may_send_to.is_none())
+    };
+    let is_named = config.services.iter().any(|service| {
+        service.pool.as_ref().is_some_and(|pool| pool.fallback.as_deref() == Some(name))
+            || service.may_send_to.iter().flatten().any(|to| to == name)
+    });
+    chains.peek().is_some() && !is_named && chains.all(|chain| chain.run == Run::Inline && !lists(chain))
 }
 
 /// Replaces the hops of fused and inline chains by their groups. The configuration is valid and its
@@ -197,9 +217,11 @@ pub fn expand(config: &mut Config) {
     let used: HashSet<String> = in_chains.chain(fallbacks).chain(targets).map(str::to_owned).collect();
     let parts = parts(config);
     for service in &mut config.services {
-        match (parts.contains(&service.name) && !used.contains(&service.name), service.instances) {
-            (true, 1..) => service.apart = std::mem::take(&mut service.instances),
-            (false, 0) => service.instances = std::mem::take(&mut service.apart),
+        match (used.contains(&service.name), service.instances) {
+            (true, 0) => service.instances = std::mem::take(&mut service.apart),
+            (false, 1..) if parts.contains(&service.name) => {
+                service.apart = service.apart.max(std::mem::take(&mut service.instances));
+            }
             _ => {}
         }
     }
@@ -355,10 +377,11 @@ mod tests {
         config.chains.pop();
         expand(&mut config);
         assert_eq!(config, with_groups);
+        // Without its group it has none either, until a chain names it.
         config.chains.retain(|chain| chain.run == Run::Isolated);
         config.services.retain(|service| !service.is_group());
         expand(&mut config);
-        assert!(config.services.iter().all(|service| (service.instances, service.apart) == (1, 0)));
+        assert_eq!((config.services[0].instances, config.services[0].apart), (0, 1));
     }
 
     #[test]

@@ -156,8 +156,8 @@ fn is_started(service: &Service) -> bool {
 
 fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     let threads: Vec<usize> = config.manager.cores().collect();
-    // Handlers of inline chains are in the threads.
-    let has_processes = |service: &Service| !service.is_inline() && !config.is_inline_alone(&service.name);
+    // Parts of groups alone have no processes, and inline groups are in the threads.
+    let has_processes = |service: &Service| !service.is_inline() && service.first_instances() > 0;
     for (n, service) in config.services.iter().enumerate().filter(|(_, service)| has_processes(service)) {
         if let Some((i, core)) = service.cores.iter().enumerate().find(|(_, core)| threads.contains(core)) {
             problems.push(Problem::warning(

@@ -868,20 +868,21 @@ fn each_shard_needs_queues_and_cores_of_its_own() {
     assert_eq!(said(&two("instances = 1\ncores = [2, 3]\n")), [few(21, 13, 1, 2)]);
     let inline = two("trusted = true\n").replace("egress =", "run = \"inline\"\negress =");
     assert_eq!(said(&inline), Vec::<String>::new(), "its instances are in the packet threads");
+    let inline_and_named = inline.replace("trusted = true", "trusted = true\nmay_send_to = [\"ids\"]");
+    assert_eq!(said(&inline_and_named).len(), 1, "it has a process, which one shard would have: {:?}", said(&inline_and_named));
     let other = "instances = 2\ncores = [2, 3]\n[[service]]\nname = \"nat\"\nexec = \"nat\"\ninstances = 2\ncores = [3, 2]\n";
     let wrong = said(&two(other).replace("[\"ids\"]", "[\"ids\", \"nat\"]"));
+    let order = "the cores of a service belong to the shards in turn: write them in another order, or other cores";
     assert_eq!(
         wrong,
         [
-            "27:10: core 3 is of shard 1 and of shard 0 | the cores of a service belong to the shards in turn: write them in another \
-             order, or other cores (first: 22)",
-            "27:13: core 2 is of shard 0 and of shard 1 | the cores of a service belong to the shards in turn: write them in another \
-             order, or other cores (first: 22)",
+            format!("27:10: core 3 is of shard 1 and of shard 0 (first: 22) | {order}"),
+            format!("27:13: core 2 is of shard 0 and of shard 1 (first: 22) | {order}"),
         ]
     );
     let one_queue = two("all_shards = true\n").replacen("queues = 2\n", "", 1);
-    assert_eq!(said(&one_queue), ["3:1: port \"in\" has 1 queue, and each of the 2 shards needs its own | write queues = 2"]);
-    let roles = two("all_shards = true\n").replace("shards =", "rx = [1]\nshards =");
+    assert_eq!(said(&one_queue), ["4:8: port \"in\" has 1 queue, and each of the 2 shards needs its own | write queues = 2"]);
+    let roles = two("all_shards = true\n").replacen("shards =", "rx = [1]\nshards =", 1);
     assert_eq!(said(&roles), ["2:6: `rx` has no effect beside `shards`, whose threads have all roles | remove `rx`, or `shards`"]);
     let single = two("").replace("shards = [0, 1]", "shards = [0]").replace("queues = 2\n", "");
     assert_eq!(said(&single), Vec::<String>::new());

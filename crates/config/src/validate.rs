@@ -397,6 +397,7 @@ impl Validation<'_> {
             let at = At::entry("chain", i, "services");
             for (number, written) in chain.services.iter().enumerate() {
                 let service = hop(written).0;
+                self.group(at.item(number), &chain.name, service);
                 self.sides(at.item(number), chain, number);
                 if self.reference(at.item(number), "service", service, &services)
                     && number > 0
@@ -421,6 +422,19 @@ impl Validation<'_> {
                 let Some((why, help)) = port_of(config, &chain.egress).and_then(|port| port.kind.no_output()) else { continue };
                 self.error(at, format!("packets cannot leave through \"{}\", which {why}", chain.egress), help);
             }
+        }
+    }
+
+    /// Checks that a chain does not pass the group of another one.
+    fn group(&mut self, at: At, chain: &str, service: &str) {
+        let config = self.config;
+        let is_others = |one: &&Service| one.is_group() && one.name == service && !one.name.starts_with(&format!("{chain}."));
+        if let Some(group) = config.services.iter().find(is_others) {
+            self.error(
+                at,
+                format!("chain \"{chain}\" passes \"{}\", which runs the NFs of another chain and is its alone", group.name),
+                format!("name the services that it runs: {}", group.parts.join(", ")),
+            );
         }
     }
 

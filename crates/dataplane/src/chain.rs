@@ -208,10 +208,12 @@ pub fn picked(members: &[Member], hash: u32, thread: usize) -> Option<u16> {
     }
 }
 
-/// The instance that now has an NF's flows: that NF if it lives, or its successor.
-pub fn kept(members: &[Member], nf: u16) -> Option<u16> {
+/// The instance that now has an NF's flows of a packet thread: that NF if it lives, or its
+/// successor.
+pub fn kept(members: &[Member], nf: u16, thread: usize) -> Option<u16> {
     let same = members.iter().find(|m| m.nf == nf);
-    same.or_else(|| members.iter().find(|m| m.former == Some(nf))).map(|m| m.nf)
+    let now = same.or_else(|| members.iter().find(|m| m.former == Some(nf)));
+    now.filter(|m| m.serves(thread)).map(|m| m.nf)
 }
 
 /// A port as the packet threads know it.
@@ -532,7 +534,7 @@ mod tests {
             let (before, after) = (picked(&open, hash, 0).unwrap(), picked(&ending, hash, 0).unwrap());
             assert!(after != 1 && (before == 1 || after == before), "{before} {after}");
             moved += u32::from(before == 1);
-            assert_eq!(kept(&ending, before), Some(before));
+            assert_eq!(kept(&ending, before, 0), Some(before));
         }
         assert!(moved.abs_diff(1000) < 150, "{moved}");
         assert_eq!((picked(&[], 7, 0), picked(&ending[1..2], 7, 0)), (None, Some(1)));

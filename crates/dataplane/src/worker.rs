@@ -276,6 +276,8 @@ impl Worker {
         }
         if now >= duties.refresh_at {
             duties.refresh_at = now + REFRESH_NS;
+            // What was granted ahead is of frames that were left then.
+            self.setup.plane.unlooked = 0;
             let Plane { tables, nfs, .. } = &self.setup.plane;
             if let Some(throttling) = &mut self.throttling {
                 throttling.refresh(&self.setup.rx.registry, tables, nfs);

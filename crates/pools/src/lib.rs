@@ -547,10 +547,12 @@ impl Director {
         let hash = asked.key.symmetric_hash();
         for (i, service) in chain.services.iter().enumerate() {
             let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
-                None => shared(env.tables, *service, hash, old.and_then(|p| p.hops.get(i)).map(|hop| hop.nf)),
+                None => shared(env.tables, *service, hash, old.and_then(|p| p.hops.get(i)).map(|hop| hop.nf), self.thread),
                 Some(members) => match members.table.per {
                     Per::Flow | Per::Class => match self.connections.get(place).and_then(|c| c.member(*service)) {
-                        Some(FALLEN_BACK) => members.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None)),
+                        Some(FALLEN_BACK) => {
+                            members.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None, self.thread))
+                        }
                         Some(slot) => members.nfs.get(slot as usize).and_then(Option::as_ref).map(|handle| handle.number),
                         None => None,
                     },
@@ -830,14 +832,11 @@ fn give_up(plane: &mut Plane, waiting: &Waiting) {
     plane.refuse_one(waiting.packet, &waiting.key, Some(waiting.wanted.chain), Refusal::NoneIdle);
 }
 
-/// An instance of a shared service: the flow's former one if it lives, else by hash. Services that
-/// run in packet threads are in no chain with a pool.
-fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option<u16> {
+/// An instance of a shared service for a flow of a packet thread: the flow's former one if it
+/// lives, else by hash.
+fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>, thread: usize) -> Option<u16> {
     let members = tables.services.get(service as usize).map_or(&[][..], |m| m);
-    match members {
-        [only] => Some(only.nf),
-        _ => kept.and_then(|nf| chain::kept(members, nf)).or_else(|| chain::picked(members, hash, 0)),
-    }
+    kept.and_then(|nf| chain::kept(members, nf, thread)).or_else(|| chain::picked(members, hash, thread))
 }
 
 /// Removes a connection's keys from the flow table.

@@ -25,8 +25,9 @@
 //! be written when the port is closed; they are counted `write_lost`.
 //!
 //! Limits. A capture has one order, so a port with several queues (of shards) has one thread read
-//! and write, and passes packets between it and the others ([`spread`]). Packets for a port that
-//! does not write are dropped and counted as `swallowed`.
+//! and write, and passes packets between it and the others ([`spread`]). What these sent and it has
+//! not taken when the port is closed is not written. Packets for a port that does not write are
+//! dropped and counted as `swallowed`.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, Per, Pool, Service, ServiceKind, hop};
+use super::{Per, Pool, Service, ServiceKind};
 
 /// How the NFs of a chain run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
@@ -35,15 +35,6 @@ impl Run {
             Self::Fused => Some(".fused"),
             Self::Inline => Some(".inline"),
         }
-    }
-}
-
-impl Config {
-    /// Whether a service is in inline chains alone, so that its handlers run in packet threads.
-    pub fn is_inline_alone(&self, service: &str) -> bool {
-        let mut chains =
-            self.chains.iter().filter(|chain| chain.services.iter().any(|written| hop(written).0 == service)).peekable();
-        chains.peek().is_some() && chains.all(|chain| chain.run == Run::Inline)
     }
 }
 

@@ -25,7 +25,7 @@ impl Validation<'_> {
     pub(super) fn ports(&mut self) {
         let config = self.config;
         let mut seen = HashMap::new();
-        // A flow leaves by the shard that it came in at.
+        // In shards a flow leaves by the one that it came in at, but for instances of all shards.
         let has_shards = config.manager.shards.len() > 1;
         for (i, port) in config.ports.iter().enumerate() {
             self.name("port", i, &port.name, true, &mut seen);

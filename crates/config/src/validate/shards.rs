@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Validation;
+use crate::fuse;
 use crate::problem::{At, Problem};
 use sluice_api::config::{Manager, Service};
 
@@ -52,7 +53,8 @@ impl Validation<'_> {
         let config = self.config;
         // The first use of each core: its shard, and where that is written.
         let mut shards: BTreeMap<usize, (usize, At)> = BTreeMap::new();
-        let has_own = |service: &Service| service.is_sharded() && service.instances > 0 && !config.is_inline_alone(&service.name);
+        let has_own =
+            |service: &Service| service.is_sharded() && service.instances > 0 && !fuse::is_inline_alone(config, &service.name);
         for (i, service) in config.services.iter().enumerate().filter(|(_, service)| has_own(service)) {
             let (name, at) = (&service.name, At::entry("service", i, "cores"));
             let (instances, cores) = (service.instances as usize, service.cores.len());

@@ -96,6 +96,52 @@ fn another_version_replaces_the_instances_of_each_shard_without_a_loss() {
 }
 
 #[test]
+fn cores_that_change_their_shard_have_an_instance_of_it() {
+    let mut daemon = Daemon::start(SHARDS, &two("100", ""));
+    daemon.wait("packets pass all", |s| s.nfs.len() == 4 && s.nfs.iter().all(|nf| nf.tx_packets > 1_000));
+    let config = head(daemon.folder(), SHARDS) + &two("100", "").replace("cores = [0, 1]", "cores = [1, 0]");
+    daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    let before = daemon.wait("the old ones have left", |s| s.nfs.len() == 4 && s.nfs.iter().all(|nf| nf.state == NfState::Running));
+    daemon.wait("packets pass all of the new ones", |s| {
+        s.nfs.len() == 4 && s.nfs.iter().all(|nf| nf.tx_packets > find_nf(&before, &nf.name).tx_packets + 5_000)
+    });
+    settle(&mut daemon);
+    daemon.stop();
+}
+
+#[test]
+fn a_pool_in_a_chain_leaves_flows_in_their_shards() {
+    let body = two("100", "").replacen(
+        "instances = 2\ncores = [0, 1]\nargs = [\"--cycles\", \"100\"]",
+        "per = \"rss\"\ncores = [0, 1]\nargs = [\"--cycles\", \"100\"]\n[service.pool]\nmin = 2\nmax = 2",
+        1,
+    );
+    let mut daemon = Daemon::start(SHARDS, &body);
+    daemon.wait("packets of both pass", |s| ["second.0", "second.1"].iter().all(|nf| find_nf(s, nf).tx_packets > 5_000));
+    daemon.client().remove_rule("web").unwrap();
+    daemon.stop();
+}
+
+#[test]
+fn what_an_inline_chain_leaves_behind_keeps_no_change_from_being_made() {
+    let body = three_with("args = [\"--cycles\", \"100\"]", "trusted = true", "run = \"inline\"")
+        .replace("overload = \"wait\"", "queues = 2\noverload = \"wait\"")
+        .replace("kind = \"sink\"", "kind = \"sink\"\nqueues = 2");
+    let mut daemon = Daemon::start(SHARDS, &body);
+    daemon.wait("packets come out", |s| find_port(s, "all").tx_packets > 1_000);
+    daemon.client().remove_rule("web").unwrap();
+    daemon.client().remove_chain("web").unwrap();
+    // One instance each would be too few for shards, and none is started.
+    daemon.wait("its group has gone", |s| s.nfs.is_empty());
+    let direct = toml::from_str("name = \"direct\"\negress = \"all\"").unwrap();
+    daemon.client().add_chain(&direct).unwrap();
+    let over = toml::from_str("name = \"over\"\nservices = [\"cost\"]\negress = \"all\"").unwrap();
+    let why = daemon.client().add_chain(&over).unwrap_err().to_string();
+    assert!(why.contains("each of the 2 shards needs its own"), "{why}");
+    daemon.stop();
+}
+
+#[test]
 fn an_instance_may_serve_all_shards_and_none_moves_to_another() {
     let body = two("100", "").replacen("instances = 2\ncores = [0, 1]", "cores = [1]\nall_shards = true", 1);
     let mut daemon = Daemon::start(SHARDS, &body);

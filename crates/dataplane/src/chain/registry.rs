@@ -518,7 +518,7 @@ impl PathRegistry {
         for (i, service) in chain.services.iter().enumerate().take(MAX_HOPS) {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
             // The flow's instance of this hop stays, if it lives; a bypass has its hops shifted.
-            let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
+            let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf, ways.thread));
             // A service that occurs twice in a chain is the same instance.
             let same = chain.services[..i]
                 .iter()

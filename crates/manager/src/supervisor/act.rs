@@ -91,7 +91,10 @@ impl Supervisor {
         let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
         let others = service.filter(|service| service.pool.is_none()).map_or(&[][..], |service| &service.instances);
         let runs = |nf: &&u16| self.nfs.get(nf).is_some_and(|nf| nf.life().takes_packets());
-        others.iter().filter(runs).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
+        // Those of another shard get none of its flows.
+        let is_sharded = service.is_some_and(|service| self.is_sharded(&service.config));
+        let may_follow = |nf: &&u16| !is_sharded || self.plane.division().drains_alike(**nf, number);
+        others.iter().filter(runs).filter(may_follow).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
     }
 
     /// Begins to remove an NF: no new packets, and a request to stop when it has drained.

@@ -92,10 +92,19 @@ impl Supervisor {
             return Ok(None);
         }
         let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.life().stays());
-        let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, nf.core)).collect();
-        let (slots, surplus) = match service.has_members_for_flows() {
-            true => (vec![Slot { old: None, core: service.cores.first().copied() }], Vec::new()),
-            false => slots(&old, &cores_of(service.first_instances(), &service.cores)),
+        let cores = cores_of(service.first_instances(), &service.cores);
+        let (slots, surplus) = if service.has_members_for_flows() {
+            (vec![Slot { old: None, core: service.cores.first().copied() }], Vec::new())
+        } else if self.is_sharded(&service) {
+            // An instance is followed in its shard, on whatever core: its flows stay there.
+            let of = self.config.manager.shards.len();
+            let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, usize::from(nf.number) % of)).collect();
+            let shards: Vec<usize> = (0..cores.len()).map(|nth| nth % service.cores.len() % of).collect();
+            let (slots, surplus) = slots(&old, &shards);
+            (slots.into_iter().zip(&cores).map(|(slot, core)| Slot { core: Some(*core), ..slot }).collect(), surplus)
+        } else {
+            let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, nf.core)).collect();
+            slots(&old, &cores)
         };
         let Start { exec, user, container } = start_of(&service)?;
         let user = self.user_of(&service, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;

@@ -92,8 +92,8 @@ impl Supervisor {
     pub(super) fn not_alone_in_shard(&self, number: u16) -> Result<(), SupervisorError> {
         let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
         let Some(service) = service.filter(|service| self.is_sharded(&service.config)) else { return Ok(()) };
-        let alike = |other: &&u16| self.plane.division().drains_alike(**other, number) && self.nfs.get(other).is_some();
-        if service.instances.iter().filter(alike).count() > 1 {
+        let stays = |other: &u16| *other != number && self.nfs.get(other).is_some_and(|nf| nf.life().stays());
+        if service.instances.iter().any(|other| stays(other) && self.plane.division().drains_alike(*other, number)) {
             return Ok(());
         }
         Err(SupervisorError::Conflict(format!(
@@ -177,6 +177,7 @@ impl Supervisor {
             self.plane.share_nfs()?;
         }
         self.config.services.push(config.clone());
+        self.plane.learn_cores(&self.config);
         let pool = PoolState::of(&config, self.plane.threads());
         let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
         let added = state.added;
@@ -241,14 +242,14 @@ impl Supervisor {
         !(service.is_inline() || self.is_sharded(service) && !service.is_foreign())
     }
 
-    /// The shard of a new instance on a core: that of the core, or else the one with the fewest
-    /// `instances`. None if it serves all.
-    fn shard_of(&self, service: &model::Service, core: usize, instances: &[u16]) -> Option<usize> {
+    /// The shard of a new instance on a core. A core that the configuration does not name counts as
+    /// the next in turn. None if it serves all.
+    fn shard_of(&self, service: &model::Service, core: usize) -> Option<usize> {
         let of = self.config.manager.shards.len();
         let coming = self.changes.coming.iter().flat_map(|config| &config.services).find(|coming| coming.name == service.name);
-        let place = || coming.unwrap_or(service).cores.iter().position(|one| *one == core);
-        let count = |shard: &usize| instances.iter().filter(|number| self.plane.division().is_of_shard(*shard)(**number)).count();
-        self.is_sharded(service).then(|| place().map_or_else(|| (0..of).min_by_key(count).unwrap_or(0), |place| place % of))
+        let cores = &coming.unwrap_or(service).cores;
+        let place = || cores.iter().position(|one| *one == core).unwrap_or(cores.len());
+        self.is_sharded(service).then(|| place() % of)
     }
 
     fn make_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
@@ -261,7 +262,7 @@ impl Supervisor {
         let index = former.map_or(service.next_index.wrapping_sub(1), |(_, index)| index);
         let Some(Some(service)) = self.services.get(service_number as usize) else { return Err(none()) };
         let core = core.unwrap_or_else(|| service.core_of(index));
-        let number = match (former, self.shard_of(&service.config, core, &service.instances)) {
+        let number = match (former, self.shard_of(&service.config, core)) {
             (Some((number, _)), _) => number,
             (None, Some(shard)) => self.nfs.next_number(self.plane.division().is_of_shard(shard)),
             (None, None) => self.nfs.next_number(|_| true),
@@ -402,8 +403,7 @@ impl Supervisor {
         done.map(|()| gone)
     }
 
-    /// After a chain is gone: starts instances of services that are in no group any more, and stops
-    /// those of services that are in groups alone.
+    /// After a chain is gone: stops instances of services that are in groups alone now.
     pub(super) fn settle_parts(&mut self) -> Result<Gone, SupervisorError> {
         let mut wanted = self.config.clone();
         fuse::expand(&mut wanted);
@@ -499,14 +499,14 @@ impl Supervisor {
             Change::ReplaceService { service } => return self.replace_service(service),
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
-            Change::ChangeInstances { service, instances, apart, cores, .. } => {
+            Change::ChangeInstances { service, instances, cores, .. } => {
                 let number = self.service_number(&service).ok_or_else(|| self.no_such("service", &service))?;
                 let (starts, stops) = self.turnover(&service, instances, &cores);
                 self.has_room_for(starts.len() as u32)?;
                 for core in starts {
                     self.new_instance(number, Some(core))?;
                 }
-                self.set_instances(&service, (instances, apart), &cores);
+                self.set_instances(&service, instances, &cores);
                 return Ok(stops.into_iter().map(|nf| self.watch_and_retire(nf)).collect());
             }
             Change::AddChain { chain } => self.add_chain(chain)?,
@@ -517,9 +517,8 @@ impl Supervisor {
         Ok(Gone::new())
     }
 
-    fn set_instances(&mut self, name: &str, (instances, apart): (u32, u32), cores: &[usize]) {
-        let set =
-            |service: &mut model::Service| (service.instances, service.apart, service.cores) = (instances, apart, cores.to_vec());
+    fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) {
+        let set = |service: &mut model::Service| (service.instances, service.cores) = (instances, cores.to_vec());
         self.config.services.iter_mut().filter(|known| known.name == name).for_each(set);
         let state = self.services.iter_mut().flatten().find(|service| service.config.name == name);
         state.into_iter().for_each(|service| set(&mut service.config));

@@ -165,7 +165,8 @@ impl Supervisor {
             return refused("it is coming or going; try again when it runs");
         }
         let other_shard = self.config.shard_of(core).filter(|shard| !self.plane.division().is_of_shard(*shard)(number));
-        if self.is_sharded(&service.config) && other_shard.is_some() {
+        let is_sharded = self.is_sharded(&service.config);
+        if is_sharded && other_shard.is_some() {
             return refused("that is of another shard, which has other flows");
         }
         let Start { exec, container, .. } = start_of(&service.config)?;
@@ -173,7 +174,8 @@ impl Supervisor {
         Self::has_core(core)?;
         // The configuration's rules about cores apply to this one too.
         self.with(|c| {
-            let known = c.services.iter_mut().filter(|s| s.name == of);
+            // The place of a core says its shard, and this one's was looked at.
+            let known = c.services.iter_mut().filter(|s| s.name == of && !is_sharded);
             known.for_each(|s| s.cores.extend(Some(core).filter(|core| !s.cores.contains(core))));
         })?;
         self.has_room_for(1)?;
