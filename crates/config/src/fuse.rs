@@ -385,6 +385,20 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_passed_by_its_chain_alone() {
+        let mut config = config(TEXT);
+        expand(&mut config);
+        let errors = |config: &Config| {
+            crate::validate::validate(config).iter().filter(|problem| problem.is_error()).map(|p| p.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(errors(&config), Vec::<String>::new());
+        let group = config.services.iter().find(|service| service.is_group()).unwrap().name.clone();
+        config.chains.push(Chain { name: "we".into(), services: vec![group], run: Run::Isolated, ..config.chains[0].clone() });
+        let said = errors(&config);
+        assert!(said.len() == 1 && said[0].contains("which only the chain whose NFs it runs may pass"), "{said:?}");
+    }
+
+    #[test]
     fn what_cannot_be_fused_is_refused_with_its_name() {
         let wrong = |from: &str, to: &str| load::parse(&TEXT.replace(from, to), "a.toml").unwrap_err().to_string();
         let nat = "name = \"nat\", exec = \"/opt/nat\"";

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use super::problem::{At, Problem};
 use super::schema::{Preset, SECTIONS, Type};
-use sluice_api::config::{ByWhat, Class, Config, Idle, MAX_CORE, Mode, Port, Priorities, Service, hop};
+use sluice_api::config::{ByWhat, Class, Config, Idle, MAX_CORE, Mode, Port, Priorities, Run, Service, hop};
 use sluice_api::{nearest, parse};
 
 mod container;
@@ -428,11 +428,12 @@ impl Validation<'_> {
     /// Checks that a chain does not pass the group of another one.
     fn group(&mut self, at: At, chain: &str, service: &str) {
         let config = self.config;
-        let is_others = |one: &&Service| one.is_group() && one.name == service && !one.name.starts_with(&format!("{chain}."));
+        let own = [Run::Fused, Run::Inline].map(|run| format!("{chain}{}", run.suffix().unwrap_or_default()));
+        let is_others = |one: &&Service| one.is_group() && one.name == service && !own.contains(&one.name);
         if let Some(group) = config.services.iter().find(is_others) {
             self.error(
                 at,
-                format!("chain \"{chain}\" passes \"{}\", which runs the NFs of another chain and is its alone", group.name),
+                format!("chain \"{chain}\" passes \"{}\", which only the chain whose NFs it runs may pass", group.name),
                 format!("name the services that it runs: {}", group.parts.join(", ")),
             );
         }

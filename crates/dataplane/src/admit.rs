@@ -21,9 +21,9 @@ use crate::trace::{Mark, TraceWhat};
 /// second's 95th percentile needs twenty samples.
 const LIMITED_EVERY: u32 = 16;
 
-/// Most packets that a thread lets in, for each packet thread, and part of the frames left that all
-/// threads together let in, until a chain's frames are counted again. A count reads what each
-/// thread writes, so it is made the more seldom, the more threads there are.
+/// Bounds of what a thread lets in until a chain's frames are counted again: packets for each
+/// packet thread that there is, and the part of the frames left that all threads let in together. A
+/// count reads what each thread writes, so the more threads there are, the more seldom it is made.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
 
 /// A number below `n` without a pattern as `seed` grows. `n` is above 0.

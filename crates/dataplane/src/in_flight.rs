@@ -32,8 +32,8 @@ impl Deref for InFlight {
 }
 
 impl InFlight {
-    /// Sets how many packet threads may let packets in for the NF, or take them from it. More: all
-    /// threads pass a fence before another than the first one does.
+    /// Sets how many packet threads may let packets in for the NF, or take them from it. If there
+    /// are more than before, none of them does so until all threads have passed a fence.
     pub fn share(&self, threads: usize) {
         self.threads.store(threads as u32, Ordering::Relaxed);
     }
