@@ -920,7 +920,8 @@ impl Default for Container {
 
 impl Config {
     /// The shard whose instances run on a core: by its place among the cores of a service. None if
-    /// there are no shards, or no service has the core to itself. The configuration is valid.
+    /// there are no shards, or no service with instances for each names it. The configuration is
+    /// valid.
     pub fn shard_of(&self, core: usize) -> Option<usize> {
         let of = self.manager.shards.len();
         let mut sharded = self.services.iter().filter(|service| of > 1 && service.is_sharded());

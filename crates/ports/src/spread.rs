@@ -314,19 +314,24 @@ mod tests {
         assert!(sent.windows(2).all(|w| w[0] != w[1]), "each packet leaves once");
     }
 
+    /// 4,000 packets of 200 flows.
+    fn packets(cache: &mut FrameCache, arena: &Arena) -> VecDeque<Packet> {
+        let packet = |i: u32| {
+            let mut frame = [0];
+            assert_eq!(cache.alloc(&mut frame), 1);
+            let [frame] = frame;
+            assert!(arena.write(frame, 128, &udp((i % 200) as u8, false)));
+            Packet { frame, offset: 128, len: 60 }
+        };
+        (0..4000).map(packet).collect()
+    }
+
     #[test]
     fn a_thread_that_takes_nothing_loses_its_own_packets_alone() {
         let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 4096, stride: 2240 }, false).unwrap();
         let pool = FramePool::new(4096);
         let mut cache = FrameCache::new(pool, arena.clone(), 4096);
-        let mut incoming = VecDeque::new();
-        for i in 0..4000u32 {
-            let mut frame = [0];
-            assert_eq!(cache.alloc(&mut frame), 1);
-            let [frame] = frame;
-            assert!(arena.write(frame, 128, &udp((i % 200) as u8, false)));
-            incoming.push_back(Packet { frame, offset: 128, len: 60 });
-        }
+        let incoming = packets(&mut cache, &arena);
         let mut queues = over(Box::new(Device { incoming, outgoing: Arc::default() }), 2, false);
         let mut kept = 0;
         while !queues[0].is_finished() {
@@ -344,14 +349,7 @@ mod tests {
     fn a_file_waits_for_a_thread_without_room() {
         let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 4096, stride: 2240 }, false).unwrap();
         let mut cache = FrameCache::new(FramePool::new(4096), arena.clone(), 4096);
-        let mut incoming = VecDeque::new();
-        for i in 0..4000u32 {
-            let mut frame = [0];
-            assert_eq!(cache.alloc(&mut frame), 1);
-            let [frame] = frame;
-            assert!(arena.write(frame, 128, &udp((i % 200) as u8, false)));
-            incoming.push_back(Packet { frame, offset: 128, len: 60 });
-        }
+        let incoming = packets(&mut cache, &arena);
         let mut queues = over(Box::new(Device { incoming, outgoing: Arc::default() }), 2, true);
         let mut out = [Packet::default(); BURST];
         let mut seen = 0;

@@ -252,6 +252,12 @@ impl Supervisor {
         self.is_sharded(service).then(|| place() % of)
     }
 
+    /// A number for a new NF of a shard, or of all.
+    pub(super) fn new_number(&mut self, shard: Option<usize>) -> u16 {
+        let is_of_shard = shard.map(|shard| self.plane.division().is_of_shard(shard));
+        self.nfs.next_number(|number| is_of_shard.as_ref().is_none_or(|is_of| is_of(number)))
+    }
+
     fn make_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
         self.has_room_for(1)?;
         let none = || SupervisorError::NoSuch("there is no such service".into());
@@ -262,11 +268,8 @@ impl Supervisor {
         let index = former.map_or(service.next_index.wrapping_sub(1), |(_, index)| index);
         let Some(Some(service)) = self.services.get(service_number as usize) else { return Err(none()) };
         let core = core.unwrap_or_else(|| service.core_of(index));
-        let number = match (former, self.shard_of(&service.config, core)) {
-            (Some((number, _)), _) => number,
-            (None, Some(shard)) => self.nfs.next_number(self.plane.division().is_of_shard(shard)),
-            (None, None) => self.nfs.next_number(|_| true),
-        };
+        let shard = self.shard_of(&service.config, core);
+        let number = former.map_or_else(|| self.new_number(shard), |(number, _)| number);
         let Some(Some(service)) = self.services.get(service_number as usize) else { return Err(none()) };
         let origin = match (service.config.is_foreign(), service.config.attach) {
             (true, _) => Origin::Foreign,

@@ -219,10 +219,7 @@ impl Supervisor {
                 let drains = self.plane.division().is_of_shard(old.into());
                 self.nfs.next_number(drains)
             }
-            None => match shard {
-                Some(shard) => self.nfs.next_number(self.plane.division().is_of_shard(shard)),
-                None => self.nfs.next_number(|_| true),
-            },
+            None => self.new_number(shard),
         };
         let Some(Some(known)) = self.services.get_mut(service as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
