@@ -41,8 +41,8 @@ pub trait PortQueue: Send {
         Vec::new()
     }
 
-    /// Frames of packets that lie between this queue and another of the port; taken when the port
-    /// is closed and all its queues have been returned.
+    /// Frames that this queue still has, as those of packets between it and another queue of the
+    /// port; taken when the port is closed and all its queues have been returned. It may wait.
     fn leftover(&mut self) -> Vec<u32> {
         Vec::new()
     }

@@ -94,6 +94,7 @@ fn make<T>(command: libc::c_int, structure: &T) -> io::Result<OwnedFd> {
 pub struct Redirect {
     _link: OwnedFd,
     _map: OwnedFd,
+    mode: Mode,
 }
 
 impl Redirect {
@@ -136,6 +137,11 @@ impl Redirect {
         let program = program.as_fd().as_raw_fd() as u32;
         let link = LinkCreate { program, interface, attached_to: ATTACHED_TO_XDP, flags: mode as u32 };
         let link = make(LINK_CREATE, &link).map_err(|error| ("attach a program to", error))?;
-        Ok(Self { _link: link, _map: map })
+        Ok(Self { _link: link, _map: map, mode })
+    }
+
+    /// Where the program runs.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 }

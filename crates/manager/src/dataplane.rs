@@ -854,13 +854,16 @@ impl DataPlane {
         for (thread, answer) in answers.iter().enumerate() {
             queues.extend(self.wait_for(thread, answer)?);
         }
-        let frames: Vec<u32> = queues.iter_mut().flat_map(|queue| queue.leftover()).collect();
-        if !frames.is_empty() {
-            self.tell(0, |worker| worker.free(frames));
-        }
-        // A queue's end may wait for a disk or a device: not on a packet thread, and with a limit.
+        // A queue's end may wait for a disk, a device or the kernel: not on a packet thread, and
+        // with a limit.
+        let (commands, alarm) = (self.links[0].commands.clone(), self.links[0].alarm.clone());
         let (done, gone) = channel();
         let closer = std::thread::Builder::new().name("sluice-close".into()).spawn(move || {
+            let frames: Vec<u32> = queues.iter_mut().flat_map(|queue| queue.leftover()).collect();
+            if !frames.is_empty() {
+                let _ = commands.send(Box::new(move |worker: &mut Worker| worker.free(frames)));
+                alarm.raise();
+            }
             drop(queues);
             let _ = done.send(());
         });

@@ -22,6 +22,7 @@ pub mod pcap;
 pub mod sink;
 pub mod spread;
 pub mod stamp;
+mod watch;
 
 use std::io;
 use std::sync::Arc;

@@ -46,6 +46,10 @@ pub struct AfXdp {
     /// Whether packets for other stations are received too.
     #[serde(default = "super::yes")]
     pub promiscuous: bool,
+    /// What happens if the interface is missing when the port is opened: `refuse` refuses the
+    /// configuration, `wait` opens the port later. An interface that disappears later is awaited.
+    #[serde(default)]
+    pub when_missing: WhenMissing,
 }
 
 fn xdp_slots() -> u32 {

@@ -85,6 +85,10 @@ fn tcp_passes_through_sockets_that_share_packet_memory_with_the_kernel() {
         assert!(port.description.contains("by AF_XDP") && port.description.contains("256 slots"), "{}", port.description);
         assert!(port.rx_packets > 0 && port.tx_packets > 0);
     }
+    // The kernel has that memory: others would receive nothing.
+    let refused = daemon.client().renew_memory("-").unwrap_err().to_string();
+    assert!(refused.contains("keeps the packet memory") && refused.contains("add the port again"), "{refused}");
+    site.reach(&daemon, 8080);
     daemon.wait_until_empty();
     daemon.stop();
     site.run_in_middle("test -z \"$(ip -details link show | grep xdp)\"");
@@ -92,12 +96,27 @@ fn tcp_passes_through_sockets_that_share_packet_memory_with_the_kernel() {
 
 #[test]
 fn an_interface_that_is_made_anew_is_taken_up_again() {
-    if !can(&["ip"]) {
-        return;
+    if can(&["ip"]) {
+        check_remade("af_packet");
     }
+}
+
+#[test]
+fn an_interface_of_af_xdp_that_is_made_anew_is_taken_up_again() {
+    if can(&["ip"]) {
+        check_remade("af_xdp");
+    }
+}
+
+/// The ports of a site as another kind.
+fn as_kind(body: &str, kind: &str) -> String {
+    body.replace("kind = \"af_packet\"", &format!("kind = \"{kind}\""))
+}
+
+fn check_remade(kind: &str) {
     let site = Site::new(None);
     site.serve(&[8080]);
-    let mut daemon = Daemon::start("", &bridged(&site));
+    let mut daemon = Daemon::start("", &as_kind(&bridged(&site), kind));
     site.reach(&daemon, 8080);
     for round in 0..20 {
         let port = ["c", "s"][round % 2];
@@ -211,15 +230,19 @@ fn what_an_interface_does_not_take_is_counted_with_its_reason() {
 
 #[test]
 fn a_port_waits_for_an_interface_that_is_not_there_yet() {
-    if !can(&["ip"]) {
-        return;
+    if can(&["ip"]) {
+        ["af_packet", "af_xdp"].into_iter().for_each(check_wait);
     }
+}
+
+fn check_wait(kind: &str) {
     let site = Site::new(None);
     site.serve(&[8080]);
     site.remove_interface("c");
-    let waiting = bridged(&site).replacen("interface = \"c\"", "interface = \"c\"\nwhen_missing = \"wait\"", 1);
+    let missing = as_kind(&bridged(&site), kind);
+    let waiting = missing.replacen("interface = \"c\"", "interface = \"c\"\nwhen_missing = \"wait\"", 1);
     let folder = crate::support::open_folder();
-    let refused = crate::support::refusal(folder.path(), &(head(folder.path(), "") + &bridged(&site)));
+    let refused = crate::support::refusal(folder.path(), &(head(folder.path(), "") + &missing));
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("when_missing"), "{said}");
     let mut daemon = Daemon::start("", &waiting);

@@ -21,6 +21,14 @@ impl Supervisor {
                 "there is no packet memory of tenant `{holder}`; see `sluice tenant list`"
             )));
         };
+        // With devices it is refused below, with or without such a port.
+        let mut ports = self.ports.iter().flatten().filter(|_| self.plane.memories().devices().is_none());
+        if let Some(port) = ports.find(|port| port.memory == Some(old)) {
+            let name = &port.config.name;
+            return Err(SupervisorError::Conflict(format!(
+                "port `{name}` keeps the packet memory that it was opened with; remove it, make the memory anew, and add the port again"
+            )));
+        }
         let counted = self.own_memory(old);
         self.plane.renew(tenant.map(str::to_owned)).map_err(|error| match error {
             PlaneError::NoMemory(why @ (NoMemory::Devices | NoMemory::NoSlot(_))) => SupervisorError::Conflict(why.to_string()),

@@ -9,7 +9,7 @@
 //! ([`segment`]). A packet larger than a frame that cannot be cut is dropped and counted as
 //! `oversize`; an outgoing packet larger than the interface's MTU, as `mtu`.
 //!
-//! **An interface may go and come.** A thread watches it ([`watch`]), sets the port's state, and
+//! **An interface may go and come.** A thread watches it (`watch.rs`), sets the port's state, and
 //! gives the queues new sockets when an interface with its name comes back. Meanwhile packets for
 //! the port are dropped and counted as `no_link`, even with `overload = "wait"`: they would hold up
 //! the NFs before the port for an unknown time.
@@ -20,17 +20,18 @@
 
 pub mod segment;
 pub mod socket;
-pub mod watch;
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use sluice_shm::BURST;
 
 use crate::error::PortError;
+use crate::watch::{self, Failed, Interface, Source, Watched};
 use segment::{Cut, MAX_SEGMENTS};
-use sluice_api::config::{AfPacket, WhenMissing};
+use sluice_api::config::AfPacket;
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::port::OpenPort;
@@ -38,9 +39,7 @@ use sluice_dataplane::port::WireEnd;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 use sluice_host::link;
-use sluice_host::netns::{self, Netns};
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
-use watch::{Source, Watched};
 
 /// Ethernet header and a VLAN tag, which an MTU does not include.
 pub const OVERHEAD: usize = 18;
@@ -55,7 +54,7 @@ pub struct InterfaceQueue {
     waiting: VecDeque<Packet>,
     room: usize,
     /// Source of new sockets, if it belongs to a port.
-    source: Option<Source>,
+    source: Option<Source<PacketSocket>>,
     counters: Option<Arc<QueueCounters>>,
 }
 
@@ -68,7 +67,7 @@ impl InterfaceQueue {
         Ok(Self::over(Some(PacketSocket::open(options)?), options.room, None))
     }
 
-    fn over(socket: Option<PacketSocket>, room: usize, source: Option<Source>) -> Self {
+    fn over(socket: Option<PacketSocket>, room: usize, source: Option<Source<PacketSocket>>) -> Self {
         let waiting = VecDeque::with_capacity(MAX_SEGMENTS);
         Self { socket, before: SocketCounters::default(), waiting, room, source, counters: None }
     }
@@ -245,30 +244,72 @@ fn split(received: &Received<'_>, cut: &Cut<'_>, frames: &mut FrameCache, packet
     true
 }
 
+/// How a port's sockets are opened.
+#[derive(Debug)]
+struct Sockets {
+    settings: AfPacket,
+    queues: u32,
+    room: usize,
+}
+
+impl watch::Sockets for Sockets {
+    type Socket = PacketSocket;
+
+    fn open(&self, nth: u16) -> Result<(Vec<PacketSocket>, OwnedFd), Failed> {
+        let settings = &self.settings;
+        // Depends on process, interface and time: the kernel refuses a number that sockets of
+        // another interface use, and old sockets may still be open.
+        let group = (std::process::id() as u16).wrapping_mul(31).wrapping_add(settings.interface.bytes().map(u16::from).sum());
+        let group = group.wrapping_add(nth.wrapping_mul(7919));
+        let options = SocketOptions {
+            interface: &settings.interface,
+            slots: settings.slots,
+            room: self.room,
+            promiscuous: settings.promiscuous,
+            bypass: false,
+            fanout: (self.queues > 1).then_some(group),
+        };
+        let sockets = (0..self.queues).map(|_| PacketSocket::open(&options)).collect::<Result<Vec<_>, _>>()?;
+        let probe = sockets[0].probe().map_err(|error| ("open a packet socket on", error))?;
+        Ok((sockets, probe))
+    }
+
+    fn can_bind(&self) -> bool {
+        self.queues == 1
+    }
+
+    fn bind(&self, probe: &OwnedFd, index: u32) -> Result<(), Failed> {
+        socket::bind(probe, index, self.settings.promiscuous)
+    }
+
+    fn is_early(&self, error: &io::Error) -> bool {
+        // A recreated interface is brought up later; only then can sockets share it.
+        error.raw_os_error() == Some(libc::EINVAL) && self.queues > 1
+    }
+}
+
+fn interface_of(settings: &AfPacket) -> Interface {
+    Interface { name: settings.interface.clone(), netns: settings.netns.clone() }
+}
+
 /// Opens the queues of a port.
 ///
 /// # Errors
 /// [`PortError::Interface`].
 pub fn open(name: &str, queues: u32, settings: &AfPacket, room: usize) -> Result<OpenPort, PortError> {
-    let refused = |Failed((doing, source))| failed(name, settings, doing, source);
-    let mut watched = Watched::new(name, queues, settings, room);
+    let interface = interface_of(settings);
+    let mut watched = Watched::new(name, queues, interface.clone(), Sockets { settings: settings.clone(), queues, room });
     let sockets = match watched.open() {
         Ok(sockets) => sockets.into_iter().map(Some).collect(),
-        Err(error) if may_wait(settings, &error) => (0..queues).map(|_| None).collect::<Vec<_>>(),
-        Err(error) => return Err(refused(error)),
+        Err((_, error)) if watch::may_wait(settings.when_missing, &error) => (0..queues).map(|_| None).collect::<Vec<_>>(),
+        Err(error) => return Err(interface.failed(name, error)),
     };
     let slots = sockets.iter().flatten().map(PacketSocket::slots).next().unwrap_or(settings.slots);
-    let place = settings.netns.as_ref().map_or(String::new(), |netns| format!(" in {netns}"));
-    let description = format!("interface {}{place}, {slots} slots", settings.interface);
+    let description = format!("{interface}, {slots} slots");
     let link = watched.link();
-    let sources = watched.start(sockets.iter().flatten().count()).map_err(|error| refused(Failed(("watch", error))))?;
+    let sources = watched.start(sockets.iter().flatten().count()).map_err(|error| interface.failed(name, ("watch", error)))?;
     let queue = |(socket, source)| Box::new(InterfaceQueue::over(socket, room, Some(source))) as Box<dyn PortQueue>;
     Ok(OpenPort { queues: sockets.into_iter().zip(sources).map(queue).collect(), description, memory: None, link })
-}
-
-/// Whether a port whose interface could not be opened waits for it.
-fn may_wait(settings: &AfPacket, Failed((_, source)): &Failed) -> bool {
-    settings.when_missing == WhenMissing::Wait && watch::is_missing(source)
 }
 
 /// Checks that the interface exists.
@@ -276,45 +317,24 @@ fn may_wait(settings: &AfPacket, Failed((_, source)): &Failed) -> bool {
 /// # Errors
 /// [`PortError::Interface`].
 pub fn look_at(name: &str, settings: &AfPacket) -> Result<(), PortError> {
-    let find = || link::index(&settings.interface).map(drop).map_err(|error| Failed(("find", error)));
-    let found = match &settings.netns {
-        None => find(),
-        Some(netns) => Netns::open(&netns::path_of(netns)).map_err(Failed::from).and_then(|ns| ns.visit(find)),
-    };
-    match found {
-        Err(error) if may_wait(settings, &error) => Ok(()),
-        found => found.map_err(|Failed((doing, source))| failed(name, settings, doing, source)),
+    let interface = interface_of(settings);
+    match interface.visit(|| link::index(&settings.interface).map_err(|error| ("find", error))) {
+        Err((_, error)) if watch::may_wait(settings.when_missing, &error) => Ok(()),
+        found => found.map(drop).map_err(|error| interface.failed(name, error)),
     }
 }
 
 /// MTU of an interface: bytes without the Ethernet header. `None` if unknown or missing.
 pub fn mtu(settings: &AfPacket) -> Option<u32> {
-    match &settings.netns {
-        None => link::mtu(&settings.interface).ok(),
-        Some(netns) => Netns::open(&netns::path_of(netns)).ok()?.visit(|| link::mtu(&settings.interface)).ok(),
-    }
-}
-
-fn failed(port: &str, settings: &AfPacket, doing: &'static str, source: std::io::Error) -> PortError {
-    PortError::Interface { port: port.into(), doing, interface: settings.interface.clone(), source }
-}
-
-/// The failed operation, and the system's error.
-#[derive(Debug)]
-struct Failed((&'static str, std::io::Error));
-
-impl From<std::io::Error> for Failed {
-    fn from(error: std::io::Error) -> Self {
-        Self(("enter the namespace of", error))
-    }
+    interface_of(settings).visit(|| link::mtu(&settings.interface).map_err(|error| ("ask", error))).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_api::config::PortKind;
+    use sluice_api::config::{PortKind, WhenMissing};
     use sluice_dataplane::fake::cache;
-    use std::io;
+    use sluice_host::netns::Netns;
     use std::time::{Duration, Instant};
 
     /// Two connected interfaces in a new namespace, with a queue each; `None` without root.

@@ -20,7 +20,8 @@
 //! - A frame of 2,048 to 4,096 bytes.
 //! - The kernel keeps the pages that the arena had when the port was opened. Holes, which the NFs'
 //!   filter refuses, would part them from the arena until the port is opened again.
-//! - A removed interface is not opened again when it comes back: remove the port and add it.
+//! - An interface that is made anew gets new sockets (`watch.rs`), once the former ones are closed
+//!   and the frames that the kernel had are back. Its first packets are lost.
 //!
 //! Source: `Documentation/networking/af_xdp.rst` of Linux.
 
@@ -37,15 +38,14 @@ use sluice_shm::{BURST, CACHE_LINE};
 
 use crate::af_packet;
 use crate::error::PortError;
+use crate::watch::{self, Failed, Interface, Source, Watched};
 use ring::{Rings, bind, is_zero_copy, kick, overruns, socket};
 use sluice_api::config::AfXdp;
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, FramePool, Packet, Place};
-use sluice_dataplane::link::Link;
 use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::{Arrivals, PortQueue, QueueCounters};
 use sluice_host::link;
-use sluice_host::netns::{self, Netns};
 use sluice_host::redirect::{Mode, Redirect};
 pub use wire::XdpQueue;
 
@@ -61,23 +61,40 @@ const CHUNK_BITS: u32 = 48;
 /// A queue of a port.
 #[derive(Debug)]
 struct Queue {
-    /// None once it is closed.
+    /// None while there is no interface, and once it is closed.
     socket: Option<Socket>,
     slots: usize,
     lent: Lent,
-    /// Bytes of the largest packet that the interface takes.
-    largest: usize,
-    watch: Watch,
+    /// Frames that the kernel had of a former socket, to be freed.
+    returned: Vec<u32>,
+    /// None once it is closed.
+    source: Option<Source<Socket>>,
     counters: Option<Arc<QueueCounters>>,
-    overruns: u64,
+    /// Of the present socket, and of the former ones.
+    overruns: [u64; 2],
 }
 
 #[derive(Debug)]
 struct Socket {
     // Dropped in this order: nothing is sent to a socket that is gone.
-    _redirect: Arc<Redirect>,
+    redirect: Arc<Redirect>,
     rings: Rings,
     fd: OwnedFd,
+    /// Bytes of the largest packet that the interface takes.
+    largest: usize,
+    is_zero_copy: bool,
+}
+
+impl Socket {
+    /// Closes it, and returns when the kernel and the device use none of its memory any more.
+    fn close(self) {
+        let is_zero_copy = self.is_zero_copy;
+        drop(self);
+        if is_zero_copy {
+            // The kernel has the driver end its queue some time later, and does not say when.
+            std::thread::sleep(FREED);
+        }
+    }
 }
 
 /// The frames that the kernel has.
@@ -123,36 +140,39 @@ impl Lent {
 
     /// All of them, which come back when there is no socket any more.
     fn take_all(&mut self) -> Vec<u32> {
-        let words = std::mem::take(&mut self.bits).into_iter().zip(0u32..);
+        (self.filling, self.sending) = (0, 0);
+        let none = vec![0; self.bits.len()];
+        let words = std::mem::replace(&mut self.bits, none).into_iter().zip(0u32..);
         let of = |(word, at): (u64, u32)| (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit);
         words.flat_map(of).map(|number| self.geometry.first + number).collect()
     }
 }
 
-/// The state of the port's interface.
-#[derive(Debug)]
-struct Watch {
-    link: Arc<Link>,
-    /// A packet socket that is bound to the interface and gets nothing, and the interface's name;
-    /// of the first queue.
-    probe: Option<(OwnedFd, String)>,
-}
-
-impl Watch {
-    fn look(&self) {
-        let Some((probe, name)) = &self.probe else { return };
-        let state = match link::bound_by(probe) {
-            Ok(None) => PortState::Gone,
-            Ok(Some(_)) if link::has_link_by(probe, name).unwrap_or(true) => PortState::Up,
-            Ok(Some(_)) => PortState::NoLink,
-            Err(_) => return,
-        };
-        // If it cannot be set now, the next housekeeping sets it.
-        let _ = self.link.set(state);
-    }
-}
-
 impl Queue {
+    fn has_link(&self) -> bool {
+        self.socket.is_some() && self.source.as_ref().is_some_and(|source| source.state() == PortState::Up)
+    }
+
+    /// Takes the sockets that come, and parts with those that go.
+    fn renew(&mut self) {
+        while let Some(next) = self.source.as_ref().and_then(Source::next) {
+            if let (Some(former), Some(source)) = (self.socket.take(), &self.source) {
+                // The kernel may write to its frames until it is closed.
+                debug_assert!(next.is_none(), "a socket comes when the former one is closed");
+                source.give_back(former);
+                self.overruns = [0, self.overruns[0] + self.overruns[1]];
+                continue;
+            }
+            self.returned.extend(self.lent.take_all());
+            self.socket = next;
+        }
+    }
+
+    #[cold]
+    fn free_returned(&mut self, frames: &mut FrameCache) {
+        self.returned.drain(..).for_each(|frame| frames.free(frame));
+    }
+
     /// Gives the kernel frames to fill.
     fn refill(&mut self, frames: &mut FrameCache) {
         let Some(socket) = &mut self.socket else { return };
@@ -211,6 +231,9 @@ fn drop_as_too_large(counters: Option<&QueueCounters>, packet: &Packet, frames: 
 
 impl PortQueue for Queue {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        if !self.returned.is_empty() {
+            self.free_returned(frames);
+        }
         self.collect(frames);
         let Some(socket) = &mut self.socket else { return 0 };
         let came = out.len().min(BURST).min(socket.rings.rx.waiting() as usize);
@@ -231,7 +254,7 @@ impl PortQueue for Queue {
     }
 
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
-        if self.watch.link.state() != PortState::Up {
+        if !self.has_link() {
             return self.drop_without_link(packets, frames);
         }
         self.collect(frames);
@@ -243,7 +266,7 @@ impl PortQueue for Queue {
             let Some(socket) = &mut self.socket else { break };
             let n = frames.bring(burst, frames.arena_of(self.lent.geometry.first), Place::Crossing, |_, _| {});
             for packet in &burst[..n] {
-                if usize::from(packet.len) > self.largest {
+                if usize::from(packet.len) > socket.largest {
                     drop_as_too_large(self.counters.as_deref(), packet, frames);
                     continue;
                 }
@@ -268,6 +291,7 @@ impl PortQueue for Queue {
     fn arrivals(&self) -> Arrivals<'_> {
         match &self.socket {
             Some(socket) if self.lent.filling > 0 => Arrivals::Readable(socket.fd.as_fd()),
+            None if self.returned.is_empty() => Arrivals::Never,
             _ => Arrivals::Looked,
         }
     }
@@ -275,19 +299,94 @@ impl PortQueue for Queue {
     fn housekeeping(&mut self, _now_ns: u64) {
         if let Some(socket) = &self.socket {
             kick(&socket.fd, &socket.rings.tx, 2 * BURST);
-            self.overruns = overruns(&socket.fd).unwrap_or(self.overruns);
+            self.overruns[0] = overruns(&socket.fd).unwrap_or(self.overruns[0]);
         }
-        self.watch.look();
+        self.renew();
     }
 
     fn leftover(&mut self) -> Vec<u32> {
         // The kernel writes to frames as long as there is a socket.
-        self.socket = None;
-        self.lent.take_all()
+        self.socket.take().into_iter().for_each(Socket::close);
+        self.source.take().iter().for_each(Source::end);
+        let mut frames = std::mem::take(&mut self.returned);
+        frames.extend(self.lent.take_all());
+        frames
     }
 
     fn details(&self) -> Vec<(&'static str, f64)> {
-        vec![("overruns", self.overruns as f64), ("lent", (self.lent.filling + self.lent.sending) as f64)]
+        let overruns = self.overruns[0] + self.overruns[1];
+        let lent = self.lent.filling + self.lent.sending + self.returned.len();
+        let mut details = vec![("overruns", overruns as f64), ("lent", lent as f64)];
+        if let Some(socket) = &self.socket {
+            details.push(("in_driver", f64::from(socket.redirect.mode() == Mode::Native)));
+            details.push(("zero_copy", f64::from(socket.is_zero_copy)));
+        }
+        details
+    }
+}
+
+/// How a port's sockets are opened.
+#[derive(Debug)]
+struct Sockets {
+    settings: AfXdp,
+    queues: u32,
+    arena: Arena,
+    /// The frames that are registered.
+    geometry: Geometry,
+}
+
+impl Sockets {
+    /// Opens them in the calling thread's namespace.
+    fn open_in(&self, mode: Mode) -> Result<(Vec<Socket>, OwnedFd), Failed> {
+        let settings = &self.settings;
+        let index = link::index(&settings.interface).map_err(|error| ("find", error))?;
+        let mtu = link::mtu(&settings.interface).map_err(|error| ("ask for the MTU of", error))?;
+        let none = || ("register packet memory for", io::ErrorKind::NotFound.into());
+        let memory = libc::xdp_umem_reg {
+            addr: self.arena.frame_ptr(self.geometry.first).ok_or_else(none)? as u64,
+            len: self.geometry.bytes() as u64,
+            chunk_size: self.geometry.stride,
+            headroom: 0,
+            flags: libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+            tx_metadata_len: 0,
+        };
+        let mut sockets = Vec::new();
+        for queue in 0..self.queues {
+            let fd = socket().map_err(|error| ("open an AF_XDP socket on", error))?;
+            let rings = Rings::over(&fd, &memory, slots_of(settings))?;
+            // Without a flag, the kernel copies where the driver does not.
+            let flags = if mode == Mode::Native { 0 } else { libc::XDP_COPY };
+            bind_when_free(&fd, index, queue, flags).map_err(|error| ("bind an AF_XDP socket to", error))?;
+            sockets.push((fd, rings));
+        }
+        let fds: Vec<_> = sockets.iter().map(|(fd, _)| fd.as_fd()).collect();
+        let redirect = Arc::new(Redirect::to(&fds, index, mode)?);
+        let probe = af_packet::socket::probe(index, settings.promiscuous)?;
+        let largest = mtu as usize + af_packet::OVERHEAD;
+        let socket = |(fd, rings)| {
+            let is_zero_copy = is_zero_copy(&fd);
+            Socket { redirect: redirect.clone(), rings, fd, largest, is_zero_copy }
+        };
+        Ok((sockets.into_iter().map(socket).collect(), probe))
+    }
+}
+
+impl watch::Sockets for Sockets {
+    type Socket = Socket;
+
+    fn open(&self, _nth: u16) -> Result<(Vec<Socket>, OwnedFd), Failed> {
+        check(self.queues, &self.settings, self.geometry.stride as usize).map_err(Unfit::into_failed)?;
+        // The driver's way first. Not every driver has it, or with this memory.
+        self.open_in(Mode::Native).or_else(|_| self.open_in(Mode::Generic))
+    }
+
+    fn close(&self, socket: Socket) {
+        socket.close();
+    }
+
+    fn is_exclusive(&self) -> bool {
+        // Their frames come back only then, and a queue has one socket.
+        true
     }
 }
 
@@ -298,29 +397,37 @@ impl PortQueue for Queue {
 pub fn open(name: &str, queues: u32, settings: &AfXdp, arena: &Arena, frames: &FramePool) -> Result<OpenPort, PortError> {
     let whole = arena.geometry();
     let geometry = Geometry { first: frames.first(), frames: frames.frames() as u32, stride: whole.stride };
-    let memory = arena.frame_ptr(geometry.first).ok_or_else(|| odd(name, "there is no packet memory for it".into()))? as u64;
-    let open = || {
-        check(name, queues, settings, whole.stride as usize)?;
-        let failed = |(doing, source)| failed(name, settings, doing, source);
-        // The driver's way first. Not every driver has it, or with this memory.
-        let native = queues_of(queues, settings, memory, geometry, Mode::Native);
-        native.or_else(|_| queues_of(queues, settings, memory, geometry, Mode::Generic)).map_err(failed)
+    look_at(name, queues, settings, whole.stride as usize)?;
+    let interface = interface_of(settings);
+    let sockets = Sockets { settings: settings.clone(), queues, arena: arena.clone(), geometry };
+    let mut watched = Watched::new(name, queues, interface.clone(), sockets);
+    let sockets = match watched.open() {
+        Ok(sockets) => sockets.into_iter().map(Some).collect(),
+        Err((_, error)) if watch::may_wait(settings.when_missing, &error) => (0..queues).map(|_| None).collect::<Vec<_>>(),
+        Err(error) => return Err(interface.failed(name, error)),
     };
-    let opened = in_namespace(settings, open).map_err(|source| failed(name, settings, "enter the namespace of", source))??;
-    let place = settings.netns.as_ref().map_or(String::new(), |netns| format!(" in {netns}"));
-    let Opened { queues, mode, zero_copy, link } = opened;
-    let description = format!(
-        "interface {}{place} by AF_XDP, {}, {} slots",
-        settings.interface,
-        match (mode, zero_copy) {
-            (_, true) => "zero copy",
-            (Mode::Native, _) => "copied in the driver",
-            (Mode::Generic, _) => "copied in the receive path",
-        },
-        slots_of(settings),
-    );
-    let queues = queues.into_iter().map(|queue| Box::new(queue) as Box<dyn PortQueue>).collect();
-    Ok(OpenPort { queues, description, memory: None, link })
+    let way = match sockets.iter().flatten().next() {
+        Some(socket) if socket.is_zero_copy => ", zero copy",
+        Some(socket) if socket.redirect.mode() == Mode::Native => ", copied in the driver",
+        Some(_) => ", copied in the receive path",
+        None => "",
+    };
+    let slots = slots_of(settings);
+    let description = format!("{interface} by AF_XDP{way}, {slots} slots");
+    let link = watched.link();
+    let sources = watched.start(sockets.iter().flatten().count()).map_err(|error| interface.failed(name, ("watch", error)))?;
+    let queue = |(socket, source)| {
+        Box::new(Queue {
+            socket,
+            slots: slots as usize,
+            lent: Lent::new(geometry),
+            returned: Vec::new(),
+            source: Some(source),
+            counters: None,
+            overruns: [0; 2],
+        }) as Box<dyn PortQueue>
+    };
+    Ok(OpenPort { queues: sockets.into_iter().zip(sources).map(queue).collect(), description, memory: None, link })
 }
 
 /// Binds a socket, at the latest after [`FREED`]: the kernel frees a queue some time after its
@@ -337,61 +444,12 @@ fn bind_when_free(fd: &OwnedFd, index: u32, queue: u32, flags: u16) -> io::Resul
     }
 }
 
-struct Opened {
-    queues: Vec<Queue>,
-    mode: Mode,
-    zero_copy: bool,
-    link: Arc<Link>,
-}
-
 fn slots_of(settings: &AfXdp) -> u32 {
     settings.slots.next_power_of_two()
 }
 
-/// Opens the sockets in the calling thread's namespace.
-fn queues_of(
-    queues: u32,
-    settings: &AfXdp,
-    memory: u64,
-    geometry: Geometry,
-    mode: Mode,
-) -> Result<Opened, (&'static str, io::Error)> {
-    let index = link::index(&settings.interface).map_err(|error| ("find", error))?;
-    let mtu = link::mtu(&settings.interface).map_err(|error| ("ask for the MTU of", error))?;
-    let memory = libc::xdp_umem_reg {
-        addr: memory,
-        len: geometry.bytes() as u64,
-        chunk_size: geometry.stride,
-        headroom: 0,
-        flags: libc::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
-        tx_metadata_len: 0,
-    };
-    let mut sockets = Vec::new();
-    for queue in 0..queues {
-        let fd = socket().map_err(|error| ("open an AF_XDP socket on", error))?;
-        let rings = Rings::over(&fd, &memory, slots_of(settings))?;
-        // Without a flag, the kernel copies where the driver does not.
-        let flags = if mode == Mode::Native { 0 } else { libc::XDP_COPY };
-        bind_when_free(&fd, index, queue, flags).map_err(|error| ("bind an AF_XDP socket to", error))?;
-        sockets.push((fd, rings));
-    }
-    let zero_copy = sockets.iter().all(|(fd, _)| is_zero_copy(fd));
-    let fds: Vec<_> = sockets.iter().map(|(fd, _)| fd.as_fd()).collect();
-    let redirect = Arc::new(Redirect::to(&fds, index, mode)?);
-    let probe = af_packet::socket::probe(index, settings.promiscuous)?;
-    let (link, mut probe) = (Arc::<Link>::default(), Some((probe, settings.interface.clone())));
-    let queue = |(fd, rings)| Queue {
-        socket: Some(Socket { _redirect: redirect.clone(), rings, fd }),
-        slots: slots_of(settings) as usize,
-        lent: Lent::new(geometry),
-        largest: mtu as usize + af_packet::OVERHEAD,
-        watch: Watch { link: link.clone(), probe: probe.take() },
-        counters: None,
-        overruns: 0,
-    };
-    let queues: Vec<Queue> = sockets.into_iter().map(queue).collect();
-    queues[0].watch.look();
-    Ok(Opened { queues, mode, zero_copy, link })
+fn interface_of(settings: &AfXdp) -> Interface {
+    Interface { name: settings.interface.clone(), netns: settings.netns.clone() }
 }
 
 /// Checks that the interface and its queues are there, and that frames suit.
@@ -399,57 +457,67 @@ fn queues_of(
 /// # Errors
 /// As [`open`].
 pub fn look_at(name: &str, queues: u32, settings: &AfXdp, stride: usize) -> Result<(), PortError> {
-    let check = || check(name, queues, settings, stride);
-    in_namespace(settings, check).map_err(|source| failed(name, settings, "enter the namespace of", source))?
+    let interface = interface_of(settings);
+    match interface.visit(|| check(queues, settings, stride)) {
+        Err(Unfit::Failed((_, error))) if watch::may_wait(settings.when_missing, &error) => Ok(()),
+        Err(Unfit::Failed(error)) => Err(interface.failed(name, error)),
+        Err(Unfit::Setting(what)) => Err(PortError::Setting { port: name.into(), what }),
+        Ok(()) => Ok(()),
+    }
 }
 
-fn check(name: &str, queues: u32, settings: &AfXdp, stride: usize) -> Result<(), PortError> {
+/// Why an interface cannot be had.
+enum Unfit {
+    Failed(Failed),
+    /// What does not suit, with advice.
+    Setting(String),
+}
+
+impl From<Failed> for Unfit {
+    fn from(error: Failed) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Unfit {
+    fn into_failed(self) -> Failed {
+        match self {
+            Self::Failed(error) => error,
+            Self::Setting(what) => ("use", io::Error::new(io::ErrorKind::InvalidInput, what)),
+        }
+    }
+}
+
+/// [`look_at`] in the calling thread's namespace.
+fn check(queues: u32, settings: &AfXdp, stride: usize) -> Result<(), Unfit> {
     let interface = &settings.interface;
-    link::index(interface).map_err(|source| failed(name, settings, "find", source))?;
     if !CHUNKS.contains(&stride) {
-        let what = format!(
+        return Err(Unfit::Setting(format!(
             "AF_XDP needs frames of {} to {} bytes, and these have {stride}; write packet_bytes = 1518 in [memory]",
             CHUNKS.start(),
             CHUNKS.end()
-        );
-        return Err(odd(name, what));
+        )));
     }
+    link::index(interface).map_err(|error| ("find", error))?;
     // A driver that does not tell has one.
     let has = link::rx_queues(interface).unwrap_or(1);
     if has != queues {
-        let what = format!(
+        return Err(Unfit::Setting(format!(
             "interface {interface} has {has} receive {}, and this port has {queues}; write queues = {has}, or change the interface's \
              (ethtool -L {interface} combined {queues})",
             if has == 1 { "queue" } else { "queues" }
-        );
-        return Err(odd(name, what));
+        )));
     }
     let room = stride - KEPT;
     let wanted = link::mtu(interface).map_or(0, |mtu| mtu as usize + af_packet::OVERHEAD);
     if wanted > room {
-        let what = format!(
+        return Err(Unfit::Setting(format!(
             "packets of interface {interface} may have {wanted} bytes, and a frame holds {room} behind the {KEPT} that the kernel \
              keeps; lower the MTU at both ends (ip link set {interface} mtu {}), or write a larger packet_bytes in [memory]",
             room - af_packet::OVERHEAD
-        );
-        return Err(odd(name, what));
+        )));
     }
     Ok(())
-}
-
-fn odd(port: &str, what: String) -> PortError {
-    PortError::Setting { port: port.into(), what }
-}
-
-fn in_namespace<T: Send>(settings: &AfXdp, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-    match &settings.netns {
-        None => Ok(work()),
-        Some(netns) => Netns::open(&netns::path_of(netns))?.visit(|| Ok(work())),
-    }
-}
-
-fn failed(port: &str, settings: &AfXdp, doing: &'static str, source: io::Error) -> PortError {
-    PortError::Interface { port: port.into(), doing, interface: settings.interface.clone(), source }
 }
 
 #[cfg(test)]
@@ -457,7 +525,10 @@ mod tests {
     use super::*;
     use crate::af_packet::InterfaceQueue;
     use crate::af_packet::socket::SocketOptions;
+    use sluice_api::config::WhenMissing;
     use sluice_dataplane::fake::cache;
+    use sluice_host::netns::Netns;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A namespace with a pair of interfaces, "a" and "b"; none without root.
     fn pair() -> Option<Netns> {
@@ -467,16 +538,37 @@ mod tests {
             return None;
         }
         let ns = Netns::private().unwrap();
+        make_pair(&ns);
+        Some(ns)
+    }
+
+    fn make_pair(ns: &Netns) {
         ns.visit(|| {
             link::make_pair("a", "b", ns.fd(), 1500)?;
             ["a", "b"].into_iter().try_for_each(|end| link::plain(end).and_then(|()| link::up(end)))
         })
         .unwrap();
-        Some(ns)
+    }
+
+    fn open_socket(ns: &Netns) -> InterfaceQueue {
+        let options = SocketOptions { interface: "b", slots: 256, room: 2112, promiscuous: true, bypass: true, fanout: None };
+        let open = || InterfaceQueue::open(&options).map_err(|(doing, error)| io::Error::other(format!("{doing}: {error}")));
+        ns.visit(open).unwrap()
+    }
+
+    /// Calls this, and the queue's housekeeping, until it is so.
+    #[track_caller]
+    fn wait(what: &str, xdp: &mut dyn PortQueue, mut is: impl FnMut(&mut dyn PortQueue) -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !is(xdp) {
+            assert!(Instant::now() < until, "waited in vain until {what}");
+            xdp.housekeeping(0);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn settings() -> AfXdp {
-        AfXdp { interface: "a".into(), netns: None, slots: 64, promiscuous: true }
+        AfXdp { interface: "a".into(), netns: None, slots: 64, promiscuous: true, when_missing: WhenMissing::Refuse }
     }
 
     fn bytes(cache: &FrameCache, packet: &Packet) -> Vec<u8> {
@@ -517,10 +609,7 @@ mod tests {
         let port = open_in(&ns, 1, &settings(), &cache, &FramePool::new(1024)).unwrap();
         assert!(port.description.contains("interface a by AF_XDP, copied"), "{}", port.description);
         let mut xdp = port.queues.into_iter().next().unwrap();
-        let options = SocketOptions { interface: "b", slots: 256, room: 2112, promiscuous: true, bypass: true, fanout: None };
-        let mut socket = ns
-            .visit(|| InterfaceQueue::open(&options).map_err(|(doing, error)| io::Error::other(format!("{doing}: {error}"))))
-            .unwrap();
+        let mut socket = open_socket(&ns);
         let mut out = [Packet::default(); BURST];
         assert_eq!(xdp.rx_burst(&mut out, &mut cache, 0), 0, "nothing was sent, and frames are given to the kernel");
         assert_eq!(cache.held(), all - 64);
@@ -564,19 +653,70 @@ mod tests {
         let mut xdp = port.queues.into_iter().next().unwrap();
         let counters = Arc::<QueueCounters>::default();
         xdp.count_with(&counters);
-        let mut send = |len: u16, cache: &mut FrameCache| {
+        let send = |len: u16, xdp: &mut dyn PortQueue, cache: &mut FrameCache| {
             let mut frame = [0];
             assert_eq!(cache.alloc(&mut frame), 1);
             assert_eq!(xdp.tx_burst(&[Packet::fresh(frame[0], len)], cache, 0), 1);
             xdp.housekeeping(0);
         };
-        send(1600, &mut cache);
+        send(1600, &mut *xdp, &mut cache);
         assert_eq!((counters.mtu.get(), counters.lost_bytes.get(), cache.held()), (1, 1600, all));
         ns.visit(|| link::remove("b")).unwrap();
-        // The state is looked at by housekeeping.
-        send(1600, &mut cache);
-        send(60, &mut cache);
-        assert_eq!((port.link.state(), counters.no_link.get(), cache.held()), (PortState::Gone, 1, all));
+        wait("it is gone", &mut *xdp, |_| port.link.state() == PortState::Gone);
+        send(60, &mut *xdp, &mut cache);
+        assert_eq!((counters.no_link.get(), cache.held()), (1, all));
+    }
+
+    #[test]
+    fn an_interface_that_is_made_anew_gets_new_sockets_and_frames_of_the_former_come_back() {
+        let Some(ns) = pair() else { return };
+        ns.visit(|| link::remove("b")).unwrap();
+        let mut cache = cache(1024);
+        let all = cache.held();
+        let pool = FramePool::new(1024);
+        let waiting = AfXdp { when_missing: WhenMissing::Wait, ..settings() };
+        let refused = open_in(&ns, 1, &settings(), &cache, &pool).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.contains("cannot find interface a") && refused.contains("when_missing"), "{refused}");
+        let port = open_in(&ns, 1, &waiting, &cache, &pool).unwrap();
+        assert_eq!((port.link.state(), port.description.as_str()), (PortState::Waiting, "interface a by AF_XDP, 64 slots"));
+        let mut xdp = port.queues.into_iter().next().unwrap();
+        let mut out = [Packet::default(); BURST];
+        for round in 0..3 {
+            make_pair(&ns);
+            wait("it is up", &mut *xdp, |_| port.link.state() == PortState::Up);
+            wait("the kernel has frames", &mut *xdp, |xdp| {
+                assert_eq!(xdp.rx_burst(&mut out, &mut cache, 0), 0, "nothing was sent");
+                cache.held() == all - 64
+            });
+            let mut socket = open_socket(&ns);
+            let mut frame = [0];
+            assert_eq!(cache.alloc(&mut frame), 1);
+            assert!(cache.arena().write(frame[0], Packet::fresh(frame[0], 60).offset, &[round | 2; 60]));
+            assert_eq!(socket.tx_burst(&[Packet::fresh(frame[0], 60)], &mut cache, 0), 1);
+            wait("the packet comes", &mut *xdp, |xdp| xdp.rx_burst(&mut out, &mut cache, 0) == 1);
+            assert_eq!(bytes(&cache, &out[0]), [round | 2; 60]);
+            assert_eq!(xdp.tx_burst(&out[..1], &mut cache, 0), 1);
+            let mut back = [Packet::default(); BURST];
+            wait("it comes back", &mut *xdp, |_| socket.rx_burst(&mut back, &mut cache, 0) == 1);
+            assert_eq!(bytes(&cache, &back[0]), [round | 2; 60]);
+            cache.free_packets(&back[..1]);
+            drop(socket);
+            ns.visit(|| link::remove("b")).unwrap();
+            wait("all frames are back", &mut *xdp, |xdp| {
+                assert_eq!(xdp.rx_burst(&mut out, &mut cache, 0), 0);
+                cache.held() == all
+            });
+            assert_eq!(port.link.state(), PortState::Gone);
+        }
+        // Frames come back too if the port is closed before its queue has parted with its socket.
+        make_pair(&ns);
+        wait("the kernel has frames", &mut *xdp, |xdp| {
+            assert_eq!(xdp.rx_burst(&mut out, &mut cache, 0), 0);
+            cache.held() == all - 64
+        });
+        ns.visit(|| link::remove("b")).unwrap();
+        xdp.leftover().iter().for_each(|frame| cache.free(*frame));
+        assert_eq!(cache.held(), all);
     }
 
     #[test]
@@ -594,5 +734,82 @@ mod tests {
         let taken = open_in(&ns, 1, &settings(), &cache, &pool).unwrap();
         assert!(refused(1, &settings()).contains("another program"));
         drop(taken);
+    }
+
+    /// Sockets that only count how many of them are open.
+    struct Counted {
+        queues: u32,
+        open: Arc<AtomicUsize>,
+    }
+
+    struct One(Arc<AtomicUsize>);
+
+    impl Drop for One {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    impl watch::Sockets for Counted {
+        type Socket = One;
+
+        fn open(&self, _nth: u16) -> Result<(Vec<One>, OwnedFd), Failed> {
+            let probe = af_packet::socket::probe(link::index("a").map_err(|error| ("find", error))?, false)?;
+            self.open.fetch_add(self.queues as usize, Ordering::SeqCst);
+            Ok(((0..self.queues).map(|_| One(self.open.clone())).collect(), probe))
+        }
+
+        fn is_exclusive(&self) -> bool {
+            true
+        }
+    }
+
+    /// The next message for a queue.
+    #[track_caller]
+    fn next_of<S>(source: &Source<S>) -> Option<S> {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            match source.next() {
+                Some(next) => return next,
+                None => assert!(Instant::now() < until, "no message came"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn queues_get_nothing_before_the_sockets_of_all_are_closed() {
+        let Some(ns) = pair() else { return };
+        let open = Arc::<AtomicUsize>::default();
+        let interface = Interface { name: "a".into(), netns: None };
+        let mut watched = Watched::new("p", 2, interface, Counted { queues: 2, open: open.clone() });
+        // The thread stays in the namespace where it was started.
+        let started = ns.visit(|| {
+            let sockets = watched.open().map_err(|(_, error)| error)?;
+            Ok::<_, io::Error>((sockets, watched.start(2)?))
+        });
+        let (sockets, sources) = started.unwrap();
+        let [first, second] = <[One; 2]>::try_from(sockets).unwrap_or_else(|_| panic!("two sockets"));
+        ns.visit(|| link::remove("b")).unwrap();
+        sources.iter().for_each(|source| assert!(next_of(source).is_none(), "the interface is gone"));
+        sources[0].give_back(first);
+        // One queue still has its socket while the interface is there again.
+        make_pair(&ns);
+        let until = Instant::now() + Duration::from_secs(20);
+        while open.load(Ordering::SeqCst) > 1 {
+            assert!(Instant::now() < until, "it is closed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        sources[1].give_back(second);
+        let again = sources.iter().map(|source| {
+            assert!(next_of(source).is_none(), "both are closed");
+            next_of(source).expect("it is open again")
+        });
+        let again: Vec<One> = again.collect();
+        assert_eq!(open.load(Ordering::SeqCst), 2);
+        // What comes back when the thread has ended is closed as well.
+        sources[0].end();
+        again.into_iter().zip(&sources).for_each(|(socket, source)| source.give_back(socket));
+        assert_eq!(open.load(Ordering::SeqCst), 0);
     }
 }
