@@ -8,12 +8,17 @@
 //!
 //! Supported: pcap with microseconds or nanoseconds, also with the longer records of Kuznetzov's
 //! patch, in both byte orders; pcapng with any number of sections and interfaces, in both byte
-//! orders; enhanced, simple and obsolete packet blocks. Other blocks are skipped. Link type
-//! Ethernet only. Messages give offsets in bytes from the start of the file, and count packets from
-//! 1.
+//! orders; enhanced, simple and obsolete packet blocks. Other blocks are skipped. Packets of other
+//! link types than Ethernet get an Ethernet header where one can be made (`capture/link.rs`).
+//! Messages give offsets in bytes from the start of the file, and count packets from 1.
 //!
 //! Formats: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
 
+mod link;
+
+use std::collections::HashMap;
+
+use link::{Framed, Header, NoHeader};
 use sluice_shm::arena::{HEADROOM, MAX_STRIDE};
 
 /// Most bytes of a file: positions are 32 bits wide.
@@ -31,27 +36,36 @@ pub struct Record {
     /// Time since the first packet in nanoseconds; never decreases.
     pub due_ns: u64,
     at: u32,
-    /// Number of bytes, at least 1.
+    /// Number of bytes in the file, at least 1.
     len: u16,
+    /// Which of the made headers comes before them, counted from 1; 0: none.
+    header: u16,
 }
 
 #[derive(Debug, Default)]
 pub struct Capture {
     bytes: Vec<u8>,
+    headers: Vec<Header>,
     /// The packets, in order, without empty ones.
     pub records: Vec<Record>,
     /// Packets of which the file holds only the first part.
     pub cut: u64,
-    /// Packets of which the file holds no byte: they cannot be sent.
+    /// Packets of which the file holds no byte, or none behind the link header: they cannot be
+    /// sent.
     pub empty: u64,
+    /// Packets whose Ethernet header is made.
+    pub made: u64,
 }
 
 impl Capture {
-    /// The bytes of a packet.
+    /// The bytes of a packet: a header that was made for it, empty for most, and what is in the
+    /// file.
     #[inline(always)]
-    pub fn bytes_of(&self, record: &Record) -> &[u8] {
+    pub fn parts_of(&self, record: &Record) -> [&[u8]; 2] {
+        let header = self.headers.get(usize::from(record.header).wrapping_sub(1)).map_or(&[][..], |header| header);
         // The range was in the file when the record was made.
-        self.bytes.get(record.at as usize..record.at as usize + usize::from(record.len)).unwrap_or_default()
+        let bytes = self.bytes.get(record.at as usize..record.at as usize + usize::from(record.len));
+        [header, bytes.unwrap_or_default()]
     }
 }
 
@@ -70,15 +84,25 @@ pub enum CaptureError {
     /// A length or number in the file is invalid.
     #[error("broken at byte {at}, after {packets} whole packets: {what}; keep the packets before it with `editcap`")]
     Broken { at: usize, packets: u64, what: String },
-    /// The packets are not Ethernet packets.
-    #[error("packet {packet} has link type {number}{name}, and only Ethernet (1) can be replayed; give it Ethernet headers first")]
+    /// Packets of this link type have no Ethernet header, and none can be made.
+    #[error(
+        "packet {packet} has link type {number}{}; Ethernet, raw IP, loopback, PPP and Linux cooked can be replayed; give it Ethernet \
+         headers first",
+        link::name(*number)
+    )]
     LinkType {
         /// Its number in the file.
         packet: u64,
         /// Number in the registry of link types.
         number: u32,
-        /// Its name in brackets, for common ones.
-        name: &'static str,
+    },
+    /// No Ethernet header can be made for a packet.
+    #[error("packet {packet} of link type {number}{} has {what}; keep the others with `editcap`", link::name(*number))]
+    NoHeader {
+        /// Its number in the file.
+        packet: u64,
+        number: u32,
+        what: String,
     },
     /// A packet does not fit in a frame.
     #[error("packet {packet} has {len} bytes, more than a frame holds; {advice}")]
@@ -88,21 +112,6 @@ pub enum CaptureError {
         len: u32,
         advice: String,
     },
-}
-
-fn link_name(number: u32) -> &'static str {
-    match number {
-        0 => " (loopback)",
-        101 | 12 | 14 => " (raw IP)",
-        105 => " (Wi-Fi)",
-        113 => " (Linux cooked)",
-        127 => " (Wi-Fi with radiotap)",
-        228 => " (raw IPv4)",
-        229 => " (raw IPv6)",
-        249 => " (USB)",
-        276 => " (Linux cooked v2)",
-        _ => "",
-    }
 }
 
 /// Decodes a file. `room` is the largest packet that a frame holds, in bytes.
@@ -135,7 +144,7 @@ pub fn decode(bytes: Vec<u8>, room: usize) -> Result<Capture, CaptureError> {
             }
         }
     }
-    let Packets { records, cut, empty, largest: (largest, packet), .. } = decoder.packets;
+    let Packets { records, headers, cut, empty, made, largest: (largest, packet), .. } = decoder.packets;
     if largest as usize > room.min(MAX_STRIDE - HEADROOM) {
         let most = MAX_STRIDE - HEADROOM;
         let advice = if largest as usize > most {
@@ -145,39 +154,84 @@ pub fn decode(bytes: Vec<u8>, room: usize) -> Result<Capture, CaptureError> {
         };
         return Err(CaptureError::TooLarge { packet, len: largest, advice });
     }
-    Ok(Capture { bytes, records, cut, empty })
+    Ok(Capture { bytes, headers, records, cut, empty, made })
 }
 
 #[derive(Debug, Default)]
 struct Packets {
     records: Vec<Record>,
+    headers: Vec<Header>,
+    numbers: HashMap<Header, u16>,
     count: u64,
     cut: u64,
     empty: u64,
+    made: u64,
     /// Size and number of the largest one.
     largest: (u32, u64),
     first_ns: Option<i128>,
     due_ns: u64,
 }
 
+/// A packet as a file has it.
+struct Found {
+    link_type: u32,
+    at: usize,
+    /// Bytes in the file, and bytes that the packet had.
+    caught: u32,
+    len: u32,
+    /// Nanoseconds since 1970. Without, it follows the packet before at once.
+    time_ns: Option<i128>,
+}
+
 impl Packets {
-    /// Adds a packet. Without `time_ns` it follows the one before.
-    fn add(&mut self, at: usize, caught: u32, len: u32, time_ns: Option<i128>) {
+    /// Adds a packet with these bytes.
+    fn add(&mut self, found: &Found, bytes: &[u8]) -> Result<(), CaptureError> {
+        let &Found { link_type, at, caught, len, time_ns } = found;
         self.count += 1;
+        let packet = self.count;
+        let refuse = |what| CaptureError::NoHeader { packet, number: link_type, what };
+        let framed = link::framed(link_type, bytes).map_err(|why| match why {
+            NoHeader::LinkType => CaptureError::LinkType { packet, number: link_type },
+            NoHeader::Packet(what) => refuse(what),
+        })?;
+        let (skip, header) = match framed {
+            Framed::AsItIs => (0, 0),
+            Framed::Empty => (bytes.len(), 0),
+            Framed::Made { skip, header } => {
+                let number = self.number_of(header).ok_or_else(|| refuse("a header unlike those of 65,535 others".into()))?;
+                (skip, number)
+            }
+        };
         if let Some(time) = time_ns {
             let since = time - *self.first_ns.get_or_insert(time);
             self.due_ns = self.due_ns.max(since.clamp(0, u64::MAX.into()) as u64);
         }
         self.cut += u64::from(caught < len);
-        if caught == 0 {
+        let left = caught - skip as u32;
+        if left == 0 {
             self.empty += 1;
-            return;
+            return Ok(());
         }
-        if caught > self.largest.0 {
-            self.largest = (caught, self.count);
+        let made = if header > 0 { size_of::<Header>() as u32 } else { 0 };
+        self.made += u64::from(header > 0);
+        if left + made > self.largest.0 {
+            self.largest = (left + made, self.count);
         }
         // A packet of 64 KiB or more makes the whole file refused at the end.
-        self.records.push(Record { due_ns: self.due_ns, at: at as u32, len: caught.min(u16::MAX.into()) as u16 });
+        let len = left.min(u16::MAX.into()) as u16;
+        self.records.push(Record { due_ns: self.due_ns, at: (at + skip) as u32, len, header });
+        Ok(())
+    }
+
+    /// The number of a made header, counted from 1; none if there are too many.
+    fn number_of(&mut self, header: Header) -> Option<u16> {
+        if let Some(number) = self.numbers.get(&header) {
+            return Some(*number);
+        }
+        let number = u16::try_from(self.headers.len() + 1).ok()?;
+        self.headers.push(header);
+        self.numbers.insert(header, number);
+        Some(number)
     }
 }
 
@@ -223,11 +277,9 @@ impl Decoder<'_> {
         CaptureError::Broken { at, packets: self.packets.count, what }
     }
 
-    fn need_ethernet(&self, number: u32) -> Result<(), CaptureError> {
-        if number == ETHERNET {
-            return Ok(());
-        }
-        Err(CaptureError::LinkType { packet: self.packets.count + 1, number, name: link_name(number) })
+    /// Adds a packet, whose bytes lie in the file.
+    fn add(&mut self, found: &Found) -> Result<(), CaptureError> {
+        self.packets.add(found, &self.bytes[found.at..found.at + found.caught as usize])
     }
 
     /// Decodes a header and records. `unit_ns` is the unit of the fraction of a second.
@@ -251,9 +303,8 @@ impl Decoder<'_> {
             if end - at - header < caught as usize {
                 return Err(self.cut_short("packet", at));
             }
-            self.need_ethernet(link_type)?;
             let time = i128::from(seconds) * 1_000_000_000 + i128::from(fraction) * i128::from(unit_ns);
-            self.packets.add(at + header, caught, len, Some(time));
+            self.add(&Found { link_type, at: at + header, caught, len, time_ns: Some(time) })?;
             at += header + caught as usize;
         }
         Ok(())
@@ -357,11 +408,9 @@ impl Decoder<'_> {
         if caught as usize > len - 32 {
             return Err(self.broken(at, format!("a packet of {caught} bytes in a block of {len}")));
         }
-        self.need_ethernet(interface.link_type)?;
         // Below 2⁶⁴ ticks and 10⁹: no overflow.
         let time = (ticks * 1_000_000_000 / interface.units) as i128 + i128::from(interface.offset) * 1_000_000_000;
-        self.packets.add(at + 28, caught, packet_len, Some(time));
-        Ok(())
+        self.add(&Found { link_type: interface.link_type, at: at + 28, caught, len: packet_len, time_ns: Some(time) })
     }
 
     /// A packet block without time, of the first interface, at most as long as the snap length.
@@ -375,9 +424,7 @@ impl Decoder<'_> {
         if caught as usize > len - 16 {
             return Err(self.broken(at, format!("a packet of {caught} bytes in a block of {len}")));
         }
-        self.need_ethernet(interface.link_type)?;
-        self.packets.add(at + 12, caught, packet_len, None);
-        Ok(())
+        self.add(&Found { link_type: interface.link_type, at: at + 12, caught, len: packet_len, time_ns: None })
     }
 }
 
@@ -471,7 +518,7 @@ pub(crate) mod tests {
     }
 
     fn bytes_and_times(capture: &Capture) -> Vec<(Vec<u8>, u64)> {
-        capture.records.iter().map(|record| (capture.bytes_of(record).to_vec(), record.due_ns)).collect()
+        capture.records.iter().map(|record| (capture.parts_of(record).concat(), record.due_ns)).collect()
     }
 
     /// Expected result of a decoder, with times truncated to `unit_ns`.
@@ -570,7 +617,7 @@ pub(crate) mod tests {
             }
             // Whatever it is, accepted packets lie in the file.
             if let Ok(capture) = decode(whole, ROOM) {
-                prop_assert!(capture.records.iter().all(|record| capture.bytes_of(record).len() == usize::from(record.len)));
+                prop_assert!(capture.records.iter().all(|record| capture.parts_of(record)[1].len() == usize::from(record.len)));
             }
         }
     }
@@ -611,6 +658,34 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn packets_of_other_links_get_an_ethernet_header_each() {
+        let mut blocks = Blocks::new(false);
+        for link_type in [101, 1, 113] {
+            blocks.interface(link_type, 0, None, None);
+        }
+        let cooked = [&[0, 1, 0, 1, 0, 6, 4, 5, 6, 7, 8, 9, 0, 0, 8, 6][..], b"arp"].concat();
+        blocks.packet(ENHANCED_PACKET, 0, 0, &[0x45, 1], 99);
+        blocks.packet(ENHANCED_PACKET, 1, 0, b"as it is", 8);
+        blocks.packet(ENHANCED_PACKET, 2, 0, &cooked, cooked.len() as u32);
+        blocks.packet(ENHANCED_PACKET, 2, 0, &cooked[..16], 60);
+        blocks.packet(ENHANCED_PACKET, 0, 0, &[0x46, 2], 2);
+        let capture = decode(blocks.bytes, ROOM).unwrap();
+        let ip = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        let arp = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 4, 5, 6, 7, 8, 9, 8, 6];
+        let wanted =
+            [[&ip[..], &[0x45, 1]].concat(), b"as it is".to_vec(), [&arp[..], b"arp"].concat(), [&ip[..], &[0x46, 2]].concat()];
+        assert_eq!(bytes_and_times(&capture).into_iter().map(|(bytes, _)| bytes).collect::<Vec<_>>(), wanted);
+        assert_eq!((capture.made, capture.cut, capture.empty, capture.headers.len()), (3, 2, 1, 2));
+        // The made header counts for the room.
+        let mut blocks = Blocks::new(false);
+        blocks.interface(228, 0, None, None);
+        blocks.packet(ENHANCED_PACKET, 0, 0, &[0x45; 100], 100);
+        assert!(decode(blocks.bytes.clone(), 114).is_ok());
+        let error = decode(blocks.bytes, 113).unwrap_err().to_string();
+        assert_eq!(error, "packet 1 has 114 bytes, more than a frame holds; set memory.packet_bytes to at least 114");
+    }
+
+    #[test]
     fn the_longer_records_of_the_patched_format_are_understood() {
         let mut bytes = pcap_of(&[], Endianness::Little, TsResolution::MicroSecond);
         bytes[..4].copy_from_slice(&0xa1b2_cd34u32.to_le_bytes());
@@ -641,14 +716,15 @@ pub(crate) mod tests {
             (whole[..180].to_vec(), "ends at byte 180, in the packet that starts at byte 100, after 1 whole packets"),
             (whole[..110].to_vec(), "in the header of a packet that starts at byte 100"),
             (patched(32, &[0xff; 4]), "broken at byte 24, after 0 whole packets: a packet of 4294967295 bytes"),
-            (patched(20, &[105]), "packet 1 has link type 105 (Wi-Fi)"),
+            (patched(20, &[105]), "packet 1 has link type 105 (Wi-Fi); Ethernet, raw IP"),
+            (patched(20, &[101]), "packet 1 of link type 101 (raw IP) has IP version 0; keep the others"),
             (ng(&|b| b.packet(ENHANCED_PACKET, 0, 0, b"x", 1)), "of interface 0, which the section has not described"),
             (
                 ng(&|b| {
-                    b.interface(113, 0, None, None);
+                    b.interface(249, 0, None, None);
                     b.packet(ENHANCED_PACKET, 0, 0, b"x", 1);
                 }),
-                "link type 113 (Linux cooked)",
+                "link type 249 (USB)",
             ),
             (ng(&|b| b.bytes[8] = 0), "a section of no known byte order"),
             (ng(&|b| b.bytes[4] = 27), "a block of 27 bytes"),

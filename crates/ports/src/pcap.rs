@@ -3,7 +3,8 @@
 //! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]).
 //! It stays in memory, with 16 extra bytes a packet. Packets come out in file order, byte for byte.
 //! A packet that the file holds in part (a snap length) is replayed as that part and counted `cut`;
-//! one without any byte cannot be sent and is counted `empty`. Recorded times are relative to the
+//! one without any byte cannot be sent and is counted `empty`. Packets of other links than Ethernet
+//! get a header, and are counted `headers_made`. Recorded times are relative to the
 //! first packet; where they decrease, the file order wins. Each repetition follows the last packet
 //! of the one before at once.
 //!
@@ -86,6 +87,9 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
     if let (Some(source), Some(path)) = (&source, &settings.read) {
         let count = source.capture.records.len();
         words.push(format!("replays {count} packets of {}", path.display()));
+        if source.capture.made > 0 {
+            words.push(format!("makes Ethernet headers for {} of them", source.capture.made));
+        }
     }
     let writer = match &settings.write {
         Some(path) => {
@@ -239,10 +243,13 @@ impl Reader {
             return 0;
         }
         for ((frame, record), packet) in taken[..n].iter().zip(ahead).zip(out) {
-            let bytes = self.capture.bytes_of(record);
+            let [header, bytes] = self.capture.parts_of(record);
             // It fits: sizes were checked when the file was decoded.
-            frames.arena().write(*frame, HEADROOM as u16, bytes);
-            *packet = Packet::fresh(*frame, bytes.len() as u16);
+            if !header.is_empty() {
+                frames.arena().write(*frame, HEADROOM as u16, header);
+            }
+            frames.arena().write(*frame, (HEADROOM + header.len()) as u16, bytes);
+            *packet = Packet::fresh(*frame, (header.len() + bytes.len()) as u16);
         }
         if let Speed::Rate(pacer) = &mut self.speed {
             pacer.sent(n as u64);
@@ -526,6 +533,7 @@ impl PortQueue for PcapQueue {
             details.push(("replayed", reader.replayed as f64));
             details.push(("cut", reader.capture.cut as f64));
             details.push(("empty", reader.capture.empty as f64));
+            details.push(("headers_made", reader.capture.made as f64));
             details.push(("no_frames", reader.no_frames as f64));
             if let Speed::Rate(pacer) = &reader.speed {
                 details.push(("skipped", pacer.skipped() as f64));

@@ -160,10 +160,24 @@ fn a_pcapng_passes_unchanged() {
 }
 
 #[test]
+fn packets_without_ethernet_headers_get_them_and_pass_otherwise_unchanged() {
+    let ip = |size: usize| (0..size).map(|at| if at == 0 { 0x45 } else { at as u8 }).collect::<Vec<u8>>();
+    let bare: Vec<Vec<u8>> = (20..1500).step_by(37).map(ip).collect();
+    let behind = |header: &[u8]| bare.iter().map(|packet| [header, packet].concat()).collect::<Vec<_>>();
+    let ethernet = |source: [u8; 6]| [&[2, 0, 0, 0, 0, 2][..], &source, &[8, 0]].concat();
+    let plain = ethernet([2, 0, 0, 0, 0, 1]);
+    let cooked = [0, 0, 0, 1, 0, 6, 2, 4, 6, 8, 10, 12, 0, 0, 8, 0];
+    comes_out_the_same(&pcap(Order::Little, MICROS, 101, &bare), &behind(&plain));
+    comes_out_the_same(&pcap(Order::Big, MICROS, 0, &behind(&[2, 0, 0, 0])), &behind(&plain));
+    comes_out_the_same(&pcap(Order::Little, NANOS, 9, &behind(&[0xff, 3, 0, 0x21])), &behind(&plain));
+    comes_out_the_same(&pcap(Order::Little, MICROS, 113, &behind(&cooked)), &behind(&ethernet([2, 4, 6, 8, 10, 12])));
+}
+
+#[test]
 fn another_link_type_is_refused_before_anything_starts() {
     let folder = crate::support::open_folder();
-    let file = folder.path().join("raw.pcap");
-    std::fs::write(&file, pcap(Order::Little, MICROS, 101, &packets())).unwrap();
+    let file = folder.path().join("wifi.pcap");
+    std::fs::write(&file, pcap(Order::Little, MICROS, 105, &packets())).unwrap();
     let text = head(folder.path(), "")
         + &port("in", "pcap", &format!("read = {file:?}"))
         + &port("out", "sink", "")
@@ -171,7 +185,7 @@ fn another_link_type_is_refused_before_anything_starts() {
     let output = refusal(folder.path(), &text);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("link type 101") && said.contains("only Ethernet"), "{said}");
+    assert!(said.contains("link type 105 (Wi-Fi)") && said.contains("Linux cooked can be replayed"), "{said}");
     assert!(!folder.path().join("run").exists());
 }
 

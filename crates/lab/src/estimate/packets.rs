@@ -61,7 +61,7 @@ pub fn crafted(settings: &Gen) -> Result<Vec<Vec<u8>>, PacketsError> {
 pub fn captured(path: &Path) -> Result<Vec<Vec<u8>>, PacketsError> {
     let bytes = std::fs::read(path).map_err(|source| PacketsError::Read { path: path.into(), source })?;
     let capture = capture::decode(bytes, ROOM).map_err(|source| PacketsError::Capture { path: path.into(), source })?;
-    Ok(capture.records.iter().take(MOST_PACKETS).map(|record| capture.bytes_of(record).to_vec()).collect())
+    Ok(capture.records.iter().take(MOST_PACKETS).map(|record| capture.parts_of(record).concat()).collect())
 }
 
 #[cfg(test)]
