@@ -16,7 +16,8 @@ Examples:
   sluice bench forward --json forward.json --repeats 5
   sluice bench chain --only default,sluice,ideal/other --svg chain.svg
   sluice bench pool-scale --only heavy --where nfs=1,900
-  sluice bench chaos --seconds 600 --seed 7 --repeats 1";
+  sluice bench chaos --seconds 600 --seed 7 --repeats 1
+  sluice bench compare before.json after.json --threshold 3";
 
 /// Parameters of a variant, by name.
 pub type Params = BTreeMap<String, Value>;
@@ -25,6 +26,9 @@ pub type Params = BTreeMap<String, Value>;
 pub struct BenchArgs {
     /// The experiment
     pub name: Option<String>,
+    /// Two results, for compare
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
     /// File for the result and its raw samples
     #[arg(long, value_name = "OUT")]
     pub json: Option<PathBuf>,
@@ -46,6 +50,9 @@ pub struct BenchArgs {
     /// Seed of random choices: the same seed makes the same choices (chaos)
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
+    /// Percent by which a median may differ without being worse or better (compare)
+    #[arg(long, value_name = "PERCENT", default_value_t = 3.0, value_parser = percent)]
+    pub threshold: f64,
 }
 
 /// A parameter of variants, and the accepted values of it.
@@ -78,6 +85,14 @@ impl Given {
             (Some(value), Ok(wanted)) => value == wanted,
             _ => value.as_str().map_or_else(|| value.to_string(), str::to_string) == *wanted,
         })
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        Ok(_) => Err("must be between 0 and 100 percent".into()),
+        Err(_) => Err("must be a number of percent, such as 3".into()),
     }
 }
 

@@ -5,6 +5,7 @@
 //! new experiment is one file and one line in [`EXPERIMENTS`].
 
 pub mod chaos;
+mod compare;
 pub mod curves;
 mod daemon;
 mod fair;
@@ -85,6 +86,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     wakeup::mixed::EXPERIMENT,
     wakeup::idle_pool::EXPERIMENT,
     chaos::EXPERIMENT,
+    Experiment { name: compare::NAME, about: compare::ABOUT, run: |args| compare::run(args, &mut std::io::stdout().lock()) },
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if requested; without a name, lists
@@ -103,6 +105,9 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         let names: Vec<&str> = EXPERIMENTS.iter().map(|known| known.name).collect();
         anyhow::bail!("no experiment is named \"{name}\"; there are: {}", names.join(", "));
     };
+    if !args.files.is_empty() && name != compare::NAME {
+        anyhow::bail!("{name} takes no files; --json names the file for its result");
+    }
     (experiment.run)(args)
 }
 

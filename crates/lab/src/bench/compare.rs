@@ -1,0 +1,371 @@
+//! `sluice bench compare BEFORE AFTER`: two results of an experiment, side by side.
+//!
+//! # Approach
+//! Variants are matched by name and params, and the medians of each metric that both measured are
+//! compared. Rates scatter where others use the host too, so a metric has changed only if its
+//! median differs by more than a threshold, and its samples differ as they hardly would without a
+//! change: p ≤ 0.05 by the test of H. B. Mann and D. R. Whitney (1947), which assumes nothing about
+//! how samples are distributed. Its exact probability is counted here, ties included: that of
+//! statrs 0.19 is 1 for two sets of one size that lie wholly apart.
+//!
+//! # Limits
+//! - Fewer than four samples on each side never show a change.
+//! - Each metric is tested by itself: of a hundred that did not change, up to five seem to, if
+//!   their medians are that far apart.
+//! - Two results differ by the time of their measurement as well, and the test cannot tell that
+//!   from a change. Run them in turns.
+//! - The count takes long from some hundred samples on.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use sluice_cli::lab::bench::BenchArgs;
+
+use crate::bench::report::{Report, Summary, Variant};
+
+pub const NAME: &str = "compare";
+pub const ABOUT: &str = "two results of an experiment of four runs or more: compare BEFORE AFTER, as --json wrote them";
+
+/// Largest probability of such samples without a change.
+const SIGNIFICANT: f64 = 0.05;
+/// Fewest samples on each side that can be significant.
+const FEWEST: usize = 4;
+
+/// What is better of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Better {
+    More,
+    Less,
+}
+
+/// Metrics of which less is better, or which have no better, and whose names begin as others' do.
+const LESS_BY_NAME: [&str; 4] = ["tcp_starved", "of_greedy", "of_optimum", "of_least"];
+const NEITHER: [&str; 1] = ["latency_points_count"];
+/// Starts of metrics of which more is better.
+const MORE: [&str; 12] = [
+    "delivered_",
+    "processed_",
+    "mixed_pps",
+    "throughput_pps",
+    "tcp_",
+    "udp_",
+    "plain_kept",
+    "requests_",
+    "activations_",
+    "of_",
+    "jain",
+    "promises_kept",
+];
+/// Starts of metrics of which less is better.
+const LESS: [&str; 16] = [
+    "latency_",
+    "setup_ns",
+    "start_",
+    "wasted_",
+    "drop_pps",
+    "none_idle_pps",
+    "lost_",
+    "failed_",
+    "reordered_",
+    "left_",
+    "findings_",
+    "private_kib",
+    "memory_",
+    "round_ns",
+    "nf_ns_per_packet",
+    "longest_wait_ns",
+];
+
+/// What is better of a metric, if that can be said: counts of switches, say, have no better.
+fn better(metric: &str) -> Option<Better> {
+    let starts = |with: &[&str]| with.iter().any(|start| metric.starts_with(start));
+    match () {
+        () if NEITHER.contains(&metric) => None,
+        () if LESS_BY_NAME.contains(&metric) || metric.contains("error_percent") => Some(Better::Less),
+        () if starts(&MORE) => Some(Better::More),
+        () if starts(&LESS) => Some(Better::Less),
+        () => None,
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Worse,
+    Better,
+    Same,
+    /// Too few samples to tell.
+    Unknown,
+}
+
+/// A metric of both results.
+#[derive(Debug, Clone, PartialEq)]
+struct Row {
+    variant: String,
+    metric: String,
+    before: Summary,
+    after: Summary,
+    /// Probability of such samples without a change; none of too few.
+    p: Option<f64>,
+    verdict: Verdict,
+}
+
+impl Row {
+    fn of(variant: &Variant, metric: &str, before: &Summary, after: &Summary, threshold: f64) -> Option<Self> {
+        let better = better(metric)?;
+        let enough = before.samples.len() >= FEWEST && after.samples.len() >= FEWEST;
+        let p = enough.then(|| p_of(&before.samples, &after.samples));
+        let is_far = (after.median - before.median).abs() > threshold * before.median.abs();
+        let verdict = match p {
+            None if is_far => Verdict::Unknown,
+            Some(p) if is_far && p <= SIGNIFICANT => {
+                if (after.median > before.median) == (better == Better::More) {
+                    Verdict::Better
+                } else {
+                    Verdict::Worse
+                }
+            }
+            _ => Verdict::Same,
+        };
+        let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
+        let (variant, metric) = (variant.label(&keys), metric.into());
+        Some(Self { variant, metric, before: before.clone(), after: after.clone(), p, verdict })
+    }
+
+    /// Of the medians, after to before; nothing to compare with is no ratio.
+    fn ratio(&self) -> String {
+        if self.before.median == 0.0 { String::new() } else { format!("  × {:.3}", self.after.median / self.before.median) }
+    }
+}
+
+/// Probability that two sets of samples of one distribution differ as much as these: the part of
+/// all ways of choosing the first set out of both whose sum of ranks is at least as far out.
+fn p_of(before: &[f64], after: &[f64]) -> f64 {
+    let mut all = [before, after].concat();
+    all.sort_by(f64::total_cmp);
+    // Twice the mean rank of equal samples, which is whole.
+    let rank = |sample: &f64| all.partition_point(|other| other < sample) + all.partition_point(|other| other <= sample) + 1;
+    let (chosen, most) = (before.len(), all.len() * (all.len() + 1));
+    // How many ways there are of choosing a number of samples whose ranks have a sum.
+    let mut ways = vec![vec![0.0; most + 1]; chosen + 1];
+    ways[0][0] = 1.0;
+    for rank in all.iter().map(rank) {
+        for n in (1..=chosen).rev() {
+            for sum in rank..=most {
+                ways[n][sum] += ways[n - 1][sum - rank];
+            }
+        }
+    }
+    let seen: usize = before.iter().map(rank).sum();
+    let count = |ways: &[f64]| ways.iter().sum::<f64>();
+    let (low, high) = (count(&ways[chosen][..=seen]), count(&ways[chosen][seen..]));
+    (2.0 * low.min(high) / count(&ways[chosen])).min(1.0)
+}
+
+/// The metrics that both results have, and of which more or less is better.
+fn rows(before: &Report, after: &Report, threshold: f64) -> Vec<Row> {
+    let same = |a: &Variant, b: &Variant| a.name == b.name && a.params == b.params;
+    let pairs = before.variants.iter().filter_map(|a| Some((a, after.variants.iter().find(|b| same(a, b))?)));
+    let of_pair = |(a, b): (&Variant, &Variant)| {
+        let both = a.metrics.iter().filter_map(|(metric, was)| Some((metric, was, b.metrics.get(metric)?)));
+        both.filter_map(|(metric, was, is)| Row::of(a, metric, was, is, threshold)).collect::<Vec<_>>()
+    };
+    pairs.flat_map(of_pair).collect()
+}
+
+fn read(path: &Path) -> anyhow::Result<Report> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let expected = || format!("{} is no result of an experiment; `sluice bench NAME --json FILE` writes one", path.display());
+    serde_json::from_str(&text).with_context(expected)
+}
+
+/// What the two results differ in besides their measurements.
+fn differences(before: &Report, after: &Report) -> Vec<String> {
+    let (a, b) = (&before.host, &after.host);
+    let pairs = [
+        ("processor", a.cpu.clone(), b.cpu.clone()),
+        ("cores", a.cores.to_string(), b.cores.to_string()),
+        ("kernel", a.kernel.clone(), b.kernel.clone()),
+        ("hugepages", a.hugepages.to_string(), b.hugepages.to_string()),
+        ("seconds of a run", before.seconds.to_string(), after.seconds.to_string()),
+    ];
+    pairs.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, then {b}")).collect()
+}
+
+/// A number with three digits that count.
+fn short(value: f64) -> String {
+    let (value, unit) = match value.abs() {
+        size if size >= 1e9 => (value / 1e9, " G"),
+        size if size >= 1e6 => (value / 1e6, " M"),
+        size if size >= 1e4 => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let digits = match value.abs() {
+        size if size >= 100.0 => 0,
+        size if size >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}{unit}")
+}
+
+fn cell(summary: &Summary) -> String {
+    format!("{} ({}–{})", short(summary.median), short(summary.min), short(summary.max))
+}
+
+/// Prints the changes, what was not compared, and how many are of each kind.
+///
+/// # Errors
+/// A file cannot be read or is no result; the results are of different experiments or have nothing
+/// in common; a metric is worse.
+pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let [before, after] = args.files.as_slice() else {
+        bail!("compare needs two results: sluice bench compare BEFORE.json AFTER.json");
+    };
+    let (before, after) = (read(before)?, read(after)?);
+    if before.experiment != after.experiment {
+        bail!("one result is of {}, the other of {}; compare results of the same experiment", before.experiment, after.experiment);
+    }
+    let threshold = args.threshold / 100.0;
+    let rows = rows(&before, &after, threshold);
+    if rows.is_empty() {
+        bail!("the results have no variant and metric in common; give both the same --only and --where");
+    }
+    for difference in differences(&before, &after) {
+        writeln!(out, "The results differ by more than the change ({difference}).")?;
+    }
+    let mut counts = BTreeMap::new();
+    for row in &rows {
+        *counts.entry(row.verdict as u8).or_insert(0usize) += 1;
+    }
+    let count = |verdict: Verdict| counts.get(&(verdict as u8)).copied().unwrap_or(0);
+    for (verdict, title) in [(Verdict::Worse, "Worse"), (Verdict::Better, "Better"), (Verdict::Unknown, "Too few samples to tell")]
+    {
+        let of_verdict: Vec<&Row> = rows.iter().filter(|row| row.verdict == verdict).collect();
+        if of_verdict.is_empty() {
+            continue;
+        }
+        writeln!(out, "{title}")?;
+        for row in of_verdict {
+            let p = row.p.map_or(String::new(), |p| format!("  p {p:.3}"));
+            let Row { variant, metric, before, after, .. } = row;
+            writeln!(out, "  {variant}  {metric}  {} → {}{}{p}", cell(before), cell(after), row.ratio())?;
+        }
+    }
+    let (worse, few) = (count(Verdict::Worse), count(Verdict::Unknown));
+    writeln!(
+        out,
+        "{} metrics compared: {worse} worse, {} better, {few} with too few samples, {} not changed by more than {} %.",
+        rows.len(),
+        count(Verdict::Better),
+        count(Verdict::Same),
+        args.threshold
+    )?;
+    if few > 0 {
+        writeln!(out, "Four runs or more of each tell more: --repeats 5.")?;
+    }
+    if worse > 0 {
+        bail!("{worse} of {} metrics are worse by more than {} %", rows.len(), args.threshold);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::bench::host::HostInfo;
+    use crate::bench::report::Params;
+
+    fn report(experiment: &str, metrics: &[(&str, &[f64])]) -> Report {
+        let mut variant = Variant::new("shared/open", Params::from([("nfs".into(), json!(3))]));
+        for (metric, samples) in metrics {
+            samples.iter().for_each(|sample| variant.add(metric, *sample));
+        }
+        let host = HostInfo { cpu: "x".into(), cores: 2, kernel: "6.1".into(), hugepages: false, dpdk: None, tsc_hz: None };
+        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 5, variants: vec![variant], left_out: vec![] }
+    }
+
+    fn verdicts(before: &[(&str, &[f64])], after: &[(&str, &[f64])]) -> Vec<(String, Verdict)> {
+        let rows = rows(&report("forward", before), &report("forward", after), 0.03);
+        rows.into_iter().map(|row| (row.metric, row.verdict)).collect()
+    }
+
+    const FAST: [f64; 5] = [10.0, 10.1, 10.2, 10.3, 10.4];
+    const SLOW: [f64; 5] = [9.0, 9.1, 9.2, 9.3, 9.4];
+
+    #[test]
+    fn what_is_far_apart_in_every_run_has_changed_for_better_or_worse() {
+        let of = |metric: &str, before: &[f64], after: &[f64]| verdicts(&[(metric, before)], &[(metric, after)])[0].1;
+        assert_eq!(of("delivered_pps", &FAST, &SLOW), Verdict::Worse);
+        assert_eq!(of("delivered_pps.c1", &SLOW, &FAST), Verdict::Better);
+        assert_eq!(of("latency_ns_p99", &FAST, &SLOW), Verdict::Better);
+        assert_eq!(of("latency_ns_p99", &SLOW, &FAST), Verdict::Worse);
+        for less in ["worst_error_percent", "tcp_starved", "of_optimum"] {
+            assert_eq!(of(less, &SLOW, &FAST), Verdict::Worse, "{less}");
+        }
+        // Significant, and too small to matter.
+        assert_eq!(of("delivered_pps", &FAST, &FAST.map(|sample| sample * 0.975)), Verdict::Same);
+        // Large, and not more than the runs scatter.
+        assert_eq!(of("delivered_pps", &[5.0, 10.0, 15.0, 9.0, 11.0], &[4.0, 9.0, 14.0, 8.0, 10.0]), Verdict::Same);
+        assert_eq!(of("delivered_pps", &FAST[..3], &SLOW), Verdict::Unknown);
+        assert_eq!(of("delivered_pps", &FAST[..3], &FAST[..3]), Verdict::Same);
+        assert_eq!(verdicts(&[("switches_per_s", &FAST)], &[("switches_per_s", &SLOW)]), [], "nothing is better");
+        assert_eq!(verdicts(&[("delivered_pps", &FAST)], &[("latency_ns_p99", &SLOW)]), [], "nothing in common");
+    }
+
+    #[test]
+    fn a_significant_change_is_as_improbable_as_tables_say() {
+        // All of one side are larger: 2 of the 70 and 252 orders are as extreme.
+        assert!((p_of(&[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]) - 2.0 / 70.0).abs() < 1e-9);
+        assert!((p_of(&FAST, &SLOW) - 2.0 / 252.0).abs() < 1e-9);
+        assert_eq!((p_of(&FAST, &FAST), p_of(&[1.0; 4], &[1.0; 4])), (1.0, 1.0));
+        // With ties: of the 6 ways, 2 have as low a sum of ranks, and 2 as high a one.
+        assert!((p_of(&[1.0, 1.0], &[1.0, 2.0]) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn results_are_compared_and_a_regression_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, report: &Report| {
+            let path = folder.path().join(name);
+            report.write(&path).unwrap();
+            path
+        };
+        let fast = write("fast.json", &report("forward", &[("delivered_pps", &FAST), ("wasted_pps", &[0.0; 5])]));
+        let mut other = report("forward", &[("delivered_pps", &SLOW), ("wasted_pps", &[0.0; 5])]);
+        other.host.kernel = "6.18".into();
+        let slow = write("slow.json", &other);
+        let chain = write("chain.json", &report("chain", &[("delivered_pps", &FAST)]));
+        let broken = folder.path().join("broken.json");
+        std::fs::write(&broken, "{}").unwrap();
+        let compare = |files: &[&Path]| {
+            let files = files.iter().map(|file| file.to_path_buf()).collect();
+            let args = BenchArgs { name: Some("compare".into()), files, threshold: 3.0, ..BenchArgs::default() };
+            let mut out = Vec::new();
+            let ended = run(&args, &mut out).map_err(|error| error.to_string());
+            (ended, String::from_utf8(out).unwrap())
+        };
+        let (ended, said) = compare(&[&fast, &slow]);
+        assert_eq!(ended.unwrap_err(), "1 of 2 metrics are worse by more than 3 %");
+        assert!(said.contains("kernel: 6.1, then 6.18"), "{said}");
+        assert!(
+            said.contains("Worse\n  shared/open nfs 3  delivered_pps  10.2 (10.0–10.4) → 9.20 (9.00–9.40)  × 0.902  p 0.008"),
+            "{said}"
+        );
+        let (ended, said) = compare(&[&slow, &fast]);
+        assert!(
+            ended.is_ok() && said.contains("2 metrics compared: 0 worse, 1 better, 0 with too few samples, 1 not changed"),
+            "{said}"
+        );
+        for (files, words) in [
+            (vec![fast.as_path()], "compare needs two results"),
+            (vec![fast.as_path(), chain.as_path()], "one result is of forward, the other of chain"),
+            (vec![fast.as_path(), broken.as_path()], "is no result of an experiment"),
+            (vec![fast.as_path(), folder.path()], "cannot read"),
+        ] {
+            assert!(compare(&files).0.unwrap_err().contains(words), "{words}");
+        }
+    }
+}
