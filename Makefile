@@ -51,17 +51,16 @@ build: ## release build of everything: daemon, client, lab, NFs, C library, NFs 
 	cargo build --release --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/release
 
-# All tests with the features that there is everything for; without them, the unit tests of the crates that differ, of which some say what
-# is missing. Integration tests run with the features only. The programs are built before the tests that start them.
+# All tests with the features that there is everything for, and before them the tests of what is said where the features are missing. These
+# are selected by the name of their target: with all packages selected, only crates that differ are built twice. The programs are built
+# before the tests that start them.
 .PHONY: test
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-ports -p sluice-planner -p sluice-config -p sluice-dpdk --lib
+	cargo test --workspace $(CARGO_FLAGS) --test absent
 endif
-	$(MAKE) programs
-	scripts/trace-nf firewall lookup macswap nat
-	scripts/trace-nf --plain lookup nat
+	$(MAKE) test-programs
 	cargo test $(CARGO_FLAGS) -p sluice-nf --features trace --lib trace
 	SLUICE_TRACED=required $(SOME_OF_CACHEGRIND) cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
@@ -78,6 +77,14 @@ programs:
 	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
 
+# And the tests. They run elsewhere, so that a host that is not quiet can build.
+.PHONY: test-programs
+test-programs: programs
+	scripts/trace-nf firewall lookup macswap nat
+	scripts/trace-nf --plain lookup nat
+	cargo test --workspace $(CARGO_FLAGS) $(FEATURES) --no-run
+	$(LOOM) --no-run
+
 # One NF at few ways, where the model would be wrong first, and one that owns its loop; `make cachegrind` compares all of them.
 SOME_OF_CACHEGRIND = SLUICE_CACHEGRIND=required SLUICE_CACHE_NFS=nat,lookup SLUICE_CACHE_WAYS=1,3,8
 TRACED = bridge cost crypt firewall lb logger lookup macswap mark monitor nat router search single vlan
@@ -91,9 +98,11 @@ cachegrind: ## compare the model of the caches with cachegrind, for the example 
 
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
 # the only tests there are.
+LOOM = RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off \
+    cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
 .PHONY: loom
 loom: ## model check of the ring and of who has a frame: small models, at most four preemptions
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
+	$(LOOM)
 
 # As often in all forms together, which differ in threads, tenants and backpressure: see crates/manager/src/dataplane_deaths.rs.
 DEATHS ?= 2000
@@ -114,8 +123,8 @@ clippy:
 	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
-	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-daemon -p sluice-lab --features $(feature)$(newline)	)
 endif
+	$(foreach feature,$(with),cargo clippy --workspace $(CARGO_FLAGS) --features $(feature) -- -D warnings$(newline)	)
 	$(foreach features,"" foreign inline pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
@@ -134,10 +143,11 @@ deny:
 # was found before, without a fuzzer.
 FUZZ_SECONDS ?= 3600
 FUZZ_TARGETS ?=
+FUZZ_QUICK ?=
 .PHONY: fuzz
 fuzz: ## fuzz what comes from outside, an hour each target: make fuzz FUZZ_SECONDS=60 FUZZ_TARGETS=config
 	scripts/deps --check build
-	scripts/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+	FUZZ_QUICK=$(FUZZ_QUICK) FUZZ_FEATURES="$(FEATURES)" scripts/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 # CHAOS_SECONDS is how long each of CHAOS_SEEDS is run.
 CHAOS_SECONDS ?= 600

@@ -152,15 +152,3 @@ impl Queue {
         match self.0 {}
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_absence_says_what_to_do() {
-        let error = Eal::init(&EalOptions::default()).unwrap_err();
-        assert_eq!(error, DpdkError::NotBuilt);
-        assert!(error.to_string().contains("--features dpdk"));
-    }
-}

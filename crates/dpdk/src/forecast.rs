@@ -100,10 +100,4 @@ mod tests {
         assert!(look_at("net_nope0").unwrap_err().to_string().contains("no driver"));
         assert!(look_at("net_af_packet0,iface=no-such0").unwrap_err().to_string().contains("no interface no-such0"));
     }
-
-    #[cfg(not(feature = "dpdk"))]
-    #[test]
-    fn without_dpdk_nothing_can_be_opened() {
-        assert_eq!(look_at("net_null0"), Err(DpdkError::NotBuilt));
-    }
 }

@@ -208,17 +208,3 @@ pub(crate) fn solve_with_prices(_: &[Demand], shape: &ServerShape, _: Duration) 
 
 #[cfg(all(test, feature = "optimiser"))]
 mod tests;
-
-#[cfg(all(test, not(feature = "optimiser")))]
-mod tests_without {
-    use super::*;
-    use crate::demand::tests::demand;
-    use sluice_slo::examples::shape;
-
-    #[test]
-    fn without_a_solver_it_is_said_how_to_build_it() {
-        let demands = [demand("a", 1.0, 1, &[0.0, 1.0])];
-        let error = solve(&demands, &shape(), Duration::from_secs(1)).unwrap_err().to_string();
-        assert!(error.contains("--features optimiser"), "{error}");
-    }
-}
