@@ -17,6 +17,8 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
+const MPLS: u16 = 0x8847;
+const MPLS_TO_MANY: u16 = 0x8848;
 const PPP: u16 = 0x880b;
 const PPPOE_DISCOVERY: u16 = 0x8863;
 const PPPOE_SESSION: u16 = 0x8864;
@@ -149,8 +151,8 @@ fn of_cisco(ether_type: u16) -> Result<u16, NoHeader> {
 }
 
 /// Bytes before the payload, and the payload's EtherType. Address and control may be missing, and
-/// the protocol may be one byte (RFC 1661, section 6). Other protocols than IP, such as PPP's own,
-/// stay in the payload, whose EtherType is PPP's (RFC 7042).
+/// the protocol may be one byte (RFC 1661, section 6). Other protocols than IP and MPLS, such as
+/// PPP's own, stay in the payload, whose EtherType is PPP's (RFC 7042).
 fn of_ppp(bytes: &[u8]) -> (usize, Option<u16>) {
     let skip = if bytes.starts_with(&[0xff, 3]) { 2 } else { 0 };
     let (protocol, len) = match bytes[skip..] {
@@ -161,6 +163,8 @@ fn of_ppp(bytes: &[u8]) -> (usize, Option<u16>) {
     match protocol {
         0x21 => (skip + len, Some(IPV4)),
         0x57 => (skip + len, Some(IPV6)),
+        0x281 => (skip + len, Some(MPLS)),
+        0x283 => (skip + len, Some(MPLS_TO_MANY)),
         _ => (skip, Some(PPP)),
     }
 }
@@ -244,6 +248,8 @@ mod tests {
             assert_eq!(ether_type(9, &packet(&[0, 0x21])), (skip + 2, IPV4));
             assert_eq!(ether_type(50, &packet(&[0x21])), (skip + 1, IPV4));
             assert_eq!(ether_type(9, &packet(&[0, 0x57])), (skip + 2, IPV6));
+            assert_eq!(ether_type(9, &packet(&[2, 0x81])), (skip + 2, MPLS));
+            assert_eq!(ether_type(9, &packet(&[2, 0x83])), (skip + 2, MPLS_TO_MANY));
             assert_eq!(ether_type(9, &packet(&[0xc0, 0x21])), (skip, PPP), "the protocol stays");
         }
         assert_eq!(ether_type(51, &[0x11, 0]), (0, PPPOE_SESSION));
