@@ -77,7 +77,7 @@ programs:
 	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
 
-# And the tests. They run elsewhere, so that a host that is not quiet can build.
+# And the tests, built and not run: that needs no quiet host.
 .PHONY: test-programs
 test-programs: programs
 	scripts/trace-nf firewall lookup macswap nat
