@@ -3,7 +3,7 @@
 //! | argument | what it does |
 //! |---|---|
 //! | `make MS` | takes MS milliseconds to make its handler |
-//! | `hang FILE` | waits while FILE exists before it makes its handler; creates it otherwise |
+//! | `hang FILE` | waits while FILE exists before it makes its handler, and creates it |
 //! | `block MS` | sleeps MS milliseconds in each burst |
 //! | `noise` | a thread writes random words all over the core page |
 //! | `flood` | the same, also all over its own region |
@@ -140,11 +140,14 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
     match arguments.first().map(String::as_str) {
         Some("make") => std::thread::sleep(after),
         Some("hang") => {
-            let mark = std::path::Path::new(arguments.get(1).ok_or("name a file")?);
-            while mark.exists() {
+            let mark = arguments.get(1).ok_or("name a file")?;
+            // One of several that start together makes it, whatever their turns are.
+            while let Err(error) = std::fs::File::create_new(mark) {
+                if error.kind() != std::io::ErrorKind::AlreadyExists {
+                    return Err(error.into());
+                }
                 std::thread::sleep(Duration::from_secs(1));
             }
-            std::fs::write(mark, "")?;
         }
         Some("block") => block = Some(after),
         Some("noise") => {
