@@ -80,8 +80,8 @@ programs:
 # And the tests, built and not run: that needs no quiet host.
 .PHONY: test-programs
 test-programs: programs
-	scripts/trace-nf firewall lookup macswap nat
-	scripts/trace-nf --plain lookup nat
+	TRACE_LTO=off scripts/trace-nf firewall lookup macswap nat
+	TRACE_LTO=off scripts/trace-nf --plain lookup nat
 	cargo test --workspace $(CARGO_FLAGS) $(FEATURES) --no-run
 	$(LOOM) --no-run
 
