@@ -5,7 +5,7 @@
 //! time, but at most the time that passed. It then gets at most the share that it would get by
 //! using its core all the time. At most [`AT_ONCE`] NFs are read a round, round-robin.
 //!
-//! Source: NFVnice (SIGCOMM 2017), sections 3.2 and 4.2: samples each ms, median over 100 ms.
+//! Source: NFVnice (SIGCOMM 2017), section 3.5: samples each ms, median over 100 ms.
 
 use std::sync::atomic::Ordering;
 

@@ -24,7 +24,7 @@
 //! [`admit_all`] admits many SLOs one after the other, those that take most first: first-fit
 //! decreasing, and best-fit within it.
 //!
-//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2; candidates and best-fit are ours.
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.3.1; candidates and best-fit are ours.
 
 use crate::demand::{Demand, DemandError, Recipe};
 use sluice_slo::placement::{Instance, Placement, PlacementError, Room, ServerShape};

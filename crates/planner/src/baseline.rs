@@ -15,7 +15,7 @@
 //! All place the largest first on the first server that fits, and use the same profiles, margins
 //! included, as our own planner.
 //!
-//! Sources: ResQ, section 6.3, which compares with these; elastic scaling: Palkar et al., "E2",
+//! Sources: ResQ, section 6.2, which compares with these; elastic scaling: Palkar et al., "E2",
 //! SOSP 2015; prediction: Dobrescu et al., "Toward predictable performance in software
 //! packet-processing platforms", NSDI 2012.
 

@@ -19,10 +19,10 @@
 //! An NF on one core without misses carries 1 to 22 million packets per second (`base_ns` 45 to
 //! 900). Half a reference to 22 references per packet reach the LLC, by the law of the working set,
 //! which is 0.3 to 70 MiB, against the 45 MiB of the paper's machine. A miss costs [`MISS_NS`]. The
-//! shapes of the curves were matched with figure 6 of the paper (section 4.2) and with our own NFs
+//! shapes of the curves were matched with figure 6 of the paper (section 5.2) and with our own NFs
 //! in `sluice bench profile-accuracy`: longest prefix match, statistics and NAT with Zipf flows
 //! saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. The kinds
-//! and their mixes stand for the sets of section 6.3, whose NFs are not ours.
+//! and their mixes stand for the sets of section 6.2, whose NFs are not ours.
 //!
 //! The terms of the SLOs of both are chosen, see [`set`].
 //!

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sluice_policy::sim::{self, Class, Outcome, Scenario, Variant, experiments};
 
-type Row = (String, Box<dyn Fn(Variant, Class) -> Scenario>);
+type Row = (String, Box<dyn Fn(Variant, Class) -> Scenario + Send>);
 
 fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
@@ -66,10 +66,13 @@ fn name(variant: Variant, class: Class) -> String {
 fn the_table_is_as_it_was() {
     // Six rounds of the longest slices, after two.
     let run = |scenario: Scenario| sim::run(&Scenario { measure_ns: 600_000_000, ..scenario });
-    let outcomes: Vec<(String, Vec<Outcome>)> = rows()
-        .into_iter()
-        .map(|(row, scenario)| (row, experiments::columns().into_iter().map(|(v, c)| run(scenario(v, c))).collect()))
-        .collect();
+    let of_row = |(row, scenario): Row| -> (String, Vec<Outcome>) {
+        (row, experiments::columns().into_iter().map(|(v, c)| run(scenario(v, c))).collect())
+    };
+    let outcomes: Vec<(String, Vec<Outcome>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = rows().into_iter().map(|row| scope.spawn(move || of_row(row))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
     let all = |_: &[Outcome]| true;
     let several = |o: &[Outcome]| o[0].chains.len() > 1;
     let text = [

@@ -62,7 +62,7 @@
 //! low by more than the tolerance, and noted. Of a million curves that climb by up to half of their
 //! end in an S, four were promised too high, by less than a thousandth.
 //!
-//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2; the checks are ours.
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2; the checks are ours.
 
 use serde::{Deserialize, Serialize};
 

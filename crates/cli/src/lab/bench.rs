@@ -17,6 +17,7 @@ Examples:
   sluice bench chain --only default,sluice,ideal/other --svg chain.svg
   sluice bench pool-scale --only heavy --where nfs=1,900
   sluice bench chaos --seconds 600 --seed 7 --repeats 1
+  sluice bench all --quick --report report
   sluice bench compare before.json after.json --threshold 3";
 
 /// Parameters of a variant, by name.
@@ -35,12 +36,16 @@ pub struct BenchArgs {
     /// File for the plot; without it, --json puts the plot beside the result
     #[arg(long, value_name = "OUT")]
     pub svg: Option<PathBuf>,
-    /// Run only variants whose name contains one of these parts, such as sluice/other,ideal
+    /// Run only variants whose name contains one of these parts, such as sluice/other,ideal (all:
+    /// only these papers, such as nfvnice,resq, or experiments)
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Run only variants with one of these parameter values, such as nfs=45,900; repeatable
     #[arg(long = "where", value_name = "PARAM=VALUE,…")]
     pub given: Vec<Given>,
+    /// Run only the first N of these
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub first: Option<u32>,
     /// Seconds that each repetition of a variant runs
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
@@ -50,6 +55,12 @@ pub struct BenchArgs {
     /// Seed of random choices: the same seed makes the same choices (chaos)
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
+    /// Folder for results, plots and a page about the papers' claims (all)
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// Twenty minutes: fewer variants and short runs (all)
+    #[arg(long)]
+    pub quick: bool,
     /// Percent by which a median may differ without being worse or better (compare)
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0, value_parser = percent)]
     pub threshold: f64,

@@ -194,7 +194,7 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
 }
 
 /// A number with three digits that count.
-fn short(value: f64) -> String {
+pub fn short(value: f64) -> String {
     let (value, unit) = match value.abs() {
         size if size >= 1e9 => (value / 1e9, " G"),
         size if size >= 1e6 => (value / 1e6, " M"),

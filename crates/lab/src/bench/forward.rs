@@ -40,6 +40,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::json;
 
 use crate::bench::daemon::{Daemon, Programs};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::host::{Cores, HostInfo};
 use crate::bench::lab::{self, Miss};
 use crate::bench::proc::Tasks;
@@ -47,7 +48,6 @@ use crate::bench::report::{LeftOut, Params, Report, Variant, median};
 use crate::bench::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
 use crate::bench::stats::{Window, since};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 use sluice_api::config::Run as How;
 use sluice_api::model::{Nf, NfState};
 use sluice_host::process::Proc;
@@ -318,7 +318,9 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
 impl Bench<'_> {
     /// Runs the variants of a part alternately.
     fn part(&mut self, runs: &[Run]) -> anyhow::Result<()> {
-        let runs: Vec<&Run> = runs.iter().filter(|run| self.args.asks_for(run.name(), &run.params())).collect();
+        let mut runs: Vec<&Run> = runs.iter().filter(|run| self.args.asks_for(run.name(), &run.params())).collect();
+        let so_far = self.variants.len() + self.left_out.len();
+        runs.truncate(self.args.first.map_or(usize::MAX, |first| (first as usize).saturating_sub(so_far)));
         let mut variants: Vec<Option<Variant>> = runs.iter().map(|r| Some(Variant::new(r.name(), r.params()))).collect();
         for repeat in 0..self.args.repeats {
             for (run, slot) in runs.iter().zip(&mut variants) {

@@ -21,13 +21,13 @@ use anyhow::Context;
 
 use crate::bench::chaos::hostile;
 use crate::bench::daemon::LAB;
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::Stats;
 
 pub const EXPERIMENT: Experiment = Experiment {

@@ -17,13 +17,14 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::bench::daemon::{Daemon, Programs};
+use crate::bench::experiment::BenchArgs;
 use crate::bench::host::{Cores, HostInfo};
 use crate::bench::measure::{Reading, Sample, sample};
+use crate::bench::plot;
 use crate::bench::proc::Tasks;
 use crate::bench::report::{LeftOut, Params, Report, Variant};
 use crate::bench::setup::Setup;
 use crate::bench::table::{Group, table};
-use crate::bench::{BenchArgs, plot};
 use sluice_api::model::NfState;
 
 /// Warm-up of a daemon, as a share of the measured time.
@@ -230,6 +231,7 @@ impl Lab {
         let mut left_out = plan.left_out.clone();
         let mut cases: Vec<Option<&Case>> =
             plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
+        cases.truncate(self.args.first.map_or(usize::MAX, |first| first as usize));
         let parameters: BTreeSet<&str> = plan.cases.iter().flat_map(|case| case.params.keys()).map(String::as_str).collect();
         if let Some(given) = self.args.given.iter().find(|given| !parameters.contains(given.key()) && !plan.cases.is_empty()) {
             let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
@@ -324,7 +326,7 @@ fn collect(turns: Vec<Vec<Row>>) -> Vec<Variant> {
 }
 
 /// The variants that were left out, one line per reason.
-fn left_out_lines(left_out: &[LeftOut]) -> Vec<String> {
+pub fn left_out_lines(left_out: &[LeftOut]) -> Vec<String> {
     let mut reasons: Vec<(&LeftOut, usize)> = Vec::new();
     for one in left_out {
         match reasons.iter_mut().find(|(first, _)| first.why == one.why) {
@@ -466,6 +468,9 @@ pub mod tests {
         lab.args.only = vec!["sluice/".into()];
         let names = |report: Report| report.variants.into_iter().map(|v| v.name).collect::<Vec<_>>();
         assert_eq!(names(lab.conduct(&plan).unwrap().0), ["sluice/other", "sluice/batch"]);
+        lab.args.first = Some(1);
+        assert_eq!(names(lab.conduct(&plan).unwrap().0), ["sluice/other"]);
+        lab.args.first = None;
         lab.args.only = vec!["nonsense".into()];
         let error = lab.conduct(&plan).unwrap_err().to_string();
         assert!(

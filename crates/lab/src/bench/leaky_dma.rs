@@ -20,11 +20,11 @@ use sluice_cache::buffers::{EXTRA_LINES, IoCache, Queues, bound};
 use sluice_cache::leak::{Setup, run as receive};
 use sluice_cache::model::Geometry;
 
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::{Params, Variant};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "leaky-dma",

@@ -1,4 +1,5 @@
-//! Line panels of a plot: medians of each variant over a numeric param, from zero.
+//! Line panels of a plot: medians of each variant over a numeric param, from zero. The param has a
+//! logarithmic axis where its values are far apart.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -14,10 +15,12 @@ const HEAD: f64 = 34.0;
 const FOOT: f64 = 36.0;
 /// Height of a legend line.
 const LEGEND: f64 = 16.0;
-const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#967662", "#a87c9f", "#5fa2a0", "#767676"];
+pub const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#967662", "#a87c9f", "#5fa2a0", "#767676"];
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
-/// Most labelled marks of the x axis.
-const MARKS: usize = 12;
+/// Least room between two marks of the x axis.
+const APART: f64 = 30.0;
+/// Ratio of the last to the first value from which on the x axis is logarithmic.
+const FAR: f64 = 50.0;
 
 struct Line<'a> {
     label: String,
@@ -58,7 +61,10 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
     let (first, last) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), (at, _)| (a.min(*at), b.max(*at)));
     *y += HEAD;
     let (top, bottom) = (*y, *y + HEIGHT);
-    let to_x = |at: f64| if last > first { LEFT + (at - first) / (last - first) * (RIGHT - LEFT) } else { (LEFT + RIGHT) / 2.0 };
+    let scale = |at: f64| if first > 0.0 && last / first >= FAR { at.ln() } else { at };
+    let width = scale(last) - scale(first);
+    let to_x =
+        |at: f64| if width > 0.0 { LEFT + (scale(at) - scale(first)) / width * (RIGHT - LEFT) } else { (LEFT + RIGHT) / 2.0 };
     let to_y = |value: f64| bottom - (value / highest).clamp(0.0, 1.0) * HEIGHT;
     let head = escaped(&format!("{}: {}", group.title, column.head));
     let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", top - 12.0);
@@ -69,7 +75,7 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
         let text = escaped(&column.number(value));
         let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, at + 4.0);
     }
-    for mark in marks(points().map(|(at, _)| *at)) {
+    for mark in marks(points().map(|(at, _)| *at), to_x) {
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{mark}</text>", to_x(mark), bottom + 15.0);
     }
     let middle = (LEFT + RIGHT) / 2.0;
@@ -94,12 +100,17 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
     *y = (bottom + FOOT).max(top + LEGEND * lines.len() as f64 + 12.0);
 }
 
-/// The values at which the x axis is marked: all, or an even selection.
-fn marks(values: impl Iterator<Item = f64>) -> Vec<f64> {
+/// The values at which the x axis is marked: all that have room.
+fn marks(values: impl Iterator<Item = f64>, to_x: impl Fn(f64) -> f64) -> Vec<f64> {
     // In millionths, so that they are distinct and sortable.
     let all: BTreeSet<i64> = values.map(|v| (v * 1e6).round() as i64).collect();
-    let step = all.len().div_ceil(MARKS).max(1);
-    all.into_iter().step_by(step).map(|v| v as f64 / 1e6).collect()
+    let mut marked: Vec<f64> = Vec::new();
+    for value in all.into_iter().map(|v| v as f64 / 1e6) {
+        if marked.last().is_none_or(|last| to_x(value) - to_x(*last) >= APART) {
+            marked.push(value);
+        }
+    }
+    marked
 }
 
 #[cfg(test)]
@@ -147,9 +158,16 @@ mod tests {
     }
 
     #[test]
-    fn not_every_value_is_marked() {
-        assert_eq!(marks([3.0, 1.0, 1.0, 0.5].into_iter()), [0.5, 1.0, 3.0]);
-        let many = marks((0..50).map(|i| f64::from(i) / 10.0));
-        assert!(many.len() <= MARKS && many[0] == 0.0 && many[1] == 0.5, "{many:?}");
+    fn values_are_marked_where_there_is_room() {
+        assert_eq!(marks([3.0, 1.0, 1.0, 0.5].into_iter(), |x| x * 100.0), [0.5, 1.0, 3.0]);
+        assert_eq!(marks((0..50).map(f64::from), |x| x * 2.0), [0.0, 15.0, 30.0, 45.0]);
+    }
+
+    #[test]
+    fn values_that_are_far_apart_have_a_logarithmic_axis() {
+        let all = [variant("a", 1, 1e6), variant("a", 10, 1e6), variant("a", 100, 1e6)];
+        let (mut out, mut y) = (String::new(), 0.0);
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), ("nfs", true));
+        assert!(out.contains("d=\"M70.0 34.0L295.0 34.0L520.0 34.0\""), "{out}");
     }
 }

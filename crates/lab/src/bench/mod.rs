@@ -4,10 +4,13 @@
 //! their spread in one form (see [`run`]). It restores everything that it changes on the host. A
 //! new experiment is one file and one line in [`EXPERIMENTS`].
 
+mod all;
 pub mod chaos;
 mod compare;
 pub mod curves;
 mod daemon;
+mod density;
+mod experiment;
 mod fair;
 mod flow;
 mod forward;
@@ -34,18 +37,12 @@ mod wakeup;
 
 use std::io::Write;
 
-use sluice_cli::lab::bench::BenchArgs;
-
-pub struct Experiment {
-    pub name: &'static str,
-    /// What it measures, in one line.
-    pub about: &'static str,
-    pub run: fn(&BenchArgs) -> anyhow::Result<()>,
-}
+use experiment::{BenchArgs, Experiment};
 
 pub const EXPERIMENTS: &[Experiment] = &[
     forward::EXPERIMENT,
     shards::EXPERIMENT,
+    density::EXPERIMENT,
     sched::baseline::EXPERIMENT,
     sched::chain::EXPERIMENT,
     sched::multicore::EXPERIMENT,
@@ -86,8 +83,19 @@ pub const EXPERIMENTS: &[Experiment] = &[
     wakeup::mixed::EXPERIMENT,
     wakeup::idle_pool::EXPERIMENT,
     chaos::EXPERIMENT,
+    Experiment { name: all::NAME, about: all::ABOUT, run: |args| all::run(args, about, &mut std::io::stdout().lock()) },
     Experiment { name: compare::NAME, about: compare::ABOUT, run: |args| compare::run(args, &mut std::io::stdout().lock()) },
 ];
+
+/// Those that measure: not all of them together, and no comparison.
+fn measuring() -> impl Iterator<Item = &'static Experiment> {
+    EXPERIMENTS.iter().filter(|known| ![all::NAME, compare::NAME].contains(&known.name))
+}
+
+/// What an experiment measures.
+fn about(experiment: &str) -> &'static str {
+    measuring().find(|known| known.name == experiment).map_or("", |known| known.about)
+}
 
 /// Runs an experiment, prints its table, and writes its JSON if requested; without a name, lists
 /// all.
@@ -107,6 +115,9 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     if !args.files.is_empty() && name != compare::NAME {
         anyhow::bail!("{name} takes no files; --json names the file for its result");
+    }
+    if (args.report.is_some() || args.quick) && name != all::NAME {
+        anyhow::bail!("--report and --quick are of `sluice bench all`; --json names the file for the result of {name}");
     }
     (experiment.run)(args)
 }

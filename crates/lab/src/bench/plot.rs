@@ -1,7 +1,8 @@
 //! Plots of a result as SVG: bars of medians with their range, or lines over a param.
 //!
 //! A panel per metric. A panel has a bar per variant, from zero, or a line per variant (module
-//! `lines`). The SVG is written by hand: rectangles and texts need no library.
+//! `lines`). Bars of one mode (the name up to its slash) have one colour, so that the same mode is
+//! found under each scheduler. The SVG is written by hand: rectangles and texts need no library.
 
 use std::fmt::Write;
 
@@ -42,8 +43,18 @@ pub fn svg(title: &str, groups: &[(&Group, Vec<&Variant>)]) -> Option<String> {
     ))
 }
 
+/// The mode of a variant: its name up to the slash.
+fn mode(variant: &Variant) -> &str {
+    variant.name.split_once('/').map_or(&variant.name, |(mode, _)| mode)
+}
+
 fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant]) {
     let bars: Vec<_> = variants.iter().filter_map(|v| Some((v.label(group.keys), v.metrics.get(column.metric)?))).collect();
+    let modes: Vec<&str> = variants.iter().filter(|v| v.metrics.contains_key(column.metric)).map(|v| mode(v)).collect();
+    let mut distinct = modes.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let colour = |mode: &str| lines::COLOURS[distinct.binary_search(&mode).unwrap_or(0) % lines::COLOURS.len()];
     let longest = bars.iter().map(|(_, m)| m.max).fold(0.0, f64::max);
     if longest <= 0.0 {
         return;
@@ -52,16 +63,17 @@ fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants
     *y += HEAD;
     let head = escaped(&format!("{}: {}", group.title, column.head));
     let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", *y - 12.0);
-    for (label, summary) in bars {
+    for ((label, summary), mode) in bars.into_iter().zip(modes) {
         let middle = *y + ROW / 2.0 - 2.0;
         let text = middle + 4.0;
         let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\" text-anchor=\"end\">{}</text>", LEFT - 8.0, escaped(&label));
         let _ = writeln!(
             out,
-            "<rect x=\"{LEFT}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#4878a8\"/>",
+            "<rect x=\"{LEFT}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\"/>",
             *y,
             x(summary.median) - LEFT,
-            ROW - 4.0
+            ROW - 4.0,
+            colour(mode)
         );
         let (low, high) = (x(summary.min), x(summary.max));
         let _ = writeln!(
@@ -99,6 +111,19 @@ mod tests {
         assert!(picture.contains("width=\"180.0\"") && picture.contains("width=\"360.0\""), "{picture}");
         assert!(picture.contains("a &amp; b") && picture.contains("Rates &lt;all&gt;: Mpps") && picture.contains(">5.0<"));
         assert!(!picture.contains("wasted"), "only so many columns are plotted");
+    }
+
+    #[test]
+    fn bars_of_one_mode_have_one_colour() {
+        let of = |name: &str| {
+            let mut variant = Variant::new(name, Params::new());
+            variant.add("delivered_pps", 1e6);
+            variant
+        };
+        let all = ["default/other", "sluice/other", "default/batch"].map(of);
+        let picture = svg("x", &[(&GROUP, all.iter().collect())]).unwrap();
+        let count = |colour: usize| picture.matches(&format!("fill=\"{}\"", lines::COLOURS[colour])).count();
+        assert_eq!((count(0), count(1), count(2)), (2, 1, 0), "{picture}");
     }
 
     #[test]

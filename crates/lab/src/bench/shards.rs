@@ -24,12 +24,12 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::bench::daemon::Daemon;
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "shards", about: "three bridges in 1, 2, 4 and 8 shards, on as many cores or twice as many", run };

@@ -61,6 +61,7 @@ use sluice_slo::profile::{FORM, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::bench::daemon::{Daemon, LAB};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::planner::whole::answer;
@@ -69,7 +70,6 @@ use crate::bench::sched::{COST, Mode, chain_of, nf_of, params};
 use crate::bench::setup::{Class, Setup, Traffic};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "slo-live", about: "three SLOs that are kept while a tenant sends ten times its rate (ResQ)", run };

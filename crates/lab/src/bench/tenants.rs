@@ -19,11 +19,11 @@ use std::fmt::Write;
 
 use serde_json::json;
 
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row};
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "tenants", about: "packets of one port for two tenants, beside those for one", run };

@@ -40,7 +40,7 @@
 //! [`chain`] share a class and take its ways from each other, so that their own curves do not add
 //! up.
 //!
-//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2.
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2.
 
 pub mod again;
 pub mod chain;

@@ -32,7 +32,7 @@
 //! [`STRETCH`] packets over 32, either way, and none on average. A polling NF whose ring runs empty
 //! between any two looks gives no samples: look more often, or when its slice ends.
 //!
-//! Source: NFVnice, section 3.2 and 4.2: samples once a millisecond, the median over a moving
+//! Source: NFVnice, section 3.5: samples once a millisecond, the median over a moving
 //! window of 100 ms. UNiS (Anthony and Bai): costs from the progress of rings.
 
 use std::collections::VecDeque;

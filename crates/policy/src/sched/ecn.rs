@@ -20,7 +20,7 @@
 //!
 //! Source: RFC 3168, section 5; S. Floyd, V. Jacobson, "Random Early Detection Gateways for
 //! Congestion Avoidance", IEEE/ACM Trans. Networking 1(4), 1993, section 4 (average, idle time);
-//! NFVnice, 3.4.
+//! NFVnice, section 3.3.
 
 /// k of the usual weight: RED's 0.002 is about 2^−9.
 pub const USUAL_SHIFT: u32 = 9;

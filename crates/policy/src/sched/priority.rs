@@ -24,7 +24,7 @@
 //! one ([`rank`]). That order is strict: the highest has the core as long as it has packets.
 //!
 //! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow
-//! Customization", CoNEXT 2016, sections 3.3 and 5.4.
+//! Customization", CoNEXT 2016, sections 5.2 and 6.2.
 
 /// Highest level.
 pub const HIGHEST: u8 = 31;

@@ -33,7 +33,7 @@
 //! and 2; bounds `least = most = 1` switch that off.
 //!
 //! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow
-//! Customization", CoNEXT 2016, section 4 (adaptive wakeup), and its tables 1 and 2 for the names.
+//! Customization", CoNEXT 2016, section 5.1 (adaptive wakeup), and tables 1 and 2 for the names.
 
 /// Parameters of a wake policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

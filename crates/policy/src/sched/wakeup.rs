@@ -45,7 +45,7 @@
 //! The bound must be well above the time to serve a full ring, and above a turn of every NF: else,
 //! under overload, the choice becomes first come, first served. It is linear in the candidates.
 //!
-//! Source: NFVnice, sections 3.1 and 3.3 (which NF is woken, and why); M. Shreedhar, G. Varghese,
+//! Source: NFVnice, section 3.2 (which NF is woken, and why); M. Shreedhar, G. Varghese,
 //! "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995, for the budgets.
 
 /// An NF of the core at the time of a choice.

@@ -77,7 +77,9 @@ pub enum Variant {
     Weights,
     /// Refusal of chains at their entry.
     Backpressure,
-    /// Both, and hand-over between NFs.
+    /// Both: what the NFVnice paper compares with the default.
+    Nfvnice,
+    /// The same, and hand-over between NFs.
     Sluice,
     /// All NFs of a core in one process: no switches, no wakes. The class does not matter.
     Ideal,
@@ -85,14 +87,14 @@ pub enum Variant {
 
 impl Variant {
     /// All variants, in the order of tables.
-    pub const ALL: [Self; 5] = [Self::Default, Self::Weights, Self::Backpressure, Self::Sluice, Self::Ideal];
+    pub const ALL: [Self; 6] = [Self::Default, Self::Weights, Self::Backpressure, Self::Nfvnice, Self::Sluice, Self::Ideal];
 
     /// Usual settings of this variant.
     pub fn platform(self) -> Platform {
         Platform {
             fused: self == Self::Ideal,
             handover: self == Self::Sluice,
-            weights: matches!(self, Self::Weights | Self::Sluice),
+            weights: matches!(self, Self::Weights | Self::Nfvnice | Self::Sluice),
             backpressure: !matches!(self, Self::Default | Self::Weights),
             ..Platform::default()
         }
@@ -105,6 +107,7 @@ impl std::fmt::Display for Variant {
             Self::Default => "default",
             Self::Weights => "weights",
             Self::Backpressure => "backpressure",
+            Self::Nfvnice => "nfvnice",
             Self::Sluice => "sluice",
             Self::Ideal => "ideal",
         })

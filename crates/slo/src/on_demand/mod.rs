@@ -45,7 +45,7 @@
 //! periods. A partition that keeps all promises is found if one keeps all latencies within `SLACK`
 //! of what is promised and there are enough classes; a tighter one may be missed.
 //!
-//! Source: Tootoonchian et al., "ResQ", NSDI 2018, sections 4.2 and 4.3: shared class first,
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.3.2: shared class first,
 //! violators with high miss rates isolated near their fair share, max-min. Needs, gifts and returns
 //! are ours.
 

@@ -52,11 +52,12 @@ use serde_json::{Value, json};
 use sluice_shm::histogram::Histogram;
 
 use crate::bench::daemon::{Daemon, LAB};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment, daemon, stats};
+use crate::bench::{daemon, stats};
 use sluice_api::model::Stats;
 
 use site::{Host, Site};

@@ -14,13 +14,13 @@
 //! Flurries, figure 9.
 
 use super::web::{self, Load, Pool, Server, TENANTS};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::Wires;
 use crate::bench::sched::{COST, params};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "affinity",

@@ -17,13 +17,13 @@
 
 use serde_json::json;
 
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row};
 use crate::bench::sched::{
     COST, CPU, DELIVERED, Hop, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
 };
 use crate::bench::setup::{Class, Sched, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-priority", about: "costs 1:3:7, those further down first or not (Flurries, figure 8)", run };

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::bench::daemon::Daemon;
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::setup::{Chain, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::Stats;
 
 pub const EXPERIMENT: Experiment =

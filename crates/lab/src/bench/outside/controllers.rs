@@ -30,12 +30,12 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "controllers",

@@ -12,6 +12,7 @@
 use serde_json::json;
 
 use super::Sharing;
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::proc::threads_run_ns;
@@ -19,7 +20,6 @@ use crate::bench::sched::netns::{self, Side, Wires};
 use crate::bench::sched::{COST, chain_of, params};
 use crate::bench::setup::{Service, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "idle", about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll", run };

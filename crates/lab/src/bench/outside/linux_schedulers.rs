@@ -12,11 +12,11 @@
 use serde_json::json;
 
 use super::{Sharing, UNIT_NS, chain, cycles};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
-use crate::bench::sched::{COST, CPU, DELIVERED, params};
+use crate::bench::sched::{COST, CPU, DELIVERED, params, schedulers, word_of};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "linux-schedulers",
@@ -26,12 +26,14 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Whether each NF polls.
 const POLLS: [bool; 3] = [false, true, true];
-const VARIANTS: [(&str, Sharing); 4] = [
-    ("linux/other", Sharing::Linux(Class::Other)),
-    ("linux/rr1", Sharing::Linux(Class::Rr(1))),
-    ("linux/rr100", Sharing::Linux(Class::Rr(100))),
-    ("uncooperative/auto", Sharing::Uncooperative),
-];
+
+/// The kernel's schedulers but SCHED_BATCH, and slices from outside.
+fn variants() -> Vec<(String, Sharing)> {
+    let of_kernel = schedulers().into_iter().filter(|class| *class != Class::Batch);
+    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{}", word_of(class)), Sharing::Linux(class))).collect();
+    all.push(("uncooperative/auto".into(), Sharing::Uncooperative));
+    all
+}
 
 const GROUP: Group = Group {
     title: "Three MAC swaps on one core, two of which poll",
@@ -58,15 +60,15 @@ fn plan(_: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);
     for cost_ns in [0.0, UNIT_NS] {
         let params = params(&[("cost_ns", json!(cost_ns))]);
-        for (name, sharing) in VARIANTS {
-            let row_params = params.clone();
+        for (name, sharing) in variants() {
+            let (row_name, row_params) = (name.clone(), params.clone());
             let run = move |lab: &Lab| {
                 let hz =
                     lab.tsc_hz().ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
                 let sample = lab.flow(&chain(lab, sharing, &[cycles(cost_ns, hz); 3], &POLLS))?;
-                Ok(vec![Row::new(name, &row_params, sample)])
+                Ok(vec![Row::new(&row_name, &row_params, sample)])
             };
-            plan.cases.push(Case { name: name.into(), params: params.clone(), run: Box::new(run) });
+            plan.cases.push(Case { name, params: params.clone(), run: Box::new(run) });
         }
     }
     plan
@@ -80,8 +82,8 @@ mod tests {
 
     #[test]
     fn two_of_three_poll_and_the_daemon_accepts_it() {
-        assert_eq!(plan(&lab(1)).cases.len(), 2 * VARIANTS.len());
-        for (_, sharing) in VARIANTS {
+        assert_eq!(plan(&lab(1)).cases.len(), 2 * 4);
+        for (_, sharing) in variants() {
             let setup = chain(&lab(1), sharing, &[100; 3], &POLLS);
             assert_eq!(setup.services.iter().map(|s| s.poll).collect::<Vec<_>>(), POLLS);
             assert_accepted(&setup, &[COST]);

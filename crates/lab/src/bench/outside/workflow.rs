@@ -13,11 +13,11 @@
 use serde_json::json;
 
 use super::{Sharing, UNIT_NS, chain, cycles};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::sched::{COST, DELIVERED, LINE_RING, params};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "workflow",

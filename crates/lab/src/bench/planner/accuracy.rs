@@ -41,10 +41,10 @@ use sluice_cache::trace::{ENOUGH, Traced, Traffic, beside, profile};
 use sluice_slo::curve;
 
 use super::{params, whole};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "profile-accuracy",

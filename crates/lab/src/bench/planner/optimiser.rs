@@ -12,10 +12,10 @@ use sluice_planner::compare;
 use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "optimiser",

@@ -21,7 +21,7 @@
 //! measurement.
 //!
 //! # Source
-//! ResQ, figures 8 to 10.
+//! ResQ, figures 8 and 9.
 
 use serde_json::json;
 use sluice_planner::compare;
@@ -29,15 +29,15 @@ use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
 use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::LeftOut;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "placement",
-    about: "servers and broken promises of eight ways of placing 200 SLOs (ResQ, figures 8 to 10)",
+    about: "servers and broken promises of eight ways of placing 200 SLOs (ResQ, figures 8 and 9)",
     run,
 };
 

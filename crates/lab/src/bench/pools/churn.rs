@@ -17,12 +17,12 @@
 //! Flurries, figure 11; strict isolation is not in it.
 
 use super::{CHAIN, NF_CPU, P50, P99, POOL, SWITCHES, flow, frames};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
 use crate::bench::report::Params;
 use crate::bench::sched::{DELIVERED, chain_of, params};
 use crate::bench::setup::{Pool, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "flow-churn", about: "NF activations per second as flows come and go (Flurries, figure 11)", run };

@@ -9,10 +9,10 @@
 //! Flurries, figure 4c.
 
 use super::{Kind, NF_CPU, P50, P99, SWITCHES, case, nfs_and, setup};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan, nothing};
 use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "cpu-usage", about: "processor time of 20 NFs against the offered rate (Flurries, figure 4c)", run };

@@ -10,19 +10,19 @@
 //! entry, which a TCP flow gets with its second packet.
 //!
 //! # Source
-//! Flurries, section 5.4: 708 ns on average from arrival to assignment.
+//! Flurries, section 6.2: 708 ns on average from arrival to assignment.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::{Kind, POOL, pooled, sample};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, chain_of, nf_of, params};
 use crate::bench::setup::{Pool, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "flow-setup",

@@ -11,7 +11,7 @@
 //!
 //! # Source
 //! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT
-//! 2016, section 5. Each module names its figure.
+//! 2016, section 6. Each module names its figure.
 
 pub mod churn;
 pub mod cpu_usage;

@@ -22,12 +22,12 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::{KINDS, Kind, NF_CPU, OF_ONE, P50, P99, SWITCHES, case, nfs, of_one, pooled, setup};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::setup::{Pool, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pool-scale",

@@ -22,6 +22,7 @@ use serde_json::json;
 
 use super::{CHAIN, POOL, churn};
 use crate::bench::daemon::Daemon;
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::median;
@@ -29,7 +30,6 @@ use crate::bench::sched::params;
 use crate::bench::setup::{Setup, Traffic};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::{NfState, Stats};
 
 pub const EXPERIMENT: Experiment =

@@ -7,10 +7,10 @@
 //! Flurries, figure 5: 89.7 % of one light NF, 97.2 % of one heavy NF.
 
 use super::{KINDS, NF_CPU, OF_ONE, SWITCHES, case, nfs, of_one, setup};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan};
 use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "nf-weight", about: "one NF against 45 of a light and a heavy kind (Flurries, figure 5)", run };

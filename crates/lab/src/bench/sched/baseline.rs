@@ -14,11 +14,11 @@
 use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
-use super::{COST, CPU, JAIN, Mode, PARTS, SCHEDULERS, cases, chain_of, name_of, nf_of, params, traffic_to};
+use super::{COST, CPU, JAIN, Mode, PARTS, cases, chain_of, name_of, nf_of, params, schedulers, traffic_to};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan, Row};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "sched-baseline", about: "three NFs on a core, by cost and load, under each scheduler (figure 1)", run };
@@ -63,7 +63,7 @@ fn plan(lab: &Lab) -> Plan {
         for load in LOADS {
             let words = |of: [u64; 3]| of.map(|n| n.to_string()).join("/");
             let of = params(&[("costs", json!(words(costs))), ("load", json!(words(load.map(u64::from))))]);
-            for (class, mode) in SCHEDULERS.into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
+            for (class, mode) in schedulers().into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
                 match mode.idle_under(class).or_else(|| alone(mode, costs, load)) {
                     Some(why) => plan.leave_out(&name_of(mode, class), of.clone(), why),
                     None => plan.cases.extend(cases(&[mode], &[class], &of, |mode, class| setup(lab, mode, class, costs, load))),
@@ -115,13 +115,13 @@ mod tests {
         let lab = lab(1);
         let plan = plan(&lab);
         let weights_that_idle = 2;
-        assert_eq!(plan.cases.len(), 2 * 2 * 2 * 4 + 2 * 4 - weights_that_idle);
-        assert_eq!(plan.cases.len() + plan.left_out.len(), 2 * 2 * 4 * 4);
-        assert_eq!(plan.cases[1].name, "sluice/other");
-        let names: Vec<&str> = plan.cases[24..].iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names[..4], ["default/other", "weights/other", "backpressure/other", "sluice/other"]);
-        assert_eq!(names[8..11], ["default/rr1", "backpressure/rr1", "sluice/rr1"]);
-        assert_eq!((&plan.cases[8].params["costs"], &plan.cases[8].params["load"]), (&json!("250/250/250"), &json!("6/6/3")));
+        assert_eq!(plan.cases.len(), 2 * 2 * 3 * 4 + 2 * 4 - weights_that_idle);
+        assert_eq!(plan.cases.len() + plan.left_out.len(), 2 * 2 * 5 * 4);
+        assert_eq!((plan.cases[1].name.as_str(), plan.cases[2].name.as_str()), ("nfvnice/other", "sluice/other"));
+        let names: Vec<&str> = plan.cases[36..].iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names[..5], ["default/other", "weights/other", "backpressure/other", "nfvnice/other", "sluice/other"]);
+        assert_eq!(names[14..], ["default/rr100", "backpressure/rr100", "nfvnice/rr100", "sluice/rr100"]);
+        assert_eq!((&plan.cases[12].params["costs"], &plan.cases[12].params["load"]), (&json!("250/250/250"), &json!("6/6/3")));
         let setup = setup(&lab, Mode::Default, Class::Other, COSTS[1], LOADS[1]);
         assert_eq!((setup.traffic[2].rate, setup.services[2].args[1].as_str()), (3e6, "50"));
     }

@@ -13,12 +13,12 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, CPU, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, WASTED_PERCENT,
-    cases, line, params, ratios,
+    COST, COSTS, CPU, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases, line,
+    params, ratios, schedulers,
 };
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain", about: "costs 120/270/550 on one core, in every mode under every scheduler (figure 7)", run };
@@ -81,7 +81,7 @@ pub fn plan(lab: &Lab) -> Plan {
 
 /// A chain of these hops in every mode under every scheduler.
 pub fn cases_of(lab: &Lab, hops: &[Hop]) -> Vec<Case> {
-    cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(hops.len()))]), |mode, class| line(lab, mode, class, hops))
+    cases(&MODES, &schedulers(), &params(&[("nfs", json!(hops.len()))]), |mode, class| line(lab, mode, class, hops))
 }
 
 #[cfg(test)]
@@ -93,8 +93,9 @@ mod tests {
     fn every_mode_runs_under_every_scheduler_with_its_ideal() {
         let plan = plan(&lab(1));
         let names: Vec<&str> = plan.cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names.len(), 20);
-        assert_eq!(names[..5], ["default/other", "weights/other", "backpressure/other", "sluice/other", "ideal/other"]);
-        assert_eq!(names[19], "ideal/rr100");
+        assert_eq!(names.len(), 24);
+        let first = ["default/other", "weights/other", "backpressure/other", "nfvnice/other", "sluice/other", "ideal/other"];
+        assert_eq!(names[..6], first);
+        assert_eq!(names[23], "ideal/rr100");
     }
 }

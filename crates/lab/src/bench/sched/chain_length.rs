@@ -12,13 +12,13 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
+    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
     ratios,
 };
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-length", about: "chains of 1 to 10 NFs, on one core and on several (figure 16)", run };
@@ -56,7 +56,7 @@ fn plan(lab: &Lab) -> Plan {
     let several = (2..=MOST_CORES).rev().find_map(|n| lab.cores.own(n).ok().map(<[usize]>::to_vec));
     if several.is_none() {
         let why = lab.cores.own(2).err().unwrap_or_default();
-        plan.leave_out(&name_of(ENDS[1], Class::Other), params(&[nf_cores(2)]), format!("NFs on several cores: {why}"));
+        plan.leave_out(&name_of(Mode::Sluice, Class::Other), params(&[nf_cores(2)]), format!("NFs on several cores: {why}"));
     }
     for cores in std::iter::once(vec![lab.cores.shared()]).chain(several) {
         // Fewer NFs than cores would leave some without.
@@ -78,7 +78,7 @@ mod tests {
     fn every_length_runs_on_one_core() {
         let plan = plan(&lab(1));
         let on_one = plan.cases.iter().filter(|case| case.params["nf_cores"] == 1).count();
-        assert_eq!(on_one, 10 * 3 * 2);
+        assert_eq!(on_one, 10 * 4 * 2);
         let on_more = plan.cases.len() - on_one;
         assert_eq!(on_more == 0, !plan.left_out.is_empty());
     }

@@ -14,14 +14,14 @@ use sluice_policy::sim::experiments::ORDERS;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
-    ratios_besides,
+    COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, params, ratios_besides,
+    schedulers,
 };
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::fair::spread_percent;
 use crate::bench::lab::{Lab, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-order", about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)", run };
@@ -57,8 +57,8 @@ fn plan(lab: &Lab) -> Plan {
     for order in ORDERS {
         let hops: Vec<Hop> = order.iter().map(|i| Hop::new(i + 1, lab.cores.shared(), COSTS[*i])).collect();
         // The order makes no difference in one process, so one ideal is enough.
-        let modes = if order == ORDERS[0] { &ENDS[..] } else { &[Mode::Default, Mode::Sluice] };
-        plan.cases.extend(cases(modes, &SCHEDULERS, &params(&[("order", json!(number(order)))]), |mode, class| {
+        let modes = if order == ORDERS[0] { &ENDS[..] } else { &ENDS[..3] };
+        plan.cases.extend(cases(modes, &schedulers(), &params(&[("order", json!(number(order)))]), |mode, class| {
             line(lab, mode, class, &hops)
         }));
     }
@@ -102,7 +102,7 @@ mod tests {
         let mut numbers = ORDERS.map(number);
         numbers.sort_unstable();
         assert_eq!(numbers, [123, 132, 213, 231, 312, 321]);
-        assert_eq!(plan(&lab(1)).cases.len(), 6 * 2 * 4 + 4);
+        assert_eq!(plan(&lab(1)).cases.len(), 6 * 3 * 4 + 4);
     }
 
     #[test]

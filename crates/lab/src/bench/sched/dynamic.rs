@@ -33,8 +33,9 @@ use anyhow::Context;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::json;
 
-use super::{COST, Mode, PARTS, SCHEDULERS, chain_of, name_of, nf, nf_of, params, traffic_to};
+use super::{COST, Mode, PARTS, chain_of, name_of, nf, nf_of, params, schedulers, traffic_to};
 use crate::bench::daemon::Daemon;
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::fair::{deviation, mean};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::{Reading, Sample};
@@ -42,7 +43,6 @@ use crate::bench::proc::Task;
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "dynamic",
@@ -94,7 +94,7 @@ fn plan() -> Plan {
     let shown: Vec<crate::bench::lab::Shown> =
         vec![(SUMMARY, |v| !v.params.contains_key("time_s")), (CURVE, |v| v.params.contains_key("time_s"))];
     let mut plan = Plan::new(EXPERIMENT.name, nothing, shown);
-    for (class, mode) in SCHEDULERS.into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
+    for (class, mode) in schedulers().into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
         let (name, of) = (name_of(mode, class), params(&[("cost_ratio", json!(HIGH / LOW))]));
         if let Some(why) = mode.idle_under(class).or_else(|| refused_once(mode, class)) {
             plan.leave_out(&name, of, why);
@@ -337,8 +337,9 @@ mod tests {
         assert_eq!(setup.services[1].args, ["--cycles", "3000"]);
         let plan = plan();
         let names: Vec<&str> = plan.cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names[..5], ["default/other", "weights/other", "backpressure/other", "sluice/other", "default/batch"]);
-        assert_eq!(names[7..], ["default/rr1", "sluice/rr1", "default/rr100", "sluice/rr100"]);
+        let first = ["default/other", "weights/other", "backpressure/other", "nfvnice/other", "sluice/other", "default/batch"];
+        assert_eq!(names[..6], first);
+        assert_eq!(names[12..], ["default/rr100", "nfvnice/rr100", "sluice/rr100"]);
         assert_eq!(plan.left_out.len(), 5);
     }
 }

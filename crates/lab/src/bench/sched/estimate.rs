@@ -23,7 +23,8 @@
 //! (`make -C nfs/c`).
 //!
 //! # Source
-//! UNiS (Anthony and Bai), figure 4.
+//! UNiS (Anthony and Bai), figure 4, with other quantities: there, load is artificial work of one
+//! NF, which `nf/cost-*` come nearest to; here it is a part of the NF's capacity.
 
 use std::path::Path;
 use std::process::Command;
@@ -35,16 +36,16 @@ use sluice_policy::sched::cost::{Idle, Outside};
 
 use super::{COST, Mode, RING, chain_of, nf, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::report::{Params, median};
 use crate::bench::setup::{Class, Service, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "estimate",
-    about: "what a packet costs each NF, from outside and inside, and against load by two clocks (UNiS, figure 4)",
+    about: "what a packet costs each NF, from outside and inside, and by load of its core (after UNiS, figure 4)",
     run,
 };
 

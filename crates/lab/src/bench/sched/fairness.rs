@@ -14,12 +14,12 @@ use serde_json::json;
 use sluice_policy::sim::experiments::{FAIRNESS, FAIRNESS_UNIT};
 
 use super::simulated::{ERROR, SIMULATED};
-use super::{COST, DELIVERED, JAIN, Mode, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
+use super::{COST, DELIVERED, JAIN, Mode, cases, chain_of, nf_of, params, schedulers, traffic_to};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::fair::jain;
 use crate::bench::lab::{Lab, Plan, Row};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "fairness", about: "1 to 6 flows of costs 1:2:5:20:40:60 on one core; Jain's index (figure 15b, c)", run };
@@ -53,8 +53,8 @@ fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for diversity in 1..=FAIRNESS.len() {
         let of = params(&[("diversity", json!(diversity))]);
-        plan.cases
-            .extend(cases(&[Mode::Default, Mode::Sluice], &SCHEDULERS, &of, |mode, class| setup(lab, mode, class, diversity)));
+        let modes = [Mode::Default, Mode::Nfvnice, Mode::Sluice];
+        plan.cases.extend(cases(&modes, &schedulers(), &of, |mode, class| setup(lab, mode, class, diversity)));
     }
     plan
 }
@@ -97,7 +97,7 @@ mod tests {
         let costs: Vec<&str> = three.services.iter().map(|s| s.args[1].as_str()).collect();
         assert_eq!(costs, ["100", "200", "500"]);
         assert_eq!((three.chains.len(), three.traffic.len()), (3, 3));
-        assert_eq!(plan(&lab(1)).cases.len(), 6 * 2 * 4);
+        assert_eq!(plan(&lab(1)).cases.len(), 6 * 3 * 4);
     }
 
     #[test]

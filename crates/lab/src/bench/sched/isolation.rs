@@ -32,13 +32,13 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::netns::{self, Wires, missing};
-use super::{COST, Mode, PARTS, SCHEDULERS, WASTED, chain_of, name_of, nf_of, params};
+use super::{COST, Mode, PARTS, WASTED, chain_of, name_of, nf_of, params, schedulers};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Device, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "isolation", about: "real TCP beside UDP flows with a bottleneck of their own (figure 13)", run };
@@ -87,7 +87,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
-    for (class, mode) in SCHEDULERS.into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
+    for (class, mode) in schedulers().into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
         let name = name_of(mode, class);
         for flows in FLOWS.into_iter().filter(|flows| flows.udp || class == Class::Other) {
             let why = missing.or_else(|| mode.idle_under(class)).or_else(|| alone(mode, class));
@@ -237,9 +237,9 @@ mod tests {
     #[test]
     fn a_host_that_cannot_says_why() {
         let here = super::plan(None);
-        // TCP alone in each mode; UDP alone and both in two modes under each scheduler and in two
+        // TCP alone in each mode; UDP alone and both in three modes under each scheduler and in two
         // more under one.
-        assert_eq!(here.cases.len(), 4 + 2 * (2 * 4 + 2));
+        assert_eq!(here.cases.len(), 5 + 2 * (3 * 4 + 2));
         assert!(here.cases.iter().filter(|case| case.params == FLOWS[0].params()).all(|case| case.name.ends_with("/other")));
         let nowhere = plan(Some("it needs root"));
         assert!(nowhere.cases.is_empty() && nowhere.left_out.iter().all(|l| l.why == "it needs root"));

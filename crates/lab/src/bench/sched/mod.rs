@@ -4,7 +4,7 @@
 //! - *Mode*: the parts that are enabled ([`Mode`]).
 //! - *Default*: the vanilla platform: an NF is woken when packets arrive, sleeps when its rx ring
 //!   is empty or its tx ring full, and the kernel decides the rest.
-//! - *Scheduler*: the kernel's class for NFs, and for SCHED_RR its slice ([`SCHEDULERS`]). A
+//! - *Scheduler*: the kernel's class for NFs, and for SCHED_RR its slice ([`schedulers`]). A
 //!   variant is named `MODE/SCHEDULER`.
 //! - *Ideal*: the same work without scheduling: a fused chain, whose handlers are called one after
 //!   another in one process on the same core, fed by the same manager under the same scheduler.
@@ -72,20 +72,37 @@ pub enum Mode {
     Weights,
     /// Only backpressure: chains are refused at their entry.
     Backpressure,
-    /// Everything.
+    /// Weights, backpressure and ECN under the kernel's scheduler: what the paper calls NFVnice.
+    Nfvnice,
+    /// Everything: the same, and hand-over between NFs.
     Sluice,
     /// Everything, with the handlers in one process.
     Ideal,
 }
 
 /// The modes of the paper's tables, and the ideal.
-pub const MODES: [Mode; 5] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+pub const MODES: [Mode; 6] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Nfvnice, Mode::Sluice, Mode::Ideal];
 /// [`MODES`] without the ideal, for NFs that are not in sequence.
-pub const PARTS: [Mode; 4] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice];
+pub const PARTS: [Mode; 5] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Nfvnice, Mode::Sluice];
 /// [`MODES`] without the single parts.
-pub const ENDS: [Mode; 3] = [Mode::Default, Mode::Sluice, Mode::Ideal];
+pub const ENDS: [Mode; 4] = [Mode::Default, Mode::Nfvnice, Mode::Sluice, Mode::Ideal];
+
 /// The kernel's schedulers in the paper.
-pub const SCHEDULERS: [Class; 4] = [Class::Other, Class::Batch, Class::Rr(1), Class::Rr(100)];
+///
+/// The kernel rounds slices up to its ticks. So the paper's slice of 1 ms is a tick where ticks are
+/// longer, and variants are named after what they have: `rr4` with 250 ticks a second.
+pub fn schedulers() -> [Class; 4] {
+    [Class::Other, Class::Batch, Class::Rr(slice_ms(1)), Class::Rr(100)]
+}
+
+/// A slice of SCHED_RR as the kernel rounds it, in milliseconds.
+fn slice_ms(wanted: u32) -> u32 {
+    // The coarse clock moves once a tick.
+    let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+    let tick_ns = u64::try_from(tick.tv_nsec).unwrap_or(0).max(1);
+    let ticks = (u64::from(wanted) * 1_000_000).div_ceil(tick_ns);
+    (ticks * tick_ns).div_ceil(1_000_000) as u32
+}
 
 impl Mode {
     pub fn word(self) -> &'static str {
@@ -93,6 +110,7 @@ impl Mode {
             Mode::Default => "default",
             Mode::Weights => "weights",
             Mode::Backpressure => "backpressure",
+            Mode::Nfvnice => "nfvnice",
             Mode::Sluice => "sluice",
             Mode::Ideal => "ideal",
         }
@@ -106,10 +124,11 @@ impl Mode {
 
     /// The table `[sched]` for the mode.
     pub fn sched(self, class: Class) -> Sched {
-        let all = matches!(self, Mode::Sluice | Mode::Ideal);
+        let handover = matches!(self, Mode::Sluice | Mode::Ideal);
+        let all = handover || self == Mode::Nfvnice;
         Sched {
             class,
-            handover: all,
+            handover,
             weights: all || self == Mode::Weights,
             backpressure: all || self == Mode::Backpressure,
             ecn: all,
@@ -343,7 +362,7 @@ pub struct Placed {
     /// Number of distinct cores.
     pub used: usize,
     /// Schedulers that make a difference there.
-    pub classes: &'static [Class],
+    pub classes: Vec<Class>,
 }
 
 /// Places `wanted` NFs on separate cores, where the scheduler has no choice.
@@ -352,7 +371,7 @@ pub struct Placed {
 /// `modes` did not get separate cores.
 pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Placed {
     let why = match lab.cores.own(wanted) {
-        Ok(own) => return Placed { cores: own.to_vec(), used: wanted, classes: &SCHEDULERS[..1] },
+        Ok(own) => return Placed { cores: own.to_vec(), used: wanted, classes: vec![Class::Other] },
         Err(why) => why,
     };
     for mode in modes {
@@ -360,7 +379,7 @@ pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Place
     }
     let cores = lab.cores.besides_manager();
     let used = cores.len().min(wanted);
-    Placed { cores: cores.into_iter().cycle().take(wanted).collect(), used, classes: &SCHEDULERS }
+    Placed { cores: cores.into_iter().cycle().take(wanted).collect(), used, classes: schedulers().into() }
 }
 
 /// The param for the number of the NFs' cores.
@@ -371,8 +390,8 @@ pub fn nf_cores(cores: usize) -> (&'static str, Value) {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::bench::BenchArgs;
     use crate::bench::daemon::tests::{assert_accepted, built};
+    use crate::bench::experiment::BenchArgs;
     use crate::bench::measure::Sample;
 
     pub fn row(name: &str, of: &[(&str, Value)], delivered: f64) -> Row {
@@ -396,9 +415,18 @@ pub mod tests {
         assert_eq!(of(Mode::Weights), [false, true, false, false]);
         assert_eq!(of(Mode::Backpressure), [false, false, true, false]);
         assert_eq!((of(Mode::Sluice), of(Mode::Ideal)), ([true; 4], [true; 4]));
-        let idle = |mode: Mode| SCHEDULERS.map(|class| mode.idle_under(class).is_some());
+        assert_eq!(of(Mode::Nfvnice), [false, true, true, true]);
+        let idle = |mode: Mode| schedulers().map(|class| mode.idle_under(class).is_some());
         assert_eq!(idle(Mode::Weights), [false, false, true, true]);
         assert_eq!((idle(Mode::Default), idle(Mode::Sluice)), ([false; 4], [false; 4]));
+    }
+
+    #[test]
+    fn slices_are_whole_ticks() {
+        let [short, long] = [1, 100].map(slice_ms);
+        // No kernel has ticks of more than 10 ms.
+        assert!((1..=10).contains(&short) && (100..=110).contains(&long), "{short} {long}");
+        assert_eq!(slice_ms(short), short);
     }
 
     #[test]
@@ -459,7 +487,7 @@ pub mod tests {
     #[test]
     fn the_daemon_accepts_the_configurations() {
         let lab = crate::bench::lab::tests::lab(1);
-        for (mode, class) in MODES.iter().flat_map(|mode| SCHEDULERS.map(|class| (*mode, class))) {
+        for (mode, class) in MODES.iter().flat_map(|mode| schedulers().map(|class| (*mode, class))) {
             let mut setup = line(&lab, mode, class, &chain::hops(&lab));
             if let Some(sched) = &mut setup.sched {
                 (sched.watermarks, sched.queueing_us) = (Some((20, 40)), Some(50));

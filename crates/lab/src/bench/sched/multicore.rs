@@ -14,15 +14,15 @@ use super::{
     COST, CPU, DELIVERED, Hop, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, nf_cores, params, place,
     ratios,
 };
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "multicore", about: "costs 550/2200/4500, on separate cores if there are enough (table 5)", run };
 
 /// With separate cores: without weights alone, which have nothing to weigh.
-const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+const APART: [Mode; 5] = [Mode::Default, Mode::Backpressure, Mode::Nfvnice, Mode::Sluice, Mode::Ideal];
 const COSTS: [u64; 3] = [550, 2200, 4500];
 
 const GROUP: Group = Group {
@@ -57,7 +57,7 @@ fn plan(lab: &Lab) -> Plan {
     let placed = place(lab, &mut plan, &APART, COSTS.len());
     let modes = if placed.used == COSTS.len() { &APART[..] } else { &MODES };
     let hops: Vec<Hop> = COSTS.iter().zip(&placed.cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
-    plan.cases = cases(modes, placed.classes, &params(&[nf_cores(placed.used)]), |mode, class| line(lab, mode, class, &hops));
+    plan.cases = cases(modes, &placed.classes, &params(&[nf_cores(placed.used)]), |mode, class| line(lab, mode, class, &hops));
     plan
 }
 
@@ -72,7 +72,7 @@ mod tests {
         let plan = plan(&lab);
         let fits = lab.cores.own(3).is_ok();
         assert_eq!(plan.left_out.len(), if fits { 0 } else { APART.len() });
-        assert_eq!(plan.cases.len(), if fits { 4 } else { 20 });
+        assert_eq!(plan.cases.len(), if fits { 5 } else { 24 });
         let cores = plan.cases[0].params["nf_cores"].as_u64().unwrap();
         assert_eq!(cores == 3, fits);
         assert!(plan.left_out.iter().all(|l| l.params["nf_cores"] == 3 && l.why.contains("physical cores")));

@@ -16,7 +16,7 @@
 //! Times are medians of [`TIMES`] repetitions.
 //!
 //! # Source
-//! NFVnice, section 4.3.9 (overheads). The daemon cannot disable sampling, so `sample` replaces a
+//! NFVnice, section 4.3.8 (overheads). The daemon cannot disable sampling, so `sample` replaces a
 //! run without it.
 
 use std::fs::File;
@@ -36,15 +36,15 @@ use sluice_shm::histogram::Histogram;
 
 use super::chain::hops;
 use super::{COST, Mode, line, params};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::report::{Params, median};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
-    Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.9)", run };
+    Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.8)", run };
 
 /// Repetitions of a small operation.
 const TIMES: usize = 1_000;

@@ -29,12 +29,12 @@ use serde_json::json;
 
 use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 use sluice_api::model::{NfState, Stats};
 
 pub const EXPERIMENT: Experiment = Experiment {

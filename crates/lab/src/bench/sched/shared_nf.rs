@@ -21,16 +21,16 @@ use serde_json::json;
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, CPU, DELIVERED, JAIN, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, chain_of, line_rate};
 use super::{name_of, nf_cores, nf_of, params, place, ratios, run_of, traffic_to};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan};
 use crate::bench::setup::{Chain, Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "shared-nf", about: "two chains over four NFs, one with a bottleneck of its own (figure 9, table 6)", run };
 
 /// With separate cores: without weights alone, which have nothing to weigh, and without the ideal.
-const APART: [Mode; 3] = [Mode::Default, Mode::Backpressure, Mode::Sluice];
+const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Nfvnice, Mode::Sluice];
 const COSTS: [u64; 4] = [270, 120, 4500, 300];
 /// Services of the chains, by number from 0.
 const CHAINS: [[usize; 3]; 2] = [[0, 1, 3], [0, 2, 3]];
@@ -73,7 +73,7 @@ fn plan(lab: &Lab) -> Plan {
         plan.leave_out(&name_of(Mode::Ideal, Class::Other), params(&[nf_cores(placed.used)]), why);
     }
     let of = params(&[nf_cores(placed.used), ("chains", json!(CHAINS.len()))]);
-    plan.cases = cases(&modes, placed.classes, &of, |mode, class| setup(lab, mode, class, &placed.cores));
+    plan.cases = cases(&modes, &placed.classes, &of, |mode, class| setup(lab, mode, class, &placed.cores));
     plan
 }
 

@@ -39,7 +39,7 @@ pub fn compare(row: &mut Row, setup: &Setup, hz: Option<f64>) {
 fn scenario(row: &Row, setup: &Setup, hz: f64) -> Option<Scenario> {
     let (variant, class) = row.name.split_once('/')?;
     let variant = Variant::ALL.into_iter().find(|v| v.to_string() == variant)?;
-    let class = sim::Class::ALL.into_iter().find(|c| c.to_string() == class)?;
+    let class = class_of(class)?;
     let (mut nfs, mut cores) = (Vec::new(), Vec::new());
     let mut of_service: BTreeMap<&str, Range<usize>> = BTreeMap::new();
     for service in &setup.services {
@@ -67,6 +67,15 @@ fn scenario(row: &Row, setup: &Setup, hz: f64) -> Option<Scenario> {
     scenario.machine.mhz = (hz / 1e6).round() as u64;
     scenario.measure_ns = MEASURED_NS;
     scenario.check().is_ok().then_some(scenario)
+}
+
+/// The class of a word such as `batch` or `rr4`.
+fn class_of(word: &str) -> Option<sim::Class> {
+    match word {
+        "other" => Some(sim::Class::Other),
+        "batch" => Some(sim::Class::Batch),
+        _ => word.strip_prefix("rr")?.parse().ok().map(sim::Class::Rr),
+    }
 }
 
 /// Packet cost in each stage of a service, unless it depends on the flow or on a signal.
@@ -121,7 +130,8 @@ mod tests {
         assert_eq!(cores_and_costs(&got), [(0, Cost::Fixed(120)), (0, Cost::Fixed(270))]);
         assert_eq!(nfs_and_rates(&got), [(vec![0, 1], 12_000_000)], "what was offered counts");
         assert!(got.nfs.iter().all(|nf| nf.ring == Some(4096)));
-        for unknown in ["cooperative/other", "sluice/fifo", "sluice"] {
+        assert_eq!(scenario(&row("nfvnice/rr4"), &setup, 2.6e9).map(|got| got.class), Some(sim::Class::Rr(4)));
+        for unknown in ["cooperative/other", "sluice/fifo", "sluice/rr", "sluice"] {
             assert_eq!(scenario(&row(unknown), &setup, 2.6e9), None, "{unknown}");
         }
     }

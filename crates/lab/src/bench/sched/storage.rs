@@ -21,11 +21,11 @@ use std::path::Path;
 use serde_json::json;
 
 use super::{Mode, chain_of, line_rate, params, traffic_to};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Service, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "storage", about: "one of two flows logged to disk, asynchronous and blocking, by size (figure 14)", run };

@@ -11,9 +11,9 @@
 use super::chain::cases_of;
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, COSTS, CPU, DELIVERED, Hop, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Plan};
 use crate::bench::table::{Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "variable-cost",

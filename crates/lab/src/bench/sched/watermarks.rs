@@ -13,11 +13,11 @@ use serde_json::json;
 
 use super::chain::hops;
 use super::{COST, DELIVERED, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Plan, Row};
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "watermarks", about: "the tuning sweep: watermarks, queueing time, ring depth, frames, hand-over", run };

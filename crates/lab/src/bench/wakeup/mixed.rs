@@ -27,6 +27,7 @@ use serde_json::json;
 
 use super::web::{Clients, Server};
 use super::{POLICIES, Together, pooled, wait_for_members, web};
+use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
@@ -34,7 +35,6 @@ use crate::bench::sched::netns::{self, Flow, Wires};
 use crate::bench::sched::{COST, Mode, params};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
-use crate::bench::{BenchArgs, Experiment};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "mixed",

@@ -6,7 +6,7 @@
 //!
 //! # Source
 //! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT
-//! 2016, section 5. Each module names its figure or table.
+//! 2016, section 6. Each module names its figure or table.
 
 pub mod idle_pool;
 pub mod mixed;

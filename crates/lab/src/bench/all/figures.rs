@@ -1,0 +1,376 @@
+//! What the papers claim, and whether a result agrees.
+//!
+//! Claims and the papers' values are data (`figures.toml`); measured values come from results, and
+//! each verdict is computed from both.
+//!
+//! # Terms
+//! - *Check*: a measured value, or the ratio of two, against a bound, and against the paper's value
+//!   where there is one. Ratios are taken run by run, so that a disturbance of the host affects
+//!   both sides.
+//! - *Bound*: from which on a value has the shape that the paper shows.
+
+use std::fmt::{self, Display};
+
+use serde::Deserialize;
+
+use crate::bench::report::{LeftOut, Params, Report, Summary, Variant};
+
+/// How far from the paper's value, on its worse side, a value still agrees with it.
+const NEAR: f64 = 0.1;
+
+/// A paper, or what belongs to none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Paper {
+    Nfvnice,
+    Flurries,
+    Unis,
+    Resq,
+    Platform,
+}
+
+impl Paper {
+    pub const ALL: [Self; 5] = [Self::Nfvnice, Self::Flurries, Self::Unis, Self::Resq, Self::Platform];
+
+    /// Its word on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Nfvnice => "nfvnice",
+            Self::Flurries => "flurries",
+            Self::Unis => "unis",
+            Self::Resq => "resq",
+            Self::Platform => "platform",
+        }
+    }
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Nfvnice => "NFVnice (SIGCOMM 2017)",
+            Self::Flurries => "Flurries (CoNEXT 2016)",
+            Self::Unis => "UNiS",
+            Self::Resq => "ResQ (NSDI 2018)",
+            Self::Platform => "The platform",
+        }
+    }
+}
+
+/// Everything in the data.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Known {
+    #[serde(rename = "figure")]
+    pub figures: Vec<Figure>,
+    #[serde(rename = "run")]
+    pub runs: Vec<Run>,
+}
+
+impl Known {
+    /// Those of this build.
+    ///
+    /// # Errors
+    /// The data is wrong, which a test finds.
+    pub fn read() -> anyhow::Result<Self> {
+        Ok(toml::from_str(include_str!("figures.toml"))?)
+    }
+
+    /// The paper whose figures an experiment measures first.
+    pub fn paper_of(&self, experiment: &str) -> Paper {
+        let figure = self.figures.iter().find(|figure| figure.experiment.as_deref() == Some(experiment));
+        figure.map_or(Paper::Platform, |figure| figure.paper)
+    }
+}
+
+/// An experiment, in the order in which all are run.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    pub experiment: String,
+    /// How it runs with `--quick`, if it does.
+    pub quick: Option<Quick>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quick {
+    /// About how long it takes, in seconds.
+    pub takes_s: f64,
+    pub seconds: f64,
+    pub repeats: u32,
+    #[serde(default)]
+    pub only: Vec<String>,
+    #[serde(default, rename = "where")]
+    pub given: Vec<String>,
+}
+
+/// A figure, table or section of a paper.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    pub paper: Paper,
+    pub name: String,
+    pub claim: String,
+    pub experiment: Option<String>,
+    /// Why no experiment measures it.
+    pub missing: Option<String>,
+    /// How ours is set up otherwise.
+    pub differs: Option<String>,
+    #[serde(default, rename = "check")]
+    pub checks: Vec<Check>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// What is compared, with its unit.
+    pub what: String,
+    pub variant: String,
+    pub metric: String,
+    #[serde(default)]
+    pub params: Params,
+    /// The variant whose value it is divided by.
+    pub of: Option<String>,
+    /// The value is divided by this.
+    #[serde(default = "one")]
+    pub unit: f64,
+    pub at_least: Option<f64>,
+    pub at_most: Option<f64>,
+    /// The paper's value.
+    pub paper: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Whether a claim holds here; later ones are worse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// As in the paper, or better.
+    Holds,
+    /// On the same side of the bound, but further from the paper's value than [`NEAR`].
+    InShape,
+    Not,
+    /// There is no value.
+    Unknown,
+}
+
+impl Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Holds => "holds",
+            Self::InShape => "holds in shape",
+            Self::Not => "does not hold",
+            Self::Unknown => "not measured",
+        })
+    }
+}
+
+/// A check, with what was measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checked<'a> {
+    pub what: &'a str,
+    pub ours: Result<Summary, String>,
+    pub paper: Option<f64>,
+    pub bound: String,
+    pub verdict: Verdict,
+}
+
+impl Check {
+    /// The value in a result.
+    pub fn against(&self, report: &Report) -> Checked<'_> {
+        self.checked(self.value(report))
+    }
+
+    /// The same without a result.
+    pub fn unmeasured(&self, why: &str) -> Checked<'_> {
+        self.checked(Err(why.into()))
+    }
+
+    fn checked(&self, ours: Result<Summary, String>) -> Checked<'_> {
+        let verdict = ours.as_ref().map_or(Verdict::Unknown, |ours| self.verdict(ours.median));
+        let bound = match (self.at_least, self.at_most) {
+            (Some(least), _) => format!("≥ {least}"),
+            (None, most) => format!("≤ {}", most.unwrap_or_default()),
+        };
+        Checked { what: &self.what, ours, paper: self.paper, bound, verdict }
+    }
+
+    fn verdict(&self, value: f64) -> Verdict {
+        let (inside, near) = match (self.at_least, self.at_most) {
+            (Some(least), _) => (value >= least, self.paper.is_none_or(|paper| value >= paper * (1.0 - NEAR))),
+            (None, most) => (most.is_some_and(|most| value <= most), self.paper.is_none_or(|paper| value <= paper * (1.0 + NEAR))),
+        };
+        match (inside, near) {
+            (true, true) => Verdict::Holds,
+            (true, false) => Verdict::InShape,
+            (false, _) => Verdict::Not,
+        }
+    }
+
+    /// The value, or why there is none.
+    fn value(&self, report: &Report) -> Result<Summary, String> {
+        let ours = self.metric_of(&self.variant, report)?;
+        let Some(of) = &self.of else {
+            return Ok(Summary::of(ours.samples.iter().map(|sample| sample / self.unit).collect()));
+        };
+        let theirs = self.metric_of(of, report)?;
+        let ratios = ours.samples.iter().zip(&theirs.samples).map(|(ours, theirs)| ours / theirs);
+        let ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite()).collect();
+        if ratios.is_empty() { Err(format!("{} of {of} is zero", self.metric)) } else { Ok(Summary::of(ratios)) }
+    }
+
+    fn metric_of<'a>(&self, variant: &str, report: &'a Report) -> Result<&'a Summary, String> {
+        let fits = |name: &str, params: &Params| {
+            name == variant && self.params.iter().all(|(key, value)| params.get(key).is_some_and(|has| same(has, value)))
+        };
+        if let Some(found) = report.variants.iter().find(|Variant { name, params, .. }| fits(name, params)) {
+            return found.metrics.get(&self.metric).ok_or_else(|| format!("{variant} has no {}", self.metric));
+        }
+        let why = report.left_out.iter().find(|LeftOut { name, params, .. }| fits(name, params)).map(|left| left.why.clone());
+        Err(why.unwrap_or_else(|| format!("{variant} was not run with these parameters")))
+    }
+}
+
+/// Whether two values of a parameter are the same: 50 is 50.0.
+fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+impl Figure {
+    /// The verdict of all its checks: the worst of those that were measured. None without checks.
+    pub fn verdict(checked: &[Checked]) -> Option<Verdict> {
+        let measured = checked.iter().map(|one| one.verdict).filter(|verdict| *verdict != Verdict::Unknown).max();
+        measured.or((!checked.is_empty()).then_some(Verdict::Unknown))
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::bench::host::HostInfo;
+
+    /// A result with these samples of one metric, `delivered_pps`.
+    pub fn report(experiment: &str, variants: &[(&str, &[f64])]) -> Report {
+        let host = HostInfo { cpu: "x".into(), cores: 2, kernel: "6".into(), hugepages: false, dpdk: None, tsc_hz: None };
+        let of = |(name, samples): &(&str, &[f64])| {
+            let mut variant = Variant::new(name, Params::from([("nfs".into(), json!(3))]));
+            samples.iter().for_each(|sample| variant.add("delivered_pps", *sample));
+            variant
+        };
+        let variants = variants.iter().map(of).collect();
+        Report { experiment: experiment.into(), host, seconds: 1.0, repeats: 2, variants, left_out: vec![] }
+    }
+
+    fn check(at_least: Option<f64>, at_most: Option<f64>, paper: Option<f64>) -> Check {
+        Check {
+            what: "rate".into(),
+            variant: "sluice/other".into(),
+            metric: "delivered_pps".into(),
+            params: Params::from([("nfs".into(), json!(3.0))]),
+            of: Some("default/other".into()),
+            unit: 1.0,
+            at_least,
+            at_most,
+            paper,
+        }
+    }
+
+    #[test]
+    fn a_verdict_follows_from_bound_and_paper() {
+        let of = |value: f64, at_least, at_most, paper| check(at_least, at_most, paper).verdict(value);
+        assert_eq!(of(1.85, Some(1.2), None, Some(2.0)), Verdict::Holds);
+        assert_eq!(of(9.0, Some(1.2), None, Some(2.0)), Verdict::Holds, "better than the paper");
+        assert_eq!(of(1.7, Some(1.2), None, Some(2.0)), Verdict::InShape);
+        assert_eq!(of(1.1, Some(1.2), None, Some(2.0)), Verdict::Not);
+        assert_eq!(of(1.2, Some(1.2), None, None), Verdict::Holds);
+        assert_eq!(of(10.9, None, Some(30.0), Some(10.0)), Verdict::Holds);
+        assert_eq!(of(20.0, None, Some(30.0), Some(10.0)), Verdict::InShape);
+        assert_eq!(of(31.0, None, Some(30.0), None), Verdict::Not);
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_run() {
+        let both = report("chain", &[("default/other", &[1.0, 2.0]), ("sluice/other", &[2.0, 6.0])]);
+        let wanted = check(Some(2.0), None, Some(2.5));
+        let got = wanted.against(&both);
+        assert_eq!(got.ours.clone().unwrap().samples, [2.0, 3.0]);
+        assert_eq!((got.verdict, got.bound.as_str()), (Verdict::Holds, "≥ 2"));
+        let alone = Check { of: None, unit: 2.0, ..check(Some(1.0), None, None) };
+        assert_eq!(alone.against(&both).ours.unwrap().samples, [1.0, 3.0]);
+    }
+
+    #[test]
+    fn what_was_not_measured_says_why() {
+        let mut one = report("chain", &[("sluice/other", &[2.0]), ("idle", &[0.0])]);
+        one.left_out.push(LeftOut {
+            name: "default/other".into(),
+            params: Params::from([("nfs".into(), json!(3))]),
+            why: "no core".into(),
+        });
+        let why = |check: &Check| check.against(&one).ours.unwrap_err();
+        let wanted = check(Some(1.0), None, None);
+        assert_eq!(why(&wanted), "no core");
+        assert_eq!(why(&Check { of: Some("other".into()), ..wanted.clone() }), "other was not run with these parameters");
+        assert_eq!(why(&Check { of: Some("idle".into()), ..wanted.clone() }), "delivered_pps of idle is zero");
+        assert_eq!(why(&Check { metric: "jain".into(), ..wanted.clone() }), "sluice/other has no jain");
+        let params = Params::from([("nfs".into(), json!(4))]);
+        assert_eq!(why(&Check { params, ..wanted.clone() }), "sluice/other was not run with these parameters");
+        assert_eq!(wanted.against(&one).verdict, Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_figure_is_as_good_as_its_worst_check() {
+        let of = |verdicts: &[Verdict]| {
+            let checked = verdicts.iter().map(|verdict| Checked {
+                what: "",
+                ours: Ok(Summary::default()),
+                paper: None,
+                bound: String::new(),
+                verdict: *verdict,
+            });
+            Figure::verdict(&checked.collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[Verdict::Holds, Verdict::Not, Verdict::InShape]), Some(Verdict::Not));
+        assert_eq!(of(&[Verdict::Holds, Verdict::Unknown]), Some(Verdict::Holds));
+        assert_eq!(of(&[Verdict::Unknown, Verdict::Unknown]), Some(Verdict::Unknown));
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn the_data_fits_the_experiments() {
+        let known = Known::read().unwrap();
+        let experiments: Vec<&str> = crate::bench::measuring().map(|experiment| experiment.name).collect();
+        for figure in &known.figures {
+            let at = format!("{} {}", figure.paper.title(), figure.name);
+            assert_eq!(figure.experiment.is_none(), figure.missing.is_some(), "{at}: an experiment, or why there is none");
+            assert!(figure.experiment.iter().all(|name| experiments.contains(&name.as_str())), "{at}");
+            assert_ne!(figure.paper, Paper::Platform, "{at}: the platform's experiments need no claim");
+            for check in &figure.checks {
+                assert!(figure.experiment.is_some(), "{at}");
+                assert_eq!(check.at_least.is_some(), check.at_most.is_none(), "{at}, {}: one bound", check.what);
+                let inside = |value: f64| check.verdict(value) == Verdict::Holds;
+                assert!(check.paper.is_none_or(inside), "{at}, {}: the paper's own value holds", check.what);
+            }
+        }
+        let mut run: Vec<&str> = known.runs.iter().map(|run| run.experiment.as_str()).collect();
+        assert!(
+            known
+                .runs
+                .iter()
+                .filter_map(|run| run.quick.as_ref())
+                .flat_map(|quick| &quick.given)
+                .all(|given| { given.parse::<sluice_cli::lab::bench::Given>().is_ok() })
+        );
+        let mut all = experiments;
+        run.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(run, all, "each experiment is run once");
+        let quick_s: f64 = known.runs.iter().filter_map(|run| run.quick.as_ref()).map(|quick| quick.takes_s).sum();
+        assert!(quick_s < 25.0 * 60.0, "{quick_s} s");
+    }
+}

@@ -1,0 +1,414 @@
+//! The report: a page with all plots in it (`index.html`), and the same as Markdown (`report.md`).
+//!
+//! Both are written from the results in the folder and the claims of [`figures`](super::figures).
+//! The page needs no other file, no network and no script.
+
+use std::fmt::Write;
+
+use super::figures::{Check, Checked, Figure, Known, Paper, Verdict};
+use super::folder::{self, Folder};
+use crate::bench::compare::short;
+use crate::bench::lab::left_out_lines;
+use crate::bench::report::{Report, Summary, median};
+use crate::svg::escaped;
+
+const STYLE: &str = "
+:root { color-scheme: light dark; --line: #8884; --good: #2a7d3f; --shape: #9a6a00; --bad: #b3261e; --none: #6b6b6b; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem; }
+table { border-collapse: collapse; width: 100%; margin: .5rem 0; }
+th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
+section { border-top: 1px solid var(--line); margin-top: 2rem; }
+.holds { color: var(--good); } .shape { color: var(--shape); } .not { color: var(--bad); } .unknown { color: var(--none); }
+b.holds, b.shape, b.not, b.unknown { white-space: nowrap; }
+svg { max-width: 100%; height: auto; display: block; border-radius: .4rem; }
+details { margin: .4rem 0; } code { font-size: .9em; } .small { color: var(--none); font-size: .9em; }
+";
+
+/// What the report says besides results.
+#[derive(Clone, Copy)]
+pub struct Words {
+    /// Whether runs were short.
+    pub is_quick: bool,
+    /// What an experiment measures, in one line.
+    pub about: fn(&str) -> &'static str,
+}
+
+/// A figure beside its result.
+struct Compared<'a> {
+    figure: &'a Figure,
+    report: Option<Report>,
+    checked: Vec<Checked<'a>>,
+}
+
+impl<'a> Compared<'a> {
+    fn of(figure: &'a Figure, folder: &Folder) -> Self {
+        let report = figure.experiment.as_ref().and_then(|name| folder.result(name));
+        let against = |check: &'a Check| match &report {
+            Some(report) => check.against(report),
+            None => check.unmeasured("the experiment has no result here"),
+        };
+        let checked = figure.checks.iter().map(against).collect();
+        Self { figure, report, checked }
+    }
+
+    /// None without checks: it is drawn only.
+    fn verdict(&self) -> Option<Verdict> {
+        match &self.report {
+            Some(_) => Figure::verdict(&self.checked),
+            None => Some(Verdict::Unknown),
+        }
+    }
+}
+
+fn class(verdict: Option<Verdict>) -> &'static str {
+    match verdict {
+        Some(Verdict::Holds) => "holds",
+        Some(Verdict::InShape) => "shape",
+        Some(Verdict::Not) => "not",
+        Some(Verdict::Unknown) | None => "unknown",
+    }
+}
+
+fn word(verdict: Option<Verdict>) -> String {
+    verdict.map_or("drawn only".into(), |verdict| verdict.to_string())
+}
+
+/// A number with three digits that count, and none that do not.
+fn number(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.1 { format!("{value:.4}") } else { short(value) }
+}
+
+fn spread(ours: &Summary) -> String {
+    match ours.samples.len() {
+        1 => number(ours.median),
+        _ => format!("{} ({}–{})", number(ours.median), number(ours.min), number(ours.max)),
+    }
+}
+
+/// Writes both forms; returns how many figures of each paper hold, a line each.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write(known: &Known, folder: &Folder, words: Words) -> anyhow::Result<String> {
+    let compared: Vec<Compared> = known.figures.iter().map(|figure| Compared::of(figure, folder)).collect();
+    folder::write(&folder.0.join("index.html"), &html(known, &compared, folder, words))?;
+    folder::write(&folder.0.join("report.md"), &markdown(known, &compared, folder, words))?;
+    Ok(counts(&compared).iter().map(|(paper, words)| format!("{}: {words}", paper.title())).collect::<Vec<_>>().join("\n"))
+}
+
+/// How many figures of each paper have each verdict.
+fn counts(compared: &[Compared]) -> Vec<(Paper, String)> {
+    let of_paper = |paper: Paper| {
+        let verdicts: Vec<_> = compared.iter().filter(|one| one.figure.paper == paper).map(Compared::verdict).collect();
+        let mut kinds = verdicts.clone();
+        kinds.sort_unstable_by_key(|verdict| verdict.map_or(u8::MAX, |verdict| verdict as u8));
+        kinds.dedup();
+        let count = |kind: &Option<Verdict>| verdicts.iter().filter(|verdict| *verdict == kind).count();
+        let words: Vec<String> = kinds.iter().map(|kind| format!("{} {}", count(kind), word(*kind))).collect();
+        (!words.is_empty()).then(|| (paper, words.join(", ")))
+    };
+    Paper::ALL.into_iter().filter_map(of_paper).collect()
+}
+
+/// The host and the amount of measuring, from the first result.
+fn setting(known: &Known, folder: &Folder, is_quick: bool) -> String {
+    let Some(report) = known.runs.iter().find_map(|run| folder.result(&run.experiment)) else {
+        return "Nothing has been measured yet.".into();
+    };
+    let host = &report.host;
+    let short = if is_quick { " Runs are short (--quick): take single values with care." } else { "" };
+    format!("{}, {} cores, Linux {}.{short}", host.cpu, host.cores, host.kernel)
+}
+
+/// An experiment that was simulated too.
+struct Simulated<'a> {
+    experiment: &'a str,
+    /// Variants that have a simulated rate.
+    variants: usize,
+    /// Those whose simulated rate is within a tenth of the measured one.
+    near: usize,
+    /// The error in the middle of all, without sign, in percent.
+    median_percent: f64,
+}
+
+/// How far the simulator is from what was measured.
+fn simulated<'a>(known: &'a Known, folder: &Folder) -> Vec<Simulated<'a>> {
+    let of_run = |run: &'a super::figures::Run| {
+        let report = folder.result(&run.experiment)?;
+        let simulated = report.variants.iter().filter(|variant| variant.metrics.contains_key("simulated_pps"));
+        let mut errors: Vec<f64> = simulated.filter_map(|variant| variant.median("error_percent")).map(f64::abs).collect();
+        errors.sort_by(f64::total_cmp);
+        let (variants, near) = (errors.len(), errors.iter().filter(|error| **error <= 10.0).count());
+        (variants > 0).then(|| Simulated { experiment: &run.experiment, variants, near, median_percent: median(&errors) })
+    };
+    known.runs.iter().filter_map(of_run).collect()
+}
+
+/// Experiments without a figure that have a result.
+fn others<'a>(known: &'a Known, folder: &Folder) -> Vec<(&'a str, Report)> {
+    let runs = known.runs.iter().map(|run| run.experiment.as_str());
+    runs.filter(|name| known.paper_of(name) == Paper::Platform).filter_map(|name| Some((name, folder.result(name)?))).collect()
+}
+
+fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>Sluice beside the papers</title>\n<style>{STYLE}</style></head><body>\n<h1>Sluice beside the papers</h1>\n<p>{}</p>\n",
+        escaped(&setting(known, folder, words.is_quick))
+    );
+    out.push_str(
+        "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better; where the paper gives none, beyond the bound. \
+         <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
+         Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n",
+    );
+    for (paper, verdicts) in counts(compared) {
+        let _ = writeln!(out, "<tr><td><a href=\"#{}\">{}</a></td><td>{verdicts}</td></tr>", paper.word(), paper.title());
+    }
+    out.push_str("</table>\n");
+    let mut drawn: Vec<&str> = Vec::new();
+    for paper in Paper::ALL {
+        let _ = writeln!(out, "<h2 id=\"{}\">{}</h2>", paper.word(), paper.title());
+        for one in compared.iter().filter(|one| one.figure.paper == paper) {
+            html_figure(&mut out, one, (folder, words), &mut drawn);
+        }
+        if paper == Paper::Platform {
+            for (name, report) in others(known, folder) {
+                let _ = writeln!(out, "<section><h3>{}</h3><p>{}</p>", escaped(name), escaped((words.about)(name)));
+                html_run(&mut out, name, &report, (folder, words), &mut drawn);
+                out.push_str("</section>\n");
+            }
+        }
+    }
+    let simulated = simulated(known, folder);
+    if !simulated.is_empty() {
+        out.push_str(
+            "<h2>The simulator</h2>\n<table><tr><th>Experiment</th><th>Variants</th><th>Within 10 %</th><th>Error in the middle</th></tr>\n",
+        );
+        for Simulated { experiment, variants, near, median_percent } in simulated {
+            let numbers = [variants.to_string(), near.to_string(), format!("{median_percent:.1} %")];
+            let cells = numbers.map(|number| format!("<td class=\"n\">{number}</td>")).concat();
+            let _ = writeln!(out, "<tr><td>{}</td>{cells}</tr>", escaped(experiment));
+        }
+        out.push_str("</table>\n");
+    }
+    out.push_str("</body></html>\n");
+    out
+}
+
+fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words), drawn: &mut Vec<&'a str>) {
+    let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
+    let verdict = one.verdict();
+    let _ = writeln!(
+        out,
+        "<section><h3>{} <b class=\"{}\">{}</b></h3><p>{}</p>",
+        escaped(name),
+        class(verdict),
+        word(verdict),
+        escaped(claim)
+    );
+    if let Some(why) = missing {
+        let _ = writeln!(out, "<p class=\"small\">{}</p>", escaped(why));
+    }
+    if !one.checked.is_empty() {
+        out.push_str("<table><tr><th>What</th><th>Ours</th><th>Paper</th><th>Bound</th><th></th></tr>\n");
+        for Checked { what, ours, paper, bound, verdict } in &one.checked {
+            let ours = ours.as_ref().map_or_else(|why| format!("– <span class=\"small\">{}</span>", escaped(why)), spread);
+            let paper = paper.map_or(String::new(), number);
+            let _ = writeln!(
+                out,
+                "<tr><td>{}</td><td class=\"n\">{ours}</td><td class=\"n\">{paper}</td><td class=\"n\">{bound}</td>\
+                 <td class=\"{}\">{verdict}</td></tr>",
+                escaped(what),
+                class(Some(*verdict))
+            );
+        }
+        out.push_str("</table>\n");
+    }
+    if let Some(differs) = differs {
+        let _ = writeln!(out, "<p class=\"small\">Set up otherwise: {}</p>", escaped(differs));
+    }
+    if let (Some(name), Some(report)) = (experiment, &one.report) {
+        html_run(out, name, report, place, drawn);
+    }
+    out.push_str("</section>\n");
+}
+
+/// The command, the plot (once), and what was left out.
+fn html_run<'a>(out: &mut String, name: &'a str, report: &Report, place: (&Folder, Words), drawn: &mut Vec<&'a str>) {
+    let (folder, words) = place;
+    let _ = writeln!(out, "<p class=\"small\"><code>{}</code></p>", escaped(&command(name, report)));
+    if drawn.contains(&name) {
+        let _ = writeln!(out, "<p class=\"small\">Drawn above.</p>");
+    } else if let Ok(picture) = std::fs::read_to_string(folder.file(name, "svg")) {
+        let _ = writeln!(out, "<details open><summary>{}</summary>\n{picture}</details>", escaped((words.about)(name)));
+        drawn.push(name);
+    }
+    let left_out = left_out_lines(&report.left_out);
+    if !left_out.is_empty() {
+        let lines: String = left_out.iter().map(|line| format!("<li>{}</li>", escaped(line))).collect();
+        let _ = writeln!(
+            out,
+            "<details><summary>{} reasons to leave something out</summary><ul>{lines}</ul></details>",
+            left_out.len()
+        );
+    }
+}
+
+fn command(name: &str, report: &Report) -> String {
+    format!("sluice bench {name} --seconds {} --repeats {}", report.seconds, report.repeats)
+}
+
+fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
+    let mut out =
+        format!("# Sluice beside the papers\n\n{}\n\n| paper | figures |\n|---|---|\n", setting(known, folder, words.is_quick));
+    for (paper, verdicts) in counts(compared) {
+        let _ = writeln!(out, "| {} | {verdicts} |", paper.title());
+    }
+    for paper in Paper::ALL {
+        let _ = write!(out, "\n## {}\n", paper.title());
+        for one in compared.iter().filter(|one| one.figure.paper == paper) {
+            markdown_figure(&mut out, one, folder);
+        }
+        if paper == Paper::Platform {
+            for (name, report) in others(known, folder) {
+                let _ = write!(out, "\n### {name}\n\n{}\n", (words.about)(name));
+                markdown_run(&mut out, name, &report, folder);
+            }
+        }
+    }
+    let simulated = simulated(known, folder);
+    if !simulated.is_empty() {
+        out.push_str("\n## The simulator\n\n| experiment | variants | within 10 % | error in the middle |\n|---|---|---|---|\n");
+        for Simulated { experiment, variants, near, median_percent } in simulated {
+            let _ = writeln!(out, "| {experiment} | {variants} | {near} | {median_percent:.1} % |");
+        }
+    }
+    out
+}
+
+fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
+    let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
+    let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", word(one.verdict()));
+    if let Some(why) = missing {
+        let _ = write!(out, "\nNot measured: {why}.\n");
+    }
+    if !one.checked.is_empty() {
+        out.push_str("\n| what | ours | paper | bound | |\n|---|---|---|---|---|\n");
+        for Checked { what, ours, paper, bound, verdict } in &one.checked {
+            let ours = ours.as_ref().map_or_else(|why| format!("– ({why})"), spread);
+            let _ = writeln!(out, "| {what} | {ours} | {} | {bound} | {verdict} |", paper.map_or(String::new(), number));
+        }
+    }
+    if let Some(differs) = differs {
+        let _ = write!(out, "\nSet up otherwise: {differs}\n");
+    }
+    if let (Some(name), Some(report)) = (experiment, &one.report) {
+        markdown_run(out, name, report, folder);
+    }
+}
+
+fn markdown_run(out: &mut String, name: &str, report: &Report, folder: &Folder) {
+    let _ = write!(out, "\n`{}`", command(name, report));
+    if folder.file(name, "svg").exists() {
+        let _ = write!(out, " ([plot]({name}.svg))");
+    }
+    out.push('\n');
+    for line in left_out_lines(&report.left_out) {
+        let _ = write!(out, "\n- {line}");
+    }
+    if !report.left_out.is_empty() {
+        out.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::all::figures::tests::report;
+
+    const DATA: &str = r#"
+        [[figure]]
+        paper = "nfvnice"
+        name = "Figure 7"
+        experiment = "chain"
+        claim = "More & more."
+        [[figure.check]]
+        what = "throughput, of the default"
+        variant = "sluice/other"
+        of = "default/other"
+        metric = "delivered_pps"
+        at_least = 1.2
+        paper = 2.0
+        [[figure]]
+        paper = "resq"
+        name = "Figure 3"
+        claim = "Latency."
+        missing = "no experiment"
+        [[run]]
+        experiment = "chain"
+        [[run]]
+        experiment = "forward"
+    "#;
+
+    const WORDS: Words = Words { is_quick: false, about: |_| "what it measures" };
+
+    #[test]
+    fn a_report_has_claims_values_verdicts_and_plots() {
+        let known: Known = toml::from_str(DATA).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder(dir.path().into());
+        assert_eq!(
+            write(&known, &folder, WORDS).unwrap(),
+            "NFVnice (SIGCOMM 2017): 1 not measured\nResQ (NSDI 2018): 1 not measured"
+        );
+        report("chain", &[("default/other", &[1.0, 1.0]), ("sluice/other", &[1.5, 1.6])])
+            .write(&folder.file("chain", "json"))
+            .unwrap();
+        std::fs::write(folder.file("chain", "svg"), "<svg>bars</svg>").unwrap();
+        report("forward", &[("poll/open", &[1.0])]).write(&folder.file("forward", "json")).unwrap();
+        let said = write(&known, &folder, Words { is_quick: true, ..WORDS }).unwrap();
+        assert_eq!(said, "NFVnice (SIGCOMM 2017): 1 holds in shape\nResQ (NSDI 2018): 1 not measured");
+        let page = std::fs::read_to_string(dir.path().join("index.html")).unwrap();
+        for wanted in [
+            "More &amp; more.",
+            "<svg>bars</svg>",
+            "1.55 (1.50–1.60)",
+            ">2.00<",
+            "≥ 1.2",
+            "holds in shape",
+            "no experiment",
+            "--quick",
+        ] {
+            assert!(page.contains(wanted), "{wanted}: {page}");
+        }
+        assert!(page.contains("<h3>forward</h3>") && !page.contains("<script") && !page.contains("http://"), "{page}");
+        let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
+        assert!(text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape |"), "{text}");
+        assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2` ([plot](chain.svg))"), "{text}");
+    }
+
+    #[test]
+    fn the_simulators_error_is_of_what_was_simulated() {
+        let known: Known = toml::from_str(DATA).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder(dir.path().into());
+        let mut chain = report("chain", &[("a", &[1.0]), ("b", &[1.0]), ("c", &[1.0])]);
+        for (variant, (error, is_simulated)) in chain.variants.iter_mut().zip([(-4.0, true), (12.0, true), (90.0, false)]) {
+            variant.add("error_percent", error);
+            if is_simulated {
+                variant.add("simulated_pps", 1.0);
+            }
+        }
+        chain.write(&folder.file("chain", "json")).unwrap();
+        write(&known, &folder, WORDS).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
+        assert!(text.ends_with("| chain | 2 | 1 | 8.0 % |\n"), "{text}");
+    }
+
+    #[test]
+    fn small_numbers_keep_their_digits() {
+        assert_eq!([0.0, 0.0031, 0.5, 2.0, 8.9e6].map(number), ["0.00", "0.0031", "0.50", "2.00", "8.90 M"]);
+    }
+}
