@@ -58,7 +58,7 @@ pub struct BenchArgs {
     /// Folder for results, plots and a page about the papers' claims (all)
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
-    /// Twenty minutes: fewer variants and short runs (all)
+    /// Fewer variants and short runs (all)
     #[arg(long)]
     pub quick: bool,
     /// Percent by which a median may differ without being worse or better (compare)

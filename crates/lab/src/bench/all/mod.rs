@@ -8,8 +8,8 @@
 //! there is ([`page`]): one page with all plots in it, and the same as Markdown.
 //!
 //! # Limits
-//! The time that is left is estimated from how long experiments took with `--quick` on a host of
-//! two cores, scaled by how long those before took here.
+//! The time that is left comes from estimates for `--quick` on two cores, scaled by how long the
+//! experiments before took here.
 
 mod figures;
 mod folder;

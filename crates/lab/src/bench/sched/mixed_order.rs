@@ -4,7 +4,7 @@
 //! Three NFs on one core; flow i takes the chain with the i-th of the six orders, in a fixed
 //! shuffled sequence ([`MIXED`]), the same in every run. The flows share the line rate. Every NF is
 //! first, middle and last at once, so no order of running them is right for all. The paper's NFs
-//! cost the same (`costs` 270/270/270); where they do not (120/270/550), the default wastes more.
+//! cost the same (`costs` 270/270/270); those of 120/270/550 are ours.
 //!
 //! # Source
 //! NFVnice, figure 12.
