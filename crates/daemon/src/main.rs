@@ -151,8 +151,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     info!("ready; `sluice --socket {} status` tells how it is", socket.display());
     // It is no error not to run under systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    supervisor.run();
-    server.stop();
+    supervisor.run(|| server.stop());
     handle.close();
     let _ = watcher.join();
     Ok(())
@@ -160,7 +159,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
 
 fn remote_quit(mut supervisor: Supervisor) {
     supervisor.quit();
-    supervisor.run();
+    supervisor.run(|| ());
 }
 
 /// Applies the configuration file again. Errors in it are logged and change nothing.

@@ -68,7 +68,9 @@ fn capable_packets_are_marked_before_a_slow_nf_and_others_are_not() {
     let text = port("in", "pcap", &format!("read = {source:?}\nrepeat = 0"))
         + &port("out", "pcap", &format!("write = {target:?}"))
         + &service("slow", "sluice-nf-cost", "args = [\"--cycles\", \"20000\"]\nring = 256")
-        + &chain("c", "in", &["slow"], "out", "");
+        + &chain("c", "in", &["slow"], "out", "")
+        // Low: while the NF waits for its core, the gate is closed and no queue is seen.
+        + "[sched]\necn_watermark = 10\n";
     let mut daemon = Daemon::start("", &text);
     daemon.wait("packets are marked", |s| find_nf(s, "slow.0").sched.marked > 1000 && find_port(s, "out").tx_packets > 1000);
     daemon.silence("c", "in");

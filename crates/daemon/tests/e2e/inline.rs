@@ -116,8 +116,9 @@ fn what_cannot_run_inline_is_refused_before_anything_starts() {
 #[test]
 fn each_thread_that_receives_has_an_instance_of_its_own() {
     let threads = "rx = [0, 1]\ntx = [0, 1]";
-    let body = three(100).replace("overload = \"wait\"", "rate = 100000.0\nqueues = 2");
-    // The sink's thread may get no core for a while.
+    // Either thread may get no core for a while: then the generator waits, and so does what is for
+    // the sink.
+    let body = three(100).replace("overload = \"wait\"", "overload = \"wait\"\nrate = 100000.0\nqueues = 2");
     let body = body.replace("kind = \"sink\"", "kind = \"sink\"\noverload = \"wait\"");
     let mut daemon = Daemon::start(threads, &body);
     let stats =

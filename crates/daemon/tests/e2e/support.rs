@@ -260,14 +260,8 @@ impl Daemon {
 
     /// Waits until its counters fulfil `is`.
     #[track_caller]
-    pub fn wait(&mut self, what: &str, is: impl FnMut(&Stats) -> bool) -> Stats {
-        self.wait_within(PATIENCE, what, is)
-    }
-
-    /// The same with another time limit, for what needs a core that other tests have.
-    #[track_caller]
-    pub fn wait_within(&mut self, patience: Duration, what: &str, mut is: impl FnMut(&Stats) -> bool) -> Stats {
-        let until = Instant::now() + patience;
+    pub fn wait(&mut self, what: &str, mut is: impl FnMut(&Stats) -> bool) -> Stats {
+        let until = Instant::now() + PATIENCE;
         loop {
             let stats = self.stats();
             if is(&stats) {

@@ -111,8 +111,8 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    /// Device and inode of the socket's file.
-    inode: Arc<Mutex<(u64, u64)>>,
+    /// Device and inode of the socket's file; None once it is to be there no more.
+    inode: Arc<Mutex<Option<(u64, u64)>>>,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -129,11 +129,10 @@ impl Server {
 
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // The thread is stopped before the file is removed, so that it does not make another one.
-        // Only this server's file is removed.
         let _ = self.stop.send(true);
-        let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
-        if inode_of(&self.path).is_ok_and(|there| there == inode) {
+        // From here on the thread makes no other file. Only this server's file is removed.
+        let ours = self.inode.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if ours.is_some() && ours == inode_of(&self.path).ok() {
             let _ = std::fs::remove_file(&self.path);
         }
         let _ = thread.join();
@@ -153,7 +152,7 @@ impl Drop for Server {
 pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result<Server, ServeError> {
     let listener = bind(socket)?;
     let failed = |source| ServeError::Bind { path: socket.to_owned(), source };
-    let inode = Arc::new(Mutex::new(inode_of(socket).map_err(failed)?));
+    let inode = Arc::new(Mutex::new(Some(inode_of(socket).map_err(failed)?)));
     let door = Door { path: socket.to_owned(), inode: inode.clone() };
     let (stop, stopped) = watch::channel(false);
     let (started, starting) = mpsc::sync_channel(1);
@@ -191,19 +190,20 @@ fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
 
 struct Door {
     path: PathBuf,
-    inode: Arc<Mutex<(u64, u64)>>,
+    inode: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
 impl Door {
     /// Makes a new socket if its file was removed or replaced by another daemon's. None if the
-    /// folder is not this daemon's: the supervisor makes that, and takes its lock.
+    /// server stops, or the folder is not this daemon's: the supervisor makes that, and takes its
+    /// lock.
     fn make_anew(&self) -> Option<UnixListener> {
-        let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
-        if inode_of(&self.path).is_ok_and(|there| there == inode) || !is_ours(self.path.parent()?) {
+        let mut ours = self.inode.lock().unwrap_or_else(PoisonError::into_inner);
+        if ours.is_none() || *ours == inode_of(&self.path).ok() || !is_ours(self.path.parent()?) {
             return None;
         }
         let listener = bind(&self.path).ok()?;
-        *self.inode.lock().unwrap_or_else(PoisonError::into_inner) = inode_of(&self.path).ok()?;
+        *ours = Some(inode_of(&self.path).ok()?);
         warn!("{} was removed; it is there again", self.path.display());
         UnixListener::from_std(listener).ok()
     }

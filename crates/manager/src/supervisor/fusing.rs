@@ -48,8 +48,9 @@ impl Supervisor {
                 if !nf.is(State::Running) {
                     return None;
                 }
-                let (used, work) = (nf.counted.cpu.percent() / 100.0, nf.counted.cpu.work());
-                nfs.push(Measured { service, core: nf.core, used, pps: work.pps, packet_ns: work.packet_ns });
+                let cpu = &nf.counted.cpu;
+                let packet_ns = nf.handle.as_ref()?.load.service_ns.get();
+                nfs.push(Measured { service, core: nf.core, used: cpu.percent() / 100.0, pps: cpu.pps(), packet_ns });
             }
         }
         let saving = saving(chain.services.len(), &nfs)?;

@@ -249,7 +249,7 @@ impl Supervisor {
         match prepared.and_then(|()| this.build(wanted, stop)) {
             Ok(()) => Ok(this),
             Err(error) => {
-                this.shut_down();
+                this.shut_down(|| ());
                 Err(error)
             }
         }
@@ -295,12 +295,13 @@ impl Supervisor {
         &self.config
     }
 
-    /// Serves until [`Supervisor::quit`], then drains and stops everything.
-    pub fn run(mut self) {
+    /// Serves until [`Supervisor::quit`], then drains and stops everything. `stop_serving` stops
+    /// the API's server before the runtime directory goes, in which it would make its socket anew.
+    pub fn run(mut self, stop_serving: impl FnOnce()) {
         while !self.turns.quit {
             self.turn(QUIET_TICK);
         }
-        self.shut_down();
+        self.shut_down(stop_serving);
     }
 
     pub fn quit(&mut self) {
@@ -366,7 +367,7 @@ impl Supervisor {
     }
 
     /// Stops reception, drains, stops every NF and thread, and restores the host.
-    pub(super) fn shut_down(&mut self) {
+    fn shut_down(mut self, stop_serving: impl FnOnce()) {
         self.turns.stopping = true;
         self.published.sdn.stop();
         let _ = self.plane.stop_rx();
@@ -376,7 +377,7 @@ impl Supervisor {
             let waiting = || this.plane.snapshots().map_or(0, |s| s.iter().map(|s| s.waiting).sum::<u64>());
             this.nfs.values().any(held) || waiting() > 0
         };
-        while inside(self) && Instant::now() < until {
+        while inside(&self) && Instant::now() < until {
             self.turn(Duration::from_millis(1));
         }
         self.dismiss_zygotes();
@@ -395,12 +396,15 @@ impl Supervisor {
         self.restore_scheduling();
         // The guard removes its file when it has nothing left to undo.
         self.outside.end_guard();
-        if let Some(record) = self.host.record.take() {
-            match record.finish() {
-                Ok(undone) if undone.failed.is_empty() => {}
-                Ok(undone) => error!("could not undo: {}", undone.failed.join(", ")),
-                Err(error) => warn!("{error}"),
-            }
+        let record = self.host.record.take();
+        // Calls that still wait are answered by this.
+        drop(self);
+        stop_serving();
+        match record.map(Record::finish) {
+            None => {}
+            Some(Ok(undone)) if undone.failed.is_empty() => {}
+            Some(Ok(undone)) => error!("could not undo: {}", undone.failed.join(", ")),
+            Some(Err(error)) => warn!("{error}"),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
 
-use super::nfs::{Event, Handled, Nf, State};
+use super::nfs::{Event, Nf, State};
 use super::{ANSWERS, QUIET_TICK, Supervisor, TICK};
 use crate::dataplane::Fence;
 
@@ -89,7 +89,7 @@ impl Supervisor {
             if left == 0 {
                 return false;
             }
-            let looked = nf.counted.cpu.sample(now, || nf.handle.as_deref().map_or_else(Handled::default, Handled::of));
+            let looked = nf.counted.cpu.sample(now, || nf.handle.as_deref().map_or(0, |handle| handle.posted_returned().1));
             left -= usize::from(looked);
             if let (true, Some(foreign), Some(handle), Some(used)) = (looked, &mut nf.foreign, &nf.handle, nf.counted.cpu.last_ns())
             {

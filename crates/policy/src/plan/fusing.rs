@@ -19,20 +19,22 @@
 //! saved     = sum(hand-over) − max(hand-over)         in cores
 //! ```
 //!
-//! All of it is measured, over one period. It is worth saying from a tenth of what the NFs use and
+//! `used` and `pps` are measured over one period. `packet_ns` is the median of the load monitor
+//! (NFVnice §3.2): a mean would count the pauses in which a handler was preempted, and on a busy
+//! host those are more than all hand-overs. It is worth saying from a tenth of what the NFs use and
 //! a twentieth of the core on.
 //!
 //! # Limits
-//! Work besides packets, such as ticks, counts as hand-over. A pause in which a handler was
-//! preempted counts as its own, so that the saving is said too small. A polling NF uses all of its
-//! core, and its hand-over is not known: leave out chains that have one.
+//! Work besides packets, such as ticks, counts as hand-over, and so does what dear packets take
+//! above the median. A polling NF uses all of its core, and its hand-over is not known: leave out
+//! chains that have one.
 
 /// Least part of what the NFs use.
 const LEAST_OF_USED: f64 = 0.1;
 /// Least part of a core.
 const LEAST: f64 = 0.05;
 
-/// An NF of a chain, in the last period.
+/// An NF of a chain, as last measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     /// The number of its service in the chain.
@@ -43,7 +45,7 @@ pub struct Measured {
     pub used: f64,
     /// Packets per second that it handled.
     pub pps: f64,
-    /// Mean time of a packet in its handler, in nanoseconds; 0 if unknown.
+    /// Median time of a packet in its handler, in nanoseconds; 0 if unknown.
     pub packet_ns: f64,
 }
 

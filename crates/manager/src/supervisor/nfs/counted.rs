@@ -157,40 +157,6 @@ impl std::fmt::Debug for Members {
     }
 }
 
-/// Counters of a process: the packets that it has returned, and its sampled bursts.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Handled {
-    packets: u64,
-    busy_ns: u64,
-    sampled: u64,
-}
-
-impl Handled {
-    pub(crate) fn of(handle: &NfHandle) -> Self {
-        // Relaxed: a statistic.
-        let word = |counter| handle.region.page.counter(counter).load(Ordering::Relaxed);
-        Self { packets: handle.posted_returned().1, busy_ns: word(Counter::BusyNs), sampled: word(Counter::Sampled) }
-    }
-}
-
-/// What a process did in a period.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Work {
-    /// Packets per second.
-    pub(crate) pps: f64,
-    /// Mean time of a packet in the handler; 0 if none was sampled.
-    pub(crate) packet_ns: f64,
-}
-
-impl Work {
-    fn between(before: Handled, now: Handled, passed_ns: f64) -> Self {
-        let more = |of: fn(&Handled) -> u64| of(&now).saturating_sub(of(&before)) as f64;
-        let sampled = more(|h| h.sampled);
-        let packet_ns = if sampled > 0.0 { more(|h| h.busy_ns) / sampled } else { 0.0 };
-        Self { pps: more(|h| h.packets) * 1e9 / passed_ns, packet_ns }
-    }
-}
-
 /// Measures the share of a core that a process uses, or all processes of a foreign program.
 #[derive(Debug, Default)]
 pub(crate) struct CpuMeter {
@@ -200,9 +166,9 @@ pub(crate) struct CpuMeter {
     clocks: HashMap<Pid, (CpuClock, u64)>,
     /// What they have all used since the start, with those that have ended.
     used: u64,
-    last: Option<(Instant, u64, Handled)>,
+    last: Option<(Instant, u64, u64)>,
     percent: f64,
-    work: Work,
+    pps: f64,
 }
 
 impl CpuMeter {
@@ -221,9 +187,9 @@ impl CpuMeter {
         self.percent
     }
 
-    /// What it did in the same period.
-    pub(crate) fn work(&self) -> Work {
-        self.work
+    /// Packets per second that it returned in the same period.
+    pub(crate) fn pps(&self) -> f64 {
+        self.pps
     }
 
     /// CPU time at the last sample, in nanoseconds.
@@ -252,8 +218,9 @@ impl CpuMeter {
         Some(self.used)
     }
 
-    /// Takes a sample if it is time to, and returns whether it did.
-    pub(crate) fn sample(&mut self, now: Instant, handled: impl FnOnce() -> Handled) -> bool {
+    /// Takes a sample if it is time to, and returns whether it did. `returned`: the packets that it
+    /// has returned so far.
+    pub(crate) fn sample(&mut self, now: Instant, returned: impl FnOnce() -> u64) -> bool {
         if self.clock.is_none() && self.members.is_none() {
             return false;
         }
@@ -261,28 +228,13 @@ impl CpuMeter {
             return false;
         }
         let Some(used) = self.used() else { return true };
-        let handled = handled();
-        if let Some((at, before, handled_before)) = self.last {
+        let returned = returned();
+        if let Some((at, used_before, returned_before)) = self.last {
             let passed_ns = (now - at).as_nanos().max(1) as f64;
-            self.percent = used.saturating_sub(before) as f64 * 100.0 / passed_ns;
-            self.work = Work::between(handled_before, handled, passed_ns);
+            self.percent = used.saturating_sub(used_before) as f64 * 100.0 / passed_ns;
+            self.pps = returned.saturating_sub(returned_before) as f64 * 1e9 / passed_ns;
         }
-        self.last = Some((now, used, handled));
+        self.last = Some((now, used, returned));
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_is_what_counters_gained_in_the_period() {
-        let before = Handled { packets: 1_000, busy_ns: 7_000, sampled: 100 };
-        let now = Handled { packets: 501_000, busy_ns: 19_000, sampled: 340 };
-        assert_eq!(Work::between(before, now, 5e8), Work { pps: 1e6, packet_ns: 50.0 });
-        // Nothing was sampled, or the process wrote less than before.
-        assert_eq!(Work::between(now, now, 5e8), Work::default());
-        assert_eq!(Work::between(now, before, 5e8), Work::default());
     }
 }

@@ -29,7 +29,7 @@ use std::time::Instant;
 use rustix::process::Pid;
 use sluice_shm::clock::monotonic_ns;
 
-pub(crate) use counted::{Counted, Handled};
+pub(crate) use counted::Counted;
 pub(crate) use event::{Action, Again, End, Ended, Event, TrialEnd};
 pub(crate) use foreign::Foreign;
 pub(crate) use life::{BACKOFF, HELLO_PATIENCE, Life, Origin};
