@@ -8,9 +8,10 @@ use std::fs;
 
 use super::host::Host;
 use super::problem::{At, Problem};
-use sluice_api::config::{Config, Container, Service};
+use sluice_api::config::{Class, Config, Container, Service};
 use sluice_host::cgroup::pen::{FORKED, Pens};
 use sluice_host::container;
+use sluice_shm::doorbell;
 
 /// Reports all rights that exceed the default.
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
@@ -20,6 +21,7 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     }
     of_users(config, host, &mut problems);
     of_cores(config, &mut problems);
+    of_weights(config, &mut problems);
     of_host(config, host, &mut problems);
     problems
 }
@@ -172,6 +174,29 @@ fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Warns about tenants on one core, between which no weights divide it.
+fn of_weights(config: &Config, problems: &mut Vec<Problem>) {
+    let (key, remedy) = match (config.sched.class, config.sched.weights) {
+        (Class::Rr, _) => ("class", "write class = \"other\" or \"batch\""),
+        (_, false) => ("weights", "write weights = true"),
+        _ => return,
+    };
+    let has_processes = |service: &&Service| !service.is_inline() && service.first_instances() > 0;
+    let services: Vec<&Service> = config.services.iter().filter(has_processes).collect();
+    let meets = |a: &Service, b: &Service| a.tenant != b.tenant && a.cores.iter().any(|core| b.cores.contains(core));
+    let pairs = services.iter().enumerate().flat_map(|(n, a)| services[..n].iter().map(move |b| (*b, *a)));
+    if let Some((a, b)) = pairs.into_iter().find(|(a, b)| meets(a, b)) {
+        problems.push(Problem::warning(
+            At::key("sched", key),
+            format!(
+                "services \"{}\" and \"{}\" of two tenants share a core without weights: the one with more threads gets more of it",
+                a.name, b.name
+            ),
+            format!("{remedy}, or give each tenant cores of its own"),
+        ));
+    }
+}
+
 /// Warns about limits that this host cannot enforce.
 fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     let is_ours = |service: &Service| is_started(service) && !service.is_foreign();
@@ -184,6 +209,13 @@ fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
             "run sluiced as root: then each service has a user of its own, and NFs have less rights than now",
         ));
         return;
+    }
+    if !doorbell::look_for_more() {
+        problems.push(Problem::warning(
+            at(),
+            "this kernel cannot wait for two futexes, so an NF can take the wakes of others of its core and tenant",
+            "run Linux 5.16 or later, or give NFs that do not trust each other tenants or cores of their own",
+        ));
     }
     // Without mountinfo, nothing is known of the cgroups of the host.
     if fs::metadata(host.at("/proc/self/mountinfo".as_ref())).is_err() {
@@ -297,6 +329,23 @@ mod tests {
         // If no NFs are isolated, that is the only warning.
         let (_root, ordinary) = self::host(1000, &[passwd]);
         assert_eq!(said(&two("user = \"nobody\"\ntenant = \"red\"", "user = \"nobody\"\ntenant = \"blue\""), &ordinary).len(), 1);
+    }
+
+    #[test]
+    fn tenants_that_share_a_core_without_weights_are_reported() {
+        let (_root, host) = host(0, &[]);
+        let of = |name: &str, tenant: &str, core: usize| {
+            format!("[[service]]\nname = \"{name}\"\nexec = \"/nat\"\ntenant = \"{tenant}\"\ncores = [{core}]\n")
+        };
+        let two = |sched: &str, tenant: &str, core: usize| {
+            said(&(format!("[sched]\n{sched}\n") + &of("a", "red", 1) + &of("b", tenant, core)), &host)
+        };
+        for sched in ["class = \"rr\"", "weights = false"] {
+            assert_eq!([two(sched, "red", 1), two(sched, "blue", 2)].concat(), Vec::<String>::new(), "{sched}");
+            let said = two(sched, "blue", 1);
+            assert!(said.len() == 1 && said[0].contains("services \"a\" and \"b\" of two tenants share a core"), "{said:?}");
+        }
+        assert_eq!(two("class = \"batch\"", "blue", 1), Vec::<String>::new());
     }
 
     #[test]

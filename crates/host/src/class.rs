@@ -13,7 +13,8 @@
 //!
 //! # Approach
 //! - A class belongs to a thread, so [`set`] goes through the threads of a process until all have
-//!   the class: a new thread inherits the class of the thread that makes it.
+//!   the class: a new thread inherits the class of the thread that makes it, but for class rr where
+//!   this user may set that aside (SCHED_RESET_ON_FORK).
 //! - The former state is kept ([`Former`], [`Slice::former`]) and restored at the end. The slice
 //!   outlives the manager, so note it with [`Record::changed`](crate::record::Record::changed)
 //!   before [`RrSlice::set`].
@@ -148,12 +149,15 @@ impl Policy {
         }
     }
 
-    /// The policy of a class, for a thread that had this one.
-    fn changed_to(self, class: Class) -> Self {
+    /// The policy of a class, for a thread that had this one. What a thread of class rr makes has
+    /// the default class, if this user may undo that (`without_heirs`): there are no weights in
+    /// class rr, and each process would have as much of the core as its maker.
+    fn changed_to(self, class: Class, without_heirs: bool) -> Self {
+        let flag = if without_heirs { libc::SCHED_RESET_ON_FORK } else { 0 };
         let (number, priority) = match class {
             Class::Other => (libc::SCHED_OTHER, 0),
             Class::Batch => (libc::SCHED_BATCH, 0),
-            Class::Rr(priority) => (libc::SCHED_RR, priority.into()),
+            Class::Rr(priority) => (libc::SCHED_RR | flag, priority.into()),
         };
         // Clearing the flag needs a capability.
         Self { number: number | self.number & libc::SCHED_RESET_ON_FORK, priority }
@@ -251,7 +255,13 @@ pub fn set(root: &Path, pid: Pid, class: Class) -> Result<Former, ClassError> {
     done.map(|()| former)
 }
 
+/// Whether this user has the capability to give any class, and to take it back.
+fn may_give() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
+}
+
 fn set_all(former: &mut Former, class: Class) -> Result<(), ClassError> {
+    let without_heirs = may_give();
     for _ in 0..PASSES {
         let mut has_changed = false;
         for tid in threads(&former.root, former.pid)? {
@@ -259,7 +269,7 @@ fn set_all(former: &mut Former, class: Class) -> Result<(), ClassError> {
                 continue;
             }
             let result = Policy::of(tid).and_then(|policy| {
-                let wanted = policy.changed_to(class);
+                let wanted = policy.changed_to(class, without_heirs);
                 if policy != wanted {
                     wanted.give(tid)?;
                     has_changed = true;
@@ -286,8 +296,7 @@ fn refused(root: &Path, pid: i32, class: Class, error: Errno) -> ClassError {
         return system("set the scheduling class of process", pid)(error.into());
     }
     // The kernel returns EPERM in both cases.
-    let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
-    match cgroup::without_real_time(root, pid, may) {
+    match cgroup::without_real_time(root, pid, may_give()) {
         Some(cgroup) if matches!(class, Class::Rr(_)) => ClassError::NoBudget { pid, cgroup },
         _ => ClassError::NotPermitted { pid, class },
     }
@@ -310,7 +319,8 @@ fn interval(tid: i32) -> Result<Duration, Errno> {
 /// # Errors
 /// [`ClassError::NotPermitted`], [`ClassError::NoBudget`], [`ClassError::System`].
 pub fn try_rr(root: &Path) -> Result<Duration, ClassError> {
-    let ask = || Policy::of(0).and_then(|policy| policy.changed_to(Class::Rr(PRIORITIES.0)).give(0)).and_then(|()| interval(0));
+    let ask =
+        || Policy::of(0).and_then(|policy| policy.changed_to(Class::Rr(PRIORITIES.0), false).give(0)).and_then(|()| interval(0));
     let thread = std::thread::Builder::new().name("rr-slice".into()).spawn(ask).map_err(system("start", "a thread"))?;
     let answer = thread.join().unwrap_or(Err(Errno::INVAL));
     answer.map_err(|error| refused(root, std::process::id() as i32, Class::Rr(PRIORITIES.0), error))

@@ -109,8 +109,9 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_ioperm;
 };
 
-/// Denied calls that are newer than libc's list: `open_tree_attr`, of 6.15.
-pub(super) const NEWER: &[(&str, c_long)] = &[("SYS_open_tree_attr", 467)];
+/// Denied calls that are newer than libc's list: `open_tree_attr`, of 6.15, and `futex_requeue`, of
+/// 6.7, for the reason of the rules about `futex`.
+pub(super) const NEWER: &[(&str, c_long)] = &[("SYS_open_tree_attr", 467), ("SYS_futex_requeue", 456)];
 
 /// Also denied to NFs: changes of core and class, and moves of shared pages.
 pub(super) const DENIED_TO_NFS: &[(&str, c_long)] = calls! {
@@ -171,7 +172,14 @@ pub const PR_SCHED_CORE: u32 = 62;
 /// Denied to all but zygotes: children of the manager that it does not know.
 pub(super) const RULES_OF_OTHERS: &[Rule] = &[bit("clone", libc::SYS_clone, 0, libc::CLONE_PARENT)];
 
-/// Also denied to NFs: holes in shared memory, and taking shared pages away from others.
+/// Moves of sleepers from one futex that processes share to another. The private kind has another
+/// bit.
+const fn requeue(operation: c_int) -> Rule {
+    exactly("futex", libc::SYS_futex, 1, operation as u32)
+}
+
+/// Also denied to NFs: holes in shared memory, taking shared pages away from others, and taking
+/// others off the doorbell that they sleep on.
 pub(super) const RULES_OF_NFS: &[Rule] = &[
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_PUNCH_HOLE),
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_COLLAPSE_RANGE),
@@ -184,6 +192,8 @@ pub(super) const RULES_OF_NFS: &[Rule] = &[
     exactly("madvise", libc::SYS_madvise, 2, libc::MADV_PAGEOUT as u32),
     exactly("madvise", libc::SYS_madvise, 2, libc::MADV_HWPOISON as u32),
     exactly("madvise", libc::SYS_madvise, 2, libc::MADV_SOFT_OFFLINE as u32),
+    requeue(libc::FUTEX_REQUEUE),
+    requeue(libc::FUTEX_CMP_REQUEUE),
 ];
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! | `claim SLOT` | a thread keeps giving this slot the core; others are suspended without budget |
 //! | `quiet SLOT` | a thread keeps giving its own slot the core; others have no packets or budget |
 //! | `steal N` | N threads wait on the doorbells of slots 0 to 7, to take their wakes |
+//! | `requeue` | a thread keeps moving the sleepers of these doorbells to a word of its own |
 //!
 //! Packets pass it as they pass a bridge. `noise`, `flood` and `bits` take the milliseconds until
 //! they begin as next argument. The core page is written by offset, by the table in `core_page`.
@@ -22,6 +23,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::thread::futex;
 use sluice_nf::{Burst, Context, Handler, run};
 use sluice_shm::doorbell;
 
@@ -176,7 +178,17 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
                 forever(Duration::ZERO, move || doorbell::wait(bell, bell.load(Ordering::Relaxed), None));
             }
         }
-        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim, quiet or steal".into()),
+        Some("requeue") => {
+            let (core, own) = (Core::new(), Words::of("sluice-nf").at(0));
+            let flags = futex::Flags::empty();
+            forever(Duration::ZERO, move || {
+                // The filter of NFs refuses it.
+                for n in 0..8 {
+                    let _ = futex::requeue(core.slot(n, 2 * LINE + 4), flags, 0, u32::MAX >> 1, own);
+                }
+            });
+        }
+        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim, quiet, steal or requeue".into()),
     }
     Ok(Neighbour { block })
 }

@@ -124,6 +124,11 @@ fn wakes_that_are_stolen() {
     settle(&["steal", "32"]);
 }
 
+#[test]
+fn sleepers_that_are_moved_off_their_doorbells() {
+    settle(&["requeue"]);
+}
+
 /// Only words that the manager does not rewrite each time: no lie shows at once.
 #[test]
 fn the_core_claimed_and_all_others_said_to_have_neither_packets_nor_budget() {

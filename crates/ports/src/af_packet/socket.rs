@@ -460,9 +460,9 @@ impl PacketSocket {
                     break;
                 }
                 // An interface that rejects a large segment may accept its packets.
-                Some(libc::EMSGSIZE | libc::EINVAL) if groups[0] > 1 => one_by_one = groups[0],
-                // Waiting would not help.
-                Some(libc::EMSGSIZE | libc::EINVAL) => {
+                Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) if groups[0] > 1 => one_by_one = groups[0],
+                // Waiting would not help, also where an NF has made a hole under the packet.
+                Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) => {
                     self.counters.refused += 1;
                     self.counters.refused_bytes += u64::from(packets[done].len);
                     done += 1;
