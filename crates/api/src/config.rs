@@ -19,6 +19,7 @@ pub mod wakeup;
 pub use interface::{AfPacket, AfXdp, WhenMissing};
 use order::in_order;
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
+pub use port::PortKind;
 pub use promise::Promises;
 pub use service::Run;
 pub use wakeup::Wakeup;
@@ -576,27 +577,6 @@ pub enum Overload {
     Drop,
     /// Holds them and receives no more until the gate opens.
     Wait,
-}
-
-/// Kinds of port. A new kind needs a variant and its match arms here, and a module of
-/// `crates/ports` with its lines in `lib.rs` there.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-pub enum PortKind {
-    /// Generates traffic.
-    Gen(Gen),
-    /// Drops packets, and measures what [`Gen`] wrote into them.
-    Sink(Sink),
-    /// Reads and writes capture files.
-    Pcap(Pcap),
-    /// Any DPDK device.
-    Dpdk(Dpdk),
-    /// A network interface of the kernel, without DPDK.
-    #[serde(rename = "af_packet")]
-    AfPacket(AfPacket),
-    /// A network interface of the kernel, past the kernel's network stack.
-    #[serde(rename = "af_xdp")]
-    AfXdp(AfXdp),
 }
 
 /// A traffic generator.

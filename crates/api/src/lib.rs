@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod change;
+#[cfg(feature = "client")]
 pub mod client;
 pub mod config;
 pub mod counted;

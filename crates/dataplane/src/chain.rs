@@ -50,7 +50,8 @@ pub enum DropReason {
     NoSuchPort = 6,
     /// The NF returned it with an offset or length outside its frame: a violation.
     Violation = 7,
-    /// A foreign program did not return it: wasted work, unless it consumes packets by design.
+    /// What it was sent out to did not return it: wasted work, unless that consumes packets by
+    /// design.
     NotBack = 8,
     /// The NF named a service with unshared instances, which flows get at their entry: wasted work.
     NotShared = 9,

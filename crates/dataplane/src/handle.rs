@@ -207,20 +207,20 @@ pub struct NfHandle {
     pub load: Load,
     /// Weight factor of its service, besides its load.
     pub priority: f64,
-    /// Weight of its flow; 1 unless it has a single flow. By its pool's thread.
+    /// Weight of its flow; 1 unless it has a single flow. By the thread that steers it.
     pub flow_weight: Gauge,
     /// Whether it is scheduled from outside ([`Sharing`](crate::hooks::Sharing)).
     pub governed: AtomicBool,
     /// Whether it gets slices without packets, because it has to end.
     pub wants_core: AtomicBool,
-    /// Whether it is a foreign program: the manager reads its ring for it
-    /// ([`Feeder`](crate::hooks::Feeder)). Set before it is given packets.
+    /// Whether the manager reads its ring for it ([`Feeder`](crate::hooks::Feeder)). Set before it
+    /// is given packets.
     pub is_fed: AtomicBool,
     /// When it is woken, if not for each packet.
     pub wakeup: Option<Rules>,
     /// Start of its current flow.
     pub start: Start,
-    /// Its pool released it: it gets no flows and may be stopped. By its pool's thread.
+    /// It was released: it gets no flows and may be stopped. By the thread that steers it.
     pub dismissed: AtomicBool,
     /// It took over flows, and its packets wait for the last old one ([`crate::succession`]).
     pub is_behind: AtomicBool,

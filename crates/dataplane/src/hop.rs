@@ -230,7 +230,7 @@ impl Plane {
     }
 
     /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
-    /// its chain's egress port. Members of pools are assigned only by pool steering.
+    /// its chain's egress port. Unshared instances are assigned only where flows are steered.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);

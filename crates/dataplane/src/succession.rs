@@ -12,7 +12,7 @@
 //! Limits: where several threads drain the NFs of a service, two of them may drain an NF and one
 //! behind it; then a burst of the former can be overtaken. An NF that remains is held up while the
 //! other finishes, including its own flows. Only packets of paths that the tables name are covered.
-//! A packet that comes out of a foreign program before the old NF counts only once it is out.
+//! A packet that was sent out before the old NF counts only once it is back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

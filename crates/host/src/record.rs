@@ -75,7 +75,7 @@ pub enum RecordError {
     #[error("another sluiced{} runs in {dir}; stop it, or give this one another runtime_dir", pid.map(|p| format!(" (pid {p})")).unwrap_or_default())]
     Busy { dir: PathBuf, pid: Option<i32> },
     /// Other users could write the record.
-    #[error("{dir} {what}: whoever writes there could have this manager kill and delete; choose a runtime_dir of its own")]
+    #[error("{dir} {what}: what is written there could have this manager kill and delete; choose a runtime_dir of its own")]
     Untrusted {
         /// The directory, or a file in it.
         dir: PathBuf,
@@ -1030,7 +1030,7 @@ mod tests {
         assert!(message().contains("record may be written by others (mode 666)"), "{}", message());
         fs::remove_file(dir.path().join(RECORD)).unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
-        assert!(message().contains("may be written by others (mode 1777): whoever writes there"), "{}", message());
+        assert!(message().contains("may be written by others (mode 1777): what is written there"), "{}", message());
         if rustix::process::geteuid().is_root() {
             fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
             std::os::unix::fs::chown(dir.path(), Some(4242), None).unwrap();

@@ -1,6 +1,30 @@
-//! What each kind of port can do, asked by all that handle ports alike.
+//! The kinds of port, and what each can do, asked by all that handle ports alike.
 
-use super::{PcapSpeed, PortKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{AfPacket, AfXdp, Dpdk, Gen, Pcap, PcapSpeed, Sink};
+
+/// Kinds of port. A new kind needs a variant, its settings and its match arms here, and a module of
+/// `crates/ports` with its lines in `lib.rs` there.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum PortKind {
+    /// Generates traffic.
+    Gen(Gen),
+    /// Drops packets, and measures what [`Gen`] wrote into them.
+    Sink(Sink),
+    /// Reads and writes capture files.
+    Pcap(Pcap),
+    /// Any DPDK device.
+    Dpdk(Dpdk),
+    /// A network interface of the kernel, without DPDK.
+    #[serde(rename = "af_packet")]
+    AfPacket(AfPacket),
+    /// A network interface of the kernel, past the kernel's network stack.
+    #[serde(rename = "af_xdp")]
+    AfXdp(AfXdp),
+}
 
 impl PortKind {
     /// Its name in a configuration.

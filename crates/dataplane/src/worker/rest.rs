@@ -140,7 +140,7 @@ impl Worker {
         let waits = setup.rx.waiting() > 0
             || setup.rx.chains.as_ref().is_some_and(|chains| chains.has_released())
             || !self.closing.is_empty()
-            // A foreign program may be working on its packets.
+            // Packets may be out, with what works on them elsewhere.
             || self.sharings.iter().any(|sharing| !sharing.is_idle())
             || self.throttling.as_ref().is_some_and(|throttling| !throttling.is_quiet())
             || self.queues.iter().any(|owned| owned.from < owned.to)

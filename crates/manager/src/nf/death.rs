@@ -103,7 +103,7 @@ impl fmt::Display for Cause {
             Self::Renewed => write!(f, "ended to have fresh packet memory"),
             Self::Unstarted(why) => write!(f, "not started: {why}"),
             Self::Failed(how) => write!(f, "{how}"),
-            Self::Unknown => write!(f, "for a reason that is not known, because its parent alone is told how it ended"),
+            Self::Unknown => write!(f, "for a reason that is not known, because only its parent learns how it ended"),
         }
     }
 }

@@ -174,7 +174,7 @@ const NFS: &[Family<Nf>] = &[
     Family::gauge("sluice_nf_throttled", "1 while chains that pass the NF are refused at their entry because of it.", |n, r| {
         r.is(u8::from(n.sched.throttled))
     }),
-    Family::gauge("sluice_nf_held", "1 while the NF is told to sleep, because its packets would only wait further on.", |n, r| {
+    Family::gauge("sluice_nf_held", "1 while the NF is made to sleep, because its packets would only wait further on.", |n, r| {
         r.is(u8::from(n.sched.held))
     }),
     Family::gauge("sluice_nf_state", "The state that the NF is in; always 1.", |n, r| r.with(&[("state", n.state.word())], 1)),
@@ -196,7 +196,7 @@ const NFS: &[Family<Nf>] = &[
     Family::gauge("sluice_nf_packet_seconds", "Median time that the NF takes for a packet, over the last 100 ms.", |n, r| {
         known(r, n.sched.service_ns);
     }),
-    Family::gauge("sluice_nf_outside_packet_seconds", "CPU time that a packet costs the NF, told from outside.", |n, r| {
+    Family::gauge("sluice_nf_outside_packet_seconds", "CPU time that a packet costs the NF, measured from outside.", |n, r| {
         known(r, n.sched.outside_ns);
     }),
     Family::counter(
@@ -295,20 +295,16 @@ const PROMISES: &[Family<Promise>] = &[
             r.with(&[("what", "latency")], p.latency_violated);
         },
     ),
-    Family::gauge(
-        "sluice_promise_violated",
-        "1 while a promise is not kept, with who is to blame, if that can be told.",
-        |p, r| {
-            for violation in &p.violations {
-                let what = match violation.what {
-                    What::Throughput => "throughput",
-                    What::Latency => "latency",
-                };
-                let cause = violation.cause.as_ref().map_or("", |cause| &cause.tenant);
-                r.with(&[("what", what), ("cause", cause)], 1);
-            }
-        },
-    ),
+    Family::gauge("sluice_promise_violated", "1 while a promise is not kept, with its cause, if that is known.", |p, r| {
+        for violation in &p.violations {
+            let what = match violation.what {
+                What::Throughput => "throughput",
+                What::Latency => "latency",
+            };
+            let cause = violation.cause.as_ref().map_or("", |cause| &cause.tenant);
+            r.with(&[("what", what), ("cause", cause)], 1);
+        }
+    }),
 ];
 
 const OF_ALL: &str = "All together, those that are gone too";

@@ -105,7 +105,7 @@ pub(super) mod tests {
             Expected => "none known",
             Starting => "spawned, or asked of its zygote, or attached; its handler is not made yet",
             Running => "attached and ready",
-            Stopping => "told to end",
+            Stopping => "asked to end",
             Restarting => "none, waits its back-off",
             Failed | Gone => "none",
         }
