@@ -504,7 +504,7 @@ impl CorePage {
     #[cold]
     pub fn is_preceded(&self, me: u32) -> bool {
         let choice = Choice { page: self, me: Some(me), now_us: 0 };
-        self.has_favoured() && wakeup::is_preceded(&choice, self.level(me), &Rules::default())
+        self.has_favoured() && wakeup::is_preceded(&choice, self.level(me))
     }
 
     /// Whether a slot's NF may take packets.
@@ -684,9 +684,6 @@ impl Choice<'_> {
         Candidate {
             waiting: page.waiting(slot),
             age_ns: page.age_ns(slot, self.now_us),
-            // The manager admits no more packets than the whole path has room for.
-            room: u32::MAX,
-            held: false,
             depth: page.depth(slot).load(Ordering::Relaxed),
             level: page.level(slot),
             pressing: page.pressing(slot),

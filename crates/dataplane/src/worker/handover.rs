@@ -764,8 +764,6 @@ impl Choice<'_> {
         let candidate = Candidate {
             waiting: member.handle.unread(),
             age_ns: now.saturating_sub(member.since_ns),
-            room: u32::MAX,
-            held: false,
             depth: said.depth,
             level: said.level,
             pressing: said.pressing,

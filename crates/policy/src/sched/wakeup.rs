@@ -7,15 +7,14 @@
 //!
 //! # Terms and units
 //! *Waiting*: packets in an NF's queue. *Age*: how long it has waited for the core with packets, in
-//! nanoseconds. *Room*: packets that the NF can pass on before something downstream is full.
-//! *Held*: must yield ([`backpressure`](super::backpressure)). *Depth*: how far down its chains the
-//! NF is, its largest hop number. *Round*: a time of the core that is divided among the NFs with
-//! packets; an NF's *part* of it follows its share. *Budget*: CPU time that an NF may still use
-//! before others go first, in nanoseconds; it goes below 0 when a turn takes longer.
+//! nanoseconds. *Depth*: how far down its chains the NF is, its largest hop number. *Round*: a time
+//! of the core that is divided among the NFs with packets; an NF's *part* of it follows its share.
+//! *Budget*: CPU time that an NF may still use before others go first, in nanoseconds; it goes
+//! below 0 when a turn takes longer.
 //!
 //! # Approach
-//! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all
-//! that waits, if that is less). Of those that can:
+//! An NF can run if packets wait for it. One that must yield, because of
+//! [`backpressure`](super::backpressure), is no candidate. Of those that can run:
 //! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
 //! 2. else one that is *pressing*: what those above it add would soon find no space; the furthest
 //!    down goes first ([`pressing`](super::priority::pressing), an option);
@@ -44,6 +43,8 @@
 //! # Limits
 //! The bound must be well above the time to serve a full ring, and above a turn of every NF: else,
 //! under overload, the choice becomes first come, first served. It is linear in the candidates.
+//! Room for the results is no part of a choice: the manager admits no more packets than the whole
+//! path has room for.
 //!
 //! Source: NFVnice, section 3.2 (which NF is woken, and why); M. Shreedhar, G. Varghese,
 //! "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995, for the budgets.
@@ -51,14 +52,10 @@
 /// An NF of the core at the time of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Candidate {
-    /// Packets in its queue.
+    /// Packets in its queue; 0 for an NF that may not run.
     pub waiting: u32,
     /// How long it has waited for the core with packets, in nanoseconds.
     pub age_ns: u64,
-    /// Packets that it can pass on before something downstream is full.
-    pub room: u32,
-    /// Whether it must yield.
-    pub held: bool,
     /// Its largest hop number.
     pub depth: u32,
     /// An NF with a level above 0 goes first while it has budget; 0 is ordinary.
@@ -69,8 +66,8 @@ pub struct Candidate {
 
 impl Candidate {
     #[inline]
-    fn can_run(&self, burst: u32) -> bool {
-        self.waiting > 0 && !self.held && self.room >= self.waiting.min(burst)
+    fn can_run(&self) -> bool {
+        self.waiting > 0
     }
 
     #[inline]
@@ -84,13 +81,11 @@ impl Candidate {
 pub struct Rules {
     /// Longest wait; an NF that has waited longer goes first, in nanoseconds.
     pub bound_ns: u64,
-    /// Packets of a burst: the room that a turn needs.
-    pub burst: u32,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { bound_ns: 100_000_000, burst: 32 }
+        Self { bound_ns: 100_000_000 }
     }
 }
 
@@ -135,8 +130,8 @@ pub fn refilled(budget_ns: i64, part_ns: i64, rounds: i64) -> i64 {
 
 /// The NFs of a core, numbered by the implementer, and their budgets.
 pub trait Core {
-    /// Calls `each` with the NFs that may run. Those that cannot may be left out; of very many NFs
-    /// some may be left out, if a later choice names them.
+    /// Calls `each` with the NFs that may run. Those without packets may be left out; of very many
+    /// NFs some may be left out, if a later choice names them.
     fn candidates(&self, each: impl FnMut(u32, Candidate));
 
     /// As [`candidates`](Self::candidates), but only NFs with a level or that may be pressing.
@@ -165,7 +160,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     // wave, they are few at a time, and their shares alone would cut the wave.
     let (mut takers, mut parts, mut late) = (0, 0, None);
     core.candidates(|nf, candidate| {
-        if candidate.can_run(rules.burst) {
+        if candidate.can_run() {
             takers += 1;
             parts += core.part_ns(nf, WHOLE_NS);
             if candidate.age_ns > rules.bound_ns && late.is_none_or(|(age_ns, _)| candidate.age_ns > age_ns) {
@@ -183,7 +178,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
         core.grant(nf, 1, round_ns);
         return Some(nf);
     }
-    if let Some((first, is_pressing)) = foremost(core, rules) {
+    if let Some((first, is_pressing)) = foremost(core) {
         if is_pressing {
             let rounds = rounds_to_budget(core, first, round_ns);
             core.grant(first, rounds, round_ns);
@@ -192,7 +187,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     }
     let mut from = core.leaving();
     for _ in 0..takers {
-        let place = next(core, rules, from)?;
+        let place = next(core, from)?;
         core.grant(place.1, 1, round_ns);
         if core.budget_ns(place.1) > 0 {
             return Some(place.1);
@@ -202,7 +197,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     // All are in debt: give as many parts as the first one needs. Budget + rounds · part ≥ 1.
     let mut first: Option<(i64, u32)> = None;
     core.candidates(|nf, candidate| {
-        if candidate.can_run(rules.burst) {
+        if candidate.can_run() {
             let rounds = rounds_to_budget(core, nf, round_ns);
             if first.is_none_or(|(least, _)| rounds < least) {
                 first = Some((rounds, nf));
@@ -213,7 +208,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     let mut from = core.leaving();
     for _ in 0..takers {
         // The numbers may change meanwhile; then no NF can run any more.
-        let Some(place) = next(core, rules, from) else { break };
+        let Some(place) = next(core, from) else { break };
         core.grant(place.1, rounds, round_ns);
         from = Some(place);
     }
@@ -232,11 +227,11 @@ type Rank = (bool, u32, bool, std::cmp::Reverse<(u32, u32)>);
 
 /// The NF that goes before the circle, and whether it is pressing; None if the circle decides.
 #[inline]
-fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
+fn foremost(core: &impl Core) -> Option<(u32, bool)> {
     let from = core.leaving();
     let mut first: Option<(Rank, u32)> = None;
     core.favoured(|nf, candidate| {
-        if !candidate.can_run(rules.burst) {
+        if !candidate.can_run() {
             return;
         }
         let is_pressing = candidate.is_pressing();
@@ -255,23 +250,23 @@ fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
 
 /// Whether an NF with this level must give the core away early, because another goes before it.
 #[inline]
-pub fn is_preceded(core: &impl Core, level: u32, rules: &Rules) -> bool {
+pub fn is_preceded(core: &impl Core, level: u32) -> bool {
     let Some((depth, _)) = core.leaving() else { return false };
     let mut found = false;
     core.favoured(|nf, candidate| {
         let goes_first = candidate.is_pressing() && candidate.depth > depth || candidate.level > level && core.budget_ns(nf) > 0;
-        found |= goes_first && candidate.can_run(rules.burst);
+        found |= goes_first && candidate.can_run();
     });
     found
 }
 
 /// Depth and number of the next NF in the circle after `from` that can run.
 #[inline]
-fn next(core: &impl Core, rules: &Rules, from: Option<(u32, u32)>) -> Option<(u32, u32)> {
+fn next(core: &impl Core, from: Option<(u32, u32)>) -> Option<(u32, u32)> {
     let mut first: Option<(u32, u32)> = None;
     let mut further: Option<(u32, u32)> = None;
     core.candidates(|nf, candidate| {
-        if candidate.can_run(rules.burst) {
+        if candidate.can_run() {
             let place = (candidate.depth, nf);
             let nearest = if from.is_some_and(|from| place > from) { &mut further } else { &mut first };
             *nearest = Some(nearest.map_or(place, |before| before.min(place)));
@@ -309,9 +304,9 @@ impl Table {
     }
 
     /// Whether an NF must leave: no budget is left, and another can run. Panics without such an NF.
-    pub fn must_leave(&self, nf: usize, rules: &Rules) -> bool {
+    pub fn must_leave(&self, nf: usize) -> bool {
         let others = || self.candidates.iter().enumerate().filter(|(other, _)| *other != nf);
-        self.budgets_ns[nf] <= 0 && others().any(|(_, candidate)| candidate.can_run(rules.burst))
+        self.budgets_ns[nf] <= 0 && others().any(|(_, candidate)| candidate.can_run())
     }
 }
 
@@ -356,10 +351,10 @@ impl Core for Table {
 mod tests {
     use super::*;
 
-    const RULES: Rules = Rules { bound_ns: 1_000_000, burst: 32 };
+    const RULES: Rules = Rules { bound_ns: 1_000_000 };
 
     fn waiting(waiting: u32, depth: u32) -> Candidate {
-        Candidate { waiting, depth, age_ns: 1000, room: 1000, ..Candidate::default() }
+        Candidate { waiting, depth, age_ns: 1000, ..Candidate::default() }
     }
 
     fn core(candidates: &[Candidate]) -> Table {
@@ -392,22 +387,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_held_or_has_no_room_does_not_run() {
-        let held = Candidate { held: true, ..waiting(100, 3) };
-        let full = Candidate { room: 31, ..waiting(100, 2) };
-        assert_eq!(pick(&[waiting(1, 1), full, held]), Some(0));
-        assert_eq!(pick(&[full, held]), None);
-        // Room for all that waits is enough.
-        assert_eq!(pick(&[waiting(1, 2), Candidate { room: 4, ..waiting(4, 1) }]), Some(1));
-        // A late one that cannot run is not chosen.
-        assert_eq!(pick(&[Candidate { age_ns: 9_000_000, ..held }, waiting(1, 1)]), Some(1));
-    }
-
-    #[test]
     fn who_waits_too_long_goes_first_with_or_without_budget() {
         let late = |age_ns| Candidate { age_ns, ..waiting(1, 0) };
         assert_eq!(pick(&[waiting(100, 0), late(1_000_000)]), Some(0));
         assert_eq!(pick(&[late(1_000_001), late(1_000_002), waiting(100, 5)]), Some(1));
+        assert_eq!(pick(&[Candidate { waiting: 0, ..late(9_000_000) }, waiting(1, 1)]), Some(1), "it cannot run");
         let mut poor = core(&[late(2_000_000), waiting(100, 5)]);
         poor.charge(0, 9_000_000);
         assert_eq!(choose(&mut poor, &RULES), Some(0));
@@ -420,15 +404,15 @@ mod tests {
             core.leaving = Some(leaving);
             assert_eq!(choose(&mut core, &RULES), Some(next));
         }
-        core.candidates[1].held = true;
+        core.candidates[1].waiting = 0;
         core.candidates[2].waiting = 0;
         core.leaving = Some(0);
         assert_eq!(choose(&mut core, &RULES), None);
         // With budget it may stay; without, only if no other can run.
         core.charge(0, 1_000_000);
-        assert!(!core.must_leave(0, &RULES));
+        assert!(!core.must_leave(0));
         core.candidates[2].waiting = 1;
-        assert!(core.must_leave(0, &RULES) && !core.must_leave(2, &RULES));
+        assert!(core.must_leave(0) && !core.must_leave(2));
     }
 
     #[test]
@@ -533,7 +517,7 @@ mod tests {
             loop {
                 core.charge(nf, 60_000);
                 used[nf] += 60_000;
-                if core.must_leave(nf, &RULES) {
+                if core.must_leave(nf) {
                     break;
                 }
             }
@@ -556,9 +540,7 @@ mod tests {
         assert_eq!(choose(&mut core, &RULES), Some(1));
         core.candidates[1].waiting = 63;
         assert_eq!(choose(&mut core, &RULES), Some(3), "then who has a level");
-        // Late NFs still go first, and held ones do not run.
-        core.candidates[2] = Candidate { held: true, ..at(500, 2) };
-        assert_eq!(choose(&mut core, &RULES), Some(3));
+        // Late NFs still go first.
         core.candidates[1].age_ns = 2_000_000;
         assert_eq!(choose(&mut core, &RULES), Some(1));
     }
@@ -568,13 +550,13 @@ mod tests {
         let mut core =
             core(&[waiting(10, 1), Candidate { level: 2, ..waiting(10, 0) }, Candidate { pressing: 64, ..waiting(63, 2) }]);
         core.leaving = Some(0);
-        assert!(!is_preceded(&core, 0, &RULES), "no budget, and not pressing");
+        assert!(!is_preceded(&core, 0), "no budget, and not pressing");
         core.grant(1, 1, ROUND_NS);
-        assert!(is_preceded(&core, 0, &RULES) && is_preceded(&core, 1, &RULES) && !is_preceded(&core, 2, &RULES));
+        assert!(is_preceded(&core, 0) && is_preceded(&core, 1) && !is_preceded(&core, 2));
         core.candidates[2].waiting = 64;
-        assert!(is_preceded(&core, 9, &RULES));
+        assert!(is_preceded(&core, 9));
         core.candidates[0].depth = 2;
-        assert!(!is_preceded(&core, 9, &RULES), "as far down itself");
+        assert!(!is_preceded(&core, 9), "as far down itself");
     }
 
     #[test]
@@ -589,7 +571,7 @@ mod tests {
             loop {
                 core.charge(nf, 60_000);
                 used[nf] += 60_000;
-                if core.must_leave(nf, &RULES) {
+                if core.must_leave(nf) {
                     break;
                 }
             }

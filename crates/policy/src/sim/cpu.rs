@@ -40,7 +40,7 @@ impl World {
             costs: scenario.nfs.iter().enumerate().map(costs).collect(),
             handover: p.handover,
             fused: p.fused,
-            rules: Rules { burst: BURST, ..Rules::default() },
+            rules: Rules::default(),
         }
     }
 }
@@ -102,6 +102,10 @@ impl Cpu {
     pub(super) fn choose(&mut self, leaving: Option<usize>, world: &World, now_ns: u64) -> Option<usize> {
         self.look(world, now_ns);
         self.table.leaving = leaving;
+        if let Some(leaving) = leaving {
+            // One that cannot run takes part in the round, too.
+            self.table.candidates[leaving].waiting = world.processes[self.processes[leaving]].rx.len();
+        }
         wakeup::choose(&mut self.table, &world.rules).map(|local| local as usize)
     }
 
@@ -137,10 +141,7 @@ impl Cpu {
     fn next_in_turn(&self, world: &World) -> Option<usize> {
         let n = self.processes.len();
         let turn = (1..=n).map(|i| (self.work.local + i) % n);
-        turn.into_iter().find(|local| {
-            let p = &world.processes[self.processes[*local]];
-            p.rx.len() > 0 && p.tx.room() >= p.rx.len().min(BURST)
-        })
+        turn.into_iter().find(|local| world.processes[self.processes[*local]].can_run())
     }
 
     /// The process that the operating system runs now. A switch takes time.
@@ -184,9 +185,7 @@ impl Cpu {
     /// Runs a burst of the process that has the core, or puts it to sleep.
     fn step(&mut self, local: usize, world: &mut World) {
         let number = self.processes[local];
-        let process = &mut world.processes[number];
-        let most = process.rx.len().min(BURST);
-        let stop = most == 0 || process.held || process.tx.room() < most || self.is_over_budget(local, world);
+        let stop = !world.processes[number].can_run() || self.is_over_budget(local, world);
         if stop && !world.fused {
             self.leave(local, world);
             return;
@@ -200,7 +199,7 @@ impl Cpu {
             return false;
         }
         self.look(world, self.now_ns);
-        self.table.must_leave(local, &world.rules)
+        self.table.must_leave(local)
     }
 
     /// Puts the process to sleep, and starts the next one with hand-over.

@@ -220,7 +220,7 @@ impl Manager {
             if !self.platform.handover {
                 for local in 0..cpu.processes.len() {
                     let p = &mut self.world.processes[cpu.processes[local]];
-                    if p.asleep && p.rx.len() > 0 && !p.held && p.tx.room() >= p.rx.len().min(BURST) {
+                    if p.asleep && p.can_run() {
                         p.asleep = false;
                         spent += wake_one(&mut self.world, self.class, cpu, local, self.now_ns + spent);
                     }

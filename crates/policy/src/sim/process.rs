@@ -1,7 +1,7 @@
 //! Processes of NFs, and paths of chains over them.
 
 use super::packets::{Batch, Ring};
-use super::scenario::{Cost, Nf, Scenario};
+use super::scenario::{BURST, Cost, Nf, Scenario};
 use crate::sched::backpressure::Watch;
 use crate::sched::cost::MovingMedian;
 use crate::sched::wakeup::Candidate;
@@ -61,16 +61,17 @@ impl Process {
         }
     }
 
-    /// The process, as the wake-up policy sees it.
+    /// Whether packets wait, it need not yield, and a burst's results have room: those of all that
+    /// waits, if that is less.
+    pub(super) fn can_run(&self) -> bool {
+        let waiting = self.rx.len();
+        waiting > 0 && !self.held && self.tx.room() >= waiting.min(BURST)
+    }
+
+    /// The process, as the wake-up policy sees it: without packets if it cannot run.
     pub(super) fn candidate(&self, now_ns: u64) -> Candidate {
-        Candidate {
-            waiting: self.rx.len(),
-            age_ns: self.age_ns(now_ns),
-            room: self.tx.room(),
-            held: self.held,
-            depth: self.depth,
-            ..Candidate::default()
-        }
+        let waiting = if self.can_run() { self.rx.len() } else { 0 };
+        Candidate { waiting, age_ns: self.age_ns(now_ns), depth: self.depth, ..Candidate::default() }
     }
 
     pub(super) fn age_ns(&self, now_ns: u64) -> u64 {
@@ -190,6 +191,21 @@ mod tests {
         assert!(sum.abs_diff(2_000_000) < 40_000, "{sum}");
         let mut surge = Costs::new(&Nf { factors: vec![(10, 3), (20, 1)], ..Nf::fixed(0, 5) }, 0);
         assert_eq!([0, 9, 10, 19, 20].map(|t| surge.cycles(&batch(0, 1), 1, t)), [5, 5, 15, 15, 5]);
+    }
+
+    #[test]
+    fn a_process_that_is_held_or_has_no_room_cannot_run() {
+        let batch = |count| Batch { chain: 0, hop: 0, first: 0, count, since_ns: 5 };
+        let with = |waiting, sent, held| {
+            let mut process = Process { held, ..Process::new(0, vec![0], 64) };
+            process.rx.push(batch(waiting));
+            process.tx.push(batch(sent));
+            (process.can_run(), process.candidate(9).waiting)
+        };
+        assert_eq!([with(40, 32, false), with(40, 33, false)], [(true, 40), (false, 0)]);
+        // Room for all that waits is enough.
+        assert_eq!([with(4, 60, false), with(4, 61, false)], [(true, 4), (false, 0)]);
+        assert_eq!([with(40, 0, true), with(0, 0, false)], [(false, 0); 2]);
     }
 
     #[test]
