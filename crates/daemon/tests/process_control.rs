@@ -440,7 +440,7 @@ fn several_processes_of_a_cgroup_are_one_target_and_stay_where_they_are() {
     let guard = Guard::start(program()).unwrap();
     for mechanism in [Mechanism::Freeze, Mechanism::Signal] {
         let mut controller = make(mechanism, &settings("herder"), &guard).unwrap();
-        let herd = Target::of_cgroup(&Proc::default(), "herd", &folder).unwrap();
+        let herd = Target::of_pids(&Proc::default(), "herd", &[a.pid(), b.pid()]).unwrap().in_cgroup(&folder);
         assert_eq!(herd.members().len(), 2);
         let former = [&a, &b].map(Former::of);
         let slot = controller.add(&herd).unwrap();

@@ -16,14 +16,10 @@ use sluice_shm::page::{Counter, Region};
 
 use super::attr::last_errno;
 use super::{Failed, Refused};
-use crate::cgroup::processes_below;
 use crate::process::{Identity, Proc};
 
 /// Flag of kernel threads in `/proc/PID/stat`.
 const PF_KTHREAD: u64 = 0x0020_0000;
-
-/// Maximum number of passes over the processes of a cgroup.
-const PASSES: usize = 16;
 
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -125,34 +121,6 @@ impl Target {
             return Err(Refused::NoProcess { name: name.into() });
         }
         Ok(Self { name: name.into(), members, gates: None, cgroup: None })
-    }
-
-    /// All processes in and below a cgroup without others; one of version 2 is frozen in place.
-    ///
-    /// # Errors
-    /// As [`of_pids`](Self::of_pids).
-    pub fn of_cgroup(proc: &Proc, name: &str, folder: &Path) -> Result<Self, Refused> {
-        let mut members: Vec<Member> = Vec::new();
-        for _ in 0..PASSES {
-            let mut pids = Vec::new();
-            processes_below(folder, &mut pids).map_err(|source| Refused::System {
-                doing: "read the processes of",
-                what: folder.display().to_string(),
-                source,
-            })?;
-            pids.retain(|pid| members.iter().all(|member| member.raw() != *pid));
-            if pids.is_empty() {
-                break;
-            }
-            for pid in pids {
-                members.extend(hold(proc, pid)?);
-            }
-        }
-        members.retain(|member| !member.is_ended());
-        if members.is_empty() {
-            return Err(Refused::NoProcess { name: name.into() });
-        }
-        Ok(Self { name: name.into(), members, gates: None, cgroup: None }.in_cgroup(folder))
     }
 
     /// Adds the gate of its process.

@@ -195,7 +195,7 @@ fn a_cgroup_of_its_own_is_frozen_as_it_is_and_left_as_it_was() {
     let own = fake.home().join("own");
     make_cgroup(&own).unwrap();
     fs::write(own.join("cgroup.procs"), sleeper.pid().to_string()).unwrap();
-    let target = Target::of_cgroup(&proc, "nf", &own).unwrap();
+    let target = Target::of_pid(&proc, "nf", sleeper.pid()).unwrap().in_cgroup(&own);
     assert_eq!((target.members().len(), target.cgroup()), (1, Some(own.as_path())));
     let mut controller = fake.controller(&guard).unwrap();
     let slot = controller.add(&target).unwrap();
