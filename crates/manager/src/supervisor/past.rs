@@ -92,7 +92,7 @@ pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     }
 }
 
-fn of_queue(queue: &QueueCounters) -> api::Port {
+pub(super) fn of_queue(queue: &QueueCounters) -> api::Port {
     api::Port {
         rx_packets: queue.rx_packets.get(),
         rx_bytes: queue.rx_bytes.get(),

@@ -9,7 +9,7 @@ use sluice_shm::histogram::Histogram;
 
 use super::Supervisor;
 use super::nfs::{Nf, State};
-use super::past::of_chain;
+use super::past::{of_chain, of_queue};
 use crate::control::totals::{Counted, QUANTILES};
 use sluice_api::config::{self, Drops, Mode, OnFailure, Overload};
 use sluice_api::model::{self as api, Distribution};
@@ -210,7 +210,6 @@ impl Supervisor {
     fn port_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Port> {
         let report = |(number, port): (usize, &Option<super::PortState>)| {
             let port = port.as_ref()?;
-            let sum = |f: fn(&sluice_dataplane::queue::QueueCounters) -> u64| port.counters.iter().map(|c| f(c)).sum();
             let mut details = details_of(number, snapshots);
             let mut latency = Histogram::default();
             let mut finished: Option<bool> = None;
@@ -232,25 +231,14 @@ impl Supervisor {
                 description: port.description.clone(),
                 overload: if port.config.overload == Overload::Wait { "wait" } else { "drop" }.into(),
                 queues: port.counters.len() as u32,
-                rx_packets: sum(|c| c.rx_packets.get()),
-                rx_bytes: sum(|c| c.rx_bytes.get()),
-                tx_packets: sum(|c| c.tx_packets.get()),
-                tx_bytes: sum(|c| c.tx_bytes.get()),
-                tx_drops: sum(|c| c.tx_drops.get()),
-                entry_drops: sum(|c| c.entry_drops.get()),
                 state: port.link.state(),
-                drops: {
-                    let mut drops: BTreeMap<String, u64> = BTreeMap::new();
-                    for (why, n) in port.counters.iter().flat_map(|c| c.own_drops()).filter(|(_, n)| *n > 0) {
-                        *drops.entry(why.into()).or_default() += n;
-                    }
-                    drops
-                },
                 // A sink receives nothing, so it cannot finish.
                 finished: finished.unwrap_or(false) && port.config.kind.word() != "sink",
                 behind_pps: port.behind.pps(),
                 details,
+                ..api::Port::default()
             };
+            port.counters.iter().for_each(|queue| report.add(&of_queue(queue)));
             report.add(&self.seen.past.of_port(&port.config.name));
             Some(report)
         };
