@@ -779,10 +779,7 @@ pub struct Stats {
     /// How SLOs are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<super::promise::Promise>,
-    /// Packets dropped, by reason: in the packet path `entry`, `nf_down`, `verdict`, `ring_full`,
-    /// `nf_died`, `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`,
-    /// `no_frame`; others `no_rule`, `none_idle`, `no_path`, `port_tx`, `no_link`, `mtu`,
-    /// `oversize`.
+    /// Packets dropped, by reason; `docs/src/ref-drops.md` says where the reasons are defined.
     pub drops: BTreeMap<String, u64>,
     /// Counters of chains and ports that were removed.
     #[serde(default)]
