@@ -126,9 +126,8 @@ mod tests {
 
     #[test]
     fn a_trial_beside_a_profile_says_so() {
-        let Ok(kernel) = sluice_resctrl_stand_in::StandIn::mount(sluice_resctrl_stand_in::Machine::default()) else {
-            return println!("left out: no FUSE file system can be mounted here");
-        };
+        let machine = sluice_resctrl_stand_in::Machine::default();
+        let Some(kernel) = sluice_resctrl_stand_in::StandIn::for_test(machine) else { return };
         let system = Path::new("/nowhere");
         let mut tool = Resctrl::open(kernel.path(), system).unwrap();
         tool.take_over(sluice_cache::resctrl::PROFILE).unwrap();

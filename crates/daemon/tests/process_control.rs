@@ -1,7 +1,10 @@
 //! Process controllers on the real kernel, by each mechanism that the host allows.
 //! Busy processes stop, run, are given back as they were, and run on when their controller dies.
 //!
-//! They need root, for cgroups and real-time classes; without it they are left out.
+//! They need root, for cgroups and real-time classes; without it they are skipped.
+
+#[path = "../../host/src/skip.rs"]
+mod skip;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -23,6 +26,8 @@ use sluice_host::{affinity, processes};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::Mapping;
 
+use skip::skip;
+
 /// Time limit of every wait, generous for a slow and busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Progress of a running process after which one that made none counts as stopped.
@@ -41,7 +46,7 @@ fn program() -> &'static Path {
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: this needs root");
+        skip("it needs root, for cgroups and real-time classes");
         return None;
     }
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
@@ -133,14 +138,24 @@ fn folders(part: &str) -> Vec<PathBuf> {
     found
 }
 
+/// A controller, if this host allows it.
+fn made(mechanism: Mechanism, settings: &Settings, guard: &Arc<Guard>) -> Option<Box<dyn Controller>> {
+    match make(mechanism, settings, guard) {
+        Ok(controller) => Some(controller),
+        Err(error @ (Refused::NotHere { .. } | Refused::NotPermitted { .. })) => {
+            skip(format_args!("{mechanism}: {error}"));
+            None
+        }
+        Err(error) => panic!("{mechanism}: {error}"),
+    }
+}
+
 /// Runs a test with each controller that this host allows; each has its own guard.
 fn each(name: &str, mut test: impl FnMut(Mechanism, Box<dyn Controller>)) {
     for mechanism in Mechanism::ALL {
         let guard = Guard::start(program()).unwrap();
-        match make(mechanism, &settings(name), &guard) {
-            Ok(controller) => test(mechanism, controller),
-            Err(error @ (Refused::NotHere { .. } | Refused::NotPermitted { .. })) => eprintln!("{mechanism} left out: {error}"),
-            Err(error) => panic!("{mechanism}: {error}"),
+        if let Some(controller) = made(mechanism, &settings(name), &guard) {
+            test(mechanism, controller);
         }
         assert!(folders(&settings(name).folder).is_empty(), "{mechanism}");
     }
@@ -193,14 +208,7 @@ fn what_was_changed_is_given_back_though_guard_and_scheduler_were_killed_togethe
     let journal = folder.path().join("undo");
     for mechanism in [Mechanism::Signal, Mechanism::Freezer, Mechanism::Freeze, Mechanism::Realtime] {
         let guard = Guard::start_with(program(), Some(&journal)).unwrap();
-        let mut controller = match make(mechanism, &settings("journal"), &guard) {
-            Ok(controller) => controller,
-            Err(error @ (Refused::NotHere { .. } | Refused::NotPermitted { .. })) => {
-                eprintln!("{mechanism} left out: {error}");
-                continue;
-            }
-            Err(error) => panic!("{mechanism}: {error}"),
-        };
+        let Some(mut controller) = made(mechanism, &settings("journal"), &guard) else { continue };
         let (a, b) = (spinner(1, false), spinner(1, false));
         let former = [&a, &b].map(Former::of);
         let (one, _two) = (controller.add(&target(&a, "a")).unwrap(), controller.add(&target(&b, "b")).unwrap());
@@ -301,10 +309,7 @@ fn threads_that_come_later_get_the_class_too() {
     let Some(_alone) = alone() else { return };
     let guard = Guard::start(program()).unwrap();
     let settings = settings("later");
-    let mut controller = match make(Mechanism::Realtime, &settings, &guard) {
-        Ok(controller) => controller,
-        Err(error) => return eprintln!("left out: {error}"),
-    };
+    let Some(mut controller) = made(Mechanism::Realtime, &settings, &guard) else { return };
     let mut child = role("maker", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut said = lines(&mut child);
     let mut wait_for = |what: &str| until(what, || said.next().is_some_and(|line| line.unwrap() == what));
@@ -341,10 +346,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
     let Some(_alone) = alone() else { return };
     let guard = Guard::start(program()).unwrap();
     let settings = settings("children");
-    let mut controller = match make(Mechanism::Realtime, &settings, &guard) {
-        Ok(controller) => controller,
-        Err(error) => return eprintln!("left out: {error}"),
-    };
+    let Some(mut controller) = made(Mechanism::Realtime, &settings, &guard) else { return };
     // A class of its own, so that the test sees it given back.
     let mut child = role("parent", &[]).stdin(Stdio::piped()).spawn().unwrap();
     let mut said = lines(&mut child);
@@ -376,7 +378,7 @@ fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
 #[test]
 fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     let Some(_alone) = alone() else { return };
-    let Some(top) = version_2() else { return eprintln!("left out: no cgroups of version 2") };
+    let Some(top) = version_2() else { return skip("there are no cgroups of version 2") };
     let folder = top.join(settings("found").folder);
     std::fs::create_dir(&folder).unwrap();
     let (a, other) = (spinner(2, false), spinner(1, false));
@@ -386,7 +388,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     assert_eq!(pids(), [a.pid()]);
     let guard = Guard::start(program()).unwrap();
     for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.works_uncooperatively()) {
-        let Ok(mut controller) = make(mechanism, &settings("finder"), &guard) else { continue };
+        let Some(mut controller) = made(mechanism, &settings("finder"), &guard) else { continue };
         let (former, target) = (Former::of(&a), who.target(&proc, "found", &pids()).unwrap());
         let b = spinner(1, false);
         let slot = controller.add(&target).unwrap();
@@ -415,7 +417,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     let mut expected = [a.pid(), c.pid()];
     expected.sort_unstable();
     assert_eq!(both, expected);
-    if let Ok(mut controller) = make(Mechanism::Freeze, &settings("finder"), &guard) {
+    if let Some(mut controller) = made(Mechanism::Freeze, &settings("finder"), &guard) {
         let slot = controller.add(&who.target(&proc, "found", &both).unwrap()).unwrap();
         only_runs(&other, &c);
         controller.remove(slot).unwrap();
@@ -430,7 +432,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
 #[test]
 fn several_processes_of_a_cgroup_are_one_target_and_stay_where_they_are() {
     let Some(_alone) = alone() else { return };
-    let Some(top) = version_2() else { return eprintln!("left out: no cgroups of version 2") };
+    let Some(top) = version_2() else { return skip("there are no cgroups of version 2") };
     let folder = top.join(settings("herd").folder);
     std::fs::create_dir(&folder).unwrap();
     let (a, b, other) = (spinner(2, false), spinner(1, false), spinner(1, false));
@@ -489,7 +491,7 @@ fn the_scheduler_is_above_what_it_schedules_until_it_is_done() {
         let (before, cores) = (class_of(tid), affinity::allowed().unwrap());
         let raised = match realtime::raise_self(&settings, Some(cores[0])) {
             Ok(raised) => raised,
-            Err(error) => return eprintln!("left out: {error}"),
+            Err(error) => return skip(error),
         };
         assert_eq!(class_of(tid), Some(Class::Rr(settings.high + 1)));
         assert_eq!(affinity::allowed().unwrap(), [cores[0]]);
@@ -510,7 +512,7 @@ fn a_guard_that_is_gone_is_noticed_and_nothing_is_changed_without_one() {
     let a = spinner(1, true);
     for mechanism in Mechanism::ALL {
         let guard = Guard::start(program()).unwrap();
-        let Ok(mut controller) = make(mechanism, &settings("unguarded"), &guard) else { continue };
+        let Some(mut controller) = made(mechanism, &settings("unguarded"), &guard) else { continue };
         assert!(guard.is_alive());
         rustix::process::kill_process(Pid::from_raw(guard.pid()).unwrap(), rustix::process::Signal::KILL).unwrap();
         until("it is gone", || !guard.is_alive());
@@ -547,7 +549,7 @@ fn the_guard_gives_everything_back_when_the_controller_is_killed() {
                 match said.next() {
                     Some(Ok(line)) if line.starts_with("step") => step += 1,
                     Some(Ok(line)) if line.starts_with("refused") => {
-                        eprintln!("{mechanism} left out: {line}");
+                        skip(format_args!("{mechanism}: {line}"));
                         is_refused = true;
                         break;
                     }

@@ -1,8 +1,12 @@
 //! Real packets through real DPDK devices, a process for each scenario, as EAL starts only once.
 //!
 //! Each test starts this binary again with [`CHILD`] set, and checks its exit. A scenario that the
-//! host does not allow (not root, no hugepages, no /dev/net/tun) is skipped, with the reason.
+//! host does not allow (not root, no hugepages, no /dev/net/tun) is skipped, with the reason; in CI
+//! only for want of hugepages.
 #![cfg(feature = "dpdk")]
+
+#[path = "../../host/src/skip.rs"]
+mod skip;
 
 use std::net::UdpSocket;
 use std::path::Path;
@@ -14,6 +18,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::UnshareFlags;
 use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Packet, Pool, PoolThread, Queue};
 use sluice_shm::arena::{Arena, Geometry, HEADROOM};
+
+use skip::skip;
 
 const CHILD: &str = "SLUICE_DPDK_TEST_CHILD";
 const FRAMES: u32 = 4096;
@@ -44,12 +50,9 @@ fn alone_on_hugepages(test: &str, scenario: fn()) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     match Hugepages::reserve(64) {
         Some(_reserved) => alone(test, scenario),
-        None => skip("64 hugepages of 2 MiB cannot be reserved here"),
+        // The host of CI need not have them.
+        None => eprintln!("skipped: 64 hugepages of 2 MiB cannot be reserved here"),
     }
-}
-
-fn skip(why: &str) {
-    println!("SKIPPED: {why}");
 }
 
 fn is_root() -> bool {
@@ -538,7 +541,7 @@ fn veth_scenario(huge: bool) {
 fn veth_pairs_are_joined() {
     alone("veth_pairs_are_joined", || {
         if !is_root() {
-            return skip("network namespaces need root");
+            return skip("only root can make network namespaces");
         }
         veth_scenario(false);
     });
@@ -548,7 +551,7 @@ fn veth_pairs_are_joined() {
 fn veth_pairs_are_joined_on_hugepages() {
     alone_on_hugepages("veth_pairs_are_joined_on_hugepages", || {
         if !is_root() {
-            return skip("network namespaces need root");
+            return skip("only root can make network namespaces");
         }
         veth_scenario(true);
     });
@@ -558,7 +561,7 @@ fn veth_pairs_are_joined_on_hugepages() {
 fn two_queues_of_a_veth_share_its_flows() {
     alone("two_queues_of_a_veth_share_its_flows", || {
         if !is_root() {
-            return skip("network namespaces need root");
+            return skip("only root can make network namespaces");
         }
         new_network_namespace();
         run("ip link add a0 type veth peer name a1");
@@ -604,7 +607,7 @@ fn two_queues_of_a_veth_share_its_flows() {
 fn vlan_tags_stay_in_the_packet() {
     alone("vlan_tags_stay_in_the_packet", || {
         if !is_root() {
-            return skip("network namespaces need root");
+            return skip("only root can make network namespaces");
         }
         new_network_namespace();
         run("ip link add a0 type veth peer name a1");

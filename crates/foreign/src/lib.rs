@@ -54,6 +54,9 @@ pub mod backlog;
 pub mod hop;
 pub mod ledger;
 pub mod room;
+#[cfg(test)]
+#[path = "../../host/src/skip.rs"]
+mod skip;
 pub mod watch;
 pub mod wire;
 

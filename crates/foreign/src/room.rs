@@ -406,6 +406,7 @@ impl Who {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skip::skip;
     use sluice_dataplane::fake::cache;
     use sluice_dataplane::frame::Packet;
 
@@ -426,14 +427,10 @@ mod tests {
         }
     }
 
-    fn is_root() -> bool {
-        rustix::process::geteuid().is_root()
-    }
-
     #[test]
     fn a_bridge_of_the_kernel_passes_packets_from_wire_to_wire() {
-        if !is_root() {
-            return;
+        if !rustix::process::geteuid().is_root() {
+            return skip("only root can make network namespaces");
         }
         let bridge =
             ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
@@ -469,8 +466,8 @@ mod tests {
 
     #[test]
     fn what_commands_leave_running_is_found_and_ends_with_the_room() {
-        if !is_root() {
-            return;
+        if !rustix::process::geteuid().is_root() {
+            return skip("only root can make network namespaces");
         }
         let folder = tempfile::tempdir().unwrap();
         let (left, after) = (folder.path().join("left"), folder.path().join("after"));
@@ -487,8 +484,8 @@ mod tests {
 
     #[test]
     fn what_fails_is_told_and_leaves_nothing() {
-        if !is_root() {
-            return;
+        if !rustix::process::geteuid().is_root() {
+            return skip("only root can make network namespaces");
         }
         let failing = Plan { setup: vec!["exit 3".into()], ..plan("failing") };
         let file = netns::path_of(&failing.netns);

@@ -6,6 +6,7 @@ use rustix::time::{ClockId, clock_getres};
 
 use super::cgroup::{CgroupError, Hierarchy};
 use super::*;
+use crate::skip::skip;
 
 const THREADS: &str = "SLUICE_TEST_THREADS";
 
@@ -49,13 +50,13 @@ impl Drop for Running {
     }
 }
 
-/// Whether this process may give class rr; otherwise prints the reason.
+/// Whether this process may give class rr; otherwise the test is skipped.
 fn may_rr() -> bool {
     let sleeper = Running::sleep();
     match set(slash(), sleeper.pid(), Class::Rr(1)) {
         Ok(_) => true,
         Err(error @ (ClassError::NotPermitted { .. } | ClassError::NoBudget { .. })) => {
-            println!("skipped: {error}");
+            skip(error);
             false
         }
         Err(error) => panic!("{error}"),
@@ -202,7 +203,7 @@ fn a_cgroup_without_budget_is_named_both_ways_round() {
             | CgroupError::NotDelegated { .. }
             | CgroupError::RealTime { .. }
             | CgroupError::NotPermitted { .. }),
-        ) => return println!("skipped: {error}"),
+        ) => return skip(error),
         Err(error) => panic!("{error}"),
     };
     let sleeper = Running::sleep();
@@ -211,8 +212,7 @@ fn a_cgroup_without_budget_is_named_both_ways_round() {
     nf.join(sleeper.pid()).unwrap();
     let given = set(slash(), sleeper.pid(), Class::Rr(1));
     if !has_budgets {
-        println!("this kernel has no real-time budgets of cgroups to be seen");
-        return;
+        return skip("this kernel has no real-time budgets of cgroups");
     }
     let error = given.unwrap_err();
     assert!(matches!(&error, ClassError::NoBudget { cgroup, .. } if cgroup == nf.path()), "{error}");
@@ -299,7 +299,7 @@ fn the_kernel_rounds_the_slice_up_to_its_ticks_and_says_so() {
     let before = setting.read_ms().unwrap();
     let slice = match setting.set(1) {
         Ok(slice) => slice,
-        Err(error @ ClassError::SliceNotPermitted { .. }) => return println!("skipped: {error}"),
+        Err(error @ ClassError::SliceNotPermitted { .. }) => return skip(error),
         Err(error) => panic!("{error}"),
     };
     assert_eq!((setting.read_ms().unwrap(), slice.former()), (1, before));

@@ -33,3 +33,6 @@ pub mod redirect;
 pub mod silence;
 
 pub mod processes;
+
+#[cfg(test)]
+mod skip;

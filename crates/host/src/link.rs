@@ -324,11 +324,12 @@ impl Message {
 mod tests {
     use super::*;
     use crate::netns::Netns;
+    use crate::skip::skip;
 
     #[test]
     fn a_pair_joins_two_namespaces_and_goes_as_one() {
         if !rustix::process::geteuid().is_root() {
-            return;
+            return skip("only root can make network namespaces");
         }
         let (near, far) = (Netns::private().unwrap(), Netns::private().unwrap());
         near.visit(|| {
@@ -356,7 +357,7 @@ mod tests {
     #[test]
     fn an_interface_that_goes_is_noticed() {
         if !rustix::process::geteuid().is_root() {
-            return;
+            return skip("only root can make network namespaces");
         }
         let (near, far) = (Netns::private().unwrap(), Netns::private().unwrap());
         let address = address_of("fw.0 in");

@@ -1,5 +1,6 @@
 use super::super::filter::*;
 use super::*;
+use crate::skip::skip;
 use rustix::process::Signal;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -218,6 +219,7 @@ fn the_user_and_its_groups_are_taken_or_refused() {
     let user = User { uid: 65534, gid: 65533, groups: vec![7, 8] };
     let spec = SpawnSpec { user: Some(user), filter: Filter::Nf { storage: false, zygote: false }, ..shell("") };
     if !rustix::process::geteuid().is_root() {
+        skip("only root can take another user: what is asserted is that it is refused");
         assert!(message(&spec).contains("become user 65534: Operation not permitted"), "{}", message(&spec));
         return;
     }
@@ -366,7 +368,7 @@ fn one_without_privileges_can_get_none() {
 #[test]
 fn a_program_in_a_closed_folder_is_executed_all_the_same() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not root: no other user can be taken, so what is asserted is that it is refused");
+        skip("only root can take another user: what is asserted is that it is refused");
         assert!(spawn(&SpawnSpec { user: Some(User { uid: 65534, gid: 65534, groups: vec![] }), ..shell("") }).is_err());
         return;
     }
@@ -389,7 +391,7 @@ fn a_program_in_a_closed_folder_is_executed_all_the_same() {
 #[test]
 fn what_is_kept_ends_with_its_keeper() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not root: no process namespace can be made, so what is asserted is that it is refused");
+        skip("only root can make process namespaces: what is asserted is that it is refused");
         assert!(Keeper::start(Path::new("/bin/sleep"), &["1000"]).is_err());
         return;
     }
@@ -435,13 +437,13 @@ fn what_is_kept_ends_with_its_keeper() {
 #[test]
 fn one_is_born_in_its_cgroup() {
     let Some(home) = crate::cgroup::unified_home(Path::new("/")) else {
-        eprintln!("no cgroups of version 2 are mounted: what is asserted is that a folder that is none is refused");
+        skip("no cgroups of version 2 are mounted: what is asserted is that a folder that is none is refused");
         assert!(spawn(&SpawnSpec { born_in: Some("/".into()), ..shell("") }).is_err());
         return;
     };
     let folder = home.join(format!("sluice-test-born-{}", std::process::id()));
     if std::fs::create_dir(&folder).is_err() {
-        eprintln!("no cgroup can be made here: what is asserted is that one that is not there is told");
+        skip("no cgroup can be made here: what is asserted is that one that is not there is told");
         let text = message(&SpawnSpec { born_in: Some(folder), ..shell("") });
         assert!(text.contains("cannot join its cgroup"), "{text}");
         return;
@@ -483,8 +485,7 @@ fn children_die_with_a_killed_parent() {
 #[test]
 fn what_is_apart_ends_with_its_first_process() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root can make namespaces");
-        return;
+        return skip("only root can make process namespaces");
     }
     let apart = |script: &str| SpawnSpec { apart: true, ..shell(script) };
     assert_eq!(output_of(apart("echo $$; cat /proc/1/comm")), "1\nsh\n", "and the processes in /proc are its own");

@@ -9,6 +9,9 @@ mod pack;
 mod plan;
 mod profile;
 mod simulate;
+#[cfg(test)]
+#[path = "../../host/src/skip.rs"]
+mod skip;
 mod slo;
 mod svg;
 

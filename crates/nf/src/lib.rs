@@ -39,6 +39,9 @@ pub mod part;
 pub mod pull;
 mod run;
 mod signals;
+#[cfg(test)]
+#[path = "../../host/src/skip.rs"]
+mod skip;
 mod sleeper;
 pub mod storage;
 #[cfg(feature = "trace")]

@@ -20,6 +20,9 @@ pub mod generator;
 pub mod pace;
 pub mod pcap;
 pub mod sink;
+#[cfg(test)]
+#[path = "../../host/src/skip.rs"]
+mod skip;
 pub mod spread;
 pub mod stamp;
 mod watch;

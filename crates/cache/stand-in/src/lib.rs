@@ -11,6 +11,8 @@
 mod kernel;
 mod machine;
 mod mount;
+#[path = "../../../host/src/skip.rs"]
+mod skip;
 
 pub use kernel::{Count, Errno, Kernel, Kind};
 pub use machine::{Bandwidth, Machine, Monitoring};

@@ -15,6 +15,7 @@ use fuser::{
 
 use crate::kernel::{Kernel, Kind};
 use crate::machine::Machine;
+use crate::skip::skip;
 
 /// Nothing is cached between two requests.
 const NOW: Duration = Duration::ZERO;
@@ -253,6 +254,18 @@ impl StandIn {
         options.mount_options = vec![MountOption::FSName("resctrl-stand-in".into()), MountOption::DefaultPermissions];
         let session = fuser::spawn_mount(files, folder.path(), &options)?;
         Ok(Self { kernel, session: Some(session), folder })
+    }
+
+    /// Mounts a stand-in for a test. None where this host cannot, which skips the test.
+    #[track_caller]
+    pub fn for_test(machine: Machine) -> Option<Self> {
+        match Self::mount(machine) {
+            Ok(mounted) => Some(mounted),
+            Err(error) => {
+                skip(format_args!("no FUSE file system can be mounted here: {error}"));
+                None
+            }
+        }
     }
 
     pub fn path(&self) -> &Path {

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use sluice_api::model::Stats;
 
+use crate::skip::skip;
 use crate::support::{Daemon, chain, find_port, nf, port, service};
 
 /// The outside address of the NAT.
@@ -20,9 +21,8 @@ fn captures() -> PathBuf {
 fn has(tools: &[&str]) -> bool {
     let runs = |tool: &&&str| Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
     let missing: Vec<_> = tools.iter().filter(|tool| !runs(tool)).collect();
-    assert!(missing.is_empty() || std::env::var_os("CI").is_none(), "{missing:?} are missing; run `make deps`");
     if !missing.is_empty() {
-        eprintln!("left out: {missing:?} are missing; run `make deps`");
+        skip(format_args!("{missing:?} are missing; run `make deps`"));
     }
     missing.is_empty()
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sluice_api::model::NfState;
 
+use crate::skip::skip;
 use crate::support::{
     Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, nf, open_folder, open_nf, parent, port, service, signal,
 };
@@ -52,8 +53,7 @@ fn open_daemon(keys: &str) -> (Daemon, std::path::PathBuf) {
 #[test]
 fn an_nf_attaches_as_the_user_of_its_service() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root can become another user");
-        return;
+        return skip("only root can become another user");
     }
     let (mut daemon, program) = open_daemon(&format!("user = \"{NOBODY}\""));
     // Any other user may not attach.
@@ -73,8 +73,7 @@ fn an_nf_attaches_as_the_user_of_its_service() {
 #[test]
 fn without_a_user_only_root_and_the_managers_own_attach() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root can become another user");
-        return;
+        return skip("only root can become another user");
     }
     let (mut daemon, program) = open_daemon("");
     let refused = start(&program, &daemon, "guest.0", NOBODY).wait_with_output().unwrap();

@@ -21,6 +21,8 @@ use sluice_manager::control::Backend;
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
 use sluice_slo::assignment::Assignment;
 
+use crate::skip::skip;
+
 /// A daemon without packets: it keeps lists, and each read is a second later.
 #[derive(Default)]
 struct Mock {
@@ -950,8 +952,7 @@ fn open(path: &Path, mode: u32) {
 #[test]
 fn other_users_are_refused_by_the_file_and_by_the_server() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root can become another user");
-        return;
+        return skip("only root can become another user");
     }
     let daemon = Daemon::start();
     open(daemon.folder.path(), 0o755);

@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde_json::Value;
 use sluice_api::model::NfState;
 
+use crate::skip::skip;
 use crate::support::{Daemon, PATIENCE, chain, find_nf, nf, port, service};
 
 fn sluice(args: &[&str]) -> Output {
@@ -17,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An estimate as JSON; None, with the reason printed, on a host with one core.
+/// An estimate as JSON; None, and the test is skipped, on a host with one core.
 /// Retries while other programs keep the cores busy.
 fn estimate(args: &[&str]) -> Option<Value> {
     let until = Instant::now() + 10 * PATIENCE;
@@ -28,7 +29,7 @@ fn estimate(args: &[&str]) -> Option<Value> {
         }
     };
     if text(&out.stderr).contains("need a core each") {
-        println!("left out: {}", text(&out.stderr));
+        skip(text(&out.stderr));
         return None;
     }
     assert!(out.status.success(), "{}", text(&out.stderr));

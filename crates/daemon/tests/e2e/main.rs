@@ -39,6 +39,8 @@ mod programs;
 mod promises;
 mod scheduling;
 mod shards;
+#[path = "../../../host/src/skip.rs"]
+mod skip;
 mod support;
 mod tenants;
 #[cfg(feature = "dpdk")]

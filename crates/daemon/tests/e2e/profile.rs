@@ -9,6 +9,7 @@ use sluice_slo::digest::Digest;
 use sluice_slo::profile::{Profile, Source};
 use sluice_slo::slo::Workload;
 
+use crate::skip::skip;
 use crate::support::{chain, nf, port, service};
 
 fn sluice(args: &[&str]) -> Output {
@@ -19,10 +20,10 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether it could be measured; false, with the reason printed, on one core.
+/// Whether it could be measured; false, and the test is skipped, on one core.
 pub fn measured(out: &Output) -> bool {
     if text(&out.stderr).contains("need a core each") {
-        println!("left out: {}", text(&out.stderr));
+        skip(text(&out.stderr));
         return false;
     }
     assert!(out.status.success(), "{}", text(&out.stderr));
@@ -93,7 +94,7 @@ fn a_profile_is_of_a_quiet_host_or_is_not_written() {
     let out = sluice(&[&nf("sluice-nf-cost"), "--cache", "none", "--out", &file, "--", "--cycles", "2000"]);
     let said = text(&out.stderr);
     if said.contains("need a core each") {
-        return println!("left out: {said}");
+        return skip(said);
     }
     // Beside other tests, either may happen.
     if out.status.success() {
@@ -227,10 +228,7 @@ fn a_chain_that_cannot_be_profiled_is_said() {
 
 #[test]
 fn the_kernel_s_classes_are_used_released_and_their_refusal_reported() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(why) => return println!("left out: no FUSE file system can be mounted here ({why})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let (mount, program) = (kernel.path().display().to_string(), nf("sluice-nf-cost"));
     let args = [program.as_str(), "--cache", "resctrl", "--resctrl", mount.as_str(), "--noisy", "--json", "--", "--cycles", "3000"];
     let out = sluice(&args);

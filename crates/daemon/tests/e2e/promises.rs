@@ -21,6 +21,7 @@ use sluice_slo::profile::{Key, Profile};
 use sluice_slo::slo::{self, Slo, Workload};
 
 use crate::profile::measured;
+use crate::skip::skip;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_nf, port, service};
 
 /// A server of four places.
@@ -439,8 +440,7 @@ fn the_way_from_a_profile_to_a_promise_works_as_the_book_has_it() {
     let out = Command::new("bash").args(["-c", &script]).current_dir(folder.path()).env("PATH", path).output().unwrap();
     let (said, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     if errors.contains("need a core each") {
-        println!("left out: {errors}");
-        return;
+        return skip(errors);
     }
     assert!(out.status.success(), "{said}\n{errors}");
     for wanted in
@@ -593,10 +593,7 @@ fn groups(kernel: &StandIn) -> BTreeMap<String, Vec<u32>> {
 
 #[test]
 fn instances_have_their_ways_of_the_cache() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let mut daemon = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &nf("sluice-nf-bridge")));
     assert_eq!(daemon.client().promises().unwrap().cache, "resctrl");
     let placed = daemon.client().place(&assignment(&[("acme", &[0, 2], 4, 5e3), ("rogue", &[3], 0, 2e3)])).unwrap();
@@ -647,10 +644,7 @@ fn ways_of(kernel: &StandIn, group: &str) -> u32 {
 
 #[test]
 fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let folder = crate::support::open_folder();
     let (script, flag) = (folder.path().join("nf"), folder.path().join("go"));
     let text = format!(
@@ -715,10 +709,7 @@ fn tenants(names: &[&str], keys: &str) -> String {
 
 #[test]
 fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let mut daemon = Daemon::start("", &tenants(&["acme", "rogue", "firm"], &format!("resctrl = {:?}", kernel.path())));
     let promised = |acme: f64| {
         let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0), ("firm", &[2], 4, 1e6)]);
@@ -781,10 +772,7 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
 
 #[test]
 fn what_the_kernel_refuses_or_does_not_count_holds_up_nobody() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let mut daemon = Daemon::start("", &tenants(&["acme", "rogue"], &format!("resctrl = {:?}", kernel.path())));
     let promised = |acme: f64| {
         let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0)]);
@@ -838,10 +826,7 @@ fn what_the_kernel_refuses_or_does_not_count_holds_up_nobody() {
 
 #[test]
 fn ways_that_others_have_are_not_leased() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let other = kernel.path().join("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("schemata"), "L3:0=f;2=f\n").unwrap();
@@ -856,10 +841,7 @@ fn ways_that_others_have_are_not_leased() {
 
 #[test]
 fn a_placement_that_is_not_taken_leaves_classes_to_those_who_had_them() {
-    let kernel = match StandIn::mount(Machine::default()) {
-        Ok(kernel) => kernel,
-        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
-    };
+    let Some(kernel) = StandIn::for_test(Machine::default()) else { return };
     let folder = crate::support::open_folder();
     let (script, flag) = flagged(folder.path());
     let body = tenants(&["acme", "rogue", "firm"], &format!("resctrl = {:?}", kernel.path()));

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sluice_api::model::{EventKind, Nf, Stats};
 use sluice_host::cgroup::{Hierarchy, Version};
 
+use crate::skip::skip;
 use crate::support::{Daemon, PATIENCE, RR, chain, class, find_nf, find_port, head, port, service, signal};
 
 /// Two NFs that always have packets.
@@ -56,7 +57,7 @@ fn folder_of(group: &Path, nf: &Nf) -> PathBuf {
 /// Checks that each NF has one below, which holds its process and has a weight.
 fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     if ["get no weights from the kernel", "gets no weight from the kernel"].iter().any(|words| daemon.log().contains(words)) {
-        eprintln!("left out: {}", daemon.log());
+        skip(daemon.log());
         return None;
     }
     let group = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)).expect("the daemon's cgroup");
@@ -171,8 +172,7 @@ fn a_weight_that_somebody_takes_away_is_logged_once_and_packets_go_on() {
     let (mut daemon, stats) = flowing(Daemon::start("", &unequal()));
     let Some(group) = cgroups(&daemon, &stats) else { return };
     if Hierarchy::find(Path::new("/")).unwrap().version() != Version::V1 {
-        eprintln!("left out: in version 2 the daemon's cgroup and those above it may hold no process");
-        return;
+        return skip("in version 2 the daemon's cgroup and those above it may hold no process");
     }
     daemon.wait("the dear one has more of the core", |s| has_more(s, "odd.0", "even.0"));
     let odd = find_nf(&stats, "odd.0");
@@ -236,8 +236,7 @@ fn slice() -> u32 {
 #[test]
 fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root may set the time slice of the host");
-        return;
+        return skip("only root may set the time slice of the host");
     }
     let former = slice();
     // Many ticks, whatever the kernel's tick is, and no default.
@@ -288,8 +287,7 @@ const NOBODY: u32 = 65_534;
 #[test]
 fn what_the_kernel_refuses_is_an_error_or_a_warning() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("left out: only root can become somebody who may less");
-        return;
+        return skip("only root can become another user");
     }
     let (said, code) = as_nobody("class = \"rr\"");
     assert_eq!(code, Some(1), "{said}");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use rustix::process::Signal;
 use sluice_api::model::{Apply, Nf, NfState, Stats, Zygote};
 
+use crate::skip::skip;
 use crate::support::{Daemon, chain, find_nf, find_port, parent, port, service, signal, test_nf, wait_until_gone};
 
 fn config(style: &str, instances: u32) -> String {
@@ -123,7 +124,7 @@ fn an_instance_outlives_a_zygote_that_dies_before_it_is_in_a_pen_of_its_own() {
     let first = zygote(&stats).pid;
     // The thread that moves processes into pens is late, as on a busy host.
     let Some(frozen) = Frozen::new(&daemon, "sluice-pens") else {
-        println!("left out: there is no freezer of cgroup version 1, or this is not root");
+        skip("it needs root, and the freezer of control groups of version 1");
         return daemon.stop();
     };
     signal(find_nf(&stats, "ids.1"), Signal::KILL);

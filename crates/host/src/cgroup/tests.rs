@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::model::Model;
 use super::*;
 use crate::class::{self, Class};
+use crate::skip::skip;
 
 const BOTH: [Version; 2] = [Version::V1, Version::V2];
 
@@ -337,7 +338,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder on the real kernel; None, with the reason printed, where that is impossible.
+/// A folder on the real kernel; None, and the test is skipped, where that is impossible.
 fn real() -> Option<(Hierarchy, Group)> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let name = format!("sluice-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -350,7 +351,7 @@ fn real() -> Option<(Hierarchy, Group)> {
             | CgroupError::NotPermitted { .. }
             | CgroupError::RealTime { .. }),
         ) => {
-            println!("skipped: {error}");
+            skip(error);
             None
         }
         Err(error) => panic!("{error}"),

@@ -335,19 +335,19 @@ impl Drop for Daemon {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::skip::skip;
 
     /// The programs built beside this test, if all of them were.
     pub fn built(nfs: &[&str]) -> Option<Programs> {
         let exe = std::env::current_exe().ok()?;
         let found = Programs::in_folder(exe.parent()?.parent()?, nfs);
-        found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
+        found.inspect_err(|why| skip(format_args!("{why:#}"))).ok()
     }
 
     /// Runs `sluice check` on a configuration, if it and the NFs were built.
     pub fn assert_accepted(setup: &Setup, nfs: &[&str]) {
         let Some(sluice) = built(nfs).map(|p| p.path("sluice")).filter(|s| s.is_file()) else {
-            eprintln!("skipped: sluice is not built");
-            return;
+            return skip("sluice is not built");
         };
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("sluice.toml");

@@ -623,8 +623,7 @@ mod tests {
     fn a_short_run_measures_every_part() {
         let Some(programs) = built(&[NF]) else { return };
         if let Err(why) = Cores::here().manager() {
-            eprintln!("skipped: {why}");
-            return;
+            return crate::skip::skip(why);
         }
         let args = BenchArgs { seconds: 0.5, repeats: 1, ..BenchArgs::default() };
         let mut bench = Bench {

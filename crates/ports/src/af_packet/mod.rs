@@ -332,6 +332,7 @@ pub fn mtu(settings: &AfPacket) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skip::skip;
     use sluice_api::config::{PortKind, WhenMissing};
     use sluice_dataplane::fake::cache;
     use sluice_host::netns::Netns;
@@ -340,6 +341,7 @@ mod tests {
     /// Two connected interfaces in a new namespace, with a queue each; `None` without root.
     fn pair(options: SocketOptions<'_>) -> Option<(Netns, InterfaceQueue, InterfaceQueue)> {
         if !rustix::process::geteuid().is_root() {
+            skip("only root can make network namespaces");
             return None;
         }
         let ns = Netns::private().unwrap();

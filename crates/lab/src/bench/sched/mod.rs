@@ -503,7 +503,7 @@ pub mod tests {
         let args = BenchArgs { seconds: 0.3, repeats: 1, only, ..BenchArgs::default() };
         let lab = match Lab::with(&args, programs) {
             Ok(lab) => lab,
-            Err(why) => return eprintln!("skipped: {why}"),
+            Err(why) => return crate::skip::skip(why),
         };
         let (report, failed) = lab.conduct(&chain::plan(&lab)).unwrap();
         assert_eq!(failed, 0, "{:?}", report.left_out);

@@ -348,6 +348,8 @@ mod tests {
         if let Ok(manager) = cores.manager() {
             let wake = wakes(manager, cores.shared()).unwrap();
             assert!(wake["wake_ns"] > 0.0 && wake["wake_caller_ns"] > 0.0);
+        } else {
+            crate::skip::skip("there is one core, and so nobody is woken on another");
         }
     }
 }
