@@ -291,12 +291,17 @@ fn what_is_not_to_be_scheduled_is_refused_by_name() {
 fn another_user_learns_what_is_lacking() {
     let Some(_alone) = alone() else { return };
     let a = spinner(1, false);
-    let mut child = role("stranger", &[a.pid().to_string()]).uid(65_534).gid(65_534).spawn();
-    let Ok(child) = &mut child else {
-        eprintln!("left out: another user cannot run this test's program");
-        return;
-    };
-    let words: Vec<String> = lines(child).map(Result::unwrap).filter(|line| line.starts_with("said ")).collect();
+    // Copies: the build folder may be closed to others.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let [test, daemon] = [("test", std::env::current_exe().unwrap()), ("sluiced", program().into())].map(|(name, from)| {
+        let copy = folder.path().join(name);
+        std::fs::copy(from, &copy).unwrap();
+        copy
+    });
+    let mut stranger = role_of(&test, "stranger", &[a.pid().to_string(), daemon.display().to_string()]);
+    let mut child = stranger.uid(65_534).gid(65_534).current_dir("/").spawn().unwrap();
+    let words: Vec<String> = lines(&mut child).map(Result::unwrap).filter(|line| line.starts_with("said ")).collect();
     assert!(child.wait().unwrap().success());
     let said = |part: &str| words.iter().any(|line| line.contains(part));
     assert!(said("belongs to user 0") && said("CAP_KILL"), "{words:?}");
@@ -593,7 +598,12 @@ fn version_2() -> Option<PathBuf> {
 
 /// A command that runs this test's program in a role.
 fn role(name: &str, arguments: &[String]) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    role_of(&std::env::current_exe().unwrap(), name, arguments)
+}
+
+/// The same with a copy of this test's program.
+fn role_of(test: &Path, name: &str, arguments: &[String]) -> Command {
+    let mut command = Command::new(test);
     command.args(["--exact", "plays_its_role", "--nocapture", "--test-threads", "1"]);
     command.env(ROLE, [&[name.to_string()], arguments].concat().join(" "));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -609,7 +619,7 @@ fn plays_its_role() {
     println!();
     match words[..] {
         ["controller", mechanism, a, b] => control(mechanism.parse().unwrap(), &[a, b].map(|pid| pid.parse().unwrap())),
-        ["stranger", pid] => stranger(pid.parse().unwrap()),
+        ["stranger", pid, daemon] => stranger(pid.parse().unwrap(), Path::new(daemon)),
         ["maker"] => make_threads(),
         ["parent"] => make_children(),
         _ => panic!("no such role: {role}"),
@@ -650,9 +660,9 @@ fn control(mechanism: Mechanism, pids: &[i32; 2]) {
     }
 }
 
-/// Prints the errors that a user without rights gets.
-fn stranger(pid: i32) {
-    let guard = Guard::start(program()).unwrap();
+/// Prints the errors that a user without rights gets, with a daemon's program that it may run.
+fn stranger(pid: i32, daemon: &Path) {
+    let guard = Guard::start(daemon).unwrap();
     let target = Target::of_pid(&Proc::default(), "theirs", pid).unwrap();
     for mechanism in [Mechanism::Signal, Mechanism::Realtime, Mechanism::Freeze, Mechanism::Freezer] {
         let error = make(mechanism, &settings("stranger"), &guard).and_then(|mut controller| controller.add(&target).map(drop));
