@@ -67,6 +67,10 @@ const MOST_WAYS: usize = 16;
 const SIZES: u64 = 5;
 const KINDS: usize = 2 * SIZES as usize;
 
+/// Bytes of stack within which a thread is the followed one. Stacks are further apart, and a
+/// handler uses less.
+const STACK: usize = 1 << 20;
+
 const LINE_BITS: u32 = 6;
 const LINE_BYTES: u64 = 1 << LINE_BITS;
 
@@ -92,6 +96,8 @@ struct First {
     instrumented: AtomicBool,
     /// Whether accesses are followed.
     following: AtomicBool,
+    /// An address on the stack of the thread that is followed.
+    stack: AtomicUsize,
     /// Loads and stores before the first packet and while following; then minus earlier calls.
     made: AtomicU64,
     /// Ways, less one.
@@ -111,6 +117,7 @@ impl First {
             mask: AtomicU8::new(0),
             instrumented: AtomicBool::new(false),
             following: AtomicBool::new(false),
+            stack: AtomicUsize::new(0),
             made: AtomicU64::new(0),
             others: AtomicUsize::new(0),
             before: [const { AtomicU64::new(0) }; MOST_SETS * (MOST_WAYS - 1)],
@@ -175,6 +182,10 @@ extern "C" fn __sanitizer_sluice_follow(is_followed: bool) -> bool {
     if !FIRST.instrumented.load(Relaxed) {
         return false;
     }
+    if is_followed {
+        let here = 0u8;
+        FIRST.stack.store((&raw const here).addr(), Relaxed);
+    }
     let was_followed = FIRST.following.swap(is_followed, Relaxed);
     if was_followed != is_followed {
         let calls = if is_followed { calls().wrapping_neg() } else { calls() };
@@ -213,7 +224,9 @@ fn record(address: usize, kind: usize) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn __sanitizer_sluice_seldom(record: u64) {
-    if !FIRST.following.load(Relaxed) {
+    let here = 0u8;
+    // Another thread, one that reports or reloads, would take the place of records, and lose them.
+    if !FIRST.following.load(Relaxed) || (&raw const here).addr().abs_diff(FIRST.stack.load(Relaxed)) > STACK {
         return;
     }
     if !FIRST.holds((record & ADDRESS) >> LINE_BITS) {
@@ -507,6 +520,19 @@ mod tests {
                 set.truncate(ways);
             }
         }
+    }
+
+    #[test]
+    fn threads_beside_the_handlers_leave_no_record() {
+        FIRST.instrumented.store(true, Relaxed);
+        let access = |line: u64| __sanitizer_sluice_seldom(1 << 56 | line << LINE_BITS);
+        follow(true);
+        access(1);
+        std::thread::scope(|scope| scope.spawn(|| access(2)).join().unwrap());
+        access(3);
+        follow(false);
+        let records: Vec<u64> = BUFFER[..COUNT.load(Relaxed)].iter().map(|record| record.load(Relaxed)).collect();
+        assert_eq!(records, [1, 3].map(|line| 1 << 56 | line << LINE_BITS));
     }
 
     #[test]
