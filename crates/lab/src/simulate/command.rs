@@ -132,7 +132,7 @@ fn used(run: &Run) -> Table {
 }
 
 fn compared(report: &Report, ideal: &Run) -> Table {
-    let head = ["CHAIN", "", ">DEFAULT", ">WEIGHTS", ">BACKPRESSURE", ">SLUICE", ">IDEAL"];
+    let head = ["CHAIN", "", ">DEFAULT", ">WEIGHTS", ">BACKPRESSURE", ">NFVNICE", ">SLUICE", ">IDEAL"];
     debug_assert_eq!(head.len(), report.runs.len() + 2);
     let mut table = Table::new(&head);
     let several = ideal.chains.len() > 1;
