@@ -156,10 +156,13 @@ fn is_started(service: &Service) -> bool {
     service.exec.is_some() && !service.attach && service.container.is_none() && !service.is_inline()
 }
 
+/// Parts of groups alone have no processes, and inline groups are in the packet threads.
+fn has_processes(service: &Service) -> bool {
+    !service.is_inline() && service.first_instances() > 0
+}
+
 fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     let threads: Vec<usize> = config.manager.cores().collect();
-    // Parts of groups alone have no processes, and inline groups are in the threads.
-    let has_processes = |service: &Service| !service.is_inline() && service.first_instances() > 0;
     for (n, service) in config.services.iter().enumerate().filter(|(_, service)| has_processes(service)) {
         if let Some((i, core)) = service.cores.iter().enumerate().find(|(_, core)| threads.contains(core)) {
             problems.push(Problem::warning(
@@ -181,11 +184,10 @@ fn of_weights(config: &Config, problems: &mut Vec<Problem>) {
         (_, false) => ("weights", "write weights = true"),
         _ => return,
     };
-    let has_processes = |service: &&Service| !service.is_inline() && service.first_instances() > 0;
-    let services: Vec<&Service> = config.services.iter().filter(has_processes).collect();
+    let services: Vec<&Service> = config.services.iter().filter(|service| has_processes(service)).collect();
     let meets = |a: &Service, b: &Service| a.tenant != b.tenant && a.cores.iter().any(|core| b.cores.contains(core));
-    let pairs = services.iter().enumerate().flat_map(|(n, a)| services[..n].iter().map(move |b| (*b, *a)));
-    if let Some((a, b)) = pairs.into_iter().find(|(a, b)| meets(a, b)) {
+    let mut pairs = services.iter().enumerate().flat_map(|(n, b)| services[..n].iter().map(move |a| (*a, *b)));
+    if let Some((a, b)) = pairs.find(|(a, b)| meets(a, b)) {
         problems.push(Problem::warning(
             At::key("sched", key),
             format!(

@@ -256,7 +256,7 @@ pub fn set(root: &Path, pid: Pid, class: Class) -> Result<Former, ClassError> {
 }
 
 /// Whether this user has the capability to give any class, and to take it back.
-fn may_give() -> bool {
+pub(crate) fn may_give() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 

@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::process::Resource;
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::CapabilitySet;
 
 use super::attr::{Attr, set_priority};
 use super::guard::{Guard, Note};
@@ -47,6 +47,7 @@ use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::affinity::{self, Saved};
 use crate::cgroup;
+use crate::class::may_give;
 use crate::process::{Identity, Proc};
 
 /// Maximum number of passes over a process's threads when it is added.
@@ -77,11 +78,6 @@ struct Process {
     pair: (u8, u8),
     without_heirs: bool,
     note: Option<Note>,
-}
-
-/// Whether this user has the capability to give any class.
-fn may_give() -> bool {
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
 /// The error for a class that the kernel refuses.
