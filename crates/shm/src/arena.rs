@@ -15,6 +15,7 @@
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::CACHE_LINE;
 use crate::memory::{HUGEPAGE, Mapping, MemoryError, MemoryFile, Reservation, SharedMemory};
@@ -282,6 +283,7 @@ impl Arena {
         // SAFETY: the source lies in the mapping; out is private memory, so the two do not overlap.
         // A peer that writes meanwhile makes the copy nonsense, and the caller only uses the copy.
         unsafe { std::ptr::copy_nonoverlapping(self.at(frame, offset.into()), out.as_mut_ptr(), out.len()) };
+        end_copy();
         true
     }
 
@@ -292,7 +294,9 @@ impl Arena {
             return None;
         }
         // SAFETY: as in read(); an array of bytes has no alignment and no invalid values.
-        Some(unsafe { self.at(frame, offset.into()).cast::<[u8; N]>().read_unaligned() })
+        let copied = unsafe { self.at(frame, offset.into()).cast::<[u8; N]>().read_unaligned() };
+        end_copy();
+        Some(copied)
     }
 
     /// The first `N` bytes of a packet where they lie. None if they do not lie in the frame.
@@ -338,6 +342,7 @@ impl Arena {
         // is as large. The frames differ, so they do not overlap. A peer that writes meanwhile
         // makes nonsense of the copy, which is its own packet.
         unsafe { copy_bytes(source, target, len.into()) };
+        end_copy();
         true
     }
 
@@ -406,6 +411,16 @@ impl<const N: usize> Head<'_, N> {
     load!(u16, u16, reg, "mov {value:x}, word ptr [{at} + {offset}]");
     load!(u32, u32, reg, "mov {value:e}, dword ptr [{at} + {offset}]");
     load!(u64, u64, reg, "mov {value}, qword ptr [{at} + {offset}]");
+}
+
+/// Ends a copy out of memory that others may write: the compiler can neither move the loads behind
+/// this point nor repeat one there, so what is checked is what is used. No instruction.
+///
+/// As in rust-vmm's vm-memory, bytes of one copy may be from different writes: longer copies are
+/// ordinary ones there, too.
+#[inline(always)]
+fn end_copy() {
+    compiler_fence(Ordering::SeqCst);
 }
 
 /// Copies `len` bytes; short packets without a call.
