@@ -48,7 +48,6 @@ impl Plane {
             Ok(0) => 0,
             Ok(n) => {
                 drain.is_cut_off = !self.take(registry, &drain.handle, &mut burst[..n]);
-                self.announce();
                 n
             }
             Err(_) => {

@@ -278,8 +278,8 @@ impl Plane {
         }
     }
 
-    /// Marks NFs that were posted to on their core pages: after each burst, and before sleeping NFs
-    /// are looked for. One barrier for all waits for all stores of the burst: a barrier for each NF
+    /// Marks NFs that were posted to on their core pages: once a round, before sleeping NFs are
+    /// looked for. One barrier for all waits for all stores of the round: a barrier for each NF
     /// took a third of the time where every packet went to another NF.
     #[inline]
     pub fn announce(&mut self) {

@@ -171,7 +171,6 @@ impl Rx {
         }
         let before = owned.from;
         let let_in = self.let_in(plane, owned);
-        plane.announce();
         owned.pace.note(let_in);
         owned.from - before
     }
