@@ -11,7 +11,6 @@ use super::problem::{At, Problem};
 use sluice_api::config::{Class, Config, Container, Service};
 use sluice_host::cgroup::pen::{FORKED, Pens};
 use sluice_host::container;
-use sluice_shm::doorbell;
 
 /// Reports all rights that exceed the default.
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
@@ -211,13 +210,6 @@ fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
             "run sluiced as root: then each service has a user of its own, and NFs have less rights than now",
         ));
         return;
-    }
-    if !doorbell::look_for_more() {
-        problems.push(Problem::warning(
-            at(),
-            "this kernel cannot wait for two futexes, so an NF can take the wakes of others of its core and tenant",
-            "run Linux 5.16 or later, or give NFs that do not trust each other tenants or cores of their own",
-        ));
     }
     // Without mountinfo, nothing is known of the cgroups of the host.
     if fs::metadata(host.at("/proc/self/mountinfo".as_ref())).is_err() {

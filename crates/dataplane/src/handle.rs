@@ -376,6 +376,10 @@ impl NfHandle {
         }
         self.region.page.control(Control::Alone).store(u32::from(alone), Ordering::Relaxed);
         self.tell_hold();
+        if !alone {
+            // It may sleep where only the manager wakes it.
+            doorbell::ring(self.region.page.bell());
+        }
         true
     }
 
@@ -408,6 +412,12 @@ impl NfHandle {
     pub fn is_asleep(&self) -> bool {
         // Acquire: what it read before it went to sleep is visible.
         self.region.page.asleep().load(Ordering::Acquire) != 0
+    }
+
+    /// Whether its page says that it sleeps where others can take its wakes.
+    pub fn is_deaf(&self) -> bool {
+        let says = self.region.page.asleep().load(Ordering::Acquire);
+        says & asleep::ASLEEP != 0 && says & asleep::HEARS == 0
     }
 
     /// Whether its page says that it waits for something other than packets.

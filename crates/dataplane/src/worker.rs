@@ -32,6 +32,7 @@ use crate::roles::{Part, Roles};
 use crate::rx::Rx;
 use crate::tx;
 
+mod choice;
 mod command;
 mod drain;
 mod handover;

@@ -12,6 +12,7 @@
 //! | `quiet SLOT` | a thread keeps giving its own slot the core; others have no packets or budget |
 //! | `steal N` | N threads wait on the doorbells of slots 0 to 7, to take their wakes |
 //! | `requeue` | a thread keeps moving the sleepers of these doorbells to a word of its own |
+//! | `old` | does nothing bad; cannot wait on two futexes, as on a kernel before 5.16 |
 //!
 //! Packets pass it as they pass a bridge. `noise`, `flood` and `bits` take the milliseconds until
 //! they begin as next argument. The core page is written by offset, by the table in `core_page`.
@@ -188,11 +189,36 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
                 }
             });
         }
-        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim, quiet, steal or requeue".into()),
+        // See main().
+        Some("old") => {}
+        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim, quiet, steal, requeue or old".into()),
     }
     Ok(Neighbour { block })
 }
 
+/// Makes `futex_waitv` fail as where the kernel does not know it.
+fn forget_waitv() -> std::io::Result<()> {
+    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut program = [
+        // The first word of `seccomp_data` is the number of the call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_futex_waitv as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program lives during the calls, which copy it.
+    let refused = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
+    };
+    if refused { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
 fn main() -> ExitCode {
+    if std::env::args().nth(1).is_some_and(|mode| mode == "old") {
+        // Before it attaches, when the library finds out what the kernel can do.
+        forget_waitv().expect("a process may filter its own calls");
+    }
     run(make)
 }

@@ -118,11 +118,7 @@ impl Engine {
         pin(context.core);
         doorbell::look_for_more();
         if options.signals {
-            signals::install(if core.hands_over() && !doorbell::waits_for_more() {
-                core.bell(welcome.slot)
-            } else {
-                shared.bell()
-            });
+            signals::install([shared.bell(), core.bell(welcome.slot)]);
         }
         gate::prepare(&page, &socket, poll, options.signals);
         let clock = Clock::with_scale(welcome.clock_scale);

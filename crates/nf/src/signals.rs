@@ -1,30 +1,34 @@
 //! Clean stop on SIGTERM and SIGINT.
 //!
-//! The handler sets a flag and rings the NF's own doorbell, so that a sleeping NF wakes whichever
-//! thread got the signal: an atomic addition and one system call, both safe in a handler. A second
-//! signal of the same kind ends the process at once: the first restores the default action.
+//! The handler sets a flag and rings the doorbells on which the NF may sleep, so that it wakes
+//! whichever thread got the signal: an atomic addition and a system call for each, safe in a
+//! handler. A second signal of the same kind ends the process at once: the first restores the
+//! default action.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use sluice_shm::doorbell;
 
 static STOP: AtomicBool = AtomicBool::new(false);
-static BELL: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+static BELLS: [AtomicPtr<AtomicU32>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 extern "C" fn on_signal(_signal: libc::c_int) {
     STOP.store(true, Ordering::Release);
-    let bell = BELL.load(Ordering::Acquire);
-    // SAFETY: install() only stores a pointer to a word that lives until the process ends.
-    if let Some(bell) = unsafe { bell.as_ref() } {
-        doorbell::ring(bell);
+    for bell in &BELLS {
+        // SAFETY: install() only stores a pointer to a word that lives until the process ends.
+        if let Some(bell) = unsafe { bell.load(Ordering::Acquire).as_ref() } {
+            doorbell::ring(bell);
+        }
     }
 }
 
-/// Makes SIGTERM and SIGINT set the flag and ring the given doorbell.
-pub(crate) fn install(bell: &'static AtomicU32) {
+/// Makes SIGTERM and SIGINT set the flag and ring the given doorbells.
+pub(crate) fn install(bells: [&'static AtomicU32; 2]) {
     STOP.store(false, Ordering::Relaxed);
-    // Release: the handler, on any thread, sees the word behind the pointer.
-    BELL.store(std::ptr::from_ref(bell).cast_mut(), Ordering::Release);
+    for (kept, bell) in BELLS.iter().zip(bells) {
+        // Release: the handler, on any thread, sees the word behind the pointer.
+        kept.store(std::ptr::from_ref(bell).cast_mut(), Ordering::Release);
+    }
     for signal in [libc::SIGTERM, libc::SIGINT] {
         // SAFETY: all zeroes are a valid sigaction; no SA_RESTART, so that blocking calls return.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

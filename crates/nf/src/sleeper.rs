@@ -67,7 +67,7 @@ pub(crate) struct Place {
 /// The doorbells that a sleeping NF waits for, each with its value before the check for work. That
 /// on the core page is rung by other NFs, and others can sleep on it in the NF's place; the one in
 /// the NF's own page is rung by the manager only. As sleeping on both costs more, it is done only
-/// on the manager's request ([`Control::Guarded`]).
+/// on the manager's request ([`Control::Guarded`]). An NF outside the hand-over waits for its own.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Doorbells {
     pub(crate) first: doorbell::Seen<'static>,
@@ -117,9 +117,9 @@ impl Place {
         let page = self.page;
         // Acquire: as for the doorbell on the core page.
         let own = (page.bell(), page.bell().load(Ordering::Acquire));
-        let hears_neighbours = self.core.hands_over();
-        // An NF outside the hand-over is woken by the manager only.
-        let hears_manager = !hears_neighbours || (self.is_guarded() || self.is_alone()) && doorbell::waits_for_more();
+        // Read after the value of its own doorbell, which the manager rings when this changes.
+        let hears_neighbours = self.core.hands_over() && !self.is_alone();
+        let hears_manager = !hears_neighbours || self.is_guarded() && doorbell::waits_for_more();
         let hears = if hears_manager { asleep::HEARS } else { 0 };
         // Relaxed: the fence in sleep_by() separates this word from the check for work.
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
@@ -473,14 +473,23 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_hears_the_manager_whoever_takes_the_wakes_of_the_page() {
-        let core = core_page(true);
-        let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
-        let page: &'static Page = Box::leak(Box::new(region.page.clone()));
+    fn a_sleeper_outside_the_hand_over_hears_the_manager_whoever_takes_the_wakes_of_the_page() {
+        hears_the_manager(Control::Alone);
+    }
+
+    #[test]
+    fn a_guarded_sleeper_hears_the_manager_whoever_takes_the_wakes_of_the_page() {
         if !doorbell::look_for_more() {
             return crate::skip::skip("this kernel cannot wait on two futexes");
         }
-        page.control(Control::Guarded).store(1, Ordering::Relaxed);
+        hears_the_manager(Control::Guarded);
+    }
+
+    fn hears_the_manager(control: Control) {
+        let core = core_page(true);
+        let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
+        let page: &'static Page = Box::leak(Box::new(region.page.clone()));
+        page.control(control).store(1, Ordering::Relaxed);
         // Thieves that wait on the sleeper's doorbell before it does.
         let stop: &'static std::sync::atomic::AtomicBool = Box::leak(Box::default());
         let thieves: Vec<_> = (0..4)

@@ -10,11 +10,16 @@ const PACKETS: u64 = 5_000;
 /// A chain `poor` whose NF `b` does what `args` say, beside another, on one core.
 /// The other must not notice; `overload` is what its port does without free slots.
 fn beside_one(args: &[&str], policy: &str, overload: &str) -> String {
+    beside_those(args, policy, overload, &nf("sluice-nf-bridge"), "")
+}
+
+/// As [`beside_one`]; the other NFs run `exec`, with `keys`.
+fn beside_those(args: &[&str], policy: &str, overload: &str, exec: &str, keys: &str) -> String {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
     text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"{overload}\""));
     text += &port("all", "sink", "");
     for name in ["a", "s", "t"] {
-        text += &service(name, &nf("sluice-nf-bridge"), "");
+        text += &service(name, exec, keys);
     }
     text += &service("b", &awkward_nf(), &format!("args = {args:?}"));
     text += &chain("poor", "load", &["a", "b"], "away", &format!("on_failure = \"{policy}\""));
@@ -29,7 +34,10 @@ fn beside(args: &[&str], policy: &str) -> Daemon {
 /// Its port drops what finds no free slot: a neighbour that keeps the core costs most of them.
 /// A generator without its core skips packets, so a busy host changes nothing.
 fn settle(args: &[&str]) {
-    let mut daemon = Daemon::start("", &beside_one(args, "drop", "drop"));
+    deliver(args, Daemon::start("", &beside_one(args, "drop", "drop")));
+}
+
+fn deliver(args: &[&str], mut daemon: Daemon) {
     daemon.wait("the other chain delivers", |s| find_port(s, "all").tx_packets > PACKETS / 4);
     let stats = daemon.wait("most has come", |s| find_port(s, "steady").rx_packets > PACKETS * 3 / 4);
     let refused = find_port(&stats, "steady").entry_drops;
@@ -122,6 +130,13 @@ fn the_core_claimed_and_all_others_said_to_wait() {
 #[test]
 fn wakes_that_are_stolen() {
     settle(&["steal", "32"]);
+}
+
+/// As on a kernel before 5.16.
+#[test]
+fn wakes_that_are_stolen_from_nfs_that_cannot_wait_for_two_doorbells() {
+    let args = ["steal", "32"];
+    deliver(&args, Daemon::start("", &beside_those(&args, "drop", "drop", &awkward_nf(), "args = [\"old\"]")));
 }
 
 #[test]

@@ -24,7 +24,8 @@
 //!   [`PATIENT_ROUNDS`] rounds plus those that it owes. The page says what it owes, which counts as
 //!   far as the NF can have had the core ([`Slept`]).
 //! - An NF that is rescued twice in short also waits, for [`GUARDED_NS`], for a doorbell in its own
-//!   region, where no other NF can sleep in its place.
+//!   region, where no other NF can sleep in its place. If it cannot wait for two (before Linux
+//!   5.16), the next rescue takes it out of hand-overs for that time: then it needs only that one.
 //! - An NF that had the core by the page each time that another was rescued, and has not moved
 //!   either, is *alone* until it moves: outside hand-overs, woken by this thread and scheduled by
 //!   the kernel. So is, for a while, an NF that is rescued again and again, and every NF of a
@@ -52,6 +53,7 @@ use std::sync::atomic::Ordering;
 use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
 use sluice_shm::core_page::{CorePage, WHOLE};
 
+use super::choice::{CANDIDATES, Choice, Named};
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
 
@@ -60,8 +62,6 @@ const LOOK_NS: u64 = 250_000;
 const FEW: usize = 16;
 /// NFs checked in a closer look.
 const LOOKED_AT: usize = 64;
-/// NFs checked in a round.
-pub(super) const CANDIDATES: usize = 16;
 /// Most rescues in a look.
 pub(super) const RESCUES: usize = 4;
 /// Rounds, plus those that it owes, after which an NF waiting for its turn is rescued.
@@ -217,6 +217,25 @@ impl Member {
         let most = i64::try_from(LONGEST_ROUND_NS).unwrap_or(i64::MAX);
         let least = i64::try_from(self.slept.apart_ns.min(MOST_DEBT_NS)).unwrap_or(0);
         i64::from(page.budget(self.handle.slot)).clamp(-least, most)
+    }
+
+    /// It as a candidate for the core.
+    #[inline]
+    fn named(&self, page: &CorePage, now: u64) -> Named {
+        let said = self.handle.said();
+        let candidate = Candidate {
+            waiting: self.handle.unread(),
+            age_ns: now.saturating_sub(self.since_ns),
+            depth: said.depth,
+            level: said.level,
+            pressing: said.pressing,
+        };
+        Named { slot: self.handle.slot, share: said.share.min(WHOLE), budget_ns: self.budget_ns(page), candidate }
+    }
+
+    /// Whether it was to wait for its own doorbell as well, and does not.
+    fn is_deaf(&self) -> bool {
+        self.guarded_until_ns != 0 && !self.is_alone() && self.handle.is_deaf()
     }
 
     /// Counts a rescue. Returns how many waiters of its doorbell on the page to wake: at first, all
@@ -405,7 +424,7 @@ impl Handover {
 
     /// Checks the NFs that the page names, wakes those alone, and one other if the core is free.
     fn start(&mut self, is_free: bool, index: usize, now: u64) {
-        let mut choice = Choice { page: &self.page, candidates: [Named::default(); CANDIDATES], n: 0 };
+        let mut choice = Choice::new(&self.page);
         let (mut looks, mut woken) = (CANDIDATES, 0);
         let words = self.mine.len();
         let from = if (self.cursor as usize) < words * 64 { self.cursor } else { 0 };
@@ -437,7 +456,7 @@ impl Handover {
                 }
                 if self.page.hands_over() && !member.is_alone() {
                     if is_free {
-                        choice.add(member, now);
+                        choice.add(member.named(&self.page, now));
                     }
                 } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake(now) {
                     member.handle.counters[index].wakes.add(1);
@@ -446,7 +465,7 @@ impl Handover {
             }
         }
         let mut next = None;
-        if choice.n > 0 {
+        if !choice.is_empty() {
             next = wakeup::choose(&mut choice, &Rules::default());
         }
         if let Some(at) = next.and_then(|slot| self.member(slot)) {
@@ -705,10 +724,17 @@ impl Handover {
                 }
             }
         }
+        let is_deaf = self.page.hands_over() && self.members[at].is_deaf();
         let member = &mut self.members[at];
         // It got its turn, and gets time to use it.
         member.since_ns = now;
-        let sleepers = member.count_rescue(now);
+        let mut sleepers = member.count_rescue(now);
+        if is_deaf {
+            // Once it is awake, it waits for its own doorbell alone.
+            (member.alone_until_ns, sleepers) = (member.alone_until_ns.max(now + GUARDED_NS), SLEEPERS);
+            self.set_alone(at, true);
+        }
+        let member = &mut self.members[at];
         member.handle.rouse(sleepers);
         member.handle.rung_ns.store(now, Ordering::Relaxed);
         member.handle.counters[index].wakes.add(1);
@@ -739,83 +765,6 @@ impl Handover {
         let doublings = (strikes - STRIKES).min(LONGEST_DOUBLING);
         self.members[at].alone_until_ns = now + (ALONE_NS << doublings);
         true
-    }
-}
-
-#[derive(Clone, Copy, Default)]
-struct Named {
-    slot: u32,
-    share: u32,
-    budget_ns: i64,
-    candidate: Candidate,
-}
-
-/// The NFs that can run, by the manager's numbers; their budgets on the page, if plausible.
-struct Choice<'a> {
-    page: &'a CorePage,
-    candidates: [Named; CANDIDATES],
-    n: usize,
-}
-
-impl Choice<'_> {
-    fn add(&mut self, member: &Member, now: u64) {
-        let Some(named) = self.candidates.get_mut(self.n) else { return };
-        let said = member.handle.said();
-        let candidate = Candidate {
-            waiting: member.handle.unread(),
-            age_ns: now.saturating_sub(member.since_ns),
-            depth: said.depth,
-            level: said.level,
-            pressing: said.pressing,
-        };
-        let (slot, budget_ns) = (member.handle.slot, member.budget_ns(self.page));
-        *named = Named { slot, share: said.share.min(WHOLE), budget_ns, candidate };
-        self.n += 1;
-    }
-
-    fn named(&self) -> &[Named] {
-        &self.candidates[..self.n]
-    }
-
-    fn of(&self, slot: u32) -> Option<&Named> {
-        self.named().iter().find(|named| named.slot == slot)
-    }
-}
-
-impl wakeup::Core for Choice<'_> {
-    fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
-        self.named().iter().for_each(|named| each(named.slot, named.candidate));
-    }
-
-    fn favoured(&self, mut each: impl FnMut(u32, Candidate)) {
-        let is_favoured = |named: &&Named| named.candidate.level > 0 || named.candidate.pressing > 0;
-        self.named().iter().filter(is_favoured).for_each(|named| each(named.slot, named.candidate));
-    }
-
-    fn leaving(&self) -> Option<(u32, u32)> {
-        None
-    }
-
-    fn leaves_packets(&self) -> bool {
-        false
-    }
-
-    fn budget_ns(&self, slot: u32) -> i64 {
-        self.of(slot).map_or(0, |named| named.budget_ns)
-    }
-
-    fn part_ns(&self, slot: u32, round_ns: u64) -> i64 {
-        let share = self.of(slot).map_or(0, |named| named.share);
-        wakeup::part_ns(round_ns, f64::from(share) / f64::from(WHOLE))
-    }
-
-    fn grant(&mut self, slot: u32, rounds: i64, round_ns: u64) {
-        let part_ns = self.part_ns(slot, round_ns);
-        let page = self.page;
-        if let Some(named) = self.candidates[..self.n].iter_mut().find(|named| named.slot == slot) {
-            named.budget_ns = wakeup::refilled(named.budget_ns, part_ns, rounds);
-            page.set_budget(slot, named.budget_ns);
-        }
     }
 }
 

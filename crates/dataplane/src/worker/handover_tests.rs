@@ -292,6 +292,34 @@ fn who_is_rescued_again_and_again_waits_for_its_own_bell_for_a_while() {
 }
 
 #[test]
+fn one_that_cannot_wait_for_two_doorbells_takes_no_turns_while_its_wakes_are_taken() {
+    for hears in [0, asleep::HEARS] {
+        let mut rig = Rig::new(2);
+        for rescues in 1..4 {
+            rig.post(1, 5);
+            // It sleeps by its own word and was woken by the page's.
+            rig.nfs[1].handle.region.page.asleep().store(asleep::ASLEEP | hears, Ordering::Relaxed);
+            rig.page().running().store(2, Ordering::Relaxed);
+            let before = rig.wakes(1);
+            while rig.wakes(1) == before {
+                rig.pass(STEP_NS);
+            }
+            assert_eq!(rig.is_alone(1), rescues == 3 && hears == 0, "{rescues} rescues, hears {hears}");
+            rig.nfs[1].work();
+            rig.page().running().store(0, Ordering::Relaxed);
+            // Too far apart to count as held slices.
+            rig.pass(2 * STRIKE_NS);
+        }
+        let bell = |rig: &Rig| rig.nfs[1].handle.region.page.bell().load(Ordering::Relaxed);
+        let rung = bell(&rig);
+        rig.nfs[1].sleep();
+        rig.pass(2_000 * MS);
+        assert!(!rig.is_alone(1), "it joins again");
+        assert_eq!(bell(&rig) != rung, hears == 0, "and hears of it");
+    }
+}
+
+#[test]
 fn who_blocks_again_and_again_takes_no_turns_for_a_while() {
     let mut rig = Rig::new(2);
     for _ in 0..5 {
@@ -574,7 +602,9 @@ fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
             rig.pass(STEP_NS);
         }
     };
-    (0..2).for_each(|_| rescue(&mut rig));
+    // The third finds that it waits where others can take its wakes, and takes it out.
+    (0..3).for_each(|_| rescue(&mut rig));
+    assert!(rig.is_alone(0));
     // Its own threads wait for its doorbell.
     let waiting: &'static [AtomicU32; CROWD] = Box::leak(Box::new([const { AtomicU32::new(0) }; CROWD]));
     let page = rig.page().clone();

@@ -9,7 +9,8 @@ use sluice_shm::memory::{MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout, asleep};
 use sluice_shm::ring::{Consumer, Producer};
 
-use super::handover::{CANDIDATES, Handover, RESCUES};
+use super::choice::CANDIDATES;
+use super::handover::{Handover, RESCUES};
 use crate::handle::NfHandle;
 
 /// Capacity of an NF's ring.
