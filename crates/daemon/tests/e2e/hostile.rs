@@ -10,17 +10,22 @@ use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, po
 
 const PACKETS: u64 = 5_000;
 
-/// Runs a hostile NF beside a healthy chain on one core; returns its violations.
-fn beside_a_healthy_chain(mode: &str) -> u64 {
+/// A chain with a hostile NF beside a healthy one, on one core. The former's services have `keys`.
+fn both_chains(mode: &str, keys: &str) -> String {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
     text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""));
     text += &port("all", "sink", "");
-    for name in ["front", "s", "t"] {
-        text += &service(name, "sluice-nf-bridge", "");
+    for (name, keys) in [("front", keys), ("s", ""), ("t", "")] {
+        text += &service(name, "sluice-nf-bridge", keys);
     }
-    text += &service("bad", &hostile_nf(), &format!("args = [\"hostile-nf\", {mode:?}]"));
+    text += &service("bad", &hostile_nf(), &format!("args = [\"hostile-nf\", {mode:?}]\n{keys}"));
     text += &chain("hostile", "load", &["front", "bad"], "away", "on_failure = \"drop\"");
-    text += &chain("healthy", "steady", &["s", "t"], "all", "");
+    text + &chain("healthy", "steady", &["s", "t"], "all", "")
+}
+
+/// Runs a hostile NF beside a healthy chain; returns its violations.
+fn beside_a_healthy_chain(mode: &str) -> u64 {
+    let text = both_chains(mode, "");
     let mut daemon = Daemon::start("stall_ms = 2000", &text);
     let stats = daemon.wait("it is stopped", |s| find_nf(s, "bad.0").state == NfState::Failed);
     let violations = find_nf(&stats, "bad.0").violations;
@@ -97,6 +102,22 @@ fn never_reading() {
 #[test]
 fn never_writing() {
     assert_eq!(beside_a_healthy_chain("mute"), 0);
+}
+
+#[test]
+fn attacks_for_which_an_nf_is_not_stopped_cost_another_tenant_no_packet() {
+    for mode in ["bits", "move", "steal"] {
+        let mut daemon = Daemon::start("", &both_chains(mode, "tenant = \"red\""));
+        daemon.wait_for_all("steady", "all", PACKETS);
+        let before = find_port(&daemon.stats(), "away").tx_packets;
+        let stats = daemon.wait("it returns packets meanwhile", |s| find_port(s, "away").tx_packets > before + 100);
+        for nf in &stats.nfs {
+            assert_eq!((nf.state, nf.restarts, nf.violations), (NfState::Running, 0, 0), "{mode}: {}", nf.name);
+        }
+        daemon.silence("hostile", "load");
+        daemon.wait_until_empty();
+        daemon.stop();
+    }
 }
 
 #[test]

@@ -14,12 +14,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use sluice_shm::core_page::{self, CorePage};
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::handshake::{self, Hello};
 use sluice_shm::memory::Mapping;
 use sluice_shm::page::{Attached, Counter};
 use sluice_shm::zygote::{self, Report};
-use sluice_shm::{BURST, core_page, ring};
+use sluice_shm::{BURST, ring};
+
+use super::attacks::{ATTACKS, Nf, take};
 
 /// Modes, and what each does.
 pub const MODES: [(&str, &str); 20] = [
@@ -305,8 +308,21 @@ fn spoil(memories: &[(BorrowedFd<'_>, &Mapping)], noise: &mut Noise, mut between
     }
 }
 
-fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize {
-    rings.iter_mut().fold(0, |n, ring| n + ring.dequeue(&mut burst[n..]).unwrap_or(0))
+/// Spoils these memories for ever, with helpers, and returns its packets meanwhile.
+fn everything(memories: &[(BorrowedFd<'_>, &Mapping)], rx: &mut [ring::Consumer], tx: &mut ring::Producer) -> ! {
+    help(memories);
+    let (mut noise, mut burst) = (Noise(0x5eed_5eed_5eed_5eed), [Descriptor::default(); BURST]);
+    loop {
+        spoil(memories, &mut noise, || {
+            let n = take(rx, &mut burst);
+            let _ = tx.enqueue(&burst[..n]);
+        });
+    }
+}
+
+/// The names of all modes.
+pub fn modes() -> impl Iterator<Item = &'static str> {
+    MODES.into_iter().chain(TRIALS).map(|(name, _)| name).chain(ATTACKS.into_iter().map(|(name, ..)| name))
 }
 
 /// Runs the mode until it is killed.
@@ -314,9 +330,8 @@ fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize 
 /// # Errors
 /// No daemon has started it, or there is no such mode.
 pub fn run(mode: &str) -> anyhow::Result<()> {
-    let all = MODES.iter().chain(&TRIALS).map(|(name, _)| *name);
-    if !all.clone().any(|name| name == mode) {
-        bail!("there is no mode {mode}; there are: {}", all.collect::<Vec<_>>().join(", "));
+    if !modes().any(|name| name == mode) {
+        bail!("there is no mode {mode}; there are: {}", modes().collect::<Vec<_>>().join(", "));
     }
     let path = std::env::var(handshake::ENV_SOCKET).context("it is started by sluiced alone")?;
     let name = std::env::var(handshake::ENV_NF).context("it is started by sluiced alone")?;
@@ -354,14 +369,12 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
     if mode == EVERYTHING {
         let packets = Mapping::new(arena.as_fd(), welcome.geometry.bytes(), false)?;
         let memories = [(arena.as_fd(), &*packets), (region.as_fd(), &*raw), (page_file.as_fd(), &*core)];
-        help(&memories);
-        let (mut noise, mut burst) = (Noise(0x5eed_5eed_5eed_5eed), [Descriptor::default(); BURST]);
-        loop {
-            spoil(&memories, &mut noise, || {
-                let n = take(&mut rx, &mut burst);
-                let _ = tx.enqueue(&burst[..n]);
-            });
-        }
+        everything(&memories, &mut rx, &mut tx);
+    }
+    if let Some((.., attack)) = ATTACKS.into_iter().find(|(name, ..)| *name == mode) {
+        let shared = CorePage::map(page_file.as_fd(), welcome.slots)?;
+        let attached = Attached { page, rx, tx };
+        attack(Nf { attached, region: raw, core, page: shared, slot: welcome.slot, processor: welcome.core });
     }
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];

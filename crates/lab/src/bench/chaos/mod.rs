@@ -34,6 +34,7 @@
 //! the daemon when it was killed are gone, and not counted. Two runs of one seed have the same
 //! steps at different times.
 
+mod attacks;
 mod draw;
 pub mod hostile;
 mod site;
