@@ -2,18 +2,32 @@
 //!
 //! # Approach
 //! The flows of one generator are split in half between a chain of the tenant red and one of the
-//! tenant blue, each with one NF; both NFs share a core. Packets have a checksum over all of their
-//! bytes, and blue's sink counts altered and missing ones. Blue gets [`RATE`] packets per second.
-//! - `honest`: red's NF is a bridge, too. Blue's deliveries in other variants are relative to this.
+//! tenant blue, each with one NF. Packets have a checksum over all of their bytes, and blue's sink
+//! counts altered and missing ones. Blue gets [`RATE`] packets per second. Both NFs share a core:
+//! - `honest`: red's NF is a bridge, too.
 //! - `hostile`: red's NF writes noise over its tenant's packet memory, its region and the core
 //!   page, forks processes that do the same, and tries to punch holes there
 //!   ([`hostile::EVERYTHING`]). It is stopped for its violations and restarted, again and again.
 //! - `unchecked`: the same without the system-call filter, so that holes are punched, and without
 //!   the limits for which it would be stopped, so that it runs all the time.
+//! - `fork`: red's NF forks as often as it may, and all processes spin.
+//! - `move`: red's NF tries without pause to get to the packet thread's core and into SCHED_FIFO
+//!   and SCHED_RR.
+//!
+//! Others are set up differently, and have an honest partner with the same setup:
+//! - `bits`: red's NF has a core of its own, on which it sets all bits of its core page and its own
+//!   page without pause. Two cores suffice, because blue's handler runs in the packet thread.
+//! - `steal`: red has a bridge before its NF, and shares a page and the core with it. The NF takes
+//!   the wakes of both, so that the packet thread has to rescue the bridge.
+//!
+//! Blue's deliveries (`of_honest`) and the packet threads' rounds with packets (`rounds_of_honest`,
+//! of their 99th percentiles) are relative to the honest partner. They should be 0.97 at least, and
+//! 2 at most.
 //!
 //! # Limits
 //! One altered packet in 2⁴⁸ goes unnoticed. Packets that come too late to be admitted count as
-//! refused.
+//! refused. The NFs of other tenants sleep on pages that red does not map, so it can take the wakes
+//! of its own tenant only.
 
 use std::fmt::Write;
 
@@ -40,18 +54,66 @@ const NF: &str = "sluice-nf-bridge";
 /// Packets per second of blue, and of red.
 const RATE: f64 = 200_000.0;
 const PACKET_BYTES: u32 = 256;
-/// Blue's sink; red's is the usual one.
+/// Blue's chain, service and sink; red's sink is the usual one.
 const BLUE: &str = "blue";
-const HONEST: &str = "honest";
+const RED: &str = "red";
+/// The service before red's, where there is one.
+const FRONT: &str = "front";
 const DELIVERED: &str = "delivered_pps";
+const ROUND: &str = "round_ns_p99";
 /// Limits that no NF reaches.
 const NO_LIMITS: &str = "max_violations = 1000000000000\nstall_ms = 0\n";
 
-/// A variant: name, whether red's NF is hostile, and whether it is checked.
-const VARIANTS: [(&str, bool, bool); 3] = [(HONEST, false, true), ("hostile", true, true), ("unchecked", true, false)];
+/// Where the NFs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Red's and blue's share a core.
+    Shared,
+    /// Red's has the core for itself: blue's handler runs in the packet thread.
+    Own,
+    /// As [`Place::Shared`], and red has a bridge before its NF.
+    Behind,
+}
+
+struct Variant {
+    name: &'static str,
+    /// The variant with the same place whose NF of red is a bridge.
+    honest: &'static str,
+    place: Place,
+    /// The mode of red's NF; none for a bridge.
+    mode: Option<&'static str>,
+    /// Whether red's NF is filtered and stopped for what it does.
+    is_checked: bool,
+}
+
+impl Variant {
+    const fn honest(name: &'static str, place: Place) -> Self {
+        Self { name, honest: name, place, mode: None, is_checked: true }
+    }
+
+    const fn hostile(name: &'static str, mode: &'static str, honest: &Self) -> Self {
+        Self { name, honest: honest.name, place: honest.place, mode: Some(mode), is_checked: true }
+    }
+}
+
+const SHARED: Variant = Variant::honest("honest", Place::Shared);
+const OWN: Variant = Variant::honest("bits/honest", Place::Own);
+const BEHIND: Variant = Variant::honest("steal/honest", Place::Behind);
+
+static VARIANTS: [Variant; 9] = [
+    SHARED,
+    Variant::hostile("hostile", hostile::EVERYTHING, &SHARED),
+    Variant { is_checked: false, ..Variant::hostile("unchecked", hostile::EVERYTHING, &SHARED) },
+    Variant::hostile("fork", "swarm", &SHARED),
+    Variant::hostile("move", "move", &SHARED),
+    OWN,
+    Variant::hostile("bits", "bits", &OWN),
+    BEHIND,
+    Variant::hostile("steal", "steal", &BEHIND),
+];
 
 const GROUP: Group = Group {
-    title: "Packets of blue at 200,000 a second, beside an NF of red on the same core and behind the same port",
+    title: "Packets of blue at 200,000 a second, beside an NF of red behind the same port",
     keys: &["packet_bytes"],
     columns: &[
         Column::new(DELIVERED, "delivered kpps", 1e3, 2),
@@ -62,7 +124,8 @@ const GROUP: Group = Group {
         Column::new("whole_count", "whole", 1.0, 0),
         Column::new("stopped_count", "red stopped", 1.0, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
-        Column::new("round_ns_p99", "round p99 µs", 1e3, 1),
+        Column::new(ROUND, "round p99 µs", 1e3, 1),
+        Column::new("rounds_of_honest", "rounds of honest", 1.0, 2),
     ],
     plotted: 2,
     form: Form::Bars,
@@ -76,24 +139,29 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan() -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, of_honest, vec![(GROUP, |_| true)]);
-    for (name, is_hostile, is_checked) in VARIANTS {
+    for variant in &VARIANTS {
         let params = Params::from([("packet_bytes".to_string(), PACKET_BYTES.into())]);
         let row = params.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row, one(lab, is_hostile, is_checked)?)]);
-        plan.cases.push(Case { name: name.into(), params, run: Box::new(run) });
+        let run = move |lab: &Lab| Ok(vec![Row::new(variant.name, &row, one(lab, variant)?)]);
+        plan.cases.push(Case { name: variant.name.into(), params, run: Box::new(run) });
     }
     plan
 }
 
+/// A service of this tenant, whose program and other keys are `keys`.
+fn service(name: &str, tenant: &str, core: usize, keys: &str) -> String {
+    format!("[[service]]\nname = \"{name}\"\n{keys}\ntenant = \"{tenant}\"\ncores = [{core}]\nring = 4096\n")
+}
+
 /// A generator of 16 flows, eight for each chain.
-fn setup(lab: &Lab, is_hostile: bool, is_checked: bool) -> Setup {
+fn setup(lab: &Lab, variant: &Variant) -> Setup {
     let core = lab.cores.shared();
     let hostile = lab.programs.path(LAB).display().to_string();
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let red = if is_hostile {
-        format!("exec = {}\nargs = [\"hostile-nf\", \"{}\"]\nfilter = {is_checked}", quoted(&hostile), hostile::EVERYTHING)
-    } else {
-        format!("exec = \"{NF}\"")
+    let bridge = format!("exec = \"{NF}\"");
+    let red = match variant.mode {
+        Some(mode) => format!("exec = {}\nargs = [\"hostile-nf\", \"{mode}\"]\nfilter = {}", quoted(&hostile), variant.is_checked),
+        None => bridge.clone(),
     };
     let mut more = format!(
         "[[port]]\nname = \"in\"\nkind = \"gen\"\nsize = {}\nflows = 16\nrate = {:?}\nsrc = \"198.18.0.0\"\nchecksum = true\noverload = \"drop\"\n\
@@ -101,21 +169,27 @@ fn setup(lab: &Lab, is_hostile: bool, is_checked: bool) -> Setup {
         PACKET_BYTES - 4,
         2.0 * RATE
     );
-    for (number, (tenant, program, egress)) in [("red", red, SINK), (BLUE, format!("exec = \"{NF}\""), BLUE)].iter().enumerate() {
+    more += &service(RED, RED, core, &red);
+    let reds: &[&str] = if variant.place == Place::Behind { &[FRONT, RED] } else { &[RED] };
+    if variant.place == Place::Behind {
+        more += &service(FRONT, RED, core, &bridge);
+    }
+    let (trusted, run) = if variant.place == Place::Own { ("\ntrusted = true", "run = \"inline\"\n") } else { ("", "") };
+    more += &service(BLUE, BLUE, core, &(bridge + trusted));
+    for (number, (chain, services, egress, run)) in [(RED, reds, SINK, ""), (BLUE, &[BLUE][..], BLUE, run)].iter().enumerate() {
         let _ = write!(
             more,
-            "[[service]]\nname = \"{tenant}\"\n{program}\ntenant = \"{tenant}\"\ncores = [{core}]\nring = 4096\n\
-             [[chain]]\nname = \"{tenant}\"\nservices = [\"{tenant}\"]\negress = \"{egress}\"\non_failure = \"restart\"\n\
-             [[rule]]\nport = \"in\"\nsrc = \"198.18.0.{}/29\"\nchain = \"{tenant}\"\n",
+            "[[chain]]\nname = \"{chain}\"\nservices = {services:?}\negress = \"{egress}\"\non_failure = \"restart\"\n{run}\
+             [[rule]]\nport = \"in\"\nsrc = \"198.18.0.{}/29\"\nchain = \"{chain}\"\n",
             8 * number
         );
     }
-    let manager = if is_checked { "" } else { NO_LIMITS };
+    let manager = if variant.is_checked { "" } else { NO_LIMITS };
     Setup { manager_core: lab.manager_core, manager, more, ..Setup::default() }
 }
 
-fn one(lab: &Lab, is_hostile: bool, is_checked: bool) -> Result<Sample, Miss> {
-    let daemon = lab.start(&setup(lab, is_hostile, is_checked))?;
+fn one(lab: &Lab, variant: &Variant) -> Result<Sample, Miss> {
+    let daemon = lab.start(&setup(lab, variant))?;
     lab.warm_up()?;
     let before = daemon.stats()?;
     lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
@@ -134,7 +208,7 @@ fn outcome(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
         Ok(both.0 - both.1)
     };
     let refused = |stats: &Stats| stats.chains.iter().filter(|c| c.name == BLUE).filter_map(|c| c.drops.get("entry")).sum::<u64>();
-    let stops = |stats: &Stats| stats.nfs.iter().filter(|nf| nf.service == "red").map(|nf| nf.stops).sum::<u64>();
+    let stops = |stats: &Stats| stats.nfs.iter().filter(|nf| nf.service == RED).map(|nf| nf.stops).sum::<u64>();
     let mut out = Sample::from([
         (DELIVERED.into(), window.tx_pps(BLUE)),
         // Noise over a stamp leaves none.
@@ -144,24 +218,29 @@ fn outcome(before: &Stats, after: &Stats) -> anyhow::Result<Sample> {
         ("refused_count".into(), (refused(after) - refused(before)) as f64),
         ("stopped_count".into(), (stops(after) - stops(before)) as f64),
     ]);
-    for (metric, times) in [("latency_ns_p99", window.latency(BLUE)), ("round_ns_p99", window.rounds())] {
+    for (metric, times) in [("latency_ns_p99", window.latency(BLUE)), (ROUND, window.rounds())] {
         out.extend(times.quantile(0.99).map(|ns| (metric.to_string(), ns as f64)));
     }
     Ok(out)
 }
 
-/// Blue's deliveries, relative to those beside a bridge.
+/// Blue's deliveries and the packet threads' rounds, relative to those of the honest partner.
 fn of_honest(rows: &mut [Row]) -> Vec<Row> {
-    let honest = rows.iter().find(|row| row.name == HONEST).and_then(|row| row.get(DELIVERED));
-    for row in rows.iter_mut().filter(|row| row.name != HONEST) {
-        let ratio = row.get(DELIVERED).zip(honest).map(|(pps, honest)| pps / honest);
-        row.put("of_honest", ratio);
+    let all = rows.to_vec();
+    for row in rows {
+        let hostile = VARIANTS.iter().find(|variant| variant.name == row.name && variant.mode.is_some());
+        let Some(honest) = hostile.and_then(|variant| all.iter().find(|row| row.name == variant.honest)) else { continue };
+        for (ratio, metric) in [("of_honest", DELIVERED), ("rounds_of_honest", ROUND)] {
+            row.put(ratio, row.get(metric).zip(honest.get(metric)).map(|(own, honest)| own / honest));
+        }
     }
     Vec::new()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
@@ -188,21 +267,52 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_takes_all_variants_and_they_differ_in_red_alone() {
-        let texts = VARIANTS.map(|(_, is_hostile, is_checked)| {
-            let setup = setup(&lab(1), is_hostile, is_checked);
-            assert_accepted(&setup, &[NF]);
-            setup.toml(std::path::Path::new("/tmp"))
-        });
-        assert!(texts.iter().all(|text| text.contains("checksum = true") && text.matches("tenant = \"blue\"").count() == 1));
-        assert_eq!(texts.each_ref().map(|text| text.matches("everything").count()), [0, 1, 1]);
-        assert_eq!(
-            texts.each_ref().map(|text| text.contains("filter = false") && text.contains("stall_ms = 0")),
-            [false, false, true]
-        );
-        let row = |name: &str, pps: f64| Row::new(name, &Params::new(), [(DELIVERED.to_string(), pps)].into());
-        let mut rows = [row("honest", 10.0), row("hostile", 9.0)];
+    fn the_daemon_takes_all_variants_and_they_differ_from_their_honest_partners_in_red_alone() {
+        let lab = lab(1);
+        let lines = |variant: &Variant| -> BTreeSet<String> {
+            let text = setup(&lab, variant).toml(std::path::Path::new("/tmp"));
+            assert!(text.contains("checksum = true") && text.matches("tenant = \"blue\"").count() == 1);
+            text.lines().map(str::to_owned).collect()
+        };
+        for variant in &VARIANTS {
+            assert_accepted(&setup(&lab, variant), &[NF]);
+            let honest = VARIANTS.iter().find(|other| other.name == variant.honest).unwrap();
+            let (own, honest) = (lines(variant), lines(honest));
+            let of_red = ["exec = ", "args = ", "filter = ", "max_violations = ", "stall_ms = "];
+            assert!(own.difference(&honest).all(|line| of_red.iter().any(|key| line.starts_with(key))), "{}", variant.name);
+            assert_eq!(honest.difference(&own).count(), 0, "{}: blue has its bridge", variant.name);
+            let args = variant.mode.map(|mode| format!("args = [\"hostile-nf\", \"{mode}\"]"));
+            assert!(args.is_none_or(|args| own.contains(&args)), "{}", variant.name);
+            assert!(variant.mode.is_none_or(|mode| hostile::modes().any(|name| name == mode)), "{}", variant.name);
+            let has_limits = !own.contains("filter = false") && !own.contains("stall_ms = 0");
+            assert_eq!((variant.is_checked, variant.name != "unchecked"), (has_limits, has_limits), "{}", variant.name);
+            let are_apart = own.contains("run = \"inline\"") && own.contains("trusted = true");
+            assert_eq!(
+                (are_apart, own.contains("services = [\"front\", \"red\"]")),
+                match variant.place {
+                    Place::Shared => (false, false),
+                    Place::Own => (true, false),
+                    Place::Behind => (false, true),
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn each_hostile_variant_is_compared_with_its_own_partner() {
+        let row = |name: &str, pps: f64, round_ns: f64| {
+            Row::new(name, &Params::new(), [(DELIVERED.to_string(), pps), (ROUND.to_string(), round_ns)].into())
+        };
+        let mut rows = [
+            row("honest", 10.0, 100.0),
+            row("hostile", 9.0, 150.0),
+            row("bits/honest", 8.0, 10.0),
+            row("bits", 8.0, 20.0),
+            // Its partner was not run.
+            row("steal", 7.0, 1.0),
+        ];
         of_honest(&mut rows);
-        assert_eq!(rows.each_ref().map(|row| row.get("of_honest")), [None, Some(0.9)]);
+        assert_eq!(rows.each_ref().map(|row| row.get("of_honest")), [None, Some(0.9), None, Some(1.0), None]);
+        assert_eq!(rows.each_ref().map(|row| row.get("rounds_of_honest")), [None, Some(1.5), None, Some(2.0), None]);
     }
 }
