@@ -158,8 +158,8 @@ chaos: build ## random changes, kills and hostile NFs, ten seeds of ten minutes;
 	$(TARGET)/release/sluice bench chaos --seconds $(CHAOS_SECONDS) --repeats $(CHAOS_SEEDS) --json $(TARGET)/bench/chaos.json
 
 .PHONY: reference
-reference: ## write what types and tables make: deploy/openapi.json, deploy/config.schema.json, deploy/metrics.md
-	SLUICE_WRITE=1 cargo test $(CARGO_FLAGS) -p sluice-config -p sluice-manager --lib in_the_tree
+reference: ## write what the code makes: deploy/openapi.json, deploy/config.schema.json, pages of the reference
+	SLUICE_WRITE=1 cargo test $(CARGO_FLAGS) -p sluice-api -p sluice-config -p sluice-manager --lib in_the_tree
 
 .PHONY: docs
 docs:
@@ -190,7 +190,7 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -m 644 $(TARGET)/release/libsluice_nf.a $(DESTDIR)$(PREFIX)/lib
 	install -m 755 $(TARGET)/release/libsluice_nf.so $(DESTDIR)$(PREFIX)/lib
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
-	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json,metrics.md} $(DESTDIR)$(PREFIX)/share/doc/sluice
+	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json} $(DESTDIR)$(PREFIX)/share/doc/sluice
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 

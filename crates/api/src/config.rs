@@ -181,7 +181,7 @@ pub enum FlowTable {
 pub enum Idle {
     /// After a millisecond without packets and with none inside, waits in the kernel for an event.
     /// Where that is impossible (DPDK devices, generators, replayed files), it spins, and after a
-    /// second without packets behaves as [`Idle::Sleep`].
+    /// second without packets behaves as `sleep`.
     Adaptive,
     /// Polls again at once: lowest latency, a whole core.
     Spin,

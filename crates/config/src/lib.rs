@@ -27,4 +27,7 @@ pub mod validate;
 pub use problem::{ConfigErrors, Problem};
 
 #[cfg(test)]
+#[path = "../../api/src/in_the_tree.rs"]
+mod in_the_tree;
+#[cfg(test)]
 mod tests;

@@ -323,10 +323,11 @@ impl Shape<'_> {
             (Type::Integer(low, high), DeValue::Integer(_)) => self.integer(key.name, value, *low, *high),
             (Type::Number, DeValue::Integer(_) | DeValue::Float(_)) => self.number(key, value),
             (Type::Words(words), DeValue::String(word)) => {
+                let words: Vec<&str> = words.iter().map(|word| word.name).collect();
                 if !words.contains(&&**word) {
-                    let help = match nearest::nearest(word, words) {
+                    let help = match nearest::nearest(word, &words) {
                         Some(near) => format!("did you mean \"{near}\"?"),
-                        None => nearest::one_of(words),
+                        None => nearest::one_of(&words),
                     };
                     self.report(value.span(), format!("{} cannot be \"{word}\"", key.name), help);
                 }
@@ -476,7 +477,7 @@ fn sample(key: &Key) -> String {
         (_, Type::Bool) => "true".into(),
         (_, Type::Integer(low, _)) => low.to_string(),
         (_, Type::Number) => "1000".into(),
-        (_, Type::Words(words)) => format!("{:?}", words[0]),
+        (_, Type::Words(words)) => format!("{:?}", words[0].name),
         (_, Type::Cores) => "[0, 1]".into(),
         (_, Type::Texts | Type::Names) => "[\"a\", \"b\"]".into(),
         (_, Type::TextTable) => "{ NAME = \"value\" }".into(),

@@ -3,6 +3,7 @@
 //! Derived from the types in [`sluice_api::config`]: names and doc comments of fields, defaults,
 //! bounds. Their JSON schema fills the table here, by which [`super::load`] checks keys and types
 //! and [`super::validate`] checks numbers. `sluice check --explain` prints it ([`reference()`]).
+//! The book's page about the configuration is made of it.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -25,7 +26,7 @@ pub enum Type {
     /// A path; a relative one is relative to the folder of the file.
     Path,
     /// One of these words.
-    Words(Vec<&'static str>),
+    Words(Vec<Word>),
     /// A list of core numbers.
     Cores,
     /// A list of strings.
@@ -46,6 +47,15 @@ pub enum Type {
     Mix,
     /// A table with keys of its own.
     Keys(Vec<Key>),
+}
+
+/// A word that a key takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Word {
+    /// The word.
+    pub name: &'static str,
+    /// Its description.
+    pub meaning: String,
 }
 
 /// The value of a key that is left out.
@@ -98,7 +108,7 @@ impl Type {
             Self::Number => "a number, 0 or more".into(),
             Self::Text => "a string".into(),
             Self::Path => "a path (a string)".into(),
-            Self::Words(words) => words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(" or "),
+            Self::Words(words) => words.iter().map(|word| format!("{:?}", word.name)).collect::<Vec<_>>().join(" or "),
             Self::Cores => "a list of core numbers, such as [0, 1]".into(),
             Self::Texts => "a list of strings".into(),
             Self::Names => "a list of names, such as [\"a\", \"b\"]".into(),
@@ -130,7 +140,7 @@ pub static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| {
         let mut keys = keys(table);
         let kind_of = |variant: &'static Json| variant["properties"][KIND]["const"].as_str().unwrap_or_default();
         if !kinds.is_empty() {
-            let takes = Type::Words(kinds.iter().map(kind_of).collect());
+            let takes = Type::Words(kinds.iter().map(|kind| Word { name: kind_of(kind), meaning: meaning(kind) }).collect());
             let meaning = "The kind; it has keys of its own.".to_string();
             keys.insert(1, Key { name: KIND, takes, default: Preset::Needed, meaning });
         }
@@ -189,7 +199,8 @@ fn keys(table: &'static Json) -> Vec<Key> {
 fn takes(schema: &'static Json) -> Type {
     let schema = resolved(schema);
     if let Some(words) = schema["oneOf"].as_array() {
-        return Type::Words(words.iter().filter_map(|word| word["const"].as_str()).collect());
+        let word = |word: &'static Json| Some(Word { name: word["const"].as_str()?, meaning: meaning(word) });
+        return Type::Words(words.iter().filter_map(word).collect());
     }
     let kind = schema["type"].as_str().or_else(|| schema["type"].as_array()?.first()?.as_str());
     match (kind, schema["format"].as_str()) {
@@ -235,25 +246,38 @@ fn describe(out: &mut String, key: &Key) {
         Preset::Unset => "may be left out".to_string(),
     };
     let _ = write!(out, "  {}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
+    if let Type::Words(words) = &key.takes {
+        for Word { name, meaning } in words {
+            let _ = writeln!(out, "      {name:?}: {meaning}");
+        }
+    }
 }
 
-/// Every key with its type, its default and its meaning, for people to read.
-pub fn reference() -> String {
-    let mut out = String::from("A configuration is one TOML file. Relative paths count from its folder.\n");
+/// All tables of a configuration: each as it is written, with its meaning and its keys.
+fn tables() -> Vec<(String, &'static str, &'static [Key])> {
+    let mut tables = Vec::new();
     for section in SECTIONS.iter() {
         let head = match (section.many, section.kind) {
             (false, _) => format!("[{}]", section.name),
             (true, "") => format!("[[{}]]", section.name),
             (true, kind) => format!("[[{}]] with kind = {kind:?}", section.name),
         };
-        let _ = write!(out, "\n{head}\n{}\n", section.meaning);
-        section.keys.iter().for_each(|key| describe(&mut out, key));
+        tables.push((head, section.meaning.as_str(), section.keys.as_slice()));
         for key in &section.keys {
             if let Type::Keys(inner) = &key.takes {
-                let _ = write!(out, "\n[{}.{}]\n{}\n", section.name, key.name, key.meaning);
-                inner.iter().for_each(|key| describe(&mut out, key));
+                tables.push((format!("[{}.{}]", section.name, key.name), key.meaning.as_str(), inner.as_slice()));
             }
         }
+    }
+    tables
+}
+
+/// Every key with its type, its default and its meaning, for people to read.
+pub fn reference() -> String {
+    let mut out = String::from("A configuration is one TOML file. Relative paths count from its folder.\n");
+    for (head, meaning, keys) in tables() {
+        let _ = write!(out, "\n{head}\n{meaning}\n");
+        keys.iter().for_each(|key| describe(&mut out, key));
     }
     out
 }
@@ -261,19 +285,33 @@ pub fn reference() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::in_the_tree;
 
     /// `make reference` writes the schema, which editors use.
     #[test]
     fn the_schema_in_the_tree_is_that_of_the_types() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/config.schema.json");
-        let schema = format!("{:#}\n", *JSON);
-        if std::env::var_os("SLUICE_WRITE").is_some() {
-            std::fs::write(path, &schema).unwrap();
+        in_the_tree::file("deploy/config.schema.json", &format!("{:#}\n", *JSON));
+    }
+
+    /// `make reference` writes it.
+    #[test]
+    fn the_page_in_the_tree_is_that_of_the_types() {
+        let mut page = String::new();
+        for (head, meaning, keys) in tables() {
+            page += &format!("\n## `{head}`\n\n{meaning}\n{}", if keys.is_empty() { "" } else { "\n" });
+            for key in keys {
+                let default = match &key.default {
+                    Preset::Needed => "needed".to_string(),
+                    Preset::Value(value) => format!("default `{value}`"),
+                    Preset::Unset => "may be left out".to_string(),
+                };
+                page += &format!("- `{}`: {}; {default}. {}\n", key.name, key.takes.words(), key.meaning);
+                if let Type::Words(words) = &key.takes {
+                    words.iter().for_each(|word| page += &format!("  - `{:?}`: {}\n", word.name, word.meaning));
+                }
+            }
         }
-        assert!(
-            std::fs::read_to_string(path).unwrap() == schema,
-            "deploy/config.schema.json is not what the types say: make reference"
-        );
+        in_the_tree::page("ref-configuration.md", &page);
     }
 
     #[test]

@@ -28,4 +28,8 @@ pub mod telemetry;
 pub mod control;
 
 #[cfg(test)]
+#[path = "../../api/src/in_the_tree.rs"]
+mod in_the_tree;
+
+#[cfg(test)]
 mod valid_rules_test;

@@ -16,12 +16,7 @@ fn document() -> Value {
 /// `make reference` writes it.
 #[test]
 fn the_document_in_the_tree_is_the_one_that_is_served() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/openapi.json");
-    if std::env::var_os("SLUICE_WRITE").is_some() {
-        std::fs::write(path, OPENAPI.as_str()).unwrap();
-    }
-    let there = std::fs::read_to_string(path).unwrap();
-    assert!(there == *OPENAPI, "deploy/openapi.json is not what the routes and types say: make reference");
+    crate::in_the_tree::file("deploy/openapi.json", &OPENAPI);
 }
 
 #[test]
