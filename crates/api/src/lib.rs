@@ -1,9 +1,9 @@
 //! The interface between the daemon and its clients.
 //!
-//! [`config`] is the configuration file. [`model`] holds requests and reports, [`health`] the state
-//! of the daemon and deaths of NFs, [`promise`] reports on SLOs. [`parse`] reads the small
-//! languages inside values. [`client`] is the client's side of the control socket.
-//! `deploy/openapi.json` describes the same for other clients.
+//! [`config`] is the configuration file. [`model`] holds requests and reports, [`drops`] the
+//! reasons of dropped packets, [`health`] the state of the daemon and deaths of NFs, [`promise`]
+//! reports on SLOs. [`parse`] reads the small languages inside values. [`client`] is the client's
+//! side of the control socket. `deploy/openapi.json` describes the same for other clients.
 
 #![warn(missing_docs)]
 
@@ -12,7 +12,10 @@ pub mod change;
 pub mod client;
 pub mod config;
 pub mod counted;
+pub mod drops;
 pub mod health;
+#[cfg(test)]
+mod in_the_tree;
 pub mod model;
 pub mod nearest;
 pub mod parse;

@@ -17,8 +17,9 @@ use super::change::Change;
 use super::health::{Death, Health};
 use crate::config;
 use crate::counted::counted;
+use crate::drops::{self, PortDrop};
 
-pub use nf::{Fusable, NfForeign, NfPart, Woken};
+pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -180,7 +181,7 @@ pub struct Memory {
 counted! {
 /// A port and its counters.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Port {
+pub struct Port: PortCounts {
     /// Name.
     pub name: String,
     /// `gen`, `sink`, `pcap`, `dpdk` or `af_packet`.
@@ -192,23 +193,23 @@ pub struct Port {
     /// Queues.
     pub queues: u32,
     /// Packets received.
-    pub rx_packets: u64 => "sluice_port_rx_packets_total",
+    pub rx_packets: u64 => "sluice_port_rx_packets_total" by threads,
     /// Bytes received.
-    pub rx_bytes: u64 => "sluice_port_rx_bytes_total",
+    pub rx_bytes: u64 => "sluice_port_rx_bytes_total" by threads,
     /// Packets sent.
-    pub tx_packets: u64 => "sluice_port_tx_packets_total",
+    pub tx_packets: u64 => "sluice_port_tx_packets_total" by threads,
     /// Bytes sent.
-    pub tx_bytes: u64 => "sluice_port_tx_bytes_total",
+    pub tx_bytes: u64 => "sluice_port_tx_bytes_total" by threads,
     /// Packets that the port did not accept in time.
-    pub tx_drops: u64 => "sluice_port_tx_drops_total",
+    pub tx_drops: u64 => "sluice_port_tx_drops_total" by threads,
     /// Packets of this port dropped before any NF handled them.
-    pub entry_drops: u64 => "sluice_port_entry_drops_total",
+    pub entry_drops: u64 => "sluice_port_entry_drops_total" by threads,
     /// Whether packets can pass.
     #[serde(default)]
     pub state: PortState,
-    /// Other packets dropped at the port, by reason: `no_link` (no interface or link), `mtu` (too
-    /// large for the interface), `oversize` (too large for packet memory; not counted as received).
+    /// Other packets dropped at the port, by reason.
     #[serde(default)]
+    #[schemars(transform = drops::of_ports_described)]
     pub drops: BTreeMap<String, u64>,
     /// Whether no more packets will arrive: the file was read or the generator's count was sent.
     #[serde(default)]
@@ -231,7 +232,7 @@ impl Port {
 
     /// Packets that should have left by the port and did not.
     pub fn not_sent(&self) -> u64 {
-        self.tx_drops + self.dropped("no_link") + self.dropped("mtu")
+        self.tx_drops + self.dropped(PortDrop::NoLink.name()) + self.dropped(PortDrop::Mtu.name())
     }
 }
 
@@ -313,7 +314,7 @@ impl NfState {
 counted! {
 /// One instance of a service.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Nf {
+pub struct Nf: NfCounts {
     /// Name: `SERVICE.i`.
     pub name: String,
     /// Its service.
@@ -331,11 +332,11 @@ pub struct Nf {
     /// Number of restarts.
     pub restarts: u64 => "sluice_nf_restarts_total",
     /// Packets posted to its rx rings.
-    pub rx_packets: u64 => "sluice_nf_rx_packets_total",
+    pub rx_packets: u64 => "sluice_nf_rx_packets_total" by threads,
     /// Packets taken from its tx ring.
-    pub tx_packets: u64 => "sluice_nf_tx_packets_total",
+    pub tx_packets: u64 => "sluice_nf_tx_packets_total" by threads,
     /// Packets returned with the verdict `drop`.
-    pub verdict_drops: u64 => "sluice_nf_verdict_drops_total",
+    pub verdict_drops: u64 => "sluice_nf_verdict_drops_total" by threads,
     /// Packets posted and not yet returned.
     pub queue: u64,
     /// Most such packets.
@@ -351,7 +352,7 @@ pub struct Nf {
     /// Number of times that it started the next NF on its core.
     pub hand_overs: u64 => "sluice_nf_hand_overs_total",
     /// Number of times that the manager rang its doorbell.
-    pub wakes: u64 => "sluice_nf_wakes_total",
+    pub wakes: u64 => "sluice_nf_wakes_total" by threads,
     /// Frames that it owns at present.
     pub frames_held: u64,
     /// Time from the start of its process to its admission, in nanoseconds; none if it attached.
@@ -391,7 +392,7 @@ pub struct Nf {
 counted! {
 /// Load of an NF, and decisions about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct NfSched {
+pub struct NfSched: SchedCounts {
     /// Its weight besides load: that of its service times that of its flow.
     pub priority: f64,
     /// An NF with a higher level precedes others on its core until it has used its part; default 0.
@@ -415,7 +416,7 @@ pub struct NfSched {
     /// Whether it has to sleep because its output would only wait further on.
     pub held: bool,
     /// Packets marked (congestion experienced) on their way to it.
-    pub marked: u64 => "sluice_nf_marked_total",
+    pub marked: u64 => "sluice_nf_marked_total" by threads,
     /// Cost of a packet in nanoseconds, measured as CPU time over packets; 0 until known, or
     /// without time slices.
     #[serde(default)]
@@ -581,7 +582,7 @@ pub struct Zygote {
 counted! {
 /// The instances of a pooled service.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Pool {
+pub struct Pool: PoolCounts {
     /// The service.
     pub service: String,
     /// What an instance receives: `flow`, `class`, `rss` or `round-robin`.
@@ -603,15 +604,15 @@ pub struct Pool {
     /// Instances that are being reset or wait for their last packets.
     pub resetting: u64,
     /// Flows that were assigned an instance.
-    pub activations: u64 => "sluice_pool_activations_total",
+    pub activations: u64 => "sluice_pool_activations_total" by threads,
     /// Number of times that an instance became idle again.
-    pub ended: u64 => "sluice_pool_ended_total",
+    pub ended: u64 => "sluice_pool_ended_total" by threads,
     /// Packets that waited for an idle instance.
-    pub waits: u64 => "sluice_pool_waits_total",
+    pub waits: u64 => "sluice_pool_waits_total" by threads,
     /// Flows that went to the shared service instead.
-    pub fallbacks: u64 => "sluice_pool_fallbacks_total",
+    pub fallbacks: u64 => "sluice_pool_fallbacks_total" by threads,
     /// Packets dropped because no instance was idle.
-    pub drops: u64 => "sluice_pool_drops_total",
+    pub drops: u64 => "sluice_pool_drops_total" by threads,
     /// Time from the first packet of a flow until its instances are assigned.
     pub setup_ns: Distribution,
 }
@@ -650,7 +651,7 @@ impl ChainState {
 counted! {
 /// A chain and its counters.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Chain {
+pub struct Chain: ChainCounts {
     /// Name.
     pub name: String,
     /// Its services, in order.
@@ -662,14 +663,14 @@ pub struct Chain {
     /// What it does with packets at its entry.
     pub state: ChainState,
     /// Packets that entered.
-    pub entry_packets: u64 => "sluice_chain_entry_packets_total",
+    pub entry_packets: u64 => "sluice_chain_entry_packets_total" by threads,
     /// Packets that left by its port.
-    pub exit_packets: u64 => "sluice_chain_exit_packets_total",
+    pub exit_packets: u64 => "sluice_chain_exit_packets_total" by threads,
     /// Packets that its foreign programs created, or returned after they counted as `not_back`.
     /// Packets that left, were dropped or are inside add up to `entry_packets +
     /// originated_packets`.
     #[serde(default)]
-    pub originated_packets: u64 => "sluice_chain_originated_packets_total",
+    pub originated_packets: u64 => "sluice_chain_originated_packets_total" by threads,
     /// Packets that did not leave, by reason: the words of [`Stats::drops`].
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,
@@ -779,7 +780,8 @@ pub struct Stats {
     /// How SLOs are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<super::promise::Promise>,
-    /// Packets dropped, by reason; `docs/src/ref-drops.md` says where the reasons are defined.
+    /// Packets dropped, by reason.
+    #[schemars(transform = drops::all_described)]
     pub drops: BTreeMap<String, u64>,
     /// Counters of chains and ports that were removed.
     #[serde(default)]
@@ -790,13 +792,13 @@ pub struct Stats {
 /// inside a removed chain are counted to their end. `totals` in the daemon defines the details.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Gone {
-    /// Packets admitted to chains.
-    pub entry_packets: u64,
-    /// Packets that left chains.
-    pub exit_packets: u64,
-    /// Packets that foreign programs created.
-    pub originated_packets: u64,
-    /// Packets that did not leave, by reason.
+    /// Counters of chains.
+    #[serde(flatten)]
+    pub chains: ChainCounts,
+    /// Counters of ports.
+    #[serde(flatten)]
+    pub ports: PortCounts,
+    /// Packets that did not leave chains, by reason.
     pub drops: BTreeMap<String, u64>,
     /// Packets dropped after an NF had handled them.
     #[serde(default)]
@@ -804,25 +806,9 @@ pub struct Gone {
     /// Time from entry to exit of sampled packets.
     #[serde(default)]
     pub latency_ns: Distribution,
-    /// Packets received by ports.
-    #[serde(default)]
-    pub rx_packets: u64,
-    /// Bytes of these packets.
-    #[serde(default)]
-    pub rx_bytes: u64,
-    /// Packets sent by ports.
-    pub tx_packets: u64,
-    /// Bytes of these packets.
-    #[serde(default)]
-    pub tx_bytes: u64,
-    /// Packets that ports did not accept in time.
-    pub tx_drops: u64,
     /// Other packets dropped at ports, by reason, as in [`Port::drops`].
     #[serde(default)]
     pub port_drops: BTreeMap<String, u64>,
-    /// Packets of ports dropped before any NF handled them.
-    #[serde(default)]
-    pub entry_drops: u64,
     /// Counters that only one kind of port has, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,

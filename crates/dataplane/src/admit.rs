@@ -238,7 +238,7 @@ impl Plane {
         }
         if n < own.len() {
             // They were let in, and are lost at this point.
-            self.counters(path).entered.add((own.len() - n) as u64);
+            self.counters(path).api.entry_packets.add((own.len() - n) as u64);
             if self.is_tracing() {
                 let lost = own.iter().enumerate().skip(n).filter(|(i, _)| traceable >> i & 1 != 0);
                 lost.for_each(|(_, packet)| {
@@ -262,8 +262,8 @@ impl Plane {
     #[inline(always)]
     pub(crate) fn start(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         let counters = self.counters(path);
-        let before = counters.entered.get();
-        counters.entered.add(packets.len() as u64);
+        let before = counters.api.entry_packets.get();
+        counters.api.entry_packets.add(packets.len() as u64);
         let mut marked: Option<(usize, u8)> = None;
         // Counted by chain: a chain with few packets is timed as often as a busy one.
         let at = counters.timed_at.get();

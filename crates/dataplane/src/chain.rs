@@ -21,8 +21,10 @@ use crate::bucket::Bucket;
 use crate::classify::rule::RuleSet;
 use crate::counter::Counter;
 use sluice_api::config::{OnFailure, Overload};
+use sluice_api::model::ChainCounts;
 
 pub use registry::PathRegistry;
+pub use sluice_api::drops::DropReason;
 
 /// Combinations of instances over which the flows of a chain are spread at most.
 const SPREAD: usize = 4096;
@@ -30,98 +32,18 @@ const SPREAD: usize = 4096;
 /// Most hops of a path.
 pub const MAX_HOPS: usize = 255;
 
-/// Why a packet was dropped inside the platform.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum DropReason {
-    /// The chain's gate was closed: refused before any NF worked on it.
-    Entry = 0,
-    /// An NF's verdict was to drop it.
-    Verdict = 1,
-    /// The next NF had no room (a verdict to a service, or no backpressure): wasted work.
-    RingFull = 2,
-    /// The NF that held the packet died: wasted work.
-    NfDied = 3,
-    /// The next NF was gone when the packet got there: wasted work.
-    NfGone = 4,
-    /// The egress port did not accept it in time: wasted work.
-    TxFull = 5,
-    /// The egress port is gone, or the NF named a port or service that does not exist: wasted work.
-    NoSuchPort = 6,
-    /// The NF returned it with an offset or length outside its frame: a violation.
-    Violation = 7,
-    /// What it was sent out to did not return it: wasted work, unless that consumes packets by
-    /// design.
-    NotBack = 8,
-    /// The NF named a service with unshared instances, which flows get at their entry: wasted work.
-    NotShared = 9,
-    /// It exceeded its chain's limit: dropped before any NF worked on it.
-    Policed = 10,
-    /// The NF named a port or service that its own may not send to: wasted work.
-    NotAllowed = 11,
-    /// The memory of the next NF's tenant had no free frame to copy it into.
-    NoFrame = 12,
-}
-
-impl DropReason {
-    /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
-        Self::Entry,
-        Self::Verdict,
-        Self::RingFull,
-        Self::NfDied,
-        Self::NfGone,
-        Self::TxFull,
-        Self::NoSuchPort,
-        Self::Violation,
-        Self::NotBack,
-        Self::NotShared,
-        Self::Policed,
-        Self::NotAllowed,
-        Self::NoFrame,
-    ];
-
-    /// Its name in statistics and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Entry => "entry",
-            Self::Verdict => "verdict",
-            Self::RingFull => "ring_full",
-            Self::NfDied => "nf_died",
-            Self::NfGone => "nf_gone",
-            Self::TxFull => "tx_full",
-            Self::NoSuchPort => "no_such_port",
-            Self::Violation => "violation",
-            Self::NotBack => "not_back",
-            Self::NotShared => "not_shared",
-            Self::Policed => "policed",
-            Self::NotAllowed => "not_allowed",
-            Self::NoFrame => "no_frame",
-        }
-    }
-
-    /// Whether an NF had worked on the packet: wasted work.
-    pub fn is_wasted(self) -> bool {
-        !matches!(self, Self::Entry | Self::Verdict | Self::Policed)
-    }
-}
-
 /// What one manager thread counts for one chain.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct ChainCounters {
-    /// Packets let in.
-    pub entered: Counter,
-    /// Value of `entered` at which the next packet is timed.
+    /// What the API reports.
+    pub api: ChainCounts<Counter>,
+    /// Value of `entry_packets` at which the next packet is timed.
     pub timed_at: Counter,
-    /// Packets that left through a port.
-    pub left: Counter,
     /// Packets that went into programs; their frames were given back.
     pub outside: Counter,
     /// Packets that came out of programs, or were counted as lost there.
     pub back: Counter,
-    /// Packets that came out of programs beyond those known to be inside.
-    pub originated: Counter,
     /// Times that a flow found no path because of the limit.
     pub no_path: Counter,
     /// Packets dropped, by [`DropReason`].
@@ -157,8 +79,8 @@ impl Chain {
         let at_the_door = [DropReason::Entry, DropReason::Policed];
         let inside = |c: &ChainCounters| {
             let lost = DropReason::ALL.iter().filter(|why| !at_the_door.contains(why)).map(|why| c.drops[*why as usize].get());
-            let gone = lost.fold(c.left.get().wrapping_add(c.outside.get()), u64::wrapping_add);
-            c.entered.get().wrapping_add(c.back.get()).wrapping_sub(gone)
+            let gone = lost.fold(c.api.exit_packets.get().wrapping_add(c.outside.get()), u64::wrapping_add);
+            c.api.entry_packets.get().wrapping_add(c.back.get()).wrapping_sub(gone)
         };
         // One thread may let out what another let in: only the sum is a number of packets.
         let sum = self.counters.iter().map(inside).fold(0, u64::wrapping_add);
@@ -730,23 +652,16 @@ mod tests {
     #[test]
     fn the_frames_of_a_chain_are_those_that_came_in_and_have_not_gone() {
         let counters = [ChainCounters::default(), ChainCounters::default()];
-        counters[0].entered.add(100);
+        counters[0].api.entry_packets.add(100);
         counters[0].drops[DropReason::Entry as usize].add(50);
-        counters[1].left.add(30);
+        counters[1].api.exit_packets.add(30);
         counters[1].drops[DropReason::NfDied as usize].add(5);
         counters[1].outside.add(20);
         counters[0].back.add(10);
         let chain = Arc::try_unwrap(chain(0, 1, &[0], OnFailure::Drop)).unwrap();
         let chain = Chain { counters: Arc::new(counters), ..chain };
         assert_eq!(chain.frames(), 55);
-        chain.counters[1].left.add(56);
+        chain.counters[1].api.exit_packets.add(56);
         assert_eq!(chain.frames(), 0, "seen between two counts");
-    }
-
-    #[test]
-    fn every_drop_has_a_name_of_its_own() {
-        let names: std::collections::HashSet<_> = DropReason::ALL.iter().map(|d| d.name()).collect();
-        assert_eq!(names.len(), DropReason::ALL.len());
-        assert!(DropReason::ALL.iter().enumerate().all(|(i, d)| *d as usize == i));
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sluice_api::counted::Count;
+
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -23,5 +25,11 @@ impl Counter {
     /// Its value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Count for Counter {
+    fn count(&self) -> u64 {
+        self.get()
     }
 }

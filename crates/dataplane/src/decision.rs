@@ -1,5 +1,7 @@
 //! Decisions about a packet before it enters a chain.
 
+pub use sluice_api::drops::Refusal;
+
 /// What happens to a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
@@ -9,41 +11,6 @@ pub enum Decision {
     Drop(Refusal),
     /// It waits.
     Wait(WaitFor),
-}
-
-/// Why a packet is dropped before admission. Counted per thread and not per chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Refusal {
-    /// No rule matched.
-    NoRule = 0,
-    /// A service of its chain has no living instance, and the chain does not bypass it.
-    NfDown = 1,
-    /// The limit on paths is reached, and its flow can share none.
-    NoPath = 2,
-    /// Its flow is forbidden.
-    Forbidden = 3,
-    /// Its flow needed an answer, and none came.
-    Unanswered = 4,
-    /// No instance is idle that its flow could have to itself.
-    NoneIdle = 5,
-}
-
-impl Refusal {
-    /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 6] = [Self::NoRule, Self::NfDown, Self::NoPath, Self::Forbidden, Self::Unanswered, Self::NoneIdle];
-
-    /// Its name in statistics and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NoRule => "no_rule",
-            Self::NfDown => "nf_down",
-            Self::NoPath => "no_path",
-            Self::Forbidden => "forbidden",
-            Self::Unanswered => "unanswered",
-            Self::NoneIdle => "none_idle",
-        }
-    }
 }
 
 /// What a packet waits for.

@@ -84,7 +84,7 @@ impl NfEnd {
     pub(crate) fn queue(&self, index: usize) -> u32 {
         if self.handle.in_flight.has_one_thread() {
             let counters = &self.handle.counters[index];
-            counters.posted.get().wrapping_sub(counters.returned.get()) as u32
+            counters.api.rx_packets.get().wrapping_sub(counters.api.tx_packets.get()) as u32
         } else {
             let (posted, returned) = self.handle.posted_returned();
             posted.saturating_sub(returned) as u32

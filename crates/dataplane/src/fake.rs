@@ -60,12 +60,12 @@ pub fn end(handle: &Arc<NfHandle>) -> NfEnd {
 
 /// Posts packets to an NF.
 pub fn post(handle: &NfHandle, packets: u64) {
-    handle.counters[0].posted.add(packets);
+    handle.counters[0].api.rx_packets.add(packets);
 }
 
 /// Returns packets from an NF.
 pub fn give_back(handle: &NfHandle, packets: u64) {
-    handle.counters[0].returned.add(packets);
+    handle.counters[0].api.tx_packets.add(packets);
 }
 
 /// Makes it report sampled packets and the time that they took together, in nanoseconds.

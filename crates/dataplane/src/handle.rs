@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
+use sluice_api::model::{NfCounts, SchedCounts};
 use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Part;
 use sluice_policy::sched::threshold::Rules;
@@ -23,18 +24,12 @@ use crate::waker::Waker;
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct NfCounters {
-    /// Packets put on its rx rings.
-    pub posted: Counter,
-    /// Packets it returned.
-    pub returned: Counter,
-    /// Of these, with the verdict drop.
-    pub dropped: Counter,
-    /// Times the manager woke it.
-    pub wakes: Counter,
+    /// What the API reports.
+    pub api: NfCounts<Counter>,
+    /// The same of its scheduling.
+    pub sched: SchedCounts<Counter>,
     /// Packets refused at the entry of a path that passes it.
     pub refused: Counter,
-    /// Packets marked on their way to it.
-    pub marked: Counter,
     /// Times that it was started, if not for each packet, by cause as
     /// [`Cause::ALL`](sluice_policy::sched::threshold::Cause::ALL).
     pub woken: [Counter; CAUSES],
@@ -596,13 +591,13 @@ impl NfHandle {
 
     /// Packets for it: those put on its rings, and those refused at an entry.
     pub fn arrived(&self) -> u64 {
-        self.counters.iter().map(|c| c.posted.get() + c.refused.get()).sum()
+        self.counters.iter().map(|c| c.api.rx_packets.get() + c.refused.get()).sum()
     }
 
     /// Packets put on its rings and returned, over all threads.
     pub fn posted_returned(&self) -> (u64, u64) {
         // Returned first: packets posted meanwhile must not make the difference negative.
-        let returned = self.counters.iter().map(|c| c.returned.get()).sum();
-        (self.counters.iter().map(|c| c.posted.get()).sum(), returned)
+        let returned = self.counters.iter().map(|c| c.api.tx_packets.get()).sum();
+        (self.counters.iter().map(|c| c.api.rx_packets.get()).sum(), returned)
     }
 }

@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::sync::atomic::AtomicU64;
 
+use sluice_api::model::ForeignCounts;
+
 use crate::chain::{PathRegistry, Tables};
 use crate::counter::Counter;
 use crate::end::NfEnd;
@@ -36,20 +38,8 @@ pub trait Feeder: Send {
 /// Counters of a [`Feeder`]'s NF, over all its lives. The feeding thread writes, all may read.
 #[derive(Debug, Default)]
 pub struct FeedCounters {
-    /// Packets that went in.
-    pub entered: Counter,
-    /// Packets that came out and continued.
-    pub returned: Counter,
-    /// Of these, packets made by the NF: in excess of those that went in.
-    pub originated: Counter,
-    /// Packets that went in and did not come back in time.
-    pub not_back: Counter,
-    /// Packets that came out and belong to no chain.
-    pub strays: Counter,
-    /// Copies that an NF with one interface missed.
-    pub missed: Counter,
-    /// Packets that came out while there was no room for them.
-    pub overruns: Counter,
+    /// What the API reports.
+    pub api: ForeignCounts<Counter>,
     /// Packets that are inside, as far as is known.
     pub inside: AtomicU64,
 }

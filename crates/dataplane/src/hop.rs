@@ -126,7 +126,7 @@ impl Plane {
             }
             self.pass(path, hop + 1, step, &burst[start..i], |_| next);
         }
-        let returned = &handle.counters[self.index].returned;
+        let returned = &handle.counters[self.index].api.tx_packets;
         if returned.get() == 0 && accepted > 0 {
             handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
@@ -169,7 +169,7 @@ impl Plane {
                 self.go_on(path, held, hop + 1, step, clean);
             }
             Some(Verdict::Drop) => {
-                handle.counters[self.index].dropped.add(1);
+                handle.counters[self.index].api.verdict_drops.add(1);
                 self.lose(path, held, hop, descriptor.frame, DropReason::Verdict);
             }
             Some(Verdict::ToPort) if sent == Sent::Goes => {
@@ -357,14 +357,14 @@ impl Plane {
                         let arena = self.frames.arena();
                         let mark = |burst: &[Descriptor]| {
                             if must_mark {
-                                counters.marked.add(mark::mark(arena, burst));
+                                counters.sched.marked.add(mark::mark(arena, burst));
                             }
                         };
                         match self.table.hand_over(producer, burst, &words, mark) {
                             Ok(n) => {
                                 queued = n;
                                 end.posted = end.posted.wrapping_add(queued as u32);
-                                counters.posted.add(queued as u64);
+                                counters.api.rx_packets.add(queued as u64);
                                 let page = &end.handle.core_page;
                                 if self.threads > 1 {
                                     page.posted(end.handle.slot).fetch_add(queued as u32, Ordering::Release);

@@ -61,15 +61,15 @@ impl Plane {
             _ => return self.drop_from(path, hop, packets, |i| words[i], DropReason::NfGone),
         };
         let counters = &end.handle.counters[self.index];
-        counters.posted.add(n as u64);
+        counters.api.rx_packets.add(n as u64);
         if !goes {
             end.handle.ask_to_stop(StopReason::Failed);
             return self.drop_from(path, hop, packets, |i| words[i], DropReason::NfDied);
         }
-        if counters.returned.get() == 0 {
+        if counters.api.tx_packets.get() == 0 {
             end.handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
-        counters.returned.add(n as u64);
+        counters.api.tx_packets.add(n as u64);
         let geometry = self.frames.arena().geometry();
         let is_plain = |descriptor: &Descriptor, word: u64| {
             let Descriptor { frame, offset, len, verdict, .. } = *descriptor;

@@ -3,6 +3,8 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use sluice_api::drops::PortDrop;
+use sluice_api::model::PortCounts;
 use sluice_shm::BURST;
 use sluice_shm::histogram::Histogram;
 
@@ -68,18 +70,8 @@ pub enum Arrivals<'a> {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct QueueCounters {
-    /// Packets that came in.
-    pub rx_packets: Counter,
-    /// Their bytes.
-    pub rx_bytes: Counter,
-    /// Packets that went out.
-    pub tx_packets: Counter,
-    /// Their bytes.
-    pub tx_bytes: Counter,
-    /// Packets that it did not accept in time.
-    pub tx_drops: Counter,
-    /// Packets dropped at the entry, with or without a chain, and when the port closes.
-    pub entry_drops: Counter,
+    /// What the API reports. Packets of a port that closes are entry drops, too.
+    pub api: PortCounts<Counter>,
     /// Packets dropped because it had no link. The queue itself counts these and the following.
     pub no_link: Counter,
     /// Packets dropped because they exceeded the interface's MTU.
@@ -95,7 +87,11 @@ pub struct QueueCounters {
 impl QueueCounters {
     /// Drops that the queue counts by itself, by reason.
     pub fn own_drops(&self) -> [(&'static str, u64); 3] {
-        [("mtu", self.mtu.get()), ("no_link", self.no_link.get()), ("oversize", self.oversize.get())]
+        [
+            (PortDrop::Mtu.name(), self.mtu.get()),
+            (PortDrop::NoLink.name(), self.no_link.get()),
+            (PortDrop::Oversize.name(), self.oversize.get()),
+        ]
     }
 
     /// Packets, and their bytes, that it accepted for sending and dropped.

@@ -255,8 +255,8 @@ impl Rx {
         if owned.to == 0 {
             return false;
         }
-        owned.counters.rx_packets.add(owned.to as u64);
-        owned.counters.rx_bytes.add(owned.batch.packets[..owned.to].iter().map(|p| u64::from(p.len)).sum());
+        owned.counters.api.rx_packets.add(owned.to as u64);
+        owned.counters.api.rx_bytes.add(owned.batch.packets[..owned.to].iter().map(|p| u64::from(p.len)).sum());
         true
     }
 
@@ -535,12 +535,12 @@ impl Rx {
                     let (key, wanted) = &owned.waiting[usize::from(came[i])];
                     let arrival = Arrival { packet: packets[i], key, flags: flags[i], tcp: tcp[i] };
                     if instances.wait(plane, *wanted, &arrival) {
-                        owned.counters.entry_drops.add(1);
+                        owned.counters.api.entry_drops.add(1);
                     }
                 }
                 // What it could wait for is gone.
                 _ => {
-                    owned.counters.entry_drops.add(1);
+                    owned.counters.api.entry_drops.add(1);
                     let key = plane.key_of(packets[i], owned.port);
                     plane.refuse_one(packets[i], &key, None, Refusal::NfDown);
                 }
@@ -619,7 +619,7 @@ impl Rx {
     fn refuse(&mut self, plane: &mut Plane, owned: &mut OwnedQueue, why: Refusal, to: usize) {
         let n = (to - owned.from) as u64;
         plane.refused[why as usize].add(n);
-        owned.counters.entry_drops.add(n);
+        owned.counters.api.entry_drops.add(n);
         drop_held(self.chains.as_deref(), plane, owned, None, why.name(), to);
     }
 
@@ -645,7 +645,7 @@ impl Rx {
 fn turn_away(chains: Option<&dyn ChooseChain>, plane: &mut Plane, path: &Path, owned: &mut OwnedQueue, why: DropReason, to: usize) {
     let n = (to - owned.from) as u64;
     path.chain.counters[plane.index].drops[why as usize].add(n);
-    owned.counters.entry_drops.add(n);
+    owned.counters.api.entry_drops.add(n);
     drop_held(chains, plane, owned, Some(path.chain.number), why.name(), to);
 }
 

@@ -25,7 +25,7 @@ impl Plane {
                 buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
                 self.filled |= u64::from(buffer.is_full()) << (port % 64);
                 let counters = self.counters(path);
-                counters.left.add(room as u64);
+                counters.api.exit_packets.add(room as u64);
                 if room < burst.len() {
                     counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
                     for descriptor in &burst[room..] {
@@ -98,10 +98,10 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
             mark.store(jammed, Ordering::Relaxed);
         }
     }
-    counters.tx_packets.add(sent as u64 - (lost.0 - before.0));
-    counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
+    counters.api.tx_packets.add(sent as u64 - (lost.0 - before.0));
+    counters.api.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
     if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
-        counters.tx_drops.add((packets.len() - sent) as u64);
+        counters.api.tx_drops.add((packets.len() - sent) as u64);
         for packet in &packets[sent..] {
             plane.frames.free(packet.frame);
         }
@@ -149,6 +149,6 @@ fn enqueue(lane: &mut Producer, port: u16, packets: &[Packet]) -> usize {
 /// Counts lost packets of a port: as its queue's, if this thread has the queue.
 #[cold]
 pub(crate) fn count_lost(queues: &[OwnedQueue], unsent: &Counter, port: u16, n: usize) {
-    let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.tx_drops);
+    let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.api.tx_drops);
     own.unwrap_or(unsent).add(n as u64);
 }

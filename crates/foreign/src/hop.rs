@@ -188,7 +188,7 @@ impl Hop {
             wire.leads[..n].fill(Lead::Unknown);
             if tap {
                 // A tap's output is ignored.
-                self.counters.strays.add(n as u64);
+                self.counters.api.strays.add(n as u64);
                 plane.frames.free_packets(&wire.packets[..n]);
                 wire.from = n;
                 return n;
@@ -311,12 +311,12 @@ impl Hop {
             Some(visit) => visit.ledger.leave(n as u64),
             None => 0,
         };
-        if self.counters.returned.get() == 0 {
+        if self.counters.api.returned.get() == 0 {
             self.handle.first_return_ns.store(plane.now_ns, Ordering::Relaxed);
         }
-        self.counters.returned.add(n as u64);
-        self.counters.originated.add(n as u64 - settled);
-        path.chain.counters[plane.index].originated.add(n as u64 - settled);
+        self.counters.api.returned.add(n as u64);
+        self.counters.api.originated.add(n as u64 - settled);
+        path.chain.counters[plane.index].api.originated_packets.add(n as u64 - settled);
     }
 
     /// The path of a packet that came out at a side.
@@ -380,7 +380,7 @@ impl Hop {
         let n = (to - from) as u64;
         match lead {
             Lead::Decided(Decision::Drop(why @ (Refusal::NfDown | Refusal::NoPath))) => plane.refused[why as usize].add(n),
-            _ => self.counters.strays.add(n),
+            _ => self.counters.api.strays.add(n),
         }
         let wire = &mut self.wires[side];
         plane.frames.free_packets(&wire.packets[from..to]);
@@ -430,8 +430,8 @@ impl Hop {
             *packet = Packet { frame: d.frame, offset: d.offset, len: d.len };
         }
         let shown = self.wires[0].queue.copy_out(&packets[..to - from], &mut plane.frames, plane.now_ns);
-        self.counters.entered.add(shown as u64);
-        self.counters.missed.add((to - from - shown) as u64);
+        self.counters.api.entered.add(shown as u64);
+        self.counters.api.missed.add((to - from - shown) as u64);
         plane.take(registry, &self.handle, &mut self.pending[from..to]);
         self.from = to;
         to - from
@@ -467,7 +467,7 @@ impl Hop {
             let Some(visit) = visit else {
                 // The chain no longer passes the program: its output could not be matched.
                 plane.drop_at(path, hop, &self.pending[first..first + n], DropReason::NfGone);
-                self.handle.counters[plane.index].returned.add(n as u64);
+                self.handle.counters[plane.index].api.tx_packets.add(n as u64);
                 self.from += n;
                 continue;
             };
@@ -494,8 +494,8 @@ impl Hop {
             visit.ledger.enter(sent as u64);
             write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
             path.chain.counters[plane.index].outside.add(sent as u64);
-            self.counters.entered.add(sent as u64);
-            self.handle.counters[plane.index].returned.add(sent as u64);
+            self.counters.api.entered.add(sent as u64);
+            self.handle.counters[plane.index].api.tx_packets.add(sent as u64);
             self.from += sent;
             if sent < n {
                 break;
@@ -572,7 +572,7 @@ impl Feeder for Hop {
         for wire in &mut self.wires {
             wire.queue.housekeeping(now_ns);
             let overruns = wire.queue.overruns();
-            self.counters.overruns.add(overruns - std::mem::replace(&mut wire.overruns, overruns));
+            self.counters.api.overruns.add(overruns - std::mem::replace(&mut wire.overruns, overruns));
         }
     }
 
@@ -606,7 +606,7 @@ fn hand_out(plane: &mut Plane, path: &Path, end: &mut dyn WireEnd, packets: &[Pa
 /// Counts packets that went in and will not come back.
 fn write_off(plane: &Plane, counters: &FeedCounters, chain: &Chain, n: u64, by_design: bool, why: DropReason) {
     if n > 0 {
-        counters.not_back.add(n);
+        counters.api.not_back.add(n);
         if !by_design {
             plane.count_lost(chain, why, n);
             // Their frames were freed when they went in.

@@ -342,9 +342,9 @@ fn run(form: Form, deaths: u64) -> Counted {
             .map(|why| c.drops[*why as usize].get())
             .sum()
     };
-    let (entered, left, dropped) = (sum(|c| c.entered.get()), sum(|c| c.left.get()), sum(inside));
+    let (entered, left, dropped) = (sum(|c| c.api.entry_packets.get()), sum(|c| c.api.exit_packets.get()), sum(inside));
     assert_eq!(entered, left + dropped);
-    assert_eq!(left, ports.iter().map(|queue| queue.tx_packets.get() + queue.tx_drops.get()).sum::<u64>());
+    assert_eq!(left, ports.iter().map(|queue| queue.api.tx_packets.get() + queue.api.tx_drops.get()).sum::<u64>());
     others.into_iter().for_each(Player::end);
     plane.stop();
     // All frames, each once.

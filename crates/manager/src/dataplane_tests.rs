@@ -329,7 +329,7 @@ fn past_its_limit_nothing_more_is_taken_from_an_nf() {
     (0..3).for_each(|_| rig.plane.meet().unwrap());
     assert_eq!(rig.handles[0].violations.load(Ordering::Relaxed), 4, "what came later was not looked at");
     assert_eq!(rig.plane.detach(0).unwrap(), 1);
-    assert_eq!((rig.dropped(DropReason::NfDied), rig.chain.counters[0].left.get()), (1, 1));
+    assert_eq!((rig.dropped(DropReason::NfDied), rig.chain.counters[0].api.exit_packets.get()), (1, 1));
     assert!(rig.is_empty());
 }
 
@@ -1045,7 +1045,7 @@ fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
         burst[..n].iter_mut().for_each(|packet| (packet.verdict, packet.arg) = (Verdict::ToPort as u8, 0));
         nf.tx.enqueue(&burst[..n]).unwrap();
     };
-    let left = || rig.chain.counters[0].left.get() as usize;
+    let left = || rig.chain.counters[0].api.exit_packets.get() as usize;
     wait_for("a full buffer", || {
         pass_on();
         left() >= TX_BUFFER - BURST
@@ -1519,7 +1519,7 @@ fn an_nf_in_the_packet_thread_gives_verdicts_as_one_with_rings_does() {
     wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 30);
     assert_eq!(rig.dropped(DropReason::Verdict), 10);
     assert_eq!(handle.posted_returned(), (40, 40));
-    assert_eq!((handle.counters[0].dropped.get(), handle.stop_reason()), (10, StopReason::None));
+    assert_eq!((handle.counters[0].api.verdict_drops.get(), handle.stop_reason()), (10, StopReason::None));
     wait_for("all frames", || rig.plane.free_frames().unwrap() == FRAMES as usize);
     assert_eq!([0, 1].map(|nf| rig.plane.in_flight(nf)), [0, 0]);
     // It fails with three packets in its hands, and gets no more.
@@ -1553,7 +1553,7 @@ fn fills_a_waiting_port(egress: u16, last: u32) {
     rig.publish();
     rig.plane.meet().unwrap();
     rig.put((0..800).map(|n| udp(1, n << 8 | last)));
-    let entered = || rig.chain.counters[0].entered.get();
+    let entered = || rig.chain.counters[0].api.entry_packets.get();
     wait_for("a full buffer", || entered() >= TX_BUFFER as u64);
     rig.plane.meet().unwrap();
     rig.plane.meet().unwrap();

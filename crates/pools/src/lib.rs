@@ -384,7 +384,7 @@ impl Director {
                 members.pool.reset(slot);
             }
             let counters = &members.table.counters[self.thread];
-            counters.ended.add(1);
+            counters.api.ended.add(1);
             counters.lifetimes_ns.add(now_ns.saturating_sub(members.pool.since_ns(slot)));
             match members.table.pool.isolation {
                 _ if leaves => members.let_go(slot),
@@ -437,7 +437,7 @@ impl Director {
             }
             if known.is_some_and(|c| c.life.has_ended()) {
                 // A late packet takes no other member.
-                members.counters(self.thread).drops.add(1);
+                members.counters(self.thread).api.drops.add(1);
                 return Err(Decision::Drop(Refusal::NoneIdle));
             }
             let bypassed = members.table.members.is_empty() && chain.on_failure == OnFailure::Bypass;
@@ -464,7 +464,7 @@ impl Director {
                     return Err(self.waits_for(*service, chain, asked));
                 }
                 WhenEmpty::Drop if !idle => {
-                    members.counters(self.thread).drops.add(1);
+                    members.counters(self.thread).api.drops.add(1);
                     self.lacked |= lacked;
                     return Err(Decision::Drop(Refusal::NoneIdle));
                 }
@@ -497,7 +497,7 @@ impl Director {
                 Some(slot) => {
                     let joins = matches!(finds, Finds::Class(_));
                     if !joins {
-                        counters.activations.add(1);
+                        counters.api.activations.add(1);
                         first.get_or_insert(*service);
                     }
                     if let Some(handle) = &members.nfs[slot as usize] {
@@ -521,7 +521,7 @@ impl Director {
                     slot as u16
                 }
                 None => {
-                    counters.fallbacks.add(1);
+                    counters.api.fallbacks.add(1);
                     FALLEN_BACK
                 }
             };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_api::config::{self as model, Per};
+use sluice_api::model::PoolCounts;
 use sluice_config::class::Class;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::counter::Counter;
@@ -29,18 +30,10 @@ pub struct PoolCounters {
     pub lingering: AtomicU32,
     /// Members that are being reset or wait for their last packets.
     pub resetting: AtomicU32,
-    /// Flows that were assigned a member.
-    pub activations: Counter,
-    /// Members that became idle again.
-    pub ended: Counter,
-    /// Sum of the times for which they had flows, in nanoseconds.
+    /// What the API reports.
+    pub api: PoolCounts<Counter>,
+    /// Sum of the times for which members that became idle again had flows, in nanoseconds.
     pub lifetimes_ns: Counter,
-    /// Packets that waited for an idle member.
-    pub waits: Counter,
-    /// Flows that went to a shared service instead.
-    pub fallbacks: Counter,
-    /// Packets dropped because no member was idle.
-    pub drops: Counter,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -208,7 +208,7 @@ fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
     assert_eq!((rig.count(State::Assigned), rig.director.connections()), (16, 8));
     assert_eq!(rig.flows.stats().entries, 8, "half-open directions are asked about again");
     assert_eq!(rig.registry.len(), 16);
-    assert_eq!((rig.counters[0][0].activations.get(), rig.counters[0][0].drops.get()), (8, 1));
+    assert_eq!((rig.counters[0][0].api.activations.get(), rig.counters[0][0].api.drops.get()), (8, 1));
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     rig.packet(0, 3, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!(rig.packet(1, 8, true, tcp::ACK).unwrap(), [16, 16], "to its end");
-    assert_eq!(rig.counters[0][0].fallbacks.get(), 1);
+    assert_eq!(rig.counters[0][0].api.fallbacks.get(), 1);
 }
 
 #[test]
@@ -448,7 +448,7 @@ fn all_connections_of_a_class_have_one_member_until_the_last_is_over() {
     (2..4).for_each(|n| drop(rig.packet(0, n, false, tcp::RST).unwrap()));
     rig.step();
     assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
-    assert_eq!(rig.counters[0][0].activations.get(), 2);
+    assert_eq!(rig.counters[0][0].api.activations.get(), 2);
 }
 
 #[test]

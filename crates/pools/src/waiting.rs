@@ -230,7 +230,7 @@ impl Director {
         let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
         let Some(members) = self.members(wanted.service) else { return Some(waiting) };
         let most = members.table.pool.queue;
-        members.counters(thread).waits.add(1);
+        members.counters(thread).api.waits.add(1);
         // A member may have become idle since that decision.
         self.freed |= members.pool.count(State::Idle) > 0;
         let (connection, _) = key.connection();
@@ -241,7 +241,7 @@ impl Director {
 
     fn count_drop(&self, service: u16) {
         if let Some(members) = self.members(service) {
-            members.counters(self.thread).drops.add(1);
+            members.counters(self.thread).api.drops.add(1);
         }
     }
 

@@ -29,9 +29,9 @@ impl Counts {
         let dropped = |why: DropReason| sum(&|c| c.drops[why as usize].get());
         let policed = dropped(DropReason::Policed);
         Self {
-            offered: sum(&|c| c.entered.get()) + dropped(DropReason::Entry) + policed,
+            offered: sum(&|c| c.api.entry_packets.get()) + dropped(DropReason::Entry) + policed,
             policed,
-            delivered: sum(&|c| c.left.get()) + dropped(DropReason::Verdict),
+            delivered: sum(&|c| c.api.exit_packets.get()) + dropped(DropReason::Verdict),
         }
     }
 }

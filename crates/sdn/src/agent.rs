@@ -83,8 +83,8 @@ impl Plant for View<'_> {
             return Some(PortStats {
                 number,
                 // Packets that leave a chain are received from the far side of its port.
-                rx_packets: chain.counters.iter().map(|c| c.left.get()).sum(),
-                tx_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
+                rx_packets: chain.counters.iter().map(|c| c.api.exit_packets.get()).sum(),
+                tx_packets: chain.counters.iter().map(|c| c.api.entry_packets.get()).sum(),
                 rx_bytes: NOT_COUNTED,
                 tx_bytes: NOT_COUNTED,
                 rx_dropped: drops(|why| !matches!(why, DropReason::Entry | DropReason::Policed)),
@@ -96,18 +96,18 @@ impl Plant for View<'_> {
         let sum = |of: fn(&sluice_dataplane::queue::QueueCounters) -> u64| port.counters.iter().map(|c| of(c)).sum();
         Some(PortStats {
             number,
-            rx_packets: sum(|c| c.rx_packets.get()),
-            tx_packets: sum(|c| c.tx_packets.get()),
-            rx_bytes: sum(|c| c.rx_bytes.get()),
-            tx_bytes: sum(|c| c.tx_bytes.get()),
-            rx_dropped: sum(|c| c.entry_drops.get()),
-            tx_dropped: sum(|c| c.tx_drops.get()),
+            rx_packets: sum(|c| c.api.rx_packets.get()),
+            tx_packets: sum(|c| c.api.tx_packets.get()),
+            rx_bytes: sum(|c| c.api.rx_bytes.get()),
+            tx_bytes: sum(|c| c.api.tx_bytes.get()),
+            rx_dropped: sum(|c| c.api.entry_drops.get()),
+            tx_dropped: sum(|c| c.api.tx_drops.get()),
             duration_s,
         })
     }
 
     fn table_counts(&self) -> (u64, u64) {
-        let received = |p: &super::PortView| p.counters.iter().map(|c| c.rx_packets.get()).sum::<u64>();
+        let received = |p: &super::PortView| p.counters.iter().map(|c| c.api.rx_packets.get()).sum::<u64>();
         (self.topology.ports.iter().map(received).sum(), self.threads.line().tally.total())
     }
 }

@@ -131,25 +131,25 @@ pub struct Program {
 
 impl Program {
     pub fn new(counters: Arc<FeedCounters>, is_tap: bool, eats: bool) -> Self {
-        let entered = counters.entered.get();
-        Self { began: (entered, counters.returned.get(), 0), past: entered, quiet_ns: 0, counters, is_tap, eats }
+        let entered = counters.api.entered.get();
+        Self { began: (entered, counters.api.returned.get(), 0), past: entered, quiet_ns: 0, counters, is_tap, eats }
     }
 
     /// Packets inside that are its work.
     #[inline]
     fn work(&self) -> u32 {
-        let since = self.counters.entered.get().saturating_sub(self.past);
+        let since = self.counters.api.entered.get().saturating_sub(self.past);
         let inside = if self.is_tap { u64::MAX } else { self.counters.inside.load(Ordering::Relaxed) };
         u32::try_from(since.min(inside)).unwrap_or(u32::MAX)
     }
 
     fn turn_began(&mut self, now_ns: u64) {
-        self.began = (self.counters.entered.get(), self.counters.returned.get(), now_ns);
+        self.began = (self.counters.api.entered.get(), self.counters.api.returned.get(), now_ns);
     }
 
     fn turn_ended(&mut self, now_ns: u64) {
         let (entered, returned, began_ns) = self.began;
-        let is_quiet = self.counters.returned.get() == returned;
+        let is_quiet = self.counters.api.returned.get() == returned;
         self.quiet_ns = if is_quiet { self.quiet_ns + now_ns.saturating_sub(began_ns) } else { 0 };
         if self.eats || self.quiet_ns >= QUIET_NS {
             self.past = entered;
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(rings.read(), Reading { work: 0, unread: 0, room: 64, held: false, background: false });
         for (ring, packets) in [(0, 3), (1, 5)] {
             handle.region.rx_producer(ring).unwrap().enqueue(&[Descriptor::default(); 8][..packets]).unwrap();
-            handle.counters[ring as usize].posted.add(packets as u64);
+            handle.counters[ring as usize].api.rx_packets.add(packets as u64);
         }
         assert_eq!(rings.read(), Reading { work: 8, unread: 8, room: 64, held: false, background: false });
         nf.rx[1].dequeue(&mut [Descriptor::default(); 4]).unwrap();
@@ -194,10 +194,10 @@ mod tests {
             "two in hand, two on the output"
         );
         assert_eq!(rings.taken(), (4, 4));
-        handle.counters[0].returned.add(2);
+        handle.counters[0].api.tx_packets.add(2);
         // The next ring is nearly full.
         rings.lead_to(vec![behind.clone()]);
-        behind.counters[0].posted.add(60);
+        behind.counters[0].api.rx_packets.add(60);
         assert_eq!(rings.read(), Reading { work: 6, unread: 4, room: behind.limit - 60, held: false, background: false });
         // The next NF has died with them.
         behind.alive.store(false, Ordering::Relaxed);
@@ -228,12 +228,12 @@ mod tests {
     }
 
     fn go_in(counters: &FeedCounters, n: u64) {
-        counters.entered.add(n);
+        counters.api.entered.add(n);
         counters.inside.fetch_add(n, Ordering::Relaxed);
     }
 
     fn come_out(counters: &FeedCounters, n: u64) {
-        counters.returned.add(n);
+        counters.api.returned.add(n);
         counters.inside.fetch_sub(n, Ordering::Relaxed);
     }
 
@@ -242,7 +242,7 @@ mod tests {
         let (rings, handle, counters, _nf) = program(false, false);
         assert_eq!((rings.read().work, rings.read().background), (0, true), "it may have something to do that nobody sees");
         go_in(&counters, 7);
-        handle.counters[1].posted.add(2);
+        handle.counters[1].api.rx_packets.add(2);
         assert_eq!((rings.read().work, rings.read().held), (9, false));
     }
 
@@ -275,7 +275,7 @@ mod tests {
     fn what_is_eaten_by_design_is_work_for_one_turn() {
         for is_tap in [false, true] {
             let (mut rings, _, counters, _nf) = program(is_tap, true);
-            let show = |n| if is_tap { counters.entered.add(n) } else { go_in(&counters, n) };
+            let show = |n| if is_tap { counters.api.entered.add(n) } else { go_in(&counters, n) };
             show(5);
             assert_eq!(rings.read().work, 5);
             rings.turn_began(0);
@@ -291,7 +291,7 @@ mod tests {
         let ((mut rings, ..), (behind, _)) = (program(false, false), nf(1));
         assert_eq!(rings.read().room, u32::MAX);
         rings.lead_to(vec![behind.clone()]);
-        behind.counters[0].posted.add(60);
+        behind.counters[0].api.rx_packets.add(60);
         assert_eq!(rings.read().room, behind.limit - 60);
     }
 }

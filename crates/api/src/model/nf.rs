@@ -30,23 +30,23 @@ impl Woken {
 counted! {
 /// Counters of a foreign program, over all its restarts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct NfForeign {
+pub struct NfForeign: ForeignCounts {
     /// Packets that entered it.
-    pub entered: u64 => "sluice_foreign_entered_total",
+    pub entered: u64 => "sluice_foreign_entered_total" by threads,
     /// Packets that left it and went on.
-    pub returned: u64 => "sluice_foreign_returned_total",
+    pub returned: u64 => "sluice_foreign_returned_total" by threads,
     /// Of these, the ones that it created.
-    pub originated: u64 => "sluice_foreign_originated_total",
+    pub originated: u64 => "sluice_foreign_originated_total" by threads,
     /// Packets that entered and did not come back in time; no losses if consumed by design.
-    pub not_back: u64 => "sluice_foreign_not_back_total",
+    pub not_back: u64 => "sluice_foreign_not_back_total" by threads,
     /// Packets that entered and may still come back.
     pub inside: u64,
     /// Packets that left it and belong to no chain.
-    pub strays: u64 => "sluice_foreign_stray_total",
+    pub strays: u64 => "sluice_foreign_stray_total" by threads,
     /// Packets that a tap missed because its interface was full.
-    pub missed: u64 => "sluice_foreign_missed_total",
+    pub missed: u64 => "sluice_foreign_missed_total" by threads,
     /// Packets that left it when there was no space for them.
-    pub overruns: u64 => "sluice_foreign_overrun_total",
+    pub overruns: u64 => "sluice_foreign_overrun_total" by threads,
     /// Whether it consumes packets by design.
     pub by_design: bool,
     /// Its process IDs.

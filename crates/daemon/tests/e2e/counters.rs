@@ -97,14 +97,14 @@ fn api_counters(stats: &Stats) -> HashMap<String, f64> {
     let gone = &stats.gone;
     let of_nfs = |of: fn(&sluice_api::model::Nf) -> u64| gone.nfs.values().map(of).sum::<u64>();
     for (what, n) in [
-        ("entry", gone.entry_packets),
-        ("exit", gone.exit_packets),
+        ("entry", gone.chains.entry_packets),
+        ("exit", gone.chains.exit_packets),
         ("drops", gone.drops.values().sum()),
         ("wasted", gone.wasted),
-        ("rx", gone.rx_packets),
-        ("tx", gone.tx_packets),
-        ("rx bytes", gone.rx_bytes),
-        ("tx bytes", gone.tx_bytes),
+        ("rx", gone.ports.rx_packets),
+        ("tx", gone.ports.tx_packets),
+        ("rx bytes", gone.ports.rx_bytes),
+        ("tx bytes", gone.ports.tx_bytes),
         ("hits", gone.decisions),
         ("restarts", of_nfs(|nf| nf.restarts)),
         ("in", of_nfs(|nf| nf.rx_packets)),

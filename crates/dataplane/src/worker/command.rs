@@ -191,7 +191,7 @@ impl Worker {
         self.rx_stopped = true;
         self.setup.rx.let_go(&mut self.setup.plane);
         for owned in &mut self.queues {
-            owned.counters.entry_drops.add((owned.to - owned.from) as u64);
+            owned.counters.api.entry_drops.add((owned.to - owned.from) as u64);
             for packet in &owned.batch.packets[owned.from..owned.to] {
                 self.setup.plane.discard(packet.frame);
             }
@@ -302,7 +302,7 @@ impl Worker {
         }
         let mut queues = Vec::new();
         for owned in self.queues.extract_if(.., |q| q.port == port) {
-            owned.counters.entry_drops.add((owned.to - owned.from) as u64);
+            owned.counters.api.entry_drops.add((owned.to - owned.from) as u64);
             for packet in &owned.batch.packets[owned.from..owned.to] {
                 plane.table.free(packet.frame);
                 plane.frames.free(packet.frame);

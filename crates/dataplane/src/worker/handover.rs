@@ -459,7 +459,7 @@ impl Handover {
                         choice.add(member.named(&self.page, now));
                     }
                 } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake(now) {
-                    member.handle.counters[index].wakes.add(1);
+                    member.handle.counters[index].api.wakes.add(1);
                     woken += 1;
                 }
             }
@@ -472,7 +472,7 @@ impl Handover {
             let (page, member) = (&self.page, &mut self.members[at]);
             // One that is awake already now has the core by the page, and hands it over itself.
             if member.may_be_woken(now) && page.pass_to(member.handle.slot, 0) && member.handle.wake(now) {
-                member.handle.counters[index].wakes.add(1);
+                member.handle.counters[index].api.wakes.add(1);
                 woken += 1;
             }
         }
@@ -545,7 +545,7 @@ impl Handover {
         let handle = &member.handle;
         let mut wrong = page.restore(handle.slot, &handle.said());
         // The counter is read first: a thread counts before it updates the page.
-        let posted = handle.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.posted.get())) as u32;
+        let posted = handle.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.api.rx_packets.get())) as u32;
         let off_by = posted.wrapping_sub(page.posted(handle.slot).load(Ordering::Relaxed));
         if off_by != 0 && off_by == std::mem::replace(&mut member.off_by, off_by) && !handle.poll {
             page.posted(handle.slot).fetch_add(off_by, Ordering::Release);
@@ -737,7 +737,7 @@ impl Handover {
         let member = &mut self.members[at];
         member.handle.rouse(sleepers);
         member.handle.rung_ns.store(now, Ordering::Relaxed);
-        member.handle.counters[index].wakes.add(1);
+        member.handle.counters[index].api.wakes.add(1);
     }
 
     /// Counts a rescue of an NF while no NF moved, or a slice of it that did not end. Returns

@@ -53,8 +53,8 @@ impl Rig {
     fn post(&mut self, nf: usize, n: usize) {
         let Nf { handle, post, .. } = &mut self.nfs[nf];
         assert_eq!(post.enqueue(&vec![Descriptor::default(); n]), Ok(n));
-        handle.counters[0].posted.add(n as u64);
-        handle.core_page.posted(handle.slot).store(handle.counters[0].posted.get() as u32, Ordering::Relaxed);
+        handle.counters[0].api.rx_packets.add(n as u64);
+        handle.core_page.posted(handle.slot).store(handle.counters[0].api.rx_packets.get() as u32, Ordering::Relaxed);
         handle.core_page.set_pending(handle.slot, self.now);
     }
 
@@ -71,7 +71,7 @@ impl Rig {
     }
 
     fn wakes(&self, nf: usize) -> u64 {
-        self.nfs[nf].handle.counters[0].wakes.get()
+        self.nfs[nf].handle.counters[0].api.wakes.get()
     }
 
     fn running(&self) -> u32 {
@@ -103,7 +103,7 @@ impl Rig {
             let mut burst = [Descriptor::default(); 32];
             let got = read.dequeue(&mut burst[..left.min(32)]).unwrap();
             read.release();
-            handle.counters[0].returned.add(got as u64);
+            handle.counters[0].api.tx_packets.add(got as u64);
             page.taken(slot).fetch_add(got as u32, Ordering::Relaxed);
             *used_ns += (got / packets_a_us) as u64 * 1_000;
             left -= got;
@@ -174,7 +174,7 @@ impl Nf {
             }
         }
         self.read.release();
-        self.handle.counters[0].returned.add(n);
+        self.handle.counters[0].api.tx_packets.add(n);
         self.handle.core_page.taken(self.handle.slot).fetch_add(n as u32, Ordering::Relaxed);
     }
 }
@@ -390,7 +390,7 @@ fn whatever_stands_on_the_page_who_has_packets_is_woken_within_two_milliseconds(
         let handle = &rig.nfs[nf].handle;
         assert!(!rig.is_alone(nf));
         assert_eq!(rig.page().restore(handle.slot, &handle.said()), 0);
-        assert_eq!(rig.page().posted(handle.slot).load(Ordering::Relaxed), handle.counters[0].posted.get() as u32);
+        assert_eq!(rig.page().posted(handle.slot).load(Ordering::Relaxed), handle.counters[0].api.rx_packets.get() as u32);
     }
 }
 

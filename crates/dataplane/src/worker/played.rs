@@ -90,7 +90,7 @@ impl PlayedCore {
             nf.post = handle.region.rx_producer(0).expect("it has one");
             nf.read = handle.region.rx_consumer(0).expect("it has one");
             let (posted, returned) = handle.posted_returned();
-            handle.counters[0].returned.add(posted - returned);
+            handle.counters[0].api.tx_packets.add(posted - returned);
             handle.core_page.posted(handle.slot).store(posted as u32, Ordering::Relaxed);
             handle.core_page.taken(handle.slot).store(posted as u32, Ordering::Relaxed);
             handle.set_alone(false);
@@ -116,8 +116,8 @@ impl PlayedCore {
     pub fn post(&mut self, nf: usize, packets: usize, now_ns: u64) {
         let Some(Played { handle, post, .. }) = self.nfs.get_mut(nf) else { return };
         let posted = post.enqueue(&vec![Descriptor::default(); packets.min(RING as usize)]).unwrap_or(0);
-        handle.counters[0].posted.add(posted as u64);
-        handle.core_page.posted(handle.slot).store(handle.counters[0].posted.get() as u32, Ordering::Relaxed);
+        handle.counters[0].api.rx_packets.add(posted as u64);
+        handle.core_page.posted(handle.slot).store(handle.counters[0].api.rx_packets.get() as u32, Ordering::Relaxed);
         handle.core_page.set_pending(handle.slot, now_ns);
     }
 
@@ -130,7 +130,7 @@ impl PlayedCore {
         }
         read.release();
         let (posted, returned) = handle.posted_returned();
-        handle.counters[0].returned.add(n.min(posted - returned));
+        handle.counters[0].api.tx_packets.add(n.min(posted - returned));
         handle.core_page.taken(handle.slot).fetch_add(n as u32, Ordering::Relaxed);
     }
 
@@ -154,7 +154,7 @@ impl PlayedCore {
 
     /// Times that an NF was woken.
     pub fn wakes(&self, nf: usize) -> u64 {
-        self.nfs.get(nf).map_or(0, |nf| nf.handle.counters[0].wakes.get())
+        self.nfs.get(nf).map_or(0, |nf| nf.handle.counters[0].api.wakes.get())
     }
 
     /// Packets that an NF has not read.

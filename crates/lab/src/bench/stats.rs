@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use sluice_api::drops;
 use sluice_api::model::{Distribution, Nf, Pool, Stats};
 use sluice_shm::histogram::Histogram;
 
@@ -17,10 +18,6 @@ pub fn since(now: &Distribution, then: &Distribution) -> Histogram {
     }
     out
 }
-
-/// Drop reasons that are no wasted work: no NF had processed the packet, or an NF dropped it on
-/// purpose.
-const NOT_WASTED: [&str; 7] = ["entry", "nf_down", "verdict", "policed", "no_rule", "none_idle", "no_path"];
 
 /// Two readings.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +52,7 @@ impl Window<'_> {
 
     /// Packets per second that were dropped after an NF had worked on them.
     pub fn wasted_pps(&self) -> f64 {
-        self.per_s(|s| s.drops.iter().filter(|(why, _)| !NOT_WASTED.contains(&why.as_str())).map(|(_, n)| n).sum())
+        self.per_s(|s| s.drops.iter().filter(|(why, _)| drops::is_wasted(why)).map(|(_, n)| n).sum())
     }
 
     /// Packets per second that were dropped, by reason; reasons without any are left out.

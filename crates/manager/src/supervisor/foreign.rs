@@ -292,7 +292,7 @@ impl Supervisor {
         let by_design = config.drops == Drops::ByDesign;
         let hop = Hop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
         let weight = foreign.room.as_ref().and_then(|room| room.cgroup().map(|cgroup| cgroup.handle()));
-        foreign.told = (0, foreign.counters.entered.get());
+        foreign.told = (0, foreign.counters.api.entered.get());
         foreign.trouble = None;
         foreign.announced = Some((Instant::now() + ANNOUNCED[0], 0));
         let who = foreign.who.clone();

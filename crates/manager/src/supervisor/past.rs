@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::control::totals::{Counted, MOST};
 use sluice_api::model as api;
 use sluice_dataplane::chain::{ChainCounters, DropReason};
-use sluice_dataplane::counter::Counter;
+use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::queue::QueueCounters;
 
 /// Counts of former objects by name.
@@ -78,31 +78,25 @@ impl Counted for OfService {
 }
 
 pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
-    let sum = |of: fn(&ChainCounters) -> &Counter| counters.iter().map(|c| of(c).get()).sum::<u64>();
     let dropped = |why: DropReason| counters.iter().map(|c| c.drops[why as usize].get()).sum::<u64>();
-    let no_path = ("no_path".to_string(), sum(|c| &c.no_path));
+    let no_path = (Refusal::NoPath.name().to_string(), counters.iter().map(|c| c.no_path.get()).sum::<u64>());
     let drops = DropReason::ALL.iter().map(|why| (why.name().to_string(), dropped(*why))).chain([no_path]);
-    api::Chain {
-        entry_packets: sum(|c| &c.entered),
-        exit_packets: sum(|c| &c.left),
-        originated_packets: sum(|c| &c.originated),
+    let mut chain = api::Chain {
         drops: drops.filter(|(_, n)| *n > 0).collect(),
         wasted: DropReason::ALL.iter().filter(|why| why.is_wasted()).map(|why| dropped(*why)).sum(),
         ..api::Chain::default()
-    }
+    };
+    counters.iter().for_each(|c| chain.add_counts(&c.api.read()));
+    chain
 }
 
 pub(super) fn of_queue(queue: &QueueCounters) -> api::Port {
-    api::Port {
-        rx_packets: queue.rx_packets.get(),
-        rx_bytes: queue.rx_bytes.get(),
-        tx_packets: queue.tx_packets.get(),
-        tx_bytes: queue.tx_bytes.get(),
-        tx_drops: queue.tx_drops.get(),
-        entry_drops: queue.entry_drops.get(),
+    let mut port = api::Port {
         drops: queue.own_drops().into_iter().filter(|(_, n)| *n > 0).map(|(why, n)| (why.into(), n)).collect(),
         ..api::Port::default()
-    }
+    };
+    port.add_counts(&queue.api.read());
+    port
 }
 
 fn no_group<T>(_: &T) -> String {
@@ -231,19 +225,12 @@ impl Past {
         self.pools.rest.values().for_each(|former| pools.add(former));
         self.pools.known.iter().filter(|(name, _)| !is_pool(name)).for_each(|(_, (_, former))| pools.add(former));
         api::Gone {
-            entry_packets: chain.entry_packets,
-            exit_packets: chain.exit_packets,
-            originated_packets: chain.originated_packets,
+            chains: chain.counts(),
+            ports: port.counts(),
             drops: chain.drops,
             wasted: chain.wasted,
             latency_ns: chain.latency_ns,
-            rx_packets: port.rx_packets,
-            rx_bytes: port.rx_bytes,
-            tx_packets: port.tx_packets,
-            tx_bytes: port.tx_bytes,
-            tx_drops: port.tx_drops,
             port_drops: port.drops,
-            entry_drops: port.entry_drops,
             details: port.details,
             nfs,
             pools,
@@ -269,23 +256,21 @@ mod tests {
         let counters: Arc<[ChainCounters]> = std::iter::once(ChainCounters::default()).collect();
         let queue = Arc::new(QueueCounters::default());
         let mut past = Past::default();
-        counters[0].entered.add(9);
+        counters[0].api.entry_packets.add(9);
         counters[0].drops[DropReason::NfDied as usize].add(3);
         past.chain("c", &counters, api::Distribution::default());
         past.port("p", std::slice::from_ref(&queue), BTreeMap::from([("lost".into(), 2.0)]));
         // Packets that were inside.
         counters[0].drops[DropReason::NfDied as usize].add(4);
-        counters[0].left.add(2);
-        queue.tx_drops.add(5);
+        counters[0].api.exit_packets.add(2);
+        queue.api.tx_drops.add(5);
         queue.no_link.add(4);
-        queue.tx_packets.add(1);
+        queue.api.tx_packets.add(1);
         let told = api::Gone {
-            entry_packets: 9,
-            exit_packets: 2,
+            chains: api::ChainCounts { entry_packets: 9, exit_packets: 2, ..api::ChainCounts::default() },
+            ports: api::PortCounts { tx_packets: 1, tx_drops: 5, ..api::PortCounts::default() },
             drops: [("nf_died".to_string(), 7)].into(),
             wasted: 7,
-            tx_packets: 1,
-            tx_drops: 5,
             port_drops: [("no_link".to_string(), 4)].into(),
             details: [("lost".to_string(), 2.0)].into(),
             ..api::Gone::default()
@@ -296,7 +281,7 @@ mod tests {
         past.settle();
         assert!(past.live_chains.is_empty() && past.live_queues.is_empty());
         assert_eq!(past.report(&none), told);
-        assert_eq!((past.drops(), past.port_drops().0), (told.drops, told.tx_drops));
+        assert_eq!((past.drops(), past.port_drops().0), (told.drops, told.ports.tx_drops));
         // New objects of these names continue the counts, which are not reported twice.
         assert_eq!((past.of_chain("c").entry_packets, past.of_port("p").tx_packets, past.of_chain("d").entry_packets), (9, 1, 0));
         let chains = vec![api::Chain { name: "c".into(), ..api::Chain::default() }];

@@ -50,7 +50,7 @@ impl PoolState {
     }
 
     fn unmet(&self) -> u64 {
-        self.sum(|c| c.waits.get() + c.fallbacks.get() + c.drops.get())
+        self.sum(|c| c.api.waits.get() + c.api.fallbacks.get() + c.api.drops.get())
     }
 
     /// Members that wait for a flow at a packet thread.
@@ -234,9 +234,9 @@ impl Supervisor {
             [&c.assigned, &c.lingering, &c.resetting].into_iter().map(|n| u64::from(n.load(Ordering::Relaxed))).sum::<u64>()
         };
         let counts = Counts {
-            met: pool.sum(|c| c.activations.get()),
+            met: pool.sum(|c| c.api.activations.get()),
             unmet,
-            ended: pool.sum(|c| c.ended.get()),
+            ended: pool.sum(|c| c.api.ended.get()),
             lifetimes_ns: pool.sum(|c| c.lifetimes_ns.get()),
             members: members().filter(|life| life.stays() && !life.is_lost()).count() as u32,
             in_use: (pool.sum(in_use) as u32).saturating_sub(leaving as u32),
@@ -285,7 +285,7 @@ impl Supervisor {
         snapshots.iter().flat_map(|s| &s.setups).filter(mine).for_each(|(_, h)| setup.merge(h));
         let now =
             |what: fn(&PoolCounters) -> &std::sync::atomic::AtomicU32| pool.sum(|c| u64::from(what(c).load(Ordering::Relaxed)));
-        Some(api::Pool {
+        let mut report = api::Pool {
             service: service.config.name.clone(),
             per: service.config.per.word().into(),
             min: service.config.first_instances(),
@@ -300,12 +300,10 @@ impl Supervisor {
             assigned: now(|c| &c.assigned),
             lingering: now(|c| &c.lingering),
             resetting: now(|c| &c.resetting),
-            activations: pool.sum(|c| c.activations.get()),
-            ended: pool.sum(|c| c.ended.get()),
-            waits: pool.sum(|c| c.waits.get()),
-            fallbacks: pool.sum(|c| c.fallbacks.get()),
-            drops: pool.sum(|c| c.drops.get()),
             setup_ns: api::Distribution::from(&setup),
-        })
+            ..api::Pool::default()
+        };
+        pool.counters.iter().for_each(|counters| report.add_counts(&counters.api.read()));
+        Some(report)
     }
 }

@@ -12,6 +12,7 @@ use super::nfs::{Nf, State};
 use super::past::{of_chain, of_queue};
 use crate::control::totals::{Counted, QUANTILES};
 use sluice_api::config::{self, Drops, Mode, OnFailure, Overload};
+use sluice_api::drops::PortDrop;
 use sluice_api::model::{self as api, Distribution};
 use sluice_dataplane::chain::DropReason;
 use sluice_dataplane::decision::Refusal;
@@ -178,9 +179,9 @@ impl Supervisor {
         let queues = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
         let (untaken, port_drops) = self.seen.past.port_drops();
-        more("port_tx", queues.clone().map(|queue| queue.tx_drops.get()).sum::<u64>() + unsent + untaken);
+        more(PortDrop::Untaken.name(), queues.clone().map(|queue| queue.api.tx_drops.get()).sum::<u64>() + unsent + untaken);
         // Packets that found no path are also counted by the threads.
-        self.seen.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
+        self.seen.past.drops().iter().filter(|(why, _)| *why != Refusal::NoPath.name()).for_each(|(why, n)| more(why, *n));
         port_drops.iter().for_each(|(why, n)| more(why, *n));
         queues.flat_map(|queue| queue.own_drops()).for_each(|(why, n)| more(why, n));
         let mut stats = api::Stats {
@@ -300,6 +301,9 @@ impl Supervisor {
         let [sleeps, hand_overs] = totals.spoken;
         let by_design = service.is_some_and(|service| service.config.drops == Drops::ByDesign);
         let foreign = nf.foreign.as_ref().map(|foreign| foreign.report(by_design));
+        if let Some(foreign) = &foreign {
+            totals.api.tx_packets = foreign.returned;
+        }
         let mut report = api::Nf {
             name: nf.name.clone(),
             // A removed service has no name any more; the NF's name contains it.
@@ -310,9 +314,6 @@ impl Supervisor {
             state: if nf.life().drains() { api::NfState::Stopping } else { state(nf.life().state()) },
             mode: service.map_or(if nf.is_inline() { "inline" } else { "sleep" }, |s| mode(&s.config)).into(),
             restarts: nf.life().restarts(),
-            rx_packets: totals.posted,
-            tx_packets: foreign.as_ref().map_or(totals.returned, |foreign| foreign.returned),
-            verdict_drops: totals.dropped,
             queue: of_now.0.saturating_sub(of_now.1),
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
             violations: totals.violations,
@@ -320,7 +321,6 @@ impl Supervisor {
             service_ns: Distribution::from(service_times.counts()),
             sleeps,
             hand_overs,
-            wakes: totals.wakes,
             frames_held,
             started_ns: nf.counted.welcomed_ns,
             first_packet_ns: nf.handle.as_ref().and_then(|h| {
@@ -334,14 +334,15 @@ impl Supervisor {
             sched: api::NfSched {
                 share_writes: totals.share_writes,
                 throttles: totals.throttles,
-                marked: totals.marked,
                 turns: totals.turns,
                 ..nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default()
             },
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
             parts: service.map_or_else(Vec::new, |s| parts(&s.config, nf)),
-            warnings: Vec::new(),
+            ..api::Nf::default()
         };
+        report.add_counts(&totals.api);
+        report.sched.add_counts(&totals.sched);
         report.sched.load = report.load();
         report
     }

@@ -59,7 +59,8 @@ impl Supervisor {
     /// Checks whether anything moves or is under way. If not, the next tick comes later.
     fn note_quiet(&mut self) {
         let counters = self.ports.iter().flatten().flat_map(|port| &port.counters);
-        let moved = counters.fold(0u64, |sum, queue| sum.wrapping_add(queue.rx_packets.get()).wrapping_add(queue.tx_packets.get()));
+        let moved =
+            counters.fold(0u64, |sum, queue| sum.wrapping_add(queue.api.rx_packets.get()).wrapping_add(queue.api.tx_packets.get()));
         let stands = |nf: &Nf| matches!(nf.life().state(), State::Running | State::Failed | State::Expected) && !nf.life().drains();
         self.turns.is_quiet = moved == std::mem::replace(&mut self.turns.moved, moved)
             && self.nfs.values().all(stands)

@@ -348,16 +348,8 @@ fn named<'a, T>(label: &'static str, all: &'a [T], name: impl Fn(&'a T) -> &'a s
 
 fn ports(out: &mut Text, stats: &Stats) {
     let gone = &stats.gone;
-    let mut sum = Port {
-        rx_packets: gone.rx_packets,
-        rx_bytes: gone.rx_bytes,
-        tx_packets: gone.tx_packets,
-        tx_bytes: gone.tx_bytes,
-        tx_drops: gone.tx_drops,
-        entry_drops: gone.entry_drops,
-        details: gone.details.clone(),
-        ..Port::default()
-    };
+    let mut sum = Port { details: gone.details.clone(), ..Port::default() };
+    sum.add_counts(&gone.ports);
     stats.ports.iter().for_each(|port| sum.add(port));
     let (all, sum) = (named("port", &stats.ports, |port| &port.name), [(Vec::new(), &sum)]);
     out.write_counters(&all);
@@ -421,14 +413,8 @@ fn pools(out: &mut Text, stats: &Stats) {
 
 fn chains(out: &mut Text, stats: &Stats) {
     let gone = &stats.gone;
-    let mut sum = Chain {
-        wasted: gone.wasted,
-        entry_packets: gone.entry_packets,
-        exit_packets: gone.exit_packets,
-        originated_packets: gone.originated_packets,
-        latency_ns: gone.latency_ns.clone(),
-        ..Chain::default()
-    };
+    let mut sum = Chain { wasted: gone.wasted, latency_ns: gone.latency_ns.clone(), ..Chain::default() };
+    sum.add_counts(&gone.chains);
     stats.chains.iter().for_each(|chain| sum.add(chain));
     let (all, sum) = (named("chain", &stats.chains, |chain| &chain.name), [(Vec::new(), &sum)]);
     out.write_counters(&all);
@@ -446,7 +432,7 @@ mod tests {
 
     use super::super::prometheus::EDGES;
     use super::*;
-    use sluice_api::model::{Distribution, Gone, NfState, Status};
+    use sluice_api::model::{ChainCounts, Distribution, Gone, NfState, PortCounts, Status};
 
     /// Parses the format as a scraper would. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {
@@ -691,8 +677,8 @@ mod tests {
         let mut stats = stats();
         let gone = Nf { rx_packets: 3, restarts: 2, ..Nf::default() };
         stats.gone = Gone {
-            entry_packets: 5,
-            rx_bytes: 6,
+            chains: ChainCounts { entry_packets: 5, ..ChainCounts::default() },
+            ports: PortCounts { rx_bytes: 6, ..PortCounts::default() },
             details: [("lost".into(), 1.5)].into(),
             decisions: 7,
             nfs: [("fw".into(), gone.clone()), ("ids".into(), gone)].into(),

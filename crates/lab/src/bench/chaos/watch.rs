@@ -93,15 +93,9 @@ pub fn unbalanced(stats: &Stats, of: impl Fn(&str) -> bool) -> Vec<String> {
 
 /// All removed chains, as one.
 fn of_gone(gone: &Gone) -> Chain {
-    let Gone { entry_packets, exit_packets, originated_packets, ref drops, .. } = *gone;
-    Chain {
-        name: "(chains that are gone)".into(),
-        entry_packets,
-        exit_packets,
-        originated_packets,
-        drops: drops.clone(),
-        ..Chain::default()
-    }
+    let mut chain = Chain { name: "(chains that are gone)".into(), drops: gone.drops.clone(), ..Chain::default() };
+    chain.add_counts(&gone.chains);
+    chain
 }
 
 /// Frames that are out of place when there is no packet: each belongs in the pool of its memory,
@@ -132,8 +126,8 @@ pub fn unsent(stats: &Stats) -> Vec<String> {
             found.push(format!("{} packets have left {}, and {sent} its port {}", chain.exit_packets, chain.name, chain.egress));
         }
     }
-    let left = stats.gone.exit_packets + stats.chains.iter().map(|c| c.exit_packets).sum::<u64>();
-    let sent = stats.gone.tx_packets + stats.ports.iter().map(|p| p.tx_packets).sum::<u64>();
+    let left = stats.gone.chains.exit_packets + stats.chains.iter().map(|c| c.exit_packets).sum::<u64>();
+    let sent = stats.gone.ports.tx_packets + stats.ports.iter().map(|p| p.tx_packets).sum::<u64>();
     let dropped: u64 = ["port_tx", "no_link", "mtu"].iter().filter_map(|why| stats.drops.get(*why)).sum();
     if left != sent + dropped {
         found.push(format!("{left} packets have left all chains, {sent} all ports, and {dropped} were dropped there"));

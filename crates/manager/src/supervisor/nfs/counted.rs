@@ -11,6 +11,7 @@ use sluice_shm::histogram::Followed;
 use sluice_shm::page::{Counter, MAX_PARTS, PartCounter};
 
 use sluice_api::health::Death;
+use sluice_api::model::{NfCounts, SchedCounts};
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::wake::CAUSES;
 use sluice_host::process::CpuClock;
@@ -20,13 +21,10 @@ const CPU_EVERY_NS: u64 = 500_000_000;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Totals {
-    pub(crate) posted: u64,
-    pub(crate) returned: u64,
-    pub(crate) dropped: u64,
-    pub(crate) wakes: u64,
+    pub(crate) api: NfCounts,
+    pub(crate) sched: SchedCounts,
     pub(crate) violations: u64,
     pub(crate) woken: [u64; CAUSES],
-    pub(crate) marked: u64,
     pub(crate) share_writes: u64,
     pub(crate) throttles: u64,
     pub(crate) turns: u64,
@@ -55,11 +53,8 @@ impl Totals {
     /// Adds the counts of a handle, and those that its process wrote itself.
     pub(crate) fn add(&mut self, handle: &NfHandle, spoken: Spoken) {
         for counters in &handle.counters {
-            self.posted += counters.posted.get();
-            self.returned += counters.returned.get();
-            self.dropped += counters.dropped.get();
-            self.wakes += counters.wakes.get();
-            self.marked += counters.marked.get();
+            self.api.add(&counters.api.read());
+            self.sched.add(&counters.sched.read());
             self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
         }
         self.violations += handle.violations.load(Ordering::Relaxed);

@@ -48,7 +48,7 @@ impl Foreign {
     /// Reports the cost of its packets, as an NF would itself, from the CPU time of its processes
     /// since their start, in nanoseconds.
     pub(crate) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
-        let entered = self.counters.entered.get();
+        let entered = self.counters.api.entered.get();
         let (before_ns, before) = std::mem::replace(&mut self.told, (used_ns, entered));
         let (took, packets) = (used_ns.saturating_sub(before_ns), entered - before);
         if packets > 0 && took > 0 {
@@ -91,17 +91,13 @@ impl Foreign {
     /// A report of its counters. `by_design`: it is meant not to return packets.
     pub(crate) fn report(&self, by_design: bool) -> api::NfForeign {
         let counters = &self.counters;
-        api::NfForeign {
-            entered: counters.entered.get(),
-            returned: counters.returned.get(),
-            originated: counters.originated.get(),
-            not_back: counters.not_back.get(),
+        let mut report = api::NfForeign {
             inside: counters.inside.load(Ordering::Relaxed),
-            strays: counters.strays.get(),
-            missed: counters.missed.get(),
-            overruns: counters.overruns.get(),
             by_design,
             processes: self.members().into_iter().map(|pid| pid.as_raw_nonzero().get() as u32).collect(),
-        }
+            ..api::NfForeign::default()
+        };
+        report.add_counts(&counters.api.read());
+        report
     }
 }
