@@ -640,7 +640,7 @@ fn warnings() {
         (
             "+[memory]\nframes = 1024\n",
             &["2:10: warning: 1024 frames are few: rings and ports can hold 2176 packets | write frames = 4096 in [memory], or \
-                 make rings smaller; else ports run dry under load"],
+                 make rings smaller; else chains are refused packets while their rings have room"],
         ),
         (
             "+[manager]\nidle = \"spin\"\nrx = [1]\n",

@@ -452,7 +452,7 @@ impl Validation<'_> {
                 At::key("memory", "frames"),
                 format!("{} frames are few: rings and ports can hold {wanted} packets", config.memory.frames),
                 format!(
-                    "write frames = {} in [memory], or make rings smaller; else ports run dry under load",
+                    "write frames = {} in [memory], or make rings smaller; else chains are refused packets while their rings have room",
                     wanted.next_power_of_two()
                 ),
             );

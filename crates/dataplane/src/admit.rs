@@ -66,15 +66,15 @@ impl Plane {
     }
 
     /// How many of `n` packets of a chain there are frames for. In every arena of the path, a chain
-    /// may hold at most as many frames as are left for all others and for receiving. So stalled
-    /// chains leave enough, however many they are: the next chain's share is never zero.
+    /// may hold at most as many frames as are left for all others and for receiving, or its share
+    /// of those that are kept for chains with few. So stalled chains leave enough, however many
+    /// they are: the next chain's share is never zero.
     #[cold]
     fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
         let chain = &path.chain;
         // It is not counted where a chain's frames lie: all of them may end up in one arena.
-        let (has, left) = (chain.frames(), self.least_left(path) as u64);
-        // Always a burst: these packets already have the frames that they came in.
-        let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
+        let (has, left) = (chain.frames(), self.least_left(path, n) as u64);
+        let room = left.saturating_sub(has);
         let threads = self.threads as u64;
         let ahead = (LOOK_AHEAD.0 * threads).min(left / (LOOK_AHEAD.1 * threads));
         let n = (n as u64).min(room);
@@ -92,13 +92,14 @@ impl Plane {
         n as usize
     }
 
-    /// Free frames of the arena that has the fewest, of those that a path's packets may lie in.
-    fn least_left(&self, path: &Path) -> usize {
+    /// Frames that a path's chain may hold, in the arena that has the fewest for it of those that
+    /// its packets may lie in. `n` packets ask.
+    fn least_left(&self, path: &Path, n: usize) -> usize {
         if !self.frames.are_several() {
-            return self.frames.left_of(frame::NO_ARENA);
+            return self.frames.left_of(frame::NO_ARENA, n);
         }
-        let left = path.nfs.iter().map(|nf| self.frames.left_of(self.memory_of(*nf)));
-        left.min().unwrap_or_else(|| self.frames.left_of(frame::NO_ARENA))
+        let left = path.nfs.iter().map(|nf| self.frames.left_of(self.memory_of(*nf), n));
+        left.min().unwrap_or_else(|| self.frames.left_of(frame::NO_ARENA, n))
     }
 
     /// As [`Self::admit`] for packets that are inside already: throttles apply at the entry only.

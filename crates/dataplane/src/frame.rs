@@ -201,8 +201,10 @@ pub struct Copied {
 pub struct Stack {
     free: Vec<u32>,
     high: usize,
-    /// Frames that gates leave for receiving.
+    /// Frames that gates leave for receiving, and for the chains that have less than `least`.
     reserve: usize,
+    /// Frames that a chain may hold however many the others hold.
+    least: usize,
     /// `None` where there is no arena.
     pool: Option<Arc<FramePool>>,
     /// What was copied into it.
@@ -213,11 +215,11 @@ impl Stack {
     /// A stack that returns batches above `high` free frames, or above `LEAST` if that is more.
     pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
         let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);
-        Self { free: Vec::with_capacity(high + BATCH), high, reserve: 0, pool: Some(pool), copied: Copied::default() }
+        Self { free: Vec::with_capacity(high + BATCH), high, reserve: 0, least: 0, pool: Some(pool), copied: Copied::default() }
     }
 
     fn none() -> Self {
-        Self { free: Vec::new(), high: 0, reserve: 0, pool: None, copied: Copied::default() }
+        Self { free: Vec::new(), high: 0, reserve: 0, least: 0, pool: None, copied: Copied::default() }
     }
 
     #[cold]
@@ -442,25 +444,37 @@ impl FrameCache {
     }
 
     /// Sets how many frames of each arena gates leave for receiving, by number; of others, none.
-    pub fn reserve(&mut self, of: impl Iterator<Item = (u8, usize)>) {
-        self.stacks.iter_mut().for_each(|stack| stack.reserve = 0);
-        for (number, frames) in of {
-            self.stacks.get_mut(usize::from(number)).into_iter().for_each(|stack| stack.reserve += frames);
+    /// `chains` has an arena's number for each chain whose packets may lie there ([`NO_ARENA`]: the
+    /// default one). Gates leave a burst for each, so that one finds frames when all others stand
+    /// still, however many they are.
+    pub fn reserve(&mut self, received: impl Iterator<Item = (u8, usize)>, chains: impl Iterator<Item = u8>) {
+        let mut wanted = vec![(0_usize, 0_usize); self.stacks.len()];
+        for (number, frames) in received {
+            wanted.get_mut(usize::from(number)).into_iter().for_each(|(receiving, _)| *receiving += frames);
         }
-        // At most a quarter, or receiving would use up a small arena.
-        for stack in &mut self.stacks {
-            let frames = stack.pool.as_ref().map_or(0, |pool| pool.frames());
-            stack.reserve = stack.reserve.min(frames / 4);
+        for number in chains {
+            let number = if number == NO_ARENA { self.usual } else { usize::from(number) };
+            wanted.get_mut(number).into_iter().for_each(|(_, chains)| *chains += 1);
+        }
+        for (stack, (receiving, chains)) in self.stacks.iter_mut().zip(wanted) {
+            // At most a quarter for each, or these would use up a small arena.
+            let most = stack.pool.as_ref().map_or(0, |pool| pool.frames()) / 4;
+            stack.least = (most / chains.max(1)).clamp(1, BURST);
+            // Whichever chain takes more than its least is one of them.
+            stack.reserve = receiving.min(most) + (chains.saturating_sub(1) * stack.least).min(most);
         }
     }
 
-    /// Frames of an arena that this thread may let packets in with: those in this cache, and those
-    /// in the pool except [reserved](FrameCache::reserve) ones; not those in other threads' caches.
+    /// How many frames of an arena a chain may hold: as many as this thread finds, in this cache
+    /// and in the pool but not in other threads' caches, without [reserved](Self::reserve) ones. If
+    /// its share of these is more, that, or half of what there is with the `at_gate` packets that
+    /// ask, which have frames already: no chain takes the last ones.
     #[inline]
-    pub fn left_of(&self, number: u8) -> usize {
+    pub fn left_of(&self, number: u8, at_gate: usize) -> usize {
         let number = if number == NO_ARENA { self.usual } else { usize::from(number) };
-        let Some(Stack { free, pool: Some(pool), reserve, .. }) = self.stacks.get(number) else { return 0 };
-        (free.len() + pool.available()).saturating_sub(*reserve)
+        let Some(Stack { free, pool: Some(pool), reserve, least, .. }) = self.stacks.get(number) else { return 0 };
+        let found = free.len() + pool.available();
+        found.saturating_sub(*reserve).max((*least).min((found + at_gate) / 2))
     }
 
     /// Frames in this cache, without the pools.
@@ -610,17 +624,46 @@ mod tests {
     #[test]
     fn frames_are_kept_for_receiving_where_ports_receive_and_a_quarter_at_most() {
         let (mut cache, pools) = several();
-        assert_eq!([0, 1, 2].map(|arena| cache.left_of(arena)), [600, 0, 300]);
-        cache.reserve([(0, 64), (0, 64), (2, 4096), (1, 64), (NO_ARENA, 64)].into_iter());
-        assert_eq!([0, 1, 2, NO_ARENA].map(|arena| cache.left_of(arena)), [600 - 128, 0, 225, 600 - 128]);
-        cache.reserve([(0, 4096)].into_iter());
-        assert_eq!([0, 2].map(|arena| cache.left_of(arena)), [450, 300], "those of other arenas are of no use there");
+        assert_eq!([0, 1, 2].map(|arena| cache.left_of(arena, 0)), [600, 0, 300]);
+        cache.reserve([(0, 64), (0, 64), (2, 4096), (1, 64), (NO_ARENA, 64)].into_iter(), [0].into_iter());
+        assert_eq!([0, 1, 2, NO_ARENA].map(|arena| cache.left_of(arena, 0)), [600 - 128, 0, 225, 600 - 128]);
+        cache.reserve([(0, 4096)].into_iter(), [0].into_iter());
+        assert_eq!([0, 2].map(|arena| cache.left_of(arena, 0)), [450, 300], "those of other arenas are of no use there");
         let mut got = [0; 500];
         assert_eq!(cache.alloc(&mut got), 500, "they are there to be received into");
-        assert_eq!(cache.left_of(0), 0);
+        assert_eq!(cache.left_of(0, 0), BURST, "a chain gets a burst, and the rest is not for it");
         got.iter().for_each(|frame| cache.free(*frame));
         cache.release();
         assert_eq!(pools[0].available(), 600);
+    }
+
+    #[test]
+    fn each_chain_finds_frames_when_all_others_stand_still_and_none_takes_the_last_ones() {
+        let (mut cache, _pools) = several();
+        // Five chains of the default arena, by name or without; a sixth is alone in another one.
+        cache.reserve([(0, 64)].into_iter(), [0, 0, 0, NO_ARENA, NO_ARENA, 2].into_iter());
+        assert_eq!([0, 2].map(|arena| cache.left_of(arena, 0)), [600 - 64 - 4 * 30, 300]);
+        let (mut held, mut got) = (Vec::new(), [0; 600]);
+        for _ in 0..5 {
+            let n = cache.left_of(0, 0);
+            assert!(n >= 30, "each has its share: {n}");
+            assert_eq!(cache.alloc(&mut got[..n]), n);
+            held.extend_from_slice(&got[..n]);
+        }
+        assert!(600 - held.len() >= 64, "and ports receive");
+        // Others that came afterwards take half of what there is, again and again.
+        for _ in 0..20 {
+            let n = cache.left_of(0, 0);
+            assert_eq!(cache.alloc(&mut got[..n]), n);
+            held.extend_from_slice(&got[..n]);
+        }
+        assert!(held.len() < 600);
+        // A port has read into all that was left: what it has read counts.
+        let read = cache.alloc(&mut got);
+        assert!(read > 0 && cache.left_of(0, 0) == 0 && cache.left_of(0, BURST) == BURST / 2);
+        // More chains than frames for them.
+        cache.reserve([(0, 64)].into_iter(), [2; 200].into_iter());
+        assert_eq!([0, 2].map(|arena| cache.left_of(arena, 2)), [1, 300 - 75]);
     }
 
     #[test]

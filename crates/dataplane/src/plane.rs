@@ -1,5 +1,6 @@
 //! State of a packet thread: frames, ring ends, port buffers, tables, and its counters.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -203,6 +204,18 @@ impl Plane {
             Some(Some(end)) => end.memory,
             _ => frame::NO_ARENA,
         }
+    }
+
+    /// The arenas that a chain's packets may lie in: its NFs', or [`frame::NO_ARENA`] without NFs.
+    pub(crate) fn arenas_of(&self, chain: &Chain, tables: &Tables) -> BTreeSet<u8> {
+        // All instances of a service are of one tenant.
+        let first = |service: &u16| tables.services.get(usize::from(*service))?.first().map(|member| self.memory_of(member.nf));
+        let mut arenas: BTreeSet<u8> =
+            chain.services.iter().filter_map(first).filter(|memory| *memory != frame::NO_ARENA).collect();
+        if arenas.is_empty() {
+            arenas.insert(frame::NO_ARENA);
+        }
+        arenas
     }
 
     /// Frees a packet's frame.

@@ -649,50 +649,28 @@ fn rule_of(flow: u8, chain: u16) -> Rule {
     sluice_dataplane::classify::compile::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
 }
 
+/// A chain to the one NF that has its number.
+fn chain_to(number: u16, on_failure: OnFailure) -> Arc<Chain> {
+    let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+    let (name, services) = (format!("c{number}"), vec![number]);
+    Arc::new(Chain { number, version: 2, name, services, reversed: Vec::new(), egress: 0, on_failure, counters, police: None })
+}
+
 /// Gives the rig two chains of one NF: flow 1 takes chain 0, flow 2 chain 1. Returns the counts.
 fn part(rig: &mut Rig) -> [sluice_dataplane::classify::hits::RuleHits; 2] {
     use sluice_dataplane::classify::hits::RuleHits;
     let hits = [RuleHits::new(1), RuleHits::new(1)];
-    let chain = |number: u16| {
-        let old = &rig.chain;
-        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
-        let (name, reversed, on_failure) = (format!("c{number}"), Vec::new(), old.on_failure);
-        Arc::new(Chain {
-            number,
-            version: 2,
-            name,
-            services: vec![number],
-            reversed,
-            egress: 0,
-            on_failure,
-            counters,
-            police: None,
-        })
-    };
-    rig.tables.chains = vec![Some(chain(0)), Some(chain(1))];
+    rig.tables.chains = [0, 1].map(|number| Some(chain_to(number, rig.chain.on_failure))).into();
     rig.tables.rules = RuleSet::new(vec![rule_of(1, 0), rule_of(2, 1)]).counting(hits.to_vec());
     rig.publish();
     hits
 }
 
-/// Gives the rig as many chains as it has NFs: flow n takes chain n - 1, to one NF.
+/// Gives the rig `n` chains of one NF, beside those that it has of them: flow n takes chain n - 1.
 fn part_in(rig: &mut Rig, n: u16) {
-    let chain = |number: u16| {
-        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
-        let (name, reversed, on_failure) = (format!("c{number}"), Vec::new(), OnFailure::Drop);
-        Arc::new(Chain {
-            number,
-            version: 2,
-            name,
-            services: vec![number],
-            reversed,
-            egress: 0,
-            on_failure,
-            counters,
-            police: None,
-        })
-    };
-    rig.tables.chains = (0..n).map(|number| Some(chain(number))).collect();
+    rig.tables.chains.retain(|chain| chain.as_ref().is_some_and(|chain| chain.version == 2));
+    let had = rig.tables.chains.len() as u16;
+    rig.tables.chains.extend((had..n).map(|number| Some(chain_to(number, OnFailure::Drop))));
     rig.tables.rules = RuleSet::new((0..n).map(|number| rule_of(number as u8 + 1, number)).collect());
     rig.publish();
 }
@@ -897,33 +875,37 @@ fn a_thread_that_has_not_had_its_core_is_waited_for_and_one_that_is_stuck_is_not
 
 #[test]
 fn chains_that_stand_still_leave_frames_to_the_next_one() {
-    const STUCK: u16 = 8;
-    const RING: u32 = 2048;
+    const STUCK: u16 = 32;
+    const RING: u32 = 512;
+    // Four of them could hold all frames.
     let frames = 4 * RING;
     let mut rig = Rig::with(STUCK + 1, RING, Overload::Drop, OnFailure::Drop, |config| config.memory.frames = frames);
-    part_in(&mut rig, STUCK + 1);
-    // Four of them could hold all frames.
-    for round in 0..RING {
-        rig.put((1..=STUCK).map(|flow| udp(flow as u8, round)));
+    part_in(&mut rig, STUCK);
+    // One after another, so that each finds what those before it have left.
+    for flow in 1..=STUCK {
+        rig.put((0..RING + 64).map(|round| udp(flow as u8, round)));
+        wait_for("all packets to be read", || rig.wire.to_read.lock().unwrap().is_empty());
     }
-    wait_for("all packets to be read", || rig.wire.to_read.lock().unwrap().is_empty());
-    let held = |rig: &Rig, chain: usize| rig.tables.chains[chain].as_ref().unwrap().frames();
-    let stuck: u64 = (0..STUCK.into()).map(|chain| held(&rig, chain)).sum();
+    let of = |rig: &Rig, chain: u16| rig.tables.chains[usize::from(chain)].clone().unwrap();
+    let held = |rig: &Rig| (0..STUCK).map(|chain| of(rig, chain).frames()).sum::<u64>();
+    let stuck = held(&rig);
     assert!(stuck > u64::from(frames) / 2, "what is there is used: {stuck}");
+    // The next one comes when all others stand still.
+    part_in(&mut rig, STUCK + 1);
     let mut nf = rig.nf(STUCK.into());
-    for n in 0..20u32 {
-        rig.put((0..32).map(|i| udp(STUCK as u8 + 1, n * 32 + i)));
-        for _ in 0..32 {
-            let packet = read(&mut nf);
-            nf.tx.enqueue(&[packet]).unwrap();
-        }
+    for n in 1..=20 {
+        rig.put((0..8).map(|i| udp(STUCK as u8 + 1, i)));
+        pass_on(&mut nf, 0, 8);
+        wait_for("every packet of the chain that goes on", || rig.wire.written.lock().unwrap().len() == n * 8);
     }
-    wait_for("every packet of the chain that goes on", || rig.wire.written.lock().unwrap().len() == 640);
-    let still: u64 = (0..STUCK.into()).map(|chain| held(&rig, chain)).sum();
-    assert_eq!(still, stuck, "the others stand still");
-    let drops = |chain: usize| rig.tables.chains[chain].as_ref().unwrap().counters[0].drops[DropReason::Entry as usize].get();
-    assert_eq!(drops(STUCK.into()), 0);
-    assert!((0..STUCK.into()).all(|chain| drops(chain) > 0));
+    assert_eq!(held(&rig), stuck, "the others stand still");
+    let drops = |chain: u16| of(&rig, chain).counters[0].drops[DropReason::Entry as usize].get();
+    assert_eq!(drops(STUCK), 0);
+    assert!((0..STUCK).all(|chain| drops(chain) > 0));
+    for chain in 0..STUCK {
+        pass_on(&mut rig.nf(chain.into()), 0, of(&rig, chain).frames() as usize);
+    }
+    wait_for("all frames", || rig.is_empty() && rig.handles.iter().all(|nf| nf.in_flight.load(Ordering::Relaxed) == 0));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! More packets than an NF can process, with and without backpressure.
 //! With it, chains that pass the NF refuse them at the entry; without it, rings inside drop them.
 
-use sluice_api::model::EventKind;
+use rustix::process::Signal;
+use sluice_api::model::{EventKind, Stats};
 
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service, signal};
 
 const PACKETS: u64 = 5_000;
 
@@ -109,5 +110,39 @@ fn every_packet_passes_nfs_that_the_manager_wakes_one_by_one() {
     let stats = daemon.stats();
     assert!(stats.nfs.iter().all(|nf| nf.hand_overs == 0 && nf.wakes > 0), "{stats:#?}");
     assert!(find_port(&stats, "in").entry_drops == 0);
+    daemon.stop();
+}
+
+#[test]
+fn chains_that_stand_still_one_after_another_leave_frames_to_those_that_go_on() {
+    // Enough to use up all frames, if each took half of those left, and a burst at least.
+    const STUCK: usize = 20;
+    let mut text = port("load", "gen", &format!("rate = 100000\nflows = {STUCK}")) + &port("away", "sink", "");
+    text += &port("steady", "gen", "rate = 5000\nflows = 8\nsrc = \"10.1.0.1\"\noverload = \"wait\"");
+    text += &port("all", "sink", "");
+    for i in 0..STUCK {
+        text += &service(&format!("s{i}"), "sluice-nf-bridge", "");
+        text += &format!("[[chain]]\nname = \"c{i}\"\nservices = [\"s{i}\"]\negress = \"away\"\n");
+        text += &format!("[[rule]]\nsrc = \"10.0.0.{}\"\nchain = \"c{i}\"\n", i + 1);
+    }
+    text += &service("light", "sluice-nf-bridge", "");
+    text += &chain("light", "steady", &["light"], "all", "");
+    let mut daemon = Daemon::start("stall_ms = 600000", &text);
+    let entry = |s: &Stats, i: usize| find_chain(s, &format!("c{i}")).drops.get("entry").copied().unwrap_or(0);
+    let nf = |s: &Stats, i: usize| find_nf(s, &format!("s{i}.0")).clone();
+    for i in 0..STUCK {
+        let before = daemon.wait("packets flow", |s| find_chain(s, &format!("c{i}")).exit_packets > 0);
+        signal(&nf(&before, i), Signal::STOP);
+        daemon.wait("its chain takes no more", |s| entry(s, i) > entry(&before, i) + 100);
+    }
+    let before = daemon.stats();
+    let stats =
+        daemon.wait("the other chain goes on", |s| find_port(s, "all").tx_packets > find_port(&before, "all").tx_packets + PACKETS);
+    assert_eq!(find_chain(&stats, "light").drops.len(), 0, "{:#?}", find_chain(&stats, "light"));
+    assert!((0..STUCK).all(|i| nf(&stats, i).restarts == 0 && nf(&stats, i).frames_held > 0), "they stand still: {stats:#?}");
+    (0..STUCK).for_each(|i| signal(&nf(&stats, i), Signal::CONT));
+    daemon.client().remove_port("load").unwrap();
+    daemon.silence("light", "steady");
+    daemon.wait_until_empty();
     daemon.stop();
 }

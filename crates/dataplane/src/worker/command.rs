@@ -234,7 +234,8 @@ impl Worker {
         // The supervisor keeps the old tables until all threads have these: freeing them here would
         // take time. Reserves two bursts for each queue: one being read and one behind it.
         let received = tables.ports.iter().flatten().map(|port| (port.memory, port.owners.len() * 2 * BURST));
-        self.setup.plane.frames.reserve(received);
+        let passed: Vec<u8> = tables.chains.iter().flatten().flat_map(|chain| self.setup.plane.arenas_of(chain, &tables)).collect();
+        self.setup.plane.frames.reserve(received, passed.into_iter());
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(u32::from(anew));
         self.arrange();
