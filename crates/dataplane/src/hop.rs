@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering;
 use sluice_ownership::in_hand;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
-use sluice_shm::histogram::Histogram;
 
 use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, Kind, Path, PathRegistry, Sent, Step};
@@ -207,10 +206,13 @@ impl Plane {
                 if held.flags & SAMPLED != 0 {
                     let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
                     let chain = path.chain.number as usize;
-                    if self.latencies.len() <= chain {
-                        self.latencies.resize_with(chain + 1, Histogram::default);
+                    // The last packets of a chain that is gone are in no report.
+                    if self.tables.chains.get(chain).is_some_and(Option::is_some) {
+                        if self.latencies.len() <= chain {
+                            self.latencies.resize(chain + 1, None);
+                        }
+                        self.latencies[chain].get_or_insert_default().record(took);
                     }
-                    self.latencies[chain].record(took);
                 }
                 self.table.free(frame);
             }

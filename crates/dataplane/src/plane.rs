@@ -49,7 +49,7 @@ pub struct Plane {
     /// Ports whose buffer filled up since this was cleared: a bit each, by number modulo 64.
     pub filled: u64,
     /// Latency of sampled packets that left here, from entry to exit, by chain number.
-    pub latencies: Vec<Histogram>,
+    pub latencies: Vec<Option<Histogram>>,
     /// Packets that no chain let in, by [`Refusal`].
     pub refused: [Counter; Refusal::ALL.len()],
     /// Packets that left their chain and were dropped because their port has no owner any more.
@@ -177,18 +177,21 @@ impl Plane {
         self.discard(packet.frame);
     }
 
-    /// Clears counts of chain numbers that are new or reused, and records which chains changed.
+    /// Clears what is kept by number of chains that are new or gone, and records which chains
+    /// changed.
     pub fn meet_chains(&mut self, tables: &Tables) {
         let former = self.tables.chains.iter().flatten();
         let is_other = |chain: &&Arc<Chain>| {
             let now = tables.chains.get(usize::from(chain.number)).and_then(Option::as_ref);
             now.is_some_and(|now| now.version != chain.version)
         };
-        let until_ns = self.now_ns + CHANGE_NS;
+        let (now_ns, until_ns) = (self.now_ns, self.now_ns + CHANGE_NS);
+        self.changed.retain(|(_, until_ns)| now_ns < *until_ns);
         self.changed.extend(former.filter(is_other).map(|chain| (chain.number, until_ns)));
         let is_there = |tables: &Tables, number: usize| tables.chains.get(number).is_some_and(Option::is_some);
-        for number in (0..tables.chains.len()).filter(|number| is_there(tables, *number) && !is_there(&self.tables, *number)) {
-            self.latencies.get_mut(number).into_iter().for_each(|latencies| *latencies = Histogram::default());
+        let numbers = 0..tables.chains.len().max(self.tables.chains.len());
+        for number in numbers.filter(|number| is_there(tables, *number) != is_there(&self.tables, *number)) {
+            self.latencies.get_mut(number).into_iter().for_each(|latencies| *latencies = None);
             self.rooms.get_mut(number).into_iter().for_each(|room| *room = 0);
         }
     }

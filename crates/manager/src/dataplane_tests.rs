@@ -812,7 +812,8 @@ fn a_chain_that_gets_the_number_of_another_has_none_of_its_latencies() {
     let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
     let mut nf = rig.nf(0);
     (0..64).for_each(|_| pass(&rig, &mut nf, 1));
-    let timed = |rig: &Rig| rig.plane.snapshots().unwrap()[0].latencies.first().map_or(0, |latency| latency.count());
+    let timed =
+        |rig: &Rig| rig.plane.snapshots().unwrap()[0].latencies.iter().flatten().next().map_or(0, |latency| latency.count());
     assert!(timed(&rig) > 0);
     rig.publish();
     assert!(timed(&rig) > 0, "it is the same one");
@@ -821,6 +822,50 @@ fn a_chain_that_gets_the_number_of_another_has_none_of_its_latencies() {
     rig.tables.chains[0] = chain;
     rig.publish();
     assert_eq!(timed(&rig), 0);
+}
+
+#[test]
+fn chains_and_ports_that_come_and_go_leave_nothing_behind() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let mut nf = rig.nf(0);
+    pass(&rig, &mut nf, 1);
+    let mut gone = Vec::new();
+    // Numbers that are never given again, as with a controller.
+    for number in 1..=50u16 {
+        let (at, to) = (usize::from(number), Wire::default());
+        let chain = Chain { number, egress: number, ..Arc::try_unwrap(chain_to(0, OnFailure::Drop)).unwrap() };
+        rig.tables.chains.resize(at + 1, None);
+        rig.tables.chains[at] = Some(Arc::new(chain));
+        rig.tables.ports.resize(at + 1, None);
+        rig.tables.ports[at] = Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0], memory: 0 });
+        rig.tables.rules = RuleSet::new(vec![rule_of(2, number), rule_of(1, 0)]);
+        rig.publish();
+        let counters = rig.plane.add_port(number, vec![Box::new(to.clone())], Overload::Drop, false).unwrap();
+        rig.put([udp(2, 0)]);
+        let packet = read(&mut nf);
+        nf.tx.enqueue(&[packet]).unwrap();
+        wait_for("the packet", || to.written.lock().unwrap().len() == 1);
+        assert_eq!(rig.plane.snapshots().unwrap()[0].latencies[at].as_ref().map_or(0, |latency| latency.count()), 1);
+        let chain = rig.tables.chains[at].take().unwrap();
+        rig.tables.rules = RuleSet::new(vec![rule_of(1, 0)]);
+        rig.publish();
+        assert_eq!(rig.plane.close_port(number).unwrap(), LetGo::Done);
+        rig.tables.ports[at] = None;
+        rig.publish();
+        gone.push((chain, counters));
+    }
+    wait_for("what they used to be freed", || {
+        rig.plane.collect();
+        rig.plane.is_collected() && rig.plane.registry().len() == 1
+    });
+    assert!(gone.iter().all(|(chain, _)| Arc::strong_count(chain) == 1 && Arc::strong_count(&chain.counters) == 1));
+    assert!(gone.iter().flat_map(|(_, counters)| counters).all(|counters| Arc::strong_count(counters) == 1));
+    let snapshot = rig.plane.snapshots().unwrap().remove(0);
+    assert_eq!(
+        (snapshot.latencies.iter().flatten().count(), snapshot.details.len()),
+        (1, 1),
+        "those of the chain and the port that stay"
+    );
 }
 
 #[test]

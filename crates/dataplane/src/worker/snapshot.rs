@@ -10,8 +10,8 @@ use crate::frame::Copied;
 /// State of a packet thread, made on request.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Latency from entry to exit since start, by chain number.
-    pub latencies: Vec<Histogram>,
+    /// Latency from entry to exit since start, by chain number; none if no packet was timed.
+    pub latencies: Vec<Option<Histogram>>,
     /// Details of the port queues: (port, (name, value)).
     pub details: Vec<(u16, Vec<(&'static str, f64)>)>,
     /// Latency from generator to sink, by port.

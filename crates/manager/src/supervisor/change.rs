@@ -436,6 +436,7 @@ impl Supervisor {
             self.seen.past.chain(&chain.name, &chain.counters, latency);
         }
         self.config.chains.retain(|c| c.name != name);
+        self.published.lacked_paths.remove(name);
         self.publish();
         let round = self.plane.rounds();
         self.changes.chain_numbers.rest(number, Instant::now(), round);

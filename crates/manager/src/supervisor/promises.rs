@@ -773,7 +773,7 @@ impl Supervisor {
         for slo in assignment.slos.iter().map(|promised| &promised.slo) {
             let Some(chain) = self.chains.iter().flatten().find(|chain| chain.name == slo.name) else { continue };
             let mut latency = Histogram::default();
-            snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)).for_each(|h| latency.merge(h));
+            snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)?.as_ref()).for_each(|h| latency.merge(h));
             let ended = self.promises.windows.end(now, &slo.name, Counts::of(chain), latency);
             let own: Vec<&Member> = members.iter().filter(|member| member.slo == slo.name).collect();
             let cores: BTreeSet<usize> = own.iter().filter_map(|member| Some(self.nfs.get(&member.nf)?.core)).collect();

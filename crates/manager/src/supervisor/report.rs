@@ -428,7 +428,7 @@ pub(super) fn details_of(number: usize, snapshots: &[Snapshot]) -> BTreeMap<Stri
 
 pub(super) fn latency_of(number: u16, snapshots: &[Snapshot]) -> Distribution {
     let mut latency = Histogram::default();
-    snapshots.iter().filter_map(|s| s.latencies.get(number as usize)).for_each(|h| latency.merge(h));
+    snapshots.iter().filter_map(|s| s.latencies.get(number as usize)?.as_ref()).for_each(|h| latency.merge(h));
     Distribution::from(&latency)
 }
 
