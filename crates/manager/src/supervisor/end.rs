@@ -27,6 +27,12 @@ struct Remains {
     place: Option<Place>,
 }
 
+/// Ends all waits for an NF on its core: no other one may wait for it or start it.
+fn leave_core(handle: &NfHandle) {
+    handle.alive.store(false, Ordering::Relaxed);
+    handle.core_page.release(handle.slot);
+}
+
 impl Supervisor {
     pub(super) fn process_ended(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
@@ -39,6 +45,8 @@ impl Supervisor {
                 Err(_) => {}
             }
         }
+        // Before what it has started is killed, which takes a moment.
+        self.nfs.get(&number).and_then(|nf| nf.handle.as_deref()).into_iter().for_each(leave_core);
         if !self.is_held(number) {
             self.lost(number);
         }
@@ -120,11 +128,8 @@ impl Supervisor {
         }
         self.host.outputs.close(Whose::Nf(number));
         let handle = nf.handle.take();
-        if let Some(handle) = &handle {
-            // First of all: no NF on its core may wait for it or start it.
-            handle.alive.store(false, Ordering::Relaxed);
-            handle.core_page.release(handle.slot);
-        }
+        // First of all.
+        handle.as_deref().into_iter().for_each(leave_core);
         let place = nf.place.take();
         self.controller.remove(number);
         Some(Remains { process, handle, place })
