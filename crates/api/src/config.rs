@@ -355,8 +355,9 @@ pub enum Priorities {
 #[serde(deny_unknown_fields, default)]
 #[schemars(transform = in_order::<Self>)]
 pub struct Workflow {
-    /// How an NF is stopped so that another runs: `auto` takes the quickest that works on the host;
-    /// `none` leaves it to the kernel's scheduler.
+    /// How an NF is stopped so that another runs: `auto` takes the quickest that works on the host
+    /// and also stops what the NF has forked, or else a signal; `none` leaves it to the kernel's
+    /// scheduler.
     pub mechanism: ByWhat,
     /// Other mechanisms for single cores, by number, such as `{ 2 = "signal" }`.
     pub cores: BTreeMap<String, String>,
@@ -396,7 +397,7 @@ impl Default for Workflow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ByWhat {
-    /// The quickest that works on the host.
+    /// The quickest that works on the host and stops forked processes, too; else a signal.
     Auto,
     /// None: the kernel's scheduler divides the core.
     None,
@@ -404,7 +405,7 @@ pub enum ByWhat {
     Realtime,
     /// The freezer of cgroup version 2.
     Freeze,
-    /// SIGSTOP and SIGCONT.
+    /// SIGSTOP and SIGCONT. What an NF has forked runs on.
     Signal,
     /// The freezer of cgroup version 1.
     Freezer,

@@ -6,7 +6,7 @@ use sluice_api::health::DeathCause;
 use sluice_api::model::NfState;
 
 use crate::skip::skip;
-use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, port, service};
+use crate::support::{Daemon, PATIENCE, cgroup_of, chain, find_nf, find_port, hostile_nf, named, port, service, wait_until_none};
 
 const PACKETS: u64 = 5_000;
 
@@ -156,27 +156,6 @@ fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_ot
     daemon.stop();
 }
 
-/// Processes that have this word as an argument: an NF's, and what it has forked.
-fn named(word: &str) -> Vec<u32> {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_it = |pid: &u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        // Compares whole arguments: neither the daemon nor the test runner matches.
-        line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
-    };
-    pids.filter(is_it).collect()
-}
-
-#[track_caller]
-fn wait_until_none(word: &str) {
-    let until = Instant::now() + PATIENCE;
-    while !named(word).is_empty() {
-        assert!(Instant::now() < until, "{word}: {:?} are left", named(word));
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn one_that(mode: &str, word: &str, keys: &str) -> String {
     let mut text = port("load", "gen", "rate = 1000") + &port("away", "sink", "");
     text += &service("bad", &hostile_nf(), &format!("args = [\"hostile-nf\", {mode:?}, {word:?}]\n{keys}"));
@@ -244,13 +223,6 @@ fn what_an_nf_has_forked_ends_with_the_daemon() {
     if is_held {
         wait_until_none(&word);
     }
-}
-
-/// The line of a version 1 controller in `/proc/PID/cgroup`, if this host has it.
-fn cgroup_of(pid: u32, controller: &str) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let has_it = |line: &&str| line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == controller));
-    text.lines().find(has_it).map(str::to_owned)
 }
 
 /// Waits until processes with this word are in a controller's cgroup of `bad.0`.

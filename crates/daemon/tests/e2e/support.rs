@@ -395,6 +395,35 @@ pub fn signal(nf: &Nf, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
+/// Processes that have this word as an argument: an NF's, and what it has forked.
+pub fn named(word: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_it = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        // Compares whole arguments: neither the daemon nor the test runner matches.
+        line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
+    };
+    pids.filter(is_it).collect()
+}
+
+#[track_caller]
+pub fn wait_until_none(word: &str) {
+    let until = Instant::now() + PATIENCE;
+    while !named(word).is_empty() {
+        assert!(Instant::now() < until, "{word}: {:?} are left", named(word));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The line of a version 1 controller in `/proc/PID/cgroup`, if this host has it; that of version 2
+/// for `""`.
+pub fn cgroup_of(pid: u32, controller: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let has_it = |line: &&str| line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == controller));
+    text.lines().find(has_it).map(str::to_owned)
+}
+
 #[track_caller]
 pub fn find_port<'a>(stats: &'a Stats, name: &str) -> &'a Port {
     stats.ports.iter().find(|port| port.name == name).unwrap_or_else(|| panic!("no port {name}"))

@@ -8,7 +8,8 @@ use rustix::process::Signal;
 use sluice_api::model::{NfState, Schedule, Stats};
 
 use crate::skip::skip;
-use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, nf, port, refusal, service, signal};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, hostile_nf, nf, port, refusal, service, signal};
+use crate::support::{cgroup_of, named, wait_until_none};
 
 const MECHANISMS: [&str; 5] = ["realtime", "freeze", "signal", "freezer", "gate"];
 const THREE: [&str; 3] = ["a", "b", "c"];
@@ -228,6 +229,52 @@ fn the_kernel_is_left_alone_if_that_is_asked_for() {
     assert_eq!(stats.status.schedules, []);
     assert!(stats.nfs.iter().all(|nf| nf.sched.turns == 0 && class(nf.pid.unwrap()) == Some(ordinary())));
     daemon.stop();
+}
+
+/// The state of a process: proc_pid_stat(5).
+fn state(pid: u32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+}
+
+#[test]
+fn what_a_polling_nf_has_forked_runs_in_nobody_elses_slices() {
+    let _alone = alone();
+    let poll = |name: &str| service(name, "sluice-nf-bridge", "mode = \"poll\"");
+    for mechanism in ["freeze", "auto"].into_iter().filter(|mechanism| may_start(mechanism)) {
+        let word = format!("herd-{mechanism}-{}", std::process::id());
+        // Before it has slices it has forked processes that spin.
+        let keys = format!("mode = \"poll\"\nargs = [\"hostile-nf\", \"herd\", {word:?}]");
+        let body = port("in", "gen", "rate = 200\noverload = \"wait\"")
+            + &port("out", "sink", "")
+            + &[poll("a"), service("b", &hostile_nf(), &keys), poll("c")].concat()
+            + &chain("c", "in", &THREE, "out", "")
+            + &format!("[workflow]\nmechanism = \"{mechanism}\"\n");
+        let mut daemon = Daemon::start("stall_ms = 0", &body);
+        let Some(schedule) = schedule(&mut daemon, 3) else { continue };
+        let own = find_nf(&daemon.stats(), "b.0").pid.unwrap();
+        daemon.wait("it has its herd", |_| named(&word).len() == 33);
+        match schedule.mechanism.as_str() {
+            "realtime" => {
+                let forked = named(&word).into_iter().filter(|pid| *pid != own);
+                assert!(forked.map(class).all(|class| class == Some(ordinary())), "they have what NFs of real-time priority leave");
+            }
+            "freeze" => {
+                // All are in the cgroup that is frozen between its slices, which is its own.
+                let (of_b, of_a) = (cgroup_of(own, ""), cgroup_of(find_nf(&daemon.stats(), "a.0").pid.unwrap(), ""));
+                assert!(of_b.is_some() && of_b != of_a, "{of_a:?}");
+                assert!(named(&word).into_iter().all(|pid| cgroup_of(pid, "") == of_b), "{of_b:?}");
+                let mut stopped: Vec<u32> = Vec::new();
+                daemon.wait("each was seen stopped", |_| {
+                    stopped.extend(named(&word).into_iter().filter(|pid| *pid != own && state(*pid) != 'R'));
+                    named(&word).iter().all(|pid| *pid == own || stopped.contains(pid))
+                });
+            }
+            _ => skip(&schedule.because),
+        }
+        daemon.stop();
+        wait_until_none(&word);
+    }
 }
 
 /// An NF that the daemon has not started; it ends with its test.
@@ -461,10 +508,6 @@ fn what_such_a_process_starts_has_its_turns_too() {
     let mut found = find_nf(&stats, "b.0").foreign.clone().unwrap().processes;
     found.sort_unstable();
     assert_eq!(found, pids());
-    let state = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
-    };
     // Between slices each of them is stopped; afterwards none is.
     let mut stopped: Vec<u32> = Vec::new();
     daemon.wait("each was seen stopped", |_| {

@@ -380,6 +380,11 @@ impl Pen {
         files.into_iter().flatten().filter_map(count).sum()
     }
 
+    /// The folder that holds all of its processes, if this one is there by now.
+    pub fn folder_with(&self, pid: i32) -> Option<&Path> {
+        self.folders().find(|folder| below(&*self.kernel, folder, true).contains(&pid))
+    }
+
     pub fn members(&self) -> Vec<i32> {
         self.folders().next().map_or(Vec::new(), |folder| below(&*self.kernel, folder, true))
     }

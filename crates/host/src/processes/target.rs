@@ -100,6 +100,8 @@ pub struct Target {
     members: Vec<Member>,
     gates: Option<Gates>,
     cgroup: Option<PathBuf>,
+    /// Whether its weight is written to that cgroup.
+    weighs: bool,
 }
 
 impl Target {
@@ -120,7 +122,7 @@ impl Target {
         if members.is_empty() {
             return Err(Refused::NoProcess { name: name.into() });
         }
-        Ok(Self { name: name.into(), members, gates: None, cgroup: None })
+        Ok(Self { name: name.into(), members, gates: None, cgroup: None, weighs: false })
     }
 
     /// Adds the gate of its process.
@@ -152,6 +154,16 @@ impl Target {
     #[must_use]
     pub fn in_cgroup(self, folder: &Path) -> Self {
         Self { cgroup: folder.join("cgroup.freeze").exists().then(|| folder.into()), ..self }
+    }
+
+    /// Has a controller with weights set that of its cgroup, which nobody else does.
+    #[must_use]
+    pub fn weighed_there(self) -> Self {
+        Self { weighs: true, ..self }
+    }
+
+    pub(super) fn weighs(&self) -> bool {
+        self.weighs
     }
 
     #[inline]

@@ -201,8 +201,13 @@ fn a_cgroup_of_its_own_is_frozen_as_it_is_and_left_as_it_was() {
     let slot = controller.add(&target).unwrap();
     let state = || fs::read_to_string(own.join("cgroup.freeze")).unwrap();
     assert!(state().starts_with('1'));
+    assert!(!controller.set_weight(slot, 0.25).unwrap(), "others give it its weight");
     controller.remove(slot).unwrap();
     assert_eq!(state(), "0");
+    let slot = controller.add(&target.weighed_there()).unwrap();
+    assert!(controller.set_weight(slot, 0.25).unwrap());
+    assert_eq!(fs::read_to_string(own.join("cpu.weight")).unwrap().trim_end(), "2500");
+    controller.remove(slot).unwrap();
     assert!(own.exists());
     drop(controller);
     assert!(!fake.home().join("sluice-1-core1").exists());

@@ -207,7 +207,8 @@ impl Tree {
         let file = folder.join(self.words.file);
         let state = OpenOptions::new().write(true).open(&file).map_err(|source| self.refused("open", &file, source))?;
         // An existing cgroup keeps the weight that others give it.
-        let weight = made.then(|| OpenOptions::new().write(true).open(folder.join(Version::V2.file())).ok()).flatten();
+        let weighs = made || target.weighs();
+        let weight = weighs.then(|| OpenOptions::new().write(true).open(folder.join(Version::V2.file())).ok()).flatten();
         if made {
             let procs = folder.join("cgroup.procs");
             let mut is_left = false;

@@ -11,7 +11,7 @@
 //! the daemon ends, and by the guard process if the daemon is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -25,6 +25,7 @@ use crate::dataplane::PlaneError;
 use sluice_api::config::{self as model, ByWhat, Drops, Mode};
 use sluice_api::model as api;
 use sluice_dataplane::hooks::Sharing;
+use sluice_host::cgroup::processes_below;
 use sluice_host::process::Proc;
 use sluice_host::processes::auto;
 use sluice_host::processes::guard::Guard;
@@ -86,6 +87,11 @@ struct Governed {
     /// NFs that cannot be in it; logged once.
     refused: BTreeSet<u16>,
 }
+
+/// All mechanisms, in the order in which they are tried. While an NF is stopped, those of the first
+/// tier keep the core from all that it has forked, the second from what it has forked in slices.
+const TIERS: [&[Mechanism]; 3] =
+    [&[Mechanism::Realtime, Mechanism::Freeze], &[Mechanism::Freezer], &[Mechanism::Signal, Mechanism::Gate, Mechanism::Doorbell]];
 
 /// A mechanism by its word; none for `auto` and `none`.
 fn named(what: ByWhat) -> Option<Mechanism> {
@@ -323,10 +329,12 @@ impl Supervisor {
                 target
             }
             (None, Some(process)) => {
-                Target::of_pid(&proc, &nf.name, process.pid.as_raw_nonzero().get()).map(|target| match Gates::of(&handle.region) {
+                let with_gates = |target: Target| match Gates::of(&handle.region) {
                     Ok(gates) => target.with_gates(gates),
                     Err(_) => target,
-                })
+                };
+                let target = Target::of_pid(&proc, &nf.name, process.pid.as_raw_nonzero().get());
+                target.map(|target| with_forks(nf, with_gates(target)))
             }
             (None, None) => return,
         };
@@ -366,9 +374,20 @@ impl Supervisor {
         let is_threads = self.config.manager.cores().any(|thread| thread == core);
         let without = foreign || is_threads || self.outside.without_realtime.contains(&core);
         let usual = auto::UNCOOPERATIVE.into_iter().filter(|mechanism| !without || *mechanism != Mechanism::Realtime);
-        let wanted = named(what).map_or(usual.collect(), |mechanism| vec![mechanism]);
-        let choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &wanted);
-        let reasons = choice.reasons().join("; ");
+        let wanted: Vec<Mechanism> = named(what).map_or(usual.collect(), |mechanism| vec![mechanism]);
+        let (mut choice, mut reasons) = (auto::Choice::of(Vec::new()), Vec::new());
+        for tier in TIERS {
+            let some: Vec<Mechanism> = wanted.iter().copied().filter(|mechanism| tier.contains(mechanism)).collect();
+            if choice.mechanism.is_some() {
+                let left =
+                    |mechanism: Mechanism| format!("{mechanism}: not tried, because processes that an NF has forked would run on");
+                reasons.extend(some.into_iter().map(left));
+            } else if !some.is_empty() {
+                choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &some);
+                reasons.extend(choice.reasons());
+            }
+        }
+        let reasons = reasons.join("; ");
         // A configured one is used, whatever the measurement.
         let Some(mechanism) = choice.mechanism.or(named(what)) else {
             return Err(Refused::NotHere { mechanism: Mechanism::Signal, what: reasons });
@@ -473,6 +492,25 @@ impl Supervisor {
             failures: governed.counters.failures.load(Ordering::Relaxed),
         };
         self.outside.cores.iter().map(report).collect()
+    }
+}
+
+/// An NF's process with its cgroup, if that is one that holds all that the process has forked.
+fn with_forks(nf: &Nf, target: Target) -> Target {
+    let pid = target.members()[0].raw();
+    match nf.held.wrapper.as_ref().and_then(|wrapper| wrapper.container.as_ref()) {
+        Some(container) => {
+            let mut pids = Vec::new();
+            let holds = |folder: &&PathBuf| processes_below(folder, &mut pids).is_ok() && pids.contains(&pid);
+            match container.cgroup.as_ref().filter(holds) {
+                Some(folder) => target.in_cgroup(folder),
+                None => target,
+            }
+        }
+        None => match nf.held.pen.as_ref().and_then(|pen| pen.folder_with(pid)) {
+            Some(folder) => target.in_cgroup(folder).weighed_there(),
+            None => target,
+        },
     }
 }
 
