@@ -181,7 +181,13 @@ bench: build ## run an experiment: make bench BENCH=forward OUT=forward.json
 .PHONY: install
 install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR is respected
 	@test -x $(TARGET)/release/sluiced || { echo "run make build first"; exit 1; }
-	install -d $(DESTDIR)$(PREFIX)/{bin,include,lib,lib/systemd/system,share/doc/sluice}
+	scripts/pages $(TARGET)/release $(TARGET)/release/pages
+	install -d $(DESTDIR)$(PREFIX)/{bin,include,lib/systemd/system,share/doc/sluice,share/man/man1,share/man/man8}
+	install -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(TARGET)/release/pages/man1/*
+	install -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man8 $(TARGET)/release/pages/man8/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(TARGET)/release/pages/completions/sluice
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(TARGET)/release/pages/completions/_sluice
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d $(TARGET)/release/pages/completions/sluice.fish
 	install -m 755 $(TARGET)/release/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
 	find $(TARGET)/release -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
 	install -d $(DESTDIR)$(PREFIX)/lib/sluice

@@ -145,6 +145,12 @@ Examples:
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write a man page for each command into a folder, for packages
+    #[command(hide = true)]
+    Man {
+        /// The folder
+        folder: PathBuf,
+    },
     /// Stop the daemon: packets inside leave first
     Stop(Stop),
 }

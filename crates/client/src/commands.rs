@@ -17,7 +17,7 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::{doctor, other, show, top};
+use crate::{doctor, man, other, show, top};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -51,6 +51,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);
             Ok(out.write_all(&text)?)
         }
+        Command::Man { folder } => man::write(&folder).with_context(|| format!("cannot write man pages into {}", folder.display())),
         Command::Stop(args) => stop(&mut client()?, &args, out),
     }
 }

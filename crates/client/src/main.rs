@@ -8,8 +8,12 @@ mod commands;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod man;
 mod other;
 mod show;
+#[cfg(test)]
+#[path = "../../host/src/skip.rs"]
+mod skip;
 mod top;
 
 use std::process::ExitCode;
