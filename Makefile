@@ -11,11 +11,15 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 PREFIX ?= /usr/local
+# Where the library goes for NFs in C, below PREFIX.
+LIBDIR ?= lib
 CARGO_FLAGS ?= --locked
 # DPDK is built in where its development files are: DPDK=no leaves it out, DPDK=yes insists.
 DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
 # The optimiser's solver is built in where cmake and libclang are: OPTIMISER=no leaves it out, OPTIMISER=yes insists.
 OPTIMISER ?= $(shell scripts/deps --check optimiser 2>/dev/null && echo yes || echo no)
+# Of all packages.
+VERSION = $(shell sed -nE 's/^version = "(.*)"/\1/p' Cargo.toml)
 comma := ,
 define newline
 
@@ -193,12 +197,39 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -d $(DESTDIR)$(PREFIX)/lib/sluice
 	find $(TARGET)/release -maxdepth 1 -type f -name 'libsluice_nf_*.so' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/lib/sluice {} +
 	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
-	install -m 644 $(TARGET)/release/libsluice_nf.a $(DESTDIR)$(PREFIX)/lib
-	install -m 755 $(TARGET)/release/libsluice_nf.so $(DESTDIR)$(PREFIX)/lib
+	install -d $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig
+	install -m 644 -t $(DESTDIR)$(PREFIX)/$(LIBDIR) $(TARGET)/release/libsluice_nf.{a,so}
+	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/nf/include/sluice_nf.pc.in \
+	    > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
+	install -D -m 644 deploy/sluiced.tmpfile $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/sluiced.conf
 	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json} $(DESTDIR)$(PREFIX)/share/doc/sluice
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
+
+# Debian packages of what is in the release folder. Each is described in the Cargo.toml of a crate; their files are those of `make install`.
+# SOURCE_DATE_EPOCH is the commit's time, so that the same build gives the same packages.
+DEB_CRATES = sluice-daemon sluice-nf-group sluice-nf sluice-lab
+DEB_MAINTAINER ?= Sluice maintainers <maintainers@sluice.invalid>
+DEB_FLAGS ?=
+STAGE = $(TARGET)/release/stage
+.PHONY: packages
+packages:
+	@cargo deb --version >/dev/null 2>&1 || { echo "cargo-deb is missing: cargo install --locked cargo-deb@3.8.0" >&2; exit 1; }
+	scripts/deps --check packages
+	rm -rf $(STAGE) $(TARGET)/debian
+	$(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr LIBDIR=lib/$$(gcc -print-multiarch)
+	$(foreach crate,$(DEB_CRATES),SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
+	    cargo deb -p $(crate) --no-build --locked --strip $(if $(filter sluice-nf,$(crate)),--multiarch same) \
+	    --maintainer "$(DEB_MAINTAINER)" $(DEB_FLAGS)$(newline)	)
+
+.PHONY: deb
+deb: build ## Debian packages, in target/debian: sluice, sluice-nfs, libsluice-nf-dev, sluice-lab
+	$(MAKE) packages
+
+.PHONY: test-packages
+test-packages: deb ## install, run, upgrade under traffic and remove the packages in a clean Debian root (root, network)
+	scripts/test-packages $(TARGET)/debian
 
 .PHONY: clean
 clean: ## remove everything that was built
