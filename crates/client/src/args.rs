@@ -22,6 +22,7 @@ Words:
   NF        one process of a service: \"fw.0\"
 
 First steps:
+  sluice init sluice.toml           write a first configuration
   sluice check sluice.toml          find mistakes before anything starts
   sluiced sluice.toml               start the daemon (in another terminal)
   sluice status                     is it there, and how is it?
@@ -42,6 +43,9 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Write a first configuration
+    #[command(after_help = crate::init::HELP)]
+    Init(crate::init::InitArgs),
     /// Find mistakes in a configuration; nothing is started
     #[command(after_help = "\
 Examples:

@@ -17,12 +17,13 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::{doctor, man, other, show, top};
+use crate::{doctor, init, man, other, show, top, values};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = || Client::new(&cli.socket);
     match cli.command {
+        Command::Init(args) => init::run(&args, out),
         Command::Check(args) => check(&args, out),
         Command::Status(args) => {
             let status = client()?.status()?;
@@ -261,16 +262,15 @@ fn port(client: &mut Client, command: PortCommand, out: &mut dyn Write) -> anyho
 fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
     let table = match &args.toml {
         // Lines first; a text that is no document may be the inside of an inline table.
-        Some(text) => text.parse::<toml::Table>().or_else(|error| inline(text).ok_or(error)).map_err(|e| Usage(e.to_string()))?,
+        Some(text) => {
+            text.parse::<toml::Table>().or_else(|error| values::inline(text).ok_or(error)).map_err(|e| Usage(e.to_string()))?
+        }
         None => {
             let mut table = toml::Table::new();
             for key in &args.keys {
                 let (name, value) =
                     key.split_once('=').ok_or_else(|| Usage(format!("\"{key}\" is not KEY=VALUE; write for example size=60")))?;
-                // A TOML value, or else a plain string: read=/tmp/in.pcap needs no quotes.
-                let value = inline(&format!("value = {value}")).and_then(|mut t| t.remove("value"));
-                let value = value.unwrap_or_else(|| key[name.len() + 1..].into());
-                if table.insert(name.trim().into(), value).is_some() {
+                if table.insert(name.trim().into(), values::value(value)).is_some() {
                     return Err(Usage(format!("{name} is given twice")));
                 }
             }
@@ -288,13 +288,6 @@ fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
     };
     // The checks of configuration files know the keys of each kind and suggest the nearest.
     load::read_port(table).map_err(|errors| Usage(errors.to_string()))
-}
-
-fn inline(text: &str) -> Option<toml::Table> {
-    match format!("inline = {{ {text} }}").parse::<toml::Table>().ok()?.remove("inline") {
-        Some(toml::Value::Table(table)) => Some(table),
-        _ => None,
-    }
 }
 
 fn stats(client: &mut Client, args: &StatsArgs, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -8,6 +8,7 @@ mod commands;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod init;
 mod man;
 mod other;
 mod show;
@@ -15,6 +16,7 @@ mod show;
 #[path = "../../host/src/skip.rs"]
 mod skip;
 mod top;
+mod values;
 
 use std::process::ExitCode;
 
