@@ -96,7 +96,7 @@ mod tests {
             let page = folder.path().join(format!("{name}.1"));
             // As a terminal of 120 columns shows it, without escape sequences; unknown macros are
             // warned of.
-            let options = ["-k", "-man", "-Tutf8", "-P-cbou", "-wmac", "-rLL=120n"];
+            let options = ["-k", "-man", "-Tutf8", "-P-cbou", "-wmac", "-Wbreak", "-rLL=120n"];
             let groff = process::Command::new("groff").args(options).arg(&page).output().unwrap();
             let (shown, warnings) = (String::from_utf8_lossy(&groff.stdout), String::from_utf8_lossy(&groff.stderr));
             assert!(groff.status.success() && warnings.is_empty(), "{name}: {warnings}");
