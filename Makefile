@@ -105,7 +105,7 @@ cachegrind: ## compare the model of the caches with cachegrind, for the example 
 LOOM = RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off \
     cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
 .PHONY: loom
-loom: ## model check of the ring and of who has a frame: small models, at most four preemptions
+loom: ## model check of the ring and of the owners of frames: small models, at most four preemptions
 	$(LOOM)
 
 # As often in all forms together, which differ in threads, tenants and backpressure: see crates/manager/src/dataplane_deaths.rs.

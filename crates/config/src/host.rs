@@ -134,7 +134,7 @@ pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 Err(format!("there is no program {shown}; correct the path, or build it"))
             }
-            Err(e) => Err(format!("cannot look at {shown}: {e}; correct the path, or run as a user who may read it")),
+            Err(e) => Err(format!("cannot look at {shown}: {e}; correct the path, or run as a user with permission to read it")),
             Ok(m) if m.is_dir() => Err(format!("{shown} is a folder; name the program in it")),
             Ok(m) if m.permissions().mode() & 0o111 == 0 => Err(not_executable(exec, &host.at(exec))),
             Ok(_) => Ok(exec.to_path_buf()),

@@ -96,7 +96,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     let failed = |error: std::io::Error| {
         let help = match error.kind() {
             std::io::ErrorKind::NotFound => "give the path of a configuration; `sluice check --explain` says what one can say",
-            std::io::ErrorKind::PermissionDenied => "run as a user who may read it, or change its mode",
+            std::io::ErrorKind::PermissionDenied => "run as a user with permission to read it, or change its mode",
             _ => "give the path of a readable file",
         };
         cannot(format!("cannot read the configuration: {error}"), help)

@@ -138,7 +138,9 @@ fn unreadable(path: &Path) -> Option<(String, &'static str)> {
             std::io::ErrorKind::NotFound => {
                 ("there is no such file".into(), "correct the path; a relative one counts from the folder of the configuration")
             }
-            std::io::ErrorKind::PermissionDenied => ("no permission".into(), "run as a user who may read it, or change its mode"),
+            std::io::ErrorKind::PermissionDenied => {
+                ("no permission".into(), "run as a user with permission to read it, or change its mode")
+            }
             _ => (e.to_string(), "name another file"),
         }),
     }

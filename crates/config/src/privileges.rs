@@ -51,7 +51,7 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
         warn(
             "attach",
             format!(
-                "NFs of service \"{name}\" come by themselves: they have the rights and the streams of whoever starts them, no \
+                "NFs of service \"{name}\" come by themselves: they have the rights and the streams of the user that starts them, no \
                  filter, and no bound on their processes"
             ),
             "start them with `exec` or in a `container`, or hold them where they are started (as docs/src/guide-containers.md does)",
@@ -227,8 +227,8 @@ fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
         problems.push(Problem::warning(
             At::entry("service", n, "memory"),
             format!(
-                "this host has no cgroup controller for it, so `memory` of service \"{}\" is not held: only the kernel's choice of whom to \
-                 end when it runs out of memory is",
+                "this host has no cgroup controller for it, so `memory` of service \"{}\" is not held: the kernel only prefers to end \
+                 such an NF first when memory runs out",
                 service.name
             ),
             "mount cgroup2, or the v1 controller memory; in a systemd unit write Delegate=cpu cpuset memory pids",

@@ -472,9 +472,9 @@ impl Caller {
         if uid == 0 || uid == manager || Some(uid) == service_uid {
             return Ok(());
         }
-        let who = service_uid.filter(|user| *user != manager && *user != 0);
-        let who = who.map_or_else(|| format!("user {manager}"), |user| format!("users {user} and {manager}"));
-        Err(format!("user {uid} may not attach as {}; {who} and root may: set `user` of the service", self.hello.name))
+        let others = service_uid.filter(|user| *user != manager && *user != 0);
+        let users = others.map_or_else(|| format!("user {manager}"), |user| format!("users {user} and {manager}"));
+        Err(format!("user {uid} may not attach as {}; {users} and root may: set `user` of the service", self.hello.name))
     }
 
     /// Sends the welcome with the descriptors of arena, region and core page. Never blocks.

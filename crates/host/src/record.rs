@@ -87,7 +87,7 @@ pub enum RecordError {
 
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => "; run as a user who may, or choose another runtime_dir",
+        io::ErrorKind::PermissionDenied => "; run as a user with permission to, or choose another runtime_dir",
         io::ErrorKind::NotFound => "; make its parent folder, or choose another runtime_dir",
         _ => "",
     }

@@ -88,7 +88,7 @@ pub enum UserError {
     /// It could not reach the NF socket.
     #[error(
         "service {service} runs as a user of its own, which cannot enter {folder}, where the NF socket is (mode {mode:o}); choose a \
-         runtime_dir that is open to others, such as /run/sluice, open this one (chmod o+x) if it holds nothing private, or give the service a `user` who may (\"root\" is not held by what holds others)"
+         runtime_dir that is open to others, such as /run/sluice, open this one (chmod o+x) if it holds nothing private, or give the service a `user` that can enter it (\"root\" passes any mode)"
     )]
     Closed { service: String, folder: PathBuf, mode: u32 },
     #[error("cannot look up user {user}: {error}")]

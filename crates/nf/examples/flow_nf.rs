@@ -18,7 +18,7 @@ use sluice_nf::{Burst, Context, Handler};
 
 struct FlowNf {
     log: File,
-    who: String,
+    instance: String,
     leaks: bool,
     connection: Option<String>,
 }
@@ -48,15 +48,15 @@ impl Handler for FlowNf {
     fn burst(&mut self, burst: &mut Burst<'_>) {
         for packet in burst.iter_mut() {
             let Some(of) = connection(packet.data()) else { continue };
-            let who = &self.who;
+            let instance = &self.instance;
             match &self.connection {
                 Some(known) if *known == of => {}
                 Some(known) => {
-                    let line = format!("mixed {who} {known} {of}");
+                    let line = format!("mixed {instance} {known} {of}");
                     self.tell(&line);
                 }
                 None => {
-                    let line = format!("begin {who} {of}");
+                    let line = format!("begin {instance} {of}");
                     self.connection = Some(of);
                     self.tell(&line);
                 }
@@ -65,12 +65,12 @@ impl Handler for FlowNf {
     }
 
     fn forked(&mut self, context: &Context) -> Result<(), Box<dyn std::error::Error>> {
-        self.who = who(context);
+        self.instance = instance(context);
         Ok(())
     }
 
     fn clean(&mut self) {
-        let line = format!("clean {} {}", self.who, self.connection.as_deref().unwrap_or("-"));
+        let line = format!("clean {} {}", self.instance, self.connection.as_deref().unwrap_or("-"));
         self.tell(&line);
         if !self.leaks {
             self.connection = None;
@@ -78,7 +78,7 @@ impl Handler for FlowNf {
     }
 }
 
-fn who(context: &Context) -> String {
+fn instance(context: &Context) -> String {
     format!("{} {}", context.name, std::process::id())
 }
 
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     sluice_nf::run(|context| {
         let path = args.get(1).ok_or("name a file")?;
         let log = OpenOptions::new().create(true).append(true).open(path)?;
-        let who = who(context);
-        Ok(FlowNf { log, who, leaks: args.iter().any(|arg| arg == "--leak"), connection: None })
+        let instance = instance(context);
+        Ok(FlowNf { log, instance, leaks: args.iter().any(|arg| arg == "--leak"), connection: None })
     })
 }

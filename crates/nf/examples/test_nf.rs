@@ -45,7 +45,7 @@ impl Probe {
                 self.seen += 1;
                 packet.data_mut()[1] = self.seen;
             }
-            b'!' => panic!("told to"),
+            b'!' => panic!("as asked"),
             _ => packet.data_mut()[1] = packet.data_mut()[1].wrapping_add(1),
         }
     }
@@ -154,7 +154,7 @@ impl Handler for Writer {
                     };
                     self.storage.read_data(&self.file, 0, 5, callback).expect("five bytes fit a buffer");
                 }
-                b'!' => self.storage.read_data(&self.file, 0, 1, |_| panic!("told to")).expect("a byte fits a buffer"),
+                b'!' => self.storage.read_data(&self.file, 0, 1, |_| panic!("as asked")).expect("a byte fits a buffer"),
                 _ => {}
             }
         }

@@ -147,7 +147,7 @@ fn a_panic_returns_every_frame_and_ends_the_nf() {
     let (status, out, err) = process.end();
     assert_eq!(status.code(), Some(1));
     assert!(!out.contains("clean"), "what panicked is not called again");
-    assert!(err.contains("ids.0: the handler panicked") && err.contains("told to"), "{err}");
+    assert!(err.contains("ids.0: the handler panicked") && err.contains("as asked"), "{err}");
     let got = nf.collect(4);
     assert!(got.iter().all(|b| b.verdict == DROP), "{got:?}");
     assert_eq!((nf.count(Counter::Errors), nf.count(Counter::Drops)), (1, 4));

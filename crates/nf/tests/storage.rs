@@ -164,7 +164,7 @@ fn a_callback_that_panics_ends_the_nf_like_a_handler() {
     nf.send(&[b"!"]);
     let (status, _, err) = process.end();
     assert_eq!(status.code(), Some(1));
-    assert!(err.contains("the handler panicked") && err.contains("told to"), "{err}");
+    assert!(err.contains("the handler panicked") && err.contains("as asked"), "{err}");
     assert_eq!(nf.count(Counter::Errors), 1);
 }
 

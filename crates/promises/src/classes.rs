@@ -248,7 +248,7 @@ impl Classes {
     pub fn lost(&self) -> Vec<String> {
         let lost = |name: &String| match self.control.verify(name) {
             Err(CacheError::Taken { .. }) => Some(format!(
-                "the cache class {name} is not as it was made: another program has removed or changed it, and whom it was for shares the \
+                "the cache class {name} is not as it was made: another program has removed or changed it, and the NFs that it was for share the \
                  cache with others; stop that program, and withdraw and place anew"
             )),
             // A failed read is repeated with the next window.

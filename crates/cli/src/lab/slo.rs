@@ -15,7 +15,7 @@ Examples:
   sluice slo list
   sluice slo remove acme
   sluice slo apply                      have the running sluiced keep what is placed on its server
-  sluice slo list --live                and see how it is kept, and who breaks it
+  sluice slo list --live                and see how it is kept, and which tenant breaks it
 
 An SLO is a file of TOML or JSON:
   name = \"acme\"

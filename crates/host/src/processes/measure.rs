@@ -170,7 +170,7 @@ struct Answer {
 }
 
 /// Main function of the measuring helper. Arguments: mechanism, core, switches, slices.
-#[allow(clippy::print_stdout, reason = "the answer to whoever started it")]
+#[allow(clippy::print_stdout, reason = "the answer goes to the process that started it")]
 pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut text = || arguments.next().and_then(|text| text.into_string().ok()).unwrap_or_default();
     let (mechanism, core) = (text(), text());

@@ -102,7 +102,7 @@ pub enum Refused {
     #[error("process {pid} is this scheduler or one that it depends on, and cannot be stopped by it; name another process")]
     Ourselves { pid: i32 },
     #[error(
-        "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the \
+        "process {pid} belongs to user {owner}, and sluiced runs as user {own}, which may not control it; run it as root, with the \
          capability {capability}, or as that user"
     )]
     OtherUser {

@@ -436,7 +436,7 @@ fn one(lab: &Lab, means: Means, times: f64, profiled: &Profiled) -> Result<Sampl
     let is_kept = |((sent, delivered), late): ((f64, f64), f64)| sent >= ENOUGH && delivered >= ENOUGH && late <= 1.0;
     let all_kept = sent.zip(delivered).zip(late).map(|of| f64::from(u8::from(is_kept(of))));
     if looks.is_empty() {
-        return Err(Miss::Failed(anyhow!("the daemon has judged no window")));
+        return Err(Miss::Failed(anyhow!("the daemon has checked no window")));
     }
     let part = |of: &dyn Fn(&(bool, bool)) -> bool| looks.iter().filter(|look| of(look)).count() as f64 / looks.len() as f64;
     let more = [

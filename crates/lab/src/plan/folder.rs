@@ -130,7 +130,10 @@ impl Folder {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Ok(Plan { slos: Vec::new(), placement: Placement { servers } });
             }
-            Err(error) => bail!("cannot read {} ({error}): run as who may, or name another folder with --plan", path.display()),
+            Err(error) => bail!(
+                "cannot read {} ({error}): run as a user with permission to, or name another folder with --plan",
+                path.display()
+            ),
         };
         let foreign = |why: &dyn std::fmt::Display| {
             anyhow::anyhow!(
@@ -168,8 +171,9 @@ impl Folder {
         let kept = Kept { form: FORM, slos: plan.slos.clone(), placement: plan.placement.clone() };
         let text = serde_json::to_string_pretty(&kept)? + "\n";
         let path = self.placement();
-        file::replace(&path, text.as_bytes())
-            .with_context(|| format!("cannot write {}: run as who may, or name another folder with --plan", path.display()))
+        file::replace(&path, text.as_bytes()).with_context(|| {
+            format!("cannot write {}: run as a user with permission to, or name another folder with --plan", path.display())
+        })
     }
 }
 
@@ -177,23 +181,23 @@ impl Folder {
 fn united(mut servers: Vec<PlacedServer>, placed: Placement) -> anyhow::Result<Placement> {
     for was in placed.servers.into_iter().filter(|server| !server.instances.is_empty()) {
         let slos: BTreeSet<String> = was.instances.iter().map(|instance| instance.slo.clone()).collect();
-        let who = slos.into_iter().collect::<Vec<_>>().join(", ");
+        let names = slos.into_iter().collect::<Vec<_>>().join(", ");
         let Some(now) = servers.iter_mut().find(|server| server.name == was.name) else {
             bail!(
-                "servers.toml lacks server \"{}\", where instances of {who} run: put it back, or remove these SLOs first",
+                "servers.toml lacks server \"{}\", where instances of {names} run: put it back, or remove these SLOs first",
                 was.name
             );
         };
         let measured_on = |shape: &ServerShape| (shape.cpu.clone(), shape.way_bytes);
         ensure!(
             measured_on(&now.shape) == measured_on(&was.shape),
-            "servers.toml gives server \"{}\" another processor than instances of {who} were admitted for: put it back, or remove these \
+            "servers.toml gives server \"{}\" another processor than instances of {names} were admitted for: put it back, or remove these \
              SLOs first",
             was.name
         );
         ensure!(
             now.shape.path_us <= was.shape.path_us,
-            "servers.toml gives server \"{}\" a longer path_us ({} µs) than instances of {who} were admitted with ({} µs): put it back, or \
+            "servers.toml gives server \"{}\" a longer path_us ({} µs) than instances of {names} were admitted with ({} µs): put it back, or \
              remove these SLOs first and add them again",
             was.name,
             now.shape.path_us,

@@ -70,7 +70,10 @@ impl Steps {
                 )
             })?)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => bail!("cannot read {} ({error}): run as who may, or name another folder with --plan", path.display()),
+            Err(error) => bail!(
+                "cannot read {} ({error}): run as a user with permission to, or name another folder with --plan",
+                path.display()
+            ),
         }
     }
 
@@ -80,8 +83,9 @@ impl Steps {
             return Self::forget(folder);
         }
         let (path, text) = (folder.steps(), serde_json::to_string_pretty(self)? + "\n");
-        file::replace(&path, text.as_bytes())
-            .with_context(|| format!("cannot write {}: run as who may, or name another folder with --plan", path.display()))
+        file::replace(&path, text.as_bytes()).with_context(|| {
+            format!("cannot write {}: run as a user with permission to, or name another folder with --plan", path.display())
+        })
     }
 
     /// Removes the steps of a plan.
@@ -89,7 +93,7 @@ impl Steps {
         let path = folder.steps();
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                bail!("cannot remove {} ({error}): run as who may", path.display())
+                bail!("cannot remove {} ({error}): run as a user with permission to", path.display())
             }
             _ => Ok(()),
         }

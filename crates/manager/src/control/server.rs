@@ -634,7 +634,7 @@ fn questions() -> Vec<Route> {
             get("/v1/placement", "placement", "The assignment that is kept").refuses(&[NotFound]),
             placement -> Assignment
         ),
-        question!(get("/v1/promises", "promises", "How promises are kept, and who breaks them"), promises -> promise::Promises),
+        question!(get("/v1/promises", "promises", "How promises are kept, and which tenant breaks them"), promises -> promise::Promises),
     ];
     all.extend(collection!("/v1/nfs", "/v1/nfs/{name}", "NF", nfs, model::Nf, "listNfs", "getNf"));
     all.extend(collection!(

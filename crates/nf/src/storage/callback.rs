@@ -131,7 +131,7 @@ mod tests {
         let inner = held.clone();
         let callback = Callback::new(move |_| {
             let _inner = inner;
-            panic!("told to");
+            panic!("as asked");
         });
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| callback.call(Ok(&[])))).is_err());
         assert_eq!(Rc::strong_count(&held), 1);
