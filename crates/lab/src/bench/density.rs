@@ -15,7 +15,7 @@ use serde_json::json;
 use sluice_api::config::Run;
 
 use super::experiment::{BenchArgs, Experiment};
-use super::lab::{Case, Lab, Plan, Row};
+use super::lab::{Case, Lab, Row, Trials};
 use super::sched::{chain_of, params, traffic_to};
 use super::setup::{Chain, Service, Setup};
 use super::table::{Column, Form, Group};
@@ -48,8 +48,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, per_core, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, per_core, vec![(GROUP, |_| true)]);
     for (chains, nfs) in NUMBERS.into_iter().flat_map(|chains| NUMBERS.map(|nfs| (chains, nfs))) {
         let of = params(&[("chains", json!(chains)), ("nfs", json!(nfs))]);
         plan.cases.extend(RUNS.map(|run| Case::flow(run.word(), of.clone(), setup(lab, run, chains, nfs))));

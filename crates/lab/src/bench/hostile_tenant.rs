@@ -36,7 +36,7 @@ use anyhow::Context;
 use crate::bench::chaos::hostile;
 use crate::bench::daemon::LAB;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
@@ -137,8 +137,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, of_honest, vec![(GROUP, |_| true)]);
+fn plan() -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, of_honest, vec![(GROUP, |_| true)]);
     for variant in &VARIANTS {
         let params = Params::from([("packet_bytes".to_string(), PACKET_BYTES.into())]);
         let row = params.clone();

@@ -101,13 +101,13 @@ pub type Shown = (Group, fn(&Variant) -> bool);
 /// Computes metrics from several rows of a turn.
 pub type Derive = fn(&mut [Row]) -> Vec<Row>;
 
-/// A [`Plan::derive`] that computes nothing.
+/// A [`Trials::derive`] that computes nothing.
 pub fn nothing(_: &mut [Row]) -> Vec<Row> {
     Vec::new()
 }
 
 /// An experiment that is ready to run.
-pub struct Plan {
+pub struct Trials {
     pub experiment: &'static str,
     pub cases: Vec<Case>,
     pub left_out: Vec<LeftOut>,
@@ -117,7 +117,7 @@ pub struct Plan {
     pub groups: Vec<Shown>,
 }
 
-impl Plan {
+impl Trials {
     pub fn new(experiment: &'static str, derive: Derive, groups: Vec<Shown>) -> Self {
         Self { experiment, cases: Vec::new(), left_out: Vec::new(), derive, groups }
     }
@@ -227,7 +227,7 @@ impl Lab {
     ///
     /// # Errors
     /// The experiment was interrupted.
-    pub fn conduct(&self, plan: &Plan) -> anyhow::Result<(Report, usize)> {
+    pub fn conduct(&self, plan: &Trials) -> anyhow::Result<(Report, usize)> {
         let mut left_out = plan.left_out.clone();
         let mut cases: Vec<Option<&Case>> =
             plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
@@ -290,7 +290,7 @@ impl Lab {
     ///
     /// # Errors
     /// The experiment was interrupted, the result cannot be written, or a case failed.
-    pub fn run(&self, plan: &Plan) -> anyhow::Result<()> {
+    pub fn run(&self, plan: &Trials) -> anyhow::Result<()> {
         let (report, failed) = self.conduct(plan)?;
         let of = |belongs: fn(&Variant) -> bool| report.variants.iter().filter(|v| belongs(v)).collect::<Vec<_>>();
         let groups: Vec<(&Group, Vec<&Variant>)> = plan.groups.iter().map(|(group, belongs)| (group, of(*belongs))).collect();
@@ -419,7 +419,7 @@ pub mod tests {
             rows[1].put("of_a", Some(ratio));
             vec![Row::new("both", &Params::new(), Sample::from([("ratio".into(), ratio)]))]
         };
-        let mut plan = Plan::new("test", derive, Vec::new());
+        let mut plan = Trials::new("test", derive, Vec::new());
         plan.cases = vec![counted("a", 1.0), counted("b", 3.0)];
         let (report, failed) = lab(3).conduct(&plan).unwrap();
         assert_eq!((order.borrow().as_str(), failed), ("ababab", 0));
@@ -432,7 +432,7 @@ pub mod tests {
     fn a_case_that_fails_is_told_and_not_tried_again() {
         let tries = Rc::new(Cell::new(0));
         let counted = tries.clone();
-        let mut plan = Plan::new("test", nothing, Vec::new());
+        let mut plan = Trials::new("test", nothing, Vec::new());
         plan.cases = vec![
             case("bad", move || {
                 counted.set(counted.get() + 1);
@@ -463,7 +463,7 @@ pub mod tests {
     #[test]
     fn only_what_was_asked_for_runs() {
         let mut lab = lab(1);
-        let mut plan = Plan::new("test", nothing, Vec::new());
+        let mut plan = Trials::new("test", nothing, Vec::new());
         plan.cases = ["default/other", "sluice/other", "sluice/batch"].map(|name| case(name, || Ok(1.0))).into();
         lab.args.only = vec!["sluice/".into()];
         let names = |report: Report| report.variants.into_iter().map(|v| v.name).collect::<Vec<_>>();
@@ -486,7 +486,7 @@ pub mod tests {
     fn an_interruption_writes_nothing() {
         let lab = lab(2);
         let interrupted = lab.programs.interrupted.clone();
-        let mut plan = Plan::new("test", nothing, Vec::new());
+        let mut plan = Trials::new("test", nothing, Vec::new());
         plan.cases = vec![case("a", move || {
             interrupted.store(true, std::sync::atomic::Ordering::Relaxed);
             Err(anyhow::anyhow!("interrupted").into())

@@ -21,7 +21,7 @@ use sluice_cache::leak::{Setup, run as receive};
 use sluice_cache::model::Geometry;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::{Params, Variant};
 use crate::bench::table::{Column, Form, Group};
@@ -82,12 +82,12 @@ fn sized() -> anyhow::Result<u32> {
     Ok(bound(cache, Queues { queues: QUEUES, packet_bytes: LARGEST, extra_lines: EXTRA_LINES, stride: STRIDE })?.per_queue)
 }
 
-fn plan() -> anyhow::Result<Plan> {
+fn plan() -> anyhow::Result<Trials> {
     let shown: Vec<crate::bench::lab::Shown> = vec![
         (TABLE, |v: &Variant| v.params.contains_key("waiting_percent")),
         (FIGURE, |v: &Variant| v.params.contains_key("frames")),
     ];
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, shown);
     for (name, frames) in [("default", FRAMES), ("sized", sized()?)] {
         for packet_bytes in PACKET_BYTES {
             for waiting in WAITING_PERCENT {

@@ -25,7 +25,7 @@ use serde_json::json;
 
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
@@ -80,8 +80,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, compare, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, compare, vec![(GROUP, |_| true)]);
     for shards in NUMBERS {
         if let Ok(others) = lab.cores.own(shards - 1) {
             let cores: Vec<usize> = [lab.manager_core].into_iter().chain(others.iter().copied()).collect();

@@ -62,7 +62,7 @@ use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::planner::whole::answer;
 use crate::bench::report::Params;
@@ -149,8 +149,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan() -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let profiled = Profiled::default();
     let cases = std::iter::once((MEANS[0], 1)).chain(MEANS.map(|means| (means, 10)));
     for (means, times) in cases {

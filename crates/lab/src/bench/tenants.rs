@@ -20,7 +20,7 @@ use std::fmt::Write;
 use serde_json::json;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row};
+use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::Params;
 use crate::bench::setup::{SINK, Setup};
 use crate::bench::table::{Column, Form, Group};
@@ -61,8 +61,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
     for bytes in SIZES {
         for (name, tenants, handover) in VARIANTS {
             let params = Params::from([("packet_bytes".to_string(), json!(bytes))]);

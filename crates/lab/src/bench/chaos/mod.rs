@@ -54,7 +54,7 @@ use sluice_shm::histogram::Histogram;
 
 use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::table::{Column, Form, Group};
@@ -118,7 +118,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     // Each repetition has its own seed.
     let lab = Lab::here(&BenchArgs { repeats: 1, ..args.clone() }, &site::PROGRAMS)?;
     let findings = std::rc::Rc::new(RefCell::new(Vec::new()));
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let seeds = (args.seed..).take(args.repeats as usize);
     for (seed, name) in seeds.flat_map(|seed| VARIANTS.map(|name| (seed, name))) {
         let of = params(&[("seed", seed.into())]);

@@ -18,7 +18,7 @@
 use serde_json::json;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row};
+use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::sched::{
     COST, CPU, DELIVERED, Hop, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
 };
@@ -104,8 +104,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     let hops: Vec<Hop> = COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect();
     for way in ways() {
         let setup = Setup { sched: Some(way.sched()), ..line(lab, Mode::Default, way.class, &hops) };

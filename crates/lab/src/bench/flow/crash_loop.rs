@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::params;
 use crate::bench::setup::{Chain, Service, Setup, Traffic};
@@ -59,8 +59,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan() -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let carried = Rc::new(Cell::new(None));
     for (name, kills) in [("calm", false), ("crash-loop", true)] {
         let of = params(&[("flows", FLOWS.into()), ("kills", u64::from(kills).into())]);

@@ -13,7 +13,7 @@
 
 use super::web::{self, Load, Pool, Server, TENANTS};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::Wires;
@@ -65,8 +65,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan(missing: Option<&str>) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for (name, sched) in VARIANTS {
         let of: Params = params(&[("at_once", AT_ONCE.into())]);
         if let Some(why) = missing {

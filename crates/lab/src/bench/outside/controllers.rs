@@ -31,7 +31,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::params;
@@ -96,10 +96,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
+fn plan() -> Trials {
     let is_slice = |v: &crate::bench::report::Variant| v.params.contains_key("slice_us");
     let shown: Vec<crate::bench::lab::Shown> = vec![(SWITCHES, |v| !v.params.contains_key("slice_us")), (SLICES, is_slice)];
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, shown);
     for mechanism in MECHANISMS {
         let run = move |lab: &Lab| measure(lab, mechanism);
         plan.cases.push(Case { name: mechanism.into(), params: Params::new(), run: Box::new(run) });

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::Sharing;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::proc::threads_run_ns;
 use crate::bench::sched::netns::{self, Side, Wires};
@@ -45,8 +45,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan(missing: Option<&str>) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for (name, sharing) in VARIANTS {
         let of = params(&[("nfs", json!(NFS))]);
         if let Some(why) = missing {

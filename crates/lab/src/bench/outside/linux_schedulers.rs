@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Sharing, UNIT_NS, chain, cycles};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, CPU, DELIVERED, params, schedulers, word_of};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
@@ -56,8 +56,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(_: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);
+fn plan(_: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);
     for cost_ns in [0.0, UNIT_NS] {
         let params = params(&[("cost_ns", json!(cost_ns))]);
         for (name, sharing) in variants() {

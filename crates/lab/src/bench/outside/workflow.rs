@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{Sharing, UNIT_NS, chain, cycles};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, DELIVERED, LINE_RING, params};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
@@ -60,8 +60,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(_: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+fn plan(_: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     for load in LOADS {
         for nfs in LENGTHS {
             let mean = load.iter().sum::<f64>() / load.len() as f64 * UNIT_NS;

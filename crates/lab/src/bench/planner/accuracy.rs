@@ -42,7 +42,7 @@ use sluice_slo::curve;
 
 use super::{params, whole};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 
@@ -94,10 +94,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
+fn plan() -> Trials {
     let groups: Vec<crate::bench::lab::Shown> =
         vec![(ERRORS, |v| !v.name.starts_with(whole::WHOLE)), (whole::GROUP, |v| v.name.starts_with(whole::WHOLE))];
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, groups);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, groups);
     let examples = || EXAMPLES.iter().flat_map(|example| LAWS.map(|(law, zipf)| (example, law, zipf)));
     for (example, law, zipf) in examples() {
         plan.cases.push(case(example.name.into(), example.flows(Scale::Large), law, move || sample(example, zipf)));

@@ -13,7 +13,7 @@ use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 
@@ -61,9 +61,9 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
+fn plan() -> Trials {
     let groups: Vec<crate::bench::lab::Shown> = vec![(SOLVED, |v| v.name != "admission"), (ADMITTED, |v| v.name == "admission")];
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, groups);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, groups);
     let of_others = OTHERS.map(|mix| (mix, OF_OTHERS, false));
     for (mix, slos, in_parts) in SIZES.map(|(slos, in_parts)| (Mix::Mixed, slos, in_parts)).into_iter().chain(of_others) {
         let name = if in_parts { "parts" } else { "optimum" };

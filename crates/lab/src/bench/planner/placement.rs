@@ -30,7 +30,7 @@ use sluice_planner::samples::{Mix, server};
 
 use super::{LIMIT, missed, params};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::LeftOut;
 use crate::bench::table::{Column, Form, Group};
@@ -64,8 +64,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan() -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for mix in Mix::ALL {
         for seed in SEEDS {
             let of = params(&[("mix", json!(mix.name())), ("seed", json!(seed)), ("slos", json!(SLOS))]);

@@ -18,7 +18,7 @@
 
 use super::{CHAIN, NF_CPU, P50, P99, POOL, SWITCHES, flow, frames};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::report::Params;
 use crate::bench::sched::{DELIVERED, chain_of, params};
 use crate::bench::setup::{Pool, Service, Setup, Traffic};
@@ -80,7 +80,8 @@ const ISOLATION: Group = Group {
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[NF])?;
     super::warn_of_small_pages();
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |v| v.name == PER_FLOW), (ISOLATION, |v| v.name != PER_FLOW)]);
+    let mut plan =
+        Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |v| v.name == PER_FLOW), (ISOLATION, |v| v.name != PER_FLOW)]);
     for (crowd, packets) in CROWDS.iter().flat_map(|crowd| PACKETS.map(|packets| (*crowd, packets))) {
         for offered in OFFERED {
             let of = params(&[("flows", crowd.0.into()), ("flow_packets", packets.into()), ("offered", offered.into())]);

@@ -10,7 +10,7 @@
 
 use super::{Kind, NF_CPU, P50, P99, SWITCHES, case, nfs_and, setup};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan, nothing};
+use crate::bench::lab::{Lab, Trials, nothing};
 use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::table::{Column, Form, Group};
 
@@ -32,7 +32,7 @@ const GROUP: Group = Group {
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
     super::warn_of_small_pages();
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for rate in RATES {
         for (name, poll) in [("sleep", false), ("poll", true)] {
             let mut of = setup(&lab, Kind::Light, MEMBERS, rate);

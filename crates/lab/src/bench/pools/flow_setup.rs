@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::{Kind, POOL, pooled, sample};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, chain_of, nf_of, params};
 use crate::bench::setup::{Pool, Setup, Traffic};
@@ -61,8 +61,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(_: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan(_: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for live in LIVE {
         let of = params(&[("live", Value::from(live))]);
         let row_params = of.clone();

@@ -23,7 +23,7 @@ use anyhow::Context;
 
 use super::{KINDS, Kind, NF_CPU, OF_ONE, P50, P99, SWITCHES, case, nfs, of_one, pooled, setup};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::setup::{Pool, Setup, Traffic};
@@ -75,9 +75,9 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
+fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![(GROUP, |v| v.name != "idle"), (WAITING, |v| v.name == "idle")];
-    let mut plan = Plan::new(EXPERIMENT.name, of_one, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, of_one, shown);
     for members in MEMBERS {
         for kind in KINDS {
             plan.cases.push(case(kind.word(), nfs(members), setup(lab, kind, members, 0.0)));

@@ -23,7 +23,7 @@ use serde_json::json;
 use super::{CHAIN, POOL, churn};
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::median;
 use crate::bench::sched::params;
@@ -66,7 +66,7 @@ const GROUP: Group = Group {
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[churn::NF])?;
     super::warn_of_small_pages();
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let (flows, packets) = FLOWS;
     let of = params(&[("offered", flows.into()), ("flow_packets", packets.into())]);
     let row_params = of.clone();

@@ -8,7 +8,7 @@
 
 use super::{KINDS, NF_CPU, OF_ONE, SWITCHES, case, nfs, of_one, setup};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan};
+use crate::bench::lab::{Lab, Trials};
 use crate::bench::sched::{COST, DELIVERED};
 use crate::bench::table::{Column, Form, Group};
 
@@ -29,7 +29,7 @@ const GROUP: Group = Group {
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
     super::warn_of_small_pages();
-    let mut plan = Plan::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
+    let mut plan = Trials::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
     for kind in KINDS {
         plan.cases.extend([1, MANY].map(|members| case(kind.word(), nfs(members), setup(&lab, kind, members, 0.0))));
     }

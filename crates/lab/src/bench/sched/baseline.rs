@@ -16,7 +16,7 @@ use serde_json::json;
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, CPU, JAIN, Mode, PARTS, cases, chain_of, name_of, nf_of, params, schedulers, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan, Row};
+use crate::bench::lab::{Lab, Row, Trials};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
@@ -57,8 +57,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, total, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, total, vec![(GROUP, |_| true)]);
     for costs in COSTS {
         for load in LOADS {
             let words = |of: [u64; 3]| of.map(|n| n.to_string()).join("/");

@@ -17,7 +17,7 @@ use super::{
     params, ratios, schedulers,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan};
+use crate::bench::lab::{Case, Lab, Trials};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment =
@@ -73,8 +73,8 @@ pub fn hops(lab: &Lab) -> Vec<Hop> {
     COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
 }
 
-pub fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
+pub fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
     plan.cases = cases_of(lab, &hops(lab));
     plan
 }

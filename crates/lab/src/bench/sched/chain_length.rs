@@ -16,7 +16,7 @@ use super::{
     ratios,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan};
+use crate::bench::lab::{Lab, Trials};
 use crate::bench::setup::Class;
 use crate::bench::table::{Column, Form, Group};
 
@@ -51,8 +51,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     let several = (2..=MOST_CORES).rev().find_map(|n| lab.cores.own(n).ok().map(<[usize]>::to_vec));
     if several.is_none() {
         let why = lab.cores.own(2).err().unwrap_or_default();

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::fair::spread_percent;
-use crate::bench::lab::{Lab, Plan, Row};
+use crate::bench::lab::{Lab, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::table::{Column, Form, Group};
 
@@ -50,10 +50,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
+fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> =
         vec![(RATES, |v| v.params.contains_key("order")), (SPREAD, |v| v.params.contains_key("orders"))];
-    let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
     for order in ORDERS {
         let hops: Vec<Hop> = order.iter().map(|i| Hop::new(i + 1, lab.cores.shared(), COSTS[*i])).collect();
         // The order makes no difference in one process, so one ideal is enough.

@@ -37,7 +37,7 @@ use super::{COST, Mode, PARTS, chain_of, name_of, nf, nf_of, params, schedulers,
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::fair::{deviation, mean};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::proc::Task;
 use crate::bench::report::Params;
@@ -90,10 +90,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
+fn plan() -> Trials {
     let shown: Vec<crate::bench::lab::Shown> =
         vec![(SUMMARY, |v| !v.params.contains_key("time_s")), (CURVE, |v| v.params.contains_key("time_s"))];
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, shown);
     for (class, mode) in schedulers().into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
         let (name, of) = (name_of(mode, class), params(&[("cost_ratio", json!(HIGH / LOW))]));
         if let Some(why) = mode.idle_under(class).or_else(|| refused_once(mode, class)) {

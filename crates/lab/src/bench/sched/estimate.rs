@@ -37,7 +37,7 @@ use sluice_policy::sched::cost::{Idle, Outside};
 use super::{COST, Mode, RING, chain_of, nf, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Reading, Sample};
 use crate::bench::report::{Params, median};
 use crate::bench::setup::{Class, Service, Setup};
@@ -177,10 +177,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
+fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> =
         vec![(NFS, |v| v.name.starts_with("nf/")), (ALL, |v| v.name == "all"), (LOAD, |v| v.params.contains_key("load_percent"))];
-    let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
     for example in EXAMPLES {
         let name = format!("nf/{}", example.name);
         let needed = [LAB, "sluice-nf-bridge", COST, example.program].into_iter().chain(example.after.map(|_| "sluice-nf-encrypt"));

@@ -17,7 +17,7 @@ use super::simulated::{ERROR, SIMULATED};
 use super::{COST, DELIVERED, JAIN, Mode, cases, chain_of, nf_of, params, schedulers, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::fair::jain;
-use crate::bench::lab::{Lab, Plan, Row};
+use crate::bench::lab::{Lab, Row, Trials};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
@@ -49,8 +49,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for diversity in 1..=FAIRNESS.len() {
         let of = params(&[("diversity", json!(diversity))]);
         let modes = [Mode::Default, Mode::Nfvnice, Mode::Sluice];

@@ -34,7 +34,7 @@ use serde_json::json;
 use super::netns::{self, Wires, missing};
 use super::{COST, Mode, PARTS, WASTED, chain_of, name_of, nf_of, params, schedulers};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Device, Setup, Traffic};
@@ -85,8 +85,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan(missing: Option<&str>) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for (class, mode) in schedulers().into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
         let name = name_of(mode, class);
         for flows in FLOWS.into_iter().filter(|flows| flows.udp || class == Class::Other) {

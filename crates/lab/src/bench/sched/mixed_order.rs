@@ -19,7 +19,7 @@ use super::{
 };
 use super::{nf_of, params, ratios, schedulers, stages, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan};
+use crate::bench::lab::{Lab, Trials};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Form, Group};
 
@@ -42,8 +42,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     for costs in [EQUAL, COSTS] {
         let words = costs.map(|cycles| cycles.to_string()).join("/");
         for flows in 1..=ORDERS.len() {

@@ -42,7 +42,7 @@ use serde_json::{Value, json};
 use sluice_api::config::Run;
 use sluice_policy::sim::experiments;
 
-use crate::bench::lab::{Case, Lab, Plan, Row};
+use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::Params;
 use crate::bench::setup::{Chain, Class, Sched, Service, Setup, Traffic};
 use crate::bench::table::Column;
@@ -369,7 +369,7 @@ pub struct Placed {
 ///
 /// With too few cores, NFs go round-robin to all cores but the manager's, and the plan notes that
 /// `modes` did not get separate cores.
-pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Placed {
+pub fn place(lab: &Lab, plan: &mut Trials, modes: &[Mode], wanted: usize) -> Placed {
     let why = match lab.cores.own(wanted) {
         Ok(own) => return Placed { cores: own.to_vec(), used: wanted, classes: vec![Class::Other] },
         Err(why) => why,

@@ -15,7 +15,7 @@ use super::{
     ratios,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan};
+use crate::bench::lab::{Lab, Trials};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment =
@@ -52,8 +52,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     let placed = place(lab, &mut plan, &APART, COSTS.len());
     let modes = if placed.used == COSTS.len() { &APART[..] } else { &MODES };
     let hops: Vec<Hop> = COSTS.iter().zip(&placed.cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();

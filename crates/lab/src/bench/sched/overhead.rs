@@ -37,7 +37,7 @@ use sluice_shm::histogram::Histogram;
 use super::chain::hops;
 use super::{COST, Mode, line, params};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::{Params, median};
 use crate::bench::setup::{Class, Setup};
@@ -91,9 +91,9 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
+fn plan(lab: &Lab) -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![(SMALL, |v| !v.name.contains('/')), (WHOLE, |v| v.name.contains('/'))];
-    let mut plan = Plan::new(EXPERIMENT.name, derive, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
     let small = |name: &'static str, of: Params, run: fn(&Lab) -> Result<Sample, Miss>| {
         let row_params = of.clone();
         let run = move |lab: &Lab| Ok(vec![Row::new(name, &row_params, run(lab)?)]);

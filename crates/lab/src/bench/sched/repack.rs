@@ -30,7 +30,7 @@ use serde_json::json;
 use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::stats::Window;
@@ -105,8 +105,8 @@ impl Ground {
     }
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let ground = Ground::of(lab);
     let of = params(&[
         ("cores_there", json!(ground.cores.len())),

@@ -22,7 +22,7 @@ use super::simulated::{ERROR, SIMULATED};
 use super::{COST, CPU, DELIVERED, JAIN, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, chain_of, line_rate};
 use super::{name_of, nf_cores, nf_of, params, place, ratios, run_of, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan};
+use crate::bench::lab::{Lab, Trials};
 use crate::bench::setup::{Chain, Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
@@ -63,8 +63,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     let placed = place(lab, &mut plan, &APART, COSTS.len());
     let mut modes = if placed.used == COSTS.len() { APART.to_vec() } else { MODES.to_vec() };
     if placed.used > 1 {

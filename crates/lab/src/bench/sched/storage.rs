@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::{Mode, chain_of, line_rate, params, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::setup::{Class, Service, Setup};
 use crate::bench::table::{Column, Form, Group};
@@ -91,8 +91,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan(missing: Option<&str>) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for bytes in SIZES {
         for writes in WRITES {
             let of = params(&[("packet_bytes", json!(bytes))]);

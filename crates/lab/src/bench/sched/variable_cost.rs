@@ -12,7 +12,7 @@ use super::chain::cases_of;
 use super::simulated::{ERROR, SIMULATED};
 use super::{COST, COSTS, CPU, DELIVERED, Hop, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Lab, Plan};
+use crate::bench::lab::{Lab, Trials};
 use crate::bench::table::{Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -51,8 +51,8 @@ fn hops(lab: &Lab) -> Vec<Hop> {
     (1..=COSTS.len()).map(|i| Hop { cycles: COSTS.into(), ..Hop::new(i, lab.cores.shared(), 0) }).collect()
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     plan.cases = cases_of(lab, &hops(lab));
     plan
 }

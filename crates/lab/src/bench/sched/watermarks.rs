@@ -14,7 +14,7 @@ use serde_json::json;
 use super::chain::hops;
 use super::{COST, DELIVERED, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Plan, Row};
+use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
@@ -118,8 +118,8 @@ impl Point {
     }
 }
 
-fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan(lab: &Lab) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     let case = |point: &Point, mode: Mode| Case::flow(&name_of(mode, Class::Other), point.params(), point.setup(lab, mode));
     plan.cases.push(case(&MIDDLE, Mode::Ideal));
     plan.cases.extend(sweep().iter().map(|point| case(point, Mode::Sluice)));

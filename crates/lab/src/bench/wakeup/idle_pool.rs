@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Together, pooled, wait_for_members};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::sched::{COST, Mode, chain_of, line_rate, params, traffic_to};
 use crate::bench::setup::{Class, Setup};
@@ -51,8 +51,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan() -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for (load, rate) in [("moderate", MODERATE_PPS), ("overload", line_rate(64))] {
         for idle in IDLE {
             let name = format!("{POLICY}/{load}");

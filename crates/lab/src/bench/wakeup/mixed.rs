@@ -28,7 +28,7 @@ use serde_json::json;
 use super::web::{Clients, Server};
 use super::{POLICIES, Together, pooled, wait_for_members, web};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Plan, Row};
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
 use crate::bench::sched::netns::{self, Flow, Wires};
@@ -79,8 +79,8 @@ fn of_members() -> Params {
 }
 
 /// `missing` is the reason why the experiment cannot run here.
-fn plan(missing: Option<&str>) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+fn plan(missing: Option<&str>) -> Trials {
+    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
     for per in ["flow", "rss"] {
         for policy in POLICIES {
             let name = format!("{policy}/{per}");
