@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TAGGED: usize = 18;
 
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct NamespacePlan {
     /// Name of the NF, for messages.
     pub name: String,
     pub netns: String,
@@ -106,7 +106,7 @@ pub struct Wires {
 /// A finished room. Drop does not remove it: see [`Room::clear`].
 #[derive(Debug)]
 pub struct Room {
-    plan: Plan,
+    plan: NamespacePlan,
     ns: Arc<Netns>,
     /// The file of the namespace, if it was made here.
     made: Option<PathBuf>,
@@ -120,7 +120,7 @@ impl Room {
     /// Builds a room and runs its setup commands; a failure leaves nothing behind.
     ///
     /// `kinds` opens the far ends of the wires; `group` is the daemon's cgroup, if it has one.
-    pub fn build(plan: Plan, kinds: &dyn Kinds, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
+    pub fn build(plan: NamespacePlan, kinds: &dyn Kinds, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
         let failed = |doing: &str| {
             let (nf, doing) = (plan.name.clone(), doing.to_string());
             move |source| ForeignError::System { nf, doing, source }
@@ -187,7 +187,7 @@ impl Room {
             self.laid.push(interface.clone());
             let prepare = |name: &str| link::plain(name).and_then(|()| link::up(name));
             self.ns.visit(|| prepare(interface)).map_err(self.failed(&format!("prepare interface {interface}")))?;
-            let Plan { via, slots, room, .. } = plan;
+            let NamespacePlan { via, slots, room, .. } = plan;
             let options = WireOptions { interface: &far, via, slots, largest: plan.mtu as usize + TAGGED, room };
             let open = || {
                 prepare(&far)?;
@@ -410,8 +410,8 @@ mod tests {
     use sluice_dataplane::fake::cache;
     use sluice_dataplane::frame::Packet;
 
-    fn plan(name: &str) -> Plan {
-        Plan {
+    fn plan(name: &str) -> NamespacePlan {
+        NamespacePlan {
             name: format!("{name}.0"),
             netns: format!("sluice-test-{}-{name}", std::process::id()),
             may_exist: false,
@@ -434,7 +434,7 @@ mod tests {
         }
         let bridge =
             ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
-        let plan = Plan { setup: bridge.map(String::from).into(), ..plan("bridge") };
+        let plan = NamespacePlan { setup: bridge.map(String::from).into(), ..plan("bridge") };
         let file = netns::path_of(&plan.netns);
         let (room, Wires { ends: mut queues, .. }) = Room::build(plan, &sluice_ports::All, None).unwrap();
         assert!(file.exists());
@@ -472,7 +472,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (left, after) = (folder.path().join("left"), folder.path().join("after"));
         let leave = format!("sleep 1000 & echo $! > {}", left.display());
-        let plan = Plan { setup: vec![leave], teardown: vec![format!("touch {}", after.display())], ..plan("left") };
+        let plan = NamespacePlan { setup: vec![leave], teardown: vec![format!("touch {}", after.display())], ..plan("left") };
         let (room, _queues) = Room::build(plan, &sluice_ports::All, None).unwrap();
         let pid: i32 = std::fs::read_to_string(left).unwrap().trim().parse().unwrap();
         let pid = Pid::from_raw(pid).unwrap();
@@ -487,7 +487,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return skip("only root can make network namespaces");
         }
-        let failing = Plan { setup: vec!["exit 3".into()], ..plan("failing") };
+        let failing = NamespacePlan { setup: vec!["exit 3".into()], ..plan("failing") };
         let file = netns::path_of(&failing.netns);
         let said = Room::build(failing.clone(), &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("failing.0: the command `exit 3` failed") && said.contains('3'), "{said}");
@@ -496,19 +496,19 @@ mod tests {
         let theirs = Netns::named(&failing.netns).unwrap();
         let said = Room::build(failing.clone(), &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("already") && said.contains("ip netns del"), "{said}");
-        let shared = Plan {
+        let shared = NamespacePlan {
             may_exist: true,
             setup: vec!["ip link add taken type dummy || ip link add taken type bridge".into()],
             ..failing
         };
         let (room, _queues) = Room::build(shared.clone(), &sluice_ports::All, None).unwrap();
-        let taken = Plan { interfaces: vec!["taken".into()], ..shared.clone() };
+        let taken = NamespacePlan { interfaces: vec!["taken".into()], ..shared.clone() };
         let said = Room::build(taken, &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("interface taken already"), "{said}");
         assert!(theirs.visit(|| link::index("taken")).is_ok(), "it is not ours");
         room.clear();
         assert!(file.exists(), "it is not ours");
-        let again = Plan { setup: Vec::new(), ..shared };
+        let again = NamespacePlan { setup: Vec::new(), ..shared };
         Room::build(again, &sluice_ports::All, None).unwrap().0.clear();
         netns::unname(&file).unwrap();
     }

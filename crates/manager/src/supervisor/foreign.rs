@@ -28,7 +28,7 @@ use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_foreign::{ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
+use sluice_foreign::{ForeignError, Hop, NamespacePlan, Room, Wires, room::Who, wire};
 
 use sluice_host::filter::Filter;
 use sluice_host::netns;
@@ -415,7 +415,7 @@ fn process_of(file: &Path) -> Result<(Pid, OwnedFd, Identity), String> {
 }
 
 /// What is to be built for an instance of a service.
-fn plan_of(service: &Service, name: &str, core: usize, room: usize, runtime_dir: &Path) -> Plan {
+fn plan_of(service: &Service, name: &str, core: usize, room: usize, runtime_dir: &Path) -> NamespacePlan {
     let mut env: Vec<(OsString, OsString)> = service.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
     env.extend(std::env::var_os("PATH").map(|path| ("PATH".into(), path)));
     if service.via.is_device() {
@@ -423,7 +423,7 @@ fn plan_of(service: &Service, name: &str, core: usize, room: usize, runtime_dir:
             service.interfaces.iter().filter_map(|interface| sluice_config::socket::of_side(runtime_dir, name, interface).ok());
         env.extend(["SLUICE_IN", "SLUICE_OUT"].into_iter().zip(sockets).map(|(key, path)| (key.into(), path.into())));
     }
-    Plan {
+    NamespacePlan {
         name: name.into(),
         netns: service.netns.clone().unwrap_or_else(|| format!("sluice-{name}")),
         may_exist: service.netns.is_some(),
