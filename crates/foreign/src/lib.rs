@@ -62,4 +62,4 @@ pub mod wire;
 
 pub use hop::Hop;
 pub use ledger::Ledger;
-pub use room::{ForeignError, NamespacePlan, Room, Wires};
+pub use room::{ForeignError, Namespace, NamespacePlan, Wires};

@@ -28,7 +28,7 @@ use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_foreign::{ForeignError, Hop, NamespacePlan, Room, Wires, room::Who, wire};
+use sluice_foreign::{ForeignError, Hop, Namespace, NamespacePlan, Wires, room::Who, wire};
 
 use sluice_host::filter::Filter;
 use sluice_host::netns;
@@ -86,7 +86,7 @@ impl Supervisor {
         let kinds = self.host.opener.kinds.clone();
         self.apart(move || {
             clearing.into_iter().for_each(|thread| drop(thread.join()));
-            let built = Room::build(plan, &*kinds, group.as_deref());
+            let built = Namespace::build(plan, &*kinds, group.as_deref());
             // `group` holds a folder of the cgroup, which the daemon's end must be able to remove.
             drop(group);
             Box::new(move |this: &mut Self| this.room_built(number, life, built))
@@ -163,7 +163,7 @@ impl Supervisor {
     }
 
     /// Handles a namespace that was built, or could not be.
-    fn room_built(&mut self, number: u16, life: u64, built: Result<(Room, Wires), ForeignError>) {
+    fn room_built(&mut self, number: u16, life: u64, built: Result<(Namespace, Wires), ForeignError>) {
         self.host.in_work -= 1;
         let is_wanted = |nf: &&mut Nf| nf.is(State::Starting) && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life);
         let Some(nf) = self.nfs.get_mut(&number).filter(is_wanted) else {
@@ -216,7 +216,14 @@ impl Supervisor {
         });
     }
 
-    fn start_program(&mut self, number: u16, room: &Room, exec: &Path, user: Option<User>, args: &[String]) -> Result<(), String> {
+    fn start_program(
+        &mut self,
+        number: u16,
+        room: &Namespace,
+        exec: &Path,
+        user: Option<User>,
+        args: &[String],
+    ) -> Result<(), String> {
         let mut spec = room.spec(exec, args);
         // No filter for root; see the limits that `sluice check` lists.
         spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };

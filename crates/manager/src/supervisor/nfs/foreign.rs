@@ -13,7 +13,7 @@ use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::FeedCounters;
 use sluice_dataplane::port::WireEnd;
 use sluice_foreign::room::Who;
-use sluice_foreign::{Room, Wires};
+use sluice_foreign::{Namespace, Wires};
 use sluice_host::process::Proc;
 use sluice_host::processes::{Refused, Target};
 
@@ -24,7 +24,7 @@ pub(crate) struct Foreign {
     /// The present life: results of former ones are late.
     pub(crate) life: u64,
     /// Its namespace, while it has one and no thread works in it.
-    pub(crate) room: Option<Arc<Room>>,
+    pub(crate) room: Option<Arc<Namespace>>,
     /// The ends of its wires, until a packet thread has them.
     pub(crate) wires: Option<Wires>,
     /// Devices that share memory with it, until its namespace is built.
