@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
-use sluice_foreign::room::Who;
+use sluice_foreign::room::ProcessSet;
 use sluice_host::class::{self, Class};
 use sluice_host::process::Proc;
 use sluice_host::processes::auto::{self, Outcome};
@@ -388,7 +388,7 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     std::fs::create_dir(&folder).unwrap();
     let (a, other) = (spinner(2, false), spinner(1, false));
     std::fs::write(folder.join("cgroup.procs"), a.pid().to_string()).unwrap();
-    let (who, proc) = (Who::in_cgroup(&folder), Proc::default());
+    let (who, proc) = (ProcessSet::in_cgroup(&folder), Proc::default());
     let pids = || -> Vec<i32> { who.members().iter().map(|pid| pid.as_raw_nonzero().get()).collect() };
     assert_eq!(pids(), [a.pid()]);
     let guard = Guard::start(program()).unwrap();

@@ -265,9 +265,9 @@ impl Namespace {
     }
 
     /// Finds the program's processes, for another thread.
-    pub fn who(&self) -> Who {
+    pub fn who(&self) -> ProcessSet {
         let ns = self.made.is_some().then(|| self.ns.clone());
-        Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().to_path_buf()), ns, only: None }
+        ProcessSet { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().to_path_buf()), ns, only: None }
     }
 
     pub fn cgroup(&self) -> Option<&NfGroup> {
@@ -353,13 +353,13 @@ fn address_of(nf: &str, interface: &str) -> [u8; 6] {
 
 /// Finds the processes of a program: those in or below its cgroup, or else in its namespace.
 #[derive(Debug, Clone, Default)]
-pub struct Who {
+pub struct ProcessSet {
     cgroup: Option<PathBuf>,
     ns: Option<Arc<Netns>>,
     only: Option<Identity>,
 }
 
-impl Who {
+impl ProcessSet {
     /// A process started elsewhere, with its descendants.
     pub fn only(identity: Identity) -> Self {
         Self { only: Some(identity), ..Self::default() }

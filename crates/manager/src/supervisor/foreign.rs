@@ -28,7 +28,7 @@ use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_foreign::{ForeignError, Hop, Namespace, NamespacePlan, Wires, room::Who, wire};
+use sluice_foreign::{ForeignError, Hop, Namespace, NamespacePlan, Wires, room::ProcessSet, wire};
 
 use sluice_host::filter::Filter;
 use sluice_host::netns;
@@ -246,7 +246,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
         let _ = epoll::add(&self.host.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
-        nf.foreign.get_or_insert_default().who = Who::only(identity);
+        nf.foreign.get_or_insert_default().who = ProcessSet::only(identity);
         nf.process = Some(Process { pid, pidfd, child: false, theirs: true, container: None });
         self.feed(number, Event::Found);
         Ok(())

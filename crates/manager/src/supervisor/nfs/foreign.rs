@@ -12,7 +12,7 @@ use sluice_api::model as api;
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::FeedCounters;
 use sluice_dataplane::port::WireEnd;
-use sluice_foreign::room::Who;
+use sluice_foreign::room::ProcessSet;
 use sluice_foreign::{Namespace, Wires};
 use sluice_host::process::Proc;
 use sluice_host::processes::{Refused, Target};
@@ -35,7 +35,7 @@ pub(crate) struct Foreign {
     pub(crate) noted: Vec<PathBuf>,
     /// Why it did not start.
     pub(crate) trouble: Option<String>,
-    pub(crate) who: Who,
+    pub(crate) who: ProcessSet,
     /// CPU time and packets when its cost was last reported.
     pub(crate) told: (u64, u64),
     /// When its addresses are announced next, and how many times they were.
