@@ -11,7 +11,7 @@ use sluice_config::estimates::{Entry, Estimate, Kept, Of, Spread};
 use sluice_config::{host, load};
 use sluice_host::user::User;
 
-use super::{EstimateError, Names, Plan, References, Subject, packets};
+use super::{EstimateError, Names, Procedure, References, Subject, packets};
 
 pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let here = host::Host::here();
@@ -30,7 +30,7 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     // Read before the measurement, so that an unusable file is reported at once.
     let mut known = args.keep.as_deref().map(Kept::read).transpose()?.unwrap_or_default();
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
-    let found = super::estimate(&subject, &references, &Plan { core, rounds: args.bursts.div_ceil(super::BURSTS), packets })?;
+    let found = super::estimate(&subject, &references, &Procedure { core, rounds: args.bursts.div_ceil(super::BURSTS), packets })?;
     if let Some(path) = &args.keep {
         known.put(Entry { of, estimate: found.clone() });
         known.write(path)?;

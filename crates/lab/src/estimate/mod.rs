@@ -103,7 +103,7 @@ pub struct Names {
 
 /// How to measure.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct Procedure {
     /// Core of the NF. The caller runs on another one.
     pub core: usize,
     /// Least number of rounds; more until 0.6 s have passed, and fewer after 15 s.
@@ -238,7 +238,7 @@ pub struct References {
 }
 
 impl References {
-    fn measure(&self, plan: &Plan) -> Result<Rings, EstimateError> {
+    fn measure(&self, plan: &Procedure) -> Result<Rings, EstimateError> {
         let of = |exec: &PathBuf, args: &[&str]| {
             let args = args.iter().map(OsString::from).collect();
             let found = rounds(&Subject { name: "reference".into(), exec: exec.clone(), args, ..Subject::default() }, plan)?;
@@ -256,7 +256,7 @@ fn middle(values: &mut [f64]) -> Option<f64> {
 
 /// Measures an NF several times, and the references before and after each; repeats if other
 /// programs had the cores.
-pub fn estimate(subject: &Subject, references: &References, plan: &Plan) -> Result<Estimate, EstimateError> {
+pub fn estimate(subject: &Subject, references: &References, plan: &Procedure) -> Result<Estimate, EstimateError> {
     if plan.packets.is_empty() {
         return Err(EstimateError::NoPackets);
     }
@@ -273,9 +273,9 @@ pub fn estimate(subject: &Subject, references: &References, plan: &Plan) -> Resu
     measure(subject, references, plan)
 }
 
-fn measure(subject: &Subject, references: &References, plan: &Plan) -> Result<Estimate, EstimateError> {
+fn measure(subject: &Subject, references: &References, plan: &Procedure) -> Result<Estimate, EstimateError> {
     let ns_per_cycle = stand::ns_per_tick();
-    let each = Plan { rounds: plan.rounds.div_ceil(TURNS), ..plan.clone() };
+    let each = Procedure { rounds: plan.rounds.div_ceil(TURNS), ..plan.clone() };
     let mut found = Rounds::default();
     let (mut ticks, mut taken_off, mut off) = (Vec::new(), Vec::new(), Vec::new());
     let mut before = references.measure(&each)?;
@@ -317,7 +317,7 @@ fn measure(subject: &Subject, references: &References, plan: &Plan) -> Result<Es
 }
 
 /// Starts an NF, sends bursts, and stops it.
-fn rounds(subject: &Subject, plan: &Plan) -> Result<Rounds, EstimateError> {
+fn rounds(subject: &Subject, plan: &Procedure) -> Result<Rounds, EstimateError> {
     let mut stand = Stand::start(subject, plan.core)?;
     let mut next = 0;
     let mut packets = |bursts: usize| {
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_sent_is_refused_before_anything_starts() {
-        let plan = |packets| Plan { core: 0, rounds: 1, packets };
+        let plan = |packets| Procedure { core: 0, rounds: 1, packets };
         let run = |packets| estimate(&Subject::default(), &References::default(), &plan(packets));
         assert!(matches!(run(Vec::new()), Err(EstimateError::NoPackets)));
         assert!(matches!(run(vec![vec![0; 64], vec![0; 5000]]), Err(EstimateError::TooLong { bytes: 5000, .. })));
