@@ -9,7 +9,7 @@ use sluice_cli::lab::pack::PackArgs;
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::json;
 
-use super::{Move, Plan, Request};
+use super::{Move, Packing, Request};
 
 /// Readings of a round, and the time between two.
 const READINGS: (usize, Duration) = (10, Duration::from_millis(50));
@@ -82,7 +82,7 @@ fn tell(text: &str, every: f64) {
 }
 
 /// Makes the moves of a plan, and reports them.
-fn carry_out(plan: &Plan, args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow::Result<()> {
+fn carry_out(plan: &Packing, args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow::Result<()> {
     for step in &plan.moves {
         out.flush()?;
         make(step, client)?;
@@ -99,7 +99,7 @@ fn make(step: &Move, client: &mut Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
+fn print(plan: &Packing, out: &mut dyn Write) -> std::io::Result<()> {
     let now = if plan.fits_now { "" } else { ", and at least one has too much to do" };
     let least = if plan.is_least { "no fewer would do" } else { "whether fewer would do is not known" };
     writeln!(out, "{} in use now{now}; {} needed, {least}", cores(plan.cores_now), cores(plan.cores_needed))?;

@@ -56,7 +56,7 @@ pub struct Core {
 
 /// An assignment of NFs to cores.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Plan {
+pub struct Packing {
     pub cores_now: usize,
     /// Whether no core exceeds its allowed load now.
     pub fits_now: bool,
@@ -71,7 +71,7 @@ pub struct Plan {
     pub moves: Vec<Move>,
 }
 
-impl Plan {
+impl Packing {
     /// Whether moves pay off: a core is overloaded, or one can be freed.
     pub fn is_worth_it(&self) -> bool {
         !self.moves.is_empty() && (!self.fits_now || self.cores_needed < self.cores_now)
@@ -174,7 +174,7 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
 }
 
 /// Plans for the running NFs.
-pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
+pub fn plan(stats: &Stats, request: &Request) -> Result<Packing, PackError> {
     if !(0.0..=0.9).contains(&request.margin) {
         return Err(PackError::Margin(request.margin));
     }
@@ -225,7 +225,7 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     let placed: Vec<(usize, &Nf)> = nfs.iter().zip(&packed.at).map(|(nf, at)| (numbers[*at], *nf)).collect();
     let cores = loaded(placed.iter().copied().chain(others.iter().map(|nf| (nf.core as usize, *nf))));
     let cores_now: BTreeSet<u32> = nfs.iter().chain(&others).map(|nf| nf.core).collect();
-    Ok(Plan {
+    Ok(Packing {
         cores_now: cores_now.len(),
         fits_now: now.is_some(),
         cores_needed: cores.len(),
@@ -304,7 +304,7 @@ mod tests {
         Request { cores: Vec::new(), margin: 0.1, sensitive: Vec::new() }
     }
 
-    fn moves(plan: &Plan) -> Vec<(&str, usize, usize)> {
+    fn moves(plan: &Packing) -> Vec<(&str, usize, usize)> {
         plan.moves.iter().map(|m| (m.nf.as_str(), m.from, m.to)).collect()
     }
 
