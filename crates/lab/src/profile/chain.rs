@@ -43,7 +43,7 @@ pub struct Model {
     pub miss_ns: f64,
 }
 
-pub struct Plan {
+pub struct Conditions {
     /// Core of the measured NF. The caller runs on another one.
     pub core: usize,
     pub packets: Packets,
@@ -70,8 +70,8 @@ impl Part {
 }
 
 /// Measures the NFs of a chain, in order.
-pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, MeasureError> {
-    let Plan { core, mut packets, model } = plan;
+pub fn measure(subjects: &[Subject], plan: Conditions, key: Key) -> Result<Profile, MeasureError> {
+    let Conditions { core, mut packets, model } = plan;
     let _pin = stand::Pin::away_from(core)?;
     let late = LATE / subjects.len().max(1) as f64;
     let mut share = 1.0;

@@ -124,7 +124,7 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         _ => {
             let (model, note) = model(args, &target)?;
             let subjects: Vec<Subject> = target.nfs.iter().map(|(subject, _)| subject.clone()).collect();
-            (chain::measure(&subjects, chain::Plan { core, packets, model }, key)?, note)
+            (chain::measure(&subjects, chain::Conditions { core, packets, model }, key)?, note)
         }
     };
     found.throughput.notes.extend(note);
