@@ -20,7 +20,7 @@ use sluice_slo::profile::{Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use super::again::Again;
-use super::{MeasureError, Plan, Ways, again, chain, chase, traffic};
+use super::{Conditions, MeasureError, Ways, again, chain, chase, traffic};
 use crate::bench::curves;
 use crate::estimate::Subject;
 use crate::estimate::command::{config, of_program, subject_of};
@@ -119,7 +119,7 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let (mut found, note) = match (&target.workload, target.nfs.as_slice()) {
         (Workload::Nf(_), [(subject, _)]) => {
             let (ways, note) = ways(args, &target)?;
-            (super::measure(subject, Plan { core, packets, ways }, key)?, note)
+            (super::measure(subject, Conditions { core, packets, ways }, key)?, note)
         }
         _ => {
             let (model, note) = model(args, &target)?;

@@ -159,7 +159,7 @@ pub fn chain_misses(nfs: &[Traced], traffic: &Followed) -> Result<(Vec<Sharing>,
     Ok((trace::chain::profile(nfs, traffic.feed(), hierarchy)?, bytes))
 }
 
-pub struct Plan {
+pub struct Conditions {
     /// Core of the NF. The caller runs on another one.
     pub core: usize,
     pub packets: Packets,
@@ -243,8 +243,8 @@ impl Throughput {
 }
 
 /// Measures an NF.
-pub fn measure(subject: &Subject, plan: Plan, key: Key) -> Result<Profile, MeasureError> {
-    let Plan { core, packets, mut ways } = plan;
+pub fn measure(subject: &Subject, plan: Conditions, key: Key) -> Result<Profile, MeasureError> {
+    let Conditions { core, packets, mut ways } = plan;
     let _pin = stand::Pin::away_from(core)?;
     let (mut bench, _) = Bench::start(subject, core, packets)?;
     let measured = throughput(&mut bench, &mut ways, core).and_then(|throughput| {
