@@ -14,7 +14,7 @@ use sluice_config::host::{Host, resolve_exec};
 use sluice_config::load;
 
 use super::report::{ChainRow, Run};
-use super::{Options, Plan, Report, SimulateError, cost};
+use super::{Options, Report, SimulateError, Simulation, cost};
 
 /// Simulates; `client` connects to the daemon if its measurements are needed.
 pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientError>, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -37,7 +37,7 @@ pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientEr
         mhz: args.ghz.map_or(host_mhz, |ghz| (ghz * 1e3).round() as u64),
         measure_ns: (args.seconds * 1e9) as u64,
     };
-    let plan = Plan::new(&loaded.config, &options).map_err(usage)?;
+    let plan = Simulation::new(&loaded.config, &options).map_err(usage)?;
     let report = Report::of(&plan, args.compare);
     if args.json { json(out, &report) } else { Ok(print(out, &report, args.compare, colour())?) }
 }

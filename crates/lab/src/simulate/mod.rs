@@ -15,7 +15,7 @@
 //! Everything here is a function of the configuration and the [`Options`]. [`place`] assigns
 //! instances to cores; [`traffic`] finds the chain of each port's packets, with the rules
 //! themselves where the port generates packets; [`cost`] finds the cost of packets and switches.
-//! [`Plan::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the
+//! [`Simulation::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the
 //! scenario and the ideal, and maps the outcome back to names.
 //!
 //! # Limits
@@ -27,7 +27,7 @@
 //! - packet threads, and so the handlers of inline chains, are not simulated. What these would take
 //!   of the threads' cores is a note.
 //!
-//! The ideal serves lanes equally, so of competing chains one may exceed it. [`Plan::notes`] lists
+//! The ideal serves lanes equally, so of competing chains one may exceed it. [`Simulation::notes`] lists
 //! the limits that apply to a configuration.
 
 pub mod command;
@@ -156,7 +156,7 @@ pub struct PlannedNf {
     pub name: String,
     /// Index of its service in the configuration.
     pub service: usize,
-    /// Its core, as an index into [`Plan::cores`].
+    /// Its core, as an index into [`Simulation::cores`].
     pub core: usize,
     pub polls: bool,
 }
@@ -172,7 +172,7 @@ pub struct PlannedChain {
 
 /// A configuration, ready to be simulated.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct Simulation {
     pub scenario: sim::Scenario,
     /// Its NFs, in the scenario's order.
     pub nfs: Vec<PlannedNf>,
@@ -183,7 +183,7 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-impl Plan {
+impl Simulation {
     /// Plans a valid configuration.
     ///
     /// # Errors

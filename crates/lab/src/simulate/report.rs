@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sluice_policy::sim::{self, Outcome, Scenario, Variant};
 
-use super::Plan;
+use super::Simulation;
 
 /// Runs of one plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -86,7 +86,7 @@ pub struct CoreRow {
 impl Report {
     /// Runs a plan as configured, or with `compare` all of its variants, and the ideal in both
     /// cases. The runs are concurrent.
-    pub fn of(plan: &Plan, compare: bool) -> Self {
+    pub fn of(plan: &Simulation, compare: bool) -> Self {
         let configured = || ("configured".to_owned(), plan.scenario.clone());
         let variant = |variant: Variant| (variant.to_string(), plan.variant(variant));
         let scenarios: Vec<(String, Scenario)> = match compare {
@@ -134,7 +134,7 @@ impl Run {
     }
 }
 
-fn run(plan: &Plan, variant: String, scenario: &Scenario, outcome: &Outcome) -> Run {
+fn run(plan: &Simulation, variant: String, scenario: &Scenario, outcome: &Outcome) -> Run {
     let percent = |ns: u64| ns as f64 * 100.0 / outcome.elapsed_ns.max(1) as f64;
     let chains: Vec<ChainRow> = plan
         .chains

@@ -55,12 +55,12 @@ fn grouped(run: &str) -> String {
         .replace("egress", &format!("run = \"{run}\"\negress"))
 }
 
-fn plan(parts: &[&str], options: &Options) -> Plan {
-    Plan::new(&config(parts), options).unwrap_or_else(|e| panic!("{e}"))
+fn plan(parts: &[&str], options: &Options) -> Simulation {
+    Simulation::new(&config(parts), options).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn refused(parts: &[&str], options: &Options) -> (bool, String) {
-    let error = Plan::new(&config(parts), options).unwrap_err();
+    let error = Simulation::new(&config(parts), options).unwrap_err();
     (error.is_usage(), error.to_string())
 }
 
@@ -208,7 +208,7 @@ fn packets_that_nobody_knows_are_spread_over_the_chains_they_can_reach() {
 fn costs_come_from_options_measurements_or_arguments() {
     let with = |args: &str| {
         let chain = CHAIN.replace("args = [\"--cycles=700\"]", &format!("args = [{args}]"));
-        Plan::new(&config(&[PORTS, &chain, ALL]), &Options::default()).map(|plan| plan.scenario.nfs[2].cost.clone())
+        Simulation::new(&config(&[PORTS, &chain, ALL]), &Options::default()).map(|plan| plan.scenario.nfs[2].cost.clone())
     };
     assert_eq!(with("\"--seed\", \"4\", \"--cycles\", \"1,2\""), Ok(Cost::Random(vec![1, 2])));
     assert_eq!(with("\"--cycles=1,2\", \"--cycles=10,20\""), Ok(Cost::Random(vec![11, 21, 12, 22])));
@@ -245,7 +245,7 @@ fn a_fused_chain_is_one_nf_that_costs_the_sum_of_its_parts() {
     assert_eq!((fused.cores.as_slice(), fused.scenario.chains.len()), (&[3][..], 1));
     assert_eq!(fused.notes, Vec::<String>::new());
     // Rings between the parts cost nothing any more.
-    let cycles = |plan: &Plan| Report::of(plan, false).runs[0].nfs.iter().map(|nf| nf.cpu_percent).sum::<f64>();
+    let cycles = |plan: &Simulation| Report::of(plan, false).runs[0].nfs.iter().map(|nf| nf.cpu_percent).sum::<f64>();
     assert!(cycles(&fused) < cycles(&plan(&[PORTS, &grouped("isolated"), ALL], &options)));
 }
 
@@ -255,7 +255,7 @@ fn the_cost_of_a_group_is_said_of_it_or_of_its_parts() {
         let map = |all: &[(&str, u64)]| all.iter().map(|(name, cycles)| ((*name).to_owned(), *cycles)).collect();
         let options = Options { costs: map(costs), measured: map(measured), ..Options::default() };
         let text = grouped("fused").replace("\"300\"", &format!("\"{fw}\""));
-        Plan::new(&config(&[PORTS, &text, ALL]), &options).map(|plan| plan.scenario.nfs[0].cost.clone())
+        Simulation::new(&config(&[PORTS, &text, ALL]), &options).map(|plan| plan.scenario.nfs[0].cost.clone())
     };
     assert_eq!(with(&[("nat", 5)], &[], "300"), Ok(Cost::Fixed(305)));
     assert_eq!(with(&[("web.fused", 9), ("nat", 5)], &[("nat", 6)], "300"), Ok(Cost::Fixed(9)));
