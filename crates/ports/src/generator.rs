@@ -69,7 +69,7 @@ const RST: u8 = 0x14;
 /// # Errors
 /// [`PortError::Setting`] for contradictory settings, or packets too small or too large.
 pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<OpenPort, PortError> {
-    let plan = Plan::new(settings, room).map_err(|what| PortError::Setting { port: name.into(), what })?;
+    let plan = Template::new(settings, room).map_err(|what| PortError::Setting { port: name.into(), what })?;
     let range = FlowRange::take(settings.flows).ok_or_else(|| PortError::Setting {
         port: name.into(),
         what: format!("all generators together have more than {MAX_FLOWS} flows; set fewer flows"),
@@ -97,7 +97,7 @@ const CHECKED: usize = 3;
 /// # Errors
 /// What is wrong with the settings, as for [`open`].
 pub fn headers(settings: &Gen) -> Result<impl Fn(u32) -> [u8; 128], String> {
-    let plan = Plan::new(settings, MAX_STRIDE - HEADROOM)?;
+    let plan = Template::new(settings, MAX_STRIDE - HEADROOM)?;
     let l3 = usize::from(plan.l3);
     let (src_at, l4) = if settings.ipv6 { (l3 + 20, l3 + 40) } else { (l3 + 12, l3 + 20) };
     Ok(move |flow: u32| {
@@ -174,7 +174,7 @@ struct Class {
 
 /// What all queues share.
 #[derive(Debug, Clone)]
-struct Plan {
+struct Template {
     classes: Vec<Class>,
     /// Numbers of classes, in the order in which they are sent.
     pattern: Vec<u8>,
@@ -189,7 +189,7 @@ struct Plan {
     addresses: (IpAddr, IpAddr),
 }
 
-impl Plan {
+impl Template {
     fn new(settings: &Gen, room: usize) -> Result<Self, String> {
         let Gen { ref imix, rate, flows, ipv6, vlan, dscp, .. } = *settings;
         if !(1..=MAX_FLOWS).contains(&flows) {
@@ -426,7 +426,7 @@ struct GenQueue<const V6: bool, const TCP: bool> {
 }
 
 impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
-    fn new(plan: &Plan, share: Share, range: &Arc<FlowRange>) -> Self {
+    fn new(plan: &Template, share: Share, range: &Arc<FlowRange>) -> Self {
         let period = plan.pattern.len() as u32;
         // A flow moves by (flows + shift) a round: it gets all sizes if that is coprime to the
         // period.
