@@ -415,7 +415,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     // A child that is apart sees the manager's end by this: the manager's pid means nothing there.
     let manager = if spec.apart { process::pidfd_open(rustix::process::getpid()) } else { Err(Errno::SRCH) };
 
-    let plan = ChildSetup {
+    let plan = Needs {
         exec: exec.as_ptr(),
         files: (file_ptrs.as_ptr(), file_ptrs.len()),
         argv: argv.as_ptr(),
@@ -492,7 +492,7 @@ fn core_mask(cores: &BTreeSet<usize>) -> Vec<c_long> {
 /// All that the child needs, and its report.
 ///
 /// The pointers are into values that [`spawn`] keeps until the child has left its memory.
-struct ChildSetup {
+struct Needs {
     exec: *const c_char,
     files: (*const *const c_char, usize),
     argv: *const *const c_char,
@@ -582,7 +582,7 @@ type SignalSet = u64;
 
 /// Clones and runs the child through the plan; returns it with the failed step (or 0) and errno.
 fn clone_and_exec(
-    mut plan: ChildSetup,
+    mut plan: Needs,
     keeper: Option<&Keeper>,
     born_in: Option<BorrowedFd<'_>>,
     pipe: Option<BorrowedFd<'_>>,
@@ -600,7 +600,7 @@ fn clone_and_exec(
     let apart = if plan.apart { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | apart;
     let mut pidfd: c_int = -1;
-    let plan: *mut ChildSetup = &raw mut plan;
+    let plan: *mut Needs = &raw mut plan;
 
     let all: SignalSet = !0;
     let mut before: SignalSet = 0;
@@ -666,13 +666,7 @@ fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
 /// # Safety
 /// As for `libc::clone`: `top` is the upper end of a stack of [`STACK_BYTES`], unused by others
 /// until the child has executed or ended; `plan` and `pidfd` live as long.
-unsafe fn clone_into(
-    folder: BorrowedFd<'_>,
-    top: *mut c_void,
-    flags: c_int,
-    plan: *mut ChildSetup,
-    pidfd: *mut c_int,
-) -> libc::pid_t {
+unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, plan: *mut Needs, pidfd: *mut c_int) -> libc::pid_t {
     /// The kernel's struct clone_args.
     #[repr(C, align(8))]
     struct Args {
@@ -771,7 +765,7 @@ fn last_errno() -> Errno {
 /// allocates nothing, cannot panic (no checked arithmetic, no index), makes only system calls, and
 /// writes only to its own stack, its report and `errno`, which belongs to the waiting thread.
 extern "C" fn child(plan: *mut c_void) -> c_int {
-    let plan: *mut ChildSetup = plan.cast();
+    let plan: *mut Needs = plan.cast();
     // SAFETY: `clone_and_exec` passes a plan that outlives this process's use of its memory, and
     // does not access it until then. Every pointer in it is null or points to what its field says;
     // the system calls below only read from them.
@@ -788,7 +782,7 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// Only in the child, with a plan whose pointers are valid.
-unsafe fn prepare_and_exec(plan: &ChildSetup) -> (Step, i32) {
+unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
     /// Makes a system call and evaluates to its result; returns the step and errno if it fails.
     macro_rules! must {
         ($step:expr, $number:ident $(, $argument:expr)*) => {{
@@ -959,7 +953,7 @@ unsafe fn prepare_and_exec(plan: &ChildSetup) -> (Step, i32) {
 ///
 /// # Safety
 /// As [`prepare_and_exec`].
-unsafe fn open_program_and_files(plan: &ChildSetup) -> c_long {
+unsafe fn open_program_and_files(plan: &Needs) -> c_long {
     let (here, unused) = (c_long::from(libc::AT_FDCWD), 0 as c_long);
     let (files, count) = plan.files;
     // SAFETY: see `child`; `files` has `count` strings that end with a zero.
