@@ -6,7 +6,7 @@
 //! ([`sluice_policy::sim`]) answers for a scenario; a user has a configuration.
 //!
 //! # Terms
-//! - *Plan*: the scenario of a configuration, with the names of its parts.
+//! - *Simulation*: the scenario of a configuration, with the names of its parts.
 //! - *Stream*: packets of one port for one chain.
 //! - *Lane*: a chain with one chosen instance per service; a chain of the simulator.
 //! - *Straight*: through a chain without NFs: one without services, or an inline one.
@@ -27,8 +27,8 @@
 //! - packet threads, and so the handlers of inline chains, are not simulated. What these would take
 //!   of the threads' cores is a note.
 //!
-//! The ideal serves lanes equally, so of competing chains one may exceed it. [`Simulation::notes`] lists
-//! the limits that apply to a configuration.
+//! The ideal serves lanes equally, so of competing chains one may exceed it. [`Simulation::notes`]
+//! lists the limits that apply to a configuration.
 
 pub mod command;
 pub mod cost;
