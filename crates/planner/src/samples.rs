@@ -38,7 +38,7 @@ use serde::Deserialize;
 
 use crate::contention::Behaviour;
 use crate::demand::Demand;
-use sluice_slo::curve::{Curve, CurveError, Plan, Point, build};
+use sluice_slo::curve::{Curve, CurveError, Point, Sweep, build};
 use sluice_slo::digest::Digest;
 use sluice_slo::placement::ServerShape;
 use sluice_slo::profile::{CacheUse, FORM, Key, Profile, Source};
@@ -264,7 +264,7 @@ impl OnServer<'_> {
     fn stages(&self, shape: &ServerShape) -> Result<Vec<Stage>, CurveError<Infallible>> {
         let best = f64::from(shape.ways());
         let one = |(nf, best_ns): (&Nf, f64)| {
-            let latency = build(&Plan::latency_below(1e9 / best_ns).exact(), |load| Ok(vec![queue_us(best_ns, load)]))?;
+            let latency = build(&Sweep::latency_below(1e9 / best_ns).exact(), |load| Ok(vec![queue_us(best_ns, load)]))?;
             let speed = |ways: u32| best_ns / nf.packet_ns(f64::from(ways) * self.way_bytes as f64);
             let points = (0..=shape.ways()).map(|ways| Point { x: f64::from(ways), y: speed(ways) }).collect();
             Ok(Stage { latency, speed: Curve { points, ..Curve::default() } })
@@ -277,14 +277,14 @@ impl OnServer<'_> {
     /// # Errors
     /// The curve cannot be built.
     pub fn profile(&self, shape: &ServerShape) -> Result<Profile, CurveError<Infallible>> {
-        let plan = Plan::throughput(shape.min_ways, shape.ways()).exact();
+        let plan = Sweep::throughput(shape.min_ways, shape.ways()).exact();
         let throughput = build(&plan, |ways| Ok(vec![self.throughput_pps(ways)]))?;
         let best = self.throughput_pps(f64::from(shape.ways()));
         let promised = throughput.points.last().map_or(best, |point| point.y) * (1.0 - throughput.margin);
         let stages = if self.kind.nfs.len() > 1 { self.stages(shape)? } else { Vec::new() };
         let latency = match stage::together(&stages) {
             Some(latency) => latency,
-            None => build(&Plan::latency_below(promised).exact(), |load| {
+            None => build(&Sweep::latency_below(promised).exact(), |load| {
                 Ok(vec![self.latency_us(f64::from(shape.ways()), load / best)])
             })?,
         };
@@ -427,8 +427,8 @@ mod tests {
             let on = OnServer { kind, way_bytes: shape.way_bytes };
             let profile = on.profile(&shape).unwrap();
             profile.check().unwrap();
-            let most = Plan::throughput(1, 1).points;
-            assert_eq!((most, Plan::latency_below(1.0).points), (12, 12));
+            let most = Sweep::throughput(1, 1).points;
+            assert_eq!((most, Sweep::latency_below(1.0).points), (12, 12));
             let latencies = profile.stages.iter().map(|stage| &stage.latency);
             let single = if profile.stages.is_empty() { Some(&profile.latency) } else { None };
             let mut curves = latencies.chain(single).chain([&profile.throughput]);

@@ -191,7 +191,7 @@ pub enum Side {
 pub const LOADS: (f64, f64) = (0.05, 0.95);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
+pub struct Sweep {
     pub from: f64,
     pub to: f64,
     /// Only whole numbers are measured.
@@ -210,7 +210,7 @@ pub struct Plan {
     pub most_samples: usize,
 }
 
-impl Plan {
+impl Sweep {
     /// Throughput against `least` to `ways` whole ways.
     pub fn throughput(least: u32, ways: u32) -> Self {
         Self {
@@ -287,8 +287,8 @@ struct Measured {
 ///
 /// # Errors
 /// [`CurveError`].
-pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>) -> Result<Curve, CurveError<E>> {
-    let Plan { from, to, points: most, .. } = *plan;
+pub fn build<E>(plan: &Sweep, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>) -> Result<Curve, CurveError<E>> {
+    let Sweep { from, to, points: most, .. } = *plan;
     if !(from >= 0.0 && to >= from && to.is_finite() && most >= 3) {
         return Err(CurveError::Plan { from, to, points: most });
     }
@@ -348,7 +348,7 @@ struct Inside {
     likely: f64,
 }
 
-impl Plan {
+impl Sweep {
     /// Where a point is, in words.
     fn place(&self, x: f64) -> String {
         match self.side {
@@ -625,7 +625,7 @@ fn straighten(points: &mut Vec<Point>) {
 
 /// Measures a point until its spread is accepted. Returns its samples sorted.
 fn sample<E>(
-    plan: &Plan,
+    plan: &Sweep,
     x: f64,
     measure: &mut impl FnMut(f64) -> Result<Vec<f64>, E>,
     notes: &mut Vec<String>,
@@ -722,7 +722,7 @@ mod tests {
     const WAYS: u32 = 20;
 
     fn ways(f: impl Fn(f64) -> f64) -> Curve {
-        build(&Plan::throughput(1, WAYS).exact(), |x| Ok::<_, Infallible>(vec![f(x)])).unwrap()
+        build(&Sweep::throughput(1, WAYS).exact(), |x| Ok::<_, Infallible>(vec![f(x)])).unwrap()
     }
 
     /// Largest error of what is promised, and the largest excess of it, over all ways.
@@ -780,7 +780,7 @@ mod tests {
     #[test]
     fn points_that_run_out_leave_the_safe_bound() {
         let f = |x: f64| 1e6 * 1.3f64.powf(x);
-        let plan = Plan { points: 4, ..Plan::throughput(1, WAYS).exact() };
+        let plan = Sweep { points: 4, ..Sweep::throughput(1, WAYS).exact() };
         let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x)])).unwrap();
         assert_eq!(curve.measured, 4);
         assert!(curve.notes.iter().any(|note| note.contains("the safe bound is promised")));
@@ -790,7 +790,7 @@ mod tests {
     #[test]
     fn a_latency_is_promised_from_above() {
         let f = |load: f64| 5.0 + 2.0 / (1.0 - load / 10e6);
-        let plan = Plan::latency(0.5e6, 9.5e6).exact();
+        let plan = Sweep::latency(0.5e6, 9.5e6).exact();
         let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x)])).unwrap();
         assert!(curve.measured <= 12, "{}", curve.measured);
         for i in 0..=1000 {
@@ -807,13 +807,13 @@ mod tests {
             turn += 1;
             1.0 + size * [0.0, 1.0, -1.0, 0.5, -0.5][turn % 5]
         };
-        let little = build(&Plan::throughput(1, WAYS), |_| {
+        let little = build(&Sweep::throughput(1, WAYS), |_| {
             asked += 1;
             Ok::<_, Infallible>(vec![10e6 * wave(0.002)])
         });
         let little = little.unwrap();
         assert!(little.notes.is_empty() && little.margin <= 0.02 && asked == 7 * little.measured, "{little:?}");
-        let much = build(&Plan::throughput(1, WAYS), |_| Ok::<_, Infallible>(vec![10e6 * wave(0.2)])).unwrap();
+        let much = build(&Sweep::throughput(1, WAYS), |_| Ok::<_, Infallible>(vec![10e6 * wave(0.2)])).unwrap();
         assert!(much.notes.iter().any(|note| note.starts_with("noisy at")), "{much:?}");
         assert!(much.margin > 0.01);
     }
@@ -823,7 +823,7 @@ mod tests {
     #[test]
     fn a_point_that_is_known_badly_hides_nothing_and_spoils_no_other() {
         let f = |load: f64| 1.0 + 2.0 / (1.0 - load / 10e6) + if load > 5e6 { (load - 5e6) * 8e-6 } else { 0.0 };
-        let plan = Plan::latency(0.5e6, 9.5e6);
+        let plan = Sweep::latency(0.5e6, 9.5e6);
         for bad in [9.5e6, 5e6] {
             let mut turn = 0u32;
             let curve = build(&plan, |x| {
@@ -854,7 +854,7 @@ mod tests {
                 quiet * (1.0 + 0.02 * random.part())
             }])
         };
-        build(&Plan::latency(0.5e6, 9.5e6), &mut sample).unwrap()
+        build(&Sweep::latency(0.5e6, 9.5e6), &mut sample).unwrap()
     }
 
     #[test]
@@ -866,7 +866,7 @@ mod tests {
         assert!(noisy.confidence.is_too_noisy(), "{noisy:?}");
         // One badly known point is reported, and does not invalidate the rest.
         let mut turn = 0u32;
-        let end = build(&Plan::latency(0.5e6, 9.5e6), |load| {
+        let end = build(&Sweep::latency(0.5e6, 9.5e6), |load| {
             turn += 1;
             let strays = load > 9e6 && turn % 5 < 2;
             Ok::<_, Infallible>(vec![(1.0 + load / 10e6) * if strays { 9.0 } else { 1.0 }])
@@ -875,15 +875,15 @@ mod tests {
         assert!(!end.is_too_noisy() && end.unsure == 1, "{end:?}");
         // A wrong point at the beginning with a small spread, because the noise lasted as long as
         // its measurement: it raises all others.
-        let start = build(&Plan::latency(0.5e6, 9.5e6), |load| {
+        let start = build(&Sweep::latency(0.5e6, 9.5e6), |load| {
             Ok::<_, Infallible>(vec![if load < 1e6 { 7_152.0 } else { 0.65 + load * 1e-9 }])
         });
         let start = start.unwrap();
         assert!(start.confidence.is_too_noisy() && start.notes[0].starts_with("not monotone at"), "{start:?}");
         // One sample in seven is below what is promised; the median is known all the same.
-        let one = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1e7, 1e7, 1e7, 5e6, 1e7, 1e7, 1e7]));
+        let one = build(&Sweep::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1e7, 1e7, 1e7, 5e6, 1e7, 1e7, 1e7]));
         assert_eq!(one.unwrap().confidence, Confidence { samples: 21, within: 18, points: 1, unsure: 0 });
-        let none = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![0.0, 0.0, 0.0, 0.0, 1e7, 1e7, 1e7]));
+        let none = build(&Sweep::throughput(4, 4), |_| Ok::<_, Infallible>(vec![0.0, 0.0, 0.0, 0.0, 1e7, 1e7, 1e7]));
         assert!(none.unwrap().confidence.is_too_noisy(), "the host had the core for others");
         // Computed values say nothing about a host.
         assert_eq!(ways(|x| 1e6 * x).confidence, Confidence::default());
@@ -892,7 +892,7 @@ mod tests {
     #[test]
     fn notes_are_in_units_of_people() {
         let mut notes = busy(0.45).notes;
-        let latency = build(&Plan::latency(377_290.839_269_990_6, 9.5e6), |load| {
+        let latency = build(&Sweep::latency(377_290.839_269_990_6, 9.5e6), |load| {
             Ok::<_, Infallible>(vec![if load < 1e6 { 6_684.3 } else { 4_970.7 }])
         });
         let latency = latency.unwrap().notes;
@@ -930,7 +930,7 @@ mod tests {
             let (set, noise) = (between(2.0, 40.0), between(0.0, 0.03));
             let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));
             let mut noisy = |x: f64| f(x) * between(1.0 - noise, 1.0 + noise);
-            let curve = build(&Plan::throughput(1, WAYS), |x| Ok::<_, Infallible>(vec![noisy(x)])).unwrap();
+            let curve = build(&Sweep::throughput(1, WAYS), |x| Ok::<_, Infallible>(vec![noisy(x)])).unwrap();
             above += u32::from(errors(&curve, f).1 > 1e-9);
         }
         assert!(above * 20 <= curves, "{above} of {curves} are promised more than there is");
@@ -939,12 +939,12 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_is_said() {
         let said = |result: Result<Curve, CurveError<String>>| result.unwrap_err().to_string();
-        let plan = Plan::throughput(1, WAYS);
+        let plan = Sweep::throughput(1, WAYS);
         assert_eq!(said(build(&plan, |_| Err("no core".into()))), "the point 1 cannot be measured: no core");
         assert!(said(build(&plan, |_| Ok(vec![f64::INFINITY]))).contains("gave inf"));
         assert!(said(build(&plan, |_| Ok(vec![]))).contains("gave NaN"));
-        assert!(said(build(&Plan { points: 2, ..plan }, |_| Ok(vec![1.0]))).contains("3 points are the least"));
-        let one = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1.0])).unwrap();
+        assert!(said(build(&Sweep { points: 2, ..plan }, |_| Ok(vec![1.0]))).contains("3 points are the least"));
+        let one = build(&Sweep::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1.0])).unwrap();
         assert_eq!(one.points.len(), 1);
     }
 
@@ -1009,7 +1009,7 @@ mod tests {
                 state ^= state << 17;
                 (state >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0
             };
-            let curve = build(&Plan::throughput(1, WAYS), |x| Ok::<_, Infallible>(vec![f(x) * (1.0 + noise * random())])).unwrap();
+            let curve = build(&Sweep::throughput(1, WAYS), |x| Ok::<_, Infallible>(vec![f(x) * (1.0 + noise * random())])).unwrap();
             let over = errors(&curve, f).1;
             prop_assert!(over <= noise, "{over} with noise {noise}, {curve:?}");
         }

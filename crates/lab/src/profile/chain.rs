@@ -83,7 +83,7 @@ pub fn measure(subjects: &[Subject], plan: Conditions, key: Key) -> Result<Profi
         let got = packets.drawn.len();
         let (mut bench, on) = Bench::start(subject, core, packets)?;
         let fill = |_| Ok(vec![bench.fill(super::SAMPLE_NS)?]);
-        let throughput = curve::build(&curve::Plan::throughput(1, 1), fill).map_err(|error| no_curve("throughput", error))?;
+        let throughput = curve::build(&curve::Sweep::throughput(1, 1), fill).map_err(|error| no_curve("throughput", error))?;
         let latency = bench.latency(&throughput, late)?;
         let memory_mib = bench.stand.memory_mib();
         bench.stand.stop()?;
@@ -131,7 +131,7 @@ fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Re
             rate(&more, *miss_ns).unwrap_or(0.0)
         };
         let most = misses.iter().map(|nf| nf.together.misses.len() as u32).max().unwrap_or(1);
-        let built = curve::build(&curve::Plan::throughput(1, most).exact(), |ways| Ok::<_, Infallible>(vec![with(ways as u32)]));
+        let built = curve::build(&curve::Sweep::throughput(1, most).exact(), |ways| Ok::<_, Infallible>(vec![with(ways as u32)]));
         let mut built = built.map_err(|error| MeasureError::Curve { which: "throughput", why: error.to_string() })?;
         built.notes.append(&mut throughput.notes);
         built.spread = throughput.spread;

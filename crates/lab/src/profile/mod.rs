@@ -205,7 +205,7 @@ impl Bench {
             return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
         };
         let best_pps = best.y * (1.0 - throughput.margin);
-        let mut loads = curve::Plan::latency_below(best_pps);
+        let mut loads = curve::Sweep::latency_below(best_pps);
         // A sample takes longest at the least load.
         let most_samples = (POINT_NS / time_ns(loads.from, late)) as usize;
         loads.most_samples = most_samples.clamp(loads.samples, loads.most_samples);
@@ -284,7 +284,7 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
     match ways {
         Ways::None => {
             let all = all_ways(Path::new("/"));
-            let curve = curve::build(&curve::Plan::throughput(all, all), |_| Ok(vec![bench.fill(SAMPLE_NS)?])).map_err(fail)?;
+            let curve = curve::build(&curve::Sweep::throughput(all, all), |_| Ok(vec![bench.fill(SAMPLE_NS)?])).map_err(fail)?;
             Ok(Throughput::plain(Source::None, curve))
         }
         Ways::Simulated { misses, miss_ns } => {
@@ -320,7 +320,7 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
                 }
                 Ok(())
             };
-            let curve = curve::build(&curve::Plan::throughput(least, most), |ways| {
+            let curve = curve::build(&curve::Sweep::throughput(least, most), |ways| {
                 give(bench, ways as u32)?;
                 Ok(vec![bench.fill(SAMPLE_NS)?])
             });
@@ -360,7 +360,7 @@ fn simulated<E>(
     mut measure: impl FnMut() -> Result<f64, E>,
 ) -> Result<Curve, CurveError<E>> {
     let most = misses.misses.len() as u32;
-    let plan = curve::Plan::throughput(1, most);
+    let plan = curve::Sweep::throughput(1, most);
     let with_all = misses.misses_per_packet(most);
     let mut asked = 0.0;
     curve::build(&plan, |ways| {

@@ -192,7 +192,7 @@ fn each_way(nf: &str, misses: &Misses) -> Vec<(String, f64)> {
 fn compare(nfs: &[Misses]) -> Result<Sample, curve::CurveError<Infallible>> {
     let slowest = |ways| nfs.iter().map(|nf| nf.packets_per_second(ways, PACKET_NS, MISS_NS)).fold(f64::INFINITY, f64::min);
     let all: Vec<f64> = (1..=HIERARCHY.llc.ways).map(slowest).collect();
-    let plan = curve::Plan::throughput(1, HIERARCHY.llc.ways).exact();
+    let plan = curve::Sweep::throughput(1, HIERARCHY.llc.ways).exact();
     let found = curve::build(&plan, |ways| Ok(vec![all[ways as usize - 1]]))?;
     let (mut error, mut over) = (0.0f64, f64::NEG_INFINITY);
     for (i, truth) in all.iter().enumerate() {
