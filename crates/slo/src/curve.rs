@@ -257,7 +257,7 @@ impl Sweep {
 #[derive(Debug, thiserror::Error)]
 pub enum CurveError<E> {
     #[error("a curve from {from} to {to} with at most {points} points cannot be measured: 3 points are the least, and a range")]
-    Plan { from: f64, to: f64, points: u32 },
+    Sweep { from: f64, to: f64, points: u32 },
     #[error("the point {x} cannot be measured: {why}")]
     Measure { x: f64, why: E },
     #[error("the point {x} gave {sample} and must be 0 or more, finite, and there")]
@@ -290,7 +290,7 @@ struct Measured {
 pub fn build<E>(plan: &Sweep, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>) -> Result<Curve, CurveError<E>> {
     let Sweep { from, to, points: most, .. } = *plan;
     if !(from >= 0.0 && to >= from && to.is_finite() && most >= 3) {
-        return Err(CurveError::Plan { from, to, points: most });
+        return Err(CurveError::Sweep { from, to, points: most });
     }
     let mut notes = Vec::new();
     let mut taken: Vec<(f64, Vec<f64>)> = Vec::new();
