@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
-use sluice_foreign::room::ProcessSet;
+use sluice_foreign::namespace::ProcessSet;
 use sluice_host::class::{self, Class};
 use sluice_host::process::Proc;
 use sluice_host::processes::auto::{self, Outcome};
@@ -388,13 +388,13 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     std::fs::create_dir(&folder).unwrap();
     let (a, other) = (spinner(2, false), spinner(1, false));
     std::fs::write(folder.join("cgroup.procs"), a.pid().to_string()).unwrap();
-    let (who, proc) = (ProcessSet::in_cgroup(&folder), Proc::default());
-    let pids = || -> Vec<i32> { who.members().iter().map(|pid| pid.as_raw_nonzero().get()).collect() };
+    let (set, proc) = (ProcessSet::in_cgroup(&folder), Proc::default());
+    let pids = || -> Vec<i32> { set.members().iter().map(|pid| pid.as_raw_nonzero().get()).collect() };
     assert_eq!(pids(), [a.pid()]);
     let guard = Guard::start(program()).unwrap();
     for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.works_uncooperatively()) {
         let Some(mut controller) = made(mechanism, &settings("finder"), &guard) else { continue };
-        let (former, target) = (Former::of(&a), who.target(&proc, "found", &pids()).unwrap());
+        let (former, target) = (Former::of(&a), set.target(&proc, "found", &pids()).unwrap());
         let b = spinner(1, false);
         let slot = controller.add(&target).unwrap();
         assert_eq!(pids(), [a.pid()], "{mechanism}");
@@ -416,14 +416,14 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
     let (below, c) = (folder.join("below"), spinner(1, false));
     std::fs::create_dir(&below).unwrap();
     std::fs::write(below.join("cgroup.procs"), c.pid().to_string()).unwrap();
-    until("who has ended is gone", || pids().len() == 2);
+    until("what has ended is gone", || pids().len() == 2);
     let mut both = pids();
     both.sort_unstable();
     let mut expected = [a.pid(), c.pid()];
     expected.sort_unstable();
     assert_eq!(both, expected);
     if let Some(mut controller) = made(Mechanism::Freeze, &settings("finder"), &guard) {
-        let slot = controller.add(&who.target(&proc, "found", &both).unwrap()).unwrap();
+        let slot = controller.add(&set.target(&proc, "found", &both).unwrap()).unwrap();
         only_runs(&other, &c);
         controller.remove(slot).unwrap();
         runs(&c);

@@ -7,8 +7,8 @@
 //! # Terms
 //! The *sides* of a program are the interfaces in its network namespace: "in" and "out", or only
 //! one for a *tap*. Each is one end of a pair. The other end, the *wire*, lies in a private
-//! namespace of the manager without anything else, and a packet thread reads and writes it. A
-//! *room* is the program's namespace with the wires.
+//! namespace of the manager without anything else, and a packet thread reads and writes it. The
+//! wires belong to the *namespace* of the program.
 //!
 //! # Approach
 //! ```text
@@ -53,7 +53,7 @@ mod announce_tests;
 pub mod backlog;
 pub mod hop;
 pub mod ledger;
-pub mod room;
+pub mod namespace;
 #[cfg(test)]
 #[path = "../../host/src/skip.rs"]
 mod skip;
@@ -62,4 +62,4 @@ pub mod wire;
 
 pub use hop::Hop;
 pub use ledger::Ledger;
-pub use room::{ForeignError, Namespace, NamespacePlan, Wires};
+pub use namespace::{ForeignError, Namespace, NamespacePlan, Wires};

@@ -201,7 +201,7 @@ impl Supervisor {
             self.plane.vacate(&place);
         }
         if is_foreign {
-            self.clear_room(number);
+            self.clear_namespace(number);
         }
     }
 

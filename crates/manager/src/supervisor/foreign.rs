@@ -28,7 +28,7 @@ use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_foreign::{ForeignError, Hop, Namespace, NamespacePlan, Wires, room::ProcessSet, wire};
+use sluice_foreign::{ForeignError, Hop, Namespace, NamespacePlan, Wires, namespace::ProcessSet, wire};
 
 use sluice_host::filter::Filter;
 use sluice_host::netns;
@@ -89,7 +89,7 @@ impl Supervisor {
             let built = Namespace::build(plan, &*kinds, group.as_deref());
             // `group` holds a folder of the cgroup, which the daemon's end must be able to remove.
             drop(group);
-            Box::new(move |this: &mut Self| this.room_built(number, life, built))
+            Box::new(move |this: &mut Self| this.namespace_built(number, life, built))
         });
     }
 
@@ -149,7 +149,7 @@ impl Supervisor {
     /// Runs `work` on a thread of its own, and its resulting job on this one.
     fn apart(&mut self, work: impl FnOnce() -> Job + Send + 'static) -> Option<JoinHandle<()>> {
         let remote = self.remote();
-        let thread = std::thread::Builder::new().name("sluice-room".into()).spawn(move || remote.hand(work()));
+        let thread = std::thread::Builder::new().name("sluice-netns".into()).spawn(move || remote.hand(work()));
         match thread {
             Ok(thread) => {
                 self.host.in_work += 1;
@@ -163,13 +163,13 @@ impl Supervisor {
     }
 
     /// Handles a namespace that was built, or could not be.
-    fn room_built(&mut self, number: u16, life: u64, built: Result<(Namespace, Wires), ForeignError>) {
+    fn namespace_built(&mut self, number: u16, life: u64, built: Result<(Namespace, Wires), ForeignError>) {
         self.host.in_work -= 1;
         let is_wanted = |nf: &&mut Nf| nf.is(State::Starting) && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life);
         let Some(nf) = self.nfs.get_mut(&number).filter(is_wanted) else {
-            if let Ok((room, _)) = built {
+            if let Ok((namespace, _)) = built {
                 self.apart(move || {
-                    room.clear();
+                    namespace.clear();
                     Box::new(|this: &mut Self| this.host.in_work -= 1)
                 });
             }
@@ -177,22 +177,22 @@ impl Supervisor {
             return;
         };
         let foreign = nf.foreign.get_or_insert_default();
-        let room = match built {
-            Ok((room, mut wires)) => {
+        let namespace = match built {
+            Ok((namespace, mut wires)) => {
                 wires.ends.append(&mut foreign.devices);
                 foreign.wires = Some(wires);
-                foreign.who = room.who();
-                Arc::new(room)
+                foreign.processes = namespace.processes();
+                Arc::new(namespace)
             }
             Err(error) => return self.trouble(number, error.to_string()),
         };
-        foreign.room = Some(room.clone());
+        foreign.namespace = Some(namespace.clone());
         let of = nf.service;
         self.feed(number, Event::Built);
         let Some(Some(service)) = self.services.get(usize::from(of)) else { return };
         let (exec, user, config) = (service.exec.clone(), service.user.clone(), service.config.clone());
         let settled = if exec.is_some() { SETTLED } else { Duration::ZERO };
-        let started = exec.map_or(Ok(()), |exec| self.start_program(number, &room, &exec, user, &config.args));
+        let started = exec.map_or(Ok(()), |exec| self.start_program(number, &namespace, &exec, user, &config.args));
         let found =
             started.and_then(|()| config.pid_file.as_ref().map_or(Ok(()), |file| self.find_program(number, &config.name, file)));
         if let Err(why) = found {
@@ -202,8 +202,8 @@ impl Supervisor {
             return self.feed(number, Event::Settles(settled));
         }
         self.apart(move || {
-            let done = room.run(&config.ready);
-            drop(room);
+            let done = namespace.run(&config.ready);
+            drop(namespace);
             Box::new(move |this: &mut Self| {
                 this.host.in_work -= 1;
                 let current = |nf: &&Nf| nf.foreign.as_ref().is_some_and(|f| f.life == life) && nf.is(State::Starting);
@@ -219,12 +219,12 @@ impl Supervisor {
     fn start_program(
         &mut self,
         number: u16,
-        room: &Namespace,
+        namespace: &Namespace,
         exec: &Path,
         user: Option<User>,
         args: &[String],
     ) -> Result<(), String> {
-        let mut spec = room.spec(exec, args);
+        let mut spec = namespace.spec(exec, args);
         // No filter for root; see the limits that `sluice check` lists.
         spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
         spec.user = user;
@@ -246,7 +246,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
         let _ = epoll::add(&self.host.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
-        nf.foreign.get_or_insert_default().who = ProcessSet::only(identity);
+        nf.foreign.get_or_insert_default().processes = ProcessSet::only(identity);
         nf.process = Some(Process { pid, pidfd, child: false, theirs: true, container: None });
         self.feed(number, Event::Found);
         Ok(())
@@ -298,17 +298,17 @@ impl Supervisor {
         let stay_ns = u64::from(config.inside_ms) * 1_000_000;
         let by_design = config.drops == Drops::ByDesign;
         let hop = Hop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
-        let weight = foreign.room.as_ref().and_then(|room| room.cgroup().map(|cgroup| cgroup.handle()));
+        let weight = foreign.namespace.as_ref().and_then(|namespace| namespace.cgroup().map(|cgroup| cgroup.handle()));
         foreign.told = (0, foreign.counters.api.entered.get());
         foreign.trouble = None;
         foreign.announced = Some((Instant::now() + ANNOUNCED[0], 0));
-        let who = foreign.who.clone();
-        nf.counted.cpu.start_of(move || who.members());
+        let processes = foreign.processes.clone();
+        nf.counted.cpu.start_of(move || processes.members());
         nf.counted.welcomed(monotonic_ns());
         (nf.handle, nf.place) = (Some(handle.clone()), Some(place));
         // A process that the manager did not start keeps its class: it would not get it back.
         let is_theirs = nf.process.as_ref().is_some_and(|process| process.theirs);
-        let ours = nf.foreign.as_ref().filter(|_| !is_theirs).map_or(Vec::new(), |foreign| foreign.who.members());
+        let ours = nf.foreign.as_ref().filter(|_| !is_theirs).map_or(Vec::new(), |foreign| foreign.processes.members());
         self.feed(number, Event::Joined);
         self.plane.feed(Box::new(hop))?;
         for pid in ours {
@@ -331,13 +331,14 @@ impl Supervisor {
     pub(super) fn see_wires(&mut self, now: Instant) {
         let mut cut = Vec::new();
         for nf in self.nfs.values_mut().filter(|nf| nf.is(State::Running)) {
-            let Some((foreign, room)) = nf.foreign.as_mut().and_then(|foreign| foreign.room.clone().map(|room| (foreign, room)))
+            let Some((foreign, namespace)) =
+                nf.foreign.as_mut().and_then(|foreign| foreign.namespace.clone().map(|namespace| (foreign, namespace)))
             else {
                 continue;
             };
             if let Some((_, time)) = foreign.announced.filter(|(at, _)| now >= *at) {
                 foreign.announced = ANNOUNCED.get(time + 1).map(|pause| (now + *pause, time + 1));
-                if let Err(error) = room.announce() {
+                if let Err(error) = namespace.announce() {
                     warn!("{}: its addresses cannot be announced to its neighbours: {error}", nf.name);
                     foreign.announced = None;
                 }
@@ -346,7 +347,7 @@ impl Supervisor {
                 continue;
             }
             foreign.looked = Some(now);
-            if let Some(interface) = room.missing() {
+            if let Some(interface) = namespace.missing() {
                 let why = format!("{}: its interface {interface} was removed, so it gets no packets and is ended", nf.name);
                 cut.push((nf.number, why));
             }
@@ -367,27 +368,27 @@ impl Supervisor {
     }
 
     /// Clears the namespace of a foreign NF whose program has ended.
-    pub(super) fn clear_room(&mut self, number: u16) {
+    pub(super) fn clear_namespace(&mut self, number: u16) {
         let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return };
         foreign.life += 1;
         // Only this thread opens and closes devices.
         (foreign.wires, foreign.devices, foreign.memory) = (None, Vec::new(), None);
-        let (room, noted) = (foreign.room.take(), std::mem::take(&mut foreign.noted));
+        let (namespace, noted) = (foreign.namespace.take(), std::mem::take(&mut foreign.noted));
         for path in &noted {
             // The socket that a device has left.
             if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
                 let _ = std::fs::remove_file(path);
             }
         }
-        let name = room.as_ref().map(|room| room.netns().to_string());
+        let name = namespace.as_ref().map(|namespace| namespace.netns().to_string());
         let thread = self.apart(move || {
             // A thread that works in it still has it; its work there fails or ends: wait for it.
-            let mut room = room;
-            while let Some(shared) = room.take() {
+            let mut namespace = namespace;
+            while let Some(shared) = namespace.take() {
                 match Arc::try_unwrap(shared) {
-                    Ok(room) => room.clear(),
+                    Ok(namespace) => namespace.clear(),
                     Err(shared) => {
-                        room = Some(shared);
+                        namespace = Some(shared);
                         std::thread::sleep(Duration::from_millis(5));
                     }
                 }

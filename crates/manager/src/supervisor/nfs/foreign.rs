@@ -12,7 +12,7 @@ use sluice_api::model as api;
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::hooks::FeedCounters;
 use sluice_dataplane::port::WireEnd;
-use sluice_foreign::room::ProcessSet;
+use sluice_foreign::namespace::ProcessSet;
 use sluice_foreign::{Namespace, Wires};
 use sluice_host::process::Proc;
 use sluice_host::processes::{Refused, Target};
@@ -24,7 +24,7 @@ pub(crate) struct Foreign {
     /// The present life: results of former ones are late.
     pub(crate) life: u64,
     /// Its namespace, while it has one and no thread works in it.
-    pub(crate) room: Option<Arc<Namespace>>,
+    pub(crate) namespace: Option<Arc<Namespace>>,
     /// The ends of its wires, until a packet thread has them.
     pub(crate) wires: Option<Wires>,
     /// Devices that share memory with it, until its namespace is built.
@@ -35,7 +35,7 @@ pub(crate) struct Foreign {
     pub(crate) noted: Vec<PathBuf>,
     /// Why it did not start.
     pub(crate) trouble: Option<String>,
-    pub(crate) who: ProcessSet,
+    pub(crate) processes: ProcessSet,
     /// CPU time and packets when its cost was last reported.
     pub(crate) told: (u64, u64),
     /// When its addresses are announced next, and how many times they were.
@@ -77,7 +77,7 @@ impl Foreign {
     }
 
     pub(crate) fn members(&self) -> Vec<Pid> {
-        self.who.members()
+        self.processes.members()
     }
 
     /// These of its processes, to be stopped and run as one.
@@ -85,7 +85,7 @@ impl Foreign {
     /// # Errors
     /// As [`Target::of_pids`].
     pub(crate) fn target(&self, proc: &Proc, name: &str, pids: &[i32]) -> Result<Target, Refused> {
-        self.who.target(proc, name, pids)
+        self.processes.target(proc, name, pids)
     }
 
     /// A report of its counters. `by_design`: it is meant not to return packets.

@@ -93,7 +93,7 @@ pub(crate) struct Life {
     process: Process,
     is_attached: bool,
     /// The namespace of a foreign program is built.
-    has_room: bool,
+    has_namespace: bool,
     course: Course,
     started_ns: u64,
     /// When its state ends by itself: a missing hello, the end of a pause, a late stop.
@@ -119,7 +119,7 @@ impl Life {
             origin,
             process: Process::None,
             is_attached: false,
-            has_room: false,
+            has_namespace: false,
             course: Course::default(),
             started_ns: now_ns,
             deadline_ns: None,
@@ -240,7 +240,7 @@ impl Life {
             Event::Forked => self.has_process(Process::Ours, None)?,
             Event::Found => self.has_process(Process::Theirs, None)?,
             Event::Asked => self.has_process(Process::None, Some(now_ns))?,
-            Event::Built => self.has_room = true,
+            Event::Built => self.has_namespace = true,
             Event::Settles(after) => self.deadline_ns = Some(now_ns + ns(after)),
             Event::Granted => self.is_attached = true,
             Event::Admitted => self.admitted(now_ns)?,
@@ -406,7 +406,7 @@ impl Life {
                 todo.push(Action::Kill);
                 match self.origin {
                     // If its namespace is being built, the thread that builds it notices.
-                    Origin::Foreign => self.course.is_leaving = self.process != Process::Ours && self.has_room,
+                    Origin::Foreign => self.course.is_leaving = self.process != Process::Ours && self.has_namespace,
                     // It was to be forked. If it is forked after all, its zygote's report or its
                     // hello shows that, and it is ended then.
                     _ if self.process == Process::None => todo.push(Action::Lose),
@@ -545,7 +545,7 @@ impl Life {
         if self.state != next {
             self.to(next)?;
         }
-        (self.process, self.is_attached, self.has_room) = (Process::None, false, false);
+        (self.process, self.is_attached, self.has_namespace) = (Process::None, false, false);
         self.course.is_leaving = false;
         Ok(())
     }

@@ -13,5 +13,5 @@ impl Supervisor {
 
     pub(super) fn unfeed(&mut self, _: u16) {}
 
-    pub(super) fn clear_room(&mut self, _: u16) {}
+    pub(super) fn clear_namespace(&mut self, _: u16) {}
 }

@@ -1,4 +1,4 @@
-//! The room of a foreign program: its network namespace, wires and cgroup, and its setup commands.
+//! The network namespace of a foreign program, with its wires, cgroup and setup commands.
 //!
 //! # Approach
 //! The far ends of the wires lie in a private namespace without a name. So they take no names on
@@ -11,7 +11,7 @@
 //! that they leave belong to the program, and end with it.
 //!
 //! # Limits
-//! Building a room takes milliseconds plus its commands, so it needs a thread of its own. An
+//! Building a namespace takes milliseconds plus its commands, so it needs a thread of its own. An
 //! existing namespace is used and left: of its processes, only those in the cgroup are known to be
 //! the program's.
 
@@ -95,7 +95,7 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The ends of a room's wires, for the packet thread that feeds the program.
+/// The ends of a namespace's wires, for the packet thread that feeds the program.
 #[derive(Debug)]
 pub struct Wires {
     /// One for each side; none if memory is shared ([`wire::device`](super::wire::device)).
@@ -103,7 +103,7 @@ pub struct Wires {
     pub backlog: Backlog,
 }
 
-/// A finished room. Drop does not remove it: see [`Namespace::clear`].
+/// A finished namespace. Drop does not remove it: see [`Namespace::clear`].
 #[derive(Debug)]
 pub struct Namespace {
     plan: NamespacePlan,
@@ -117,7 +117,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Builds a room and runs its setup commands; a failure leaves nothing behind.
+    /// Builds a namespace and runs its setup commands; a failure leaves nothing behind.
     ///
     /// `kinds` opens the far ends of the wires; `group` is the daemon's cgroup, if it has one.
     pub fn build(plan: NamespacePlan, kinds: &dyn Kinds, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
@@ -136,11 +136,11 @@ impl Namespace {
             }
             Err(error) => return Err(failed("make its network namespace")(error)),
         };
-        let mut room = Self { plan, ns: Arc::new(ns), made, wires: None, laid: Vec::new(), cgroup: None };
-        match room.furnish(kinds, group) {
-            Ok(wires) => Ok((room, wires)),
+        let mut namespace = Self { plan, ns: Arc::new(ns), made, wires: None, laid: Vec::new(), cgroup: None };
+        match namespace.furnish(kinds, group) {
+            Ok(wires) => Ok((namespace, wires)),
             Err(error) => {
-                room.clear();
+                namespace.clear();
                 Err(error)
             }
         }
@@ -223,7 +223,7 @@ impl Namespace {
         &self.plan.netns
     }
 
-    /// The settings to start a program in this room.
+    /// The settings to start a program in this namespace.
     pub fn spec(&self, exec: &Path, args: &[String]) -> SpawnSpec {
         SpawnSpec {
             args: args.iter().map(Into::into).collect(),
@@ -236,7 +236,7 @@ impl Namespace {
         }
     }
 
-    /// Runs commands in the room, one after another, up to the first failure.
+    /// Runs commands in the namespace, one after another, up to the first failure.
     ///
     /// # Errors
     /// [`ForeignError::Command`], [`ForeignError::System`].
@@ -261,11 +261,11 @@ impl Namespace {
 
     /// The program's processes, including all that it and its commands have started.
     pub fn members(&self) -> Vec<Pid> {
-        self.who().members()
+        self.processes().members()
     }
 
     /// Finds the program's processes, for another thread.
-    pub fn who(&self) -> ProcessSet {
+    pub fn processes(&self) -> ProcessSet {
         let ns = self.made.is_some().then(|| self.ns.clone());
         ProcessSet { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().to_path_buf()), ns, only: None }
     }
@@ -436,7 +436,7 @@ mod tests {
             ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
         let plan = NamespacePlan { setup: bridge.map(String::from).into(), ..plan("bridge") };
         let file = netns::path_of(&plan.netns);
-        let (room, Wires { ends: mut queues, .. }) = Namespace::build(plan, &sluice_ports::All, None).unwrap();
+        let (namespace, Wires { ends: mut queues, .. }) = Namespace::build(plan, &sluice_ports::All, None).unwrap();
         assert!(file.exists());
         let mut frames = cache(512);
         let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
@@ -460,12 +460,12 @@ mod tests {
             }
             assert!(std::time::Instant::now() < until, "nothing came through");
         }
-        room.clear();
+        namespace.clear();
         assert!(!file.exists());
     }
 
     #[test]
-    fn what_commands_leave_running_is_found_and_ends_with_the_room() {
+    fn what_commands_leave_running_is_found_and_ends_with_the_namespace() {
         if !rustix::process::geteuid().is_root() {
             return skip("only root can make network namespaces");
         }
@@ -473,11 +473,11 @@ mod tests {
         let (left, after) = (folder.path().join("left"), folder.path().join("after"));
         let leave = format!("sleep 1000 & echo $! > {}", left.display());
         let plan = NamespacePlan { setup: vec![leave], teardown: vec![format!("touch {}", after.display())], ..plan("left") };
-        let (room, _queues) = Namespace::build(plan, &sluice_ports::All, None).unwrap();
+        let (namespace, _queues) = Namespace::build(plan, &sluice_ports::All, None).unwrap();
         let pid: i32 = std::fs::read_to_string(left).unwrap().trim().parse().unwrap();
         let pid = Pid::from_raw(pid).unwrap();
-        assert_eq!(room.members(), [pid]);
-        room.clear();
+        assert_eq!(namespace.members(), [pid]);
+        namespace.clear();
         assert!(after.exists(), "the commands for afterwards were run");
         assert!(Proc::default().identity(pid).is_none());
     }
@@ -501,12 +501,12 @@ mod tests {
             setup: vec!["ip link add taken type dummy || ip link add taken type bridge".into()],
             ..failing
         };
-        let (room, _queues) = Namespace::build(shared.clone(), &sluice_ports::All, None).unwrap();
+        let (namespace, _queues) = Namespace::build(shared.clone(), &sluice_ports::All, None).unwrap();
         let taken = NamespacePlan { interfaces: vec!["taken".into()], ..shared.clone() };
         let said = Namespace::build(taken, &sluice_ports::All, None).unwrap_err().to_string();
         assert!(said.contains("interface taken already"), "{said}");
         assert!(theirs.visit(|| link::index("taken")).is_ok(), "it is not ours");
-        room.clear();
+        namespace.clear();
         assert!(file.exists(), "it is not ours");
         let again = NamespacePlan { setup: Vec::new(), ..shared };
         Namespace::build(again, &sluice_ports::All, None).unwrap().0.clear();
