@@ -20,7 +20,7 @@ pub const DESCRIPTORS: u16 = 512;
 
 /// The cache ways that devices write to, or why they are unknown.
 #[derive(Debug, Clone)]
-pub struct Room {
+pub struct DeviceWays {
     cache: Result<(IoCache, Source), String>,
     given: Option<u32>,
     packet_bytes: u32,
@@ -42,7 +42,7 @@ pub fn queues(ports: &[Port]) -> u32 {
     ports.iter().filter(|port| is_nic(port)).map(of).sum()
 }
 
-impl Room {
+impl DeviceWays {
     /// Reads the host with root directory `system`. `shareable` are the ways that devices share by
     /// resctrl; `stride` is the distance of two frames, 0 if pages lie anywhere.
     pub fn read(system: &Path, memory: &Memory, shareable: u32, stride: u32) -> Self {
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_nic_gets_what_stays_cached() {
         let root = host();
-        let room = Room::read(root.path(), &memory(1_518), 0xc_0000, 0);
+        let room = DeviceWays::read(root.path(), &memory(1_518), 0xc_0000, 0);
         // The paper's machine: 2,693 frames.
         let ports = [nic("a", 6, None), nic("b", 6, Some(2_048))];
         assert_eq!(descriptors(&room.bounded(&ports[0], &ports)), Some(128));
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn many_queues_are_bounded_by_a_burst_each_and_that_is_said() {
         let root = host();
-        let room = Room::read(root.path(), &memory(1_518), 0xc_0000, 0);
+        let room = DeviceWays::read(root.path(), &memory(1_518), 0xc_0000, 0);
         let ports = [nic("a", 100, None)];
         assert_eq!(descriptors(&room.bounded(&ports[0], &ports)), Some(32));
         let told = room.report(&ports);
@@ -188,22 +188,22 @@ mod tests {
     #[test]
     fn a_number_stands_where_nothing_can_be_read() {
         let nowhere = Path::new("/nowhere");
-        let room = Room::read(nowhere, &Memory { rx_frames: Some(300), ..memory(1_518) }, 0, 0);
+        let room = DeviceWays::read(nowhere, &Memory { rx_frames: Some(300), ..memory(1_518) }, 0, 0);
         assert_eq!(descriptors(&room.bounded(&nic("a", 4, None), &[])), Some(256));
         let told = room.report(&[nic("a", 4, None)]);
         assert_eq!((told.per_queue, told.by.as_deref(), told.why), (Some(300), Some("given"), None));
-        let room = Room::read(nowhere, &memory(1_518), 0, 0);
+        let room = DeviceWays::read(nowhere, &memory(1_518), 0, 0);
         assert_eq!(descriptors(&room.bounded(&nic("a", 4, None), &[])), None);
         let told = room.report(&[]);
         assert!(told.per_queue.is_none() && told.why.unwrap().contains("no last-level cache"));
         let root = host();
-        let room = Room::read(root.path(), &Memory { io_ways: Some(4), ..memory(1_518) }, 0, 0);
+        let room = DeviceWays::read(root.path(), &Memory { io_ways: Some(4), ..memory(1_518) }, 0, 0);
         assert_eq!(room.report(&[nic("a", 12, None)]).by.as_deref(), Some("ways"));
     }
 
     #[test]
     fn only_devices_are_bounded() {
-        let room = Room::read(host().path(), &memory(1_518), 0xc_0000, 0);
+        let room = DeviceWays::read(host().path(), &memory(1_518), 0xc_0000, 0);
         let virtual_device = Dpdk { devargs: Some("net_null0".into()), ..Dpdk::default() };
         let port = Port { kind: PortKind::Dpdk(virtual_device), ..nic("v", 200, None) };
         assert_eq!(descriptors(&room.bounded(&port, &[])), None);

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
-use super::buffers::Room;
+use super::buffers::DeviceWays;
 use super::nfs::Process;
 use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
@@ -91,7 +91,7 @@ impl Published {
 pub(super) struct Opener {
     pub(super) kinds: Arc<dyn Kinds>,
     /// The bound on receive queues.
-    pub(super) room: Room,
+    pub(super) room: DeviceWays,
 }
 
 pub(super) struct Host {
@@ -150,7 +150,7 @@ impl Host {
             notices: Notices::new(|line| warn!(target: "sluice_manager::supervisor", "{line}")),
             runtime_dir: runtime_dir::Watch::default(),
             holes: holes::Holes::default(),
-            opener: Opener { kinds, room: Room::read(Path::new("/"), &config.memory, io_mask, stride) },
+            opener: Opener { kinds, room: DeviceWays::read(Path::new("/"), &config.memory, io_mask, stride) },
             estimates: Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
                 warn!("{error}; NFs start without a first guess of their cost");
                 Kept::default()
