@@ -58,7 +58,7 @@ pub fn wanted(assignment: &Assignment) -> BTreeMap<String, u32> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Present ways, and those of other groups.
     pub limits: Limits,
     /// Classes that others leave.
@@ -270,13 +270,13 @@ impl Classes {
     /// The present room for classes; None without a control that gives ways.
     ///
     /// I/O ways are left to the system, or as many as it must have.
-    pub fn room(&self) -> Option<Room> {
+    pub fn room(&self) -> Option<Capacity> {
         let shape = self.control.shape();
         let others = self.groups.as_ref().map(|path| Others::read(path, &self.control.classes())).unwrap_or_default();
         let all = layout::low(shape.ways);
         let limits =
             Limits { all, io: shape.io_mask, taken: others.ways, root: all, min_ways: shape.min_ways, sparse: shape.sparse };
-        self.gives_ways().then_some(Room { limits, classes: shape.classes.saturating_sub(others.groups) })
+        self.gives_ways().then_some(Capacity { limits, classes: shape.classes.saturating_sub(others.groups) })
     }
 
     pub fn shared_ways(&self) -> Option<u32> {

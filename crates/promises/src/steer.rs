@@ -24,7 +24,7 @@ use sluice_slo::on_demand::{
 use sluice_slo::placement::{Instance, Placement, PlacementError};
 use sluice_slo::slo::{Promise, Slo};
 
-use super::classes::{self, Room, SHARED};
+use super::classes::{self, Capacity, SHARED};
 use super::sight::OnDemand;
 
 /// Number of kept decisions.
@@ -88,7 +88,7 @@ fn own_name(slo: &str, number: u32) -> String {
 }
 
 /// The lease: what is not reserved, as far as the cache has room for it.
-fn lease_of(assignment: &Assignment, room: Option<Room>) -> Result<Lease, PlacementError> {
+fn lease_of(assignment: &Assignment, room: Option<Capacity>) -> Result<Lease, PlacementError> {
     let names = on_demand(assignment);
     let mut lease = assignment.server.lease(|slo| names.contains(slo))?;
     let Some(room) = room else {
@@ -204,7 +204,7 @@ impl Steering {
     /// class with the rest of the lease.
     ///
     /// Gives up own classes if they no longer fit.
-    pub fn lay_out(&mut self, assignment: &Assignment, room: Option<Room>) -> BTreeMap<String, u32> {
+    pub fn lay_out(&mut self, assignment: &Assignment, room: Option<Capacity>) -> BTreeMap<String, u32> {
         let mut wanted = classes::wanted(assignment);
         let names = on_demand(assignment);
         let here = || assignment.server.instances.iter().filter(|instance| names.contains(instance.slo.as_str()));
@@ -262,7 +262,7 @@ impl Steering {
         &mut self,
         now_ns: u64,
         assignment: &Assignment,
-        room: Option<Room>,
+        room: Option<Capacity>,
         seen: &[OnDemand],
     ) -> Result<Vec<Request>, SteerError> {
         let mut observation = Observation { lease: lease_of(assignment, room)?, slos: Vec::new(), instances: Vec::new() };
@@ -363,7 +363,7 @@ mod tests {
 
     /// Twenty ways, two of them shared with devices.
     const LIMITS: Limits = Limits { all: 0xf_ffff, io: 0xc_0000, taken: 0, root: 0xf_ffff, min_ways: 1, sparse: false };
-    const ROOM: Option<Room> = Some(Room { limits: LIMITS, classes: 15 });
+    const ROOM: Option<Capacity> = Some(Capacity { limits: LIMITS, classes: 15 });
 
     /// "acme" is reserved, "dns" and "web" are on demand.
     fn three(web: &[&[u32]], most: u32) -> Assignment {
@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    fn steps(steering: &mut Steering, on: &Assignment, room: Option<Room>, seen: &[OnDemand], n: usize) -> Vec<Request> {
+    fn steps(steering: &mut Steering, on: &Assignment, room: Option<Capacity>, seen: &[OnDemand], n: usize) -> Vec<Request> {
         let step = |k: usize| {
             let requests = steering.step(k as u64, on, room, seen).unwrap();
             let made = steering.lay_out(on, room);
@@ -511,7 +511,7 @@ mod tests {
         let mut more = on.clone();
         more.server.instances[0].ways = 4;
         assert_eq!(steering.lay_out(&more, ROOM), of(&[("acme.0", 4), ("shared", 5)]));
-        let small = Room { limits: Limits { all: 0x7f, io: 0x60, ..LIMITS }, classes: 2 };
+        let small = Capacity { limits: Limits { all: 0x7f, io: 0x60, ..LIMITS }, classes: 2 };
         assert_eq!(steering.lay_out(&on, Some(small)), of(&[("acme.0", 2), ("shared", 3)]));
     }
 
@@ -519,7 +519,7 @@ mod tests {
     fn ways_of_others_are_not_leased() {
         let (mut steering, on) = (Steering::default(), three(&[&[2]], 1));
         let mut beside = |taken| {
-            let room = Room { limits: Limits { taken, ..LIMITS }, classes: 15 };
+            let room = Capacity { limits: Limits { taken, ..LIMITS }, classes: 15 };
             steering.lay_out(&on, Some(room))["shared"]
         };
         assert_eq!(beside(0), 7);

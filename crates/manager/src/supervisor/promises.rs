@@ -36,7 +36,7 @@ use sluice_config::diff::{self, Change};
 use sluice_config::host;
 use sluice_dataplane::bucket::Bucket;
 use sluice_dataplane::chain::DropReason;
-use sluice_promises::classes::{Classes, ClassesError, Room};
+use sluice_promises::classes::{Capacity, Classes, ClassesError};
 use sluice_promises::kept;
 use sluice_promises::overlay::{Overlaid, overlay, strip};
 use sluice_promises::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
@@ -249,7 +249,7 @@ struct Member {
 }
 
 /// Whether an assignment takes ways from a class that an SLO has now and keeps.
-fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Room>) -> bool {
+fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Capacity>) -> bool {
     let wanted = promises.steering.clone().lay_out(assignment, room);
     let all = promises.kept.as_ref().map_or(0, |kept| kept.assignment.server.shape.llc_ways);
     let shrinks = |instance: &Instance| {
