@@ -27,7 +27,7 @@
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.3.1; candidates and best-fit are ours.
 
 use crate::demand::{Demand, DemandError, Recipe};
-use sluice_slo::placement::{Instance, Placement, PlacementError, Room, ServerShape};
+use sluice_slo::placement::{Instance, Placement, PlacementError, Remaining, ServerShape};
 use sluice_slo::profile::Profile;
 use sluice_slo::slo::{Cap, Promise, Slo};
 
@@ -162,7 +162,7 @@ fn prices(demand: &Demand, shape: &ServerShape, way: f64) -> Vec<f64> {
 
 /// Price of all ways of a server where its cores together cost 1, from what is left on the servers
 /// in use.
-fn price<'a>(in_use: impl Iterator<Item = &'a Room>, shape: &ServerShape) -> f64 {
+fn price<'a>(in_use: impl Iterator<Item = &'a Remaining>, shape: &ServerShape) -> f64 {
     let part = |left: u32, of: u32| f64::from(of.saturating_sub(left)) / f64::from(of.max(1));
     let taken = in_use.map(|room| (part(room.cores, shape.cores), part(room.ways, shape.ways())));
     let (cores, ways) = taken.fold((0.0, 0.0), |(cores, ways), (more_cores, more_ways)| (cores + more_cores, ways + more_ways));
@@ -181,7 +181,7 @@ struct Fit {
 
 /// What all servers of one shape have left.
 struct Floor {
-    rooms: Vec<(usize, Room, bool)>,
+    rooms: Vec<(usize, Remaining, bool)>,
     shape: ServerShape,
     /// Price of all ways of a server, where its cores together cost 1.
     way: f64,
@@ -225,10 +225,10 @@ impl Floor {
     fn place(&self, recipe: &Recipe, demand: &Demand) -> Option<Fit> {
         let shape = &self.shape;
         // Only servers that this recipe touches are copied.
-        let mut touched: Vec<(usize, Room)> = Vec::new();
+        let mut touched: Vec<(usize, Remaining)> = Vec::new();
         let mut fit = Fit { at: Vec::new(), new: 0, part: 0.0 };
         for &size in recipe {
-            let mut best: Option<(bool, f64, usize, Room)> = None;
+            let mut best: Option<(bool, f64, usize, Remaining)> = None;
             for (k, (_, room, used)) in self.rooms.iter().enumerate() {
                 let now = touched.iter().find(|(touched, _)| *touched == k).map(|(_, room)| *room);
                 let is_new = !used && now.is_none();
@@ -298,7 +298,7 @@ impl Floor {
 /// Why none of these has room; none if there are none.
 fn full(floors: &[(&Floor, Demand)]) -> Option<Reason> {
     let rooms = || floors.iter().flat_map(|(floor, _)| &floor.rooms);
-    let free = |of: fn(&Room) -> u32| rooms().map(|(_, room, _)| u64::from(of(room))).sum::<u64>();
+    let free = |of: fn(&Remaining) -> u32| rooms().map(|(_, room, _)| u64::from(of(room))).sum::<u64>();
     let least = |demand: &Demand| {
         let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
         (demand.target_pps / most).ceil().max(1.0) as usize
@@ -311,7 +311,7 @@ fn full(floors: &[(&Floor, Demand)]) -> Option<Reason> {
 
 /// How much of a server is left, and how unevenly: cores without ways, or ways without cores, are
 /// useless.
-fn unused(left: &Room, shape: &ServerShape) -> f64 {
+fn unused(left: &Remaining, shape: &ServerShape) -> f64 {
     let part = |of: u32, all: u32| f64::from(of) / f64::from(all);
     let (cores, ways) = (part(left.cores, shape.cores), part(left.ways, shape.ways()));
     cores + ways + 2.0 * (cores - ways).abs()
@@ -390,8 +390,8 @@ mod tests {
     #[test]
     fn what_there_is_more_of_is_cheap() {
         let shape = shape();
-        let left = |cores: u32, ways: u32| Room { cores, ways, ..Room::of(&shape) };
-        let (all, none) = (Room::of(&shape), left(0, 0));
+        let left = |cores: u32, ways: u32| Remaining { cores, ways, ..Remaining::of(&shape) };
+        let (all, none) = (Remaining::of(&shape), left(0, 0));
         assert_eq!(price([].iter(), &shape), 1.0);
         assert_eq!(price([none, none].iter(), &shape), 1.0);
         let (few_cores, few_ways) = (left(0, all.ways / 2), left(all.cores / 2, 0));

@@ -16,7 +16,7 @@
 
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::pattern::{Pattern, Slot};
-use sluice_slo::placement::{Room, ServerShape};
+use sluice_slo::placement::{Remaining, ServerShape};
 
 /// Bisection steps for a price.
 const ROUNDS: u32 = 14;
@@ -85,7 +85,7 @@ fn prices(demand: &Demand, shape: &ServerShape, way: f64, place: f64) -> Vec<f64
 fn recipes(demands: &[Demand], shape: &ServerShape, way: f64, place: f64) -> Result<Vec<Recipe>, String> {
     let cheapest = |demand: &Demand| {
         let (_, recipe) = demand.cheapest(&prices(demand, shape, way, place));
-        let fits = |size: &u32| Room::of(shape).less(demand.counted_cores, *size, 0).is_some();
+        let fits = |size: &u32| Remaining::of(shape).less(demand.counted_cores, *size, 0).is_some();
         (demand.is_enough(&recipe) && recipe.iter().all(fits)).then_some(recipe).ok_or_else(|| demand.slo.clone())
     };
     demands.iter().map(cheapest).collect()
@@ -150,12 +150,12 @@ impl<'a> Left<'a> {
     fn server(&mut self, first: usize) -> Pattern {
         let mut best: Option<(f64, Vec<usize>)> = None;
         for shared in [false, true] {
-            let mut room = Room::of(self.shape);
+            let mut room = Remaining::of(self.shape);
             if shared {
                 let Some((ways, classes)) = room.ways.checked_sub(self.shape.min_ways).zip(room.classes.checked_sub(1)) else {
                     continue;
                 };
-                room = Room { ways, classes, shared, ..room };
+                room = Remaining { ways, classes, shared, ..room };
             }
             let (cores, size) = self.kinds[first].0;
             if size == 0 && !shared {
@@ -180,7 +180,7 @@ impl<'a> Left<'a> {
     }
 
     /// The best filling of a room: its worth, and how many of each kind.
-    fn beside(&self, room: &Room) -> (f64, Vec<usize>) {
+    fn beside(&self, room: &Remaining) -> (f64, Vec<usize>) {
         let classes = if self.classes == 0 { 0 } else { room.classes };
         let (wide, deep) = (room.ways as usize + 1, classes as usize + 1);
         let at = |cores: u32, classes: u32, ways: u32| (cores as usize * deep + classes as usize) * wide + ways as usize;
@@ -260,7 +260,7 @@ mod tests {
         there.sort_unstable();
         assert_eq!(wanted, there);
         for pattern in &packed.patterns {
-            let room = pattern.iter().try_fold(Room::of(shape), |room, (cores, ways)| room.less(*cores, *ways, 0));
+            let room = pattern.iter().try_fold(Remaining::of(shape), |room, (cores, ways)| room.less(*cores, *ways, 0));
             assert!(room.is_some(), "{pattern:?}");
         }
     }

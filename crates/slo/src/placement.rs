@@ -133,7 +133,7 @@ pub struct Placement {
 
 /// What a server has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct Remaining {
     pub cores: u32,
     pub ways: u32,
     pub classes: u32,
@@ -144,7 +144,7 @@ pub struct Room {
     pub min_ways: u32,
 }
 
-impl Room {
+impl Remaining {
     pub fn of(shape: &ServerShape) -> Self {
         Self {
             cores: shape.cores,
@@ -219,8 +219,8 @@ impl PlacedServer {
     ///
     /// # Errors
     /// [`PlacementError`]: more is given away than there is.
-    pub fn room(&self) -> Result<Room, PlacementError> {
-        let mut room = Room::of(&self.shape);
+    pub fn room(&self) -> Result<Remaining, PlacementError> {
+        let mut room = Remaining::of(&self.shape);
         for instance in &self.instances {
             let cores = u32::try_from(instance.cores.len()).unwrap_or(u32::MAX);
             room = room.less(cores, instance.ways, instance.memory_mib).ok_or_else(|| PlacementError::Overfull {

@@ -19,7 +19,7 @@ fn by_trying(demands: &[Demand], shape: &ServerShape) -> usize {
         let (all, _) = demand.up_to(&price, f64::INFINITY, 10_000);
         all.into_iter().filter(|recipe| recipe.len() <= most).collect()
     }
-    fn go(rooms: &mut Vec<sluice_slo::placement::Room>, items: &[(u32, u32)], shape: &ServerShape, limit: usize) -> bool {
+    fn go(rooms: &mut Vec<sluice_slo::placement::Remaining>, items: &[(u32, u32)], shape: &ServerShape, limit: usize) -> bool {
         let Some(((cores, ways), rest)) = items.split_first() else { return true };
         for i in 0..rooms.len() {
             if rooms[..i].contains(&rooms[i]) {
@@ -35,7 +35,7 @@ fn by_trying(demands: &[Demand], shape: &ServerShape) -> usize {
             }
         }
         if rooms.len() < limit
-            && let Some(left) = sluice_slo::placement::Room::of(shape).less(*cores, *ways, 0)
+            && let Some(left) = sluice_slo::placement::Remaining::of(shape).less(*cores, *ways, 0)
         {
             rooms.push(left);
             let fits = go(rooms, rest, shape, limit);
