@@ -10,13 +10,13 @@ use super::error::Outcome;
 
 const WORDS: usize = 6;
 
-type Room = MaybeUninit<[usize; WORDS]>;
+type ClosureSpace = MaybeUninit<[usize; WORDS]>;
 
-/// Operations on the closure in a [`Room`].
+/// Operations on the closure in a [`ClosureSpace`].
 struct Table {
     /// Moves the closure out of the room and calls it.
-    call: unsafe fn(*mut Room, Outcome<'_>),
-    drop: unsafe fn(*mut Room),
+    call: unsafe fn(*mut ClosureSpace, Outcome<'_>),
+    drop: unsafe fn(*mut ClosureSpace),
 }
 
 struct Of<F>(PhantomData<F>);
@@ -35,7 +35,7 @@ impl<F: FnOnce(Outcome<'_>) + 'static> Of<F> {
 }
 
 pub(super) struct Callback {
-    room: Room,
+    room: ClosureSpace,
     table: &'static Table,
     /// Closures may hold what must stay on its thread.
     stays: PhantomData<*mut ()>,
@@ -43,7 +43,7 @@ pub(super) struct Callback {
 
 impl Callback {
     pub(super) fn new<F: FnOnce(Outcome<'_>) + 'static>(f: F) -> Self {
-        if size_of::<F>() <= size_of::<Room>() && align_of::<F>() <= align_of::<Room>() {
+        if size_of::<F>() <= size_of::<ClosureSpace>() && align_of::<F>() <= align_of::<ClosureSpace>() {
             Self::inline(f)
         } else {
             let boxed = Box::new(f);
@@ -53,9 +53,9 @@ impl Callback {
 
     /// Puts a closure that fits into the room.
     fn inline<F: FnOnce(Outcome<'_>) + 'static>(f: F) -> Self {
-        const { assert!(align_of::<Room>() == align_of::<usize>()) };
-        assert!(size_of::<F>() <= size_of::<Room>() && align_of::<F>() <= align_of::<Room>());
-        let mut room = Room::uninit();
+        const { assert!(align_of::<ClosureSpace>() == align_of::<usize>()) };
+        assert!(size_of::<F>() <= size_of::<ClosureSpace>() && align_of::<F>() <= align_of::<ClosureSpace>());
+        let mut room = ClosureSpace::uninit();
         // SAFETY: size and alignment were compared, and the table is that of the same type.
         unsafe { room.as_mut_ptr().cast::<F>().write(f) };
         Self { room, table: &Of::<F>::TABLE, stays: PhantomData }
