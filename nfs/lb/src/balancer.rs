@@ -61,12 +61,12 @@ pub struct Service {
 
 /// Backends and the table that spreads flows over them.
 #[derive(Debug)]
-pub struct Pool {
+pub struct Backends {
     backends: Vec<Backend>,
     maglev: Maglev,
 }
 
-impl Pool {
+impl Backends {
     pub fn new(backends: Vec<Backend>) -> Self {
         let shares: Vec<(&str, u32)> = backends.iter().map(|backend| (backend.name.as_str(), backend.weight)).collect();
         let maglev = Maglev::new(&shares);
@@ -113,9 +113,9 @@ struct Hits {
 #[derive(Debug)]
 pub struct Balancer {
     service: Service,
-    pool: Pool,
+    pool: Backends,
     hits: Vec<Hits>,
-    fresh: Option<Reload<Pool>>,
+    fresh: Option<Reload<Backends>>,
     connections: Table<FlowKey, Connection>,
     /// The backend that the fragments of a datagram go to; None if they come from one.
     datagrams: Datagrams<Option<u16>>,
@@ -127,7 +127,7 @@ pub struct Balancer {
 
 impl Balancer {
     /// `limit` is the most connections that it remembers; `fresh` brings new backends.
-    pub fn new(service: Service, pool: Pool, limit: usize, fresh: Option<Reload<Pool>>) -> Self {
+    pub fn new(service: Service, pool: Backends, limit: usize, fresh: Option<Reload<Backends>>) -> Self {
         Self {
             service,
             hits: vec![Hits::default(); pool.backends.len()],
@@ -143,7 +143,7 @@ impl Balancer {
     }
 
     /// Sets new backends. Connections and counters stay with backends of the same name.
-    fn set_pool(&mut self, pool: Pool) {
+    fn set_pool(&mut self, pool: Backends) {
         let place = |name: &str| pool.backends.iter().position(|backend| backend.name == name).map(|place| place as u16);
         let moved: Vec<Option<u16>> = self.pool.backends.iter().map(|backend| place(&backend.name)).collect();
         let mut hits = vec![Hits::default(); pool.backends.len()];

@@ -15,8 +15,8 @@ const VIP: [u8; 4] = [192, 0, 2, 1];
 const THREE: &str =
     "a 10.0.0.1:8080 mac 02:00:00:00:00:01\nb 10.0.0.2:8080 mac 02:00:00:00:00:02\nc 10.0.0.3:8080 mac 02:00:00:00:00:03";
 
-fn pool(text: &str) -> Pool {
-    Pool::new(backends::parse(text, Needs { mac: false, family_of: None }).unwrap())
+fn pool(text: &str) -> Backends {
+    Backends::new(backends::parse(text, Needs { mac: false, family_of: None }).unwrap())
 }
 
 fn nf(rewrite: Rewrite, protocol: u8, limit: usize) -> Harness<Balancer> {

@@ -19,7 +19,7 @@ use sluice_nf_parts::reload::Reload;
 use sluice_nf_parts::report::{ReportArgs, Reported};
 
 use backends::Needs;
-use balancer::{Balancer, Pool, Rewrite, Service};
+use balancer::{Backends, Balancer, Rewrite, Service};
 
 /// Spreads the flows to a virtual address over backends, with Maglev hashing and a connection table
 ///
@@ -70,8 +70,8 @@ impl Args {
     }
 }
 
-fn read(path: &Path, needs: Needs) -> Result<Pool, FileError> {
-    lines::read(path, |text| backends::parse(text, needs)).map(Pool::new)
+fn read(path: &Path, needs: Needs) -> Result<Backends, FileError> {
+    lines::read(path, |text| backends::parse(text, needs)).map(Backends::new)
 }
 
 fn make(args: Args, _context: &Context) -> Result<impl Handler + use<>, Box<dyn Error>> {
