@@ -47,7 +47,7 @@ pub mod tcp_flags {
 
 /// The kind of a port number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Pool {
+pub enum PortSpace {
     Tcp = 0,
     Udp = 1,
     Icmp = 2,
@@ -68,7 +68,7 @@ pub struct Inside {
     pub address: Ipv4Addr,
     /// Its port or ICMP identifier.
     pub port: u16,
-    pub pool: Pool,
+    pub pool: PortSpace,
 }
 
 /// The outside end of a mapping, and the state of its timeout.
@@ -154,7 +154,7 @@ impl Mappings {
         };
         let Some((_, mapping)) = self.table.entry_mut(handle) else { return Err(Full::Table) };
         mapping.last_ns = now_ns;
-        if inside.pool == Pool::Tcp {
+        if inside.pool == PortSpace::Tcp {
             mapping.tcp_out(flags);
         }
         let mapping = *mapping;
@@ -163,18 +163,18 @@ impl Mappings {
 
     /// The inside end for a packet that comes in now.
     #[inline]
-    pub fn inbound(&mut self, pool: Pool, address: Ipv4Addr, port: u16, now_ns: u64, flags: u8) -> Option<(Ipv4Addr, u16)> {
+    pub fn inbound(&mut self, pool: PortSpace, address: Ipv4Addr, port: u16, now_ns: u64, flags: u8) -> Option<(Ipv4Addr, u16)> {
         let handle = self.handle(pool, address, port)?;
         let (inside, mapping) = self.table.entry_mut(handle)?;
         mapping.last_ns = now_ns;
-        if pool == Pool::Tcp {
+        if pool == PortSpace::Tcp {
             mapping.tcp_in(flags);
         }
         Some((inside.address, inside.port))
     }
 
     /// As [`Mappings::inbound`], for an ICMP error, which does not keep the mapping alive.
-    pub fn peek_inbound(&self, pool: Pool, address: Ipv4Addr, port: u16) -> Option<(Ipv4Addr, u16)> {
+    pub fn peek_inbound(&self, pool: PortSpace, address: Ipv4Addr, port: u16) -> Option<(Ipv4Addr, u16)> {
         let (inside, _) = self.table.entry(self.handle(pool, address, port)?)?;
         Some((inside.address, inside.port))
     }
@@ -187,7 +187,7 @@ impl Mappings {
     }
 
     #[inline]
-    fn handle(&self, pool: Pool, address: Ipv4Addr, port: u16) -> Option<Handle> {
+    fn handle(&self, pool: PortSpace, address: Ipv4Addr, port: u16) -> Option<Handle> {
         let number = self.outside.iter().position(|outside| *outside == address)?;
         self.by_port[place(number, pool, port)].checked_sub(1)
     }
@@ -209,7 +209,7 @@ impl Mappings {
 
     /// The inside's own port if it is free, or another one.
     fn free_port(&mut self, number: usize, inside: Inside) -> Option<u16> {
-        let first = if inside.pool == Pool::Icmp { 0 } else { FIRST_PORT };
+        let first = if inside.pool == PortSpace::Icmp { 0 } else { FIRST_PORT };
         let own = inside.port as usize;
         if own >= first && self.by_port[place(number, inside.pool, inside.port)] == 0 {
             return Some(inside.port);
@@ -244,7 +244,7 @@ impl Mappings {
     }
 }
 
-fn place(number: usize, pool: Pool, port: u16) -> usize {
+fn place(number: usize, pool: PortSpace, port: u16) -> usize {
     (number * POOLS + pool as usize) * PORTS + port as usize
 }
 
@@ -264,12 +264,12 @@ impl Mapping {
         self.reset |= flags & tcp_flags::RST != 0;
     }
 
-    fn timeout_ns(&self, pool: Pool, timeouts: &Timeouts) -> u64 {
+    fn timeout_ns(&self, pool: PortSpace, timeouts: &Timeouts) -> u64 {
         let long = match pool {
-            Pool::Udp => timeouts.udp_s,
-            Pool::Icmp => timeouts.icmp_s,
-            Pool::Tcp if self.answered && !self.reset && !(self.fin_out && self.fin_in) => timeouts.tcp_s,
-            Pool::Tcp => return TCP_TRANSITORY_NS,
+            PortSpace::Udp => timeouts.udp_s,
+            PortSpace::Icmp => timeouts.icmp_s,
+            PortSpace::Tcp if self.answered && !self.reset && !(self.fin_out && self.fin_in) => timeouts.tcp_s,
+            PortSpace::Tcp => return TCP_TRANSITORY_NS,
         };
         long.saturating_mul(SECOND)
     }
@@ -291,7 +291,7 @@ mod tests {
         Mappings::new(vec![A, B], limit, Timeouts { tcp_s: 7440, udp_s: 300, icmp_s: 60 })
     }
 
-    fn inside(host: u8, port: u16, pool: Pool) -> Inside {
+    fn inside(host: u8, port: u16, pool: PortSpace) -> Inside {
         Inside { address: Ipv4Addr::new(10, 0, 0, host), port, pool }
     }
 
@@ -302,16 +302,16 @@ mod tests {
     #[test]
     fn a_mapping_works_in_both_directions_and_stays() {
         let mut m = mappings(100);
-        let end = inside(1, 5000, Pool::Udp);
+        let end = inside(1, 5000, PortSpace::Udp);
         let (address, port) = m.outbound(end, 0, 0).unwrap();
         assert!(m.is_outside(address));
         assert_eq!(port, 5000, "the port is kept if it is free");
         assert_eq!(m.outbound(end, 1, 0), Ok((address, port)));
-        assert_eq!(m.inbound(Pool::Udp, address, port, 2, 0), Some((end.address, 5000)));
-        assert_eq!(m.inbound(Pool::Tcp, address, port, 2, 0), None);
+        assert_eq!(m.inbound(PortSpace::Udp, address, port, 2, 0), Some((end.address, 5000)));
+        assert_eq!(m.inbound(PortSpace::Tcp, address, port, 2, 0), None);
         assert_eq!(m.peek_outbound(end), Some((address, port)));
-        assert_eq!(m.peek_inbound(Pool::Udp, address, port), Some((end.address, 5000)));
-        assert_eq!(m.peek_outbound(inside(2, 5000, Pool::Udp)), None);
+        assert_eq!(m.peek_inbound(PortSpace::Udp, address, port), Some((end.address, 5000)));
+        assert_eq!(m.peek_outbound(inside(2, 5000, PortSpace::Udp)), None);
         assert_eq!(m.len(), 1);
     }
 
@@ -322,7 +322,7 @@ mod tests {
         for host in 0..100 {
             let mut addresses = HashSet::new();
             for port in [1, 80, 5000, 5001] {
-                let (address, outside) = m.outbound(inside(host, port, Pool::Tcp), 0, SYN).unwrap();
+                let (address, outside) = m.outbound(inside(host, port, PortSpace::Tcp), 0, SYN).unwrap();
                 assert!(outside >= 1024);
                 assert!(seen.insert((address, outside)), "{address}:{outside} is given twice");
                 addresses.insert(address);
@@ -337,37 +337,37 @@ mod tests {
         let mut m = Mappings::new(vec![A], 100_000, Timeouts { tcp_s: 7440, udp_s: 300, icmp_s: 60 });
         let mut ports = HashSet::new();
         for n in 0..64_512u32 {
-            let end = Inside { address: Ipv4Addr::from(0x0a00_0000 + n), port: 7, pool: Pool::Udp };
+            let end = Inside { address: Ipv4Addr::from(0x0a00_0000 + n), port: 7, pool: PortSpace::Udp };
             assert!(ports.insert(m.outbound(end, 0, 0).unwrap().1));
         }
-        assert_eq!(m.outbound(inside(255, 9, Pool::Udp), 0, 0), Err(Full::Ports));
-        assert!(m.outbound(inside(255, 9, Pool::Icmp), 0, 0).is_ok(), "pools are apart");
-        let kept = Inside { address: Ipv4Addr::from(0x0a00_0005), port: 7, pool: Pool::Udp };
+        assert_eq!(m.outbound(inside(255, 9, PortSpace::Udp), 0, 0), Err(Full::Ports));
+        assert!(m.outbound(inside(255, 9, PortSpace::Icmp), 0, 0).is_ok(), "pools are apart");
+        let kept = Inside { address: Ipv4Addr::from(0x0a00_0005), port: 7, pool: PortSpace::Udp };
         let port = m.outbound(kept, 299 * SECOND, 0).unwrap();
         assert_eq!(sweep(&mut m, 300), 64_512, "all but one, and the ICMP one too");
         assert_eq!(m.outbound(kept, 300 * SECOND, 0), Ok(port));
-        assert!(m.outbound(inside(255, 9, Pool::Udp), 300 * SECOND, 0).is_ok());
+        assert!(m.outbound(inside(255, 9, PortSpace::Udp), 300 * SECOND, 0).is_ok());
     }
 
     #[test]
     fn the_table_is_bounded() {
         let mut m = mappings(2);
-        assert!(m.outbound(inside(1, 1, Pool::Udp), 0, 0).is_ok());
-        assert!(m.outbound(inside(1, 2, Pool::Udp), 0, 0).is_ok());
-        assert_eq!(m.outbound(inside(1, 3, Pool::Udp), 0, 0), Err(Full::Table));
-        assert!(m.outbound(inside(1, 2, Pool::Udp), 0, 0).is_ok());
+        assert!(m.outbound(inside(1, 1, PortSpace::Udp), 0, 0).is_ok());
+        assert!(m.outbound(inside(1, 2, PortSpace::Udp), 0, 0).is_ok());
+        assert_eq!(m.outbound(inside(1, 3, PortSpace::Udp), 0, 0), Err(Full::Table));
+        assert!(m.outbound(inside(1, 2, PortSpace::Udp), 0, 0).is_ok());
     }
 
     /// Seconds that a TCP mapping lives after these packets, the last of them at second 0.
     fn lives(packets: &[(bool, u8)]) -> u64 {
         let mut m = mappings(10);
-        let end = inside(1, 5000, Pool::Tcp);
+        let end = inside(1, 5000, PortSpace::Tcp);
         for (out, flags) in packets {
             if *out {
                 m.outbound(end, 0, *flags).unwrap();
             } else {
                 let (address, port) = m.peek_outbound(end).unwrap();
-                m.inbound(Pool::Tcp, address, port, 0, *flags).unwrap();
+                m.inbound(PortSpace::Tcp, address, port, 0, *flags).unwrap();
             }
         }
         [240, 7440].into_iter().find(|s| sweep(&mut m, *s) == 1).unwrap()
@@ -389,12 +389,12 @@ mod tests {
     #[test]
     fn packets_of_either_direction_keep_a_mapping_alive() {
         let mut m = mappings(10);
-        let end = inside(1, 9, Pool::Icmp);
+        let end = inside(1, 9, PortSpace::Icmp);
         let (address, id) = m.outbound(end, 0, 0).unwrap();
-        m.inbound(Pool::Icmp, address, id, 50 * SECOND, 0).unwrap();
+        m.inbound(PortSpace::Icmp, address, id, 50 * SECOND, 0).unwrap();
         assert_eq!(sweep(&mut m, 109), 0);
-        m.peek_inbound(Pool::Icmp, address, id).unwrap();
+        m.peek_inbound(PortSpace::Icmp, address, id).unwrap();
         assert_eq!(sweep(&mut m, 110), 1, "an error about it does not count");
-        assert_eq!(m.inbound(Pool::Icmp, address, id, 110 * SECOND, 0), None);
+        assert_eq!(m.inbound(PortSpace::Icmp, address, id, 110 * SECOND, 0), None);
     }
 }

@@ -33,7 +33,7 @@ use sluice_nf_parts::icmp::Quoted;
 use sluice_nf_parts::report::{Report, Reports};
 use sluice_nf_parts::table::AGE_TICK;
 
-use crate::mapping::{Full, Inside, Mappings, Pool};
+use crate::mapping::{Full, Inside, Mappings, PortSpace};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refused {
@@ -157,9 +157,9 @@ impl Nat {
     /// Translates an ICMP error and the packet that it quotes, which went the other way.
     fn translate_error(&self, packet: &mut [u8], headers: &Headers, quoted: &Quoted, direction: Direction) -> Result<(), Refused> {
         let pool = match quoted.key.protocol() {
-            protocol::TCP => Pool::Tcp,
-            protocol::UDP => Pool::Udp,
-            protocol::ICMP => Pool::Icmp,
+            protocol::TCP => PortSpace::Tcp,
+            protocol::UDP => PortSpace::Udp,
+            protocol::ICMP => PortSpace::Icmp,
             _ => return Err(Refused::Protocol),
         };
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (quoted.key.src(), quoted.key.dst()) else { return Err(Refused::Malformed) };
@@ -184,7 +184,7 @@ fn set_address(packet: &mut [u8], headers: &Headers, direction: Direction, addre
 /// The part of a packet that tells its flow from others between the same addresses.
 #[derive(Debug, Clone, Copy)]
 struct Session {
-    pool: Pool,
+    pool: PortSpace,
     src: u16,
     dst: u16,
     flags: u8,
@@ -199,10 +199,10 @@ impl Session {
             (Some(protocol::TCP), Some((src, dst)), _) => {
                 let at = headers.l4.map(|l4| l4.offset as usize + 13);
                 let flags = at.and_then(|at| packet.get(at)).copied().ok_or(Refused::Malformed)?;
-                Ok(Self { pool: Pool::Tcp, src, dst, flags })
+                Ok(Self { pool: PortSpace::Tcp, src, dst, flags })
             }
-            (Some(protocol::UDP), Some((src, dst)), _) => Ok(Self { pool: Pool::Udp, src, dst, flags: 0 }),
-            (Some(protocol::ICMP), _, Some(id)) => Ok(Self { pool: Pool::Icmp, src: id, dst: id, flags: 0 }),
+            (Some(protocol::UDP), Some((src, dst)), _) => Ok(Self { pool: PortSpace::Udp, src, dst, flags: 0 }),
+            (Some(protocol::ICMP), _, Some(id)) => Ok(Self { pool: PortSpace::Icmp, src: id, dst: id, flags: 0 }),
             (Some(protocol::TCP | protocol::UDP | protocol::ICMP), ..) => Err(Refused::Malformed),
             _ => Err(Refused::Protocol),
         }
@@ -210,7 +210,7 @@ impl Session {
 
     fn set_port(&self, packet: &mut [u8], headers: &mut Headers, direction: Direction, port: u16) -> Result<(), NotThere> {
         match (self.pool, direction) {
-            (Pool::Icmp, _) => headers.set_echo_id(packet, port),
+            (PortSpace::Icmp, _) => headers.set_echo_id(packet, port),
             (_, Direction::Out) => headers.set_src_port(packet, port),
             _ => headers.set_dst_port(packet, port),
         }
@@ -259,9 +259,9 @@ impl Reports for Nat {
         let rows = self.mappings.iter().map(|(inside, mapping)| {
             let (address, port) = self.mappings.outside(mapping);
             let pool = match inside.pool {
-                Pool::Tcp => "tcp",
-                Pool::Udp => "udp",
-                Pool::Icmp => "icmp",
+                PortSpace::Tcp => "tcp",
+                PortSpace::Udp => "udp",
+                PortSpace::Icmp => "icmp",
             };
             vec![
                 pool.into(),
