@@ -5,7 +5,7 @@
 //! busy host. Needs no root and no hugepages.
 
 use rustix::time::{ClockId, clock_gettime};
-use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Packet, Pool};
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, MbufPool, Packet};
 use sluice_shm::arena::{Arena, DEFAULT_STRIDE, Geometry};
 
 const FRAMES: u32 = 16_384;
@@ -14,7 +14,7 @@ const BURSTS: u32 = 500_000;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (_memory, arena) = Arena::create(Geometry { first: 0, frames: FRAMES, stride: DEFAULT_STRIDE as u32 }, false)?;
     let eal = Eal::init(&EalOptions { frames: FRAMES, ..Default::default() })?;
-    let pool = Pool::over(&eal, &arena)?;
+    let pool = MbufPool::over(&eal, &arena)?;
     let _here = pool.enter_thread()?;
     let mut queue = null_device(&pool)?;
     let mut samples: Vec<f64> = (0..11)
@@ -45,7 +45,7 @@ fn cpu_ns() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-fn null_device(pool: &Pool) -> Result<sluice_dpdk::Queue, DpdkError> {
+fn null_device(pool: &MbufPool) -> Result<sluice_dpdk::Queue, DpdkError> {
     let (_device, mut queues) = Device::open(pool, "net_null0,size=60", &DeviceOptions::default())?;
     Ok(queues.remove(0))
 }

@@ -33,9 +33,9 @@ impl Eal {
 
 /// The memory pool over the arena.
 #[derive(Debug, Clone)]
-pub struct Pool(Infallible);
+pub struct MbufPool(Infallible);
 
-impl Pool {
+impl MbufPool {
     /// Makes the pool. Cannot be called: there is no [`Eal`].
     pub fn over(eal: &Eal, _arena: &Arena) -> Result<Self, DpdkError> {
         match eal.0 {}
@@ -86,8 +86,8 @@ pub struct PoolThread(#[allow(dead_code)] Infallible, #[allow(dead_code)] Phanto
 pub struct Device(Infallible);
 
 impl Device {
-    /// Opens and starts a device. Cannot be called: there is no [`Pool`].
-    pub fn open(pool: &Pool, _devargs: &str, _options: &DeviceOptions) -> Result<(Self, Vec<Queue>), DpdkError> {
+    /// Opens and starts a device. Cannot be called: there is no [`MbufPool`].
+    pub fn open(pool: &MbufPool, _devargs: &str, _options: &DeviceOptions) -> Result<(Self, Vec<Queue>), DpdkError> {
         match pool.0 {}
     }
 

@@ -111,7 +111,7 @@ fn log() -> String {
 
 /// The memory pool over an arena: one mbuf per frame. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Pool(Arc<PoolInner>);
+pub struct MbufPool(Arc<PoolInner>);
 
 #[derive(Debug)]
 struct PoolInner {
@@ -141,7 +141,7 @@ impl Drop for PoolInner {
     }
 }
 
-impl Pool {
+impl MbufPool {
     /// Makes the pool over all frames of the only arena. From then on it holds all free frames.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ struct DeviceInner {
     rss: bool,
     /// Whether promiscuous mode must be ended: it was enabled here.
     promiscuous: bool,
-    pool: Pool,
+    pool: MbufPool,
 }
 
 impl Drop for DeviceInner {
@@ -299,7 +299,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DpdkError::Device`], [`DpdkError::Queues`] or [`DpdkError::Busy`], which say what to do.
-    pub fn open(pool: &Pool, devargs: &str, options: &DeviceOptions) -> Result<(Self, Vec<Queue>), DpdkError> {
+    pub fn open(pool: &MbufPool, devargs: &str, options: &DeviceOptions) -> Result<(Self, Vec<Queue>), DpdkError> {
         let fail = |doing, code| DpdkError::Device {
             device: devargs.to_owned(),
             doing,

@@ -5,8 +5,8 @@
 //! of it.
 //!
 //! **Terms.** A *frame* is a slot of the arena, named by its number. An *mbuf* is DPDK's header of
-//! a buffer. [`Eal`] is DPDK's environment, one per process. A [`Pool`] is the memory pool over an
-//! arena, a [`Device`] a NIC or a virtual device.
+//! a buffer. [`Eal`] is DPDK's environment, one per process. A [`MbufPool`] is the memory pool over
+//! an arena, a [`Device`] a NIC or a virtual device.
 //!
 //! **Approach.** The arena is registered as external memory, under an mbuf pool with pinned
 //! buffers: each mbuf has one frame for good. mbufs lie in DPDK's own memory, private to the
@@ -42,7 +42,7 @@ mod ffi;
 mod interface;
 
 pub use error::DpdkError;
-pub use face::{Device, Eal, Pool, PoolThread, Queue};
+pub use face::{Device, Eal, MbufPool, PoolThread, Queue};
 pub use forecast::look_at;
 pub use options::{DeviceOptions, EalOptions, is_same_device};
 

@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::thread::UnshareFlags;
-use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Packet, Pool, PoolThread, Queue};
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, MbufPool, Packet, PoolThread, Queue};
 use sluice_shm::arena::{Arena, Geometry, HEADROOM};
 
 use skip::skip;
@@ -60,7 +60,7 @@ fn is_root() -> bool {
 }
 
 struct Rig {
-    pool: Pool,
+    pool: MbufPool,
     // Dropped before the pool's other holders end EAL.
     _thread: PoolThread,
     eal: Eal,
@@ -70,7 +70,7 @@ impl Rig {
     fn with(huge: bool, frames: u32, stride: u32) -> Self {
         let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride }, huge).unwrap();
         let eal = Eal::init(&EalOptions { hugepages: huge, frames, ..Default::default() }).unwrap();
-        let pool = Pool::over(&eal, &arena).unwrap();
+        let pool = MbufPool::over(&eal, &arena).unwrap();
         assert_eq!(pool.available(), frames);
         Self { _thread: pool.enter_thread().unwrap(), pool, eal }
     }
@@ -100,7 +100,7 @@ impl Rig {
 }
 
 /// Moves packets from one queue to another, and frees those that this does not take.
-fn pump(pool: &Pool, from: &mut Queue, to: &mut Queue) -> usize {
+fn pump(pool: &MbufPool, from: &mut Queue, to: &mut Queue) -> usize {
     let mut burst = [Packet::default(); 32];
     let n = from.rx_burst(&mut burst);
     let sent = to.tx_burst(&burst[..n]);
@@ -281,7 +281,7 @@ fn errors_say_what_to_do() {
         assert_eq!(queue.tx_burst(&burst), 4);
         // A second pool is refused.
         let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 64, stride: 192 }, false).unwrap();
-        assert!(matches!(Pool::over(&rig.eal, &arena), Err(DpdkError::Pool { frames: 64, .. })));
+        assert!(matches!(MbufPool::over(&rig.eal, &arena), Err(DpdkError::Pool { frames: 64, .. })));
     });
 }
 

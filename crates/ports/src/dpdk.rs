@@ -21,7 +21,7 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, Pool, Queue, Stats};
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, MbufPool, Queue, Stats};
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
@@ -48,7 +48,7 @@ pub struct Devices {
 
 impl port::Devices for Devices {
     fn pool(&self, arena: &Arena, shift: u32) -> Result<Arc<FramePool>, Fault> {
-        Ok(FramePool::over(Box::new(Frames(Pool::beside(&self.eal, arena, shift)?))))
+        Ok(FramePool::over(Box::new(Frames(MbufPool::beside(&self.eal, arena, shift)?))))
     }
 
     fn enter_thread(&self) -> Result<Box<dyn Any>, Fault> {
@@ -57,7 +57,7 @@ impl port::Devices for Devices {
 }
 
 #[derive(Debug)]
-struct Frames(Pool);
+struct Frames(MbufPool);
 
 /// DPDK's pool, if these frames are in one.
 fn own(frames: &FramePool) -> Option<&Frames> {
@@ -143,7 +143,7 @@ fn device<'a>(port: &str, settings: &'a Dpdk) -> Result<&'a str, PortError> {
 ///
 /// # Errors
 /// [`PortError::NoDpdk`], [`PortError::Setting`].
-pub fn pool<'a>(port: &str, frames: &'a FramePool) -> Result<&'a Pool, PortError> {
+pub fn pool<'a>(port: &str, frames: &'a FramePool) -> Result<&'a MbufPool, PortError> {
     if !sluice_dpdk::BUILT_IN {
         return Err(PortError::NoDpdk { port: port.into() });
     }
