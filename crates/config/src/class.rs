@@ -6,7 +6,7 @@ use sluice_api::parse;
 
 /// What packets of one class have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Class {
+pub enum TrafficClass {
     /// The tenant that their rule names. Packets of rules without a tenant form a class too.
     Tenant,
     /// The VLAN; usually one for each tenant.
@@ -29,7 +29,7 @@ pub enum Class {
 /// Bits of an IPv6 network if only those of IPv4 are given.
 const USUAL_V6: u8 = 64;
 
-impl FromStr for Class {
+impl FromStr for TrafficClass {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -68,14 +68,14 @@ mod tests {
     #[test]
     fn classes_are_said_in_words() {
         for (text, class) in [
-            ("tenant", Class::Tenant),
-            ("vlan", Class::Vlan),
-            ("port", Class::Port),
-            ("dscp", Class::Dscp),
-            ("source-prefix/24", Class::Prefix { source: true, v4: 24, v6: 64 }),
-            ("destination-prefix/0/128", Class::Prefix { source: false, v4: 0, v6: 128 }),
+            ("tenant", TrafficClass::Tenant),
+            ("vlan", TrafficClass::Vlan),
+            ("port", TrafficClass::Port),
+            ("dscp", TrafficClass::Dscp),
+            ("source-prefix/24", TrafficClass::Prefix { source: true, v4: 24, v6: 64 }),
+            ("destination-prefix/0/128", TrafficClass::Prefix { source: false, v4: 0, v6: 128 }),
         ] {
-            assert_eq!(text.parse::<Class>(), Ok(class), "{text}");
+            assert_eq!(text.parse::<TrafficClass>(), Ok(class), "{text}");
         }
         for text in [
             "",
@@ -87,7 +87,7 @@ mod tests {
             "prefix/+4",
             "source-prefix/+4",
         ] {
-            assert!(text.parse::<Class>().is_err(), "{text}");
+            assert!(text.parse::<TrafficClass>().is_err(), "{text}");
         }
     }
 }

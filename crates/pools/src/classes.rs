@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use sluice_api::parse::network_of;
-use sluice_config::class::Class;
+use sluice_config::class::TrafficClass;
 use sluice_dataplane::classify::key::FlowKey;
 
 /// What distinguishes the packets of a class.
@@ -19,13 +19,13 @@ pub struct ClassKey {
 
 impl ClassKey {
     /// The class of a packet whose rule names tenant number `tenant`.
-    pub fn of(class: Class, key: &FlowKey, tenant: u32) -> Self {
+    pub fn of(class: TrafficClass, key: &FlowKey, tenant: u32) -> Self {
         match class {
-            Class::Tenant => Self { kind: 1, word: tenant.into() },
-            Class::Vlan => Self { kind: 1, word: key.vlan().into() },
-            Class::Port => Self { kind: 1, word: key.ingress().into() },
-            Class::Dscp => Self { kind: 1, word: key.dscp().into() },
-            Class::Prefix { source, v4, v6 } => match key.addresses() {
+            TrafficClass::Tenant => Self { kind: 1, word: tenant.into() },
+            TrafficClass::Vlan => Self { kind: 1, word: key.vlan().into() },
+            TrafficClass::Port => Self { kind: 1, word: key.ingress().into() },
+            TrafficClass::Dscp => Self { kind: 1, word: key.dscp().into() },
+            TrafficClass::Prefix { source, v4, v6 } => match key.addresses() {
                 None => Self::default(),
                 Some((src, dst)) => match if source { src } else { dst } {
                     address @ IpAddr::V4(_) => Self { kind: 4, word: word(network_of(address, v4)) },

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_api::config::{self as model, Per};
 use sluice_api::model::PoolCounts;
-use sluice_config::class::Class;
+use sluice_config::class::TrafficClass;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::counter::Counter;
 use sluice_dataplane::handle::NfHandle;
@@ -89,7 +89,7 @@ pub(crate) struct Members {
     pub(crate) leaves: Vec<bool>,
     pub(crate) slots: HashMap<u16, u32>,
     /// For a pool of classes: the kind of class, and the members of classes.
-    pub(crate) class: Option<Class>,
+    pub(crate) class: Option<TrafficClass>,
     pub(crate) classes: Classes,
     pub(crate) turn: usize,
     pub(crate) setup: Histogram,

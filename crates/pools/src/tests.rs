@@ -5,7 +5,7 @@ use sluice_policy::sched::priority::Weight;
 use super::waiting::LONGEST_WAIT_NS;
 use super::*;
 use sluice_api::config as model;
-use sluice_config::class::Class;
+use sluice_config::class::TrafficClass;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::chain::{ChainCounters, Member};
 use sluice_dataplane::classify::rule::Terms;
@@ -421,15 +421,15 @@ fn what_makes_a_class_is_what_the_service_says() {
     };
     let base = packet(5, 10, 1);
     for (class, same, other) in [
-        (Class::Vlan, packet(5, 46, 2), packet(6, 10, 1)),
-        (Class::Dscp, packet(6, 10, 2), packet(5, 46, 1)),
-        (Class::Port, packet(6, 46, 1), packet(5, 10, 2)),
+        (TrafficClass::Vlan, packet(5, 46, 2), packet(6, 10, 1)),
+        (TrafficClass::Dscp, packet(6, 10, 2), packet(5, 46, 1)),
+        (TrafficClass::Port, packet(6, 46, 1), packet(5, 10, 2)),
     ] {
         let of = |key: &FlowKey| ClassKey::of(class, key, 3);
         assert!(of(&base) == of(&same) && of(&base) != of(&other), "{class:?}");
     }
-    let of = |tenant| ClassKey::of(Class::Tenant, &base, tenant);
-    assert!(of(3) == ClassKey::of(Class::Tenant, &packet(6, 46, 2), 3) && of(3) != of(4) && of(0) != of(3));
+    let of = |tenant| ClassKey::of(TrafficClass::Tenant, &base, tenant);
+    assert!(of(3) == ClassKey::of(TrafficClass::Tenant, &packet(6, 46, 2), 3) && of(3) != of(4) && of(0) != of(3));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Checks of pooled services: their pools and their chains.
 
 use super::Validation;
-use crate::class::Class;
+use crate::class::TrafficClass;
 use crate::problem::At;
 use sluice_api::config::{Config, Per, Service, WhenEmpty, hop};
 
@@ -118,7 +118,7 @@ impl Validation<'_> {
                 "write class = \"tenant\", \"vlan\", \"port\", \"dscp\" or \"source-prefix/24\" in [service.pool]",
             ),
             (Some(class), Per::Class) => {
-                if let Err(known) = class.parse::<Class>() {
+                if let Err(known) = class.parse::<TrafficClass>() {
                     self.error(in_pool, format!("\"{class}\" makes no traffic class"), known);
                 }
             }
