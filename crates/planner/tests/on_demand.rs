@@ -70,11 +70,11 @@ impl World {
         let class = |runs: &Runs| self.last.classes.iter().find(|class| class.instances.contains(&runs.id()));
         let is_shared = |runs: &Runs| class(runs).is_none_or(|class| class.shared);
         let shared: Vec<&Runs> = self.runs.iter().filter(|runs| is_shared(runs)).collect();
-        let ways = self.last.classes.iter().find(|class| class.shared).map_or(self.lease.ways(), Class::ways);
+        let ways = self.last.classes.iter().find(|class| class.shared).map_or(self.lease.ways(), CacheClass::ways);
         let running: Vec<Running<'_>> =
             shared.iter().map(|runs| Running { behaviour: &runs.on, load_pps: self.load(runs) }).collect();
         let mut held = occupancies(&running, f64::from(ways)).into_iter();
-        let own = |runs: &Runs| f64::from(class(runs).map_or(0, Class::ways));
+        let own = |runs: &Runs| f64::from(class(runs).map_or(0, CacheClass::ways));
         self.runs.iter().map(|runs| if is_shared(runs) { held.next().unwrap() } else { own(runs) }).collect()
     }
 

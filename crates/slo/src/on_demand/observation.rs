@@ -153,7 +153,7 @@ impl Observation {
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Class {
+pub struct CacheClass {
     /// Its ways, in one piece.
     pub mask: u64,
     /// Whether it is the shared class, which also has the reserved instances that need no cache.
@@ -161,7 +161,7 @@ pub struct Class {
     pub instances: Vec<InstanceId>,
 }
 
-impl Class {
+impl CacheClass {
     pub fn ways(&self) -> u32 {
         self.mask.count_ones()
     }
@@ -216,7 +216,7 @@ pub struct Violation {
 pub struct Decision {
     /// All classes of the lease: the shared class first if there is one, others by age. No other
     /// class has ways of the lease.
-    pub classes: Vec<Class>,
+    pub classes: Vec<CacheClass>,
     /// Whether they differ from those of the period before.
     pub moved: bool,
     /// Requested instances, repeated each period until they exist or are no longer needed.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::lease::Lease;
 use super::max_min::{self, Wish};
 use super::observation::{
-    Class, Decision, InstanceId, Observation, ObservationError, Policed, Remedy, Request, Seen, Terms, Violation,
+    CacheClass, Decision, InstanceId, Observation, ObservationError, Policed, Remedy, Request, Seen, Terms, Violation,
 };
 use super::police::Police;
 use super::{CALM, CONFIRM, FULL, GONE, HIGH_MISSES, LEAVE, PATIENCE, PROBATION, Pause, SETTLE, SLACK, UNKNOWN, WINDOW};
@@ -28,7 +28,7 @@ pub struct Sharing {
     exchange: Pause,
     /// SLOs that requested an instance, and their instances then.
     asked: BTreeMap<String, u32>,
-    classes: Vec<Class>,
+    classes: Vec<CacheClass>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -536,11 +536,11 @@ impl Sharing {
             classes.push(match part.member {
                 None => {
                     let instances = self.in_shared().map(id).collect();
-                    Class { mask: bits(low, part.given), shared: true, instances }
+                    CacheClass { mask: bits(low, part.given), shared: true, instances }
                 }
                 Some(i) => {
                     top -= part.given;
-                    Class { mask: bits(top, part.given), shared: false, instances: vec![id(i)] }
+                    CacheClass { mask: bits(top, part.given), shared: false, instances: vec![id(i)] }
                 }
             });
         }
