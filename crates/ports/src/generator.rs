@@ -152,7 +152,7 @@ impl Share {
 
 /// All packets of one size.
 #[derive(Debug, Clone)]
-struct Class {
+struct SizeClass {
     line: [u8; 64],
     lines: [u8; 128],
     /// The whole packet, zero-padded to 128 bytes.
@@ -175,7 +175,7 @@ struct Class {
 /// What all queues share.
 #[derive(Debug, Clone)]
 struct Template {
-    classes: Vec<Class>,
+    classes: Vec<SizeClass>,
     /// Numbers of classes, in the order in which they are sent.
     pattern: Vec<u8>,
     /// Offset of the IP header.
@@ -254,7 +254,7 @@ impl Template {
         Ok(plan)
     }
 
-    fn class(&self, settings: &Gen, size: usize) -> Class {
+    fn class(&self, settings: &Gen, size: usize) -> SizeClass {
         let (src, dst) = self.addresses;
         let tcp = settings.protocol == GenProtocol::Tcp;
         let l3 = usize::from(self.l3);
@@ -301,7 +301,7 @@ impl Template {
         let (mut line, mut lines) = ([0; 64], [0; 128]);
         line.copy_from_slice(&packet[..64]);
         lines.copy_from_slice(&packet[..128]);
-        Class {
+        SizeClass {
             line,
             lines,
             ip_sum: if settings.ipv6 { 0 } else { fold(sum(&packet[l3..l4])) },
@@ -397,7 +397,7 @@ struct Cursor {
 
 /// One queue of a generator, specialised for its IP version and protocol.
 struct GenQueue<const V6: bool, const TCP: bool> {
-    classes: Box<[Class]>,
+    classes: Box<[SizeClass]>,
     pattern: Box<[u8]>,
     /// Cache lines of a packet, if all have one size of at most two; else 0, or [`CHECKED`].
     lines: usize,
@@ -534,7 +534,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
 
     /// Stores over a template what differs between packets.
     #[inline(always)]
-    fn patch(packet: &mut impl Store, class: &Class, l3: u16, fields: Fields) {
+    fn patch(packet: &mut impl Store, class: &SizeClass, l3: u16, fields: Fields) {
         let l4 = l3 + if V6 { 40 } else { 20 };
         // From here on, words are little-endian readings of the bytes on the wire.
         let src = fields.src.swap_bytes();
