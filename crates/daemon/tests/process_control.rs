@@ -18,7 +18,7 @@ use rustix::process::Pid;
 use sluice_foreign::namespace::ProcessSet;
 use sluice_host::class::{self, Class};
 use sluice_host::process::Proc;
-use sluice_host::processes::auto::{self, Outcome};
+use sluice_host::processes::auto::{self, Probe};
 use sluice_host::processes::guard::Guard;
 use sluice_host::processes::spinner::Spinner;
 use sluice_host::processes::{Controller, Failed, Gates, Mechanism, Refused, Settings, Target, ThreadWatch, make, realtime};
@@ -480,7 +480,7 @@ fn auto_chooses_one_that_works_and_says_why() {
     if affinity::allowed().unwrap().len() > 1 {
         assert!(choice.latency_ns().is_some_and(|ns| ns > 0.0), "{chosen}");
     } else {
-        assert!(choice.tried.iter().all(|tried| !matches!(tried.outcome, Outcome::Works(_))));
+        assert!(choice.tried.iter().all(|tried| !matches!(tried.outcome, Probe::Works(_))));
     }
     assert!(folders(&settings("auto").folder).is_empty());
 }

@@ -21,7 +21,7 @@ const BY_REPUTE: [Mechanism; 6] =
     [Mechanism::Doorbell, Mechanism::Gate, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer, Mechanism::Realtime];
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum Probe {
     /// It works, with these figures.
     Works(Figures),
     /// It works, but could not be measured: why.
@@ -32,14 +32,14 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tried {
     pub mechanism: Mechanism,
-    pub outcome: Outcome,
+    pub outcome: Probe,
 }
 
 impl Tried {
     /// Median time until the new process runs, in nanoseconds. None if it works too badly.
     pub fn latency_ns(&self) -> Option<f64> {
         match &self.outcome {
-            Outcome::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => figures.latency_ns(),
+            Probe::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => figures.latency_ns(),
             _ => None,
         }
     }
@@ -60,7 +60,7 @@ impl Choice {
         let measured = tried.iter().filter_map(|t| Some((t.mechanism, t.latency_ns()?)));
         let best = measured.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(mechanism, _)| mechanism);
         let works =
-            |mechanism: &Mechanism| tried.iter().any(|t| t.mechanism == *mechanism && matches!(t.outcome, Outcome::Unmeasured(_)));
+            |mechanism: &Mechanism| tried.iter().any(|t| t.mechanism == *mechanism && matches!(t.outcome, Probe::Unmeasured(_)));
         let mechanism = best.or_else(|| BY_REPUTE.into_iter().find(works));
         Self { mechanism, tried }
     }
@@ -87,10 +87,10 @@ impl fmt::Display for Reason<'_> {
         let is_chosen = self.chosen.mechanism == Some(*mechanism);
         let us = |ns: f64| format!("{:.1} µs", ns / 1000.0);
         match (outcome, self.tried.latency_ns(), self.chosen.latency_ns()) {
-            (Outcome::Works(_), Some(own), _) if is_chosen => {
+            (Probe::Works(_), Some(own), _) if is_chosen => {
                 write!(f, "{mechanism}: chosen, because its switch takes effect after {} here, the fastest that works", us(own))
             }
-            (Outcome::Works(_), Some(own), Some(best)) => {
+            (Probe::Works(_), Some(own), Some(best)) => {
                 write!(
                     f,
                     "{mechanism}: not chosen, because its switch takes effect after {} here, the chosen one's after {}",
@@ -98,14 +98,14 @@ impl fmt::Display for Reason<'_> {
                     us(best)
                 )
             }
-            (Outcome::Works(figures), ..) => {
+            (Probe::Works(figures), ..) => {
                 write!(f, "{mechanism}: refused, because {} of {} switches took no effect", figures.missed, figures.switches())
             }
-            (Outcome::Unmeasured(why), ..) if is_chosen => {
+            (Probe::Unmeasured(why), ..) if is_chosen => {
                 write!(f, "{mechanism}: chosen for what it does elsewhere, because it works but could not be measured: {why}")
             }
-            (Outcome::Unmeasured(why), ..) => write!(f, "{mechanism}: not chosen, because it could not be measured: {why}"),
-            (Outcome::Refused(why), ..) => write!(f, "{mechanism}: refused, because {why}"),
+            (Probe::Unmeasured(why), ..) => write!(f, "{mechanism}: not chosen, because it could not be measured: {why}"),
+            (Probe::Refused(why), ..) => write!(f, "{mechanism}: refused, because {why}"),
         }
     }
 }
@@ -119,11 +119,11 @@ pub fn choose(settings: &Settings, guard: &Arc<Guard>, program: &Path, core: usi
     let settings = Settings { folder: format!("{}-try", settings.folder), ..settings.clone() };
     let one = |mechanism: &Mechanism| {
         let outcome = match make(*mechanism, &settings, guard) {
-            Err(error) => Outcome::Refused(error.to_string()),
+            Err(error) => Probe::Refused(error.to_string()),
             Ok(mut controller) => match measure::measure(&mut *controller, &settings, program, core, Effort::QUICK) {
-                Ok(figures) => Outcome::Works(figures),
-                Err(error) if has_one_core(core) => Outcome::Unmeasured(error.to_string()),
-                Err(error) => Outcome::Refused(error.to_string()),
+                Ok(figures) => Probe::Works(figures),
+                Err(error) if has_one_core(core) => Probe::Unmeasured(error.to_string()),
+                Err(error) => Probe::Refused(error.to_string()),
             },
         };
         Tried { mechanism: *mechanism, outcome }
@@ -144,14 +144,14 @@ mod tests {
 
     fn works(mechanism: Mechanism, latency_ns: f64) -> Tried {
         let figures = Figures { new_runs_ns: vec![latency_ns], ..Figures::default() };
-        Tried { mechanism, outcome: Outcome::Works(figures) }
+        Tried { mechanism, outcome: Probe::Works(figures) }
     }
 
     #[test]
     fn the_fastest_is_chosen_and_each_has_its_reason() {
-        let refused = Tried { mechanism: Mechanism::Realtime, outcome: Outcome::Refused("it is not permitted: EPERM".into()) };
+        let refused = Tried { mechanism: Mechanism::Realtime, outcome: Probe::Refused("it is not permitted: EPERM".into()) };
         let never = Figures { missed: 7, ..Figures::default() };
-        let never = Tried { mechanism: Mechanism::Freezer, outcome: Outcome::Works(never) };
+        let never = Tried { mechanism: Mechanism::Freezer, outcome: Probe::Works(never) };
         let choice = Choice::of(vec![works(Mechanism::Signal, 14_200.0), refused, works(Mechanism::Freeze, 13_000.0), never]);
         assert_eq!((choice.mechanism, choice.latency_ns()), (Some(Mechanism::Freeze), Some(13_000.0)));
         let want = [
@@ -167,7 +167,7 @@ mod tests {
     fn one_that_misses_many_switches_is_refused_however_quick_the_others_are() {
         let missing = |missed| {
             let figures = Figures { new_runs_ns: vec![9_000.0; 90], missed, ..Figures::default() };
-            Tried { mechanism: Mechanism::Realtime, outcome: Outcome::Works(figures) }
+            Tried { mechanism: Mechanism::Realtime, outcome: Probe::Works(figures) }
         };
         let of = |missed| Choice::of(vec![missing(missed), works(Mechanism::Signal, 14_200.0)]);
         assert_eq!(of(10).mechanism, Some(Mechanism::Realtime), "a tenth");
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn on_one_core_the_one_of_the_best_repute_is_chosen() {
-        let unmeasured = |mechanism| Tried { mechanism, outcome: Outcome::Unmeasured("there is one core".into()) };
+        let unmeasured = |mechanism| Tried { mechanism, outcome: Probe::Unmeasured("there is one core".into()) };
         let choice = Choice::of([Mechanism::Realtime, Mechanism::Signal, Mechanism::Freeze].map(unmeasured).to_vec());
         assert_eq!(choice.mechanism, Some(Mechanism::Freeze));
         assert!(choice.reasons()[2].contains("chosen for what it does elsewhere"));
