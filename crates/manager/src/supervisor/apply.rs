@@ -26,7 +26,7 @@ use sluice_api::model::EventKind;
 use sluice_config::diff::{Change, cores_of};
 
 /// The result of a configuration: its changes, and the old instances that are to leave.
-pub(super) type Outcome = Result<(Vec<Described>, Gone), SupervisorError>;
+pub(super) type ApplyResult = Result<(Vec<Described>, Gone), SupervisorError>;
 
 /// A configuration whose new versions of services are on trial.
 pub(super) struct Applying {
@@ -34,7 +34,7 @@ pub(super) struct Applying {
     wanted: Config,
     /// The source of its text.
     source: String,
-    reply: Sender<Outcome>,
+    reply: Sender<ApplyResult>,
 }
 
 /// Whether new instances of a service can succeed its old ones: the manager starts both, and they
@@ -64,7 +64,7 @@ impl Supervisor {
     /// # Errors
     /// As [`Supervisor::plan`], and if there are too few slots for the new instances. Nothing has
     /// changed then.
-    pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<ApplyResult>, SupervisorError> {
         let (reply, told) = channel();
         let mut trials = Vec::new();
         let number = self.changes.next_apply;
@@ -150,7 +150,7 @@ impl Supervisor {
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed. The steps
     /// before it stand, and its own beginnings are undone: the same configuration, corrected, can
     /// be applied again.
-    fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> Outcome {
+    fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> ApplyResult {
         let changes = self.plan(wanted)?;
         let told: Vec<Described> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
