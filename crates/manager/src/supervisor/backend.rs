@@ -124,7 +124,7 @@ fn last_of(name: &str, service: &str, chains: &[&config::Chain]) -> Option<ApiEr
 }
 
 /// The outcome of a placement, once the instances that it removes are gone.
-fn placed(told: &Receiver<promises::Outcome>) -> Result<Placed, ApiError> {
+fn placed(told: &Receiver<promises::PlaceResult>) -> Result<Placed, ApiError> {
     let outcome = told.recv_timeout(PLACED).map_err(|error| match error {
         RecvTimeoutError::Timeout => {
             ApiError::new(ErrorKind::Timeout, "the placement takes long", "it may still take effect: see `sluice slo list --live`")

@@ -52,7 +52,7 @@ const LEAST_BURST: u64 = 64;
 const SPREAD_PARTS: f64 = 16.0;
 
 /// The result of an assignment: the changes, and the NFs that are leaving.
-pub(super) type Outcome = Result<(Placed, Gone), SupervisorError>;
+pub(super) type PlaceResult = Result<(Placed, Gone), SupervisorError>;
 
 struct Kept {
     assignment: Assignment,
@@ -75,13 +75,13 @@ pub(super) struct Placing {
     is_late: bool,
     changes: Vec<sluice_api::change::Change>,
     until: Instant,
-    reply: Sender<Outcome>,
+    reply: Sender<PlaceResult>,
 }
 
 /// An instance that is being added for an SLO on demand.
 pub(super) struct Adding {
     pub(super) request: Request,
-    pub(super) outcome: Receiver<Outcome>,
+    pub(super) outcome: Receiver<PlaceResult>,
 }
 
 /// Observations of an SLO in the last window.
@@ -112,7 +112,7 @@ pub(super) struct Promises {
     pub(super) steering: Steering,
     pub(super) adding: Option<Adding>,
     /// The outcome of restoring the placement after a restart.
-    restoring: Option<Receiver<Outcome>>,
+    restoring: Option<Receiver<PlaceResult>>,
     /// Whether it was logged that SLOs on demand share no cache.
     pub(super) said_unshared: bool,
     /// Troubles with processes and classes, each logged once.
@@ -291,7 +291,7 @@ fn program_of(service: &Service) -> Program {
 
 impl Supervisor {
     /// Begins to put a requested assignment in force; its outcome goes to the receiver.
-    pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<PlaceResult>, SupervisorError> {
         let told = self.begin(assignment)?;
         self.promises.steering.ask_anew();
         // The outcome of an instance that was being added belongs to the former placement.
@@ -300,7 +300,7 @@ impl Supervisor {
     }
 
     /// Begins to put an assignment in force.
-    pub(super) fn begin(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin(&mut self, assignment: Assignment) -> Result<Receiver<PlaceResult>, SupervisorError> {
         self.not_placing()?;
         let invalid = |why: &dyn std::fmt::Display| SupervisorError::Invalid(format!("{why}; the placement before stands"));
         assignment.check().map_err(|error| invalid(&error))?;
@@ -375,7 +375,7 @@ impl Supervisor {
     }
 
     /// Begins to put an empty assignment in force.
-    pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<PlaceResult>, SupervisorError> {
         self.not_placing()?;
         let Some(kept) = &self.promises.kept else {
             let nothing = || SupervisorError::NoSuch("nothing is placed here".into());

@@ -12,7 +12,7 @@ use sluice_api::promise::{self as report, Placed};
 use sluice_dataplane::bucket::Bucket;
 use sluice_slo::assignment::Assignment;
 
-pub(super) type Outcome = Result<(Placed, Gone), SupervisorError>;
+pub(super) type PlaceResult = Result<(Placed, Gone), SupervisorError>;
 
 /// Never made.
 pub(super) struct Overlaid {
@@ -44,11 +44,11 @@ fn absent<T>() -> Result<T, SupervisorError> {
 }
 
 impl Supervisor {
-    pub(super) fn begin_placing(&mut self, _: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_placing(&mut self, _: Assignment) -> Result<Receiver<PlaceResult>, SupervisorError> {
         absent()
     }
 
-    pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<PlaceResult>, SupervisorError> {
         absent()
     }
 
