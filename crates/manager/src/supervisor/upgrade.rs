@@ -34,7 +34,7 @@ use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::succession::Succession;
 
 /// The result of an upgrade, and the old instances that are to leave.
-pub(super) type Outcome = Result<(api::Upgraded, Gone), SupervisorError>;
+pub(super) type UpgradeResult = Result<(api::Upgraded, Gone), SupervisorError>;
 
 pub(super) struct Upgrade {
     pub(super) service: u16,
@@ -50,9 +50,9 @@ pub(super) struct Upgrade {
 }
 
 pub(super) enum Purpose {
-    Version(Sender<Outcome>),
+    Version(Sender<UpgradeResult>),
     /// One instance moves to this core; the version stays.
-    Move(usize, Sender<Outcome>),
+    Move(usize, Sender<UpgradeResult>),
     /// The configuration of this number, which is applied when all its upgrades may go on. The
     /// sender is notified when this upgrade is over.
     Configuration(u64, Option<Sender<()>>),
@@ -103,7 +103,7 @@ impl Supervisor {
     }
 
     /// Begins to upgrade a service; the outcome goes to the receiver.
-    pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<UpgradeResult>, SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| self.no_such("service", name))?;
         self.not_upgrading(name)?;
         self.not_kept(name)?;
@@ -144,7 +144,7 @@ impl Supervisor {
     }
 
     /// Begins to move an instance to another core; the outcome goes to the receiver.
-    pub(super) fn begin_move(&mut self, name: &str, core: usize) -> Result<Receiver<Outcome>, SupervisorError> {
+    pub(super) fn begin_move(&mut self, name: &str, core: usize) -> Result<Receiver<UpgradeResult>, SupervisorError> {
         let number = self.nf_number(name).ok_or_else(|| self.no_such("NF", name))?;
         let Some(nf) = self.nfs.get(&number) else { return Err(self.no_such("NF", name)) };
         let at = nf.service;
