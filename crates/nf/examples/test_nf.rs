@@ -134,7 +134,7 @@ impl Writer {
 
     fn write(&self, data: &[u8]) {
         let (written, failed) = (self.written.clone(), self.failed.clone());
-        let callback = move |outcome: sluice_nf::storage::Outcome<'_>| match outcome {
+        let callback = move |outcome: sluice_nf::storage::IoResult<'_>| match outcome {
             Ok(_) => written.set(written.get() + 1),
             Err(_) => failed.set(failed.get() + 1),
         };
@@ -148,7 +148,7 @@ impl Handler for Writer {
             match packet.data()[0] {
                 b'w' => self.write(packet.data()),
                 b'r' => {
-                    let callback = |outcome: sluice_nf::storage::Outcome<'_>| match outcome {
+                    let callback = |outcome: sluice_nf::storage::IoResult<'_>| match outcome {
                         Ok(bytes) => println!("read {}", String::from_utf8_lossy(bytes)),
                         Err(error) => println!("read failed: {error}"),
                     };

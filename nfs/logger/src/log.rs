@@ -19,7 +19,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use sluice_nf::storage::{At, File, Outcome, RequestError, Storage};
+use sluice_nf::storage::{At, File, IoResult, RequestError, Storage};
 
 use crate::series::Series;
 
@@ -237,7 +237,7 @@ impl Log {
         match &self.sink {
             Sink::Async(storage) => {
                 let part = current.part.clone();
-                let callback = move |outcome: Outcome<'_>| {
+                let callback = move |outcome: IoResult<'_>| {
                     part.settle(packets, outcome.map(|bytes| bytes.len() as u64).map_err(|error| error.to_string()));
                 };
                 // Never full here, outside of callbacks; too large only if a packet is larger than

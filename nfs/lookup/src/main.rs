@@ -21,7 +21,7 @@ use std::time::Duration;
 use clap::Parser;
 use sluice_nf::header::parse;
 use sluice_nf::pull::{Nf, OwnedPacket};
-use sluice_nf::storage::{File, IoError, Outcome, Storage, StorageOptions};
+use sluice_nf::storage::{File, IoError, IoResult, Storage, StorageOptions};
 use sluice_nf::{Context, Options, Packet};
 use sluice_nf_parts::parse_args;
 use sluice_nf_parts::report::{Report, ReportArgs, Reporter};
@@ -162,7 +162,7 @@ impl Lookup {
             return;
         };
         let (waiting, is_reported) = (self.waiting.clone(), self.is_reported.clone());
-        let callback = move |outcome: Outcome<'_>| {
+        let callback = move |outcome: IoResult<'_>| {
             let answer = match outcome {
                 Ok(bucket) if bucket.len() == BLOCK => table::find(bucket, address).map_or(Answer::Missing, Answer::Record),
                 Ok(_) | Err(_) => Answer::Failed,

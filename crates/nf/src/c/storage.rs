@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use super::{CContext, Code, fail, guard, remember};
-use crate::storage::{At, File, Outcome, RequestError, Storage, StorageOptions};
+use crate::storage::{At, File, IoResult, RequestError, Storage, StorageOptions};
 
 /// The header's SLUICE_APPEND.
 const APPEND: u64 = u64::MAX;
@@ -42,7 +42,7 @@ impl CStorage {
     }
 }
 
-fn callback(done: Option<Done>, context: *mut c_void) -> impl FnOnce(Outcome<'_>) + 'static {
+fn callback(done: Option<Done>, context: *mut c_void) -> impl FnOnce(IoResult<'_>) + 'static {
     move |outcome| {
         let Some(done) = done else { return };
         let (error, data, len) = match outcome {

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
-use super::error::Outcome;
+use super::error::IoResult;
 
 const WORDS: usize = 6;
 
@@ -15,13 +15,13 @@ type ClosureSpace = MaybeUninit<[usize; WORDS]>;
 /// Operations on the closure in a [`ClosureSpace`].
 struct Table {
     /// Moves the closure out of the room and calls it.
-    call: unsafe fn(*mut ClosureSpace, Outcome<'_>),
+    call: unsafe fn(*mut ClosureSpace, IoResult<'_>),
     drop: unsafe fn(*mut ClosureSpace),
 }
 
 struct Of<F>(PhantomData<F>);
 
-impl<F: FnOnce(Outcome<'_>) + 'static> Of<F> {
+impl<F: FnOnce(IoResult<'_>) + 'static> Of<F> {
     const TABLE: Table = Table {
         call: |room, outcome| {
             // SAFETY: the room holds an F (see Callback::inline), which is read only once (see
@@ -42,17 +42,17 @@ pub(super) struct Callback {
 }
 
 impl Callback {
-    pub(super) fn new<F: FnOnce(Outcome<'_>) + 'static>(f: F) -> Self {
+    pub(super) fn new<F: FnOnce(IoResult<'_>) + 'static>(f: F) -> Self {
         if size_of::<F>() <= size_of::<ClosureSpace>() && align_of::<F>() <= align_of::<ClosureSpace>() {
             Self::inline(f)
         } else {
             let boxed = Box::new(f);
-            Self::inline(move |outcome: Outcome<'_>| boxed(outcome))
+            Self::inline(move |outcome: IoResult<'_>| boxed(outcome))
         }
     }
 
     /// Puts a closure that fits into the room.
-    fn inline<F: FnOnce(Outcome<'_>) + 'static>(f: F) -> Self {
+    fn inline<F: FnOnce(IoResult<'_>) + 'static>(f: F) -> Self {
         const { assert!(align_of::<ClosureSpace>() == align_of::<usize>()) };
         assert!(size_of::<F>() <= size_of::<ClosureSpace>() && align_of::<F>() <= align_of::<ClosureSpace>());
         let mut room = ClosureSpace::uninit();
@@ -61,7 +61,7 @@ impl Callback {
         Self { room, table: &Of::<F>::TABLE, stays: PhantomData }
     }
 
-    pub(super) fn call(self, outcome: Outcome<'_>) {
+    pub(super) fn call(self, outcome: IoResult<'_>) {
         // The call moves the closure out, also when it panics: nothing here drops it again.
         let mut this = ManuallyDrop::new(self);
         let call = this.table.call;

@@ -67,7 +67,7 @@ pub struct IoError {
 }
 
 /// A callback's argument: the bytes read (fewer at the end of the file) or written, or the error.
-pub type Outcome<'a> = Result<&'a [u8], IoError>;
+pub type IoResult<'a> = Result<&'a [u8], IoError>;
 
 #[cfg(test)]
 mod tests {

@@ -77,7 +77,7 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-pub use error::{IoError, Outcome, RequestError, StorageError};
+pub use error::{IoError, IoResult, RequestError, StorageError};
 pub use file::{At, File};
 
 use crate::context::Context;
@@ -209,7 +209,7 @@ impl Storage {
         file: &File,
         at: u64,
         len: usize,
-        callback: impl FnOnce(Outcome<'_>) + 'static,
+        callback: impl FnOnce(IoResult<'_>) + 'static,
     ) -> Result<(), RequestError> {
         let at = file.place(At::Byte(at));
         self.0.request(len, Callback::new(callback), |buffer, callback| buffer.read(file, at, len, callback))
@@ -224,7 +224,7 @@ impl Storage {
         file: &File,
         at: At,
         data: &[u8],
-        callback: impl FnOnce(Outcome<'_>) + 'static,
+        callback: impl FnOnce(IoResult<'_>) + 'static,
     ) -> Result<(), RequestError> {
         self.write_parts(file, at, &[data], callback)
     }
@@ -238,7 +238,7 @@ impl Storage {
         file: &File,
         at: At,
         parts: &[&[u8]],
-        callback: impl FnOnce(Outcome<'_>) + 'static,
+        callback: impl FnOnce(IoResult<'_>) + 'static,
     ) -> Result<(), RequestError> {
         let len = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
         // Evaluated after a wait: callbacks may have moved the file's end.

@@ -36,7 +36,7 @@ impl Fixture {
     }
 
     /// A callback that records its argument under `name`.
-    fn note(&self, name: u32) -> impl FnOnce(Outcome<'_>) + use<> {
+    fn note(&self, name: u32) -> impl FnOnce(IoResult<'_>) + use<> {
         let seen = self.seen.clone();
         move |outcome| seen.borrow_mut().push((name, outcome.map(<[u8]>::to_vec)))
     }
@@ -394,7 +394,7 @@ fn model(path: &Path, operations: &[(bool, u16, u8)], batch_operations: usize) -
         } else {
             let (want, reads, wrong) = (expected[range].to_vec(), reads.clone(), wrong.clone());
             asked += 1;
-            let check = move |outcome: Outcome<'_>| {
+            let check = move |outcome: IoResult<'_>| {
                 reads.set(reads.get() + 1);
                 wrong.set(wrong.get() + u32::from(outcome != Ok(&want[..])));
             };
