@@ -111,7 +111,7 @@ pub(crate) fn duration(from_ms: u64, now_ms: u64) -> (u32, u32) {
 
 /// The effect of a change.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Outcome {
+pub struct Effect {
     /// Whether packets may match other entries, or matching entries act differently.
     pub changed: bool,
     pub removed: Vec<FlowRemoved>,
@@ -173,7 +173,7 @@ impl FlowTable {
     ///
     /// # Errors
     /// The fault to report; the table is unchanged.
-    pub fn change(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Outcome, Fault> {
+    pub fn change(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Effect, Fault> {
         let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
         if change.table_id != 0 && !(deletes && change.table_id == ALL_TABLES) {
             return Err(Fault::FLOW_TABLE_ID);
@@ -188,7 +188,7 @@ impl FlowTable {
         }
     }
 
-    fn add(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Outcome, Fault> {
+    fn add(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Effect, Fault> {
         let output = instruction::output_of(&change.instructions)?;
         let overlaps = |entry: &Entry| entry.priority == change.priority && entry.fields.overlaps(&change.fields);
         if change.flags & flow_flag::CHECK_OVERLAP != 0 && self.entries.values().any(overlaps) {
@@ -225,7 +225,7 @@ impl FlowTable {
             before,
         };
         self.entries.insert(number, entry);
-        Ok(Outcome { changed: true, removed: Vec::new() })
+        Ok(Effect { changed: true, removed: Vec::new() })
     }
 
     /// Numbers of the entries that a modify or delete selects.
@@ -240,7 +240,7 @@ impl FlowTable {
         self.entries.values().filter(is_asked).map(|e| e.number).collect()
     }
 
-    fn modify(&mut self, change: &FlowMod, counts: &dyn Counts) -> Result<Outcome, Fault> {
+    fn modify(&mut self, change: &FlowMod, counts: &dyn Counts) -> Result<Effect, Fault> {
         let output = instruction::output_of(&change.instructions)?;
         let mut changed = false;
         for number in self.asked(change) {
@@ -253,12 +253,12 @@ impl FlowTable {
                 entry.before = Count::default();
             }
         }
-        Ok(Outcome { changed, removed: Vec::new() })
+        Ok(Effect { changed, removed: Vec::new() })
     }
 
-    fn delete(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Outcome {
+    fn delete(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Effect {
         let asked = self.asked(change);
-        Outcome { changed: !asked.is_empty(), removed: self.remove(&asked, Reason::Delete, counts, now_ms) }
+        Effect { changed: !asked.is_empty(), removed: self.remove(&asked, Reason::Delete, counts, now_ms) }
     }
 
     fn remove(&mut self, numbers: &[u32], reason: Reason, counts: &dyn Counts, now_ms: u64) -> Vec<FlowRemoved> {
@@ -288,9 +288,9 @@ impl FlowTable {
     }
 
     /// Removes expired entries.
-    pub fn expire(&mut self, counts: &dyn Counts, now_ms: u64) -> Outcome {
+    pub fn expire(&mut self, counts: &dyn Counts, now_ms: u64) -> Effect {
         let over = |from_ms: u64, timeout: u16| timeout > 0 && now_ms.saturating_sub(from_ms) >= u64::from(timeout) * 1000;
-        let mut outcome = Outcome::default();
+        let mut outcome = Effect::default();
         for reason in [Reason::Hard, Reason::Idle] {
             let is_over = |e: &&Entry| match reason {
                 Reason::Hard => over(e.created_ms, e.hard_timeout),

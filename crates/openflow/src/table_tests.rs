@@ -153,7 +153,7 @@ fn entries_go_when_their_time_is_over() {
     table.change(&add(3, 1, 0, 0), &counted, 0).unwrap();
     table.change(&add(4, 0, 0, flags), &counted, 0).unwrap();
     let second = table.entries().nth(1).unwrap().number;
-    assert_eq!(table.expire(&counted, 999), Outcome::default());
+    assert_eq!(table.expire(&counted, 999), Effect::default());
     let outcome = table.expire(&counted, 1000);
     assert!(outcome.changed && outcome.removed.is_empty(), "no message was requested");
     counted.add(second, 3, 1900);
@@ -161,12 +161,12 @@ fn entries_go_when_their_time_is_over() {
     assert_eq!(outcome.removed.iter().map(|r| (r.reason, r.packets)).collect::<Vec<_>>(), [(Reason::Idle, 0)]);
     for now in [3000, 4000, 4900] {
         counted.add(second, 1, now);
-        assert_eq!(table.expire(&counted, now), Outcome::default());
+        assert_eq!(table.expire(&counted, now), Effect::default());
     }
     let outcome = table.expire(&counted, 5000);
     let sent: Vec<_> = outcome.removed.iter().map(|r| (r.reason, r.packets, r.bytes, r.duration_s)).collect();
     assert_eq!(sent, [(Reason::Hard, 6, 600, 5)]);
-    assert_eq!(table.expire(&counted, 1 << 40), Outcome::default(), "without timeouts it stays");
+    assert_eq!(table.expire(&counted, 1 << 40), Effect::default(), "without timeouts it stays");
     assert_eq!(table.len(), 1);
 }
 
