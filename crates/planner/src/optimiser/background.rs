@@ -10,7 +10,7 @@ use crate::demand::Demand;
 use sluice_slo::placement::{Placement, ServerShape};
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct Improvement {
     pub solution: Solution,
     /// Where everything would run. Running instances stay where they are as far as possible; all of
     /// them stay where the solution takes more servers only because memory is rounded up to cores.
@@ -19,7 +19,7 @@ pub struct Outcome {
     pub before: usize,
 }
 
-impl Outcome {
+impl Improvement {
     pub fn saves(&self) -> usize {
         self.before.saturating_sub(self.placement.used())
     }
@@ -29,7 +29,7 @@ impl Outcome {
 /// its result is lost.
 #[derive(Debug)]
 pub struct Background {
-    result: Receiver<Result<Outcome, OptimiserError>>,
+    result: Receiver<Result<Improvement, OptimiserError>>,
 }
 
 impl Background {
@@ -47,7 +47,7 @@ impl Background {
     }
 
     /// The result, once; none while it runs.
-    pub fn poll(&self) -> Option<Result<Outcome, OptimiserError>> {
+    pub fn poll(&self) -> Option<Result<Improvement, OptimiserError>> {
         match self.result.try_recv() {
             Ok(result) => Some(result),
             Err(TryRecvError::Empty) => None,
@@ -59,7 +59,7 @@ impl Background {
     ///
     /// # Errors
     /// [`OptimiserError`]; the placement stays as it is.
-    pub fn wait(self) -> Result<Outcome, OptimiserError> {
+    pub fn wait(self) -> Result<Improvement, OptimiserError> {
         self.result.recv().unwrap_or_else(|_| Err(OptimiserError::Solver("it has ended without an answer".into())))
     }
 }
@@ -71,7 +71,7 @@ impl Background {
 /// # Errors
 /// [`OptimiserError`]; [`OptimiserError::OutOfTime`] if time ran out with nothing better than the
 /// current placement.
-pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: Duration) -> Result<Outcome, OptimiserError> {
+pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: Duration) -> Result<Improvement, OptimiserError> {
     let began = Instant::now();
     let mut solution = solve_in_parts(demands, shape, PART, limit)?;
     let is_rounded = demands.iter().any(|demand| demand.counted_cores > demand.cores);
@@ -94,5 +94,5 @@ pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: 
     };
     let stays = is_rounded && solution.servers() > before && demands.iter().all(carries);
     let placement = if stays { current.clone() } else { assign(&solution, demands, shape, current)? };
-    Ok(Outcome { solution, placement, before })
+    Ok(Improvement { solution, placement, before })
 }
