@@ -198,7 +198,7 @@ pub fn ask(
     daemon: &crate::bench::daemon::Daemon,
     tenants: &[(&str, &str)],
     load: Load,
-) -> Result<Outcome, Miss> {
+) -> Result<WebResults, Miss> {
     let seconds = lab.args.seconds.ceil().max(1.0);
     let client = |server: &str| -> anyhow::Result<Running> {
         let mut command = Command::new("taskset");
@@ -221,11 +221,11 @@ pub fn ask(
     }
     let after = lab.read(daemon)?;
     let disorder = disorder(wires)? - disorder_before;
-    Ok(Outcome { served, disorder: disorder as f64 / seconds, sample: nfs(&before, &after) })
+    Ok(WebResults { served, disorder: disorder as f64 / seconds, sample: nfs(&before, &after) })
 }
 
 /// Results of a measurement.
-pub struct Outcome {
+pub struct WebResults {
     /// By tenant.
     pub served: Vec<Served>,
     /// Out-of-order segments per second, at either end.
