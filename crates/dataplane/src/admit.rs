@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
-use crate::chain::{Chain, DropReason, Path, Step};
+use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
 use crate::frame::{self, Held, Packet, Place, SAMPLED, TRACED, URGENT, owner};
 use crate::hop::word_after;
@@ -224,8 +224,8 @@ impl Plane {
     #[inline(never)]
     fn enter_own(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         let memory = match path.step(0) {
-            Step::Nf(nf) => self.memory_of(nf),
-            Step::Port(_) => frame::NO_ARENA,
+            NextHop::Nf(nf) => self.memory_of(nf),
+            NextHop::Port(_) => frame::NO_ARENA,
         };
         if memory == frame::NO_ARENA {
             return self.start(path, number, packets, packet_flags, traceable, urgent);
@@ -321,7 +321,7 @@ impl Plane {
         &mut self,
         path: &Path,
         number: u32,
-        step: Step,
+        step: NextHop,
         burst: &mut [Descriptor],
         marked: Option<(usize, u8)>,
         urgent: u32,
@@ -335,8 +335,8 @@ impl Plane {
             self.entered_ns[descriptor.frame as usize].store(self.now_ns, Ordering::Relaxed);
             descriptor.flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
             let to = match step {
-                Step::Nf(nf) => TraceWhat::ToNf(nf),
-                Step::Port(port) => TraceWhat::ToPort(port),
+                NextHop::Nf(nf) => TraceWhat::ToNf(nf),
+                NextHop::Port(port) => TraceWhat::ToPort(port),
             };
             self.tell(descriptor.frame, descriptor.len, mark, number, to);
         }

@@ -365,7 +365,7 @@ pub struct Path {
 
 /// Where a packet goes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum NextHop {
     /// To this NF.
     Nf(u16),
     /// Out of this port.
@@ -411,10 +411,10 @@ impl Path {
 
     /// Where a packet goes at hop number `hop`.
     #[inline(always)]
-    pub fn step(&self, hop: usize) -> Step {
+    pub fn step(&self, hop: usize) -> NextHop {
         match self.hops.get(hop) {
-            Some(hop) => Step::Nf(hop.nf),
-            None => Step::Port(self.egress),
+            Some(hop) => NextHop::Nf(hop.nf),
+            None => NextHop::Port(self.egress),
         }
     }
 }
@@ -540,8 +540,8 @@ mod tests {
         assert_eq!(path.hops.len(), 3);
         assert_eq!(path.hops[0].nf, path.hops[2].nf, "a service that comes twice is met in the same instance");
         assert!(!path.hops[0].last_visit && path.hops[1].last_visit && path.hops[2].last_visit);
-        assert_eq!(path.step(1), Step::Nf(6));
-        assert_eq!(path.step(3), Step::Port(9));
+        assert_eq!(path.step(1), NextHop::Nf(6));
+        assert_eq!(path.step(3), NextHop::Port(9));
         assert_eq!(decide(&registry, &tables, 2, 0, 12345, None), number, "the same combination has one number");
         assert_ne!(decide(&registry, &tables, 3, 0, 12345, None), number, "another ingress port is another path");
     }
@@ -604,7 +604,7 @@ mod tests {
             let registry = PathRegistry::new(64);
             let number = decide(&registry, &tables(vec![chain(0, 1, &[0, 1], policy)], broken.clone()), 0, 0, 1, None);
             let path = registry.get(number).unwrap();
-            assert!(path.refuses() && !path.goes() && path.nfs.is_empty() && path.step(0) == Step::Port(u16::MAX));
+            assert!(path.refuses() && !path.goes() && path.nfs.is_empty() && path.step(0) == NextHop::Port(u16::MAX));
         }
     }
 

@@ -26,7 +26,7 @@ use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 
 use crate::chain::registry::Course;
-use crate::chain::{self, DropReason, Kind, Path, PathRegistry, Sent, Step};
+use crate::chain::{self, DropReason, Kind, NextHop, Path, PathRegistry, Sent};
 use crate::classify::key::FlowKey;
 use crate::end::{Drain, Starts};
 use crate::frame::{self, Held, Place, SAMPLED, TRACED, URGENT, owner};
@@ -93,8 +93,8 @@ impl Plane {
             let next = word_after(step, hop + 1, 0, held.path);
             // A packet for a port gets its last word here: a device may free it.
             let meanwhile = match step {
-                Step::Nf(_) => in_hand(word),
-                Step::Port(_) => {
+                NextHop::Nf(_) => in_hand(word),
+                NextHop::Port(_) => {
                     self.table.free(first.frame);
                     0
                 }
@@ -173,7 +173,7 @@ impl Plane {
             }
             Some(Verdict::ToPort) if sent == Sent::Goes => {
                 self.release_from(path, hop, 1);
-                self.go_on(path, held, path.hops.len(), Step::Port(descriptor.arg), clean);
+                self.go_on(path, held, path.hops.len(), NextHop::Port(descriptor.arg), clean);
             }
             Some(Verdict::ToService) if sent == Sent::Goes => self.detour(registry, path, held, clean, descriptor.arg),
             Some(Verdict::ToPort | Verdict::ToService) => {
@@ -194,14 +194,14 @@ impl Plane {
     }
 
     /// Passes one packet on, with its marks.
-    pub(crate) fn go_on(&mut self, path: &Path, held: Held, hop: usize, step: Step, mut descriptor: Descriptor) {
+    pub(crate) fn go_on(&mut self, path: &Path, held: Held, hop: usize, step: NextHop, mut descriptor: Descriptor) {
         let (frame, number) = (descriptor.frame, held.path);
         match step {
-            Step::Nf(nf) => {
+            NextHop::Nf(nf) => {
                 self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
                 descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
             }
-            Step::Port(port) => {
+            NextHop::Port(port) => {
                 self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
                 if held.flags & SAMPLED != 0 {
                     let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
@@ -257,7 +257,7 @@ impl Plane {
             return self.lose(path, held, hop, descriptor.frame, DropReason::RingFull);
         }
         self.release_from(path, hop, 1);
-        self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, Step::Nf(nf), descriptor);
+        self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, NextHop::Nf(nf), descriptor);
     }
 
     /// Takes back every frame that a dead NF held, and returns how many. Packets that it returned
@@ -298,9 +298,9 @@ impl Plane {
     /// Passes packets in this thread's hands to an NF's ring, or as copies to another tenant's, or
     /// to a port's buffer. `words` gives the table word of each once an NF has it.
     #[inline(always)]
-    pub(crate) fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+    pub(crate) fn pass(&mut self, path: &Path, hop: usize, step: NextHop, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         match step {
-            Step::Nf(nf) if self.frames.are_several() => self.cross(path, hop, nf, burst, words),
+            NextHop::Nf(nf) if self.frames.are_several() => self.cross(path, hop, nf, burst, words),
             _ => self.hand_on(path, hop, step, burst, words),
         }
     }
@@ -310,7 +310,7 @@ impl Plane {
     fn cross(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         let memory = self.memory_of(nf);
         if memory == frame::NO_ARENA || burst.iter().all(|descriptor| self.frames.arena_of(descriptor.frame) == memory) {
-            return self.hand_on(path, hop, Step::Nf(nf), burst, words);
+            return self.hand_on(path, hop, NextHop::Nf(nf), burst, words);
         }
         let mut own = [Descriptor::default(); BURST];
         let own = &mut own[..burst.len().min(BURST)];
@@ -326,7 +326,7 @@ impl Plane {
             }
         }
         if n > 0 {
-            self.hand_on(path, hop, Step::Nf(nf), &own[..n], &words);
+            self.hand_on(path, hop, NextHop::Nf(nf), &own[..n], &words);
         }
         if n < own.len() {
             self.frames.count_starved(memory, own.len() - n);
@@ -336,17 +336,17 @@ impl Plane {
 
     /// Passes packets that lie in the right arena to an NF's ring or a port's buffer.
     #[inline(always)]
-    fn hand_on(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+    fn hand_on(&mut self, path: &Path, hop: usize, step: NextHop, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         if self.unannounced.len() == self.unannounced.capacity() {
             // Its memory does not grow here.
             self.announce();
         }
         match step {
-            Step::Nf(nf) if self.runs_inline(nf) => {
+            NextHop::Nf(nf) if self.runs_inline(nf) => {
                 let words: [u64; BURST] = std::array::from_fn(words);
                 self.run_inline(path, hop, nf, burst, &words);
             }
-            Step::Nf(nf) => {
+            NextHop::Nf(nf) => {
                 let mut queued = 0;
                 if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
                     let queue = end.queue(self.index);
@@ -393,7 +393,7 @@ impl Plane {
                     self.refuse(path, hop, nf, &burst[queued..], |i| words(queued + i));
                 }
             }
-            Step::Port(port) => self.emit(path, port, burst),
+            NextHop::Port(port) => self.emit(path, port, burst),
         }
     }
 
@@ -433,10 +433,10 @@ impl Plane {
 /// The table word of a packet after a step. A packet for a port has no owner: it waits in a buffer
 /// of the manager, and a device may free it.
 #[inline(always)]
-pub(crate) fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
+pub(crate) fn word_after(step: NextHop, hop: usize, flags: u8, path: u32) -> u64 {
     match step {
-        Step::Nf(nf) => Held { owner: owner::FIRST_NF + nf, hop: hop as u8, flags, path }.pack(),
-        Step::Port(_) => 0,
+        NextHop::Nf(nf) => Held { owner: owner::FIRST_NF + nf, hop: hop as u8, flags, path }.pack(),
+        NextHop::Port(_) => 0,
     }
 }
 

@@ -18,7 +18,7 @@ use sluice_shm::descriptor::Descriptor;
 
 #[cfg(doc)]
 use crate::chain::Member;
-use crate::chain::{DropReason, Path, PathRegistry, Step};
+use crate::chain::{DropReason, NextHop, Path, PathRegistry};
 use crate::frame::Held;
 use crate::handle::{NfHandle, StopReason};
 use crate::hop::{violations, word_after};
@@ -97,7 +97,7 @@ impl Plane {
             if path.hops[hop].last_visit {
                 self.give_back(nf, count as u32);
             }
-            if let Step::Port(_) = step {
+            if let NextHop::Port(_) = step {
                 // A packet for a port gets its last word here: a device may free it.
                 burst[start..i].iter().for_each(|descriptor| self.table.free(descriptor.frame));
             }
