@@ -234,7 +234,7 @@ pub fn reap(spawned: &Spawned) -> Result<Option<Exit>, Errno> {
 /// The step at which the child failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
-pub enum Step {
+pub enum ChildStep {
     Namespace = 14,
     Cgroup = 15,
     /// Making its own mounts.
@@ -264,7 +264,7 @@ pub enum Step {
     Kept = 18,
 }
 
-impl Step {
+impl ChildStep {
     const ALL: [Self; 18] = [
         Self::Namespace,
         Self::Cgroup,
@@ -305,7 +305,7 @@ pub enum SpawnError {
     #[error("NF {name}: cannot {what}: {error}{advice}")]
     Step {
         name: String,
-        step: Step,
+        step: ChildStep,
         what: String,
         error: Errno,
         /// What to do, if more is known than the error says.
@@ -314,49 +314,49 @@ pub enum SpawnError {
 }
 
 impl SpawnError {
-    fn step(spec: &SpawnSpec, step: Step, error: Errno) -> Self {
+    fn step(spec: &SpawnSpec, step: ChildStep, error: Errno) -> Self {
         let uid = spec.user.as_ref().map_or(0, |u| u.uid);
         let what = match step {
-            Step::Namespace => "enter its network namespace".into(),
-            Step::Cgroup => "join its cgroup".into(),
-            Step::Mounts => "make mounts of its own".into(),
-            Step::Descriptors => "close the manager's descriptors".into(),
-            Step::Group => "make a process group".into(),
-            Step::Null => "open /dev/null".into(),
-            Step::Log => match &spec.stdio {
+            ChildStep::Namespace => "enter its network namespace".into(),
+            ChildStep::Cgroup => "join its cgroup".into(),
+            ChildStep::Mounts => "make mounts of its own".into(),
+            ChildStep::Descriptors => "close the manager's descriptors".into(),
+            ChildStep::Group => "make a process group".into(),
+            ChildStep::Null => "open /dev/null".into(),
+            ChildStep::Log => match &spec.stdio {
                 Stdio::Log(path) => format!("open its log {}", path.display()),
                 Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => "open its log".into(),
             },
-            Step::Streams => "place its standard streams".into(),
-            Step::Core => {
+            ChildStep::Streams => "place its standard streams".into(),
+            ChildStep::Core => {
                 let cores: Vec<String> = spec.cores.iter().map(ToString::to_string).collect();
                 format!("pin it to core {}", cores.join(", "))
             }
-            Step::Limit => "set its limits".into(),
-            Step::User => format!("become user {uid}"),
-            Step::NoNewPrivileges => "give up gaining privileges".into(),
-            Step::DeathSignal => "tie it to the manager's life".into(),
-            Step::Signals => "reset its signals".into(),
-            Step::Filter => "install its filter of system calls".into(),
-            Step::Exec => format!("execute {}", spec.exec.display()),
-            Step::Capabilities => "give up its capabilities".into(),
-            Step::Kept => "enter the process namespace of NFs".into(),
+            ChildStep::Limit => "set its limits".into(),
+            ChildStep::User => format!("become user {uid}"),
+            ChildStep::NoNewPrivileges => "give up gaining privileges".into(),
+            ChildStep::DeathSignal => "tie it to the manager's life".into(),
+            ChildStep::Signals => "reset its signals".into(),
+            ChildStep::Filter => "install its filter of system calls".into(),
+            ChildStep::Exec => format!("execute {}", spec.exec.display()),
+            ChildStep::Capabilities => "give up its capabilities".into(),
+            ChildStep::Kept => "enter the process namespace of NFs".into(),
         };
         let advice = match (step, error) {
-            (Step::Descriptors, Errno::NOSYS | Errno::INVAL) => "; Linux 5.11 or later is needed",
-            (Step::Core, Errno::INVAL) => "; choose a core that this host has and that the manager may use",
-            (Step::Mounts, Errno::PERM) => "; run sluiced as root, in a container or unit that may mount",
-            (Step::User, Errno::PERM) => "; run sluiced as root, or leave `user` out",
-            (Step::User, Errno::INVAL) => {
+            (ChildStep::Descriptors, Errno::NOSYS | Errno::INVAL) => "; Linux 5.11 or later is needed",
+            (ChildStep::Core, Errno::INVAL) => "; choose a core that this host has and that the manager may use",
+            (ChildStep::Mounts, Errno::PERM) => "; run sluiced as root, in a container or unit that may mount",
+            (ChildStep::User, Errno::PERM) => "; run sluiced as root, or leave `user` out",
+            (ChildStep::User, Errno::INVAL) => {
                 "; this user namespace does not have that user: set [manager] uids to a range that it has"
             }
-            (Step::Exec, Errno::AGAIN) => "; its user has as many processes as it may: raise `pids` of its service",
-            (Step::Exec, Errno::NOENT) => "; there is no such program, or not the interpreter that its first line names",
-            (Step::Exec, Errno::ACCESS) => {
+            (ChildStep::Exec, Errno::AGAIN) => "; its user has as many processes as it may: raise `pids` of its service",
+            (ChildStep::Exec, Errno::NOENT) => "; there is no such program, or not the interpreter that its first line names",
+            (ChildStep::Exec, Errno::ACCESS) => {
                 "; it is not executable, or closed to the NF's user: put it in a folder that is open to others, such as /usr/local/bin, \
                  and `chmod o+rx` it"
             }
-            (Step::Exec, Errno::NOEXEC) => "; it is not a program for this machine",
+            (ChildStep::Exec, Errno::NOEXEC) => "; it is not a program for this machine",
             _ => "",
         };
         Self::Step { name: spec.name.clone(), step, what, error, advice }
@@ -408,7 +408,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
 
     let born_in = spec.born_in.as_ref().map(|folder| {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(folder, flags, rustix::fs::Mode::empty()).map_err(|error| SpawnError::step(spec, Step::Cgroup, error))
+        rustix::fs::open(folder, flags, rustix::fs::Mode::empty()).map_err(|error| SpawnError::step(spec, ChildStep::Cgroup, error))
     });
     let born_in = born_in.transpose()?;
 
@@ -451,7 +451,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         Ok((failed, step, errno)) => {
             // The child has ended, or is about to: collect it here, since no other code knows it.
             let _ = process::wait(failed.pidfd.as_fd());
-            let step = Step::ALL.into_iter().find(|s| *s as i32 == step).unwrap_or(Step::Exec);
+            let step = ChildStep::ALL.into_iter().find(|s| *s as i32 == step).unwrap_or(ChildStep::Exec);
             Err(SpawnError::step(spec, step, Errno::from_raw_os_error(errno)))
         }
     }
@@ -520,7 +520,7 @@ struct Needs {
     apart: bool,
     /// Descriptor of the manager's process, or -1.
     manager: c_int,
-    /// The [`Step`] that failed, or 0.
+    /// The [`ChildStep`] that failed, or 0.
     step: i32,
     errno: i32,
 }
@@ -782,7 +782,7 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 ///
 /// # Safety
 /// Only in the child, with a plan whose pointers are valid.
-unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
+unsafe fn prepare_and_exec(plan: &Needs) -> (ChildStep, i32) {
     /// Makes a system call and evaluates to its result; returns the step and errno if it fails.
     macro_rules! must {
         ($step:expr, $number:ident $(, $argument:expr)*) => {{
@@ -800,80 +800,80 @@ unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
     unsafe {
         if plan.apart {
             // Set while the manager's descriptor is open to check that it lives.
-            must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
+            must!(ChildStep::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
             let mut manager = libc::pollfd { fd: plan.manager, events: libc::POLLIN, revents: 0 };
             let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             let one = 1 as c_long;
-            if must!(Step::DeathSignal, SYS_ppoll, &raw mut manager, one, &raw mut now, null::<c_void>(), UNUSED) != 0 {
-                return (Step::DeathSignal, libc::ESRCH);
+            if must!(ChildStep::DeathSignal, SYS_ppoll, &raw mut manager, one, &raw mut now, null::<c_void>(), UNUSED) != 0 {
+                return (ChildStep::DeathSignal, libc::ESRCH);
             }
         }
         if plan.netns >= 0 {
-            must!(Step::Namespace, SYS_setns, c_long::from(plan.netns), c_long::from(libc::CLONE_NEWNET));
+            must!(ChildStep::Namespace, SYS_setns, c_long::from(plan.netns), c_long::from(libc::CLONE_NEWNET));
         }
         let (first, last, unshare) = (3 as c_long, c_long::from(u32::MAX), c_long::from(libc::CLOSE_RANGE_UNSHARE));
         let pipe = c_long::from(plan.pipe);
         if pipe < first {
-            must!(Step::Descriptors, SYS_close_range, first, last, unshare);
+            must!(ChildStep::Descriptors, SYS_close_range, first, last, unshare);
         } else {
-            must!(Step::Descriptors, SYS_close_range, pipe.wrapping_add(1), last, unshare);
+            must!(ChildStep::Descriptors, SYS_close_range, pipe.wrapping_add(1), last, unshare);
             if pipe > first {
-                must!(Step::Descriptors, SYS_close_range, first, pipe.wrapping_sub(1), UNUSED);
+                must!(ChildStep::Descriptors, SYS_close_range, first, pipe.wrapping_sub(1), UNUSED);
             }
         }
-        must!(Step::Group, SYS_setpgid, UNUSED, UNUSED);
+        must!(ChildStep::Group, SYS_setpgid, UNUSED, UNUSED);
         if !plan.cgroup.is_null() {
             let flags = c_long::from(libc::O_WRONLY | libc::O_CLOEXEC);
-            let file = must!(Step::Cgroup, SYS_openat, c_long::from(libc::AT_FDCWD), plan.cgroup, flags, UNUSED);
+            let file = must!(ChildStep::Cgroup, SYS_openat, c_long::from(libc::AT_FDCWD), plan.cgroup, flags, UNUSED);
             // 0 stands for the writing process.
-            must!(Step::Cgroup, SYS_write, file, c"0".as_ptr(), 1 as c_long);
-            must!(Step::Cgroup, SYS_close, file);
+            must!(ChildStep::Cgroup, SYS_write, file, c"0".as_ptr(), 1 as c_long);
+            must!(ChildStep::Cgroup, SYS_close, file);
         }
         if plan.apart {
             // Mounts made here are invisible outside; unmounts of the host propagate here.
             let (top, proc, cgroups) = (c"/".as_ptr(), c"/proc".as_ptr(), c"/sys/fs/cgroup".as_ptr());
             let slave = (libc::MS_REC | libc::MS_SLAVE) as c_long;
-            must!(Step::Mounts, SYS_mount, c"none".as_ptr(), top, null::<c_char>(), slave, null::<c_void>());
+            must!(ChildStep::Mounts, SYS_mount, c"none".as_ptr(), top, null::<c_char>(), slave, null::<c_void>());
             let plain = (libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC) as c_long;
-            must!(Step::Mounts, SYS_mount, c"proc".as_ptr(), proc, c"proc".as_ptr(), plain, null::<c_void>());
+            must!(ChildStep::Mounts, SYS_mount, c"proc".as_ptr(), proc, c"proc".as_ptr(), plain, null::<c_void>());
             if !plan.cgroup.is_null() {
-                must!(Step::Mounts, SYS_unshare, c_long::from(libc::CLONE_NEWCGROUP));
+                must!(ChildStep::Mounts, SYS_unshare, c_long::from(libc::CLONE_NEWCGROUP));
                 let kind = c"cgroup2".as_ptr();
-                must!(Step::Mounts, SYS_mount, c"cgroup2".as_ptr(), cgroups, kind, plain, null::<c_void>());
+                must!(ChildStep::Mounts, SYS_mount, c"cgroup2".as_ptr(), cgroups, kind, plain, null::<c_void>());
             }
         }
 
         let null_device = c"/dev/null".as_ptr();
         let flags = c_long::from(libc::O_RDWR | libc::O_CLOEXEC);
-        let device = must!(Step::Null, SYS_openat, c_long::from(libc::AT_FDCWD), null_device, flags, UNUSED);
+        let device = must!(ChildStep::Null, SYS_openat, c_long::from(libc::AT_FDCWD), null_device, flags, UNUSED);
         // Above 2 even if the manager has closed one of its own streams.
-        let device = must!(Step::Streams, SYS_fcntl, device, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);
-        must!(Step::Streams, SYS_dup3, device, 0 as c_long, UNUSED);
+        let device = must!(ChildStep::Streams, SYS_fcntl, device, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);
+        must!(ChildStep::Streams, SYS_dup3, device, 0 as c_long, UNUSED);
         if !plan.inherit {
             let mut out = device;
             if plan.pipe >= 0 {
                 out = pipe;
             } else if !plan.log.is_null() {
                 let flags = c_long::from(libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOCTTY);
-                out = must!(Step::Log, SYS_openat, c_long::from(libc::AT_FDCWD), plan.log, flags, 0o640 as c_long);
-                out = must!(Step::Streams, SYS_fcntl, out, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);
+                out = must!(ChildStep::Log, SYS_openat, c_long::from(libc::AT_FDCWD), plan.log, flags, 0o640 as c_long);
+                out = must!(ChildStep::Streams, SYS_fcntl, out, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);
             }
-            must!(Step::Streams, SYS_dup3, out, 1 as c_long, UNUSED);
-            must!(Step::Streams, SYS_dup3, out, 2 as c_long, UNUSED);
+            must!(ChildStep::Streams, SYS_dup3, out, 1 as c_long, UNUSED);
+            must!(ChildStep::Streams, SYS_dup3, out, 2 as c_long, UNUSED);
         }
 
         if plan.mask_bytes > 0 {
-            must!(Step::Core, SYS_sched_setaffinity, UNUSED, plan.mask_bytes, plan.mask);
+            must!(ChildStep::Core, SYS_sched_setaffinity, UNUSED, plan.mask_bytes, plan.mask);
         }
         if let Some(limit) = &plan.limit {
             // Lowers the soft limit; the hard one stays.
-            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NOFILE), &raw const *limit, null::<c_void>());
+            must!(ChildStep::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NOFILE), &raw const *limit, null::<c_void>());
         }
         if let Some(limit) = &plan.processes {
-            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NPROC), &raw const *limit, null::<c_void>());
+            must!(ChildStep::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NPROC), &raw const *limit, null::<c_void>());
         }
         if let Some(limit) = &plan.locked {
-            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_MEMLOCK), &raw const *limit, null::<c_void>());
+            must!(ChildStep::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_MEMLOCK), &raw const *limit, null::<c_void>());
         }
         if plan.goes_first {
             // Before privileges are dropped: without CAP_SYS_RESOURCE a process cannot lower what
@@ -889,7 +889,7 @@ unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
         let program = open_program_and_files(plan);
         if plan.unprivileged {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_CORE), &raw const none, null::<c_void>());
+            must!(ChildStep::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_CORE), &raw const none, null::<c_void>());
             // Up to the first that this kernel does not have. A manager without the right to drop
             // is not root and has none to pass on.
             let mut capability: c_long = 0;
@@ -900,22 +900,22 @@ unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
         }
         if let Some((uid, gid, groups, count)) = plan.user {
             let (uid, gid) = (c_long::from(uid), c_long::from(gid));
-            must!(Step::User, SYS_setgroups, count, groups);
-            must!(Step::User, SYS_setresgid, gid, gid, gid);
-            must!(Step::User, SYS_setresuid, uid, uid, uid);
+            must!(ChildStep::User, SYS_setgroups, count, groups);
+            must!(ChildStep::User, SYS_setresgid, gid, gid, gid);
+            must!(ChildStep::User, SYS_setresuid, uid, uid, uid);
         }
         if plan.unprivileged {
             let (ambient, clear) = (c_long::from(libc::PR_CAP_AMBIENT), c_long::from(libc::PR_CAP_AMBIENT_CLEAR_ALL));
-            must!(Step::Capabilities, SYS_prctl, ambient, clear, UNUSED, UNUSED, UNUSED);
+            must!(ChildStep::Capabilities, SYS_prctl, ambient, clear, UNUSED, UNUSED, UNUSED);
             // Version 3: header (version, pid), and twice effective, permitted, inheritable.
             let (header, none) = ([0x2008_0522u32, 0], [0u32; 6]);
-            must!(Step::Capabilities, SYS_capset, header.as_ptr(), none.as_ptr());
+            must!(ChildStep::Capabilities, SYS_capset, header.as_ptr(), none.as_ptr());
         }
-        must!(Step::NoNewPrivileges, SYS_prctl, c_long::from(libc::PR_SET_NO_NEW_PRIVS), 1 as c_long, UNUSED, UNUSED, UNUSED);
-        must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
+        must!(ChildStep::NoNewPrivileges, SYS_prctl, c_long::from(libc::PR_SET_NO_NEW_PRIVS), 1 as c_long, UNUSED, UNUSED, UNUSED);
+        must!(ChildStep::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
         if libc::syscall(libc::SYS_getppid) != c_long::from(plan.parent) {
             // The manager died before the `prctl` above: no signal will come.
-            return (Step::DeathSignal, libc::ESRCH);
+            return (ChildStep::DeathSignal, libc::ESRCH);
         }
 
         // The kernel's struct sigaction: handler (0 is SIG_DFL), flags, restorer (if any), mask.
@@ -925,18 +925,18 @@ unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
             // KILL and STOP cannot be changed; trying is an error.
             if signal != c_long::from(libc::SIGKILL) && signal != c_long::from(libc::SIGSTOP) {
                 let action = default_action.as_ptr();
-                must!(Step::Signals, SYS_rt_sigaction, signal, action, null::<c_void>(), size_of::<SignalSet>());
+                must!(ChildStep::Signals, SYS_rt_sigaction, signal, action, null::<c_void>(), size_of::<SignalSet>());
             }
             signal = signal.wrapping_add(1);
         }
         let none: SignalSet = 0;
         if set_signal_mask(&raw const none, null_mut()) < 0 {
-            return (Step::Signals, *libc::__errno_location());
+            return (ChildStep::Signals, *libc::__errno_location());
         }
         if !plan.filter.is_null() {
             // SPEC_ALLOW: a filter of a few calls is no reason to slow down speculation.
             let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_long;
-            must!(Step::Filter, SYS_seccomp, c_long::from(libc::SECCOMP_SET_MODE_FILTER), flags, plan.filter);
+            must!(ChildStep::Filter, SYS_seccomp, c_long::from(libc::SECCOMP_SET_MODE_FILTER), flags, plan.filter);
         }
         libc::syscall(libc::SYS_execve, plan.exec, plan.argv, plan.envp);
         let errno = *libc::__errno_location();
@@ -944,7 +944,7 @@ unsafe fn prepare_and_exec(plan: &Needs) -> (Step, i32) {
             let itself = c_long::from(libc::AT_EMPTY_PATH);
             libc::syscall(libc::SYS_execveat, program, c"".as_ptr(), plan.argv, plan.envp, itself);
         }
-        (Step::Exec, errno)
+        (ChildStep::Exec, errno)
     }
 }
 
