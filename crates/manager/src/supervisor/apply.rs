@@ -16,7 +16,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::change::{Gone, Start, start_of};
-use super::nfs::{Nf, Step, step_of_all};
+use super::nfs::{Advance, Nf, step_of_all};
 use super::upgrade::{Purpose, Slot, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
@@ -123,11 +123,11 @@ impl Supervisor {
             };
             let its = self.changes.upgrades.iter().filter(|upgrade| is_its(upgrade));
             let step = step_of_all(its.map(|upgrade| self.step_of(upgrade)));
-            if step == Step::Wait {
+            if step == Advance::Wait {
                 at += 1;
                 continue;
             }
-            let fails = step == Step::GiveUp;
+            let fails = step == Advance::GiveUp;
             let Applying { wanted, source, reply, .. } = self.changes.applying.remove(at);
             let mut trials: Vec<Upgrade> = self.changes.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
             let outcome = match fails {
@@ -135,7 +135,7 @@ impl Supervisor {
                 true => Ok(Default::default()),
             };
             // For a configuration that is given up, the first upgrade that fails is the reason.
-            trials.sort_by_key(|upgrade| self.step_of(upgrade) != Step::GiveUp);
+            trials.sort_by_key(|upgrade| self.step_of(upgrade) != Advance::GiveUp);
             let why: Vec<String> = trials.into_iter().map(|upgrade| self.give_up(upgrade)).collect();
             let refused = || Err(SupervisorError::Conflict(format!("nothing has changed: {}", why[0])));
             // The receiver may be gone.

@@ -24,7 +24,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
 
 use super::change::{Gone, Start, start_of};
-use super::nfs::{Event, HELLO_PATIENCE, Instance, Life, Nf, State, Step, Trial, TrialEnd};
+use super::nfs::{Advance, Event, HELLO_PATIENCE, Instance, Life, Nf, State, Trial, TrialEnd};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::config as model;
@@ -291,21 +291,21 @@ impl Supervisor {
             let upgrade = &self.changes.upgrades[at];
             // A configuration decides for all of its upgrades.
             let is_waited_for = upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(..));
-            let step = if is_waited_for { Step::Wait } else { self.step_of(upgrade) };
-            if step == Step::Wait {
+            let step = if is_waited_for { Advance::Wait } else { self.step_of(upgrade) };
+            if step == Advance::Wait {
                 at += 1;
                 continue;
             }
             let upgrade = self.changes.upgrades.remove(at);
             match step {
-                Step::Switch => self.switch_pool(upgrade),
-                Step::GiveUp => drop(self.give_up(upgrade)),
-                Step::GoOver | Step::Wait => drop(self.go_over(upgrade)),
+                Advance::Switch => self.switch_pool(upgrade),
+                Advance::GiveUp => drop(self.give_up(upgrade)),
+                Advance::GoOver | Advance::Wait => drop(self.go_over(upgrade)),
             }
         }
     }
 
-    pub(super) fn step_of(&self, upgrade: &Upgrade) -> Step {
+    pub(super) fn step_of(&self, upgrade: &Upgrade) -> Advance {
         // Acquire: pairs with the library's store when its handler is made.
         let is_made = |h: &NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
         let seen = |nf: &Nf| Instance { state: nf.life().state(), is_made: nf.handle.as_deref().is_some_and(is_made) };

@@ -36,7 +36,7 @@ pub(crate) use life::{BACKOFF, HELLO_PATIENCE, Life, Origin};
 pub(crate) use pool::{Change, PoolLife, Seen};
 pub(crate) use process::Process;
 pub(crate) use state::State;
-pub(crate) use trial::{Instance, Step, Trial, step_of_all};
+pub(crate) use trial::{Advance, Instance, Trial, step_of_all};
 pub(crate) use zygote::{ASKED, Stage, ZygoteAction, ZygoteEvent, ZygoteLife};
 
 use crate::dataplane::{Fence, Place};

@@ -23,7 +23,7 @@ pub(crate) struct Instance {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Advance {
     Wait,
     /// The new version does not work: remove what was started for it.
     GiveUp,
@@ -66,25 +66,25 @@ impl Trial {
     }
 
     /// The next step, with these instances of the new version; `None` is an instance that is gone.
-    pub(crate) fn step(&self, now_ns: u64, mut instances: impl Iterator<Item = Option<Instance>>) -> Step {
+    pub(crate) fn step(&self, now_ns: u64, mut instances: impl Iterator<Item = Option<Instance>>) -> Advance {
         let is_late = now_ns >= self.until_ns;
         let works = |instance: Option<Instance>| instance.is_some_and(|i| i.state == State::Running && i.is_made);
         let has_settled = |instance: Option<Instance>| instance.is_none_or(|i| i.state != State::Starting);
         match self.grows {
-            true if is_late || instances.all(has_settled) => Step::Switch,
-            true => Step::Wait,
-            false if self.trouble.is_some() || is_late => Step::GiveUp,
-            false if instances.all(works) => Step::GoOver,
-            false => Step::Wait,
+            true if is_late || instances.all(has_settled) => Advance::Switch,
+            true => Advance::Wait,
+            false if self.trouble.is_some() || is_late => Advance::GiveUp,
+            false if instances.all(works) => Advance::GoOver,
+            false => Advance::Wait,
         }
     }
 }
 
 /// The next step of several upgrades that succeed or fail together.
-pub(crate) fn step_of_all(steps: impl Iterator<Item = Step>) -> Step {
-    steps.fold(Step::GoOver, |all, step| match (all, step) {
-        (Step::GiveUp, _) | (_, Step::GiveUp) => Step::GiveUp,
-        (Step::Wait, _) | (_, Step::Wait) => Step::Wait,
+pub(crate) fn step_of_all(steps: impl Iterator<Item = Advance>) -> Advance {
+    steps.fold(Advance::GoOver, |all, step| match (all, step) {
+        (Advance::GiveUp, _) | (_, Advance::GiveUp) => Advance::GiveUp,
+        (Advance::Wait, _) | (_, Advance::Wait) => Advance::Wait,
         _ => all,
     })
 }
@@ -97,26 +97,26 @@ mod tests {
     const STARTS: Option<Instance> = Some(Instance { state: State::Starting, is_made: false });
     const S: u64 = 1_000_000_000;
 
-    fn step(trial: &Trial, now_ns: u64, instances: &[Option<Instance>]) -> Step {
+    fn step(trial: &Trial, now_ns: u64, instances: &[Option<Instance>]) -> Advance {
         trial.step(now_ns, instances.iter().copied())
     }
 
     #[test]
     fn a_service_goes_over_when_all_new_instances_are_ready_and_not_before() {
         let trial = Trial::new(0);
-        assert_eq!(step(&trial, S, &[READY, STARTS]), Step::Wait);
-        assert_eq!(step(&trial, S, &[READY, READY]), Step::GoOver);
+        assert_eq!(step(&trial, S, &[READY, STARTS]), Advance::Wait);
+        assert_eq!(step(&trial, S, &[READY, READY]), Advance::GoOver);
     }
 
     #[test]
     fn an_instance_whose_handler_is_not_made_yet_is_not_ready() {
         let attached = Some(Instance { state: State::Running, is_made: false });
-        assert_eq!(step(&Trial::new(0), S, &[attached]), Step::Wait);
+        assert_eq!(step(&Trial::new(0), S, &[attached]), Advance::Wait);
     }
 
     #[test]
     fn an_instance_that_has_gone_is_not_ready() {
-        assert_eq!(step(&Trial::new(0), S, &[READY, None]), Step::Wait);
+        assert_eq!(step(&Trial::new(0), S, &[READY, None]), Advance::Wait);
     }
 
     #[test]
@@ -124,15 +124,15 @@ mod tests {
         let mut trial = Trial::new(0);
         trial.fails_for("x ended before its handler was ready".into());
         trial.fails_for("y as well".into());
-        assert_eq!(step(&trial, S, &[READY, READY]), Step::GiveUp);
+        assert_eq!(step(&trial, S, &[READY, READY]), Advance::GiveUp);
         assert_eq!(trial.why(), "x ended before its handler was ready");
     }
 
     #[test]
     fn a_trial_that_takes_too_long_is_given_up_and_says_how_long_it_was_waited_for() {
         let trial = Trial::new(0);
-        assert_eq!(step(&trial, 30 * S - 1, &[STARTS]), Step::Wait);
-        assert_eq!(step(&trial, 30 * S, &[STARTS]), Step::GiveUp);
+        assert_eq!(step(&trial, 30 * S - 1, &[STARTS]), Advance::Wait);
+        assert_eq!(step(&trial, 30 * S, &[STARTS]), Advance::GiveUp);
         assert_eq!(trial.why(), "it is not ready after 30 s");
     }
 
@@ -141,24 +141,24 @@ mod tests {
         let mut trial = Trial::new(0);
         trial.grows_from(20 * S);
         assert!(!trial.is_open());
-        assert_eq!(step(&trial, 21 * S, &[READY, STARTS]), Step::Wait);
-        assert_eq!(step(&trial, 21 * S, &[READY, None]), Step::Switch);
+        assert_eq!(step(&trial, 21 * S, &[READY, STARTS]), Advance::Wait);
+        assert_eq!(step(&trial, 21 * S, &[READY, None]), Advance::Switch);
     }
 
     #[test]
     fn a_pool_that_grows_slowly_is_switched_with_what_it_has() {
         let mut trial = Trial::new(0);
         trial.grows_from(20 * S);
-        assert_eq!(step(&trial, 30 * S - 1, &[STARTS]), Step::Wait);
-        assert_eq!(step(&trial, 30 * S, &[STARTS]), Step::Switch);
+        assert_eq!(step(&trial, 30 * S - 1, &[STARTS]), Advance::Wait);
+        assert_eq!(step(&trial, 30 * S, &[STARTS]), Advance::Switch);
     }
 
     #[test]
     fn a_configuration_goes_over_with_all_its_services_or_with_none() {
-        let of = |steps: &[Step]| step_of_all(steps.iter().copied());
-        assert_eq!(of(&[Step::GoOver, Step::GoOver]), Step::GoOver);
-        assert_eq!(of(&[Step::GoOver, Step::Wait]), Step::Wait);
-        assert_eq!(of(&[Step::Wait, Step::GiveUp, Step::GoOver]), Step::GiveUp);
-        assert_eq!(of(&[]), Step::GoOver);
+        let of = |steps: &[Advance]| step_of_all(steps.iter().copied());
+        assert_eq!(of(&[Advance::GoOver, Advance::GoOver]), Advance::GoOver);
+        assert_eq!(of(&[Advance::GoOver, Advance::Wait]), Advance::Wait);
+        assert_eq!(of(&[Advance::Wait, Advance::GiveUp, Advance::GoOver]), Advance::GiveUp);
+        assert_eq!(of(&[]), Advance::GoOver);
     }
 }
