@@ -33,7 +33,7 @@ use crate::error::NfError;
 use crate::options::Options;
 use crate::packet::Burst;
 use crate::part::{Entry, OTHER_VERSION, Packets, SYMBOL, Table, VERSION, encode};
-use crate::run::{self, Step, Ticker};
+use crate::run::{self, FallibleHandler, Ticker};
 
 /// Nanoseconds between samples of the parts' service times.
 const SAMPLE_NS: u64 = 1_000_000;
@@ -277,7 +277,7 @@ fn stay(list: &mut [Descriptor], places: &mut [u8; BURST], all: &mut [Descriptor
     kept
 }
 
-impl Step for Group {
+impl FallibleHandler for Group {
     fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError> {
         let Self { parts, page, sample_at, rest } = self;
         let now_ns = burst.now_ns();

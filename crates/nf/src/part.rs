@@ -20,7 +20,7 @@ use crate::context::Context;
 use crate::error::NfError;
 use crate::handler::Handler;
 use crate::packet::Burst;
-use crate::run::{Plain, Step, guarded};
+use crate::run::{FallibleHandler, Plain, guarded};
 
 /// The version that both sides must have.
 pub const VERSION: u32 = 1 << 16 | LAYOUT_VERSION;
@@ -168,7 +168,7 @@ fn outcome(result: Result<(), NfError>) -> c_int {
     result.map_or_else(|error| failed(&error), |()| 0)
 }
 
-unsafe extern "C" fn burst<S: Step>(state: *mut c_void, packets: *mut Packets) -> c_int {
+unsafe extern "C" fn burst<S: FallibleHandler>(state: *mut c_void, packets: *mut Packets) -> c_int {
     // SAFETY: the caller passes the state of make(), and a burst of its own.
     let (step, packets) = unsafe { (&mut *state.cast::<S>(), &mut *packets) };
     let Packets { descriptors, zero, now_ns, count, first, frames, stride, .. } = *packets;
@@ -187,26 +187,26 @@ unsafe extern "C" fn burst<S: Step>(state: *mut c_void, packets: *mut Packets) -
     }
 }
 
-unsafe extern "C" fn tick<S: Step>(state: *mut c_void, now_ns: u64) -> c_int {
+unsafe extern "C" fn tick<S: FallibleHandler>(state: *mut c_void, now_ns: u64) -> c_int {
     // SAFETY: the caller passes the state of make().
     let step = unsafe { &mut *state.cast::<S>() };
     outcome(guarded(|| step.tick(now_ns)))
 }
 
-unsafe extern "C" fn clean<S: Step>(state: *mut c_void) -> c_int {
+unsafe extern "C" fn clean<S: FallibleHandler>(state: *mut c_void) -> c_int {
     // SAFETY: the caller passes the state of make().
     let step = unsafe { &mut *state.cast::<S>() };
     outcome(guarded(|| step.clean()))
 }
 
-unsafe extern "C" fn forked<S: Step>(state: *mut c_void, request: *const u8, len: usize) -> c_int {
+unsafe extern "C" fn forked<S: FallibleHandler>(state: *mut c_void, request: *const u8, len: usize) -> c_int {
     // SAFETY: the caller passes the state of make() and `len` bytes.
     let (step, request) = unsafe { (&mut *state.cast::<S>(), std::slice::from_raw_parts(request, len)) };
     let Some(context) = decode(request) else { return OTHER_VERSION };
     outcome(guarded(|| step.forked(&context)).and_then(|outcome| outcome))
 }
 
-unsafe extern "C" fn free<S: Step>(state: *mut c_void) {
+unsafe extern "C" fn free<S: FallibleHandler>(state: *mut c_void) {
     // SAFETY: the caller passes the state of make(), once.
     let step = unsafe { Box::from_raw(state.cast::<S>()) };
     let _ = guarded(|| drop(step));
@@ -216,7 +216,7 @@ unsafe extern "C" fn free<S: Step>(state: *mut c_void) {
 ///
 /// # Safety
 /// `request` has `len` bytes, and `table` is writable.
-pub(crate) unsafe fn make_step<S: Step>(
+pub(crate) unsafe fn make_step<S: FallibleHandler>(
     version: u32,
     request: *const u8,
     len: usize,

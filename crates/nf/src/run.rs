@@ -31,7 +31,7 @@ use crate::signals;
 use crate::zygote;
 
 /// A handler that may also fail: what [`Handler`] and the C interface have in common.
-pub(crate) trait Step {
+pub(crate) trait FallibleHandler {
     /// The number of packets left in an impossible state (marked as dropped).
     fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError>;
     fn tick(&mut self, now_ns: u64);
@@ -42,7 +42,7 @@ pub(crate) trait Step {
 
 pub(crate) struct Plain<H>(pub(crate) H);
 
-impl<H: Handler> Step for Plain<H> {
+impl<H: Handler> FallibleHandler for Plain<H> {
     #[inline(always)]
     fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError> {
         self.0.burst(burst);
@@ -100,7 +100,7 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
 }
 
 /// The loop. Ok is a clean stop.
-fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
+fn work(engine: &mut Engine, step: &mut impl FallibleHandler) -> Result<(), NfError> {
     let mut ticker = Ticker::new(step.tick_every(), engine.now_ns());
     let sleeper = engine.sleeper();
     engine.ready();
@@ -191,7 +191,10 @@ impl<E: Into<NfError>> From<E> for Ended {
 }
 
 /// Attaches, makes the handler, and runs it until it stops; in a zygote, in each forked process.
-pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), Ended> {
+pub(crate) fn run_step<S: FallibleHandler>(
+    options: &Options,
+    make: impl FnOnce(&Context) -> Result<S, NfError>,
+) -> Result<(), Ended> {
     let make = |context: &Context| guarded(|| make(context))?;
     if !options.zygote {
         let (mut engine, context) = Engine::attach(options).map_err(NfError::from)?;
@@ -205,7 +208,7 @@ pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -
 }
 
 /// Runs a made handler until it stops, and cleans it.
-fn serve(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
+fn serve(engine: &mut Engine, step: &mut impl FallibleHandler) -> Result<(), NfError> {
     work(engine, step)?;
     // Storage completes before the handler is cleaned, and again after what that writes.
     let sleeper = engine.sleeper();

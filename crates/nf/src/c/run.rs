@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::NfError;
 use crate::packet::Burst;
 use crate::part::{self, Table};
-use crate::run::{Step, is_answered, run_step};
+use crate::run::{FallibleHandler, is_answered, run_step};
 
 /// `struct sluice_handler`.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +45,7 @@ struct CStep {
     forked_context: Option<Box<CContext>>,
 }
 
-impl Step for CStep {
+impl FallibleHandler for CStep {
     fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, NfError> {
         let Some(handle) = self.handler.burst else { return Ok(0) };
         let (now_ns, n) = (burst.now_ns(), burst.len());
