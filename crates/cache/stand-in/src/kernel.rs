@@ -38,7 +38,7 @@ pub enum Count {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum NodeKind {
     /// A folder: the names in it, each with whether it is a folder.
     Folder(Vec<(String, bool)>),
     File {
@@ -174,31 +174,31 @@ impl Kernel {
         found
     }
 
-    fn mon_data(&self, rest: &str) -> Option<Kind> {
+    fn mon_data(&self, rest: &str) -> Option<NodeKind> {
         let monitoring = self.machine.monitoring.as_ref()?;
         let folder = |name: String| (name, true);
         let events = || monitoring.events.iter().map(|event| (event.clone(), false));
         let mut parts = rest.split('/').filter(|part| !part.is_empty());
         let Some(domain) = parts.next() else {
-            return Some(Kind::Folder(self.machine.domains.keys().map(|id| folder(format!("mon_L3_{id:02}"))).collect()));
+            return Some(NodeKind::Folder(self.machine.domains.keys().map(|id| folder(format!("mon_L3_{id:02}"))).collect()));
         };
         let id: u32 = domain.strip_prefix("mon_L3_")?.parse().ok()?;
         self.machine.domains.get(&id)?;
         let node = |part: &str| part.strip_prefix("mon_sub_L3_")?.parse().ok().filter(|n: &u32| *n < monitoring.nodes);
         let nodes = if monitoring.nodes > 1 { monitoring.nodes } else { 0 };
         match (parts.next(), parts.next()) {
-            (None, _) => Some(Kind::Folder(events().chain((0..nodes).map(|n| folder(format!("mon_sub_L3_{n:02}")))).collect())),
-            (Some(event), None) if monitoring.events.iter().any(|e| e == event) => Some(Kind::File { writable: false }),
+            (None, _) => Some(NodeKind::Folder(events().chain((0..nodes).map(|n| folder(format!("mon_sub_L3_{n:02}")))).collect())),
+            (Some(event), None) if monitoring.events.iter().any(|e| e == event) => Some(NodeKind::File { writable: false }),
             (Some(sub), event) if nodes > 0 && node(sub).is_some() => match event {
-                None => Some(Kind::Folder(events().collect())),
-                Some(event) => monitoring.events.iter().any(|e| e == event).then_some(Kind::File { writable: false }),
+                None => Some(NodeKind::Folder(events().collect())),
+                Some(event) => monitoring.events.iter().any(|e| e == event).then_some(NodeKind::File { writable: false }),
             },
             _ => None,
         }
     }
 
     /// What a path is, below the mount point and without a leading slash.
-    pub fn look(&self, path: &str) -> Option<Kind> {
+    pub fn look(&self, path: &str) -> Option<NodeKind> {
         let file = |name: &str| (name.to_string(), false);
         let folder = |name: &str| (name.to_string(), true);
         if let Some(rest) = path.strip_prefix("info").filter(|rest| rest.is_empty() || rest.starts_with('/')) {
@@ -207,14 +207,14 @@ impl Kernel {
             return match (parts.next(), parts.next()) {
                 (None, _) => {
                     let names = folders.iter().map(|(name, _)| folder(name));
-                    Some(Kind::Folder(names.chain([file("last_cmd_status")]).collect()))
+                    Some(NodeKind::Folder(names.chain([file("last_cmd_status")]).collect()))
                 }
-                (Some("last_cmd_status"), None) => Some(Kind::File { writable: false }),
+                (Some("last_cmd_status"), None) => Some(NodeKind::File { writable: false }),
                 (Some(name), part) => {
                     let (_, files) = folders.iter().find(|(known, _)| known == name)?;
                     match part {
-                        None => Some(Kind::Folder(files.iter().map(|name| file(name)).collect())),
-                        Some(part) if files.contains(&part) => Some(Kind::File { writable: part == "max_threshold_occupancy" }),
+                        None => Some(NodeKind::Folder(files.iter().map(|name| file(name)).collect())),
+                        Some(part) if files.contains(&part) => Some(NodeKind::File { writable: part == "max_threshold_occupancy" }),
                         Some(_) => None,
                     }
                 }
@@ -233,10 +233,10 @@ impl Kernel {
                 names.push(folder("info"));
                 names.extend(self.groups.keys().filter(|name| !name.is_empty()).map(|name| folder(name)));
             }
-            return Some(Kind::Folder(names));
+            return Some(NodeKind::Folder(names));
         }
         if GROUP_FILES.contains(&rest) || control.contains(&rest) {
-            return Some(Kind::File { writable: rest != "size" });
+            return Some(NodeKind::File { writable: rest != "size" });
         }
         if let Some(rest) = rest.strip_prefix("mon_data").filter(|rest| rest.is_empty() || rest.starts_with('/')) {
             return self.mon_data(rest);
@@ -245,12 +245,12 @@ impl Kernel {
         let mut parts = rest.trim_start_matches('/').splitn(2, '/');
         let watched = parts.next().filter(|part| !part.is_empty());
         let Some(watched) = watched else {
-            return Some(Kind::Folder(group.watched.keys().map(|name| folder(name)).collect()));
+            return Some(NodeKind::Folder(group.watched.keys().map(|name| folder(name)).collect()));
         };
         group.watched.get(watched)?;
         match parts.next() {
-            None => Some(Kind::Folder(GROUP_FILES.iter().map(|name| file(name)).chain([folder("mon_data")]).collect())),
-            Some(name) if GROUP_FILES.contains(&name) => Some(Kind::File { writable: true }),
+            None => Some(NodeKind::Folder(GROUP_FILES.iter().map(|name| file(name)).chain([folder("mon_data")]).collect())),
+            Some(name) if GROUP_FILES.contains(&name) => Some(NodeKind::File { writable: true }),
             Some(rest) => self.mon_data(rest.strip_prefix("mon_data")?),
         }
     }
@@ -263,8 +263,8 @@ impl Kernel {
     /// ENOENT: there is no such file; EISDIR: it is a folder.
     pub fn read(&self, path: &str) -> Result<String, Errno> {
         match self.look(path) {
-            Some(Kind::File { .. }) => {}
-            Some(Kind::Folder(_)) => return Err(libc::EISDIR),
+            Some(NodeKind::File { .. }) => {}
+            Some(NodeKind::Folder(_)) => return Err(libc::EISDIR),
             None => return Err(libc::ENOENT),
         }
         if let Some(rest) = path.strip_prefix("info/") {
@@ -361,9 +361,9 @@ impl Kernel {
     /// The kernel's error number.
     pub fn write(&mut self, path: &str, data: &[u8]) -> Result<(), Errno> {
         match self.look(path) {
-            Some(Kind::File { writable: true }) => {}
-            Some(Kind::File { writable: false }) => return Err(libc::EINVAL),
-            Some(Kind::Folder(_)) => return Err(libc::EISDIR),
+            Some(NodeKind::File { writable: true }) => {}
+            Some(NodeKind::File { writable: false }) => return Err(libc::EINVAL),
+            Some(NodeKind::Folder(_)) => return Err(libc::EISDIR),
             None => return Err(libc::ENOENT),
         }
         let text = std::str::from_utf8(data).map_err(|_| libc::EINVAL)?.to_string();

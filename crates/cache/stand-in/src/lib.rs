@@ -14,6 +14,6 @@ mod mount;
 #[path = "../../../host/src/skip.rs"]
 mod skip;
 
-pub use kernel::{Count, Errno, Kernel, Kind};
+pub use kernel::{Count, Errno, Kernel, NodeKind};
 pub use machine::{Bandwidth, Machine, Monitoring};
 pub use mount::StandIn;

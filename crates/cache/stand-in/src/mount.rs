@@ -13,7 +13,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 
-use crate::kernel::{Kernel, Kind};
+use crate::kernel::{Kernel, NodeKind};
 use crate::machine::Machine;
 use crate::skip::skip;
 
@@ -77,9 +77,9 @@ impl Mounted {
         let kind = locked(&self.kernel).look(path)?;
         let ino = INodeNo(locked(&self.inodes).of(path));
         let (kind, perm) = match kind {
-            Kind::Folder(_) => (FileType::Directory, 0o755),
-            Kind::File { writable: true } => (FileType::RegularFile, 0o644),
-            Kind::File { writable: false } => (FileType::RegularFile, 0o444),
+            NodeKind::Folder(_) => (FileType::Directory, 0o755),
+            NodeKind::File { writable: true } => (FileType::RegularFile, 0o644),
+            NodeKind::File { writable: false } => (FileType::RegularFile, 0o444),
         };
         let at = UNIX_EPOCH;
         let times = (at, at, at, at);
@@ -217,7 +217,7 @@ impl Filesystem for Mounted {
 
     fn readdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let path = self.path(ino);
-        let Some(Kind::Folder(names)) = path.as_ref().and_then(|path| locked(&self.kernel).look(path)) else {
+        let Some(NodeKind::Folder(names)) = path.as_ref().and_then(|path| locked(&self.kernel).look(path)) else {
             return reply.error(Errno::ENOENT);
         };
         let own = [(".".to_string(), true), ("..".to_string(), true)];
