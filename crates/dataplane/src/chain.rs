@@ -323,7 +323,7 @@ pub struct Hop {
 
 /// The kind of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum PathKind {
     /// Through an instance of each service of its chain.
     Whole,
     /// A service was left out because it had no instance.
@@ -334,7 +334,7 @@ pub enum Kind {
     Detour,
 }
 
-impl Kind {
+impl PathKind {
     /// Whether a service was left out, or blocks the path, because it had no instance.
     pub fn goes_without(self) -> bool {
         matches!(self, Self::Bypasses | Self::Refuses)
@@ -355,7 +355,7 @@ pub struct Path {
     /// Port where its packets leave; none of one that lets no packets in.
     pub egress: u16,
     /// What kind of path it is.
-    pub kind: Kind,
+    pub kind: PathKind,
     /// Moves during which a scan of the frame table may miss packets; recorded after its end.
     pub moves: Moves,
     /// Whether arriving packets need a new decision: it has ended, or lets no packets in.
@@ -401,7 +401,7 @@ impl Path {
 
     /// Whether it lets no packets in, because a service has no instance.
     pub fn refuses(&self) -> bool {
-        self.kind == Kind::Refuses
+        self.kind == PathKind::Refuses
     }
 
     /// Whether it lacks a service that its chain names.
@@ -595,7 +595,7 @@ mod tests {
         assert!(!registry.still_valid(&without, full, 0));
         let number = decide(&registry, &without, 0, 0, 1, Some(full));
         let path = registry.get(number).unwrap();
-        assert_eq!((path.kind, path.hops.len()), (Kind::Bypasses, 1));
+        assert_eq!((path.kind, path.hops.len()), (PathKind::Bypasses, 1));
         assert!(registry.still_valid(&without, number, 0));
         let mut again = tables(vec![bypass], whole.clone());
         change(&registry, &without, &mut again);

@@ -26,7 +26,7 @@ use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 
 use crate::chain::registry::Course;
-use crate::chain::{self, DropReason, Kind, NextHop, Path, PathRegistry, Sent};
+use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::FlowKey;
 use crate::end::{Drain, Starts};
 use crate::frame::{self, Held, Place, SAMPLED, TRACED, URGENT, owner};
@@ -249,7 +249,7 @@ impl Plane {
         }
         let (ingress, chain, under) = (path.ingress, &path.chain, self.tables.generation);
         let number =
-            registry.find(&mut self.ways, &Course { ingress, chain, nfs: &[nf], reversed: &[], kind: Kind::Detour, under });
+            registry.find(&mut self.ways, &Course { ingress, chain, nfs: &[nf], reversed: &[], kind: PathKind::Detour, under });
         let Some((number, detour)) = number.and_then(|number| Some((number, registry.get(number)?))) else {
             return self.lose(path, held, hop, descriptor.frame, DropReason::NoSuchPort);
         };

@@ -6,7 +6,7 @@ use sluice_shm::core_page::CorePage;
 
 use super::*;
 use crate::chain::registry::Course;
-use crate::chain::{Chain, ChainCounters, Kind};
+use crate::chain::{Chain, ChainCounters, PathKind};
 use crate::fake::{Fake, RING, core_page, end, give_back, post};
 use sluice_api::config::OnFailure;
 
@@ -78,7 +78,7 @@ impl Rig {
             counters,
             police: None,
         });
-        self.registry.number(&Course { ingress: 0, chain: &chain, nfs: hops, reversed: &[], kind: Kind::Whole, under: 1 });
+        self.registry.number(&Course { ingress: 0, chain: &chain, nfs: hops, reversed: &[], kind: PathKind::Whole, under: 1 });
         self.tables.chains.push(Some(chain));
         self.tables.generation += 1;
     }
@@ -331,7 +331,7 @@ fn new_paths_and_chains_are_taken_in() {
         counters,
         police: None,
     });
-    rig.registry.number(&Course { ingress: 0, chain: &new, nfs: &[1], reversed: &[], kind: Kind::Whole, under: 1 });
+    rig.registry.number(&Course { ingress: 0, chain: &new, nfs: &[1], reversed: &[], kind: PathKind::Whole, under: 1 });
     rig.tables.chains[2] = Some(new);
     rig.tables.generation += 1;
     rig.refresh();

@@ -9,7 +9,7 @@ use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
 use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
-use crate::chain::{Chain, DropReason, Kind, Path, PathRegistry, Tables};
+use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
 use crate::classify::rule::{Rule, Terms};
@@ -325,7 +325,7 @@ impl Rx {
         let path = self.sole_chain(plane, port).and_then(|(rule, chain)| {
             let decision = self.registry.decide(&mut plane.ways, &plane.tables, port, chain, 0, None);
             let Decision::Path(number) = decision else { return None };
-            self.registry.get(number).filter(|path| path.kind == Kind::Whole)?;
+            self.registry.get(number).filter(|path| path.kind == PathKind::Whole)?;
             plane.tables.rules.count(rule, plane.index);
             Some(number)
         });

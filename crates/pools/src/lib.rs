@@ -55,7 +55,7 @@ use sluice_api::config::{Isolation, OnFailure, Per, WhenEmpty};
 use sluice_api::protocol;
 use sluice_dataplane::chain::registry::{Course, End};
 use sluice_dataplane::chain::ways::{MAX_NFS, Ways};
-use sluice_dataplane::chain::{self, Chain, Kind, PathRegistry, Tables};
+use sluice_dataplane::chain::{self, Chain, PathKind, PathRegistry, Tables};
 use sluice_dataplane::classify::flow_table::{FlowTable, Known};
 use sluice_dataplane::classify::key::{FlowKey, HashKeys};
 use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
@@ -541,9 +541,9 @@ impl Director {
         let old = asked
             .old
             .and_then(|number| env.registry.get(number))
-            .filter(|p| p.kind == Kind::Whole && p.chain.services == chain.services);
+            .filter(|p| p.kind == PathKind::Whole && p.chain.services == chain.services);
         let (mut nfs, mut reversed, mut len) = ([0; MAX_NFS], [false; MAX_NFS], 0);
-        let mut kind = Kind::Whole;
+        let mut kind = PathKind::Whole;
         let hash = asked.key.symmetric_hash();
         for (i, service) in chain.services.iter().enumerate() {
             let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
@@ -573,7 +573,7 @@ impl Director {
                     len += 1;
                 }
                 Some(_) => return Decision::Drop(Refusal::NoPath),
-                None if chain.on_failure == OnFailure::Bypass => kind = Kind::Bypasses,
+                None if chain.on_failure == OnFailure::Bypass => kind = PathKind::Bypasses,
                 None => return Decision::Drop(Refusal::NfDown),
             }
         }

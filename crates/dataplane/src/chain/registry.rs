@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ways::{Way, Ways};
-use super::{Chain, Hop, Kind, MAX_HOPS, Member, Path, SPREAD, Tables, kept, mixed, picked};
+use super::{Chain, Hop, MAX_HOPS, Member, Path, PathKind, SPREAD, Tables, kept, mixed, picked};
 use crate::decision::{Decision, Packed, Refusal};
 use sluice_api::config::OnFailure;
 use sluice_ownership::Moves;
@@ -71,7 +71,7 @@ pub struct Course<'a> {
     /// Which of them are traversed in reverse; those behind the end are not.
     pub reversed: &'a [bool],
     /// The kind of the path.
-    pub kind: Kind,
+    pub kind: PathKind,
     /// Generation of the tables that it is made from.
     pub under: u32,
 }
@@ -85,7 +85,7 @@ impl Course<'_> {
         let mut once = nfs.to_vec();
         once.sort_unstable();
         once.dedup();
-        let refuses = kind == Kind::Refuses;
+        let refuses = kind == PathKind::Refuses;
         let egress = if refuses { u16::MAX } else { chain.egress };
         let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
         Path { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, moves: Moves::default(), stops, has_ended }
@@ -119,7 +119,7 @@ struct PathKey {
     version: u32,
     nfs: Box<[u16]>,
     reversed: Box<[bool]>,
-    kind: Kind,
+    kind: PathKind,
 }
 
 impl PathKey {
@@ -314,7 +314,7 @@ impl PathRegistry {
         {
             return Some(number);
         }
-        if kind == Kind::Detour && numbers.detours >= self.slots.len().div_ceil(DETOURS) {
+        if kind == PathKind::Detour && numbers.detours >= self.slots.len().div_ceil(DETOURS) {
             return None;
         }
         let number = if numbers.fresh < self.slots.len() {
@@ -339,7 +339,7 @@ impl PathRegistry {
             self.len.fetch_add(1, Ordering::Relaxed);
         }
         numbers.of.insert(key, number);
-        numbers.detours += usize::from(kind == Kind::Detour);
+        numbers.detours += usize::from(kind == PathKind::Detour);
         let slot = &self.slots[self.place(number)];
         // SAFETY: the place has no number, nor had it when it became free: nothing refers to it.
         unsafe { *slot.path.get() = Some(path) };
@@ -472,7 +472,7 @@ impl PathRegistry {
         for number in hidden {
             // SAFETY: the place has no number, so no reference arises; by the contract none exists.
             let path = unsafe { (*self.slots[self.place(*number)].path.get()).take() };
-            detours += usize::from(path.is_some_and(|path| path.kind == Kind::Detour));
+            detours += usize::from(path.is_some_and(|path| path.kind == PathKind::Detour));
         }
         for some in hidden.chunks(AT_ONCE) {
             self.lock().free.extend(some.iter().map(|number| self.next_turn(*number)));
@@ -496,7 +496,7 @@ impl PathRegistry {
         let from = hash as usize % paths.len().max(1);
         let mut in_turn = paths[from..].iter().chain(&paths[..from]);
         let goes = |number: &&u32| {
-            self.get(**number).is_some_and(|path| matches!(path.kind, Kind::Whole) && path.goes() && !is_elsewhere(path))
+            self.get(**number).is_some_and(|path| matches!(path.kind, PathKind::Whole) && path.goes() && !is_elsewhere(path))
         };
         in_turn.find(goes).copied()
     }
@@ -509,9 +509,9 @@ impl PathRegistry {
         let Some(Some(chain)) = tables.chains.get(chain as usize) else { return Decision::Drop(Refusal::NoRule) };
         let old = old
             .and_then(|number| self.get(number))
-            .filter(|p| p.kind == Kind::Whole && p.chain.number == chain.number && p.chain.services == chain.services);
+            .filter(|p| p.kind == PathKind::Whole && p.chain.number == chain.number && p.chain.services == chain.services);
         let (mut nfs, mut reversed, mut len) = ([0; MAX_HOPS], [false; MAX_HOPS], 0);
-        let mut kind = Kind::Whole;
+        let mut kind = PathKind::Whole;
         let instances = |service: &u16| tables.services.get(*service as usize).map_or(1, |m| m.len().max(1));
         let combinations = chain.services.iter().fold(1usize, |n, service| n.saturating_mul(instances(service)));
         let spread_by = if combinations > SPREAD { mixed(hash) % SPREAD as u32 } else { hash };
@@ -523,7 +523,7 @@ impl PathRegistry {
             let same = chain.services[..i]
                 .iter()
                 .position(|s| s == service)
-                .filter(|at| kind == Kind::Whole && *at < len)
+                .filter(|at| kind == PathKind::Whole && *at < len)
                 .map(|at| nfs[at]);
             let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by, ways.thread));
             match chosen {
@@ -531,9 +531,9 @@ impl PathRegistry {
                     (nfs[len], reversed[len]) = (nf, chain.is_reversed(i));
                     len += 1;
                 }
-                None if chain.on_failure == OnFailure::Bypass => kind = Kind::Bypasses,
+                None if chain.on_failure == OnFailure::Bypass => kind = PathKind::Bypasses,
                 None => {
-                    (kind, len) = (Kind::Refuses, 0);
+                    (kind, len) = (PathKind::Refuses, 0);
                     break;
                 }
             }
@@ -611,7 +611,7 @@ mod tests {
     const NONE: &[bool] = &[];
 
     fn course<'a>(chain: &'a Arc<Chain>, nfs: &'a [u16], under: u32) -> Course<'a> {
-        Course { ingress: 0, chain, nfs, reversed: NONE, kind: Kind::Whole, under }
+        Course { ingress: 0, chain, nfs, reversed: NONE, kind: PathKind::Whole, under }
     }
 
     fn free(registry: &PathRegistry) -> Vec<u32> {
@@ -672,7 +672,7 @@ mod tests {
         let late = number(&course(&c, &[3], 6));
         assert!(registry.get(late).unwrap().has_ended() && !registry.goes(late));
         assert_eq!(number(&course(&c, &[3], 6)), late, "one is enough");
-        let without = Course { kind: Kind::Bypasses, ..course(&c, &[], 6) };
+        let without = Course { kind: PathKind::Bypasses, ..course(&c, &[], 6) };
         assert!(registry.get(number(&without)).unwrap().has_ended());
         // It is back under the same number, and tables that know of its absence name it.
         let now = number(&course(&c, &[3], 7));
@@ -770,7 +770,7 @@ mod tests {
             for nf in 0..20 {
                 let without = n % 3 == 0;
                 let nfs = [nf, 100 + n as u16];
-                let kind = if without { Kind::Bypasses } else { Kind::Whole };
+                let kind = if without { PathKind::Bypasses } else { PathKind::Whole };
                 numbers.push((
                     registry.number(&Course { kind, ..course(chain, &nfs[..if without { 1 } else { 2 }], 1) }).unwrap(),
                     n,
@@ -803,7 +803,7 @@ mod tests {
     fn detours_do_not_take_all_places() {
         let registry = PathRegistry::new(16);
         let c = chain(0, 1, &[0], OnFailure::Drop);
-        let detour = |nf: u16| registry.number(&Course { kind: Kind::Detour, ..course(&c, &[nf], 1) });
+        let detour = |nf: u16| registry.number(&Course { kind: PathKind::Detour, ..course(&c, &[nf], 1) });
         assert!((0..4).all(|nf| detour(nf).is_some()));
         assert!((4..100).all(|nf| detour(nf).is_none()) && detour(2).is_some());
         registry.end(&[End::Nf(2)], Some(2));

@@ -4,7 +4,7 @@
 //! replaces the one whose turn it is; the registry still knows that path. Whether a path found here
 //! still holds is for the registry to say.
 
-use super::Kind;
+use super::PathKind;
 
 const WAYS: usize = 4;
 const NO_NUMBER: u32 = u32::MAX;
@@ -22,14 +22,14 @@ pub struct Way {
     /// How many NFs there are.
     pub len: u16,
     /// What kind of path it is.
-    pub kind: Kind,
+    pub kind: PathKind,
     /// The NFs.
     pub nfs: [u16; MAX_NFS],
 }
 
 impl Way {
     /// A way through these NFs, unless there are too many.
-    pub fn new(version: u32, ingress: u16, kind: Kind, through: &[u16]) -> Option<Self> {
+    pub fn new(version: u32, ingress: u16, kind: PathKind, through: &[u16]) -> Option<Self> {
         let mut nfs = [0; MAX_NFS];
         nfs.get_mut(..through.len())?.copy_from_slice(through);
         Some(Self { version, ingress, len: through.len() as u16, kind, nfs })
@@ -96,13 +96,13 @@ mod tests {
     #[test]
     fn what_was_noted_is_found_or_was_pushed_out() {
         let mut ways = Ways::new(64, 0);
-        let way = |n: u16| Way::new(7, n % 2, Kind::Whole, &[n, n + 1]).unwrap();
+        let way = |n: u16| Way::new(7, n % 2, PathKind::Whole, &[n, n + 1]).unwrap();
         for n in 0..1000u16 {
             assert!(ways.find(&way(n)).is_none() && !ways.knows(n.into()));
             ways.insert(&way(n), n.into());
             assert!(ways.find(&way(n)) == Some(n.into()) && ways.knows(n.into()));
             assert_eq!(ways.find(&Way { version: 8, ..way(n) }), None);
-            assert_eq!(ways.find(&Way { kind: Kind::Bypasses, ..way(n) }), None);
+            assert_eq!(ways.find(&Way { kind: PathKind::Bypasses, ..way(n) }), None);
         }
         let known = (0..1000u16).filter(|n| ways.find(&way(*n)) == Some(u32::from(*n))).count();
         assert!((64..=128).contains(&known), "{known}");
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn a_way_that_has_another_number_by_now_is_found_by_that() {
         let mut ways = Ways::new(64, 0);
-        let way = Way::new(7, 0, Kind::Whole, &[1]).unwrap();
+        let way = Way::new(7, 0, PathKind::Whole, &[1]).unwrap();
         (0..10).for_each(|number| ways.insert(&way, number));
         assert_eq!(ways.find(&way), Some(9));
-        assert!(Way::new(7, 0, Kind::Whole, &[0; MAX_NFS + 1]).is_none());
+        assert!(Way::new(7, 0, PathKind::Whole, &[0; MAX_NFS + 1]).is_none());
     }
 }
