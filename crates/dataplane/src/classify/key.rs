@@ -3,7 +3,7 @@
 //! Problem: find a packet's flow, at more than 25 million packets a second, from untrusted bytes.
 //!
 //! Terms: a [`FlowKey`] holds every field that a rule can match, so packets with the same key get
-//! the same decision, which may be remembered. Its [`Kind`] says which fields are meaningful.
+//! the same decision, which may be remembered. Its [`PacketKind`] says which fields are meaningful.
 //!
 //! Approach: IPv4 without options and IPv6 without extension headers, with at most one VLAN tag,
 //! take a path of a few wide loads and one branch ([`FlowKey::parse_plain`]). It reads each byte
@@ -18,8 +18,8 @@
 //!   802.3 length instead has EtherType 0.
 //! - Of several VLAN tags the outer one counts.
 //! - IP with contradictory headers, or which ends before its ports or has headers beyond [`LONG`]
-//!   bytes, is [`Kind::Malformed`] and is treated as non-IP. A packet that lost only payload (a
-//!   capture with a short snap length) is not malformed.
+//!   bytes, is [`PacketKind::Malformed`] and is treated as non-IP. A packet that lost only payload
+//!   (a capture with a short snap length) is not malformed.
 //!
 //! Limits: tunnels are not parsed. Checksums are not verified. Nothing panics, whatever the bytes.
 
@@ -51,7 +51,7 @@ const TAG: u16 = 0x8100u16.swap_bytes();
 /// Kind of a packet. The numbers are those of the descriptor's flags, and one more bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum PacketKind {
     /// A whole IP packet.
     Ip = 0,
     /// A fragment of an IP packet.
@@ -91,7 +91,7 @@ pub struct FlowKey {
 const _: () = assert!(size_of::<FlowKey>() == 48);
 
 #[inline(always)]
-fn tail(protocol: u8, dscp: u8, kind: Kind, version: u8, ethertype: u16) -> u64 {
+fn tail(protocol: u8, dscp: u8, kind: PacketKind, version: u8, ethertype: u16) -> u64 {
     u64::from(protocol) | u64::from(dscp) << 8 | u64::from(kind as u8) << 16 | u64::from(version) << 24 | u64::from(ethertype) << 32
 }
 
@@ -158,7 +158,7 @@ impl FlowKey {
         let ports = header.u32::<PORTS>() & u32::from(ported).wrapping_neg();
         let addresses = header.u64::<SRC>().swap_bytes();
         let dscp = (start >> 10) as u8 & 0x3f;
-        let tail = tail(protocol, dscp, Kind::Ip, 4, 0);
+        let tail = tail(protocol, dscp, PacketKind::Ip, 4, 0);
         Some(Self { words: [0, addresses >> 32, 0, addresses & 0xffff_ffff, edge(ports, ingress, vlan), tail] })
     }
 
@@ -186,7 +186,7 @@ impl FlowKey {
         let src = [header.u64::<SRC>().swap_bytes(), header.u64::<SRC2>().swap_bytes()];
         let dst = [header.u64::<DST>().swap_bytes(), header.u64::<DST2>().swap_bytes()];
         let dscp = (start >> 54) as u8 & 0x3f;
-        let tail = tail(protocol, dscp, Kind::Ip, 6, 0);
+        let tail = tail(protocol, dscp, PacketKind::Ip, 6, 0);
         Some(Self { words: [src[0], src[1], dst[0], dst[1], edge(ports, ingress, vlan), tail] })
     }
 
@@ -194,21 +194,21 @@ impl FlowKey {
     #[cold]
     pub fn parse(header: &[u8], len: u16, ingress: u16) -> Self {
         let bytes = &header[..header.len().min(len.into())];
-        let Some((vlan, ethertype, ip)) = link(bytes) else { return Self::of_link(bytes, ingress, 0, 0, Kind::Malformed) };
+        let Some((vlan, ethertype, ip)) = link(bytes) else { return Self::of_link(bytes, ingress, 0, 0, PacketKind::Malformed) };
         let found = match ethertype {
             0x0800 => v4(bytes, ip),
             0x86dd => v6(bytes, ip),
-            _ => return Self::of_link(bytes, ingress, vlan, ethertype, Kind::NonIp),
+            _ => return Self::of_link(bytes, ingress, vlan, ethertype, PacketKind::NonIp),
         };
         match found {
             Some([src_high, src_low, dst_high, dst_low, ports, tail]) => {
                 Self { words: [src_high, src_low, dst_high, dst_low, edge(ports as u32, ingress, vlan), tail] }
             }
-            None => Self::of_link(bytes, ingress, vlan, ethertype, Kind::Malformed),
+            None => Self::of_link(bytes, ingress, vlan, ethertype, PacketKind::Malformed),
         }
     }
 
-    fn of_link(bytes: &[u8], ingress: u16, vlan: u16, ethertype: u16, kind: Kind) -> Self {
+    fn of_link(bytes: &[u8], ingress: u16, vlan: u16, ethertype: u16, kind: PacketKind) -> Self {
         let mac = |at| word::<6>(bytes, at).map_or(0, |m| m.iter().fold(0, |sum, b| sum << 8 | u64::from(*b)));
         Self { words: [0, mac(6), 0, mac(0), edge(0, ingress, vlan), tail(0, 0, kind, 0, ethertype)] }
     }
@@ -221,12 +221,12 @@ impl FlowKey {
 
     /// Kind of the packet.
     #[inline(always)]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PacketKind {
         match (self.words[5] >> 16) as u8 {
-            flags::FRAGMENT => Kind::Fragment,
-            flags::NON_IP => Kind::NonIp,
-            0 => Kind::Ip,
-            _ => Kind::Malformed,
+            flags::FRAGMENT => PacketKind::Fragment,
+            flags::NON_IP => PacketKind::NonIp,
+            0 => PacketKind::Ip,
+            _ => PacketKind::Malformed,
         }
     }
 
@@ -275,7 +275,7 @@ impl FlowKey {
     /// Source and destination L4 port, if the packet has ports.
     #[inline(always)]
     pub fn ports(&self) -> Option<(u16, u16)> {
-        let whole = self.words[5] >> 16 & 0xff == Kind::Ip as u64;
+        let whole = self.words[5] >> 16 & 0xff == PacketKind::Ip as u64;
         (whole & has_ports(self.protocol()))
             .then_some(((self.words[4] as u16).swap_bytes(), ((self.words[4] >> 16) as u16).swap_bytes()))
     }
@@ -412,7 +412,7 @@ fn v4(bytes: &[u8], ip: usize) -> Option<[u64; WORDS]> {
     }
     let protocol = head[9];
     let fragment = u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0;
-    let kind = if fragment { Kind::Fragment } else { Kind::Ip };
+    let kind = if fragment { PacketKind::Fragment } else { PacketKind::Ip };
     let ports = if fragment { 0 } else { ports(bytes, protocol, ip + header, ip + total)? };
     let address = |at: usize| u64::from(u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
     Some([0, address(12), 0, address(16), ports, tail(protocol, head[1] >> 2, kind, 4, 0)])
@@ -429,7 +429,7 @@ fn v6(bytes: &[u8], ip: usize) -> Option<[u64; WORDS]> {
     // 0 means a jumbogram (or a packet not segmented yet): it extends to the packet's end.
     let end = if payload == 0 { usize::MAX } else { at + payload };
     let mut next = head[6];
-    let mut kind = Kind::Ip;
+    let mut kind = PacketKind::Ip;
     let mut steps = 0;
     while is_extension(next) {
         steps += 1;
@@ -441,7 +441,7 @@ fn v6(bytes: &[u8], ip: usize) -> Option<[u64; WORDS]> {
             next = extension[0];
             // Nonzero offset, or more fragments.
             if u16::from_be_bytes([extension[2], extension[3]]) & 0xfff9 != 0 {
-                kind = Kind::Fragment;
+                kind = PacketKind::Fragment;
                 break;
             }
             at += 8;
@@ -456,7 +456,7 @@ fn v6(bytes: &[u8], ip: usize) -> Option<[u64; WORDS]> {
             return None;
         }
     }
-    let ports = if kind == Kind::Fragment { 0 } else { ports(bytes, next, at, end)? };
+    let ports = if kind == PacketKind::Fragment { 0 } else { ports(bytes, next, at, end)? };
     let dscp = (head[0] & 0xf) << 2 | head[1] >> 6;
     let half = |at: usize| word::<8>(&head, at).map_or(0, u64::from_be_bytes);
     Some([half(8), half(16), half(24), half(32), ports, tail(next, dscp, kind, 6, 0)])
@@ -485,7 +485,7 @@ impl fmt::Display for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "port {} vlan {} ", self.ingress(), self.vlan())?;
         let Some((src, dst)) = self.addresses() else {
-            let word = if self.kind() == Kind::NonIp { "non-ip" } else { "malformed" };
+            let word = if self.kind() == PacketKind::NonIp { "non-ip" } else { "malformed" };
             return write!(f, "{word} {:04x} {:012x} > {:012x}", self.ethertype(), self.words[1], self.words[3]);
         };
         match self.protocol() {
@@ -501,7 +501,7 @@ impl fmt::Display for FlowKey {
             }
             None => write!(f, "{src} > {dst}")?,
         }
-        if self.kind() == Kind::Fragment {
+        if self.kind() == PacketKind::Fragment {
             write!(f, " fragment")?;
         }
         write!(f, " dscp {}", self.dscp())

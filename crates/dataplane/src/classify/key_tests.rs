@@ -145,7 +145,7 @@ fn oracle(packet: &[u8]) -> Seen {
 }
 
 fn seen(key: &FlowKey) -> Seen {
-    let fragment = key.kind() == Kind::Fragment;
+    let fragment = key.kind() == PacketKind::Fragment;
     (key.vlan(), key.version(), key.addresses(), key.protocol(), key.dscp(), fragment, key.ports())
 }
 
@@ -180,7 +180,7 @@ proptest! {
         let mut malformed = true;
         for len in 0..=packet.len() {
             let cut = parse(&packet[..len]);
-            if cut.kind() == Kind::Malformed {
+            if cut.kind() == PacketKind::Malformed {
                 prop_assert!(malformed, "recognised when shorter");
             } else {
                 prop_assert_eq!(cut, whole);
@@ -248,13 +248,13 @@ fn fragments_of_a_datagram_have_one_key() {
     for v6 in [false, true] {
         let fragment = |at| parse(&Spec { v6, fragment: Some(at), ..udp(1, 1000) }.build());
         let first = fragment((0, true));
-        assert_eq!(first.kind(), Kind::Fragment);
+        assert_eq!(first.kind(), PacketKind::Fragment);
         assert_eq!(first.flags(), flags::FRAGMENT);
         assert_eq!(first.ports(), None);
         assert_eq!(first.words()[4] as u32, 0);
         assert_eq!(first, fragment((100, true)));
         assert_eq!(first, fragment((200, false)));
-        assert_eq!(fragment((0, false)).kind(), Kind::Ip);
+        assert_eq!(fragment((0, false)).kind(), PacketKind::Ip);
     }
 }
 
@@ -264,7 +264,7 @@ fn odd_packets_take_their_defined_path() {
     arp.extend([2, 0, 0, 0, 0, 9, 0x08, 0x06]);
     arp.extend([0; 46]);
     let key = parse(&arp);
-    assert_eq!((key.kind(), key.ethertype(), key.protocol(), key.flags()), (Kind::NonIp, 0x0806, 0, flags::NON_IP));
+    assert_eq!((key.kind(), key.ethertype(), key.protocol(), key.flags()), (PacketKind::NonIp, 0x0806, 0, flags::NON_IP));
     assert_eq!((key.words()[1], key.words()[3]), (0x0200_0000_0009, 0xffff_ffff_ffff));
     // 802.3: the length is not part of the flow.
     let stp = |len: u8| parse(&[&arp[..12], &[0, len], &[0; 46][..]].concat());
@@ -275,7 +275,7 @@ fn odd_packets_take_their_defined_path() {
         let mut bad = good.clone();
         bad[at] = byte;
         let key = parse(&bad);
-        assert_eq!((key.kind(), key.flags(), key.version(), key.ports()), (Kind::Malformed, flags::NON_IP, 0, None));
+        assert_eq!((key.kind(), key.flags(), key.version(), key.ports()), (PacketKind::Malformed, flags::NON_IP, 0, None));
         assert_eq!(parse_plain(&bad, 0), None);
     }
     // A datagram whose payload a capture truncated is still known.
@@ -285,10 +285,10 @@ fn odd_packets_take_their_defined_path() {
     // AH is a protocol without ports; too many extension headers are malformed.
     assert_eq!(parse(&Spec { v6: true, protocol: 51, ..udp(1, 1) }.build()).ports(), None);
     let deep = Spec { v6: true, extensions: vec![(60, 0); 9], ..udp(1, 1) }.build();
-    assert_eq!(parse(&deep).kind(), Kind::Malformed);
+    assert_eq!(parse(&deep).kind(), PacketKind::Malformed);
     let far = Spec { v6: true, extensions: vec![(60, 100)], ..udp(1, 1) }.build();
-    assert_eq!(parse(&far).kind(), Kind::Malformed);
-    assert_eq!(parse(&[]).kind(), Kind::Malformed);
+    assert_eq!(parse(&far).kind(), PacketKind::Malformed);
+    assert_eq!(parse(&[]).kind(), PacketKind::Malformed);
 }
 
 #[test]

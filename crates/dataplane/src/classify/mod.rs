@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
     use crate::decision::Packed;
-    use key::Kind;
+    use key::PacketKind;
 
     /// UDP over IPv6 behind 64 bytes of destination options, or over IPv4.
     fn packet(v6: bool, port: u8) -> Vec<u8> {
@@ -182,7 +182,7 @@ mod tests {
         };
         assert_eq!(burst(&mut classifier), [Some(Lookup::Miss); 5]);
         for i in 0..4 {
-            assert_eq!((classifier.key(i).kind(), classifier.key(i).ingress()), (Kind::Ip, 7));
+            assert_eq!((classifier.key(i).kind(), classifier.key(i).ingress()), (PacketKind::Ip, 7));
             assert_eq!(classifier.key(i).ports(), Some((1 + i as u16 / 2, 0)));
             assert_eq!(classifier.again(i, 0), None);
             classifier.remember(i, Known { decision: Packed::path(i as u32), generation: 1, note: 0 }, 0);

@@ -23,7 +23,7 @@ use sluice_policy::sched::priority::Weight;
 use sluice_policy::sched::threshold;
 
 use super::hits::RuleHits;
-use super::key::{FlowKey, Kind};
+use super::key::{FlowKey, PacketKind};
 use sluice_api::protocol::has_ports;
 
 /// The protocol that a rule matches.
@@ -140,7 +140,7 @@ impl Rule {
 
     /// Whether a packet matches all keys.
     pub fn matches(&self, key: &FlowKey) -> bool {
-        let is_ip = matches!(key.kind(), Kind::Ip | Kind::Fragment);
+        let is_ip = matches!(key.kind(), PacketKind::Ip | PacketKind::Fragment);
         let protocol = match self.protocol {
             Protocol::Any => true,
             Protocol::Ip => is_ip,
