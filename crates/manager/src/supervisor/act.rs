@@ -9,7 +9,7 @@ use sluice_shm::page::Control;
 
 use super::Supervisor;
 use super::nfs::{Action, Again, Event, HELLO_PATIENCE, Nf};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use crate::controller::events::Subject;
 use sluice_api::model::EventKind;
 use sluice_dataplane::handle::StopReason;
@@ -50,15 +50,17 @@ impl Supervisor {
                 self.feed(number, Event::Used(used, self.config.manager.stall_ms));
             }
             Action::Spare(until_ns) => nf.handle.iter().for_each(|handle| handle.spare(until_ns)),
-            Action::TellStarved(waited) => self.host.notices.print(Kind::Starved, || {
+            Action::TellStarved(waited) => self.host.notices.print(NoticeKind::Starved, || {
                 let waited = waited.as_secs();
                 format!("{} has hardly run in {waited} s, because core {} is busy, and is waited for", nf.name, nf.core)
             }),
             Action::TellSilent => {
                 let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
-                self.host.notices.print(Kind::Silent(nf.service), line);
+                self.host.notices.print(NoticeKind::Silent(nf.service), line);
             }
-            Action::TellStopped(stop_reason) => self.host.notices.print(Kind::Stopped(nf.service), || stopped(nf, stop_reason)),
+            Action::TellStopped(stop_reason) => {
+                self.host.notices.print(NoticeKind::Stopped(nf.service), || stopped(nf, stop_reason))
+            }
             Action::Settle => self.settle(number),
             Action::ForkIsLate => self.fork_is_late(number),
             Action::Lose => self.lost(number),

@@ -11,7 +11,7 @@ use sluice_shm::handshake::{self, Welcome};
 
 use super::act::offence;
 use super::nfs::{Event, Process, State};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use super::priorities::own_priority;
 use super::{Supervisor, SupervisorError, token};
 use crate::dataplane::Place;
@@ -48,7 +48,7 @@ impl Supervisor {
                 attach::Event::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
                     let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
-                    self.host.notices.print(Kind::Closed(std::mem::discriminant(&why)), line);
+                    self.host.notices.print(NoticeKind::Closed(std::mem::discriminant(&why)), line);
                 }
             }
         }
@@ -61,7 +61,7 @@ impl Supervisor {
                 if let Err(error) = self.welcome(number, caller) {
                     let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
                     self.feed(number, Event::Fails(Cause::Unstarted(error.to_string())));
-                    self.host.notices.print(Kind::Failed(service), || error.to_string());
+                    self.host.notices.print(NoticeKind::Failed(service), || error.to_string());
                     self.lost(number);
                 }
                 return;
@@ -118,7 +118,7 @@ impl Supervisor {
                         let line = || {
                             format!("process {pid} (user {uid}) said that it is {name}, which is process {started}: it was refused")
                         };
-                        self.host.notices.print(Kind::Impostor, line);
+                        self.host.notices.print(NoticeKind::Impostor, line);
                         return Err(format!(
                             "{name} is started by the manager, as process {started}, and this is neither that one nor a child of it; a \
                              program that starts the NF has to wait for it"

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::Supervisor;
 use super::nfs::Event;
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use crate::nf::death::Cause;
 use sluice_host::attach::Peer;
 use sluice_host::cgroup;
@@ -41,7 +41,7 @@ impl Supervisor {
         };
         if let Err(why) = started {
             let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
-            self.host.notices.print(Kind::Failed(service), || why.clone());
+            self.host.notices.print(NoticeKind::Failed(service), || why.clone());
             self.feed(number, Event::Fails(Cause::Unstarted(why)));
             self.lost(number);
         }

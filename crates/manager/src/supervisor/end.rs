@@ -9,7 +9,7 @@ use sluice_shm::clock::monotonic_ns;
 
 use super::Supervisor;
 use super::nfs::{Action, End, Ended, Event, Process, State};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use crate::controller::events::{self, Subject};
 use crate::dataplane::Place;
 use crate::nf::death::Cause;
@@ -153,7 +153,9 @@ impl Supervisor {
     fn tell_end(&mut self, number: u16, end: &End, noticed_ns: u64) {
         let Some(nf) = self.nfs.get_mut(&number).filter(|_| !self.turns.stopping) else { return };
         let (cause, ran, next) = (&end.cause, end.ran.as_secs_f64(), end.next());
-        self.host.notices.print(Kind::Ended(nf.service), || format!("{} has ended after {ran:.3} s: {cause}; {next}", nf.name));
+        self.host
+            .notices
+            .print(NoticeKind::Ended(nf.service), || format!("{} has ended after {ran:.3} s: {cause}; {next}", nf.name));
         if *cause != Cause::Renewed {
             let death = Death { time_ns: noticed_ns, unix_ms: events::unix_ms(), cause: cause.kind(), what: cause.to_string() };
             let text = format!("{cause}, after {ran:.3} s; {next}");

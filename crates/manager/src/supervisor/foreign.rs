@@ -22,7 +22,7 @@ use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::monotonic_ns;
 
 use super::nfs::{Event, Nf, Process, State};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use super::priorities::own_priority;
 use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
@@ -261,7 +261,7 @@ impl Supervisor {
 
     fn trouble(&mut self, number: u16, why: String) {
         let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
-        self.host.notices.print(Kind::Failed(service), || why.clone());
+        self.host.notices.print(NoticeKind::Failed(service), || why.clone());
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         nf.foreign.get_or_insert_default().trouble = Some(why.clone());
         self.feed(number, Event::Troubled(Cause::Unstarted(why)));

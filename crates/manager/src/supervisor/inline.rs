@@ -22,7 +22,7 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::zygote::Surroundings;
 
 use super::nfs::{Event, Nf, State};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use super::{Job, Supervisor};
 use crate::dataplane::Place;
 use crate::nf::death::Cause;
@@ -142,7 +142,7 @@ impl Supervisor {
         let (service, is_on_trial) = (nf.service, nf.life().is_on_trial());
         let line = format!("{}: {why}", nf.name);
         self.feed(number, Event::Fails(Cause::Unstarted(why)));
-        self.host.notices.print(Kind::Failed(service), || line.clone());
+        self.host.notices.print(NoticeKind::Failed(service), || line.clone());
         if is_on_trial {
             self.trial_failed(number, line);
         }

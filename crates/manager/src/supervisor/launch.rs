@@ -12,7 +12,7 @@ use sluice_shm::handshake;
 use sluice_shm::object;
 
 use super::nfs::{Event, HELLO_PATIENCE, Nf, Process, State};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use super::{ServiceState, Supervisor, SupervisorError, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
@@ -113,7 +113,7 @@ impl Supervisor {
         let service = nf.service;
         if let Err(error) = self.start_process(number, &spec, None) {
             self.feed(number, Event::Fails(Cause::Unstarted(error.clone())));
-            self.host.notices.print(Kind::Failed(service), || error);
+            self.host.notices.print(NoticeKind::Failed(service), || error);
             self.lost(number);
         }
     }

@@ -5,7 +5,7 @@ use sluice_host::attach;
 /// A kind of lines of which at most one a second is written ([`sluice_host::notice`]). Kinds about
 /// NFs are separate for each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum NoticeKind {
     Closed(std::mem::Discriminant<attach::Dropped>),
     /// A process without the right to a name was refused.
     Impostor,

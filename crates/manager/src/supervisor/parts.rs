@@ -100,7 +100,7 @@ pub(super) struct Host {
     pub(super) epoll: OwnedFd,
     pub(super) outputs: Outputs,
     /// Lines that are logged at most once a second.
-    pub(super) notices: Notices<notice::Kind>,
+    pub(super) notices: Notices<notice::NoticeKind>,
     pub(super) runtime_dir: runtime_dir::Watch,
     pub(super) holes: holes::Holes,
     pub(super) opener: Opener,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::arena::HEADROOM;
 
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::controller::events::What;
@@ -325,9 +325,9 @@ impl Supervisor {
             let name = &state.config.name;
             for (at_ns, is) in state.link.take_changes() {
                 self.controller.events().add(at_ns, name, What::Port(is));
-                self.host
-                    .notices
-                    .print(Kind::Port(number as u16), || said(&state.config, is, &self.host.opener.kinds.uses(&state.config)));
+                self.host.notices.print(NoticeKind::Port(number as u16), || {
+                    said(&state.config, is, &self.host.opener.kinds.uses(&state.config))
+                });
             }
             let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
             let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));

@@ -24,7 +24,7 @@ use sluice_shm::handshake::{self, HandshakeError};
 use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
 use super::nfs::{ASKED, Event, Process, Stage, State, ZygoteAction, ZygoteEvent, ZygoteLife};
-use super::notice::Kind;
+use super::notice::NoticeKind;
 use super::{ServiceState, Supervisor, token};
 use crate::nf::output::Whose;
 use sluice_api::model as api;
@@ -147,7 +147,7 @@ impl Supervisor {
                 self.note(|r| r.started(&name, pid));
             }
             Err(error) => {
-                self.host.notices.print(Kind::Zygote(service_number), || format!("{name}: {error}"));
+                self.host.notices.print(NoticeKind::Zygote(service_number), || format!("{name}: {error}"));
                 self.feed_zygote(service_number, ZygoteEvent::Ended);
             }
         }
@@ -204,7 +204,7 @@ impl Supervisor {
             let (name, uid) = (caller.hello.name.clone(), caller.peer.uid);
             caller.refuse("the manager has started the zygote of this name, and this is neither that process nor a child of it");
             let line = || format!("a process of user {uid} said that it is {name}, which it is not: it was refused");
-            return self.host.notices.print(Kind::Impostor, line);
+            return self.host.notices.print(NoticeKind::Impostor, line);
         }
         if started != caller.peer.pid {
             let why =
@@ -274,7 +274,7 @@ impl Supervisor {
                 let _ = zygote.connection.take().map(|connection| epoll::delete(&self.host.epoll, connection.as_fd()));
                 if report.is_ok() {
                     let line = || format!("{} says what it was not asked for, and is ended", name_of(service));
-                    self.host.notices.print(Kind::Zygote(number), line);
+                    self.host.notices.print(NoticeKind::Zygote(number), line);
                 }
             }
             if let Ok(Report::Failed { name, why }) = &report
@@ -282,7 +282,7 @@ impl Supervisor {
             {
                 self.host
                     .notices
-                    .print(Kind::Zygote(number), || format!("{name} is started by itself: its zygote {}", quoted(why)));
+                    .print(NoticeKind::Zygote(number), || format!("{name} is started by itself: its zygote {}", quoted(why)));
             }
             for action in todo {
                 match (action, &report) {
@@ -327,7 +327,7 @@ impl Supervisor {
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
             let line = || format!("the zygote of {name} says that it has forked process {pid:?}, which is no child of it");
-            return self.host.notices.print(Kind::Zygote(service), line);
+            return self.host.notices.print(NoticeKind::Zygote(service), line);
         }
         let process = Process { pid, pidfd, child: true, theirs: false, container: None };
         let nf = self.nfs.get_mut(&number);
@@ -437,7 +437,7 @@ impl Supervisor {
         }
         let ran_ns = monotonic_ns().saturating_sub(zygote.life.started_ns());
         let line = || format!("{name} has ended after {:.3} s", ran_ns as f64 / 1e9);
-        self.host.notices.print(Kind::Zygote(number as u16), line);
+        self.host.notices.print(NoticeKind::Zygote(number as u16), line);
         self.note(|r| r.ended(pid));
         self.release_zygote(pen);
         self.feed_zygote(number as u16, ZygoteEvent::Ended);
