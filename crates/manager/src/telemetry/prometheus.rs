@@ -23,7 +23,7 @@ pub(super) const EDGES: std::ops::RangeInclusive<u32> = 8..=30;
 pub(super) const NS: f64 = 1e9;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     Counter,
     Gauge,
     Summary,
@@ -33,7 +33,7 @@ pub(super) enum Kind {
 /// A metric: its name with its unit, its meaning, and how it is read from its object.
 pub(super) struct Family<T> {
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     help: &'static str,
     is_summed: bool,
     read: fn(&T, &mut Rows<'_>),
@@ -44,24 +44,24 @@ pub(super) type Object<'a, T> = (Vec<(&'static str, Cow<'a, str>)>, &'a T);
 
 impl<T> Family<T> {
     pub const fn counter(name: &'static str, help: &'static str, read: fn(&T, &mut Rows<'_>)) -> Self {
-        Self { name, kind: Kind::Counter, help, is_summed: true, read }
+        Self { name, kind: MetricKind::Counter, help, is_summed: true, read }
     }
 
     /// A counter without a family of the sum over all objects.
     pub const fn counter_of_each(name: &'static str, help: &'static str, read: fn(&T, &mut Rows<'_>)) -> Self {
-        Self { name, kind: Kind::Counter, help, is_summed: false, read }
+        Self { name, kind: MetricKind::Counter, help, is_summed: false, read }
     }
 
     pub const fn gauge(name: &'static str, help: &'static str, read: fn(&T, &mut Rows<'_>)) -> Self {
-        Self { name, kind: Kind::Gauge, help, is_summed: false, read }
+        Self { name, kind: MetricKind::Gauge, help, is_summed: false, read }
     }
 
     pub const fn summary(name: &'static str, help: &'static str, read: fn(&T, &mut Rows<'_>)) -> Self {
-        Self { name, kind: Kind::Summary, help, is_summed: false, read }
+        Self { name, kind: MetricKind::Summary, help, is_summed: false, read }
     }
 
     pub const fn histogram(name: &'static str, help: &'static str, read: fn(&T, &mut Rows<'_>)) -> Self {
-        Self { name, kind: Kind::Histogram, help, is_summed: true, read }
+        Self { name, kind: MetricKind::Histogram, help, is_summed: true, read }
     }
 }
 
@@ -69,7 +69,7 @@ impl<T> Family<T> {
 pub(super) struct Rows<'a> {
     out: &'a mut Text,
     name: &'a str,
-    kind: Kind,
+    kind: MetricKind,
     labels: Vec<(&'a str, &'a str)>,
 }
 
@@ -87,7 +87,7 @@ impl Rows<'_> {
     /// Writes times of the family.
     pub fn times(&mut self, times: &Distribution) {
         match self.kind {
-            Kind::Histogram => self.out.histogram(self.name, &self.labels, times),
+            MetricKind::Histogram => self.out.histogram(self.name, &self.labels, times),
             _ => self.out.summary(self.name, &self.labels, times),
         }
     }
