@@ -55,7 +55,7 @@ impl Drop for Memory {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Direction {
     Read,
     Write,
 }
@@ -66,7 +66,7 @@ struct Request {
 }
 
 struct Operation {
-    kind: Kind,
+    kind: Direction,
     file: File,
     /// First byte in the file, or [`STANDS`].
     at: u64,
@@ -81,7 +81,7 @@ struct Operation {
 impl Operation {
     /// Whether the two must keep their order.
     fn conflicts(&self, other: &Self) -> bool {
-        if self.file.raw() != other.file.raw() || (self.kind == Kind::Read && other.kind == Kind::Read) {
+        if self.file.raw() != other.file.raw() || (self.kind == Direction::Read && other.kind == Direction::Read) {
             return false;
         }
         let end = |o: &Self| o.at.saturating_add(o.bytes.len() as u64);
@@ -91,7 +91,7 @@ impl Operation {
 
 /// The rest of an operation that the kernel is to do.
 pub(super) struct Ask {
-    pub(super) kind: Kind,
+    pub(super) kind: Direction,
     pub(super) fd: std::os::fd::RawFd,
     pub(super) at: u64,
     pub(super) start: *mut u8,
@@ -166,7 +166,7 @@ impl Buffer {
             return Err(callback);
         }
         let joins = self.operations.last().is_some_and(|last| {
-            last.kind == Kind::Write
+            last.kind == Direction::Write
                 && last.file.raw() == file.raw()
                 && last.bytes.end == start
                 && if at == STANDS { last.at == STANDS } else { last.at.checked_add(last.bytes.len() as u64) == Some(at) }
@@ -182,7 +182,7 @@ impl Buffer {
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.memory.at(to), part.len()) };
             to += part.len();
         }
-        self.add(Kind::Write, file, at, start..to, callback, joins);
+        self.add(Direction::Write, file, at, start..to, callback, joins);
         self.has_writes = true;
         Ok(())
     }
@@ -195,11 +195,11 @@ impl Buffer {
         if !fits || self.requests.len() == self.most_requests() || self.operations.len() == self.most_operations {
             return Err(callback);
         }
-        self.add(Kind::Read, file, at, start..start + len, callback, false);
+        self.add(Direction::Read, file, at, start..start + len, callback, false);
         Ok(())
     }
 
-    fn add(&mut self, kind: Kind, file: &File, at: u64, bytes: Range<usize>, callback: Callback, joins: bool) {
+    fn add(&mut self, kind: Direction, file: &File, at: u64, bytes: Range<usize>, callback: Callback, joins: bool) {
         self.used = bytes.end;
         let number = self.requests.len();
         self.requests.push(Request { bytes: bytes.clone(), callback: Some(callback) });
@@ -222,7 +222,7 @@ impl Buffer {
 
     /// Whether an operation must wait for one of the first `before` since the last barrier.
     fn needs_order(&self, operation: &Operation, before: usize) -> bool {
-        if operation.kind == Kind::Read && !self.has_writes {
+        if operation.kind == Direction::Read && !self.has_writes {
             return false;
         }
         for other in self.operations[..before].iter().rev() {
@@ -268,10 +268,10 @@ impl Buffer {
                 Errno::INTR | Errno::AGAIN => return Some(self.ask(number)),
                 errno => operation.failure = Some(errno),
             },
-            Ok(0) if operation.kind == Kind::Write => operation.failure = Some(Errno::IO),
+            Ok(0) if operation.kind == Direction::Write => operation.failure = Some(Errno::IO),
             Ok(n) => {
                 operation.done += n;
-                if operation.kind == Kind::Write && operation.done < operation.bytes.len() {
+                if operation.kind == Direction::Write && operation.done < operation.bytes.len() {
                     return Some(self.ask(number));
                 }
             }
@@ -317,7 +317,7 @@ impl Buffer {
 }
 
 impl Operation {
-    fn bare(kind: Kind, file: &File) -> Self {
+    fn bare(kind: Direction, file: &File) -> Self {
         Self { kind, file: file.clone(), at: 0, bytes: 0..0, requests: 0..0, done: 0, failure: None, is_barrier: false }
     }
 }
@@ -331,7 +331,7 @@ mod tests {
     }
 
     /// What the kernel gets per round, as (kind, offset, length), if each ends before the next.
-    fn rounds(buffer: &mut Buffer) -> Vec<Vec<(Kind, u64, u32)>> {
+    fn rounds(buffer: &mut Buffer) -> Vec<Vec<(Direction, u64, u32)>> {
         let mut all = Vec::new();
         loop {
             let mut round = Vec::new();
@@ -367,7 +367,7 @@ mod tests {
         buffer.write(&file, 300, &[b"x"], 1, callback()).ok().unwrap();
         buffer.read(&file, 500, 16, callback()).ok().unwrap();
         buffer.read(&file, 516, 16, callback()).ok().unwrap();
-        use Kind::{Read, Write};
+        use Direction::{Read, Write};
         assert_eq!(rounds(&mut buffer), [vec![(Write, 100, 40), (Write, 300, 1), (Read, 500, 16), (Read, 516, 16)]]);
         let mut ended = 0;
         while buffer.next_ended().is_some() {
@@ -389,7 +389,7 @@ mod tests {
         buffer.read(&file, 200, 10, callback()).ok().unwrap();
         buffer.read(&file, 28, 10, callback()).ok().unwrap(); // what the last write ends with
         buffer.read(&file, 28, 10, callback()).ok().unwrap();
-        use Kind::{Read, Write};
+        use Direction::{Read, Write};
         assert_eq!(
             rounds(&mut buffer),
             [

@@ -26,7 +26,7 @@ use std::time::Duration;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::io::Errno;
 
-use super::buffer::{Ask, Kind};
+use super::buffer::{Ask, Direction};
 use super::error::StorageError;
 use crate::sleeper::Doorbells;
 
@@ -84,8 +84,8 @@ impl Ring {
     pub(super) unsafe fn ask(&mut self, name: u64, ask: &Ask) {
         let fd = types::Fd(ask.fd as RawFd);
         let entry = match ask.kind {
-            Kind::Read => opcode::Read::new(fd, ask.start, ask.len).offset(ask.at).build(),
-            Kind::Write => opcode::Write::new(fd, ask.start, ask.len).offset(ask.at).build(),
+            Direction::Read => opcode::Read::new(fd, ask.start, ask.len).offset(ask.at).build(),
+            Direction::Write => opcode::Write::new(fd, ask.start, ask.len).offset(ask.at).build(),
         };
         self.push(&entry.user_data(name));
     }
