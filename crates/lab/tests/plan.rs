@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use sluice_planner::contention::Behaviour;
-use sluice_planner::samples::{KINDS, Kind, OnServer, server};
+use sluice_planner::samples::{KINDS, OnServer, SampleKind, server};
 use sluice_slo::placement::ServerShape;
 use sluice_slo::profile::Profile;
 
@@ -108,7 +108,7 @@ impl Plan {
     }
 }
 
-fn on(kind: &Kind) -> OnServer<'_> {
+fn on(kind: &SampleKind) -> OnServer<'_> {
     OnServer { kind, way_bytes: server().way_bytes }
 }
 

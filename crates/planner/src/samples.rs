@@ -98,17 +98,17 @@ impl Nf {
 
 /// A kind of NF, or of chain.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kind {
+pub struct SampleKind {
     pub name: String,
     /// Its NFs, each on its own core.
     pub nfs: Vec<Nf>,
 }
 
 /// The chosen kinds: the first five hardly need the cache, the others do.
-pub static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
+pub static KINDS: LazyLock<Vec<SampleKind>> = LazyLock::new(|| {
     let kind = |name: &str, base_ns: f64, references: f64, misses: Misses| {
         let nfs = vec![Nf { base_ns, references, misses, miss_ns: MISS_NS }];
-        Kind { name: name.into(), nfs }
+        SampleKind { name: name.into(), nfs }
     };
     let zipf = |set_mib, exponent| Misses::Zipf { set_mib, exponent };
     vec![
@@ -150,16 +150,16 @@ struct WrittenNf {
 
 /// The NFs that ship with Sluice, and chains of them, as traced and profiled. Kinds that hardly
 /// need the cache come first.
-pub static TRACED: LazyLock<Vec<Kind>> = LazyLock::new(|| {
+pub static TRACED: LazyLock<Vec<SampleKind>> = LazyLock::new(|| {
     let Written { way_bytes, miss_ns, kinds } =
         serde_json::from_str(include_str!("samples/traced.json")).unwrap_or_else(|error| panic!("samples/traced.json: {error}"));
     let nf = |WrittenNf { base_ns, references, misses }| {
         let with_ways = std::iter::once(references).chain(misses).collect();
         Nf { base_ns, references, misses: Misses::Traced { way_bytes, with_ways }, miss_ns }
     };
-    let kind = |WrittenKind { name, nfs }| Kind { name, nfs: nfs.into_iter().map(nf).collect() };
-    let mut kinds: Vec<Kind> = kinds.into_iter().map(kind).collect();
-    kinds.sort_by_key(Kind::is_sensitive);
+    let kind = |WrittenKind { name, nfs }| SampleKind { name, nfs: nfs.into_iter().map(nf).collect() };
+    let mut kinds: Vec<SampleKind> = kinds.into_iter().map(kind).collect();
+    kinds.sort_by_key(SampleKind::is_sensitive);
     kinds
 });
 
@@ -167,7 +167,7 @@ pub static TRACED: LazyLock<Vec<Kind>> = LazyLock::new(|| {
 /// fair share.
 const SENSITIVE: f64 = 0.1;
 
-impl Kind {
+impl SampleKind {
     /// Whether it needs the cache.
     fn is_sensitive(&self) -> bool {
         let (shape, on) = (server(), OnServer { kind: self, way_bytes: server().way_bytes });
@@ -209,7 +209,7 @@ pub fn server() -> ServerShape {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct OnServer<'a> {
-    pub kind: &'a Kind,
+    pub kind: &'a SampleKind,
     pub way_bytes: u64,
 }
 
@@ -334,7 +334,7 @@ impl Mix {
     pub const ALL: [Self; 6] =
         [Self::Insensitive, Self::Mixed, Self::Sensitive, Self::TracedInsensitive, Self::Traced, Self::TracedSensitive];
 
-    pub fn kinds(self) -> &'static [Kind] {
+    pub fn kinds(self) -> &'static [SampleKind] {
         let traced = || TRACED.split_at(TRACED.partition_point(|kind| !kind.is_sensitive()));
         match self {
             Self::Insensitive => &KINDS[..5],
@@ -362,7 +362,7 @@ impl Mix {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     pub slo: Slo,
-    pub kind: &'static Kind,
+    pub kind: &'static SampleKind,
     /// Index of its profile in the set.
     pub profile: usize,
 }
