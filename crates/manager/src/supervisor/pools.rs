@@ -12,7 +12,7 @@ use sluice_policy::pool::sizing::Counts;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
-use super::nfs::{Change, Nf, PoolLife, Seen, State};
+use super::nfs::{Change, Nf, PoolLife, PoolSize, State};
 use super::{Supervisor, SupervisorError};
 use crate::control::totals::Counted;
 use crate::dataplane::{DataPlane, RxThread};
@@ -242,7 +242,7 @@ impl Supervisor {
             in_use: (pool.sum(in_use) as u32).saturating_sub(leaving as u32),
         };
         let is_starting = members().any(|life| life.state() == State::Starting);
-        let change = pool.life.look(now_ns, &Seen { counts, is_starting });
+        let change = pool.life.look(now_ns, &PoolSize { counts, is_starting });
         if change.dismiss > 0 {
             self.plane.dismiss(number, change.dismiss, |thread| pool.idle_at(thread));
         }

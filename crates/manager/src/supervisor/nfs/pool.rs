@@ -15,7 +15,7 @@ const EVERY: Duration = Duration::from_millis(100);
 const STARTS: u32 = 64;
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct PoolSize {
     pub(crate) counts: Counts,
     pub(crate) is_starting: bool,
 }
@@ -72,7 +72,7 @@ impl PoolLife {
         now_ns.saturating_sub(self.looked_ns) >= EVERY.as_nanos() as u64
     }
 
-    pub(crate) fn look(&mut self, now_ns: u64, seen: &Seen) -> Change {
+    pub(crate) fn look(&mut self, now_ns: u64, seen: &PoolSize) -> Change {
         let (unmet, members) = (seen.counts.unmet, seen.counts.members);
         let wanted = match self.is_due(now_ns) {
             true => {
@@ -118,8 +118,8 @@ mod tests {
         Counts { met: 0, unmet, ended: 0, lifetimes_ns: 0, members, in_use: 0 }
     }
 
-    fn seen(members: u32, unmet: u64) -> Seen {
-        Seen { counts: counts(members, unmet), is_starting: false }
+    fn seen(members: u32, unmet: u64) -> PoolSize {
+        PoolSize { counts: counts(members, unmet), is_starting: false }
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn while_a_member_starts_no_more_are_started_for_the_same_flows() {
         let mut pool = PoolLife::new(0, (1, 100));
-        assert_eq!(pool.look(MS, &Seen { is_starting: true, ..seen(1, 5) }), Change::default());
+        assert_eq!(pool.look(MS, &PoolSize { is_starting: true, ..seen(1, 5) }), Change::default());
     }
 
     #[test]
