@@ -70,8 +70,8 @@ pub(crate) struct Place {
 /// on the manager's request ([`Control::Guarded`]). An NF outside the hand-over waits for its own.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Doorbells {
-    pub(crate) first: doorbell::Seen<'static>,
-    pub(crate) second: Option<doorbell::Seen<'static>>,
+    pub(crate) first: doorbell::Expected<'static>,
+    pub(crate) second: Option<doorbell::Expected<'static>>,
 }
 
 impl Doorbells {
@@ -85,7 +85,7 @@ impl Doorbells {
 
     pub(crate) fn are_rung(&self) -> bool {
         // Acquire: sees what the waker wrote before.
-        let rung = |(bell, seen): doorbell::Seen<'_>| bell.load(Ordering::Acquire) != seen;
+        let rung = |(bell, seen): doorbell::Expected<'_>| bell.load(Ordering::Acquire) != seen;
         rung(self.first) || self.second.is_some_and(rung)
     }
 }

@@ -17,7 +17,7 @@ pub fn wait(bell: &AtomicU32, seen: u32, timeout: Option<Duration>) {
 }
 
 /// A doorbell, and the value with which it is waited for.
-pub type Seen<'a> = (&'a AtomicU32, u32);
+pub type Expected<'a> = (&'a AtomicU32, u32);
 
 /// Whether the kernel can wait for more than one futex (Linux 5.16).
 static WAITS_FOR_MORE: AtomicBool = AtomicBool::new(true);
@@ -38,7 +38,7 @@ pub fn look_for_more() -> bool {
     knows
 }
 
-fn waiter((bell, seen): Seen<'_>) -> futex::Wait {
+fn waiter((bell, seen): Expected<'_>) -> futex::Wait {
     let mut waiter = futex::Wait::new();
     waiter.val = seen.into();
     waiter.uaddr = futex::WaitPtr::new(bell.as_ptr().cast());
@@ -47,7 +47,7 @@ fn waiter((bell, seen): Seen<'_>) -> futex::Wait {
 }
 
 /// As [`wait`], for either of two doorbells; for `first` alone on a kernel that cannot do both.
-pub fn wait_for_either(first: Seen<'_>, second: Seen<'_>, timeout: Option<Duration>) {
+pub fn wait_for_either(first: Expected<'_>, second: Expected<'_>, timeout: Option<Duration>) {
     if !waits_for_more() {
         return wait(first.0, first.1, timeout);
     }
