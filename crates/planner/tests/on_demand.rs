@@ -96,7 +96,7 @@ impl World {
                 Misses::Uniform(set_mib) | Misses::Zipf { set_mib, .. } => set_mib * f64::from(1 << 20),
                 Misses::Traced { .. } => f64::INFINITY,
             };
-            Seen {
+            InstanceSample {
                 id: runs.id(),
                 latency_p95_ns: (load > 0.0).then(|| (runs.latency_us(held, load) * 1e3) as u64),
                 occupancy_bytes: if load > 0.0 { (held * self.lease.way_bytes as f64).min(set) as u64 } else { 0 },
@@ -431,7 +431,7 @@ proptest! {
                 let id = InstanceId { slo: slo.to_string(), number };
                 if seen.instances.iter().all(|seen| seen.id != id) {
                     let latency_p95_ns = (ns > 0).then_some(ns);
-                    seen.instances.push(Seen { id, latency_p95_ns, occupancy_bytes: mib << 20, misses_per_s, offered_pps });
+                    seen.instances.push(InstanceSample { id, latency_p95_ns, occupancy_bytes: mib << 20, misses_per_s, offered_pps });
                 }
             }
             for _ in 0..repeats {

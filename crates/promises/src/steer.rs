@@ -19,7 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sluice_cache::layout::{self, Want};
 use sluice_slo::assignment::Assignment;
 use sluice_slo::on_demand::{
-    Decision, Footprint, InstanceId, Lease, LeaseError, Observation, ObservationError, Remedy, Request, Seen, Sharing, Terms, lease,
+    Decision, Footprint, InstanceId, InstanceSample, Lease, LeaseError, Observation, ObservationError, Remedy, Request, Sharing,
+    Terms, lease,
 };
 use sluice_slo::placement::{Instance, Placement, PlacementError};
 use sluice_slo::slo::{Promise, Slo};
@@ -273,7 +274,7 @@ impl Steering {
             let latency_ns = ((latency_us * 1e3) as u64).max(1);
             observation.slos.push(Terms { slo: slo.name.clone(), latency_ns, cap, elsewhere: 0, refused });
             let parts = seen.instances.len().max(1) as f64;
-            observation.instances.extend(seen.instances.iter().map(|one| Seen {
+            observation.instances.extend(seen.instances.iter().map(|one| InstanceSample {
                 id: InstanceId { slo: slo.name.clone(), number: one.number },
                 latency_p95_ns: seen.latency_us.map(|us| (us * 1e3) as u64),
                 occupancy_bytes: one.occupancy_bytes.unwrap_or(0),
@@ -327,7 +328,7 @@ impl Steering {
         }
     }
 
-    fn police(&mut self, now_ns: u64, decision: &Decision, instances: &[Seen]) {
+    fn police(&mut self, now_ns: u64, decision: &Decision, instances: &[InstanceSample]) {
         let limit_of = |id: &InstanceId| decision.policed.iter().find(|policed| policed.id == *id).map(|policed| policed.limit_pps);
         let mut limits: BTreeMap<String, f64> = BTreeMap::new();
         for policed in &decision.policed {

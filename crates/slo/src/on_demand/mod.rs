@@ -56,7 +56,7 @@ pub mod police;
 mod sharing;
 pub use lease::{Footprint, Lease, LeaseError, lease};
 pub use observation::{
-    CacheClass, Decision, InstanceId, Observation, ObservationError, Policed, Remedy, Request, Seen, Terms, Violation,
+    CacheClass, Decision, InstanceId, InstanceSample, Observation, ObservationError, Policed, Remedy, Request, Terms, Violation,
 };
 pub use sharing::Sharing;
 

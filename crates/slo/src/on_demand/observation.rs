@@ -43,7 +43,7 @@ pub struct Terms {
 /// Measurements of an instance in a period.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Seen {
+pub struct InstanceSample {
     pub id: InstanceId,
     /// 95th percentile of latency, in ns. None if no packet came or too few were timed;
     /// `offered_pps` says which.
@@ -62,7 +62,7 @@ pub struct Observation {
     pub lease: Lease,
     pub slos: Vec<Terms>,
     /// Their instances here.
-    pub instances: Vec<Seen>,
+    pub instances: Vec<InstanceSample>,
 }
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -135,7 +135,7 @@ impl Observation {
             terms.cap.check(&terms.slo)?;
         }
         let sane = |value: f64| value.is_finite() && value >= 0.0;
-        for Seen { id, misses_per_s, offered_pps, .. } in &self.instances {
+        for InstanceSample { id, misses_per_s, offered_pps, .. } in &self.instances {
             if !ids.insert(id) {
                 return Err(ObservationError::Twice(id.to_string()));
             }

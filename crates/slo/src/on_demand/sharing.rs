@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::lease::Lease;
 use super::max_min::{self, Wish};
 use super::observation::{
-    CacheClass, Decision, InstanceId, Observation, ObservationError, Policed, Remedy, Request, Seen, Terms, Violation,
+    CacheClass, Decision, InstanceId, InstanceSample, Observation, ObservationError, Policed, Remedy, Request, Terms, Violation,
 };
 use super::police::Police;
 use super::{CALM, CONFIRM, FULL, GONE, HIGH_MISSES, LEAVE, PATIENCE, PROBATION, Pause, SETTLE, SLACK, UNKNOWN, WINDOW};
@@ -34,7 +34,7 @@ pub struct Sharing {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Member {
-    seen: Seen,
+    seen: InstanceSample,
     latency_ns: u64,
     /// Its own class, if it has one.
     own: Option<Own>,
@@ -109,7 +109,7 @@ struct Part {
 }
 
 impl Member {
-    fn new(seen: &Seen) -> Self {
+    fn new(seen: &InstanceSample) -> Self {
         Self {
             seen: seen.clone(),
             latency_ns: 0,
@@ -212,7 +212,7 @@ impl Sharing {
             std::mem::take(&mut self.members).into_iter().map(|member| (member.seen.id.clone(), member)).collect();
         let had = before.len();
         let promised: BTreeMap<&str, u64> = seen.slos.iter().map(|terms| (terms.slo.as_str(), terms.latency_ns)).collect();
-        let mut sorted: Vec<&Seen> = seen.instances.iter().collect();
+        let mut sorted: Vec<&InstanceSample> = seen.instances.iter().collect();
         sorted.sort_by(|a, b| a.id.cmp(&b.id));
         let mut came = false;
         for now in sorted {
