@@ -51,7 +51,7 @@ pub struct Terms {
 
 /// Measurements of one tenant in one window.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Seen {
+pub struct TenantWindow {
     /// Its SLO's name; another name for a tenant without an SLO.
     pub tenant: String,
     /// None for a tenant without an SLO.
@@ -73,7 +73,7 @@ pub struct Seen {
     pub cores: Vec<usize>,
 }
 
-impl Seen {
+impl TenantWindow {
     /// The factor by which it offers more than was promised, if it does.
     fn excess(&self) -> Option<f64> {
         let promised = self.terms?.throughput_pps?;
@@ -232,9 +232,9 @@ impl Watch {
 
     /// Evaluates the window from `began_ns` to `now_ns`. Returns one result per tenant with an SLO,
     /// in the order of `seen`. State of tenants that are not in `seen` is removed.
-    pub fn evaluate(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Evaluation> {
+    pub fn evaluate(&mut self, began_ns: u64, now_ns: u64, seen: &[TenantWindow]) -> Vec<Evaluation> {
         self.tenants.retain(|name, _| seen.iter().any(|one| one.tenant == *name && one.terms.is_some()));
-        let rogues: Vec<(&Seen, Cause)> = seen.iter().filter_map(|one| Some((one, one.rogue()?))).collect();
+        let rogues: Vec<(&TenantWindow, Cause)> = seen.iter().filter_map(|one| Some((one, one.rogue()?))).collect();
         let mut all = Vec::new();
         for (one, terms) in seen.iter().filter_map(|one| Some((one, one.terms?))) {
             let tenant = self.tenants.entry(one.tenant.clone()).or_default();
@@ -274,22 +274,22 @@ impl Watch {
     }
 }
 
-fn throughput(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
+fn throughput(one: &TenantWindow, terms: Terms) -> Option<(f64, f64)> {
     let promised = terms.throughput_pps?;
     // Where bursts above the rate were policed, the rest of the window cannot make up for them.
     let due = if one.is_down { promised } else { (one.offered_pps - one.policed_pps).min(promised) };
     (one.delivered_pps < due * (1.0 - DELIVERY_TOLERANCE)).then_some((one.delivered_pps, due))
 }
 
-fn latency(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
+fn latency(one: &TenantWindow, terms: Terms) -> Option<(f64, f64)> {
     one.latency_us.filter(|measured| *measured > terms.latency_us).map(|measured| (measured, terms.latency_us))
 }
 
 /// The cause: of the rogue tenants that share a core with the victim, or else of all, the one with
 /// the largest excess.
-fn blame(victim: &Seen, rogues: &[(&Seen, Cause)]) -> Option<Cause> {
+fn blame(victim: &TenantWindow, rogues: &[(&TenantWindow, Cause)]) -> Option<Cause> {
     let others = || rogues.iter().filter(|(rogue, _)| rogue.tenant != victim.tenant);
-    let most = |found: &mut dyn Iterator<Item = &(&Seen, Cause)>| {
+    let most = |found: &mut dyn Iterator<Item = &(&TenantWindow, Cause)>| {
         found.map(|(_, cause)| cause).max_by(|a, b| a.times.total_cmp(&b.times)).cloned()
     };
     let near = most(&mut others().filter(|(rogue, _)| rogue.cores.iter().any(|core| victim.cores.contains(core))));
@@ -302,8 +302,8 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    fn seen(tenant: &str, offered_pps: f64, delivered_pps: f64, latency_us: f64) -> Seen {
-        Seen {
+    fn seen(tenant: &str, offered_pps: f64, delivered_pps: f64, latency_us: f64) -> TenantWindow {
+        TenantWindow {
             tenant: tenant.into(),
             terms: Some(Terms { throughput_pps: Some(1000.0), latency_us: 100.0 }),
             offered_pps,
@@ -312,7 +312,7 @@ mod tests {
             cpu: 0.1,
             part: 0.25,
             cores: vec![1],
-            ..Seen::default()
+            ..TenantWindow::default()
         }
     }
 
@@ -322,9 +322,9 @@ mod tests {
         let found = watch.evaluate(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
         assert!(found.iter().all(|evaluated| evaluated.violations.is_empty() && evaluated.excess.is_none()));
         assert_eq!((found[0].windows, found[0].violated), (1, [0, 0]));
-        let stall = Seen { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
+        let stall = TenantWindow { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
         assert!(watch.evaluate(S, 2 * S, std::slice::from_ref(&stall))[0].violations.is_empty(), "nothing came");
-        let down = watch.evaluate(2 * S, 3 * S, &[Seen { is_down: true, ..stall }]);
+        let down = watch.evaluate(2 * S, 3 * S, &[TenantWindow { is_down: true, ..stall }]);
         assert_eq!((down[0].violations[0].what, down[0].violations[0].promised), (What::Throughput, 1000.0));
     }
 
@@ -356,12 +356,12 @@ mod tests {
     fn who_sends_more_has_a_right_to_what_was_promised() {
         let mut watch = Watch::default();
         let broken = |found: &[Evaluation]| found[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
-        let starved = Seen { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };
+        let starved = TenantWindow { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };
         let found = watch.evaluate(0, S, std::slice::from_ref(&starved));
         assert_eq!(broken(&found), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
         assert_eq!((found[0].violated, found[0].exceeded), ([1, 1], 1));
         // It came in bursts, most of which was policed; what was admitted was delivered.
-        let bursts = Seen { policed_pps: 600.0, ..seen("b", 1200.0, 600.0, 50.0) };
+        let bursts = TenantWindow { policed_pps: 600.0, ..seen("b", 1200.0, 600.0, 50.0) };
         assert!(Watch::default().evaluate(0, S, &[bursts])[0].violations.is_empty());
         // A window without an evaluation ends no earlier violation.
         for window in 1..5 {
@@ -377,9 +377,9 @@ mod tests {
     fn a_neighbour_on_the_core_is_blamed_first_and_by_its_cpu_too() {
         let mut watch = Watch::default();
         let victim = seen("a", 1000.0, 100.0, 50.0);
-        let far = Seen { cores: vec![2], ..seen("far", 50_000.0, 0.0, 0.0) };
-        let greedy = Seen { cpu: 0.75, ..seen("greedy", 900.0, 900.0, 50.0) };
-        let free = Seen { terms: None, cpu: 0.2, part: 0.0, ..seen("free", 0.0, 0.0, 0.0) };
+        let far = TenantWindow { cores: vec![2], ..seen("far", 50_000.0, 0.0, 0.0) };
+        let greedy = TenantWindow { cpu: 0.75, ..seen("greedy", 900.0, 900.0, 50.0) };
+        let free = TenantWindow { terms: None, cpu: 0.2, part: 0.0, ..seen("free", 0.0, 0.0, 0.0) };
         let found = watch.evaluate(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
         assert_eq!(found.len(), 3, "a tenant without a promise is only blamed");
         let cause = |found: &[Evaluation]| found[0].violations[0].cause.clone().unwrap();
@@ -401,7 +401,7 @@ mod tests {
     fn on_demand_there_is_no_rate_to_leave() {
         let mut watch = Watch::default();
         let terms = Some(Terms { throughput_pps: None, latency_us: 100.0 });
-        let found = watch.evaluate(0, S, &[Seen { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
+        let found = watch.evaluate(0, S, &[TenantWindow { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
         assert_eq!(found[0].excess, None);
         assert_eq!(found[0].violations.iter().map(|v| v.what).collect::<Vec<_>>(), [What::Latency]);
     }

@@ -25,7 +25,7 @@ use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
 use sluice_slo::slo::Slo;
-use sluice_slo::watch::{Evaluation, Seen, Terms, Watch};
+use sluice_slo::watch::{Evaluation, TenantWindow, Terms, Watch};
 
 use super::change::Gone;
 use super::nfs::{Nf, State};
@@ -787,7 +787,7 @@ impl Supervisor {
             let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9, &traffic);
             let Some((rates, latency_us)) = ended else { continue };
             let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
-            seen.push(Seen {
+            seen.push(TenantWindow {
                 tenant: slo.name.clone(),
                 terms: Some(terms),
                 offered_pps: rates.offered_pps,
@@ -828,13 +828,13 @@ impl Supervisor {
     }
 
     /// Tenants without an SLO, and services without a tenant: their use of cores, and what is left.
-    fn others(&self, members: &[Member], cpu_of: impl Fn(&u16) -> f64) -> Vec<Seen> {
-        let mut others: BTreeMap<String, Seen> = BTreeMap::new();
+    fn others(&self, members: &[Member], cpu_of: impl Fn(&u16) -> f64) -> Vec<TenantWindow> {
+        let mut others: BTreeMap<String, TenantWindow> = BTreeMap::new();
         for nf in self.nfs.values().filter(|nf| !members.iter().any(|member| member.nf == nf.number)) {
             let Some(service) = self.services.get(nf.service as usize).and_then(Option::as_ref) else { continue };
             let name = service.config.tenant.clone().unwrap_or_else(|| service.config.name.clone());
             let name = if self.promises.slos().any(|slo| slo.name == name) { format!("{name} (without a promise)") } else { name };
-            let seen = others.entry(name.clone()).or_insert_with(|| Seen { tenant: name, ..Seen::default() });
+            let seen = others.entry(name.clone()).or_insert_with(|| TenantWindow { tenant: name, ..TenantWindow::default() });
             seen.cpu += cpu_of(&nf.number);
             if !seen.cores.contains(&nf.core) {
                 seen.cores.push(nf.core);
