@@ -15,7 +15,7 @@ use sluice_shm::page::Counter;
 
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
-use crate::roles::Part;
+use crate::roles::Portion;
 
 /// How long a sample of the service time counts, in nanoseconds.
 const WINDOW_NS: u64 = 100_000_000;
@@ -88,7 +88,7 @@ pub struct Loads {
 impl Loads {
     /// Reads the next NFs.
     #[cold]
-    pub fn measure(&mut self, now_ns: u64, nfs: &[Option<NfEnd>], part: Part) {
+    pub fn measure(&mut self, now_ns: u64, nfs: &[Option<NfEnd>], part: Portion) {
         if self.meters.len() < nfs.len() {
             self.meters.resize_with(nfs.len(), || None);
         }
@@ -122,7 +122,7 @@ mod tests {
     use crate::fake::{Fake, claim, core_page, end, give_back, post};
 
     const MS: u64 = 1_000_000;
-    const ALL: Part = Part { of: 1, this: 0 };
+    const ALL: Portion = Portion { of: 1, this: 0 };
 
     struct Rig {
         loads: Loads,
@@ -145,7 +145,7 @@ mod tests {
             self.measure_part(ALL);
         }
 
-        fn measure_part(&mut self, part: Part) {
+        fn measure_part(&mut self, part: Portion) {
             self.now_ns += MS;
             self.loads.measure(self.now_ns, &self.nfs, part);
         }
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn a_thread_reads_its_own_part() {
         let mut rig = Rig::new(5);
-        let part = Part { of: 2, this: 1 };
+        let part = Portion { of: 2, this: 1 };
         rig.measure_part(part);
         rig.nfs.iter().flatten().for_each(|end| claim(&end.handle, 10, 100));
         rig.measure_part(part);

@@ -2,14 +2,14 @@
 
 /// A thread's part of the NFs where several threads share a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct Portion {
     /// Number of threads with the role.
     pub of: usize,
     /// Index of this thread among them.
     pub this: usize,
 }
 
-impl Part {
+impl Portion {
     /// Whether number `n` is this thread's.
     #[inline(always)]
     pub fn has(self, n: usize) -> bool {

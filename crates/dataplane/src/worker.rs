@@ -28,7 +28,7 @@ use crate::plane::Plane;
 use crate::pressure::Throttling;
 use crate::queue::PortQueue;
 use crate::queue::TX_BUFFER;
-use crate::roles::{Part, Roles};
+use crate::roles::{Portion, Roles};
 use crate::rx::Rx;
 use crate::tx;
 
@@ -84,7 +84,7 @@ pub struct WorkerSetup {
     /// Whether it decides about backpressure: at most one thread does.
     pub throttles: bool,
     /// The NFs that it measures, if it has the Monitor role.
-    pub measures: Part,
+    pub measures: Portion,
     /// Its settings.
     pub settings: Settings,
     /// Its forwarding state.

@@ -41,7 +41,7 @@ use sluice_dataplane::in_flight::InFlight;
 use sluice_dataplane::plane::{self, Plane, Shared};
 use sluice_dataplane::pressure::Alerts;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
-use sluice_dataplane::roles::{Part, Roles};
+use sluice_dataplane::roles::{Portion, Roles};
 use sluice_dataplane::rx::Rx;
 use sluice_dataplane::steer::ChooseChain;
 use sluice_dataplane::succession::Succession;
@@ -205,7 +205,7 @@ pub struct RxThread {
     /// Its number among all packet threads.
     pub thread: usize,
     /// Its number among the Rx threads, and their count.
-    pub part: Part,
+    pub part: Portion,
     /// Most flows that it tracks.
     pub flows: usize,
     /// Most paths of all threads.
@@ -293,9 +293,9 @@ impl DataPlane {
         // A thread's number among those of a role, and their count.
         let part = |has: fn(&Roles) -> bool, index: usize| {
             let threads: Vec<usize> = (0..n).filter(|i| has(&threads[*i].1)).collect();
-            Part { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
+            Portion { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
         };
-        let measures: Vec<Part> = (0..n).map(|i| part(|r| r.monitor, i)).collect();
+        let measures: Vec<Portion> = (0..n).map(|i| part(|r| r.monitor, i)).collect();
         let wakeup: Vec<usize> = (0..n).filter(|i| threads[*i].1.wakeup).collect();
         let numbers: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
         let flows = manager.max_flows.div_ceil(numbers.len() as u32) as usize;

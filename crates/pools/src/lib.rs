@@ -62,7 +62,7 @@ use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
 use sluice_dataplane::end::NfEnd;
 use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::plane::Plane;
-use sluice_dataplane::roles::Part;
+use sluice_dataplane::roles::Portion;
 use sluice_dataplane::rx::is_urgent;
 use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
 use sluice_policy::tcp;
@@ -98,7 +98,7 @@ enum Finds {
 #[derive(Debug)]
 pub struct Director {
     thread: usize,
-    part: Part,
+    part: Portion,
     most: usize,
     most_paths: usize,
     keys: HashKeys,
@@ -131,7 +131,7 @@ pub struct Director {
 impl Director {
     /// A director of thread number `thread`, which is `part` of the Rx threads. `seed` is secret.
     /// Up to `most` connections and `most_paths` paths, allocated with the first pool.
-    pub fn new(thread: usize, part: Part, most: usize, most_paths: usize, seed: u64) -> Self {
+    pub fn new(thread: usize, part: Portion, most: usize, most_paths: usize, seed: u64) -> Self {
         Self {
             thread,
             part,

@@ -52,11 +52,11 @@ impl Rig {
     }
 
     fn of(per: Per, pool: model::Pool) -> Self {
-        Self::part(Part { of: 1, this: 0 }, per, pool)
+        Self::part(Portion { of: 1, this: 0 }, per, pool)
     }
 
     /// The director of one of several Rx threads.
-    fn part(part: Part, per: Per, pool: model::Pool) -> Self {
+    fn part(part: Portion, per: Per, pool: model::Pool) -> Self {
         let page = fake::core_page(32);
         let nfs: Vec<_> = (0..17).map(|number| Some(fake::end(&Fake::default().on(&page, number)))).collect();
         let tables = Tables {
@@ -364,7 +364,7 @@ fn classes() -> model::Pool {
 
 #[test]
 fn each_thread_gives_its_own_members_and_lets_those_go() {
-    let mut rig = Rig::part(Part { of: 2, this: 1 }, Per::Flow, drops());
+    let mut rig = Rig::part(Portion { of: 2, this: 1 }, Per::Flow, drops());
     for n in 0..4 {
         let met = rig.packet(0, n, false, tcp::SYN).unwrap();
         assert!(met[0] % 2 == 1 && met[2] % 2 == 1, "{met:?}");
