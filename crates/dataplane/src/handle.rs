@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use sluice_api::model::{NfCounts, SchedCounts};
 use sluice_policy::sched::priority::{self, Weight, level};
-use sluice_policy::sched::reserve::Part;
+use sluice_policy::sched::reserve::Reservation;
 use sluice_policy::sched::threshold::Rules;
 use sluice_policy::sched::wakeup;
 use sluice_shm::clock::monotonic_ns;
@@ -80,16 +80,16 @@ pub struct Reserve {
 
 impl Reserve {
     /// Reserves a part, 0 to 1, for the NFs of a group; `None` reserves nothing.
-    pub fn set(&self, part: Option<Part>) {
+    pub fn set(&self, part: Option<Reservation>) {
         self.part.set(part.map_or(0.0, |part| part.part));
         // Relaxed: a reader that sees only one of the words uses it for 10 ms at most.
         self.group.store(part.map_or(0, |part| part.group), Ordering::Relaxed);
     }
 
     /// The reservation, if there is one.
-    pub fn get(&self) -> Option<Part> {
+    pub fn get(&self) -> Option<Reservation> {
         let group = self.group.load(Ordering::Relaxed);
-        (group != 0).then(|| Part { group, part: self.part.get() })
+        (group != 0).then(|| Reservation { group, part: self.part.get() })
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use sluice_cache::Origin;
 use sluice_cache::host::Processor;
-use sluice_policy::sched::reserve::Part;
+use sluice_policy::sched::reserve::Reservation;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
@@ -727,7 +727,7 @@ impl Supervisor {
             if let Some(handle) = &nf.handle {
                 let cores = &member.instance.cores;
                 let place = cores[member.nth % cores.len().max(1)];
-                let part = Part { group: place + 1, part: self.promises.part_of(place) };
+                let part = Reservation { group: place + 1, part: self.promises.part_of(place) };
                 handle.load.reserve.set(Some(part).filter(|_| self.promises.settings.isolate));
             }
             if let Some(process) = &nf.process {

@@ -18,7 +18,7 @@
 
 /// Reserved part of a core.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Part {
+pub struct Reservation {
     /// NFs of one group share the part.
     pub group: u32,
     /// Fraction of the core, 0 to 1.
@@ -34,7 +34,7 @@ struct Item {
 
 /// Lifts shares of the NFs of one core, which sum to 1, so that each group has its part. `parts` is
 /// in the order of `shares`; `floor` is the least share of an NF without a part.
-pub fn keep(shares: &mut [f64], parts: &[Option<Part>], floor: f64) {
+pub fn keep(shares: &mut [f64], parts: &[Option<Reservation>], floor: f64) {
     let mut items: Vec<Item> = Vec::new();
     let mut groups: Vec<(u32, usize)> = Vec::new();
     let mut of: Vec<usize> = Vec::with_capacity(shares.len());
@@ -86,11 +86,11 @@ mod tests {
 
     use super::*;
 
-    fn part(group: u32, part: f64) -> Option<Part> {
-        Some(Part { group, part })
+    fn part(group: u32, part: f64) -> Option<Reservation> {
+        Some(Reservation { group, part })
     }
 
-    fn of(shares: &[f64], parts: &[Option<Part>]) -> Vec<f64> {
+    fn of(shares: &[f64], parts: &[Option<Reservation>]) -> Vec<f64> {
         let mut out = shares.to_vec();
         keep(&mut out, parts, 0.01);
         out
@@ -130,7 +130,7 @@ mod tests {
             prop_assume!(sum > 0.0);
             let shares: Vec<f64> = loads.iter().map(|(load, ..)| load / sum).collect();
             let of_group = |group| loads.iter().find(|(_, _, g)| *g == group).map_or(0.0, |(_, part, _)| *part);
-            let parts: Vec<Option<Part>> = loads.iter().map(|(_, _, g)| (*g > 0).then(|| Part { group: *g, part: of_group(*g) })).collect();
+            let parts: Vec<Option<Reservation>> = loads.iter().map(|(_, _, g)| (*g > 0).then(|| Reservation { group: *g, part: of_group(*g) })).collect();
             let got = of(&shares, &parts);
             prop_assert!((got.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{got:?}");
             let free = parts.iter().filter(|part| part.is_none()).count() as f64 * 0.01;
