@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::host::Host;
-use super::problem::{ConfigErrors, Problem, Severity, Source};
+use super::problem::{ConfigErrors, Problem, Severity, SourceText};
 use super::schema::{self, Key, Preset, Section, Type};
 use super::{fuse, host, on_host, privileges, validate};
 use sluice_api::config::{Config, MAX_CORE, Port, PortKind};
@@ -30,7 +30,7 @@ pub struct Loaded {
     /// Probable mistakes.
     pub warnings: Vec<Problem>,
     /// The text, which gives later problems their line.
-    pub source: Source,
+    pub source: SourceText,
 }
 
 /// Reads and validates a file. Relative paths in it are relative to its folder.
@@ -173,8 +173,8 @@ pub fn read_port(keys: toml::Table) -> Result<Port, ConfigErrors> {
     }
 }
 
-fn read_shape(text: &str, name: &str) -> Result<(Config, Source), ConfigErrors> {
-    let source = Source::new(name, text);
+fn read_shape(text: &str, name: &str) -> Result<(Config, SourceText), ConfigErrors> {
+    let source = SourceText::new(name, text);
     let root = DeTable::parse_recoverable(text);
     if !root.1.is_empty() {
         let mut problems: Vec<Problem> = root.1.iter().map(|e| syntax(&source, e)).collect();
@@ -204,7 +204,7 @@ fn sorted_out(mut before: Vec<Problem>, problems: Vec<Problem>) -> Result<Vec<Pr
     if before.iter().any(Problem::is_error) { Err(ConfigErrors { problems: before }) } else { Ok(before) }
 }
 
-fn syntax(source: &Source, error: &toml::de::Error) -> Problem {
+fn syntax(source: &SourceText, error: &toml::de::Error) -> Problem {
     let help = match error.message() {
         m if m.contains("duplicate key") => "a key may stand once in its section; remove one",
         m if m.contains("string") => "put strings between double quotes",
@@ -214,7 +214,7 @@ fn syntax(source: &Source, error: &toml::de::Error) -> Problem {
 }
 
 struct Shape<'a> {
-    source: &'a Source,
+    source: &'a SourceText,
     problems: Vec<Problem>,
 }
 

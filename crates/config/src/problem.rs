@@ -1,8 +1,8 @@
 //! Problems of a configuration, in one clear form.
 //!
 //! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no
-//! text. A *location* is the line and column of a place in its file; `Source::locate` finds it. A
-//! problem prints as
+//! text. A *location* is the line and column of a place in its file; `SourceText::locate` finds it.
+//! A problem prints as
 //! ```text
 //! sluice.toml:12:9: error: no chain is called "wbe"
 //!    |
@@ -236,7 +236,7 @@ impl std::error::Error for ConfigErrors {}
 
 /// The text that a configuration was read from, and its name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Source {
+pub struct SourceText {
     name: String,
     text: String,
 }
@@ -244,7 +244,7 @@ pub struct Source {
 /// Characters of a line that are shown at most.
 const SHOWN: usize = 120;
 
-impl Source {
+impl SourceText {
     /// A text and the name of its file.
     pub fn new(name: &str, text: &str) -> Self {
         Self { name: name.into(), text: text.into() }
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_problem_shows_its_line() {
-        let source = Source::new("a.toml", "[[rule]]\n\tchain = \"wbe\"\n");
+        let source = SourceText::new("a.toml", "[[rule]]\n\tchain = \"wbe\"\n");
         let mut problems = [Problem::error(At::entry("rule", 0, "chain"), "no chain is called \"wbe\"", "did you mean \"web\"?")];
         assert_eq!(problems[0].to_string(), "rule[0].chain: no chain is called \"wbe\"\n  = did you mean \"web\"?");
         source.locate(&mut problems);
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_key_that_is_not_written_is_shown_at_its_entry() {
-        let source = Source::new("a.toml", "[[port]]\nname = \"in\"\n[memory]\n[[rule]]\n");
+        let source = SourceText::new("a.toml", "[[port]]\nname = \"in\"\n[memory]\n[[rule]]\n");
         let line = |at| {
             let mut problems = [Problem::warning(at, "m", "")];
             source.locate(&mut problems);
@@ -369,11 +369,11 @@ mod tests {
     fn long_lines_are_cut_around_the_mark() {
         let text = format!("x = \"{}\"; oops", "é".repeat(400));
         let start = text.find("oops").unwrap();
-        let location = Source::new("a", &text).location(start..start + 4);
+        let location = SourceText::new("a", &text).location(start..start + 4);
         assert_eq!((location.line, location.column, location.marked), (1, 409, 4));
         assert_eq!(location.text.chars().skip(location.before).collect::<String>(), "oops");
         assert!(location.text.chars().count() <= SHOWN);
         // A span may begin inside a character and end beyond the text.
-        Source::new("a", "é").location(1..900);
+        SourceText::new("a", "é").location(1..900);
     }
 }
