@@ -75,7 +75,7 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// What a container is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ContainerBase {
     /// A folder with a `config.json`.
     Bundle(PathBuf),
     /// A root directory and the path of the program in it.
@@ -85,7 +85,7 @@ pub enum Source {
 /// The common settings of a service's containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    pub source: Source,
+    pub source: ContainerBase,
     /// The OCI runtime, an absolute path.
     pub runtime: PathBuf,
     pub writable: bool,
@@ -277,7 +277,7 @@ impl Template {
     /// A sentence that names the bundle's fault and its remedy.
     pub fn config(&self, nf: &str, socket: &Path) -> Result<Value, String> {
         let mut config = match &self.source {
-            Source::Bundle(bundle) => {
+            ContainerBase::Bundle(bundle) => {
                 let config = read_bundle(bundle)?;
                 examine(&config)?;
                 let root = root_of(&config, bundle);
@@ -285,7 +285,7 @@ impl Template {
                 config["root"] = json!({ "path": root });
                 config
             }
-            Source::Root { root, exec } => plain(root, exec),
+            ContainerBase::Root { root, exec } => plain(root, exec),
         };
         let mut own = |variable: &str, value: &str| set_variable(&mut config["process"]["env"], variable, value);
         self.env.iter().for_each(|(variable, value)| own(variable, value));
@@ -597,7 +597,7 @@ mod tests {
 
     use super::*;
 
-    fn template(source: Source) -> Template {
+    fn template(source: ContainerBase) -> Template {
         Template {
             source,
             runtime: "/usr/bin/crun".into(),
@@ -610,7 +610,7 @@ mod tests {
     }
 
     fn of_root() -> Template {
-        template(Source::Root { root: "/srv/nf".into(), exec: "/bin/nf".into() })
+        template(ContainerBase::Root { root: "/srv/nf".into(), exec: "/bin/nf".into() })
     }
 
     /// A bundle as written by `crun spec`, with a change.
@@ -683,7 +683,7 @@ mod tests {
     fn a_bundle_keeps_what_its_program_needs() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), bundle(|_| ()).to_string()).unwrap();
-        let template = template(Source::Bundle(folder.path().into()));
+        let template = template(ContainerBase::Bundle(folder.path().into()));
         let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
         assert_fenced(&config);
         assert_eq!(config["root"]["path"], json!(folder.path().join("rootfs")));

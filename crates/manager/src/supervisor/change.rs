@@ -21,7 +21,7 @@ use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
 use sluice_config::{ConfigErrors, Problem, fuse, host, on_host, validate};
 use sluice_dataplane::chain::Chain;
-use sluice_host::container::{Source, Template};
+use sluice_host::container::{ContainerBase, Template};
 use sluice_host::user::User;
 
 /// Receivers that a caller waits for: one for each NF that is to leave.
@@ -571,8 +571,8 @@ pub(super) fn start_of(config: &model::Service) -> Result<Start, SupervisorError
     match (&config.container, &config.exec) {
         (Some(wanted), of_root) => {
             let source = match (&wanted.bundle, &wanted.root, of_root) {
-                (Some(bundle), _, _) => Source::Bundle(bundle.clone()),
-                (None, Some(root), Some(exec)) => Source::Root { root: root.clone(), exec: exec.clone() },
+                (Some(bundle), _, _) => ContainerBase::Bundle(bundle.clone()),
+                (None, Some(root), Some(exec)) => ContainerBase::Root { root: root.clone(), exec: exec.clone() },
                 _ => return Err(invalid("its container has no program".into())),
             };
             container = Some(Arc::new(Template {
