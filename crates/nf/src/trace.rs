@@ -52,7 +52,7 @@ use crate::error::NfError;
 use crate::handler::Handler;
 use crate::harness::Harness;
 use crate::packet::Verdict;
-use packets::Source;
+use packets::PacketSource;
 use relay::Part;
 
 const RECORDS: usize = 8_192;
@@ -424,7 +424,7 @@ pub(crate) fn run<H: Handler>(
         return done;
     }
     let mut now_ns = START_NS;
-    let mut source = Source::new(traffic);
+    let mut source = PacketSource::new(traffic);
     while let Some(packets) = source.burst() {
         now_ns += 1_000;
         harness.set_now(now_ns);

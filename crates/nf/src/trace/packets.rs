@@ -24,7 +24,7 @@ enum Stage {
 }
 
 /// All packets of a trace, burst by burst.
-pub(super) struct Source {
+pub(super) struct PacketSource {
     traffic: Traffic,
     draw: Draw,
     maker: Maker,
@@ -35,7 +35,7 @@ pub(super) struct Source {
     began: u64,
 }
 
-impl Source {
+impl PacketSource {
     pub(super) fn new(traffic: Traffic) -> Self {
         let maker = Maker::new(traffic.bytes, traffic.spread);
         let burst = vec![maker.whole.clone(); BURST];

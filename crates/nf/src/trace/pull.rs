@@ -28,7 +28,7 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring::{self, Consumer, Producer, WildCursor};
 
-use super::packets::Source;
+use super::packets::PacketSource;
 use super::{Traffic, begin, context, follow, write_out};
 use crate::context::Context;
 use crate::engine::Engine;
@@ -81,7 +81,7 @@ fn change<T>(is_followed: bool, what: impl FnOnce() -> T) -> T {
 
 /// The manager's ends of the rings.
 pub(crate) struct Feed {
-    source: Source,
+    source: PacketSource,
     rx: Producer,
     tx: Consumer,
     /// Free frames; those that came back last are at the end.
@@ -118,7 +118,7 @@ pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Contex
     let ((to_nf, rx), (tx, from_nf)) = (ring::private(BURST as u32), ring::private(FRAMES));
     let engine = Engine::new(arena, vec![rx], tx, place, 0, socket, Clock::new());
     let free = (0..FRAMES).rev().collect();
-    let feed = Feed { source: Source::new(traffic), rx: to_nf, tx: from_nf, free, given: Instant::now(), _peer: peer };
+    let feed = Feed { source: PacketSource::new(traffic), rx: to_nf, tx: from_nf, free, given: Instant::now(), _peer: peer };
     IS_TRACED.store(true, Relaxed);
     Ok((engine, context(), feed))
 }
