@@ -130,15 +130,15 @@ pub(crate) trait Sockets: Send + Sync + 'static {
 
 /// Where a queue gets new sockets from.
 #[derive(Debug)]
-pub(crate) struct Source<S> {
+pub(crate) struct SocketSource<S> {
     link: Arc<Link>,
     next: Receiver<Option<S>>,
     former: Sender<S>,
-    /// Ends with the last queue of the port, or at [`Source::end`].
+    /// Ends with the last queue of the port, or at [`SocketSource::end`].
     thread: Arc<Thread>,
 }
 
-impl<S> Source<S> {
+impl<S> SocketSource<S> {
     /// The state of the port.
     #[inline]
     pub(crate) fn state(&self) -> PortState {
@@ -270,7 +270,7 @@ impl<K: Sockets> Watched<K> {
     }
 
     /// Starts the thread, and returns each queue's end. `opened` sockets go to the queues.
-    pub(crate) fn start(self, opened: usize) -> io::Result<Vec<Source<K::Socket>>> {
+    pub(crate) fn start(self, opened: usize) -> io::Result<Vec<SocketSource<K::Socket>>> {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (back, former) = channel();
         let (to, next): (Vec<_>, Vec<_>) = (0..self.queues).map(|_| channel()).unzip();
@@ -281,7 +281,7 @@ impl<K: Sockets> Watched<K> {
         let queues = Queues { to, former, out: opened };
         let thread = std::thread::Builder::new().name("sluice-link".into()).spawn(move || self.run(queues, &seen))?;
         let thread = Arc::new(Thread { end, thread: Mutex::new(Some(thread)) });
-        let source = |next| Source { link: link.clone(), next, former: back.clone(), thread: thread.clone() };
+        let source = |next| SocketSource { link: link.clone(), next, former: back.clone(), thread: thread.clone() };
         Ok(next.into_iter().map(source).collect())
     }
 

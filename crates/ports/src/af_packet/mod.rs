@@ -29,7 +29,7 @@ use std::sync::Arc;
 use sluice_shm::BURST;
 
 use crate::error::PortError;
-use crate::watch::{self, Failed, Interface, Source, Watched};
+use crate::watch::{self, Failed, Interface, SocketSource, Watched};
 use segment::{Cut, MAX_SEGMENTS};
 use sluice_api::config::AfPacket;
 use sluice_api::model::PortState;
@@ -54,7 +54,7 @@ pub struct InterfaceQueue {
     waiting: VecDeque<Packet>,
     room: usize,
     /// Source of new sockets, if it belongs to a port.
-    source: Option<Source<PacketSocket>>,
+    source: Option<SocketSource<PacketSocket>>,
     counters: Option<Arc<QueueCounters>>,
 }
 
@@ -67,7 +67,7 @@ impl InterfaceQueue {
         Ok(Self::over(Some(PacketSocket::open(options)?), options.room, None))
     }
 
-    fn over(socket: Option<PacketSocket>, room: usize, source: Option<Source<PacketSocket>>) -> Self {
+    fn over(socket: Option<PacketSocket>, room: usize, source: Option<SocketSource<PacketSocket>>) -> Self {
         let waiting = VecDeque::with_capacity(MAX_SEGMENTS);
         Self { socket, before: SocketCounters::default(), waiting, room, source, counters: None }
     }
@@ -183,7 +183,7 @@ impl PortQueue for InterfaceQueue {
 
     fn housekeeping(&mut self, _now_ns: u64) {
         self.socket.iter_mut().for_each(PacketSocket::look);
-        while let Some(next) = self.source.as_ref().and_then(Source::next) {
+        while let Some(next) = self.source.as_ref().and_then(SocketSource::next) {
             let former = std::mem::replace(&mut self.socket, next);
             if let (Some(former), Some(source)) = (former, &self.source) {
                 self.before += former.counters();

@@ -38,7 +38,7 @@ use sluice_shm::{BURST, CACHE_LINE};
 
 use crate::af_packet;
 use crate::error::PortError;
-use crate::watch::{self, Failed, Interface, Source, Watched};
+use crate::watch::{self, Failed, Interface, SocketSource, Watched};
 use ring::{Rings, bind, is_zero_copy, kick, overruns, socket};
 use sluice_api::config::AfXdp;
 use sluice_api::model::PortState;
@@ -68,7 +68,7 @@ struct Queue {
     /// Frames that the kernel had of a former socket, to be freed.
     returned: Vec<u32>,
     /// None once it is closed.
-    source: Option<Source<Socket>>,
+    source: Option<SocketSource<Socket>>,
     counters: Option<Arc<QueueCounters>>,
     /// Of the present socket, and of the former ones.
     overruns: [u64; 2],
@@ -155,7 +155,7 @@ impl Queue {
 
     /// Takes the sockets that come, and parts with those that go.
     fn renew(&mut self) {
-        while let Some(next) = self.source.as_ref().and_then(Source::next) {
+        while let Some(next) = self.source.as_ref().and_then(SocketSource::next) {
             if let (Some(former), Some(source)) = (self.socket.take(), &self.source) {
                 // The kernel may write to its frames until it is closed.
                 debug_assert!(next.is_none(), "a socket comes when the former one is closed");
@@ -307,7 +307,7 @@ impl PortQueue for Queue {
     fn leftover(&mut self) -> Vec<u32> {
         // The kernel writes to frames as long as there is a socket.
         self.socket.take().into_iter().for_each(Socket::close);
-        self.source.take().iter().for_each(Source::end);
+        self.source.take().iter().for_each(SocketSource::end);
         let mut frames = std::mem::take(&mut self.returned);
         frames.extend(self.lent.take_all());
         frames
@@ -766,7 +766,7 @@ mod tests {
 
     /// The next message for a queue.
     #[track_caller]
-    fn next_of<S>(source: &Source<S>) -> Option<S> {
+    fn next_of<S>(source: &SocketSource<S>) -> Option<S> {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             match source.next() {
