@@ -66,7 +66,7 @@ pub struct Master<'a> {
 }
 
 /// How an integer program ended.
-pub struct Found {
+pub struct Solved {
     /// Whether it was solved to its end.
     pub ended: bool,
     /// Patterns, and the recipes of each group's members; none if nothing was found.
@@ -193,7 +193,7 @@ impl Master<'_> {
     /// The integer program over the present columns: any solution better than `start`, down to its
     /// bound. It uses at least `kept` of each column, in the order of
     /// [`whole_parts`](Self::whole_parts), and gives up after `nodes` nodes.
-    pub(crate) fn integers(&self, start: &Solution, kept: &[f64], nodes: i32, limit: Duration) -> Result<Found, OptimiserError> {
+    pub(crate) fn integers(&self, start: &Solution, kept: &[f64], nodes: i32, limit: Duration) -> Result<Solved, OptimiserError> {
         let mut problem = RowProblem::default();
         let mut rows: Vec<Vec<(highs::Col, f64)>> = vec![Vec::new(); self.slots.len() + self.groups.len()];
         let most = start.servers() as f64;
@@ -238,7 +238,7 @@ impl Master<'_> {
             status => return Err(OptimiserError::Solver(format!("{status:?}"))),
         };
         if solved.primal_solution_status() != HighsSolutionStatus::Feasible {
-            return Ok(Found { ended, solution: None });
+            return Ok(Solved { ended, solution: None });
         }
         let values = solved.get_solution();
         let mut values = values.columns().iter().map(|value| value.round().max(0.0) as usize);
@@ -250,6 +250,6 @@ impl Master<'_> {
         for recipes in &self.columns.recipes {
             chosen.push(recipes.iter().zip(&mut values).flat_map(|(recipe, n)| vec![recipe.clone(); n]).collect());
         }
-        Ok(Found { ended, solution: Some((used, chosen)) })
+        Ok(Solved { ended, solution: Some((used, chosen)) })
     }
 }
