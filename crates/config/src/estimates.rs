@@ -124,7 +124,7 @@ fn cpu_model(cpuinfo: &str) -> String {
 
 /// An estimate and what it is valid for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct KeptEstimate {
     /// What it is valid for.
     pub of: Of,
     /// The measured cost.
@@ -135,7 +135,7 @@ pub struct Entry {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Kept {
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, KeptEstimate>,
 }
 
 /// Why the file of estimates could not be read or written.
@@ -180,7 +180,7 @@ impl Kept {
     }
 
     /// Stores an estimate and replaces an older one.
-    pub fn put(&mut self, entry: Entry) {
+    pub fn put(&mut self, entry: KeptEstimate) {
         self.entries.insert(entry.of.key(), entry);
     }
 
@@ -239,8 +239,8 @@ mod tests {
         assert_eq!(Kept::read(&file).unwrap(), Kept::default());
 
         let mut kept = Kept::default();
-        kept.put(Entry { of: of.clone(), estimate: estimate(5.0) });
-        kept.put(Entry { of: of.clone(), estimate: estimate(7.0) });
+        kept.put(KeptEstimate { of: of.clone(), estimate: estimate(5.0) });
+        kept.put(KeptEstimate { of: of.clone(), estimate: estimate(7.0) });
         kept.write(&file).unwrap();
         assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no file is left behind");
         let kept = Kept::read(&file).unwrap();

@@ -7,7 +7,7 @@ use sluice_api::config::{Config, Gen, Service};
 use sluice_cli::lab::estimate::EstimateArgs;
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Usage, json};
-use sluice_config::estimates::{Entry, Estimate, Kept, Of, Spread};
+use sluice_config::estimates::{Estimate, Kept, KeptEstimate, Of, Spread};
 use sluice_config::{host, load};
 use sluice_host::user::User;
 
@@ -32,7 +32,7 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
     let found = super::estimate(&subject, &references, &Procedure { core, rounds: args.bursts.div_ceil(super::BURSTS), packets })?;
     if let Some(path) = &args.keep {
-        known.put(Entry { of, estimate: found.clone() });
+        known.put(KeptEstimate { of, estimate: found.clone() });
         known.write(path)?;
     }
     if args.json {
