@@ -32,7 +32,7 @@ use crate::context::Context;
 use crate::error::NfError;
 use crate::options::Options;
 use crate::packet::Burst;
-use crate::part::{Entry, OTHER_VERSION, Packets, SYMBOL, Table, VERSION, encode};
+use crate::part::{EntryPoint, OTHER_VERSION, Packets, SYMBOL, Table, VERSION, encode};
 use crate::run::{self, FallibleHandler, Ticker};
 
 /// Nanoseconds between samples of the parts' service times.
@@ -122,7 +122,7 @@ impl Part {
         let wrong = |error: libloading::Error| format!("part {name}: cannot load {}: {error}", path.display());
         let library = opened.map_err(wrong)?;
         // SAFETY: the symbol of this name is an Entry, by the interface.
-        let entry = *unsafe { library.get::<Entry>(SYMBOL) }.map_err(wrong)?;
+        let entry = *unsafe { library.get::<EntryPoint>(SYMBOL) }.map_err(wrong)?;
         let mut table = Table::EMPTY;
         let request = encode(&Context { args: args.clone(), ..context.clone() });
         // SAFETY: the request has that length, and the table is ours.

@@ -35,7 +35,7 @@ pub const SYMBOL: &[u8] = b"sluice_nf_part\0";
 
 /// The function behind [`SYMBOL`]: version, an encoded [`Context`] and its length, the table to
 /// fill in.
-pub type Entry = unsafe extern "C" fn(u32, *const u8, usize, *mut Table) -> c_int;
+pub type EntryPoint = unsafe extern "C" fn(u32, *const u8, usize, *mut Table) -> c_int;
 
 /// A burst on its way to a part.
 #[derive(Debug)]
@@ -212,7 +212,7 @@ unsafe extern "C" fn free<S: FallibleHandler>(state: *mut c_void) {
     let _ = guarded(|| drop(step));
 }
 
-/// Makes a step for a group; see [`Entry`].
+/// Makes a step for a group; see [`EntryPoint`].
 ///
 /// # Safety
 /// `request` has `len` bytes, and `table` is writable.
@@ -252,7 +252,7 @@ pub(crate) unsafe fn make_step<S: FallibleHandler>(
 /// Makes a handler for a group. [`nf!`](crate::nf) calls it.
 ///
 /// # Safety
-/// As an [`Entry`]: `request` has `len` bytes, and `table` is writable.
+/// As an [`EntryPoint`]: `request` has `len` bytes, and `table` is writable.
 #[doc(hidden)]
 pub unsafe fn make<H: Handler + Send>(
     version: u32,

@@ -113,7 +113,7 @@ fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfErro
     Ok(CStep { handler, packets: [CPacket::EMPTY; BURST], _context: context, forked_context: None })
 }
 
-/// Makes a handler for a group, as [`crate::part::Entry`].
+/// Makes a handler for a group, as [`crate::part::EntryPoint`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_part(
     version: u32,
