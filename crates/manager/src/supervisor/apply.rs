@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::change::{Gone, Start, start_of};
 use super::nfs::{Advance, Nf, step_of_all};
-use super::upgrade::{Purpose, Slot, Upgrade};
+use super::upgrade::{Purpose, Replacement, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::change::Change as Described;
@@ -47,13 +47,14 @@ fn hands_over(before: &model::Service, after: &model::Service) -> bool {
 
 /// The slots of new instances on these cores, and the old instances without one. An old instance,
 /// given with its core, gets the slot on its core if there is one.
-fn slots(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Slot>, Vec<u16>) {
+fn slots(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Replacement>, Vec<u16>) {
     let mut left = old.to_vec();
     let mut take = |is_it: &dyn Fn(usize) -> bool| {
         let place = left.iter().position(|(_, core)| is_it(*core))?;
         Some(left.remove(place).0)
     };
-    let mut slots: Vec<Slot> = cores.iter().map(|core| Slot { old: take(&|at| at == *core), core: Some(*core) }).collect();
+    let mut slots: Vec<Replacement> =
+        cores.iter().map(|core| Replacement { old: take(&|at| at == *core), core: Some(*core) }).collect();
     slots.iter_mut().filter(|slot| slot.old.is_none()).for_each(|slot| slot.old = take(&|_| true));
     (slots, left.into_iter().map(|(nf, _)| nf).collect())
 }
@@ -85,7 +86,7 @@ impl Supervisor {
     }
 
     /// The upgrade of a service to another version, if its instances can hand over.
-    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Slot>)>, SupervisorError> {
+    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Replacement>)>, SupervisorError> {
         let Some(at) = self.service_number(&service.name) else { return Ok(None) };
         let Some(Some(state)) = self.services.get(usize::from(at)) else { return Ok(None) };
         if !hands_over(&state.config, &service) {
@@ -94,14 +95,14 @@ impl Supervisor {
         let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.life().stays());
         let cores = cores_of(service.first_instances(), &service.cores);
         let (slots, surplus) = if service.has_members_for_flows() {
-            (vec![Slot { old: None, core: service.cores.first().copied() }], Vec::new())
+            (vec![Replacement { old: None, core: service.cores.first().copied() }], Vec::new())
         } else if self.is_sharded(&service) {
             // An instance is followed in its shard, on whatever core: its flows stay there.
             let of = self.config.manager.shards.len();
             let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, usize::from(nf.number) % of)).collect();
             let shards: Vec<usize> = (0..cores.len()).map(|nth| nth % service.cores.len() % of).collect();
             let (slots, surplus) = slots(&old, &shards);
-            (slots.into_iter().zip(&cores).map(|(slot, core)| Slot { core: Some(*core), ..slot }).collect(), surplus)
+            (slots.into_iter().zip(&cores).map(|(slot, core)| Replacement { core: Some(*core), ..slot }).collect(), surplus)
         } else {
             let old: Vec<(u16, usize)> = there.map(|nf: &Nf| (nf.number, nf.core)).collect();
             slots(&old, &cores)

@@ -59,7 +59,7 @@ pub(super) enum Purpose {
 }
 
 /// A slot for an instance of a new version.
-pub(super) struct Slot {
+pub(super) struct Replacement {
     /// The instance that has it now.
     pub(super) old: Option<u16>,
     /// Its core, if that is not the old instance's.
@@ -131,9 +131,9 @@ impl Supervisor {
         let Start { exec, container, .. } = start_of(&wanted)?;
         let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| nf.life().stays());
         let old = service.instances.iter().filter(stays).copied();
-        let at_its_core = |old| Slot { old: Some(old), core: None };
-        let slots: Vec<Slot> = match wanted.has_members_for_flows() {
-            true => vec![Slot { old: None, core: None }],
+        let at_its_core = |old| Replacement { old: Some(old), core: None };
+        let slots: Vec<Replacement> = match wanted.has_members_for_flows() {
+            true => vec![Replacement { old: None, core: None }],
             false => old.map(at_its_core).collect(),
         };
         self.has_room_for(slots.len() as u32)?;
@@ -180,12 +180,12 @@ impl Supervisor {
         })?;
         self.has_room_for(1)?;
         let (reply, told) = channel();
-        self.try_out(Upgrade::new(at, to, Purpose::Move(core, reply)), vec![Slot { old: Some(number), core: Some(core) }]);
+        self.try_out(Upgrade::new(at, to, Purpose::Move(core, reply)), vec![Replacement { old: Some(number), core: Some(core) }]);
         Ok(told)
     }
 
     /// Begins an upgrade: starts an instance for each of these slots, or the first of a pool.
-    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, slots: Vec<Slot>) {
+    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, slots: Vec<Replacement>) {
         for slot in slots {
             match self.add_on_trial(upgrade.service, &upgrade.to.config, &slot) {
                 Ok(new) => upgrade.pairs.push((slot.old, new)),
@@ -200,7 +200,7 @@ impl Supervisor {
     }
 
     /// Adds an instance of the new version beside the others, on trial.
-    fn add_on_trial(&mut self, service: u16, to: &model::Service, slot: &Slot) -> Result<u16, SupervisorError> {
+    fn add_on_trial(&mut self, service: u16, to: &model::Service, slot: &Replacement) -> Result<u16, SupervisorError> {
         let of = self.config.manager.shards.len();
         let place = slot.core.and_then(|core| to.cores.iter().position(|one| *one == core));
         let shard = place.filter(|_| self.is_sharded(to)).map(|place| place % of);
