@@ -114,12 +114,12 @@ impl Descriptor {
 /// A ring's slot, as atomics: a peer that writes out of turn causes nonsense, not UB.
 #[derive(Debug, Default)]
 #[repr(C, align(16))]
-pub(crate) struct Slot([AtomicU64; 2]);
+pub(crate) struct RingSlot([AtomicU64; 2]);
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Slot>() == 16);
+const _: () = assert!(size_of::<RingSlot>() == 16);
 
-impl Slot {
+impl RingSlot {
     #[inline(always)]
     pub(crate) fn store(&self, descriptor: Descriptor) {
         let [a, b] = descriptor.to_words();

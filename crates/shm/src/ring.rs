@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::CACHE_LINE;
-use crate::descriptor::{Descriptor, Slot};
+use crate::descriptor::{Descriptor, RingSlot};
 use crate::memory::Mapping;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -50,14 +50,14 @@ enum Owner {
 struct PrivateRing {
     head: Box<AtomicU32>,
     tail: Box<AtomicU32>,
-    slots: Box<[Slot]>,
+    slots: Box<[RingSlot]>,
 }
 
 #[derive(Debug, Clone)]
 struct Raw {
     head: *const AtomicU32,
     tail: *const AtomicU32,
-    slots: *const Slot,
+    slots: *const RingSlot,
     capacity: u32,
     _owner: Owner,
 }
@@ -87,7 +87,7 @@ impl Raw {
         let memory = Arc::new(PrivateRing {
             head: Box::new(AtomicU32::new(0)),
             tail: Box::new(AtomicU32::new(0)),
-            slots: (0..capacity).map(|_| Slot::default()).collect(),
+            slots: (0..capacity).map(|_| RingSlot::default()).collect(),
         });
         Self {
             head: &raw const *memory.head,
@@ -111,7 +111,7 @@ impl Raw {
     }
 
     #[inline(always)]
-    fn slot(&self, cursor: u32) -> &Slot {
+    fn slot(&self, cursor: u32) -> &RingSlot {
         // SAFETY: the mask keeps the index below capacity, the number of slots.
         unsafe { &*self.slots.add((cursor & (self.capacity - 1)) as usize) }
     }
