@@ -61,7 +61,7 @@ pub struct Known {
     #[serde(rename = "figure")]
     pub figures: Vec<Figure>,
     #[serde(rename = "run")]
-    pub runs: Vec<Run>,
+    pub runs: Vec<PlannedRun>,
 }
 
 impl Known {
@@ -83,7 +83,7 @@ impl Known {
 /// An experiment, in the order in which all are run.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Run {
+pub struct PlannedRun {
     pub experiment: String,
     /// How it runs with `--quick`, if it does.
     pub quick: Option<Quick>,

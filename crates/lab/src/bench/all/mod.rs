@@ -26,15 +26,15 @@ use anyhow::{Context, bail, ensure};
 use sluice_cli::lab::bench::BenchArgs;
 
 use crate::bench::host::{Cores, HostInfo};
-use figures::{Known, Paper, Run};
+use figures::{Known, Paper, PlannedRun};
 use folder::{Folder, Settings, write};
 
 pub const NAME: &str = "all";
 pub const ABOUT: &str = "every experiment, and a report on the papers' claims: all --report DIR [--quick]";
 
 /// The experiments of the papers and names in `only`, all without any.
-fn chosen<'a>(known: &'a Known, only: &[String]) -> anyhow::Result<Vec<&'a Run>> {
-    let fits = |run: &Run, word: &str| run.experiment == word || known.paper_of(&run.experiment).word() == word;
+fn chosen<'a>(known: &'a Known, only: &[String]) -> anyhow::Result<Vec<&'a PlannedRun>> {
+    let fits = |run: &PlannedRun, word: &str| run.experiment == word || known.paper_of(&run.experiment).word() == word;
     if let Some(word) = only.iter().find(|word| !known.runs.iter().any(|run| fits(run, word))) {
         let papers = Paper::ALL.map(Paper::word).join(", ");
         bail!("--only {word}: there is no such paper or experiment; there are {papers}, and what `sluice bench` lists");
@@ -73,12 +73,12 @@ pub fn run(args: &BenchArgs, about: fn(&str) -> &'static str, out: &mut dyn Writ
 }
 
 /// Runs the experiments that have no result yet; returns those that failed.
-fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&Run], interrupted: &AtomicBool) -> anyhow::Result<Vec<String>> {
+fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupted: &AtomicBool) -> anyhow::Result<Vec<String>> {
     let host = HostInfo::read(&Cores::here());
-    let quick = |run: &Run| run.quick.as_ref().filter(|_| args.quick).cloned();
-    let settings = |run: &Run| Settings::of(args, quick(run).as_ref());
-    let left_out = |run: &Run| args.quick && run.quick.is_none();
-    let mut waiting: Vec<&Run> = Vec::new();
+    let quick = |run: &PlannedRun| run.quick.as_ref().filter(|_| args.quick).cloned();
+    let settings = |run: &PlannedRun| Settings::of(args, quick(run).as_ref());
+    let left_out = |run: &PlannedRun| args.quick && run.quick.is_none();
+    let mut waiting: Vec<&PlannedRun> = Vec::new();
     for run in chosen {
         match run {
             run if left_out(run) => eprintln!("{}: not with --quick", run.experiment),
@@ -111,12 +111,12 @@ struct Left {
 }
 
 impl Left {
-    fn of(waiting: &[&Run], is_quick: bool) -> Self {
+    fn of(waiting: &[&PlannedRun], is_quick: bool) -> Self {
         let waiting_s = waiting.iter().map(|run| usual_s(run)).sum();
         Self { waiting_s, ran_s: 0.0, took: Duration::ZERO, is_quick }
     }
 
-    fn note(&mut self, run: &Run, took: Duration) {
+    fn note(&mut self, run: &PlannedRun, took: Duration) {
         self.waiting_s -= usual_s(run);
         self.ran_s += usual_s(run);
         self.took += took;
@@ -132,7 +132,7 @@ impl Left {
     }
 }
 
-fn usual_s(run: &Run) -> f64 {
+fn usual_s(run: &PlannedRun) -> f64 {
     run.quick.as_ref().map_or(0.0, |quick| quick.takes_s)
 }
 

@@ -134,7 +134,7 @@ struct Simulated<'a> {
 
 /// How far the simulator is from what was measured.
 fn simulated<'a>(known: &'a Known, folder: &Folder) -> Vec<Simulated<'a>> {
-    let of_run = |run: &'a super::figures::Run| {
+    let of_run = |run: &'a super::figures::PlannedRun| {
         let report = folder.result(&run.experiment)?;
         let simulated = report.variants.iter().filter(|variant| variant.metrics.contains_key("simulated_pps"));
         let mut errors: Vec<f64> = simulated.filter_map(|variant| variant.median("error_percent")).map(f64::abs).collect();
