@@ -159,7 +159,7 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
 
 /// A run of the optimiser on a set.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
+pub struct OptimiserRun {
     pub servers: usize,
     pub bound: usize,
     /// Servers of the greedy packing.
@@ -180,7 +180,7 @@ pub fn optimum(
     seed: u64,
     shape: &ServerShape,
     limit: Duration,
-) -> Result<Run, CompareError> {
+) -> Result<OptimiserRun, CompareError> {
     let (_, demands) = demands(mix, slos, seed, shape)?;
     let began = Instant::now();
     let greedy = packing::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
@@ -191,7 +191,7 @@ pub fn optimum(
     let solve_s = began.elapsed().as_secs_f64();
     // A solution must have a placement.
     assign::assign(&solution, &demands, shape, &Placement::empty(solution.servers(), shape))?;
-    Ok(Run { servers: solution.servers(), bound: solution.bound, greedy, solve_s, greedy_s })
+    Ok(OptimiserRun { servers: solution.servers(), bound: solution.bound, greedy, solve_s, greedy_s })
 }
 
 /// Admission time in seconds of each of `tries` SLOs, beside `slos` others, on two more servers
