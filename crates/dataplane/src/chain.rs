@@ -203,10 +203,10 @@ impl Places {
         }
     }
 
-    fn has(&self, step: Verdict) -> bool {
+    fn has(&self, step: VerdictTarget) -> bool {
         let (words, number) = match step {
-            Verdict::Port(number) => (&self.ports, number),
-            Verdict::Service(number) => (&self.services, number),
+            VerdictTarget::Port(number) => (&self.ports, number),
+            VerdictTarget::Service(number) => (&self.services, number),
         };
         words.get(usize::from(number) / 64).is_some_and(|word| word >> (number % 64) & 1 != 0)
     }
@@ -214,7 +214,7 @@ impl Places {
 
 /// The destination of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum VerdictTarget {
     /// Out of this port.
     Port(u16),
     /// To an instance of this service.
@@ -243,7 +243,7 @@ pub enum Sent {
 
 impl Tables {
     /// Whether the instances of a service may send packets somewhere by a verdict.
-    pub fn may_send(&self, service: u16, to: Verdict) -> Sent {
+    pub fn may_send(&self, service: u16, to: VerdictTarget) -> Sent {
         match self.may_send.get(usize::from(service)) {
             Some(may) if may.now.has(to) => Sent::Goes,
             Some(may) if may.ever.has(to) => Sent::Refused,
@@ -643,10 +643,10 @@ mod tests {
         ever.add(&now);
         let tables = Tables { may_send: vec![MaySend { now, ever }], ..Default::default() };
         let sent = |to| tables.may_send(0, to);
-        assert_eq!([0, 64].map(|port| sent(Verdict::Port(port))), [Sent::Goes; 2]);
-        assert_eq!((sent(Verdict::Service(3)), sent(Verdict::Service(0))), (Sent::Goes, Sent::Violates));
-        assert_eq!((sent(Verdict::Port(70)), sent(Verdict::Port(u16::MAX))), (Sent::Refused, Sent::Violates));
-        assert_eq!(tables.may_send(1, Verdict::Port(0)), Sent::Violates, "nothing is known of the service");
+        assert_eq!([0, 64].map(|port| sent(VerdictTarget::Port(port))), [Sent::Goes; 2]);
+        assert_eq!((sent(VerdictTarget::Service(3)), sent(VerdictTarget::Service(0))), (Sent::Goes, Sent::Violates));
+        assert_eq!((sent(VerdictTarget::Port(70)), sent(VerdictTarget::Port(u16::MAX))), (Sent::Refused, Sent::Violates));
+        assert_eq!(tables.may_send(1, VerdictTarget::Port(0)), Sent::Violates, "nothing is known of the service");
     }
 
     #[test]

@@ -154,9 +154,9 @@ impl Plane {
         let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: 0, ingress: path.ingress, ..descriptor };
         let sent = match verdict {
             Some(Verdict::ToPort) if self.is_open(descriptor.arg) => {
-                self.tables.may_send(handle.service, chain::Verdict::Port(descriptor.arg))
+                self.tables.may_send(handle.service, chain::VerdictTarget::Port(descriptor.arg))
             }
-            Some(Verdict::ToService) => self.tables.may_send(handle.service, chain::Verdict::Service(descriptor.arg)),
+            Some(Verdict::ToService) => self.tables.may_send(handle.service, chain::VerdictTarget::Service(descriptor.arg)),
             _ => Sent::Goes,
         };
         match verdict {
