@@ -144,7 +144,7 @@ fn one() -> f64 {
 
 /// Whether a claim holds here; later ones are worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum ClaimVerdict {
     /// As in the paper, or better.
     Holds,
     /// On the same side of the bound, but further from the paper's value than [`NEAR`].
@@ -154,7 +154,7 @@ pub enum Verdict {
     Unknown,
 }
 
-impl Display for Verdict {
+impl Display for ClaimVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Holds => "holds",
@@ -172,7 +172,7 @@ pub struct Checked<'a> {
     pub ours: Result<Summary, String>,
     pub paper: Option<f64>,
     pub bound: String,
-    pub verdict: Verdict,
+    pub verdict: ClaimVerdict,
 }
 
 impl Check {
@@ -187,7 +187,7 @@ impl Check {
     }
 
     fn checked(&self, ours: Result<Summary, String>) -> Checked<'_> {
-        let verdict = ours.as_ref().map_or(Verdict::Unknown, |ours| self.verdict(ours.median));
+        let verdict = ours.as_ref().map_or(ClaimVerdict::Unknown, |ours| self.verdict(ours.median));
         let bound = match (self.at_least, self.at_most) {
             (Some(least), _) => format!("≥ {least}"),
             (None, most) => format!("≤ {}", most.unwrap_or_default()),
@@ -195,15 +195,15 @@ impl Check {
         Checked { what: &self.what, ours, paper: self.paper, bound, verdict }
     }
 
-    fn verdict(&self, value: f64) -> Verdict {
+    fn verdict(&self, value: f64) -> ClaimVerdict {
         let (inside, near) = match (self.at_least, self.at_most) {
             (Some(least), _) => (value >= least, self.paper.is_none_or(|paper| value >= paper * (1.0 - NEAR))),
             (None, most) => (most.is_some_and(|most| value <= most), self.paper.is_none_or(|paper| value <= paper * (1.0 + NEAR))),
         };
         match (inside, near) {
-            (true, true) => Verdict::Holds,
-            (true, false) => Verdict::InShape,
-            (false, _) => Verdict::Not,
+            (true, true) => ClaimVerdict::Holds,
+            (true, false) => ClaimVerdict::InShape,
+            (false, _) => ClaimVerdict::Not,
         }
     }
 
@@ -241,9 +241,9 @@ fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
 
 impl Figure {
     /// The verdict of all its checks: the worst of those that were measured. None without checks.
-    pub fn verdict(checked: &[Checked]) -> Option<Verdict> {
-        let measured = checked.iter().map(|one| one.verdict).filter(|verdict| *verdict != Verdict::Unknown).max();
-        measured.or((!checked.is_empty()).then_some(Verdict::Unknown))
+    pub fn verdict(checked: &[Checked]) -> Option<ClaimVerdict> {
+        let measured = checked.iter().map(|one| one.verdict).filter(|verdict| *verdict != ClaimVerdict::Unknown).max();
+        measured.or((!checked.is_empty()).then_some(ClaimVerdict::Unknown))
     }
 }
 
@@ -283,14 +283,14 @@ pub mod tests {
     #[test]
     fn a_verdict_follows_from_bound_and_paper() {
         let of = |value: f64, at_least, at_most, paper| check(at_least, at_most, paper).verdict(value);
-        assert_eq!(of(1.85, Some(1.2), None, Some(2.0)), Verdict::Holds);
-        assert_eq!(of(9.0, Some(1.2), None, Some(2.0)), Verdict::Holds, "better than the paper");
-        assert_eq!(of(1.7, Some(1.2), None, Some(2.0)), Verdict::InShape);
-        assert_eq!(of(1.1, Some(1.2), None, Some(2.0)), Verdict::Not);
-        assert_eq!(of(1.2, Some(1.2), None, None), Verdict::Holds);
-        assert_eq!(of(10.9, None, Some(30.0), Some(10.0)), Verdict::Holds);
-        assert_eq!(of(20.0, None, Some(30.0), Some(10.0)), Verdict::InShape);
-        assert_eq!(of(31.0, None, Some(30.0), None), Verdict::Not);
+        assert_eq!(of(1.85, Some(1.2), None, Some(2.0)), ClaimVerdict::Holds);
+        assert_eq!(of(9.0, Some(1.2), None, Some(2.0)), ClaimVerdict::Holds, "better than the paper");
+        assert_eq!(of(1.7, Some(1.2), None, Some(2.0)), ClaimVerdict::InShape);
+        assert_eq!(of(1.1, Some(1.2), None, Some(2.0)), ClaimVerdict::Not);
+        assert_eq!(of(1.2, Some(1.2), None, None), ClaimVerdict::Holds);
+        assert_eq!(of(10.9, None, Some(30.0), Some(10.0)), ClaimVerdict::Holds);
+        assert_eq!(of(20.0, None, Some(30.0), Some(10.0)), ClaimVerdict::InShape);
+        assert_eq!(of(31.0, None, Some(30.0), None), ClaimVerdict::Not);
     }
 
     #[test]
@@ -299,7 +299,7 @@ pub mod tests {
         let wanted = check(Some(2.0), None, Some(2.5));
         let got = wanted.against(&both);
         assert_eq!(got.ours.clone().unwrap().samples, [2.0, 3.0]);
-        assert_eq!((got.verdict, got.bound.as_str()), (Verdict::Holds, "≥ 2"));
+        assert_eq!((got.verdict, got.bound.as_str()), (ClaimVerdict::Holds, "≥ 2"));
         let alone = Check { of: None, unit: 2.0, ..check(Some(1.0), None, None) };
         assert_eq!(alone.against(&both).ours.unwrap().samples, [1.0, 3.0]);
     }
@@ -320,12 +320,12 @@ pub mod tests {
         assert_eq!(why(&Check { metric: "jain".into(), ..wanted.clone() }), "sluice/other has no jain");
         let params = Params::from([("nfs".into(), json!(4))]);
         assert_eq!(why(&Check { params, ..wanted.clone() }), "sluice/other was not run with these parameters");
-        assert_eq!(wanted.against(&one).verdict, Verdict::Unknown);
+        assert_eq!(wanted.against(&one).verdict, ClaimVerdict::Unknown);
     }
 
     #[test]
     fn a_figure_is_as_good_as_its_worst_check() {
-        let of = |verdicts: &[Verdict]| {
+        let of = |verdicts: &[ClaimVerdict]| {
             let checked = verdicts.iter().map(|verdict| Checked {
                 what: "",
                 ours: Ok(Summary::default()),
@@ -335,9 +335,9 @@ pub mod tests {
             });
             Figure::verdict(&checked.collect::<Vec<_>>())
         };
-        assert_eq!(of(&[Verdict::Holds, Verdict::Not, Verdict::InShape]), Some(Verdict::Not));
-        assert_eq!(of(&[Verdict::Holds, Verdict::Unknown]), Some(Verdict::Holds));
-        assert_eq!(of(&[Verdict::Unknown, Verdict::Unknown]), Some(Verdict::Unknown));
+        assert_eq!(of(&[ClaimVerdict::Holds, ClaimVerdict::Not, ClaimVerdict::InShape]), Some(ClaimVerdict::Not));
+        assert_eq!(of(&[ClaimVerdict::Holds, ClaimVerdict::Unknown]), Some(ClaimVerdict::Holds));
+        assert_eq!(of(&[ClaimVerdict::Unknown, ClaimVerdict::Unknown]), Some(ClaimVerdict::Unknown));
         assert_eq!(of(&[]), None);
     }
 
@@ -353,7 +353,7 @@ pub mod tests {
             for check in &figure.checks {
                 assert!(figure.experiment.is_some(), "{at}");
                 assert_eq!(check.at_least.is_some(), check.at_most.is_none(), "{at}, {}: one bound", check.what);
-                let inside = |value: f64| check.verdict(value) == Verdict::Holds;
+                let inside = |value: f64| check.verdict(value) == ClaimVerdict::Holds;
                 assert!(check.paper.is_none_or(inside), "{at}, {}: the paper's own value holds", check.what);
             }
         }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::figures::{Check, Checked, Figure, Known, Paper, Verdict};
+use super::figures::{Check, Checked, ClaimVerdict, Figure, Known, Paper};
 use super::folder::{self, Folder};
 use crate::bench::compare::short;
 use crate::bench::lab::left_out_lines;
@@ -53,24 +53,24 @@ impl<'a> Compared<'a> {
     }
 
     /// None without checks: it is drawn only.
-    fn verdict(&self) -> Option<Verdict> {
+    fn verdict(&self) -> Option<ClaimVerdict> {
         match &self.report {
             Some(_) => Figure::verdict(&self.checked),
-            None => Some(Verdict::Unknown),
+            None => Some(ClaimVerdict::Unknown),
         }
     }
 }
 
-fn class(verdict: Option<Verdict>) -> &'static str {
+fn class(verdict: Option<ClaimVerdict>) -> &'static str {
     match verdict {
-        Some(Verdict::Holds) => "holds",
-        Some(Verdict::InShape) => "shape",
-        Some(Verdict::Not) => "not",
-        Some(Verdict::Unknown) | None => "unknown",
+        Some(ClaimVerdict::Holds) => "holds",
+        Some(ClaimVerdict::InShape) => "shape",
+        Some(ClaimVerdict::Not) => "not",
+        Some(ClaimVerdict::Unknown) | None => "unknown",
     }
 }
 
-fn word(verdict: Option<Verdict>) -> String {
+fn word(verdict: Option<ClaimVerdict>) -> String {
     verdict.map_or("drawn only".into(), |verdict| verdict.to_string())
 }
 
@@ -104,7 +104,7 @@ fn counts(compared: &[Compared]) -> Vec<(Paper, String)> {
         let mut kinds = verdicts.clone();
         kinds.sort_unstable_by_key(|verdict| verdict.map_or(u8::MAX, |verdict| verdict as u8));
         kinds.dedup();
-        let count = |kind: &Option<Verdict>| verdicts.iter().filter(|verdict| *verdict == kind).count();
+        let count = |kind: &Option<ClaimVerdict>| verdicts.iter().filter(|verdict| *verdict == kind).count();
         let words: Vec<String> = kinds.iter().map(|kind| format!("{} {}", count(kind), word(*kind))).collect();
         (!words.is_empty()).then(|| (paper, words.join(", ")))
     };
