@@ -47,7 +47,7 @@ impl Traced {
 
 /// A record of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum TraceEvent {
     Access {
         address: u64,
         bytes: u32,
@@ -65,11 +65,11 @@ pub enum Event {
 
 /// Decodes one record; none if it is invalid.
 #[inline]
-pub fn decode(record: u64) -> Option<Event> {
+pub fn decode(record: u64) -> Option<TraceEvent> {
     let (store, size, address) = (record >> 63 == 1, record >> 56 & 0x7f, record & ((1 << 56) - 1));
     match size {
-        0 if !store => Some(Event::Mark { number: address }),
-        1..=5 => Some(Event::Access { address, bytes: 1 << (size - 1), store }),
+        0 if !store => Some(TraceEvent::Mark { number: address }),
+        1..=5 => Some(TraceEvent::Access { address, bytes: 1 << (size - 1), store }),
         _ => None,
     }
 }
@@ -78,7 +78,7 @@ pub fn decode(record: u64) -> Option<Event> {
 ///
 /// # Errors
 /// It cannot be read, ends within a record, or has an invalid one.
-pub fn read(stream: impl Read, mut each: impl FnMut(Event)) -> Result<u64, CacheError> {
+pub fn read(stream: impl Read, mut each: impl FnMut(TraceEvent)) -> Result<u64, CacheError> {
     let broken = |what: String| CacheError::Model {
         what,
         cure: "see that the NF prints nothing on standard output, and was built by scripts/trace-nf",
@@ -213,8 +213,8 @@ pub fn profile(nf: &Traced, traffic: &Traffic, hierarchy: Hierarchy) -> Result<C
     let mut marks = Vec::new();
     let stream = nf.stdout.take().ok_or_else(|| failed("the NF has no standard output".into()))?;
     let read = read(stream, |event| match event {
-        Event::Access { address, bytes, .. } => model.access(address, bytes),
-        Event::Mark { number } => {
+        TraceEvent::Access { address, bytes, .. } => model.access(address, bytes),
+        TraceEvent::Mark { number } => {
             if marks.is_empty() {
                 model.start();
             }
@@ -259,9 +259,9 @@ mod tests {
         for piece in [1, 3, 8, 13, 100] {
             let mut found = Vec::new();
             assert_eq!(read(Pieces(bytes.clone(), piece), |event| found.push(event)).unwrap(), 4);
-            assert_eq!(found[0], Event::Access { address: 0x7fff_1234, bytes: 8, store: false });
-            assert_eq!(found[1], Event::Access { address: 7, bytes: 1, store: true });
-            assert_eq!((found[2], found.len()), (Event::Mark { number: 77 }, 4));
+            assert_eq!(found[0], TraceEvent::Access { address: 0x7fff_1234, bytes: 8, store: false });
+            assert_eq!(found[1], TraceEvent::Access { address: 7, bytes: 1, store: true });
+            assert_eq!((found[2], found.len()), (TraceEvent::Mark { number: 77 }, 4));
         }
         assert!(read(&bytes[..20], |_| ()).is_err());
         assert!(read(&b"listening\n"[..8], |_| ()).is_err());

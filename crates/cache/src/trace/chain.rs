@@ -17,7 +17,7 @@
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use super::{Event, RECORD, Traced, Traffic, cannot_start, decode, first_cache, is_traced};
+use super::{RECORD, TraceEvent, Traced, Traffic, cannot_start, decode, first_cache, is_traced};
 use crate::error::CacheError;
 use crate::model::{Hierarchy, Shared, Sharing};
 
@@ -95,8 +95,8 @@ impl Step {
                 return Ok(Self::Burst { accesses, on, packets: packets(stream, on)? });
             }
             match decode(record) {
-                Some(Event::Access { address, bytes, .. }) => accesses.push((address, bytes)),
-                Some(Event::Mark { number: until }) if accesses.is_empty() => return Ok(Self::Mark { accesses: until }),
+                Some(TraceEvent::Access { address, bytes, .. }) => accesses.push((address, bytes)),
+                Some(TraceEvent::Mark { number: until }) if accesses.is_empty() => return Ok(Self::Mark { accesses: until }),
                 _ => return Err(Lost::Broken(format!("{record:#x} is no record"))),
             }
         }
