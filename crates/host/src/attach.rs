@@ -105,7 +105,7 @@ pub struct Attached {
 
 /// The outcome of a connection.
 #[derive(Debug)]
-pub enum Event {
+pub enum AttachEvent {
     /// It sent a hello, which the manager must answer.
     Hello(Caller),
     /// It was closed without becoming a caller.
@@ -279,7 +279,7 @@ impl Listener {
     /// # Errors
     /// Only if the socket as a whole is unusable. When descriptors or memory run out, new
     /// connections wait in the backlog.
-    pub fn serve(&mut self, now_ns: u64) -> Result<Vec<Event>, Errno> {
+    pub fn serve(&mut self, now_ns: u64) -> Result<Vec<AttachEvent>, Errno> {
         let mut events = Vec::new();
         // Hellos first, because they free places.
         self.read_hellos(&mut events)?;
@@ -306,7 +306,7 @@ impl Listener {
     }
 
     /// Reads the hellos that have arrived, and frees their places.
-    fn read_hellos(&mut self, events: &mut Vec<Event>) -> Result<(), Errno> {
+    fn read_hellos(&mut self, events: &mut Vec<AttachEvent>) -> Result<(), Errno> {
         let mut ready = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; PENDING + 1];
         let n = match epoll::wait(&self.epoll, &mut ready, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) {
             Err(Errno::INTR) => return Ok(()),
@@ -324,7 +324,7 @@ impl Listener {
         Ok(())
     }
 
-    fn expire(&mut self, now_ns: u64, events: &mut Vec<Event>) {
+    fn expire(&mut self, now_ns: u64, events: &mut Vec<AttachEvent>) {
         for place in &mut self.waiting {
             if let Some(silent) = place.take_if(|w| now_ns >= w.since_ns + HELLO_NS) {
                 events.push(silent.drop_for(Dropped::Silent));
@@ -342,7 +342,7 @@ impl Listener {
     }
 
     /// A free place, or [`Self::crowd`]'s if a connection is waiting to be accepted.
-    fn free_place(&mut self, now_ns: u64, events: &mut Vec<Event>) -> Option<usize> {
+    fn free_place(&mut self, now_ns: u64, events: &mut Vec<AttachEvent>) -> Option<usize> {
         if let Some(free) = self.waiting.iter().position(Option::is_none) {
             return Some(free);
         }
@@ -358,7 +358,7 @@ impl Listener {
     }
 
     /// Accepts one connection into a free place. False if none can be accepted now.
-    fn accept_one(&mut self, place: usize, now_ns: u64, events: &mut Vec<Event>) -> Result<bool, Errno> {
+    fn accept_one(&mut self, place: usize, now_ns: u64, events: &mut Vec<AttachEvent>) -> Result<bool, Errno> {
         let socket = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => socket,
             // The client has closed again, or a signal came: the next one may be there.
@@ -400,12 +400,12 @@ impl Drop for Listener {
 }
 
 impl Waiting {
-    fn drop_for(self, why: Dropped) -> Event {
-        Event::Dropped { uid: self.uid, pid: self.pid, why }
+    fn drop_for(self, why: Dropped) -> AttachEvent {
+        AttachEvent::Dropped { uid: self.uid, pid: self.pid, why }
     }
 
     /// Reads the hello, and closes descriptors that come with it.
-    fn hear(self) -> Event {
+    fn hear(self) -> AttachEvent {
         let hello = handshake::receive(self.socket.as_fd()).and_then(|(message, _)| Hello::decode(&message));
         let hello = match hello {
             Ok(hello) => hello,
@@ -419,7 +419,7 @@ impl Waiting {
         match self.peer_pidfd() {
             Ok(pidfd) => {
                 let peer = Peer { pid: self.pid, uid: self.uid, gid: self.gid, pidfd };
-                Event::Hello(Caller { hello, peer, socket: self.socket })
+                AttachEvent::Hello(Caller { hello, peer, socket: self.socket })
             }
             Err(error) => {
                 refuse(
@@ -528,7 +528,7 @@ mod tests {
             knock(self.listener.path())
         }
 
-        fn serve(&mut self, now_ns: u64) -> Vec<Event> {
+        fn serve(&mut self, now_ns: u64) -> Vec<AttachEvent> {
             self.listener.serve(now_ns).unwrap()
         }
 
@@ -555,18 +555,18 @@ mod tests {
         Answer::decode(&handshake::receive(socket.as_fd()).unwrap().0).unwrap()
     }
 
-    fn callers(events: Vec<Event>) -> Vec<Caller> {
+    fn callers(events: Vec<AttachEvent>) -> Vec<Caller> {
         let caller = |event| match event {
-            Event::Hello(caller) => caller,
-            Event::Dropped { why, .. } => panic!("dropped: {why}"),
+            AttachEvent::Hello(caller) => caller,
+            AttachEvent::Dropped { why, .. } => panic!("dropped: {why}"),
         };
         events.into_iter().map(caller).collect()
     }
 
-    fn reasons(events: Vec<Event>) -> Vec<Dropped> {
+    fn reasons(events: Vec<AttachEvent>) -> Vec<Dropped> {
         let reason = |event| match event {
-            Event::Hello(caller) => panic!("a hello of {}", caller.hello.name),
-            Event::Dropped { why, .. } => why,
+            AttachEvent::Hello(caller) => panic!("a hello of {}", caller.hello.name),
+            AttachEvent::Dropped { why, .. } => why,
         };
         events.into_iter().map(reason).collect()
     }

@@ -27,7 +27,7 @@ use sluice_shm::ring::{Consumer, Producer};
 
 use super::{EstimateError, PATIENCE, Subject};
 use sluice_host::affinity::{self, Saved};
-use sluice_host::attach::{Attached, Event, Listener};
+use sluice_host::attach::{AttachEvent, Attached, Listener};
 use sluice_host::filter::Filter;
 use sluice_host::process;
 use sluice_host::spawn::{self, SpawnSpec, Spawned, Stdio};
@@ -177,8 +177,8 @@ impl Stand {
         let connection = loop {
             let events = listener.serve(monotonic_ns()).map_err(|e| other("listen for the NF")(&e))?;
             let caller = events.into_iter().find_map(|event| match event {
-                Event::Hello(caller) => Some(caller),
-                Event::Dropped { .. } => None,
+                AttachEvent::Hello(caller) => Some(caller),
+                AttachEvent::Dropped { .. } => None,
             });
             if let Some(caller) = caller {
                 let fds = [arena_memory.fd(), region.memory.fd(), core_memory.fd()];

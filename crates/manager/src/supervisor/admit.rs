@@ -43,9 +43,9 @@ impl Supervisor {
         };
         for event in events {
             match event {
-                attach::Event::Hello(caller) if caller.hello.is_zygote => self.greet_zygote(caller),
-                attach::Event::Hello(caller) => self.greet_nf(caller),
-                attach::Event::Dropped { uid, pid, why } => {
+                attach::AttachEvent::Hello(caller) if caller.hello.is_zygote => self.greet_zygote(caller),
+                attach::AttachEvent::Hello(caller) => self.greet_nf(caller),
+                attach::AttachEvent::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
                     let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
                     self.host.notices.print(NoticeKind::Closed(std::mem::discriminant(&why)), line);
