@@ -3,7 +3,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use sluice_openflow::message::HEADER;
-use sluice_openflow::switch::{Event, Port};
+use sluice_openflow::switch::{Port, Task};
 
 use crate::openflow::{ENTRIES, Nothing, pair};
 
@@ -65,8 +65,8 @@ pub fn run(bytes: &[u8]) {
         }
         for event in events.drain(..) {
             match event {
-                Event::Send(xid, message) => session.send(xid, &message),
-                Event::Refuse(xid, fault) => session.refuse_taken(xid, fault),
+                Task::Send(xid, message) => session.send(xid, &message),
+                Task::Refuse(xid, fault) => session.refuse_taken(xid, fault),
                 _ => {}
             }
         }

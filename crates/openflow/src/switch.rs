@@ -1,4 +1,4 @@
-//! The switch: requests in, replies and [`Event`]s out.
+//! The switch: requests in, replies and [`Task`]s out.
 //!
 //! Entries stay when a controller leaves, while the agreements of a connection (role, asynchronous
 //! messages, packet length) start anew with the next ([`Switch::greet`]). The caller executes
@@ -22,7 +22,7 @@ pub trait Plant: Counts {
 
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum Task {
     Send(u32, Message),
     /// Refuse message number `.0`.
     Refuse(u32, Fault),
@@ -146,16 +146,16 @@ impl Switch {
     }
 
     /// Sends flow-removed messages that the controller wants.
-    fn tell_removed(&self, removed: Vec<FlowRemoved>, events: &mut Vec<Event>) {
+    fn tell_removed(&self, removed: Vec<FlowRemoved>, events: &mut Vec<Task>) {
         let wants = self.asyncs.flow_removed[self.column()];
         let wanted = removed.into_iter().filter(|r| wants >> r.reason as u32 & 1 == 1);
-        events.extend(wanted.map(|r| Event::Send(0, Message::FlowRemoved(r))));
+        events.extend(wanted.map(|r| Task::Send(0, Message::FlowRemoved(r))));
     }
 
-    pub fn expire(&mut self, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
+    pub fn expire(&mut self, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Task>) {
         let outcome = self.table.expire(plant, now_ms);
         if outcome.changed {
-            events.push(Event::TableChanged);
+            events.push(Task::TableChanged);
         }
         self.tell_removed(outcome.removed, events);
     }
@@ -172,14 +172,14 @@ impl Switch {
     }
 
     /// Handles a message from the controller; appends actions to `events`.
-    pub fn handle(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
+    pub fn handle(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Task>) {
         if let Err(fault) = self.answer(xid, message, plant, now_ms, events) {
-            events.push(Event::Refuse(xid, fault));
+            events.push(Task::Refuse(xid, fault));
         }
     }
 
-    fn answer(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) -> Result<(), Fault> {
-        let mut reply = |message| events.push(Event::Send(xid, message));
+    fn answer(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Task>) -> Result<(), Fault> {
+        let mut reply = |message| events.push(Task::Send(xid, message));
         if self.role == Role::Slave && matches!(message, Message::PacketOut(_) | Message::FlowMod(_)) {
             return Err(Fault::IS_SLAVE);
         }
@@ -207,7 +207,7 @@ impl Switch {
             }
             Message::GetAsyncRequest => reply(Message::GetAsyncReply(self.asyncs)),
             Message::SetAsync(asyncs) => self.asyncs = asyncs,
-            Message::BarrierRequest => events.push(Event::Barrier(xid)),
+            Message::BarrierRequest => events.push(Task::Barrier(xid)),
             Message::MultipartRequest(request) => {
                 let mut parts = self.look_up(request, plant, now_ms)?.parts().into_iter().peekable();
                 while let Some(part) = parts.next() {
@@ -223,12 +223,12 @@ impl Switch {
                 let outcome = self.table.change(&change, plant, now_ms)?;
                 self.changes += 1;
                 if outcome.changed {
-                    events.push(Event::TableChanged);
+                    events.push(Task::TableChanged);
                 }
                 self.tell_removed(outcome.removed, events);
                 if gives && change.buffer_id != NO_BUFFER {
                     let output = Some(Output { port: port::TABLE, max_len: 0 });
-                    events.push(Event::Held { xid, buffer_id: change.buffer_id, output });
+                    events.push(Task::Held { xid, buffer_id: change.buffer_id, output });
                 }
             }
             Message::PacketOut(packet) => events.push(self.packet_out(xid, packet)?),
@@ -238,7 +238,7 @@ impl Switch {
         Ok(())
     }
 
-    fn packet_out(&self, xid: u32, packet: PacketOut) -> Result<Event, Fault> {
+    fn packet_out(&self, xid: u32, packet: PacketOut) -> Result<Task, Fault> {
         let output = match packet.actions[..] {
             [] => None,
             [only] => Some(only),
@@ -247,12 +247,12 @@ impl Switch {
         self.look_at(output, true)?;
         let PacketOut { buffer_id, in_port, data, .. } = packet;
         if buffer_id != NO_BUFFER {
-            return Ok(Event::Held { xid, buffer_id, output });
+            return Ok(Task::Held { xid, buffer_id, output });
         }
         if data.is_empty() {
             return Err(Fault::BAD_PACKET);
         }
-        Ok(Event::Packet { xid, in_port, output, data })
+        Ok(Task::Packet { xid, in_port, output, data })
     }
 
     fn look_up(&self, request: Request, plant: &dyn Plant, now_ms: u64) -> Result<Reply, Fault> {

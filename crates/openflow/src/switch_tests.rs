@@ -42,7 +42,7 @@ fn switch() -> Switch {
     switch
 }
 
-fn asked(switch: &mut Switch, message: Message) -> Vec<Event> {
+fn asked(switch: &mut Switch, message: Message) -> Vec<Task> {
     let mut events = Vec::new();
     switch.handle(5, message, &Two, 0, &mut events);
     events
@@ -57,36 +57,36 @@ fn add(port: u32) -> FlowMod {
 fn says_who_it_is_and_what_it_has() {
     let mut switch = switch();
     let features = Features { datapath_id: 0x42, buffers: 8, tables: 1, capabilities: 7 };
-    assert_eq!(asked(&mut switch, Message::FeaturesRequest), [Event::Send(5, Message::FeaturesReply(features))]);
+    assert_eq!(asked(&mut switch, Message::FeaturesRequest), [Task::Send(5, Message::FeaturesReply(features))]);
     let set = SwitchConfig { flags: 0, miss_send_len: 77 };
     assert_eq!(asked(&mut switch, Message::SetConfig(set)), []);
-    assert_eq!(asked(&mut switch, Message::GetConfigRequest), [Event::Send(5, Message::GetConfigReply(set))]);
+    assert_eq!(asked(&mut switch, Message::GetConfigRequest), [Task::Send(5, Message::GetConfigReply(set))]);
     let reassemble = SwitchConfig { flags: 2, miss_send_len: 77 };
-    assert_eq!(asked(&mut switch, Message::SetConfig(reassemble)), [Event::Refuse(5, Fault::CONFIG_FLAGS)]);
-    assert_eq!(asked(&mut switch, Message::BarrierRequest), [Event::Barrier(5)]);
-    assert_eq!(asked(&mut switch, Message::BarrierReply), [Event::Refuse(5, Fault::BAD_TYPE)]);
+    assert_eq!(asked(&mut switch, Message::SetConfig(reassemble)), [Task::Refuse(5, Fault::CONFIG_FLAGS)]);
+    assert_eq!(asked(&mut switch, Message::BarrierRequest), [Task::Barrier(5)]);
+    assert_eq!(asked(&mut switch, Message::BarrierReply), [Task::Refuse(5, Fault::BAD_TYPE)]);
     let sent = asked(&mut switch, Message::MultipartRequest(Request::PortDescs));
-    assert!(matches!(&sent[..], [Event::Send(5, Message::MultipartReply(Reply::PortDescs(all), false))] if all.len() == 2));
+    assert!(matches!(&sent[..], [Task::Send(5, Message::MultipartReply(Reply::PortDescs(all), false))] if all.len() == 2));
     let sent = asked(&mut switch, Message::MultipartRequest(Request::PortStats(port::ANY)));
-    assert!(matches!(&sent[..], [Event::Send(5, Message::MultipartReply(Reply::PortStats(all), false))] if all.len() == 2));
+    assert!(matches!(&sent[..], [Task::Send(5, Message::MultipartReply(Reply::PortStats(all), false))] if all.len() == 2));
     let sent = asked(&mut switch, Message::MultipartRequest(Request::PortStats(3)));
-    assert_eq!(sent, [Event::Refuse(5, Fault::BAD_PORT)]);
+    assert_eq!(sent, [Task::Refuse(5, Fault::BAD_PORT)]);
 }
 
 #[test]
 fn entries_lead_to_ports_that_take_packets() {
     let mut switch = switch();
-    assert_eq!(asked(&mut switch, Message::FlowMod(add(100))), [Event::TableChanged]);
+    assert_eq!(asked(&mut switch, Message::FlowMod(add(100))), [Task::TableChanged]);
     for reserved in [port::CONTROLLER, port::NORMAL] {
-        assert_eq!(asked(&mut switch, Message::FlowMod(add(reserved))), [Event::TableChanged]);
+        assert_eq!(asked(&mut switch, Message::FlowMod(add(reserved))), [Task::TableChanged]);
     }
     for wrong in [1, 7, port::IN_PORT, port::TABLE, port::ANY, 0xffff_fffb, 0xffff_fffc] {
-        assert_eq!(asked(&mut switch, Message::FlowMod(add(wrong))), [Event::Refuse(5, Fault::OUT_PORT)], "{wrong:#x}");
+        assert_eq!(asked(&mut switch, Message::FlowMod(add(wrong))), [Task::Refuse(5, Fault::OUT_PORT)], "{wrong:#x}");
     }
     let held = FlowMod { buffer_id: 3, ..add(100) };
     let output = Some(Output { port: port::TABLE, max_len: 0 });
     let events = asked(&mut switch, Message::FlowMod(held));
-    assert_eq!(events, [Event::TableChanged, Event::Held { xid: 5, buffer_id: 3, output }]);
+    assert_eq!(events, [Task::TableChanged, Task::Held { xid: 5, buffer_id: 3, output }]);
     assert_eq!(switch.changes(), 4);
 }
 
@@ -97,17 +97,17 @@ fn statistics_of_entries() {
     let other = FlowMod { priority: 3, ..add(port::CONTROLLER) };
     asked(&mut switch, Message::FlowMod(other));
     let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
-    assert!(matches!(&sent[..], [Event::Send(5, Message::MultipartReply(Reply::Flows(all), false))] if all.len() == 2));
+    assert!(matches!(&sent[..], [Task::Send(5, Message::MultipartReply(Reply::Flows(all), false))] if all.len() == 2));
     let some = FlowRequest { out_port: 100, ..FlowRequest::all() };
     let sent = asked(&mut switch, Message::MultipartRequest(Request::Aggregate(some)));
     let sum = Reply::Aggregate { packets: 0, bytes: 0, flows: 1 };
-    assert_eq!(sent, [Event::Send(5, Message::MultipartReply(sum, false))]);
+    assert_eq!(sent, [Task::Send(5, Message::MultipartReply(sum, false))]);
     let sent = asked(&mut switch, Message::MultipartRequest(Request::Tables));
     let tables = vec![TableStats { table_id: 0, active: 2, lookups: 10, matched: 4 }];
-    assert_eq!(sent, [Event::Send(5, Message::MultipartReply(Reply::Tables(tables), false))]);
+    assert_eq!(sent, [Task::Send(5, Message::MultipartReply(Reply::Tables(tables), false))]);
     let nowhere = FlowRequest { table_id: 3, ..FlowRequest::all() };
     let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(nowhere)));
-    assert_eq!(sent, [Event::Refuse(5, Fault::BAD_TABLE_ID)]);
+    assert_eq!(sent, [Task::Refuse(5, Fault::BAD_TABLE_ID)]);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn many_entries_come_in_several_messages() {
     assert!(sent.len() > 2);
     let mut entries = 0;
     for (i, event) in sent.iter().enumerate() {
-        let Event::Send(5, message @ Message::MultipartReply(Reply::Flows(part), more)) = event else { panic!("{event:?}") };
+        let Task::Send(5, message @ Message::MultipartReply(Reply::Flows(part), more)) = event else { panic!("{event:?}") };
         assert_eq!(*more, i + 1 < sent.len());
         entries += part.len();
         let mut bytes = Vec::new();
@@ -136,18 +136,18 @@ fn many_entries_come_in_several_messages() {
 fn a_slave_only_looks() {
     let mut switch = switch();
     let role = |switch: &mut Switch, role, generation| asked(switch, Message::RoleRequest(role, generation));
-    let reply = |role, generation| [Event::Send(5, Message::RoleReply(role, generation))];
+    let reply = |role, generation| [Task::Send(5, Message::RoleReply(role, generation))];
     assert_eq!(role(&mut switch, Role::NoChange, 0), reply(Role::Equal, u64::MAX));
     assert_eq!(role(&mut switch, Role::Slave, 7), reply(Role::Slave, 7));
-    assert_eq!(asked(&mut switch, Message::FlowMod(add(100))), [Event::Refuse(5, Fault::IS_SLAVE)]);
+    assert_eq!(asked(&mut switch, Message::FlowMod(add(100))), [Task::Refuse(5, Fault::IS_SLAVE)]);
     assert!(!switch.wants_packets(Why::NoMatch));
-    assert_eq!(role(&mut switch, Role::Master, 6), [Event::Refuse(5, Fault::ROLE_STALE)]);
+    assert_eq!(role(&mut switch, Role::Master, 6), [Task::Refuse(5, Fault::ROLE_STALE)]);
     assert_eq!(role(&mut switch, Role::Master, 8), reply(Role::Master, 8));
     assert!(switch.wants_packets(Why::NoMatch));
     role(&mut switch, Role::Slave, 9);
     switch.greet();
-    assert_eq!(asked(&mut switch, Message::FlowMod(add(100))), [Event::TableChanged], "another connection begins anew");
-    assert_eq!(role(&mut switch, Role::Master, 8), [Event::Refuse(5, Fault::ROLE_STALE)], "but for the generation");
+    assert_eq!(asked(&mut switch, Message::FlowMod(add(100))), [Task::TableChanged], "another connection begins anew");
+    assert_eq!(role(&mut switch, Role::Master, 8), [Task::Refuse(5, Fault::ROLE_STALE)], "but for the generation");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn news_go_to_those_who_want_them() {
     asked(&mut switch, Message::FlowMod(FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, hard_timeout: 1, ..add(101) }));
     let mut events = Vec::new();
     switch.expire(&Two, 1000, &mut events);
-    assert!(matches!(&events[..], [Event::TableChanged, Event::Send(0, Message::FlowRemoved(r))] if r.reason == Reason::Hard));
+    assert!(matches!(&events[..], [Task::TableChanged, Task::Send(0, Message::FlowRemoved(r))] if r.reason == Reason::Hard));
     let none = Asyncs { packet_in: [0, 0], port_status: [0, 0], flow_removed: [0, 0] };
     asked(&mut switch, Message::SetAsync(none));
     assert_eq!(switch.set_ports(vec![]), []);
@@ -182,16 +182,16 @@ fn packets_of_the_controllers() {
     };
     let output = |port| Some(Output { port, max_len: 0 });
     let sent = asked(&mut switch, out(NO_BUFFER, &[100], b"packet"));
-    assert_eq!(sent, [Event::Packet { xid: 5, in_port: 1, output: output(100), data: b"packet".to_vec() }]);
+    assert_eq!(sent, [Task::Packet { xid: 5, in_port: 1, output: output(100), data: b"packet".to_vec() }]);
     let held = asked(&mut switch, out(4, &[port::TABLE], b""));
-    assert_eq!(held, [Event::Held { xid: 5, buffer_id: 4, output: output(port::TABLE) }]);
-    assert_eq!(asked(&mut switch, out(4, &[], b"")), [Event::Held { xid: 5, buffer_id: 4, output: None }]);
+    assert_eq!(held, [Task::Held { xid: 5, buffer_id: 4, output: output(port::TABLE) }]);
+    assert_eq!(asked(&mut switch, out(4, &[], b"")), [Task::Held { xid: 5, buffer_id: 4, output: None }]);
     for (wrong, fault) in [
         (out(NO_BUFFER, &[100], b""), Fault::BAD_PACKET),
         (out(NO_BUFFER, &[1], b"x"), Fault::OUT_PORT),
         (out(NO_BUFFER, &[port::CONTROLLER], b"x"), Fault::OUT_PORT),
         (out(NO_BUFFER, &[100, 100], b"x"), Fault::TOO_MANY_ACTIONS),
     ] {
-        assert_eq!(asked(&mut switch, wrong), [Event::Refuse(5, fault)]);
+        assert_eq!(asked(&mut switch, wrong), [Task::Refuse(5, fault)]);
     }
 }

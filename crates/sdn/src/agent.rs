@@ -27,7 +27,7 @@ use sluice_openflow::multipart::{Desc, NOT_COUNTED, PortStats};
 use sluice_openflow::oxm::{FieldId, Match};
 use sluice_openflow::port::{self, PortDesc};
 use sluice_openflow::session::{Close, Patience, Session};
-use sluice_openflow::switch::{Event, Plant, Port, Switch};
+use sluice_openflow::switch::{Plant, Port, Switch, Task};
 use sluice_openflow::table::{Count, Counts};
 use sluice_shm::clock::monotonic_ns;
 
@@ -156,7 +156,7 @@ pub(super) struct Speaker {
     /// The pending barrier, and its deadline.
     barrier: Option<(u32, u64)>,
     /// Events to execute in order, after a barrier.
-    events: VecDeque<Event>,
+    events: VecDeque<Task>,
     /// Held packets that the controller knows, and their deadlines.
     held: HashMap<u32, u64>,
     expire_at_ms: u64,
@@ -370,24 +370,24 @@ impl Speaker {
         }
     }
 
-    fn carry_out_one(&mut self, event: Event, now: u64) {
+    fn carry_out_one(&mut self, event: Task, now: u64) {
         let Some(line) = &mut self.line else { return };
         match event {
-            Event::Send(xid, message) => line.session.send(xid, &message),
-            Event::Refuse(xid, fault) => line.session.refuse_taken(xid, fault),
-            Event::TableChanged => self.is_stale = true,
-            Event::Barrier(xid) => {
+            Task::Send(xid, message) => line.session.send(xid, &message),
+            Task::Refuse(xid, fault) => line.session.refuse_taken(xid, fault),
+            Task::TableChanged => self.is_stale = true,
+            Task::Barrier(xid) => {
                 self.publish_if_stale();
                 self.barrier = Some((xid, now + FOLLOWED_MS));
             }
-            Event::Packet { in_port, output, data, .. } => {
+            Task::Packet { in_port, output, data, .. } => {
                 let Some(output) = output else { return };
                 let answer = self.answer_for(output);
                 let ingress = number_of(in_port).unwrap_or(0);
                 let queues = self.topology.ports.iter().find(|port| port.number == ingress).map_or(1, |port| port.counters.len());
                 self.threads.inject(&self.homes, ingress, queues, answer, data);
             }
-            Event::Held { xid, buffer_id, output } => {
+            Task::Held { xid, buffer_id, output } => {
                 if self.held.remove(&buffer_id).is_none_or(|until| now > until) {
                     line.session.refuse_taken(xid, Fault::BUFFER_UNKNOWN);
                     return;
@@ -417,8 +417,8 @@ impl Speaker {
         self.held.retain(|_, until| now <= *until);
         for event in events {
             match event {
-                Event::TableChanged => self.is_stale = true,
-                Event::Send(xid, message) => {
+                Task::TableChanged => self.is_stale = true,
+                Task::Send(xid, message) => {
                     if let Some(line) = self.line.as_mut().filter(|l| l.session.is_up() && l.session.backlog() <= BACKLOG) {
                         line.session.send(xid, &message);
                     }
@@ -561,7 +561,7 @@ impl Speaker {
 }
 
 /// Whether the controller is not read from: requests are pending, or it does not read.
-fn is_deaf(events: &VecDeque<Event>, session: &Session) -> bool {
+fn is_deaf(events: &VecDeque<Task>, session: &Session) -> bool {
     !events.is_empty() || session.waiting() > WAITING || session.backlog() > BACKLOG
 }
 
