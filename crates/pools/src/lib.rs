@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sluice_policy::pool::State;
-use sluice_policy::pool::life::{Event, Life, Timeouts};
+use sluice_policy::pool::life::{ConnectionEvent, Life, Timeouts};
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
@@ -610,12 +610,12 @@ impl ChooseInstances for Director {
         let Some(place) = self.connections.find(&connection, connection.hash(&self.keys)) else { return false };
         let Some(known) = self.connections.get_mut(place) else { return false };
         match known.life.packet(direction, flags) {
-            Event::Ends => self.end(place, now_ns),
-            Event::BeginsAnew => {
+            ConnectionEvent::Ends => self.end(place, now_ns),
+            ConnectionEvent::BeginsAnew => {
                 self.finish(place, flows);
                 return true;
             }
-            Event::GoesOn | Event::Late => {}
+            ConnectionEvent::GoesOn | ConnectionEvent::Late => {}
         }
         false
     }
@@ -634,12 +634,12 @@ impl ChooseInstances for Director {
                 && let Some(connection) = self.connections.get_mut(known)
             {
                 match connection.life.packet(direction, asked.flags) {
-                    Event::BeginsAnew => {
+                    ConnectionEvent::BeginsAnew => {
                         self.finish(known, env.flows);
                         found = None;
                     }
-                    Event::Ends => self.end(known, now_ns),
-                    Event::GoesOn | Event::Late => {}
+                    ConnectionEvent::Ends => self.end(known, now_ns),
+                    ConnectionEvent::GoesOn | ConnectionEvent::Late => {}
                 }
             }
             if !asked.has_waited
@@ -656,7 +656,7 @@ impl ChooseInstances for Director {
             if found.is_none()
                 && let Some(connection) = self.connections.get_mut(place)
             {
-                ends = connection.life.packet(direction, asked.flags) == Event::Ends;
+                ends = connection.life.packet(direction, asked.flags) == ConnectionEvent::Ends;
             }
         }
         let decision = self.path(asked, place, env);

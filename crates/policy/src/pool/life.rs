@@ -52,7 +52,7 @@ impl Timeouts {
 
 /// Effect of a packet on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum ConnectionEvent {
     /// The connection goes on.
     GoesOn,
     /// This packet has ended it.
@@ -84,13 +84,17 @@ impl Life {
 
     /// Takes a packet in a direction, with these TCP flags.
     #[inline]
-    pub fn packet(&mut self, direction: u8, flags: u8) -> Event {
+    pub fn packet(&mut self, direction: u8, flags: u8) -> ConnectionEvent {
         if self.bits & TCP == 0 {
-            return Event::GoesOn;
+            return ConnectionEvent::GoesOn;
         }
         let direction = direction & 1;
         if self.has_ended() {
-            return if flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN { Event::BeginsAnew } else { Event::Late };
+            return if flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN {
+                ConnectionEvent::BeginsAnew
+            } else {
+                ConnectionEvent::Late
+            };
         }
         let is_first = self.bits & SEEN == 0;
         self.bits |= SEEN;
@@ -103,9 +107,9 @@ impl Life {
         let again = is_first && flags & (tcp::SYN | tcp::FIN) == tcp::FIN;
         if flags & tcp::RST != 0 || again || (self.bits / FINISHED) & BOTH == BOTH {
             self.bits |= ENDED;
-            return Event::Ends;
+            return ConnectionEvent::Ends;
         }
-        Event::GoesOn
+        ConnectionEvent::GoesOn
     }
 
     /// Whether the connection has ended.
@@ -142,45 +146,45 @@ mod tests {
     #[test]
     fn a_whole_connection() {
         let mut life = Life::new(true);
-        assert_eq!(life.packet(0, SYN), Event::GoesOn);
-        assert_eq!(life.packet(1, SYN | ACK), Event::GoesOn);
+        assert_eq!(life.packet(0, SYN), ConnectionEvent::GoesOn);
+        assert_eq!(life.packet(1, SYN | ACK), ConnectionEvent::GoesOn);
         assert_eq!(life.timeout_ms(&TIMES), 1, "nobody has acknowledged");
-        assert_eq!(life.packet(0, ACK), Event::GoesOn);
-        assert_eq!(life.packet(1, ACK), Event::GoesOn);
+        assert_eq!(life.packet(0, ACK), ConnectionEvent::GoesOn);
+        assert_eq!(life.packet(1, ACK), ConnectionEvent::GoesOn);
         assert_eq!(life.timeout_ms(&TIMES), 3);
-        assert_eq!(life.packet(0, FIN | ACK), Event::GoesOn);
+        assert_eq!(life.packet(0, FIN | ACK), ConnectionEvent::GoesOn);
         assert_eq!(life.timeout_ms(&TIMES), 1, "half-closed");
-        assert_eq!(life.packet(0, FIN | ACK), Event::GoesOn, "the same FIN again");
-        assert_eq!(life.packet(1, FIN | ACK), Event::Ends);
-        assert_eq!(life.packet(0, ACK), Event::Late);
-        assert_eq!(life.packet(1, FIN | ACK), Event::Late);
-        assert_eq!(life.packet(1, SYN | ACK), Event::Late, "an answer begins nothing");
-        assert_eq!(life.packet(1, SYN), Event::BeginsAnew);
+        assert_eq!(life.packet(0, FIN | ACK), ConnectionEvent::GoesOn, "the same FIN again");
+        assert_eq!(life.packet(1, FIN | ACK), ConnectionEvent::Ends);
+        assert_eq!(life.packet(0, ACK), ConnectionEvent::Late);
+        assert_eq!(life.packet(1, FIN | ACK), ConnectionEvent::Late);
+        assert_eq!(life.packet(1, SYN | ACK), ConnectionEvent::Late, "an answer begins nothing");
+        assert_eq!(life.packet(1, SYN), ConnectionEvent::BeginsAnew);
     }
 
     #[test]
     fn a_reset_ends_whatever_there_is() {
         let mut life = Life::new(true);
-        assert_eq!(life.packet(1, RST), Event::Ends);
+        assert_eq!(life.packet(1, RST), ConnectionEvent::Ends);
         assert!(life.has_ended());
     }
 
     #[test]
     fn one_that_is_met_at_its_end_has_ended() {
         let mut life = Life::new(true);
-        assert_eq!(life.packet(0, FIN | ACK), Event::Ends, "said again, because nobody answered");
-        assert_eq!(life.packet(1, ACK), Event::Late);
+        assert_eq!(life.packet(0, FIN | ACK), ConnectionEvent::Ends, "said again, because nobody answered");
+        assert_eq!(life.packet(1, ACK), ConnectionEvent::Late);
         let mut life = Life::new(true);
-        assert_eq!(life.packet(0, SYN), Event::GoesOn);
-        assert_eq!(life.packet(0, FIN | ACK), Event::GoesOn, "its beginning was seen");
+        assert_eq!(life.packet(0, SYN), ConnectionEvent::GoesOn);
+        assert_eq!(life.packet(0, FIN | ACK), ConnectionEvent::GoesOn, "its beginning was seen");
         let mut life = Life::new(true);
-        assert_eq!(life.packet(0, SYN | FIN), Event::GoesOn);
+        assert_eq!(life.packet(0, SYN | FIN), ConnectionEvent::GoesOn);
     }
 
     #[test]
     fn what_is_not_tcp_ends_by_silence_alone() {
         let mut life = Life::new(false);
-        assert!((0..=255).all(|flags| life.packet(flags & 1, flags) == Event::GoesOn));
+        assert!((0..=255).all(|flags| life.packet(flags & 1, flags) == ConnectionEvent::GoesOn));
         assert_eq!(life.timeout_ms(&TIMES), 2);
     }
 
@@ -193,11 +197,11 @@ mod tests {
                 let event = life.packet(direction, flags);
                 if ended {
                     let anew = flags & SYN != 0 && flags & (ACK | RST) == 0;
-                    prop_assert_eq!(event, if anew { Event::BeginsAnew } else { Event::Late });
+                    prop_assert_eq!(event, if anew { ConnectionEvent::BeginsAnew } else { ConnectionEvent::Late });
                 } else {
                     fins[direction as usize] |= flags & FIN != 0;
                     ended = fins == [true; 2] || flags & RST != 0 || i == 0 && flags & (SYN | FIN) == FIN;
-                    prop_assert_eq!(event, if ended { Event::Ends } else { Event::GoesOn });
+                    prop_assert_eq!(event, if ended { ConnectionEvent::Ends } else { ConnectionEvent::GoesOn });
                 }
                 prop_assert_eq!(life.has_ended(), ended);
                 prop_assert!(!life.is_established() || fins == [false; 2]);
