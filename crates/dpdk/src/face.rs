@@ -312,7 +312,7 @@ impl Device {
             return Err(fail("open", -libc::EINVAL));
         };
         let mut limits =
-            ffi::Limits { port: 0, max_rx_queues: 0, max_tx_queues: 0, min_mtu: 0, max_mtu: 0, can_rss: 0, driver: [0; 64] };
+            ffi::DeviceLimits { port: 0, max_rx_queues: 0, max_tx_queues: 0, min_mtu: 0, max_mtu: 0, can_rss: 0, driver: [0; 64] };
         // An interface that is promiscuous already stays so.
         let flags = device_argument(devargs, "iface").and_then(interface::flags).unwrap_or(0);
         let was_promiscuous = flags & interface::PROMISCUOUS != 0;
