@@ -33,7 +33,7 @@ use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 use sluice_host::process::{self, Exit, Identity, Proc};
 use sluice_host::processes::{Refused, Target};
-use sluice_host::spawn::{self, Limits, SpawnSpec};
+use sluice_host::spawn::{self, ProcessLimits, SpawnSpec};
 
 /// Maximum time for one command.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -229,7 +229,7 @@ impl Namespace {
             args: args.iter().map(Into::into).collect(),
             env: self.plan.env.clone(),
             cores: [self.plan.core].into(),
-            limits: Limits { goes_first: true, ..Limits::default() },
+            limits: ProcessLimits { goes_first: true, ..ProcessLimits::default() },
             netns: Some(self.ns.clone()),
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")),
             ..SpawnSpec::new(self.plan.name.clone(), exec)

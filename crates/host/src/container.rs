@@ -49,7 +49,7 @@ use serde_json::{Map, Value, json};
 use sluice_shm::handshake::{ENV_NF, ENV_SOCKET};
 
 use super::filter;
-use super::spawn::{Limits, SpawnSpec};
+use super::spawn::{ProcessLimits, SpawnSpec};
 use super::user::User;
 
 /// Path of the NF socket in a container.
@@ -535,7 +535,7 @@ impl Life {
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.join("cgroup.procs")),
             apart: true,
             // Inherited by the container, unless its bundle sets another value.
-            limits: Limits { goes_first: true, ..Limits::default() },
+            limits: ProcessLimits { goes_first: true, ..ProcessLimits::default() },
             ..SpawnSpec::new(nf, &template.runtime)
         })
     }

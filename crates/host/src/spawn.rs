@@ -110,7 +110,7 @@ pub struct SpawnSpec {
     pub stdio: Stdio,
     /// The [filter] of system calls that it starts with.
     pub filter: Filter,
-    pub limits: Limits,
+    pub limits: ProcessLimits,
     /// Keeper of its process namespace; the manager's own if None. Needs root; not with `apart`.
     pub keeper: Option<Arc<Keeper>>,
     /// Cgroup of version 2 that it is born in; the manager's own if None.
@@ -144,7 +144,7 @@ impl SpawnSpec {
             cores: BTreeSet::new(),
             stdio: Stdio::default(),
             filter: Filter::None,
-            limits: Limits::default(),
+            limits: ProcessLimits::default(),
             keeper: None,
             born_in: None,
             netns: None,
@@ -156,7 +156,7 @@ impl SpawnSpec {
 
 /// Limits of a program, besides those of its filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Limits {
+pub struct ProcessLimits {
     /// Drops all capabilities, also for what it executes, and leaves no core file.
     pub unprivileged: bool,
     /// Maximum number of processes and threads of its user.

@@ -336,7 +336,7 @@ fn the_filter_looks_at_arguments() {
 
 #[test]
 fn one_without_privileges_can_get_none() {
-    let spec = SpawnSpec { limits: Limits { unprivileged: true, ..Limits::default() }, ..shell("") };
+    let spec = SpawnSpec { limits: ProcessLimits { unprivileged: true, ..ProcessLimits::default() }, ..shell("") };
     let status = status_of(spec);
     let root = rustix::process::geteuid().is_root();
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb", "CapBnd"] {
@@ -344,7 +344,7 @@ fn one_without_privileges_can_get_none() {
         assert!(status[set] == "0000000000000000" || !root && set == "CapBnd", "{set} {}", status[set]);
     }
     assert_eq!(status["NoNewPrivs"], "1");
-    let limits = Limits { unprivileged: true, processes: Some(77), locked: Some(3 << 20), goes_first: true };
+    let limits = ProcessLimits { unprivileged: true, processes: Some(77), locked: Some(3 << 20), goes_first: true };
     let text = output_of(SpawnSpec { limits, ..shell("cat /proc/self/limits") });
     let takes_back = "cat /proc/self/oom_score_adj; echo 0 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj";
     let said = output_of(SpawnSpec { limits, ..shell(takes_back) });

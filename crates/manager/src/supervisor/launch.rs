@@ -90,7 +90,7 @@ impl Supervisor {
                 true => Filter::Nf { storage: service.config.storage, zygote: service.config.zygote },
                 false => Filter::None,
             },
-            limits: spawn::Limits {
+            limits: spawn::ProcessLimits {
                 unprivileged: service.user.as_ref().map_or_else(|| !rustix::process::geteuid().is_root(), |user| user.uid != 0),
                 processes: self.most_processes(service),
                 locked: Some(LOCKED),
