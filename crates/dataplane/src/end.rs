@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sluice_api::config::Sched;
-use sluice_policy::sched::backpressure::Limits;
+use sluice_policy::sched::backpressure::Watermarks;
 use sluice_policy::sched::ecn::{self, Marker};
 use sluice_shm::ring::{Consumer, Producer};
 
@@ -52,7 +52,7 @@ impl NfEnd {
     /// The end of a fresh NF.
     pub fn new(handle: Arc<NfHandle>, producer: Producer, sched: &Sched) -> Self {
         let ring = handle.limit;
-        let high = Limits::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
+        let high = Watermarks::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
         let marker = Marker::new(ring, sched.ecn_watermark, ecn::USUAL_SHIFT);
         let waker = handle.wakeup.map(|rules| Box::new(Waker::new(rules, ring)));
         let starts = match &waker {

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sluice_policy::sched::backpressure::{Limits, Pressure, State, Watch, queueing_ns};
+use sluice_policy::sched::backpressure::{Pressure, State, Watch, Watermarks, queueing_ns};
 use sluice_shm::page::Control;
 
 use crate::chain::{PathRegistry, Tables};
@@ -172,7 +172,7 @@ impl Throttling {
             }
             let age_ns = now_ns.saturating_sub(watched.since_ns);
             let watch = &mut watched.watch;
-            let limits = Limits::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
+            let limits = Watermarks::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
             let service = handle.load.service_ns.get();
             let service = (service > 0.0).then(|| service.ceil() as u64);
             // An NF that waits for its core is no bottleneck; one that stands still is.

@@ -38,7 +38,7 @@
 
 /// Limits of one NF's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct Watermarks {
     /// Queue length at which the NF becomes watched, in packets.
     pub high: u32,
     /// Queue length below which the NF is clear again, in packets.
@@ -47,7 +47,7 @@ pub struct Limits {
     pub queueing_ns: u64,
 }
 
-impl Limits {
+impl Watermarks {
     /// Limits for a ring of `ring` packets, from watermarks in percent of it. The high watermark is
     /// at least one packet; the low one is not above it.
     pub fn new(ring: u32, high_percent: u32, low_percent: u32, queueing_ns: u64) -> Self {
@@ -90,7 +90,7 @@ impl Watch {
     /// Takes queue (packets) and queueing time (ns). True if the NF begins or ceases to be a
     /// bottleneck.
     #[inline]
-    pub fn step(&mut self, limits: &Limits, queue: u32, queueing_ns: u64) -> bool {
+    pub fn step(&mut self, limits: &Watermarks, queue: u32, queueing_ns: u64) -> bool {
         let before = self.state;
         self.state = match before {
             State::Clear | State::Watch if queue >= limits.high => match queueing_ns > limits.queueing_ns {
@@ -265,10 +265,10 @@ mod tests {
 
     #[test]
     fn watermarks_are_packets() {
-        assert_eq!(Limits::new(4096, 80, 60, 9), Limits { high: 3277, low: 2458, queueing_ns: 9 });
-        assert_eq!(Limits::new(100, 100, 100, 0), Limits { high: 100, low: 100, queueing_ns: 0 });
-        assert_eq!(Limits::new(10, 0, 50, 0), Limits { high: 1, low: 1, queueing_ns: 0 });
-        assert_eq!(Limits::new(u32::MAX, 400, 400, 0).low, u32::MAX);
+        assert_eq!(Watermarks::new(4096, 80, 60, 9), Watermarks { high: 3277, low: 2458, queueing_ns: 9 });
+        assert_eq!(Watermarks::new(100, 100, 100, 0), Watermarks { high: 100, low: 100, queueing_ns: 0 });
+        assert_eq!(Watermarks::new(10, 0, 50, 0), Watermarks { high: 1, low: 1, queueing_ns: 0 });
+        assert_eq!(Watermarks::new(u32::MAX, 400, 400, 0).low, u32::MAX);
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn states_follow_the_table() {
         use State::{Clear, Throttle, Watch as Watching};
-        let limits = Limits::new(100, 80, 60, 1000);
+        let limits = Watermarks::new(100, 80, 60, 1000);
         let mut watch = Watch::default();
         // Queue, queueing time, state afterwards.
         let steps = [

@@ -5,7 +5,7 @@ use super::outcome::Outcome;
 use super::packets::Batch;
 use super::process;
 use super::scenario::{BURST, Class, Platform, Scenario};
-use crate::sched::backpressure::{Limits, Pressure, State, queueing_ns};
+use crate::sched::backpressure::{Pressure, State, Watermarks, queueing_ns};
 use crate::sched::weight::{self, Demand, Margin};
 
 /// How often arrivals are read, in nanoseconds.
@@ -17,7 +17,7 @@ pub(super) struct Manager {
     world: World,
     cpus: Vec<Cpu>,
     pressure: Pressure,
-    limits: Vec<Limits>,
+    limits: Vec<Watermarks>,
     priorities: Vec<f64>,
     rounds: usize,
     now_ns: u64,
@@ -37,7 +37,7 @@ impl Manager {
         let platform = scenario.platform.clone();
         let hops: Vec<Vec<usize>> = paths.iter().map(|p| p.hops.iter().map(|h| h.0).collect()).collect();
         let limits = |p: &process::Process| {
-            Limits::new(p.rx.capacity(), platform.high_watermark, platform.low_watermark, platform.queueing_ns)
+            Watermarks::new(p.rx.capacity(), platform.high_watermark, platform.low_watermark, platform.queueing_ns)
         };
         Self {
             limits: processes.iter().map(limits).collect(),
