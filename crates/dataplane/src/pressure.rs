@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sluice_policy::sched::backpressure::{Pressure, State, Watch, Watermarks, queueing_ns};
+use sluice_policy::sched::backpressure::{Pressure, QueueWatch, State, Watermarks, queueing_ns};
 use sluice_shm::page::Control;
 
 use crate::chain::{PathRegistry, Tables};
@@ -81,7 +81,7 @@ impl Alerts {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Watched {
-    watch: Watch,
+    watch: QueueWatch,
     /// Packets that it had returned, and since when: the oldest one has waited at least that long.
     returned: u64,
     since_ns: u64,

@@ -12,7 +12,7 @@
 //! passes a bottleneck. *Held*: an NF that must yield. NFs and chains are numbered from 0.
 //!
 //! # Approach
-//! Two steps. [`Watch`] finds bottlenecks, one small state machine for each NF:
+//! Two steps. [`QueueWatch`] finds bottlenecks, one small state machine for each NF:
 //!
 //! | from | to | when |
 //! |---|---|---|
@@ -77,11 +77,11 @@ pub enum State {
 
 /// The state machine of one NF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Watch {
+pub struct QueueWatch {
     state: State,
 }
 
-impl Watch {
+impl QueueWatch {
     /// The state after the last step.
     pub fn state(&self) -> State {
         self.state
@@ -284,7 +284,7 @@ mod tests {
     fn states_follow_the_table() {
         use State::{Clear, Throttle, Watch as Watching};
         let limits = Watermarks::new(100, 80, 60, 1000);
-        let mut watch = Watch::default();
+        let mut watch = QueueWatch::default();
         // Queue, queueing time, state afterwards.
         let steps = [
             (79, 9999, Clear),

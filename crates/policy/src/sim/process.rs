@@ -2,7 +2,7 @@
 
 use super::packets::{Batch, Ring};
 use super::scenario::{BURST, Cost, Nf, Scenario};
-use crate::sched::backpressure::Watch;
+use crate::sched::backpressure::QueueWatch;
 use crate::sched::cost::MovingMedian;
 use crate::sched::wakeup::Candidate;
 use crate::sched::weight::ArrivalRate;
@@ -25,7 +25,7 @@ pub(super) struct Process {
     pub asleep: bool,
     pub held: bool,
     pub depth: u32,
-    pub watch: Watch,
+    pub watch: QueueWatch,
     pub median: MovingMedian,
     pub service_ns: Option<u64>,
     pub sampled_ns: u64,
@@ -49,7 +49,7 @@ impl Process {
             asleep: true,
             held: false,
             depth: 0,
-            watch: Watch::default(),
+            watch: QueueWatch::default(),
             median: MovingMedian::new(COST_WINDOW_NS),
             service_ns: None,
             sampled_ns: 0,
