@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sluice_policy::sched::backpressure::{Pressure, QueueWatch, State, Watermarks, queueing_ns};
+use sluice_policy::sched::backpressure::{Pressure, QueueState, QueueWatch, Watermarks, queueing_ns};
 use sluice_shm::page::Control;
 
 use crate::chain::{PathRegistry, Tables};
@@ -178,7 +178,7 @@ impl Throttling {
             // An NF that waits for its core is no bottleneck; one that stands still is.
             let age_ns = if age_ns > STILL_NS { age_ns } else { 0 };
             if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
-                let throttled = watch.state() == State::Throttle;
+                let throttled = watch.state() == QueueState::Throttle;
                 handle.gate.throttled.store(throttled, Ordering::Relaxed);
                 if throttled {
                     handle.gate.throttles.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +187,7 @@ impl Throttling {
                     changed |= self.pressure.set(number as usize, throttled);
                 }
             }
-            if watch.state() == State::Clear {
+            if watch.state() == QueueState::Clear {
                 self.watched.swap_remove(at);
             } else {
                 at += 1;

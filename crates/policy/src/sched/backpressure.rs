@@ -8,8 +8,8 @@
 //! # Terms and units
 //! *Queue*: packets that wait for an NF, out of *ring*, the most that can. *Watermarks*: percent of
 //! the ring. *Queueing time*: how long a packet that arrives now waits, in nanoseconds
-//! ([`queueing_ns`]). *Bottleneck*: an NF in state [`State::Throttle`]. *Throttled*: a chain that
-//! passes a bottleneck. *Held*: an NF that must yield. NFs and chains are numbered from 0.
+//! ([`queueing_ns`]). *Bottleneck*: an NF in state [`QueueState::Throttle`]. *Throttled*: a chain
+//! that passes a bottleneck. *Held*: an NF that must yield. NFs and chains are numbered from 0.
 //!
 //! # Approach
 //! Two steps. [`QueueWatch`] finds bottlenecks, one small state machine for each NF:
@@ -65,7 +65,7 @@ pub fn queueing_ns(queue: u32, service_ns: Option<u64>, oldest_ns: u64) -> u64 {
 
 /// State of an NF's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum State {
+pub enum QueueState {
     /// The queue is short.
     #[default]
     Clear,
@@ -78,12 +78,12 @@ pub enum State {
 /// The state machine of one NF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueWatch {
-    state: State,
+    state: QueueState,
 }
 
 impl QueueWatch {
     /// The state after the last step.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> QueueState {
         self.state
     }
 
@@ -93,14 +93,14 @@ impl QueueWatch {
     pub fn step(&mut self, limits: &Watermarks, queue: u32, queueing_ns: u64) -> bool {
         let before = self.state;
         self.state = match before {
-            State::Clear | State::Watch if queue >= limits.high => match queueing_ns > limits.queueing_ns {
-                true => State::Throttle,
-                false => State::Watch,
+            QueueState::Clear | QueueState::Watch if queue >= limits.high => match queueing_ns > limits.queueing_ns {
+                true => QueueState::Throttle,
+                false => QueueState::Watch,
             },
-            State::Watch | State::Throttle if queue < limits.low => State::Clear,
+            QueueState::Watch | QueueState::Throttle if queue < limits.low => QueueState::Clear,
             same => same,
         };
-        (before == State::Throttle) != (self.state == State::Throttle)
+        (before == QueueState::Throttle) != (self.state == QueueState::Throttle)
     }
 }
 
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn states_follow_the_table() {
-        use State::{Clear, Throttle, Watch as Watching};
+        use QueueState::{Clear, Throttle, Watch as Watching};
         let limits = Watermarks::new(100, 80, 60, 1000);
         let mut watch = QueueWatch::default();
         // Queue, queueing time, state afterwards.

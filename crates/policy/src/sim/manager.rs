@@ -5,7 +5,7 @@ use super::outcome::Outcome;
 use super::packets::Batch;
 use super::process;
 use super::scenario::{BURST, Class, Platform, Scenario};
-use crate::sched::backpressure::{Pressure, State, Watermarks, queueing_ns};
+use crate::sched::backpressure::{Pressure, QueueState, Watermarks, queueing_ns};
 use crate::sched::weight::{self, Demand, Margin};
 
 /// How often arrivals are read, in nanoseconds.
@@ -167,7 +167,7 @@ impl Manager {
                 false => 0,
             };
             if process.watch.step(limits, queue, waits) {
-                let is_bottleneck = process.watch.state() == State::Throttle;
+                let is_bottleneck = process.watch.state() == QueueState::Throttle;
                 self.pressure.set(number, is_bottleneck);
                 self.world.count.throttles += u64::from(is_bottleneck);
             }
