@@ -277,7 +277,7 @@ fn next(core: &impl Core, from: Option<(u32, u32)>) -> Option<(u32, u32)> {
 
 /// A core with all numbers in one place, for simulators and tests.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Table {
+pub struct CoreTable {
     /// By NF.
     pub candidates: Vec<Candidate>,
     /// By NF, 0 to 1. A missing entry is no share.
@@ -287,7 +287,7 @@ pub struct Table {
     budgets_ns: Vec<i64>,
 }
 
-impl Table {
+impl CoreTable {
     /// For `nfs` NFs without packets, with equal shares and no budget.
     pub fn new(nfs: usize) -> Self {
         Self {
@@ -310,7 +310,7 @@ impl Table {
     }
 }
 
-impl Core for Table {
+impl Core for CoreTable {
     fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
         let from = self.leaving.map_or(0, |leaving| leaving + 1);
         for nf in (from..self.candidates.len()).chain(0..from).filter(|nf| Some(*nf) != self.leaving) {
@@ -357,8 +357,8 @@ mod tests {
         Candidate { waiting, depth, age_ns: 1000, ..Candidate::default() }
     }
 
-    fn core(candidates: &[Candidate]) -> Table {
-        let mut core = Table::new(candidates.len());
+    fn core(candidates: &[Candidate]) -> CoreTable {
+        let mut core = CoreTable::new(candidates.len());
         core.candidates = candidates.to_vec();
         core
     }
@@ -436,7 +436,7 @@ mod tests {
     fn parts_follow_shares_and_nobody_saves_more_than_one() {
         let mut core = core(&[waiting(9, 1); 3]);
         core.shares = vec![0.6, 0.3, 0.1];
-        let left = |core: &Table| [0, 1, 2].map(|nf| core.budget_ns(nf));
+        let left = |core: &CoreTable| [0, 1, 2].map(|nf| core.budget_ns(nf));
         (0..3).for_each(|nf| core.grant(nf, 1, ROUND_NS));
         assert_eq!(left(&core), [600_000, 300_000, 100_000]);
         core.charge(1, 500_000);
@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(choose(&mut core, &RULES), Some(1));
         assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-9_500_000, 500_000));
         // Without any share there is the least part.
-        let mut core = Table { shares: Vec::new(), ..self::core(&[waiting(1, 0)]) };
+        let mut core = CoreTable { shares: Vec::new(), ..self::core(&[waiting(1, 0)]) };
         core.charge(0, 3_000_000);
         assert_eq!(choose(&mut core, &RULES), Some(0));
         assert!(core.budget_ns(0) > 0, "{}", core.budget_ns(0));
@@ -471,14 +471,14 @@ mod tests {
             [1_000_000, 1_000_000, 1_200_000, 3_000_000, 9_900_000, 10_000_000, 10_000_000]
         );
         // Ten can run: 3 ms, a tenth each. Two alone share the whole round, with shares of 0.2.
-        let mut core = Table::new(11);
+        let mut core = CoreTable::new(11);
         core.candidates = vec![waiting(50, 1); 11];
         core.candidates[3] = waiting(0, 1);
         core.leaving = Some(3);
         core.shares = vec![0.1; 11];
         assert_eq!(choose(&mut core, &RULES), Some(4));
         assert_eq!((core.budget_ns(4), core.budget_ns(3)), (300_000, 0));
-        let mut two = Table::new(11);
+        let mut two = CoreTable::new(11);
         two.candidates[..2].fill(waiting(50, 1));
         two.shares = vec![0.1; 11];
         assert_eq!(choose(&mut two, &RULES), Some(0));

@@ -5,7 +5,7 @@ use super::packets::Batch;
 use super::process::{Costs, Path, Process};
 use super::runqueue::RunQueue;
 use super::scenario::{BURST, Machine, Scenario};
-use crate::sched::wakeup::{self, Core, Rules, Table};
+use crate::sched::wakeup::{self, Core, CoreTable, Rules};
 
 /// How often a service time is sampled, in nanoseconds.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
@@ -60,7 +60,7 @@ pub(super) struct Cpu {
     pub os: RunQueue,
     pub processes: Vec<usize>,
     /// Input of the wake-up policy.
-    pub table: Table,
+    pub table: CoreTable,
     /// Pending wakes: time and process.
     wakes: Vec<(u64, usize)>,
     /// Process of its last burst; None after idling.
@@ -79,7 +79,7 @@ impl Cpu {
             number,
             now_ns: 0,
             os: RunQueue::new(scenario.class, n),
-            table: Table::new(n),
+            table: CoreTable::new(n),
             processes: mine,
             wakes: Vec::new(),
             last: None,
