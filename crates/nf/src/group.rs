@@ -32,7 +32,7 @@ use crate::context::Context;
 use crate::error::NfError;
 use crate::options::Options;
 use crate::packet::Burst;
-use crate::part::{EntryPoint, OTHER_VERSION, Packets, SYMBOL, Table, VERSION, encode};
+use crate::part::{EntryPoint, HandlerTable, OTHER_VERSION, Packets, SYMBOL, VERSION, encode};
 use crate::run::{self, FallibleHandler, Ticker};
 
 /// Nanoseconds between samples of the parts' service times.
@@ -84,7 +84,7 @@ fn folders() -> Vec<PathBuf> {
 
 struct Part {
     name: String,
-    table: Table,
+    table: HandlerTable,
     args: Vec<OsString>,
     ticker: Ticker,
     /// Closed after the handler is dropped.
@@ -101,7 +101,7 @@ impl Drop for Part {
 }
 
 /// The message of a part's last failure.
-fn said(table: &Table) -> String {
+fn said(table: &HandlerTable) -> String {
     let mut words = [0; 512];
     // SAFETY: the buffer has that length.
     let n = table.said.map_or(0, |said| unsafe { said(words.as_mut_ptr(), words.len()) });
@@ -123,7 +123,7 @@ impl Part {
         let library = opened.map_err(wrong)?;
         // SAFETY: the symbol of this name is an Entry, by the interface.
         let entry = *unsafe { library.get::<EntryPoint>(SYMBOL) }.map_err(wrong)?;
-        let mut table = Table::EMPTY;
+        let mut table = HandlerTable::EMPTY;
         let request = encode(&Context { args: args.clone(), ..context.clone() });
         // SAFETY: the request has that length, and the table is ours.
         match unsafe { entry(VERSION, request.as_ptr(), request.len(), &raw mut table) } {
@@ -436,7 +436,7 @@ mod tests {
     }
 
     fn part(number: u8) -> Part {
-        let mut table = Table::EMPTY;
+        let mut table = HandlerTable::EMPTY;
         let request = encode(&Context::default());
         // SAFETY: the request has that length, and the table is ours.
         let code = unsafe { part::make(VERSION, request.as_ptr(), request.len(), &raw mut table, |_| Ok(Sorts(number))) };
@@ -520,7 +520,7 @@ mod tests {
     fn each_part_ticks_at_its_own_period_and_all_are_cleaned() {
         let counts: [Arc<[AtomicU32; 2]>; 2] = Default::default();
         let parts = counts.iter().zip([100, 300]).map(|(count, every)| {
-            let (mut table, request) = (Table::EMPTY, encode(&Context::default()));
+            let (mut table, request) = (HandlerTable::EMPTY, encode(&Context::default()));
             let made = |_: &Context| Ok(Counts(count.clone(), every));
             // SAFETY: the request has that length, and the table is ours.
             assert_eq!(unsafe { part::make(VERSION, request.as_ptr(), request.len(), &raw mut table, made) }, 0);

@@ -1,10 +1,11 @@
 //! A handler in a shared object, so that several run in one process, as parts of a group.
 //!
 //! # Interface
-//! The object has one symbol, `sluice_nf_part`, which makes a handler and returns a [`Table`] of C
-//! functions. Object and group may come from different compilers, but not from different releases
-//! of the library: [`VERSION`] counts the interface and the layout of shared memory. No panic
-//! crosses the border: a function returns [`FAILED`], and [`Table::said`] has the message.
+//! The object has one symbol, `sluice_nf_part`, which makes a handler and returns a
+//! [`HandlerTable`] of C functions. Object and group may come from different compilers, but not
+//! from different releases of the library: [`VERSION`] counts the interface and the layout of
+//! shared memory. No panic crosses the border: a function returns [`FAILED`], and
+//! [`HandlerTable::said`] has the message.
 //!
 //! A part has no manager of its own: no storage, and no signals but those that it asks for.
 
@@ -25,7 +26,7 @@ use crate::run::{FallibleHandler, Plain, guarded};
 /// The version that both sides must have.
 pub const VERSION: u32 = 1 << 16 | LAYOUT_VERSION;
 
-/// A function has failed; [`Table::said`] has the reason.
+/// A function has failed; [`HandlerTable::said`] has the reason.
 pub const FAILED: c_int = 1;
 /// The caller has another [`VERSION`].
 pub const OTHER_VERSION: c_int = 2;
@@ -35,7 +36,7 @@ pub const SYMBOL: &[u8] = b"sluice_nf_part\0";
 
 /// The function behind [`SYMBOL`]: version, an encoded [`Context`] and its length, the table to
 /// fill in.
-pub type EntryPoint = unsafe extern "C" fn(u32, *const u8, usize, *mut Table) -> c_int;
+pub type EntryPoint = unsafe extern "C" fn(u32, *const u8, usize, *mut HandlerTable) -> c_int;
 
 /// A burst on its way to a part.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ pub struct Packets {
 /// A made handler and its functions, which return 0 or [`FAILED`].
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Table {
+pub struct HandlerTable {
     /// The handler, first argument of the others.
     pub state: *mut c_void,
     /// [`Handler::burst`].
@@ -81,7 +82,7 @@ pub struct Table {
     pub tick_ns: u64,
 }
 
-impl Table {
+impl HandlerTable {
     /// A table that nothing has filled in.
     pub const EMPTY: Self = Self {
         state: std::ptr::null_mut(),
@@ -220,7 +221,7 @@ pub(crate) unsafe fn make_step<S: FallibleHandler>(
     version: u32,
     request: *const u8,
     len: usize,
-    table: *mut Table,
+    table: *mut HandlerTable,
     make: impl FnOnce(&Context) -> Result<S, NfError>,
 ) -> c_int {
     if version != VERSION {
@@ -234,7 +235,7 @@ pub(crate) unsafe fn make_step<S: FallibleHandler>(
         Err(error) => failed(&error),
         Ok(step) => {
             let every = step.tick_every().map_or(0, |every| u64::try_from(every.as_nanos()).unwrap_or(u64::MAX).max(1));
-            *table = Table {
+            *table = HandlerTable {
                 state: Box::into_raw(Box::new(step)).cast(),
                 burst: Some(burst::<S>),
                 tick: Some(tick::<S>),
@@ -258,7 +259,7 @@ pub unsafe fn make<H: Handler + Send>(
     version: u32,
     request: *const u8,
     len: usize,
-    table: *mut Table,
+    table: *mut HandlerTable,
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
 ) -> c_int {
     // SAFETY: as the caller promises.
@@ -300,7 +301,7 @@ macro_rules! part {
             version: u32,
             request: *const u8,
             len: usize,
-            table: *mut $crate::part::Table,
+            table: *mut $crate::part::HandlerTable,
         ) -> ::std::ffi::c_int {
             // SAFETY: the group calls it as a part::Entry.
             unsafe { $crate::part::make(version, request, len, table, $make) }

@@ -10,7 +10,7 @@ use super::{CContext, COptions, CPacket, Code, fail, fail_with, guard, options};
 use crate::context::Context;
 use crate::error::NfError;
 use crate::packet::Burst;
-use crate::part::{self, Table};
+use crate::part::{self, HandlerTable};
 use crate::run::{FallibleHandler, is_answered, run_step};
 
 /// `struct sluice_handler`.
@@ -119,7 +119,7 @@ unsafe extern "C" fn sluice_part(
     version: u32,
     request: *const u8,
     length: usize,
-    table: *mut Table,
+    table: *mut HandlerTable,
     make: Option<Make>,
     handler_size: usize,
 ) -> c_int {
