@@ -12,7 +12,7 @@ use sluice_shm::descriptor::{Descriptor, flags};
 
 use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
-use crate::frame::{self, Held, Packet, Place, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::hop::word_after;
 use crate::plane::Plane;
 use crate::trace::{Mark, TraceWhat};
@@ -233,7 +233,7 @@ impl Plane {
         let mut own = [Packet::default(); BURST];
         let own = &mut own[..packets.len().min(BURST)];
         own.copy_from_slice(&packets[..own.len()]);
-        let n = self.frames.bring(own, memory, Place::Gate, |_, _| {});
+        let n = self.frames.bring(own, memory, CopyPlace::Gate, |_, _| {});
         if n > 0 {
             self.start(path, number, &own[..n], packet_flags, traceable, urgent);
         }

@@ -388,7 +388,7 @@ impl FrameCache {
     /// after `moved(old, new)`. Packets in the arena stay. Returns how many, counted from the
     /// first, are there now: fewer than all if the arena ran out of free frames.
     #[inline]
-    pub fn bring<T: InFrame>(&mut self, packets: &mut [T], arena: u8, place: Place, mut moved: impl FnMut(u32, u32)) -> usize {
+    pub fn bring<T: InFrame>(&mut self, packets: &mut [T], arena: u8, place: CopyPlace, mut moved: impl FnMut(u32, u32)) -> usize {
         let of = usize::from(arena);
         let strays = packets.iter().filter(|packet| self.arena_of(packet.packet().frame) != arena).count();
         if strays == 0 {
@@ -421,11 +421,11 @@ impl FrameCache {
         done
     }
 
-    fn count(&mut self, arena: usize, place: Place, packets: u64, bytes: u64) {
+    fn count(&mut self, arena: usize, place: CopyPlace, packets: u64, bytes: u64) {
         let Some(stack) = self.stacks.get_mut(arena) else { return };
         let counter = match place {
-            Place::Gate => &mut stack.copied.at_gate,
-            Place::Crossing => &mut stack.copied.at_crossing,
+            CopyPlace::Gate => &mut stack.copied.at_gate,
+            CopyPlace::Crossing => &mut stack.copied.at_crossing,
         };
         *counter = (counter.0 + packets, counter.1 + bytes);
     }
@@ -490,7 +490,7 @@ impl FrameCache {
 
 /// Where packets are copied into another arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum CopyPlace {
     /// At the entry of a chain.
     Gate,
     /// Inside a chain.
@@ -683,7 +683,7 @@ mod tests {
             assert!(cache.arena().write(packet.frame, packet.offset, &bytes(packet, i)));
         }
         let before = packets.clone();
-        assert_eq!(cache.bring(&mut packets, 2, Place::Gate, |_, _| {}), 100);
+        assert_eq!(cache.bring(&mut packets, 2, CopyPlace::Gate, |_, _| {}), 100);
         assert_eq!(packets[90..], before[90..], "those that are there already stay");
         let mut seen = std::collections::HashSet::new();
         for (i, (packet, was)) in packets.iter().zip(&before).enumerate() {
@@ -706,7 +706,7 @@ mod tests {
         let mut frames = [0; 400];
         cache.alloc(&mut frames);
         let mut packets: Vec<Packet> = frames.iter().map(|frame| Packet::fresh(*frame, 60)).collect();
-        assert_eq!(cache.bring(&mut packets, 2, Place::Crossing, |_, _| {}), 300);
+        assert_eq!(cache.bring(&mut packets, 2, CopyPlace::Crossing, |_, _| {}), 300);
         assert!(packets[..300].iter().all(|packet| cache.arena_of(packet.frame) == 2));
         assert_eq!(packets[300..].iter().map(|packet| packet.frame).collect::<Vec<_>>(), frames[300..]);
         assert_eq!(cache.by_arena()[2].1.at_crossing, (300, 300 * 60));

@@ -29,7 +29,7 @@ use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::FlowKey;
 use crate::end::{Drain, Starts};
-use crate::frame::{self, Held, Place, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, Held, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, StopReason, Violation};
 use crate::mark;
 use crate::plane::Plane;
@@ -316,7 +316,7 @@ impl Plane {
         let own = &mut own[..burst.len().min(BURST)];
         own.copy_from_slice(&burst[..own.len()]);
         let (table, moving) = (&self.table, path.moving());
-        let n = self.frames.bring(own, memory, Place::Crossing, |from, to| table.carry(from, to));
+        let n = self.frames.bring(own, memory, CopyPlace::Crossing, |from, to| table.carry(from, to));
         drop(moving);
         for i in 0..n {
             let (from, to, held) = (burst[i].frame, own[i].frame, Held::unpack(words(i)));

@@ -42,7 +42,7 @@ use crate::watch::{self, Failed, Interface, SocketSource, Watched};
 use ring::{Rings, bind, is_zero_copy, kick, overruns, socket};
 use sluice_api::config::AfXdp;
 use sluice_api::model::PortState;
-use sluice_dataplane::frame::{FrameCache, FramePool, Packet, Place};
+use sluice_dataplane::frame::{CopyPlace, FrameCache, FramePool, Packet};
 use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::{Arrivals, PortQueue, QueueCounters};
 use sluice_host::link;
@@ -264,7 +264,7 @@ impl PortQueue for Queue {
             let burst = &mut burst[..some.len().min(self.slots - self.lent.sending)];
             burst.copy_from_slice(&some[..burst.len()]);
             let Some(socket) = &mut self.socket else { break };
-            let n = frames.bring(burst, frames.arena_of(self.lent.geometry.first), Place::Crossing, |_, _| {});
+            let n = frames.bring(burst, frames.arena_of(self.lent.geometry.first), CopyPlace::Crossing, |_, _| {});
             for packet in &burst[..n] {
                 if usize::from(packet.len) > socket.largest {
                     drop_as_too_large(self.counters.as_deref(), packet, frames);
