@@ -21,7 +21,7 @@ use sluice_api::client::Client;
 use sluice_api::model::{Nf, Stats};
 
 /// Time limit for a daemon to be ready.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_PATIENCE: Duration = Duration::from_secs(180);
 /// Time limit for a daemon to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// Polling interval of waits.

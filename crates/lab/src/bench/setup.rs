@@ -335,8 +335,9 @@ impl Service {
         let mode = if self.poll { "poll" } else { "sleep" };
         let zygote = if self.zygote { "zygote = true\n" } else { "" };
         let tenant = self.tenant.map(|tenant| format!("tenant = {}\n", quoted(tenant))).unwrap_or_default();
-        // The logger writes through the library's storage.
-        let storage = if self.exec.ends_with("logger") { "storage = true\n" } else { "" };
+        // These use the library's storage.
+        let has_storage = ["logger", "lookup"].iter().any(|nf| self.exec.ends_with(nf));
+        let storage = if has_storage { "storage = true\n" } else { "" };
         let number = match &self.pool {
             None => format!("instances = {}\nring = {}\n", self.instances, self.ring),
             Some(_) => "per = \"flow\"\n".into(),

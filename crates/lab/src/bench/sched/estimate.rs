@@ -225,12 +225,14 @@ fn number(found: &Value, key: &str) -> Option<f64> {
 /// Creates the files of an example in a folder, and returns its arguments with the folder's name.
 fn prepare(lab: &Lab, example: &Example, folder: &Path) -> anyhow::Result<Vec<String>> {
     use std::os::unix::fs::PermissionsExt;
+    // Not at creation, where the umask would mask bits.
+    std::fs::set_permissions(folder, crate::bench::daemon::open_to_nfs())?;
     let place = folder.display().to_string();
     let filled = |args: &[&str]| args.iter().map(|arg| arg.replace("{}", &place)).collect::<Vec<_>>();
     for (name, text) in example.files {
         let path = folder.join(name);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))?;
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644))?;
     }
     if let Some((program, args)) = example.make {
         let out = Command::new(lab.programs.path(program)).args(filled(args)).output()?;
@@ -260,7 +262,7 @@ fn service(lab: &Lab, name: &str, program: &str, args: &[String]) -> Service {
 
 /// Compares outside, inside and running costs of an NF.
 fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
-    let folder = tempfile::Builder::new().prefix("sluice-bench-nf-").permissions(crate::bench::daemon::open_to_nfs()).tempdir()?;
+    let folder = tempfile::Builder::new().prefix("sluice-bench-nf-").tempdir()?;
     let args = prepare(lab, example, folder.path())?;
     let mut services = vec![service(lab, "nf", example.program, &args)];
     let before = example.after.and_then(|name| EXAMPLES.iter().find(|other| other.name == name));
