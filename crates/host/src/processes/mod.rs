@@ -61,7 +61,7 @@ mod tests;
 
 pub use controller::{Controller, Settings};
 pub use mechanism::{Failed, Mechanism, Refused, Slot, UnknownMechanism};
-pub use target::{Gates, Member, Target, ThreadWatch};
+pub use target::{Gates, Target, TargetMember, ThreadWatch};
 
 use std::sync::Arc;
 

@@ -42,7 +42,7 @@ use rustix::thread::CapabilitySet;
 use super::attr::{Attr, set_priority};
 use super::guard::{Guard, Note};
 use super::slots::Slots;
-use super::target::{Member, Threads};
+use super::target::{TargetMember, Threads};
 use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::affinity::{self, Saved};
@@ -134,7 +134,7 @@ impl Realtime {
     }
 
     /// Gives all threads of a process the class, after noting the former one with the guard.
-    fn take_process(&self, member: &Member, threads: Threads) -> (Process, Result<(), Refused>) {
+    fn take_process(&self, member: &TargetMember, threads: Threads) -> (Process, Result<(), Refused>) {
         let pair = (self.settings.low, self.settings.high);
         let (identity, without_heirs) = (member.identity, self.without_heirs);
         let mut process = Process { identity, threads, former: BTreeMap::new(), pair, without_heirs, note: None };

@@ -22,14 +22,14 @@ use crate::process::{Identity, Proc};
 const PF_KTHREAD: u64 = 0x0020_0000;
 
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct TargetMember {
     pub identity: Identity,
     pub pid: Pid,
     pidfd: Arc<OwnedFd>,
     owner: u32,
 }
 
-impl Member {
+impl TargetMember {
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -97,7 +97,7 @@ impl Gates {
 #[derive(Debug, Clone)]
 pub struct Target {
     name: String,
-    members: Vec<Member>,
+    members: Vec<TargetMember>,
     gates: Option<Gates>,
     cgroup: Option<PathBuf>,
     /// Whether its weight is written to that cgroup.
@@ -136,7 +136,7 @@ impl Target {
     }
 
     /// Its processes; at least one.
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[TargetMember] {
         &self.members
     }
 
@@ -168,7 +168,7 @@ impl Target {
 
     #[inline]
     pub fn is_ended(&self) -> bool {
-        self.members.iter().all(Member::is_ended)
+        self.members.iter().all(TargetMember::is_ended)
     }
 
     /// An error if it has ended. One system call, as long as the first process runs.
@@ -203,7 +203,7 @@ impl ThreadWatch {
     /// A watch of all living processes of a target. Made before the target is
     /// [added](super::Controller::add), it misses nothing.
     pub fn of(proc: &Proc, target: &Target) -> Self {
-        let one = |member: &Member| {
+        let one = |member: &TargetMember| {
             let folder = OwnedFd::from(fs::File::open(proc.path(&format!("{}/task", member.raw()))).ok()?);
             let links = links_of(&folder);
             Some((folder, links))
@@ -237,7 +237,7 @@ pub(super) struct Threads {
 impl Threads {
     /// Those of each process of a target.
     pub(super) fn of(proc: &Proc, target: &Target) -> Result<Vec<Self>, Refused> {
-        let one = |member: &Member| -> Result<Self, Refused> {
+        let one = |member: &TargetMember| -> Result<Self, Refused> {
             let path = proc.path(&format!("{}/task", member.raw()));
             let system =
                 |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
@@ -273,7 +273,7 @@ impl Threads {
 }
 
 /// Holds a process that may be scheduled. None if it has ended.
-fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
+fn hold(proc: &Proc, pid: i32) -> Result<Option<TargetMember>, Refused> {
     // from_raw() rejects negative numbers.
     let Some(number) = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(None) };
     if pid == 1 {
@@ -308,7 +308,7 @@ fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
         what: pid.to_string(),
         source: error.into(),
     })?;
-    Ok(pidfd.map(|pidfd| Member { identity, pid: number, pidfd: Arc::new(pidfd), owner }))
+    Ok(pidfd.map(|pidfd| TargetMember { identity, pid: number, pidfd: Arc::new(pidfd), owner }))
 }
 
 /// Whether it is this process or an ancestor.
