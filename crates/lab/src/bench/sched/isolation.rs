@@ -168,11 +168,11 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
 }
 
 /// Bits per second of a TCP flow, and 1 if it starved. A flow that starves alone is an error.
-fn rate(flow: netns::Flow, flows: Flows) -> anyhow::Result<(f64, f64)> {
+fn rate(flow: netns::TcpResult, flows: Flows) -> anyhow::Result<(f64, f64)> {
     match flow {
-        netns::Flow::Whole(bps) => Ok((bps, 0.0)),
-        netns::Flow::Starved(bps) if flows.udp => Ok((bps, 1.0)),
-        netns::Flow::Starved(bps) => {
+        netns::TcpResult::Whole(bps) => Ok((bps, 0.0)),
+        netns::TcpResult::Starved(bps) if flows.udp => Ok((bps, 1.0)),
+        netns::TcpResult::Starved(bps) => {
             anyhow::bail!("TCP does not come through though nothing is beside it ({bps:.0} bits a second do)")
         }
     }
@@ -249,8 +249,8 @@ mod tests {
     #[test]
     fn to_starve_beside_udp_is_a_result_and_alone_an_error() {
         let [tcp, _, both] = FLOWS;
-        assert_eq!(rate(netns::Flow::Whole(2e8), tcp).unwrap(), (2e8, 0.0));
-        assert_eq!(rate(netns::Flow::Starved(3e5), both).unwrap(), (3e5, 1.0));
-        assert!(rate(netns::Flow::Starved(0.0), tcp).unwrap_err().to_string().contains("nothing is beside it"));
+        assert_eq!(rate(netns::TcpResult::Whole(2e8), tcp).unwrap(), (2e8, 0.0));
+        assert_eq!(rate(netns::TcpResult::Starved(3e5), both).unwrap(), (3e5, 1.0));
+        assert!(rate(netns::TcpResult::Starved(0.0), tcp).unwrap_err().to_string().contains("nothing is beside it"));
     }
 }

@@ -32,7 +32,7 @@ const HEADERS: u64 = 52;
 
 /// Result of a TCP flow.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Flow {
+pub enum TcpResult {
     /// It ran to its end; bits per second that arrived.
     Whole(f64),
     /// It did not connect or could not end for lack of packets; bits per second that arrived until
@@ -175,7 +175,7 @@ impl Wires {
     ///
     /// # Errors
     /// iperf3 fails for a reason other than packet loss, or the experiment was interrupted.
-    pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
+    pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<TcpResult> {
         let port = PORT.to_string();
         let iperf = |side: Side, args: &[&str]| self.spawn(side, cores, &[&["iperf3", "-p", &port], args].concat());
         let mut server = iperf(Side::Outside, &["-s", "-1"])?;
@@ -193,8 +193,8 @@ impl Wires {
         let client = iperf(Side::Inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
         let answer = client.text(programs, Duration::from_secs_f64(seconds.ceil()) + GIVE_UP)?;
         match answer.as_deref().map(received).transpose()?.flatten() {
-            Some(bps) => Ok(Flow::Whole(bps)),
-            None => Ok(Flow::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
+            Some(bps) => Ok(TcpResult::Whole(bps)),
+            None => Ok(TcpResult::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
         }
     }
 

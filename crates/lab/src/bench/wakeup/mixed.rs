@@ -31,7 +31,7 @@ use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
 use crate::bench::report::Params;
-use crate::bench::sched::netns::{self, Flow, Wires};
+use crate::bench::sched::netns::{self, TcpResult, Wires};
 use crate::bench::sched::{COST, Mode, params};
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
@@ -129,8 +129,8 @@ fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
     let after = lab.read(&daemon)?;
     daemon.stop()?;
     let (bps, starved) = match bulk {
-        Flow::Whole(bps) => (bps, 0.0),
-        Flow::Starved(bps) => (bps, 1.0),
+        TcpResult::Whole(bps) => (bps, 0.0),
+        TcpResult::Starved(bps) => (bps, 1.0),
     };
     let mut out = Sample::from(Together::of(&before, &after).metrics());
     out.extend([
