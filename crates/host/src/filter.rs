@@ -136,7 +136,7 @@ pub(super) const IO_URING: &[(&str, c_long)] = calls! {
 
 /// Denies a system call if one argument, masked, has this value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rule {
+pub(super) struct ArgumentRule {
     pub name: &'static str,
     pub number: c_long,
     pub argument: u8,
@@ -144,16 +144,16 @@ pub(super) struct Rule {
     pub value: u32,
 }
 
-const fn bit(name: &'static str, number: c_long, argument: u8, bit: c_int) -> Rule {
-    Rule { name, number, argument, mask: bit as u32, value: bit as u32 }
+const fn bit(name: &'static str, number: c_long, argument: u8, bit: c_int) -> ArgumentRule {
+    ArgumentRule { name, number, argument, mask: bit as u32, value: bit as u32 }
 }
 
-const fn exactly(name: &'static str, number: c_long, argument: u8, value: u32) -> Rule {
-    Rule { name, number, argument, mask: u32::MAX, value }
+const fn exactly(name: &'static str, number: c_long, argument: u8, value: u32) -> ArgumentRule {
+    ArgumentRule { name, number, argument, mask: u32::MAX, value }
 }
 
 /// Denied to all: namespaces by clone, terminal input, and reserving a core's sibling threads.
-pub(super) const RULES: &[Rule] = &[
+pub(super) const RULES: &[ArgumentRule] = &[
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNS),
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWCGROUP),
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWUTS),
@@ -170,17 +170,17 @@ pub(super) const RULES: &[Rule] = &[
 pub const PR_SCHED_CORE: u32 = 62;
 
 /// Denied to all but zygotes: children of the manager that it does not know.
-pub(super) const RULES_OF_OTHERS: &[Rule] = &[bit("clone", libc::SYS_clone, 0, libc::CLONE_PARENT)];
+pub(super) const RULES_OF_OTHERS: &[ArgumentRule] = &[bit("clone", libc::SYS_clone, 0, libc::CLONE_PARENT)];
 
 /// Moves of sleepers from one futex that processes share to another. The private kind has another
 /// bit.
-const fn requeue(operation: c_int) -> Rule {
+const fn requeue(operation: c_int) -> ArgumentRule {
     exactly("futex", libc::SYS_futex, 1, operation as u32)
 }
 
 /// Also denied to NFs: holes in shared memory, taking shared pages away from others, and taking
 /// others off the doorbell that they sleep on.
-pub(super) const RULES_OF_NFS: &[Rule] = &[
+pub(super) const RULES_OF_NFS: &[ArgumentRule] = &[
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_PUNCH_HOLE),
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_COLLAPSE_RANGE),
     bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_ZERO_RANGE),
@@ -258,7 +258,7 @@ pub(super) fn program_of(filter: Filter) -> Option<&'static [sock_filter]> {
 fn of_nf(storage: bool, zygote: bool) -> Vec<sock_filter> {
     let calls: &[&[(&str, c_long)]] =
         if storage { &[DENIED, NEWER, DENIED_TO_NFS] } else { &[DENIED, NEWER, DENIED_TO_NFS, IO_URING] };
-    let rules: &[&[Rule]] = if zygote { &[RULES, RULES_OF_NFS] } else { &[RULES, RULES_OF_NFS, RULES_OF_OTHERS] };
+    let rules: &[&[ArgumentRule]] = if zygote { &[RULES, RULES_OF_NFS] } else { &[RULES, RULES_OF_NFS, RULES_OF_OTHERS] };
     compile(calls, rules, has_x32())
 }
 
@@ -284,7 +284,7 @@ const fn answer(k: u32) -> sock_filter {
 enum Answer {
     Always(u32),
     /// Denied if one of these rules matches.
-    ByArgument(Vec<Rule>),
+    ByArgument(Vec<ArgumentRule>),
 }
 
 /// Compiles a filter.
@@ -293,7 +293,7 @@ enum Answer {
 /// search: the usual chain of comparisons takes several times as long to install, for each start of
 /// an NF. A call through another architecture's interface (32 bit) kills the process, because the
 /// filter cannot read it.
-fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]], has_x32: bool) -> Vec<sock_filter> {
+fn compile(calls: &[&[(&str, c_long)]], rules: &[&[ArgumentRule]], has_x32: bool) -> Vec<sock_filter> {
     let numbers = calls.iter().flat_map(|calls| calls.iter()).map(|(_, number)| *number);
     let mut all: BTreeMap<c_long, Answer> = numbers.map(|number| (number, Answer::Always(DENY))).collect();
     all.insert(libc::SYS_clone3, Answer::Always(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32));
@@ -351,7 +351,7 @@ fn halved(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
     }
 }
 
-impl Rule {
+impl ArgumentRule {
     /// Denies, or continues. The kernel reads only the lower 32 bits of each of these arguments.
     fn compiled(&self) -> [sock_filter; 4] {
         let argument = std::mem::offset_of!(libc::seccomp_data, args) + 8 * usize::from(self.argument);
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn every_number_has_the_answer_that_the_lists_say() {
-        let rules: [&[Rule]; 3] = [RULES, RULES_OF_NFS, RULES_OF_OTHERS];
+        let rules: [&[ArgumentRule]; 3] = [RULES, RULES_OF_NFS, RULES_OF_OTHERS];
         let program = compile(&[DENIED, NEWER, DENIED_TO_NFS, IO_URING], &rules, false);
         assert!(program.len() < 4096, "more than the kernel takes: {}", program.len());
         for nr in 0..1024u32 {
