@@ -47,7 +47,7 @@ pub struct Put {
 pub type Floor = Vec<Vec<Put>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cache {
+pub enum CachePolicy {
     Shared,
     /// Each instance has an equal part.
     Even,
@@ -102,7 +102,7 @@ pub(crate) fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
 pub(crate) fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = agnostic(asked, shape);
     for _ in 0..ROUNDS {
-        let violated = violations(&floor, asked, shape, Cache::Shared);
+        let violated = violations(&floor, asked, shape, CachePolicy::Shared);
         if violated.is_empty() {
             break;
         }
@@ -160,19 +160,19 @@ fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &
 
 /// SLOs with an instance whose load is over what it carries within its latency, by more than a
 /// hundredth. Throughput and latency are those of the real behaviour, not of a profile.
-pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache: Cache) -> Vec<usize> {
+pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache: CachePolicy) -> Vec<usize> {
     let mut violated = std::collections::BTreeSet::new();
     for server in floor.iter().filter(|server| !server.is_empty()) {
         let ways = f64::from(shape.ways());
         let running: Vec<Running<'_>> =
             server.iter().map(|put| Running { behaviour: asked[put.slo].truth, load_pps: put.load_pps }).collect();
         let held = match cache {
-            Cache::Shared => occupancies(&running, ways),
+            CachePolicy::Shared => occupancies(&running, ways),
             // Whole ways, as in classes; where there are more instances than ways, they share them.
-            Cache::Even if server.len() as f64 > ways => vec![ways / server.len() as f64; server.len()],
-            Cache::Even => vec![(ways / server.len() as f64).floor(); server.len()],
+            CachePolicy::Even if server.len() as f64 > ways => vec![ways / server.len() as f64; server.len()],
+            CachePolicy::Even => vec![(ways / server.len() as f64).floor(); server.len()],
             // At worst, the instances of the shared class thrash it.
-            Cache::Classes => server.iter().map(|put| f64::from(put.ways.unwrap_or(0))).collect(),
+            CachePolicy::Classes => server.iter().map(|put| f64::from(put.ways.unwrap_or(0))).collect(),
         };
         for (put, held) in server.iter().zip(held) {
             let one = &asked[put.slo];
@@ -226,8 +226,8 @@ mod tests {
     fn agnostic_violates_and_prediction_does_not() {
         run(Mix::Sensitive, |asked, shape| {
             let (blind, careful) = (agnostic(asked, shape), predicted(asked, shape));
-            assert!(!violations(&blind, asked, shape, Cache::Shared).is_empty());
-            assert!(violations(&careful, asked, shape, Cache::Shared).is_empty());
+            assert!(!violations(&blind, asked, shape, CachePolicy::Shared).is_empty());
+            assert!(violations(&careful, asked, shape, CachePolicy::Shared).is_empty());
             assert!(careful.len() > blind.len());
         });
     }
@@ -245,7 +245,7 @@ mod tests {
                     vec![Put { slo, load_pps, ways: Some(*size) }]
                 }));
             }
-            assert_eq!(violations(&floor, asked, shape, Cache::Classes), Vec::<usize>::new());
+            assert_eq!(violations(&floor, asked, shape, CachePolicy::Classes), Vec::<usize>::new());
         });
     }
 }

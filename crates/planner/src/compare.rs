@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::admission;
-use crate::baseline::{Asked, Cache, Floor, Put, agnostic, elastic, predicted, violations};
+use crate::baseline::{Asked, CachePolicy, Floor, Put, agnostic, elastic, predicted, violations};
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
@@ -131,25 +131,25 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
         let servers = floor.len();
         Ok((floor, servers, None))
     };
-    add("agnostic", Cache::Shared, &mut || plain(agnostic(&asked, shape)))?;
-    add("agnostic/even", Cache::Even, &mut || plain(agnostic(&asked, shape)))?;
-    add("elastic", Cache::Shared, &mut || plain(elastic(&asked, shape)))?;
-    add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape)))?;
+    add("agnostic", CachePolicy::Shared, &mut || plain(agnostic(&asked, shape)))?;
+    add("agnostic/even", CachePolicy::Even, &mut || plain(agnostic(&asked, shape)))?;
+    add("elastic", CachePolicy::Shared, &mut || plain(elastic(&asked, shape)))?;
+    add("prediction", CachePolicy::Shared, &mut || plain(predicted(&asked, shape)))?;
     for (name, order) in [("admission", Order::Arrival), ("admission/sorted", Order::Sorted)] {
-        add(name, Cache::Classes, &mut || {
+        add(name, CachePolicy::Classes, &mut || {
             let slos = with_profiles(&set);
             let placed = admitted(&slos, order, slos.len(), shape)?;
             Ok((in_use(&placed, &slos), placed.used(), None))
         })?;
     }
-    add("greedy", Cache::Classes, &mut || {
+    add("greedy", CachePolicy::Classes, &mut || {
         let packed = packing::pack(&demands, shape).map_err(CompareError::Refused)?;
         Ok((with_classes(&demands, &packed.recipes), packed.patterns.len(), None))
     })?;
     if !IS_BUILT {
         return Ok(outcomes);
     }
-    add("optimum", Cache::Classes, &mut || {
+    add("optimum", CachePolicy::Classes, &mut || {
         let solution = solve(&demands, shape, limit)?;
         let placed = assign::assign(&solution, &demands, shape, &Placement::empty(solution.servers(), shape))?;
         Ok((with_classes(&demands, &solution.recipes), placed.used(), Some(solution.bound)))
