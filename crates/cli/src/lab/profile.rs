@@ -33,7 +33,7 @@ const LOADS: u32 = 20;
 
 /// Source of throughput with fewer cache ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Cache {
+pub enum CacheSource {
     /// resctrl if the kernel offers ways; else simulated if there is a traced NF; else none
     Auto,
     /// Cache classes of the kernel (root)
@@ -48,8 +48,8 @@ pub enum Cache {
 #[derive(Debug, Args)]
 pub struct WaysArgs {
     /// Source of throughput with fewer cache ways
-    #[arg(long, value_enum, default_value_t = Cache::Auto)]
-    pub cache: Cache,
+    #[arg(long, value_enum, default_value_t = CacheSource::Auto)]
+    pub cache: CacheSource,
     /// Where resctrl is mounted
     #[arg(long, value_name = "PATH", default_value = MOUNT_POINT)]
     pub resctrl: PathBuf,

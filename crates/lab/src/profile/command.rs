@@ -10,7 +10,7 @@ use sluice_cache::control::CacheControl;
 use sluice_cache::host::Processor;
 use sluice_cache::resctrl::Resctrl;
 use sluice_cache::trace::Traced;
-use sluice_cli::lab::profile::{Cache, ProfileArgs};
+use sluice_cli::lab::profile::{CacheSource, ProfileArgs};
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Usage, json};
 use sluice_config::host;
@@ -165,13 +165,13 @@ fn ways(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Ways, Option<Str
         Ok((Ways::Simulated { misses, miss_ns }, Some(note)))
     };
     match args.ways.cache {
-        Cache::None => Ok((Ways::None, None)),
-        Cache::Resctrl => {
+        CacheSource::None => Ok((Ways::None, None)),
+        CacheSource::Resctrl => {
             let control = Resctrl::open(&args.ways.resctrl, Path::new("/"))?;
             Ok((Ways::Controlled(Box::new(alone(control)?)), None))
         }
-        Cache::Simulated => modelled(),
-        Cache::Auto => {
+        CacheSource::Simulated => modelled(),
+        CacheSource::Auto => {
             if let Ok(control) = Resctrl::open(&args.ways.resctrl, Path::new("/"))
                 && control.shape().ways > 0
             {
@@ -199,12 +199,12 @@ fn model(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Option<chain::M
         Ok((Some(chain::Model { misses, miss_ns }), Some(note)))
     };
     match args.ways.cache {
-        Cache::None => Ok((None, None)),
-        Cache::Resctrl => {
+        CacheSource::None => Ok((None, None)),
+        CacheSource::Resctrl => {
             Err(Usage("ways of a chain are modelled, not measured: use --cache simulated, or --cache none".into()).into())
         }
-        Cache::Simulated => modelled(),
-        Cache::Auto => modelled().or_else(|why| Ok((None, Some(without(&why))))),
+        CacheSource::Simulated => modelled(),
+        CacheSource::Auto => modelled().or_else(|why| Ok((None, Some(without(&why))))),
     }
 }
 
