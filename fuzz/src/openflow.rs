@@ -5,14 +5,14 @@ use sluice_openflow::message::{HEADER, Message};
 use sluice_openflow::multipart::{Desc, PortStats};
 use sluice_openflow::session::{Patience, Session};
 use sluice_openflow::switch::{Plant, Port, Switch};
-use sluice_openflow::table::{Count, Counts};
+use sluice_openflow::table::{Counts, EntryCount};
 
 /// A switch that has carried nothing.
 pub struct Nothing;
 
 impl Counts for Nothing {
-    fn count(&self, _: u32) -> Count {
-        Count::default()
+    fn count(&self, _: u32) -> EntryCount {
+        EntryCount::default()
     }
 }
 

@@ -3,13 +3,13 @@ use crate::instruction::Instruction;
 use crate::message::{FlowMod, Reason, flow_flag};
 use crate::multipart::FlowRequest;
 use crate::oxm::{FieldId, Match};
-use crate::table::Count;
+use crate::table::EntryCount;
 
 struct Two;
 
 impl Counts for Two {
-    fn count(&self, _: u32) -> Count {
-        Count { packets: 2, bytes: 120, seen_ms: 0 }
+    fn count(&self, _: u32) -> EntryCount {
+        EntryCount { packets: 2, bytes: 120, seen_ms: 0 }
     }
 }
 

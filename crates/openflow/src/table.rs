@@ -18,7 +18,7 @@ use crate::oxm::Match;
 use crate::{ALL_TABLES, ANY_GROUP, port};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Count {
+pub struct EntryCount {
     pub packets: u64,
     pub bytes: u64,
     /// Time of the last packet, in milliseconds; 0: none yet.
@@ -27,7 +27,7 @@ pub struct Count {
 
 /// Counts packets by the numbers of entries. Counts never decrease.
 pub trait Counts {
-    fn count(&self, number: u32) -> Count;
+    fn count(&self, number: u32) -> EntryCount;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub struct Entry {
     /// Time of the last change, or of the last packet under a former number.
     touched_ms: u64,
     /// Counts of its number when its counters were zero.
-    zero: Count,
+    zero: EntryCount,
     /// Counts of the entry that it replaced.
-    before: Count,
+    before: EntryCount,
 }
 
 impl Entry {
@@ -62,9 +62,9 @@ impl Entry {
     }
 
     /// Packets and bytes that matched it.
-    pub fn count(&self, counts: &dyn Counts) -> Count {
+    pub fn count(&self, counts: &dyn Counts) -> EntryCount {
         let now = counts.count(self.number);
-        Count {
+        EntryCount {
             packets: now.packets.saturating_sub(self.zero.packets) + self.before.packets,
             bytes: now.bytes.saturating_sub(self.zero.bytes) + self.before.bytes,
             seen_ms: now.seen_ms.max(self.touched_ms),
@@ -201,7 +201,7 @@ impl FlowTable {
         }
         let number = self.free.pop_front().ok_or(Fault::TABLE_FULL)?;
         // A replaced entry is not reported; its counters go on unless they are reset.
-        let mut before = Count::default();
+        let mut before = EntryCount::default();
         if let Some(entry) = old.and_then(|old| self.entries.remove(&old)) {
             if change.flags & flow_flag::RESET_COUNTS == 0 {
                 before = entry.count(counts);
@@ -250,7 +250,7 @@ impl FlowTable {
             entry.output = output;
             if change.flags & flow_flag::RESET_COUNTS != 0 {
                 entry.zero = counts.count(number);
-                entry.before = Count::default();
+                entry.before = EntryCount::default();
             }
         }
         Ok(Effect { changed, removed: Vec::new() })

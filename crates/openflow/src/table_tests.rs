@@ -8,10 +8,10 @@ use crate::oxm::{Field, FieldId};
 
 /// Counters that tests set.
 #[derive(Debug, Default)]
-struct Counted(RefCell<HashMap<u32, Count>>);
+struct Counted(RefCell<HashMap<u32, EntryCount>>);
 
 impl Counts for Counted {
-    fn count(&self, number: u32) -> Count {
+    fn count(&self, number: u32) -> EntryCount {
         self.0.borrow().get(&number).copied().unwrap_or_default()
     }
 }
@@ -20,7 +20,7 @@ impl Counted {
     fn add(&self, number: u32, packets: u64, seen_ms: u64) {
         let mut all = self.0.borrow_mut();
         let count = all.entry(number).or_default();
-        *count = Count { packets: count.packets + packets, bytes: count.bytes + 100 * packets, seen_ms };
+        *count = EntryCount { packets: count.packets + packets, bytes: count.bytes + 100 * packets, seen_ms };
     }
 }
 
