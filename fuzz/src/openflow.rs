@@ -5,12 +5,12 @@ use sluice_openflow::message::{HEADER, Message};
 use sluice_openflow::multipart::{Desc, PortStats};
 use sluice_openflow::session::{Patience, Session};
 use sluice_openflow::switch::{Plant, Port, Switch};
-use sluice_openflow::table::{Counts, EntryCount};
+use sluice_openflow::table::{EntryCount, EntryCounts};
 
 /// A switch that has carried nothing.
 pub struct Nothing;
 
-impl Counts for Nothing {
+impl EntryCounts for Nothing {
     fn count(&self, _: u32) -> EntryCount {
         EntryCount::default()
     }

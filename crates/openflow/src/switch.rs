@@ -9,11 +9,11 @@ use crate::instruction::{self, Output};
 use crate::message::{Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, Role, SwitchConfig, Why, capability};
 use crate::multipart::{Desc, FlowStats, PortStats, Reply, Request, TableStats};
 use crate::port::{self, PortChange, PortDesc};
-use crate::table::{Counts, FlowTable};
+use crate::table::{EntryCounts, FlowTable};
 use crate::{ALL_TABLES, NO_BUFFER};
 
 /// What a switch needs of the packet path.
-pub trait Plant: Counts {
+pub trait Plant: EntryCounts {
     /// Counters of a port; None if there is no such port.
     fn port_stats(&self, number: u32) -> Option<PortStats>;
     /// Packets looked up in the table, and packets that matched.

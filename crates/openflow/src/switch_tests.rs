@@ -7,7 +7,7 @@ use crate::table::EntryCount;
 
 struct Two;
 
-impl Counts for Two {
+impl EntryCounts for Two {
     fn count(&self, _: u32) -> EntryCount {
         EntryCount { packets: 2, bytes: 120, seen_ms: 0 }
     }

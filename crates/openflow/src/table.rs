@@ -1,7 +1,7 @@
 //! The flow table: entries, their changes and expiry (sections 5.2 to 5.5 and 6.4).
 //!
-//! The packet path counts an entry by its *number* ([`Counts`]). The number of a removed entry is
-//! reused only after [`FlowTable::reuse`], since packets may still be counted by it.
+//! The packet path counts an entry by its *number* ([`EntryCounts`]). The number of a removed entry
+//! is reused only after [`FlowTable::reuse`], since packets may still be counted by it.
 //!
 //! Entries are found by number, and numbers by match and priority, so that strict changes are fast.
 //! Non-strict changes and expiry scan all entries. Matching packets is not done here.
@@ -26,7 +26,7 @@ pub struct EntryCount {
 }
 
 /// Counts packets by the numbers of entries. Counts never decrease.
-pub trait Counts {
+pub trait EntryCounts {
     fn count(&self, number: u32) -> EntryCount;
 }
 
@@ -62,7 +62,7 @@ impl Entry {
     }
 
     /// Packets and bytes that matched it.
-    pub fn count(&self, counts: &dyn Counts) -> EntryCount {
+    pub fn count(&self, counts: &dyn EntryCounts) -> EntryCount {
         let now = counts.count(self.number);
         EntryCount {
             packets: now.packets.saturating_sub(self.zero.packets) + self.before.packets,
@@ -83,7 +83,7 @@ impl Entry {
             && self.fields.is_within(fields)
     }
 
-    pub fn stats(&self, counts: &dyn Counts, now_ms: u64) -> FlowStats {
+    pub fn stats(&self, counts: &dyn EntryCounts, now_ms: u64) -> FlowStats {
         let (duration_s, duration_ns) = duration(self.created_ms, now_ms);
         let count = self.count(counts);
         FlowStats {
@@ -173,7 +173,7 @@ impl FlowTable {
     ///
     /// # Errors
     /// The fault to report; the table is unchanged.
-    pub fn change(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Effect, Fault> {
+    pub fn change(&mut self, change: &FlowMod, counts: &dyn EntryCounts, now_ms: u64) -> Result<Effect, Fault> {
         let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
         if change.table_id != 0 && !(deletes && change.table_id == ALL_TABLES) {
             return Err(Fault::FLOW_TABLE_ID);
@@ -188,7 +188,7 @@ impl FlowTable {
         }
     }
 
-    fn add(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Effect, Fault> {
+    fn add(&mut self, change: &FlowMod, counts: &dyn EntryCounts, now_ms: u64) -> Result<Effect, Fault> {
         let output = instruction::output_of(&change.instructions)?;
         let overlaps = |entry: &Entry| entry.priority == change.priority && entry.fields.overlaps(&change.fields);
         if change.flags & flow_flag::CHECK_OVERLAP != 0 && self.entries.values().any(overlaps) {
@@ -240,7 +240,7 @@ impl FlowTable {
         self.entries.values().filter(is_asked).map(|e| e.number).collect()
     }
 
-    fn modify(&mut self, change: &FlowMod, counts: &dyn Counts) -> Result<Effect, Fault> {
+    fn modify(&mut self, change: &FlowMod, counts: &dyn EntryCounts) -> Result<Effect, Fault> {
         let output = instruction::output_of(&change.instructions)?;
         let mut changed = false;
         for number in self.asked(change) {
@@ -256,12 +256,12 @@ impl FlowTable {
         Ok(Effect { changed, removed: Vec::new() })
     }
 
-    fn delete(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Effect {
+    fn delete(&mut self, change: &FlowMod, counts: &dyn EntryCounts, now_ms: u64) -> Effect {
         let asked = self.asked(change);
         Effect { changed: !asked.is_empty(), removed: self.remove(&asked, Reason::Delete, counts, now_ms) }
     }
 
-    fn remove(&mut self, numbers: &[u32], reason: Reason, counts: &dyn Counts, now_ms: u64) -> Vec<FlowRemoved> {
+    fn remove(&mut self, numbers: &[u32], reason: Reason, counts: &dyn EntryCounts, now_ms: u64) -> Vec<FlowRemoved> {
         let mut sent = Vec::new();
         for number in numbers {
             let Some(entry) = self.entries.remove(number) else { continue };
@@ -288,7 +288,7 @@ impl FlowTable {
     }
 
     /// Removes expired entries.
-    pub fn expire(&mut self, counts: &dyn Counts, now_ms: u64) -> Effect {
+    pub fn expire(&mut self, counts: &dyn EntryCounts, now_ms: u64) -> Effect {
         let over = |from_ms: u64, timeout: u16| timeout > 0 && now_ms.saturating_sub(from_ms) >= u64::from(timeout) * 1000;
         let mut outcome = Effect::default();
         for reason in [Reason::Hard, Reason::Idle] {

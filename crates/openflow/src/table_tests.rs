@@ -10,7 +10,7 @@ use crate::oxm::{Field, FieldId};
 #[derive(Debug, Default)]
 struct Counted(RefCell<HashMap<u32, EntryCount>>);
 
-impl Counts for Counted {
+impl EntryCounts for Counted {
     fn count(&self, number: u32) -> EntryCount {
         self.0.borrow().get(&number).copied().unwrap_or_default()
     }

@@ -28,7 +28,7 @@ use sluice_openflow::oxm::{FieldId, Match};
 use sluice_openflow::port::{self, PortDesc};
 use sluice_openflow::session::{Close, Patience, Session};
 use sluice_openflow::switch::{Plant, Port, Switch, Task};
-use sluice_openflow::table::{Counts, EntryCount};
+use sluice_openflow::table::{EntryCount, EntryCounts};
 use sluice_shm::clock::monotonic_ns;
 
 use super::entry::{self, CHAIN_BASE, number_of, port_of, port_of_chain};
@@ -65,7 +65,7 @@ struct View<'a> {
     now_ms: u64,
 }
 
-impl Counts for View<'_> {
+impl EntryCounts for View<'_> {
     fn count(&self, number: u32) -> EntryCount {
         let (packets, bytes, seen_ms) = self.threads.line().tally.get(number);
         EntryCount { packets, bytes, seen_ms }
