@@ -59,7 +59,7 @@ pub struct Plane {
     /// The active trace.
     pub trace: Option<Arc<TraceRequest>>,
     /// Configured settings.
-    pub settings: Settings,
+    pub settings: ForwardSettings,
     /// NFs that run in this thread.
     pub inlines: Vec<u16>,
     /// All paths.
@@ -100,7 +100,7 @@ pub struct Shared {
 
 /// Configured forwarding settings.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct ForwardSettings {
     /// Sampling period (packets of a chain) for latency; 0: none.
     pub sample_every: u32,
     /// Whether packets are let in only if all NFs of their path have room; else full rings drop.
@@ -121,7 +121,7 @@ const CHANGE_NS: u64 = 50_000_000;
 
 impl Plane {
     /// For thread number `index` of `threads`.
-    pub fn new(index: usize, threads: usize, shared: Shared, frames: FrameCache, settings: Settings) -> Self {
+    pub fn new(index: usize, threads: usize, shared: Shared, frames: FrameCache, settings: ForwardSettings) -> Self {
         let Shared { table, entered_ns, alerts, jammed, registry } = shared;
         Self {
             index,

@@ -909,9 +909,9 @@ impl DataPlane {
     }
 }
 
-fn plane_settings(config: &Config) -> plane::Settings {
+fn plane_settings(config: &Config) -> plane::ForwardSettings {
     let (manager, sched) = (&config.manager, &config.sched);
-    plane::Settings {
+    plane::ForwardSettings {
         sample_every: manager.latency_sample,
         skips_lookups: manager.flow_table == model::FlowTable::Needed,
         backpressure: sched.backpressure,
