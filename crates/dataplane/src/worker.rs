@@ -64,7 +64,7 @@ pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// Configured settings of a packet thread.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct ThreadSettings {
     /// What to do when idle.
     pub idle: Idle,
     /// Milliseconds without a packet after which a flow is removed.
@@ -86,7 +86,7 @@ pub struct WorkerSetup {
     /// The NFs that it measures, if it has the Monitor role.
     pub measures: Portion,
     /// Its settings.
-    pub settings: Settings,
+    pub settings: ThreadSettings,
     /// Its forwarding state.
     pub plane: Plane,
     /// Its Rx role.

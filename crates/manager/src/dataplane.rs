@@ -307,7 +307,7 @@ impl DataPlane {
         let alarms = (0..n).map(alarm).collect::<Result<Vec<_>, _>>()?;
         let shared = Shared { table: table.clone(), entered_ns, alerts, jammed, registry: registry.clone() };
         let plane_settings = plane_settings(config);
-        let worker_settings = worker::Settings {
+        let worker_settings = worker::ThreadSettings {
             idle: manager.idle,
             flow_timeout_ms: manager.flow_timeout_ms,
             fallback_wake_us: manager.fallback_wake_us,
