@@ -11,7 +11,7 @@ use crate::bench::report::Report;
 
 /// How an experiment is run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct RunSettings {
     pub seconds: f64,
     pub repeats: u32,
     pub seed: u64,
@@ -19,7 +19,7 @@ pub struct Settings {
     pub given: Vec<String>,
 }
 
-impl Settings {
+impl RunSettings {
     pub fn of(args: &BenchArgs, quick: Option<&Quick>) -> Self {
         let (seed, whole) = (args.seed, (args.seconds, args.repeats, Vec::new(), Vec::new()));
         let of_quick = |quick: &Quick| (quick.seconds, quick.repeats, quick.only.clone(), quick.given.clone());
@@ -54,7 +54,7 @@ impl Folder {
 
     /// Whether an experiment need not run: it ran with these settings on this host, and nothing
     /// failed.
-    pub fn is_done(&self, experiment: &str, settings: &Settings, host: &HostInfo) -> bool {
+    pub fn is_done(&self, experiment: &str, settings: &RunSettings, host: &HostInfo) -> bool {
         let words = std::fs::read_to_string(self.file(experiment, "settings")).unwrap_or_default();
         let same_host = |had: &HostInfo| (&had.cpu, had.cores, &had.kernel) == (&host.cpu, host.cores, &host.kernel);
         words == settings.words().join(" ")
@@ -84,7 +84,7 @@ mod tests {
         let folder = Folder(folder.path().into());
         let mut report = report("chain", &[("sluice/other", &[1.0])]);
         let (settings, host) =
-            (Settings::of(&BenchArgs { seconds: 5.0, repeats: 3, ..BenchArgs::default() }, None), report.host.clone());
+            (RunSettings::of(&BenchArgs { seconds: 5.0, repeats: 3, ..BenchArgs::default() }, None), report.host.clone());
         let keep = |report: &Report| {
             report.write(&folder.file("chain", "json")).unwrap();
             write(&folder.file("chain", "settings"), &settings.words().join(" ")).unwrap();
@@ -92,7 +92,7 @@ mod tests {
         assert!(!folder.is_done("chain", &settings, &host));
         keep(&report);
         assert!(folder.is_done("chain", &settings, &host));
-        assert!(!folder.is_done("chain", &Settings { seconds: 1.0, ..settings.clone() }, &host));
+        assert!(!folder.is_done("chain", &RunSettings { seconds: 1.0, ..settings.clone() }, &host));
         assert!(!folder.is_done("chain", &settings, &HostInfo { kernel: "7".into(), ..host.clone() }));
         let (name, params, why) = ("default/other".into(), Default::default(), "failed: broken".into());
         report.left_out.push(LeftOut { name, params, why });

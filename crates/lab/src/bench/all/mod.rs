@@ -27,7 +27,7 @@ use sluice_cli::lab::bench::BenchArgs;
 
 use crate::bench::host::{Cores, HostInfo};
 use figures::{Known, Paper, PlannedRun};
-use folder::{Folder, Settings, write};
+use folder::{Folder, RunSettings, write};
 
 pub const NAME: &str = "all";
 pub const ABOUT: &str = "every experiment, and a report on the papers' claims: all --report DIR [--quick]";
@@ -76,7 +76,7 @@ pub fn run(args: &BenchArgs, about: fn(&str) -> &'static str, out: &mut dyn Writ
 fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupted: &AtomicBool) -> anyhow::Result<Vec<String>> {
     let host = HostInfo::read(&Cores::here());
     let quick = |run: &PlannedRun| run.quick.as_ref().filter(|_| args.quick).cloned();
-    let settings = |run: &PlannedRun| Settings::of(args, quick(run).as_ref());
+    let settings = |run: &PlannedRun| RunSettings::of(args, quick(run).as_ref());
     let left_out = |run: &PlannedRun| args.quick && run.quick.is_none();
     let mut waiting: Vec<&PlannedRun> = Vec::new();
     for run in chosen {
@@ -137,7 +137,7 @@ fn usual_s(run: &PlannedRun) -> f64 {
 }
 
 /// Runs an experiment into the folder; returns whether it succeeded.
-fn one(experiment: &str, settings: &Settings, folder: &Folder, interrupted: &AtomicBool) -> anyhow::Result<bool> {
+fn one(experiment: &str, settings: &RunSettings, folder: &Folder, interrupted: &AtomicBool) -> anyhow::Result<bool> {
     let file = |extension: &str| folder.file(experiment, extension);
     for extension in ["json", "svg", "settings"] {
         match std::fs::remove_file(file(extension)) {
