@@ -23,7 +23,7 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// What does not work, and the last observations.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct HealthWatch {
     /// Whether everything has started.
     pub(super) is_up: bool,
     looked: Option<Instant>,

@@ -219,7 +219,7 @@ pub(super) struct Seen {
     /// The trace under way, and its deadline.
     pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// The parts that do not work, and since when.
-    pub(super) watch: health::Watch,
+    pub(super) watch: health::HealthWatch,
 }
 
 impl Seen {
@@ -231,7 +231,7 @@ impl Seen {
             snapshots: Arc::default(),
             past: past::Past::default(),
             tracing: None,
-            watch: health::Watch::default(),
+            watch: health::HealthWatch::default(),
         }
     }
 }
