@@ -101,7 +101,7 @@ pub(super) struct Host {
     pub(super) outputs: Outputs,
     /// Lines that are logged at most once a second.
     pub(super) notices: Notices<notice::NoticeKind>,
-    pub(super) runtime_dir: runtime_dir::Watch,
+    pub(super) runtime_dir: runtime_dir::DirWatch,
     pub(super) holes: holes::Holes,
     pub(super) opener: Opener,
     /// The costs of packets in programs, as measured before.
@@ -148,7 +148,7 @@ impl Host {
             epoll,
             outputs,
             notices: Notices::new(|line| warn!(target: "sluice_manager::supervisor", "{line}")),
-            runtime_dir: runtime_dir::Watch::default(),
+            runtime_dir: runtime_dir::DirWatch::default(),
             holes: holes::Holes::default(),
             opener: Opener { kinds, room: DeviceWays::read(Path::new("/"), &config.memory, io_mask, stride) },
             estimates: Kept::read(&config.manager.estimates).unwrap_or_else(|error| {

@@ -12,14 +12,14 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// The last check, and what is wrong.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct DirWatch {
     looked: Option<Instant>,
     trouble: Option<String>,
     /// The guard's file is to be written anew.
     owes_guard: bool,
 }
 
-impl Watch {
+impl DirWatch {
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
