@@ -74,7 +74,7 @@ impl Wire {
 }
 
 /// Feeds a foreign program, and forwards its output.
-pub struct Hop {
+pub struct ForeignHop {
     handle: Arc<NfHandle>,
     counters: Arc<FeedCounters>,
     rings: Vec<Consumer>,
@@ -96,7 +96,7 @@ pub struct Hop {
     generation: u32,
 }
 
-impl Hop {
+impl ForeignHop {
     /// For the NF of a handle. One wire makes it a tap. `stay_ns`: maximum time inside before a
     /// packet counts as lost.
     pub fn new(
@@ -526,7 +526,7 @@ impl Hop {
     }
 }
 
-impl Feeder for Hop {
+impl Feeder for ForeignHop {
     fn number(&self) -> u16 {
         self.handle.number
     }

@@ -16,8 +16,8 @@
 //! ```
 //! - To the rest of the manager a foreign program is an NF like any other: a number, a ring,
 //!   credits, a throttle, a share. The thread that would drain the NF reads the ring itself
-//!   ([`Hop`]), copies each packet to the side that its chain comes from, and returns frame and
-//!   credits: there a packet's life ends.
+//!   ([`ForeignHop`]), copies each packet to the side that its chain comes from, and returns frame
+//!   and credits: there a packet's life ends.
 //! - What leaves the other side is a new packet, in a new frame. It continues behind the hop in the
 //!   chain that enters at the opposite side. If there are several, its flow's chain is used, else
 //!   the one that the rules name. It needs credits from there on, and waits in the socket's ring
@@ -60,6 +60,6 @@ mod skip;
 pub mod watch;
 pub mod wire;
 
-pub use hop::Hop;
+pub use hop::ForeignHop;
 pub use ledger::Ledger;
 pub use namespace::{ForeignError, Namespace, NamespacePlan, Wires};

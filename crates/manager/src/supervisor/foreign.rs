@@ -28,7 +28,7 @@ use super::{Job, Supervisor, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
 use sluice_api::config::{Drops, Mode, Service};
-use sluice_foreign::{ForeignError, Hop, Namespace, NamespacePlan, Wires, namespace::ProcessSet, wire};
+use sluice_foreign::{ForeignError, ForeignHop, Namespace, NamespacePlan, Wires, namespace::ProcessSet, wire};
 
 use sluice_host::filter::Filter;
 use sluice_host::netns;
@@ -297,7 +297,7 @@ impl Supervisor {
         let Some(wires) = foreign.wires.take() else { return Ok(()) };
         let stay_ns = u64::from(config.inside_ms) * 1_000_000;
         let by_design = config.drops == Drops::ByDesign;
-        let hop = Hop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
+        let hop = ForeignHop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
         let weight = foreign.namespace.as_ref().and_then(|namespace| namespace.cgroup().map(|cgroup| cgroup.handle()));
         foreign.told = (0, foreign.counters.api.entered.get());
         foreign.trouble = None;
