@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::sched::{
-    COST, CPU, DELIVERED, Hop, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
+    COST, CPU, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, line, params, word_of,
 };
 use crate::bench::setup::{Class, Sched, Setup};
 use crate::bench::table::{Column, Form, Group};
@@ -106,7 +106,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
-    let hops: Vec<Hop> = COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect();
+    let hops: Vec<HopSpec> = COSTS.iter().zip(1..).map(|(cycles, i)| HopSpec::new(i, lab.cores.shared(), *cycles)).collect();
     for way in ways() {
         let setup = Setup { sched: Some(way.sched()), ..line(lab, Mode::Default, way.class, &hops) };
         plan.cases.push(Case::flow(&way.name(), params(&[("backpressure", json!(u8::from(way.backpressure)))]), setup));

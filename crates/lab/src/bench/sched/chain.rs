@@ -13,8 +13,8 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, CPU, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases, line,
-    params, ratios, schedulers,
+    COST, COSTS, CPU, DELIVERED, HopSpec, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases,
+    line, params, ratios, schedulers,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Trials};
@@ -69,8 +69,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// The three hops, on the NFs' shared core.
-pub fn hops(lab: &Lab) -> Vec<Hop> {
-    COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
+pub fn hops(lab: &Lab) -> Vec<HopSpec> {
+    COSTS.iter().zip(1..).map(|(cycles, i)| HopSpec::new(i, lab.cores.shared(), *cycles)).collect()
 }
 
 pub fn plan(lab: &Lab) -> Trials {
@@ -80,7 +80,7 @@ pub fn plan(lab: &Lab) -> Trials {
 }
 
 /// A chain of these hops in every mode under every scheduler.
-pub fn cases_of(lab: &Lab, hops: &[Hop]) -> Vec<Case> {
+pub fn cases_of(lab: &Lab, hops: &[HopSpec]) -> Vec<Case> {
     cases(&MODES, &schedulers(), &params(&[("nfs", json!(hops.len()))]), |mode, class| line(lab, mode, class, hops))
 }
 

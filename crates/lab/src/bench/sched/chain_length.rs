@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
-    ratios,
+    COST, COSTS, DELIVERED, ENDS, HopSpec, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores,
+    params, ratios,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Trials};
@@ -61,7 +61,8 @@ fn plan(lab: &Lab) -> Trials {
     for cores in std::iter::once(vec![lab.cores.shared()]).chain(several) {
         // Fewer NFs than cores would leave some without.
         for nfs in LENGTHS.filter(|nfs| *nfs >= cores.len()) {
-            let hops: Vec<Hop> = (0..nfs).map(|i| Hop::new(i + 1, cores[i % cores.len()], COSTS[i % COSTS.len()])).collect();
+            let hops: Vec<HopSpec> =
+                (0..nfs).map(|i| HopSpec::new(i + 1, cores[i % cores.len()], COSTS[i % COSTS.len()])).collect();
             let of = params(&[("nfs", json!(nfs)), nf_cores(cores.len())]);
             plan.cases.extend(cases(&ENDS, &SCHEDULERS, &of, |mode, class| line(lab, mode, class, &hops)));
         }

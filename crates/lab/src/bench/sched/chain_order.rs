@@ -14,7 +14,7 @@ use sluice_policy::sim::experiments::ORDERS;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, params, ratios_besides,
+    COST, COSTS, DELIVERED, ENDS, HopSpec, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, params, ratios_besides,
     schedulers,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
@@ -55,7 +55,7 @@ fn plan(lab: &Lab) -> Trials {
         vec![(RATES, |v| v.params.contains_key("order")), (SPREAD, |v| v.params.contains_key("orders"))];
     let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
     for order in ORDERS {
-        let hops: Vec<Hop> = order.iter().map(|i| Hop::new(i + 1, lab.cores.shared(), COSTS[*i])).collect();
+        let hops: Vec<HopSpec> = order.iter().map(|i| HopSpec::new(i + 1, lab.cores.shared(), COSTS[*i])).collect();
         // The order makes no difference in one process, so one ideal is enough.
         let modes = if order == ORDERS[0] { &ENDS[..] } else { &ENDS[..3] };
         plan.cases.extend(cases(modes, &schedulers(), &params(&[("order", json!(number(order)))]), |mode, class| {

@@ -14,8 +14,8 @@ use sluice_policy::sim::experiments::{MIXED, ORDERS};
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases, chain_of,
-    line_rate,
+    COST, COSTS, DELIVERED, ENDS, HopSpec, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, cases,
+    chain_of, line_rate,
 };
 use super::{nf_of, params, ratios, schedulers, stages, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
@@ -57,7 +57,7 @@ fn plan(lab: &Lab) -> Trials {
 fn setup(lab: &Lab, mode: Mode, class: Class, costs: [u64; 3], flows: usize) -> Setup {
     let core = lab.cores.shared();
     let mut setup = Setup { manager_core: lab.manager_core, sched: Some(mode.sched(class)), ..Setup::default() };
-    let hops: Vec<Hop> = costs.iter().zip(1..).map(|(cycles, i)| Hop::new(i, core, *cycles)).collect();
+    let hops: Vec<HopSpec> = costs.iter().zip(1..).map(|(cycles, i)| HopSpec::new(i, core, *cycles)).collect();
     setup.services = match mode {
         Mode::Ideal => vec![stages("ideal", core, &hops)],
         _ => hops.iter().zip(costs).map(|(hop, cycles)| nf_of(&hop.name, core, cycles)).collect(),

@@ -186,14 +186,14 @@ pub fn traffic_to(chain: &str, rate: f64) -> Traffic {
 
 /// A hop of a chain: an NF with its costs, and its core.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hop {
+pub struct HopSpec {
     pub name: String,
     pub core: usize,
     /// Its costs: one, or a list from which each packet draws.
     pub cycles: Vec<u64>,
 }
 
-impl Hop {
+impl HopSpec {
     /// A hop of one cost. Hops are named by their number, from 1.
     pub fn new(number: usize, core: usize, cycles: u64) -> Self {
         Self { name: format!("nf{number}"), core, cycles: vec![cycles] }
@@ -210,7 +210,7 @@ impl Hop {
 
 /// One NF with the costs of several hops as stages, which run in the order of the hops: the ideal
 /// of several chains over the same NFs.
-pub fn stages(name: &str, core: usize, hops: &[Hop]) -> Service {
+pub fn stages(name: &str, core: usize, hops: &[HopSpec]) -> Service {
     let mut args: Vec<String> = Vec::new();
     for hop in hops {
         args.extend(["--cycles".into(), hop.list()]);
@@ -225,7 +225,7 @@ pub fn run_of(mode: Mode) -> Run {
 }
 
 /// One chain of hops at line rate in a mode; the ideal has only the hops of the busiest core.
-pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
+pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[HopSpec]) -> Setup {
     let mut setup = Setup {
         manager_core: lab.manager_core,
         sched: Some(mode.sched(class)),
@@ -234,7 +234,7 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
     };
     let hops = if mode == Mode::Ideal { busiest(hops) } else { hops.to_vec() };
     // Each hop draws from its own seed.
-    let of_hop = |(hop, seed): (&Hop, u64)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &seed.to_string()]);
+    let of_hop = |(hop, seed): (&HopSpec, u64)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &seed.to_string()]);
     setup.services = hops.iter().zip(1..).map(of_hop).collect();
     setup.services.iter_mut().for_each(|service| service.ring = LINE_RING);
     setup.frames = LINE_FRAMES;
@@ -244,9 +244,9 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
 }
 
 /// The hops on the core with the most work per packet.
-fn busiest(hops: &[Hop]) -> Vec<Hop> {
+fn busiest(hops: &[HopSpec]) -> Vec<HopSpec> {
     let on = |core: usize| hops.iter().filter(|hop| hop.core == core).cloned().collect::<Vec<_>>();
-    let work = |core: usize| on(core).iter().map(Hop::mean).sum::<u64>();
+    let work = |core: usize| on(core).iter().map(HopSpec::mean).sum::<u64>();
     let core = hops.iter().map(|hop| hop.core).max_by_key(|core| work(*core)).unwrap_or(0);
     on(core)
 }
@@ -462,9 +462,9 @@ pub mod tests {
 
     #[test]
     fn the_ideal_has_the_work_of_the_busiest_core() {
-        let hops = [Hop::new(1, 1, 120), Hop::new(2, 2, 500), Hop::new(3, 1, 550)];
+        let hops = [HopSpec::new(1, 1, 120), HopSpec::new(2, 2, 500), HopSpec::new(3, 1, 550)];
         assert_eq!(busiest(&hops).iter().map(|h| h.name.as_str()).collect::<Vec<_>>(), ["nf1", "nf3"]);
-        let drawn = [Hop { cycles: vec![1, 2], ..hops[0].clone() }, hops[2].clone()];
+        let drawn = [HopSpec { cycles: vec![1, 2], ..hops[0].clone() }, hops[2].clone()];
         assert_eq!(stages("ideal", 1, &drawn).args, ["--cycles", "1,2", "--cycles", "550", "--seed", "1"]);
         let ideal = line(&crate::bench::lab::tests::lab(1), Mode::Ideal, Class::Other, &drawn);
         let args: Vec<_> = ideal.services.iter().map(|s| s.args.clone()).collect();
@@ -474,7 +474,7 @@ pub mod tests {
     #[test]
     fn every_mode_of_a_line_has_one_chain_over_its_services() {
         let lab = crate::bench::lab::tests::lab(1);
-        let hops = [Hop::new(1, 1, 120), Hop::new(2, 1, 270)];
+        let hops = [HopSpec::new(1, 1, 120), HopSpec::new(2, 1, 270)];
         for mode in MODES {
             let setup = line(&lab, mode, Class::Batch, &hops);
             let names: Vec<&String> = setup.services.iter().map(|s| &s.name).collect();

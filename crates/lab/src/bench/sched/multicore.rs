@@ -11,8 +11,8 @@
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, CPU, DELIVERED, Hop, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, nf_cores, params, place,
-    ratios,
+    COST, CPU, DELIVERED, HopSpec, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, nf_cores, params,
+    place, ratios,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Trials};
@@ -56,7 +56,8 @@ fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     let placed = place(lab, &mut plan, &APART, COSTS.len());
     let modes = if placed.used == COSTS.len() { &APART[..] } else { &MODES };
-    let hops: Vec<Hop> = COSTS.iter().zip(&placed.cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
+    let hops: Vec<HopSpec> =
+        COSTS.iter().zip(&placed.cores).zip(1..).map(|((cycles, core), i)| HopSpec::new(i, *core, *cycles)).collect();
     plan.cases = cases(modes, &placed.classes, &params(&[nf_cores(placed.used)]), |mode, class| line(lab, mode, class, &hops));
     plan
 }

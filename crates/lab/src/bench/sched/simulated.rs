@@ -94,7 +94,7 @@ fn stages(service: &Service) -> Option<Vec<Cost>> {
 mod tests {
     use super::*;
     use crate::bench::measure::Sample;
-    use crate::bench::sched::{self, Hop, chain_of, nf, nf_of, traffic_to};
+    use crate::bench::sched::{self, HopSpec, chain_of, nf, nf_of, traffic_to};
 
     fn row(name: &str) -> Row {
         let sample = Sample::from([("delivered_pps".into(), 2e6), ("offered_pps".into(), 12e6)]);
@@ -158,7 +158,7 @@ mod tests {
         let list = nf("nf1", 1, &["--cycles", "120,550", "--seed", "1"]);
         let got = scenario(&row("default/other"), &setup(vec![list], &[(&["nf1"], 1e6)]), 2e9).unwrap();
         assert_eq!(cores_and_costs(&got), [(0, drawn.clone())]);
-        let hops = [Hop { cycles: vec![120, 550], ..Hop::new(1, 1, 0) }, Hop::new(2, 1, 270)];
+        let hops = [HopSpec { cycles: vec![120, 550], ..HopSpec::new(1, 1, 0) }, HopSpec::new(2, 1, 270)];
         let ideal = setup(vec![sched::stages("ideal", 1, &hops)], &[(&["ideal"], 1e6), (&["ideal"], 1e6)]);
         let got = scenario(&row("ideal/other"), &ideal, 2e9).unwrap();
         assert_eq!(cores_and_costs(&got), [(0, drawn), (0, Cost::Fixed(270))]);

@@ -10,7 +10,7 @@
 
 use super::chain::cases_of;
 use super::simulated::{ERROR, SIMULATED};
-use super::{COST, COSTS, CPU, DELIVERED, Hop, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
+use super::{COST, COSTS, CPU, DELIVERED, HopSpec, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Trials};
 use crate::bench::table::{Form, Group};
@@ -47,8 +47,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn hops(lab: &Lab) -> Vec<Hop> {
-    (1..=COSTS.len()).map(|i| Hop { cycles: COSTS.into(), ..Hop::new(i, lab.cores.shared(), 0) }).collect()
+fn hops(lab: &Lab) -> Vec<HopSpec> {
+    (1..=COSTS.len()).map(|i| HopSpec { cycles: COSTS.into(), ..HopSpec::new(i, lab.cores.shared(), 0) }).collect()
 }
 
 fn plan(lab: &Lab) -> Trials {
