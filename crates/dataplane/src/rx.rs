@@ -17,7 +17,7 @@ use crate::classify::{Classifier, Lookup, copy_long, tcp};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
-use crate::steer::{Arrival, Asked, ChooseChain, ChooseInstances, Chosen, Env, Released};
+use crate::steer::{Arrival, ChooseChain, ChooseInstances, Chosen, Env, Released, SteerRequest};
 
 /// TCP flags of a packet with this key; 0 if it has none, or they cannot be read.
 #[inline(always)]
@@ -460,7 +460,8 @@ impl Rx {
                 if let Some(chain) = self.steered(&plane.tables, number) {
                     let terms = terms_of(&plane.tables, &key, number, rule);
                     let (hash, note, settles) = (self.classifier.hash(i), chosen.note, settles && !is_counted);
-                    let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
+                    let asked =
+                        SteerRequest { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
                     return self.choose_instances(plane, &asked);
                 }
                 let decision = self.by_hash(plane, &key, number, old);
@@ -482,7 +483,7 @@ impl Rx {
         self.instances.as_ref().is_some_and(|instances| instances.concerns(chain)).then_some(chain)
     }
 
-    fn choose_instances(&mut self, plane: &Plane, asked: &Asked<'_>) -> Decision {
+    fn choose_instances(&mut self, plane: &Plane, asked: &SteerRequest<'_>) -> Decision {
         let Some(instances) = &mut self.instances else { return Decision::Wait(WaitFor::Steering) };
         let (tables, generation) = (&plane.tables, plane.generation);
         let (registry, flows, clock) = (&self.registry, self.classifier.table(), &self.clock);
@@ -577,7 +578,7 @@ impl Rx {
                         let hash = self.classifier.table().hash_of(key);
                         let (old, has_waited, settles, note) = (None, false, false, 0);
                         let since_ns = self.clock.now_ns();
-                        let asked = Asked { key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
+                        let asked = SteerRequest { key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
                         let decision = self.choose_instances(plane, &asked);
                         // The next packet of the flow is decided and counted on its own.
                         self.classifier.table().remove(key, hash);

@@ -129,7 +129,7 @@ pub struct Env<'a> {
 
 /// A packet that needs a decision about instances.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct SteerRequest<'a> {
     /// Its key.
     pub key: &'a FlowKey,
     /// The flow table's hash of it.
@@ -160,7 +160,7 @@ pub struct Wanted {
     pub service: u16,
     /// Number of its chain.
     pub chain: u16,
-    /// As [`Asked::note`].
+    /// As [`SteerRequest::note`].
     pub note: u32,
     /// Terms of its flow.
     pub terms: Terms,
@@ -197,7 +197,7 @@ pub trait ChooseInstances: Send {
     fn note(&mut self, key: &FlowKey, flags: u8, flows: &mut FlowTable, now_ns: u64) -> bool;
 
     /// Decides about a packet. Decisions that hold for further packets go into the flow table.
-    fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> Decision;
+    fn decide(&mut self, asked: &SteerRequest<'_>, env: &mut Env<'_>) -> Decision;
 
     /// What the packet decided last waits for, if it must wait for an instance.
     fn wanted(&self) -> Wanted;

@@ -64,7 +64,7 @@ use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::roles::Portion;
 use sluice_dataplane::rx::is_urgent;
-use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
+use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, SteerRequest, Wanted};
 use sluice_policy::tcp;
 
 use classes::ClassKey;
@@ -408,8 +408,8 @@ impl Director {
     }
 
     /// Records what a waiting packet needs.
-    fn waits_for(&mut self, service: u16, chain: &Chain, asked: &Asked<'_>) -> Decision {
-        let Asked { note, terms, .. } = *asked;
+    fn waits_for(&mut self, service: u16, chain: &Chain, asked: &SteerRequest<'_>) -> Decision {
+        let SteerRequest { note, terms, .. } = *asked;
         self.wanted = Wanted { service, chain: chain.number, note, terms };
         Decision::Wait(WaitFor::Instance)
     }
@@ -421,7 +421,7 @@ impl Director {
         chain: &Chain,
         found: Option<u32>,
         (key, hash): (FlowKey, u64),
-        asked: &Asked<'_>,
+        asked: &SteerRequest<'_>,
         now_ms: u64,
         now_ns: u64,
     ) -> Result<(u32, Option<u16>), Decision> {
@@ -535,7 +535,7 @@ impl Director {
     }
 
     /// The path through a connection's members, and an instance of each other service.
-    fn path(&mut self, asked: &Asked<'_>, place: u32, env: &Env<'_>) -> Decision {
+    fn path(&mut self, asked: &SteerRequest<'_>, place: u32, env: &Env<'_>) -> Decision {
         let chain = asked.chain;
         let ingress = asked.key.ingress();
         let old = asked
@@ -620,7 +620,7 @@ impl ChooseInstances for Director {
         false
     }
 
-    fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> Decision {
+    fn decide(&mut self, asked: &SteerRequest<'_>, env: &mut Env<'_>) -> Decision {
         let (now_ns, now_ms) = (asked.since_ns, asked.since_ns / 1_000_000);
         let chain = asked.chain;
         let mut place = NONE;
@@ -804,7 +804,7 @@ impl Director {
             // Packets queued behind it must leave first.
             let settles = note == 0 && self.waiting.is_last(service);
             let (flags, old, has_waited, since_ns) = (waiting.tcp, None, true, clock.now_ns());
-            let asked = Asked { key: &key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
+            let asked = SteerRequest { key: &key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
             match self.decide(&asked, &mut Env { tables: &tables, registry, flows: &mut *flows, generation, clock }) {
                 Decision::Wait(_) => self.waits_on(&waiting),
                 Decision::Path(number) => match registry.get(number) {

@@ -10,7 +10,7 @@ use sluice_config::class::TrafficClass;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::counter::Counter;
 use sluice_dataplane::handle::NfHandle;
-use sluice_dataplane::steer::Asked;
+use sluice_dataplane::steer::SteerRequest;
 use sluice_dataplane::waker::Waker;
 use sluice_policy::pool::life::Timeouts;
 use sluice_policy::pool::{Pool, State};
@@ -127,7 +127,7 @@ impl Members {
     }
 
     /// The member of a packet's class, if it accepts further connections.
-    pub(crate) fn of_class(&self, asked: &Asked<'_>) -> Option<u32> {
+    pub(crate) fn of_class(&self, asked: &SteerRequest<'_>) -> Option<u32> {
         let slot = self.classes.find(&ClassKey::of(self.class?, asked.key, asked.terms.tenant))?;
         (self.pool.state(slot) == State::Assigned && !self.leaves[slot as usize]).then_some(slot)
     }

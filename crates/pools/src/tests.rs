@@ -115,7 +115,7 @@ impl Rig {
         }
         let chain = tables.chains[chain].as_ref().unwrap();
         assert!(director.concerns(chain));
-        let asked = Asked {
+        let asked = SteerRequest {
             key: &key,
             hash,
             chain,
