@@ -17,7 +17,7 @@ use super::folder::Folder;
 /// An SLO as written; the configuration is optional if only one is profiled.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct WrittenSlo {
     pub name: String,
     pub workload: Workload,
     pub configuration: Option<Digest>,
@@ -33,7 +33,7 @@ pub struct Asked {
 /// Default resources of an instance: a core, and the memory of an NF with medium tables.
 pub const UNMEASURED: Footprint = Footprint { cores: 1, memory_mib: 64 };
 
-impl Asked {
+impl WrittenSlo {
     /// Reads one from TOML, or from JSON if it begins with a brace.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         Ok(if text.trim_start().starts_with('{') { serde_json::from_str(text)? } else { toml::from_str(text)? })
@@ -101,7 +101,7 @@ impl Profiles {
     }
 
     /// The profiles for an SLO, one per processor of servers, and the SLO with its configuration.
-    pub fn choose(&self, asked: &Asked, programs: &Programs, placement: &Placement) -> anyhow::Result<(Slo, Vec<&Profile>)> {
+    pub fn choose(&self, asked: &WrittenSlo, programs: &Programs, placement: &Placement) -> anyhow::Result<(Slo, Vec<&Profile>)> {
         ensure!(asked.footprint.is_none(), "a profile says what a reserved SLO takes: leave `footprint` out");
         ensure!(!asked.traffic.is_empty(), "it names no traffic: write traffic = \"…\", as its profile does");
         let own: Vec<_> = self.good.iter().filter(|(_, profile)| profile.key.workload == asked.workload).collect();
@@ -141,7 +141,7 @@ impl Profiles {
 }
 
 /// Whether a profile matches the SLO, the known programs, and some server's processor.
-fn is_for(profile: &Profile, asked: &Asked, programs: &Programs, placement: &Placement) -> Result<(), ProfileError> {
+fn is_for(profile: &Profile, asked: &WrittenSlo, programs: &Programs, placement: &Placement) -> Result<(), ProfileError> {
     let services = match &asked.workload {
         Workload::Nf(service) => std::slice::from_ref(service),
         Workload::Chain(services) => services,
@@ -179,7 +179,7 @@ traffic = "sample"
 promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
 "#;
 
-    fn said(folder: &Folder, asked: &Asked, programs: &Programs) -> String {
+    fn said(folder: &Folder, asked: &WrittenSlo, programs: &Programs) -> String {
         let (profiles, plan) = (Profiles::read(folder).unwrap(), folder.read().unwrap());
         format!("{:#}", profiles.choose(asked, programs, &plan.placement).unwrap_err())
     }
@@ -194,12 +194,12 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
 
     #[test]
     fn toml_and_json_say_the_same() {
-        let asked = Asked::parse(TOML).unwrap();
+        let asked = WrittenSlo::parse(TOML).unwrap();
         let json = r#" {"name": "acme", "workload": {"nf": "nat-zipf"}, "traffic": "sample",
             "promise": {"reserved": {"throughput_pps": 2e6, "latency_us": 80}}}"#;
-        assert_eq!(Asked::parse(json).unwrap(), asked);
+        assert_eq!(WrittenSlo::parse(json).unwrap(), asked);
         for (good, wrong) in [("latency_us", "latency_ms"), ("traffic", "trafic"), ("{ nf =", "{ fn =")] {
-            let error = Asked::parse(&TOML.replace(good, wrong)).unwrap_err().to_string();
+            let error = WrittenSlo::parse(&TOML.replace(good, wrong)).unwrap_err().to_string();
             assert!(error.contains(wrong.trim_start_matches("{ ").trim_end_matches(" =")), "{error}");
         }
     }
@@ -208,10 +208,10 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
     fn the_profile_is_found_and_gives_the_configuration() {
         let (_dir, folder) = plan(1);
         let (profiles, plan) = (Profiles::read(&folder).unwrap(), folder.read().unwrap());
-        let (slo, found) = profiles.choose(&Asked::parse(TOML).unwrap(), &Programs::new(), &plan.placement).unwrap();
+        let (slo, found) = profiles.choose(&WrittenSlo::parse(TOML).unwrap(), &Programs::new(), &plan.placement).unwrap();
         assert_eq!((slo.configuration, found.len()), (Digest::of(b""), 1));
         let programs = Programs::from([("nat-zipf".into(), Digest::of(b"nat-zipf"))]);
-        assert!(profiles.choose(&Asked::parse(TOML).unwrap(), &programs, &plan.placement).is_ok());
+        assert!(profiles.choose(&WrittenSlo::parse(TOML).unwrap(), &programs, &plan.placement).is_ok());
         assert!(profiles.of("acme", &found[0].key).is_ok());
         let other = Key { traffic: "other".into(), ..found[0].key.clone() };
         assert!(profiles.of("acme", &other).unwrap_err().to_string().contains("put it back"));
@@ -220,15 +220,15 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
     #[test]
     fn what_is_of_something_else_is_refused() {
         let (_dir, folder) = plan(1);
-        let (asked, none) = (Asked::parse(TOML).unwrap(), Programs::new());
-        let of = |from: &str, to: &str| Asked::parse(&TOML.replace(from, to)).unwrap();
+        let (asked, none) = (WrittenSlo::parse(TOML).unwrap(), Programs::new());
+        let of = |from: &str, to: &str| WrittenSlo::parse(&TOML.replace(from, to)).unwrap();
         let unknown = said(&folder, &of("nat-zipf", "dpi"), &none);
         assert!(unknown.contains("no profile of \"dpi\"") && unknown.contains("firewall, ids, nat-zipf"), "{unknown}");
         let traffic = said(&folder, &of("sample", "1518 B"), &none);
         assert!(traffic.contains("nat-zipf.json: the profile is of traffic \"sample\""), "{traffic}");
         let programs = Programs::from([("nat-zipf".into(), Digest::of(b"newer"))]);
         assert!(said(&folder, &asked, &programs).contains("another binary of \"nat-zipf\""));
-        let configured = Asked { configuration: Some(Digest::of(b"x")), ..asked.clone() };
+        let configured = WrittenSlo { configuration: Some(Digest::of(b"x")), ..asked.clone() };
         assert!(said(&folder, &configured, &none).contains("the profile is of configuration"));
         change(&folder, "nat-zipf.json", |profile| profile.key.cpu = "A".into());
         assert!(said(&folder, &asked, &none).contains("made on \"A\" and the server has \"sample\": profile there"));
@@ -237,7 +237,7 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
     #[test]
     fn without_the_folder_there_are_no_profiles() {
         let (_dir, folder) = plan(1);
-        let asked = Asked::parse(TOML).unwrap();
+        let asked = WrittenSlo::parse(TOML).unwrap();
         std::fs::remove_dir_all(folder.path().join("profiles")).unwrap();
         let said = said(&folder, &asked, &Programs::new());
         assert!(said.contains("put one there; there are profiles of: none"), "{said}");
@@ -249,7 +249,7 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
     #[test]
     fn a_choice_that_is_not_clear_is_asked_for() {
         let (_dir, folder) = plan(1);
-        let (asked, none) = (Asked::parse(TOML).unwrap(), Programs::new());
+        let (asked, none) = (WrittenSlo::parse(TOML).unwrap(), Programs::new());
         change(&folder, "two.json", |profile| profile.key.binaries = vec![Digest::of(b"two")]);
         assert!(said(&folder, &asked, &none).contains("--binary NF=FILE"));
         change(&folder, "two.json", |profile| profile.key.configuration = Digest::of(b"two"));
@@ -259,7 +259,7 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
     #[test]
     fn a_broken_profile_matters_to_who_needs_it() {
         let (_dir, folder) = plan(1);
-        let asked = Asked::parse(TOML).unwrap();
+        let asked = WrittenSlo::parse(TOML).unwrap();
         let at = |name: &str| folder.path().join("profiles").join(name);
         std::fs::write(at("broken.json"), "not json").unwrap();
         let (profiles, plan) = (Profiles::read(&folder).unwrap(), folder.read().unwrap());

@@ -21,7 +21,7 @@ use sluice_slo::profile::{Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::plan::folder::{Admitted, Folder, Plan};
-use crate::plan::profiles::{Asked, Profiles, Programs, UNMEASURED};
+use crate::plan::profiles::{Profiles, Programs, UNMEASURED, WrittenSlo};
 
 /// An instance, as JSON output.
 #[derive(Debug, Serialize)]
@@ -130,8 +130,8 @@ fn source(profile: &Profile) -> &'static str {
     }
 }
 
-fn asked(file: &Path) -> anyhow::Result<Asked> {
-    Asked::parse(&read(file)?).with_context(|| format!("{} is no SLO; `sluice slo --help` shows one", file.display()))
+fn asked(file: &Path) -> anyhow::Result<WrittenSlo> {
+    WrittenSlo::parse(&read(file)?).with_context(|| format!("{} is no SLO; `sluice slo --help` shows one", file.display()))
 }
 
 /// Parses `NF=FILE`.
@@ -177,7 +177,7 @@ enum Refused {
 }
 
 /// The SLOs and their profiles, if all of them are valid.
-fn choose<'a>(asked: &[Asked], programs: &Programs, plan: &Plan, profiles: &'a Profiles) -> anyhow::Result<Vec<Chosen<'a>>> {
+fn choose<'a>(asked: &[WrittenSlo], programs: &Programs, plan: &Plan, profiles: &'a Profiles) -> anyhow::Result<Vec<Chosen<'a>>> {
     let mut names: BTreeSet<&str> = plan.slos.iter().map(|admitted| admitted.slo.name.as_str()).collect();
     let mut chosen = Vec::new();
     for one in asked {
@@ -196,7 +196,7 @@ fn choose<'a>(asked: &[Asked], programs: &Programs, plan: &Plan, profiles: &'a P
         });
     }
     for nf in programs.keys() {
-        let runs = |one: &Asked| match &one.workload {
+        let runs = |one: &WrittenSlo| match &one.workload {
             Workload::Nf(service) => service == nf,
             Workload::Chain(services) => services.contains(nf),
         };
@@ -397,7 +397,7 @@ mod tests {
                 "name = \"{name}\"\nworkload = {{ nf = \"nat-zipf\" }}\ntraffic = \"sample\"\n\
                  promise = {{ reserved = {{ throughput_pps = {pps:e}, latency_us = 100 }} }}"
             );
-            Asked::parse(&text).unwrap()
+            WrittenSlo::parse(&text).unwrap()
         };
         let chosen = choose(&[asked("a", 1e6), asked("b", 9e8)], &Programs::new(), &plan, &profiles).unwrap();
         let (admitted, refused) = place(&mut plan.placement, chosen);
@@ -421,7 +421,7 @@ mod tests {
                 "name = \"web\"\nworkload = {{ nf = \"anything\" }}\n{more}\n\
                  promise = {{ on_demand = {{ latency_us = 80, cap = {{ instances = 4 }} }} }}"
             );
-            Asked::parse(&text).unwrap()
+            WrittenSlo::parse(&text).unwrap()
         };
         let chosen = choose(&[asked("")], &Programs::new(), &plan, &profiles).unwrap();
         let (admitted, refused) = place(&mut plan.placement, chosen);
@@ -434,7 +434,7 @@ mod tests {
         assert!(shown.contains("runs anything\n"), "nothing is shown about an unknown configuration: {shown}");
         let row: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!((row[0], row[2], &row[row.len() - 2..]), ("web.0", "0", &["-", "-"][..]), "{shown}");
-        let big = Asked { name: "big".into(), ..asked("footprint = { cores = 99, memory_mib = 1 }") };
+        let big = WrittenSlo { name: "big".into(), ..asked("footprint = { cores = 99, memory_mib = 1 }") };
         let chosen = choose(&[big], &Programs::new(), &plan, &profiles).unwrap();
         let (_, refused) = place(&mut plan.placement.clone(), chosen);
         assert!(refused[0].1.to_string().contains("no server has 99 cores"), "{refused:?}");
@@ -443,7 +443,7 @@ mod tests {
         for (more, why) in
             [("", "names no traffic"), ("traffic = \"sample\"\nfootprint = { cores = 1, memory_mib = 1 }", "`footprint`")]
         {
-            let asked = Asked::parse(&format!("{reserved}{more}")).unwrap();
+            let asked = WrittenSlo::parse(&format!("{reserved}{more}")).unwrap();
             let error = choose(&[asked], &Programs::new(), &plan, &profiles).err().unwrap();
             assert!(format!("{error:#}").contains(why), "{error:#}");
         }
@@ -471,7 +471,7 @@ mod tests {
         };
         let web = "name = \"web\"\nworkload = { nf = \"anything\" }\n\
                    promise = { on_demand = { latency_us = 80, cap = { instances = 1 } } }";
-        let asked = [web.to_string(), reserved("a"), reserved("b")].map(|text| Asked::parse(&text).unwrap());
+        let asked = [web.to_string(), reserved("a"), reserved("b")].map(|text| WrittenSlo::parse(&text).unwrap());
         let chosen = choose(&asked, &Programs::new(), &plan, &profiles).unwrap();
         let (admitted, refused) = place(&mut plan.placement, chosen);
         assert_eq!(admitted.iter().map(|one| one.slo.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
