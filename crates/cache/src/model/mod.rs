@@ -29,7 +29,7 @@ mod stack;
 use serde::{Deserialize, Serialize};
 
 pub use geometry::Geometry;
-pub use shared::{Shared, Sharing};
+pub use shared::{Shared, SharedMisses};
 pub use stack::Stack;
 
 use filter::Filter;

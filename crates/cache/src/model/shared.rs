@@ -39,14 +39,14 @@ pub struct Shared {
 
 /// Misses of an NF.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sharing {
+pub struct SharedMisses {
     /// With the others, for every number of ways that all share.
     pub together: Curve,
     /// Without them, with all ways.
     pub alone: u64,
 }
 
-impl Sharing {
+impl SharedMisses {
     /// Misses per packet without the others, with all ways.
     pub fn alone_per_packet(&self) -> f64 {
         self.alone as f64 / self.together.packets.max(1) as f64
@@ -98,7 +98,7 @@ impl Shared {
     }
 
     /// The counts of an NF over `packets` packets; none if there is no such NF.
-    pub fn sharing(&self, nf: usize, packets: u64) -> Option<Sharing> {
+    pub fn sharing(&self, nf: usize, packets: u64) -> Option<SharedMisses> {
         let core = self.cores.get(nf)?;
         let ways = self.hierarchy.llc.ways;
         let together = Curve {
@@ -109,7 +109,7 @@ impl Shared {
             reads: core.found.iter().sum(),
             misses: (1..=ways as usize).map(|ways| core.found.iter().skip(ways).sum()).collect(),
         };
-        Some(Sharing { together, alone: core.alone.misses(ways) })
+        Some(SharedMisses { together, alone: core.alone.misses(ways) })
     }
 }
 

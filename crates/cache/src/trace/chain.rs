@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use super::{RECORD, TraceEvent, Traced, Traffic, cannot_start, decode, first_cache, is_traced};
 use crate::error::CacheError;
-use crate::model::{Hierarchy, Shared, Sharing};
+use crate::model::{Hierarchy, Shared, SharedMisses};
 
 /// What the first NF gets.
 #[derive(Debug, Clone, Copy)]
@@ -282,7 +282,7 @@ impl Tally {
 /// # Errors
 /// An NF cannot be started, fails, or was not built to be traced; lines are shorter than a trace's;
 /// or there are no packets to give.
-pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<Vec<Sharing>, CacheError> {
+pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<Vec<SharedMisses>, CacheError> {
     let (hierarchy, l1) = first_cache(hierarchy)?;
     let mut model = Shared::new(hierarchy, nfs.len())?;
     let (mut deal, counted) = match feed {

@@ -25,7 +25,7 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use sluice_cache::model::Sharing;
+use sluice_cache::model::SharedMisses;
 use sluice_slo::curve::{self, Confidence, Curve, Point};
 use sluice_slo::profile::{CacheUse, FORM, Key, Profile, Source};
 use sluice_slo::stage::{self, Stage};
@@ -38,7 +38,7 @@ use crate::estimate::stand;
 /// The misses of all NFs of a chain, and the cost of a miss.
 pub struct Model {
     /// For each NF, in order.
-    pub misses: Vec<Sharing>,
+    pub misses: Vec<SharedMisses>,
     /// Nanoseconds per miss.
     pub miss_ns: f64,
 }
@@ -168,7 +168,7 @@ fn stages(parts: &[Part], model: Option<&Model>) -> Vec<Stage> {
     let one = |(i, part): (usize, &Part)| {
         let mut latency = part.latency.clone();
         latency.points.iter_mut().for_each(|point| point.x /= part.share);
-        let speed = |(nf, miss_ns): (&Sharing, f64)| {
+        let speed = |(nf, miss_ns): (&SharedMisses, f64)| {
             let more = |ways| nf.together.misses_per_packet(ways) - nf.alone_per_packet();
             // Rounding must not make it faster than it was.
             let at = |ways| (slowed(part.rate_pps(), more(ways), miss_ns) / part.rate_pps()).min(1.0);
@@ -207,10 +207,10 @@ mod tests {
     }
 
     /// Misses per packet with 1 way, 2 ways and so on, and alone with all.
-    fn sharing(misses: &[u64], alone: u64) -> Sharing {
+    fn sharing(misses: &[u64], alone: u64) -> SharedMisses {
         let origin = Origin::Simulated;
         let together = Misses { origin, way_bytes: 64, packets: 1, accesses: 100, reads: 50, misses: misses.to_vec() };
-        Sharing { together, alone }
+        SharedMisses { together, alone }
     }
 
     fn two() -> [Part; 2] {

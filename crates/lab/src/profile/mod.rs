@@ -52,7 +52,7 @@ pub mod traffic;
 use std::path::{Path, PathBuf};
 
 use sluice_cache::control::{CacheControl, ClassSpec};
-use sluice_cache::model::{Curve as Misses, Hierarchy, Sharing};
+use sluice_cache::model::{Curve as Misses, Hierarchy, SharedMisses};
 use sluice_cache::trace::Traced;
 use sluice_cache::{CacheError, trace};
 use sluice_slo::curve::{self, Curve, CurveError};
@@ -154,7 +154,7 @@ pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureE
 }
 
 /// Like [`misses`], for the NFs of a chain, which share the last cache.
-pub fn chain_misses(nfs: &[Traced], traffic: &Followed) -> Result<(Vec<Sharing>, u64), MeasureError> {
+pub fn chain_misses(nfs: &[Traced], traffic: &Followed) -> Result<(Vec<SharedMisses>, u64), MeasureError> {
     let (hierarchy, bytes) = host_caches()?;
     Ok((trace::chain::profile(nfs, traffic.feed(), hierarchy)?, bytes))
 }
