@@ -11,7 +11,7 @@
 
 use serde_json::json;
 
-use super::Sharing;
+use super::Scheduler;
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
@@ -25,7 +25,8 @@ pub const EXPERIMENT: Experiment =
     Experiment { name: "idle", about: "CPU time of the daemon without traffic, with NFs that sleep and with NFs that poll", run };
 
 const NFS: usize = 3;
-const VARIANTS: [(&str, Sharing); 2] = [("cooperative", Sharing::Cooperative), ("uncooperative/auto", Sharing::Uncooperative)];
+const VARIANTS: [(&str, Scheduler); 2] =
+    [("cooperative", Scheduler::Cooperative), ("uncooperative/auto", Scheduler::Uncooperative)];
 
 const GROUP: Group = Group {
     title: "A chain of three NFs without a packet",
@@ -60,10 +61,10 @@ fn plan(missing: Option<&str>) -> Trials {
     plan
 }
 
-fn setup(lab: &Lab, sharing: Sharing, interfaces: [&str; 2]) -> Setup {
+fn setup(lab: &Lab, sharing: Scheduler, interfaces: [&str; 2]) -> Setup {
     let core = lab.cores.shared();
     let name = |i: usize| format!("nf{i}");
-    let poll = sharing != Sharing::Cooperative;
+    let poll = sharing != Scheduler::Cooperative;
     let services = (1..=NFS).map(|i| Service {
         name: name(i),
         exec: COST.into(),
@@ -93,7 +94,7 @@ fn setup(lab: &Lab, sharing: Sharing, interfaces: [&str; 2]) -> Setup {
     }
 }
 
-fn one(lab: &Lab, sharing: Sharing) -> Result<Sample, Miss> {
+fn one(lab: &Lab, sharing: Scheduler) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let daemon = lab.start(&setup(lab, sharing, [wires.host(Side::Inside), wires.host(Side::Outside)]))?;
     lab.warm_up()?;

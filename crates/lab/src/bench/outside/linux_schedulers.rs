@@ -11,7 +11,7 @@
 
 use serde_json::json;
 
-use super::{Sharing, UNIT_NS, chain, cycles};
+use super::{Scheduler, UNIT_NS, chain, cycles};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, CPU, DELIVERED, params, schedulers, word_of};
@@ -28,10 +28,10 @@ pub const EXPERIMENT: Experiment = Experiment {
 const POLLS: [bool; 3] = [false, true, true];
 
 /// The kernel's schedulers but SCHED_BATCH, and slices from outside.
-fn variants() -> Vec<(String, Sharing)> {
+fn variants() -> Vec<(String, Scheduler)> {
     let of_kernel = schedulers().into_iter().filter(|class| *class != Class::Batch);
-    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{}", word_of(class)), Sharing::Linux(class))).collect();
-    all.push(("uncooperative/auto".into(), Sharing::Uncooperative));
+    let mut all: Vec<_> = of_kernel.map(|class| (format!("linux/{}", word_of(class)), Scheduler::Linux(class))).collect();
+    all.push(("uncooperative/auto".into(), Scheduler::Uncooperative));
     all
 }
 

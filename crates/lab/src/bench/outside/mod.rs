@@ -29,7 +29,7 @@ use sluice_api::config::Run;
 pub const UNIT_NS: f64 = 50.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
+pub enum Scheduler {
     /// They poll and get slices from outside.
     Uncooperative,
     /// They sleep and hand over.
@@ -48,20 +48,20 @@ pub fn cycles(ns: f64, tsc_hz: f64) -> u64 {
 /// One chain of MAC swaps with these costs in cycles, all on the NFs' shared core, at line rate.
 ///
 /// `polls` says for each NF whether it polls when it is not cooperative.
-pub fn chain(lab: &Lab, sharing: Sharing, costs: &[u64], polls: &[bool]) -> Setup {
+pub fn chain(lab: &Lab, sharing: Scheduler, costs: &[u64], polls: &[bool]) -> Setup {
     let class = match sharing {
-        Sharing::Linux(class) => class,
+        Scheduler::Linux(class) => class,
         _ => Class::Other,
     };
     let core = lab.cores.shared();
-    let run = if sharing == Sharing::Ideal { Run::Fused } else { Run::Isolated };
+    let run = if sharing == Scheduler::Ideal { Run::Fused } else { Run::Isolated };
     let nf = |(number, cycles): (usize, &u64)| Service {
         name: format!("nf{}", number + 1),
         exec: COST.into(),
         args: vec!["--cycles".into(), cycles.to_string(), "--swap-macs".into()],
         core,
         ring: LINE_RING,
-        poll: polls[number] && !matches!(sharing, Sharing::Cooperative | Sharing::Ideal),
+        poll: polls[number] && !matches!(sharing, Scheduler::Cooperative | Scheduler::Ideal),
         ..Service::default()
     };
     let services: Vec<Service> = costs.iter().enumerate().map(nf).collect();
@@ -69,7 +69,7 @@ pub fn chain(lab: &Lab, sharing: Sharing, costs: &[u64], polls: &[bool]) -> Setu
     Setup {
         manager_core: lab.manager_core,
         sched: Some(Mode::Sluice.sched(class)),
-        mechanism: matches!(sharing, Sharing::Linux(_)).then_some("none"),
+        mechanism: matches!(sharing, Scheduler::Linux(_)).then_some("none"),
         traffic: vec![traffic_to("c", line_rate(64))],
         chains: vec![Chain { run, ..chain_of("c", &names) }],
         frames: LINE_FRAMES,

@@ -12,7 +12,7 @@
 
 use serde_json::json;
 
-use super::{Sharing, UNIT_NS, chain, cycles};
+use super::{Scheduler, UNIT_NS, chain, cycles};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::sched::{COST, DELIVERED, LINE_RING, params};
@@ -29,12 +29,12 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 1..=10;
 /// Loads in units, repeated along the chain.
 const LOADS: [&[f64]; 4] = [&[0.0], &[1.0], &[1.0, 2.0], &[4.0]];
 /// Variants, by name.
-const VARIANTS: [(&str, Sharing); 5] = [
-    ("uncooperative/auto", Sharing::Uncooperative),
-    ("cooperative/other", Sharing::Cooperative),
-    ("ideal/other", Sharing::Ideal),
-    ("linux/other", Sharing::Linux(Class::Other)),
-    ("linux/rr100", Sharing::Linux(Class::Rr(100))),
+const VARIANTS: [(&str, Scheduler); 5] = [
+    ("uncooperative/auto", Scheduler::Uncooperative),
+    ("cooperative/other", Scheduler::Cooperative),
+    ("ideal/other", Scheduler::Ideal),
+    ("linux/other", Scheduler::Linux(Class::Other)),
+    ("linux/rr100", Scheduler::Linux(Class::Rr(100))),
 ];
 
 const GROUP: Group = Group {
