@@ -105,7 +105,7 @@ pub struct PacketOut {
 /// Kind of a change of the flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Command {
+pub enum FlowModCommand {
     /// Adds an entry and replaces one with the same match and priority.
     Add = 0,
     /// Changes the instructions of all entries within a match.
@@ -140,7 +140,7 @@ pub struct FlowMod {
     pub cookie: u64,
     pub cookie_mask: u64,
     pub table_id: u8,
-    pub command: Command,
+    pub command: FlowModCommand,
     /// Seconds without a packet after which the entry expires; 0: never.
     pub idle_timeout: u16,
     /// Seconds after which the entry expires; 0: never.
@@ -161,7 +161,7 @@ pub struct FlowMod {
 
 impl FlowMod {
     /// A change with default values.
-    pub fn new(command: Command, fields: Match) -> Self {
+    pub fn new(command: FlowModCommand, fields: Match) -> Self {
         Self {
             cookie: 0,
             cookie_mask: 0,
@@ -520,11 +520,11 @@ fn packet_out(from: &mut Reader<'_>) -> Result<PacketOut, Fault> {
 fn flow_mod(from: &mut Reader<'_>) -> Result<FlowMod, Fault> {
     let (cookie, cookie_mask, table_id) = (from.u64()?, from.u64()?, from.u8()?);
     let command = match from.u8()? {
-        0 => Command::Add,
-        1 => Command::Modify,
-        2 => Command::ModifyStrict,
-        3 => Command::Delete,
-        4 => Command::DeleteStrict,
+        0 => FlowModCommand::Add,
+        1 => FlowModCommand::Modify,
+        2 => FlowModCommand::ModifyStrict,
+        3 => FlowModCommand::Delete,
+        4 => FlowModCommand::DeleteStrict,
         _ => return Err(Fault::FLOW_COMMAND),
     };
     let (idle_timeout, hard_timeout, priority) = (from.u16()?, from.u16()?, from.u16()?);

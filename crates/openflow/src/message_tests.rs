@@ -54,7 +54,13 @@ fn role() -> impl Strategy<Value = Role> {
 }
 
 fn flow_mod() -> impl Strategy<Value = FlowMod> {
-    let commands = [Command::Add, Command::Modify, Command::ModifyStrict, Command::Delete, Command::DeleteStrict];
+    let commands = [
+        FlowModCommand::Add,
+        FlowModCommand::Modify,
+        FlowModCommand::ModifyStrict,
+        FlowModCommand::Delete,
+        FlowModCommand::DeleteStrict,
+    ];
     let numbers = (any::<[u64; 2]>(), any::<u8>(), any::<[u16; 4]>(), any::<[u32; 3]>());
     (prop::sample::select(commands.to_vec()), numbers, fields(), instructions()).prop_map(
         |(command, ([cookie, cookie_mask], table_id, [idle_timeout, hard_timeout, priority, flags], b), fields, instructions)| {

@@ -6,7 +6,9 @@
 
 use crate::fault::Fault;
 use crate::instruction::{self, Output};
-use crate::message::{Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, Role, SwitchConfig, Why, capability};
+use crate::message::{
+    Asyncs, Features, FlowModCommand, FlowRemoved, Message, PacketIn, PacketOut, Role, SwitchConfig, Why, capability,
+};
 use crate::multipart::{Desc, FlowStats, PortStats, Reply, Request, TableStats};
 use crate::port::{self, PortChange, PortDesc};
 use crate::table::{EntryCounts, FlowTable};
@@ -216,7 +218,7 @@ impl Switch {
             }
             Message::FlowMod(change) => {
                 let output = instruction::output_of(&change.instructions)?;
-                let gives = !matches!(change.command, Command::Delete | Command::DeleteStrict);
+                let gives = !matches!(change.command, FlowModCommand::Delete | FlowModCommand::DeleteStrict);
                 if gives {
                     self.look_at(output, false)?;
                 }

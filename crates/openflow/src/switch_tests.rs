@@ -50,7 +50,7 @@ fn asked(switch: &mut Switch, message: Message) -> Vec<Task> {
 
 fn add(port: u32) -> FlowMod {
     let instructions = vec![Instruction::Apply(vec![Output { port, max_len: 0 }])];
-    FlowMod { instructions, ..FlowMod::new(Command::Add, Match::exact(&[(FieldId::InPort, 1)]).unwrap()) }
+    FlowMod { instructions, ..FlowMod::new(FlowModCommand::Add, Match::exact(&[(FieldId::InPort, 1)]).unwrap()) }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::fault::Fault;
 use crate::instruction::{self, Instruction, Output};
-use crate::message::{Command, FlowMod, FlowRemoved, Reason, flow_flag};
+use crate::message::{FlowMod, FlowModCommand, FlowRemoved, Reason, flow_flag};
 use crate::multipart::{FlowRequest, FlowStats};
 use crate::oxm::Match;
 use crate::{ALL_TABLES, ANY_GROUP, port};
@@ -174,7 +174,7 @@ impl FlowTable {
     /// # Errors
     /// The fault to report; the table is unchanged.
     pub fn change(&mut self, change: &FlowMod, counts: &dyn EntryCounts, now_ms: u64) -> Result<Effect, Fault> {
-        let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
+        let deletes = matches!(change.command, FlowModCommand::Delete | FlowModCommand::DeleteStrict);
         if change.table_id != 0 && !(deletes && change.table_id == ALL_TABLES) {
             return Err(Fault::FLOW_TABLE_ID);
         }
@@ -182,9 +182,9 @@ impl FlowTable {
             return Err(Fault::FLOW_FLAGS);
         }
         match change.command {
-            Command::Add => self.add(change, counts, now_ms),
-            Command::Modify | Command::ModifyStrict => self.modify(change, counts),
-            Command::Delete | Command::DeleteStrict => Ok(self.delete(change, counts, now_ms)),
+            FlowModCommand::Add => self.add(change, counts, now_ms),
+            FlowModCommand::Modify | FlowModCommand::ModifyStrict => self.modify(change, counts),
+            FlowModCommand::Delete | FlowModCommand::DeleteStrict => Ok(self.delete(change, counts, now_ms)),
         }
     }
 
@@ -230,10 +230,10 @@ impl FlowTable {
 
     /// Numbers of the entries that a modify or delete selects.
     fn asked(&self, change: &FlowMod) -> Vec<u32> {
-        let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
+        let deletes = matches!(change.command, FlowModCommand::Delete | FlowModCommand::DeleteStrict);
         let (out_port, out_group) = if deletes { (change.out_port, change.out_group) } else { (port::ANY, ANY_GROUP) };
         let is_asked = |e: &&Entry| e.is_asked(&change.fields, out_port, out_group, change.cookie, change.cookie_mask);
-        if matches!(change.command, Command::ModifyStrict | Command::DeleteStrict) {
+        if matches!(change.command, FlowModCommand::ModifyStrict | FlowModCommand::DeleteStrict) {
             let number = self.numbers.get(&(change.priority, change.fields.clone()));
             return number.and_then(|n| self.entries.get(n)).filter(is_asked).map(|e| e.number).into_iter().collect();
         }

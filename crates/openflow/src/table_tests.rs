@@ -35,7 +35,7 @@ fn net(address: u128, bits: u32) -> Match {
     Match::new([eth, Field { id: FieldId::Ipv4Dst, value: address & mask, mask }]).unwrap()
 }
 
-fn change(command: Command, priority: u16, fields: Match, port: u32) -> FlowMod {
+fn change(command: FlowModCommand, priority: u16, fields: Match, port: u32) -> FlowMod {
     FlowMod { priority, instructions: to(port), ..FlowMod::new(command, fields) }
 }
 
@@ -51,7 +51,7 @@ const TEN: u128 = 0x0a00_0000;
 #[test]
 fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
     let (mut table, counted) = (FlowTable::new(4), Counted::default());
-    let add = |port| FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..change(Command::Add, 5, net(TEN, 8), port) };
+    let add = |port| FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..change(FlowModCommand::Add, 5, net(TEN, 8), port) };
     assert!(table.change(&add(1), &counted, 0).unwrap().changed);
     let first = table.entries().next().unwrap().number;
     counted.add(first, 7, 500);
@@ -66,20 +66,21 @@ fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
     let reset = FlowMod { flags: flow_flag::RESET_COUNTS, ..add(3) };
     table.change(&reset, &counted, 2000).unwrap();
     assert_eq!(table.entries().next().unwrap().count(&counted).packets, 0);
-    table.change(&change(Command::Add, 6, net(TEN, 8), 9), &counted, 0).unwrap();
+    table.change(&change(FlowModCommand::Add, 6, net(TEN, 8), 9), &counted, 0).unwrap();
     assert_eq!(all(&table), [(5, 3), (6, 9)]);
 }
 
 #[test]
 fn overlaps_are_refused_when_asked_for() {
     let (mut table, counted) = (FlowTable::new(8), Counted::default());
-    table.change(&change(Command::Add, 5, net(TEN, 8), 1), &counted, 0).unwrap();
-    let checked = |priority, fields| FlowMod { flags: flow_flag::CHECK_OVERLAP, ..change(Command::Add, priority, fields, 2) };
+    table.change(&change(FlowModCommand::Add, 5, net(TEN, 8), 1), &counted, 0).unwrap();
+    let checked =
+        |priority, fields| FlowMod { flags: flow_flag::CHECK_OVERLAP, ..change(FlowModCommand::Add, priority, fields, 2) };
     assert_eq!(table.change(&checked(5, net(TEN + 1, 32)), &counted, 0), Err(Fault::OVERLAP));
     assert_eq!(table.change(&checked(5, Match::default()), &counted, 0), Err(Fault::OVERLAP));
     assert!(table.change(&checked(6, net(TEN + 1, 32)), &counted, 0).is_ok());
     assert!(table.change(&checked(5, net(TEN << 1, 8)), &counted, 0).is_ok());
-    assert!(table.change(&change(Command::Add, 5, net(TEN + 1, 32), 2), &counted, 0).is_ok(), "unless it is not asked for");
+    assert!(table.change(&change(FlowModCommand::Add, 5, net(TEN + 1, 32), 2), &counted, 0).is_ok(), "unless it is not asked for");
 }
 
 #[test]
@@ -88,7 +89,7 @@ fn changes_and_deletions_strict_and_not() {
     let full = || {
         let mut table = FlowTable::new(8);
         for (priority, bits, port) in [(1, 0, 1), (5, 8, 2), (5, 16, 3), (9, 16, 4)] {
-            let add = FlowMod { cookie: u64::from(port) << 4, ..change(Command::Add, priority, net(TEN, bits), port) };
+            let add = FlowMod { cookie: u64::from(port) << 4, ..change(FlowModCommand::Add, priority, net(TEN, bits), port) };
             table.change(&add, &counted, 0).unwrap();
         }
         table
@@ -98,23 +99,23 @@ fn changes_and_deletions_strict_and_not() {
         table.change(&asked, &counted, 0).unwrap();
         all(&table)
     };
-    assert_eq!(after(change(Command::Modify, 0, net(TEN, 8), 7)), [(1, 1), (5, 7), (5, 7), (9, 7)]);
-    assert_eq!(after(change(Command::ModifyStrict, 5, net(TEN, 16), 7)), [(1, 1), (5, 2), (5, 7), (9, 4)]);
-    assert_eq!(after(change(Command::ModifyStrict, 6, net(TEN, 16), 7)), [(1, 1), (5, 2), (5, 3), (9, 4)], "adds nothing");
-    let by_cookie = FlowMod { cookie: 0x30, cookie_mask: 0xf0, ..change(Command::Modify, 0, Match::default(), 7) };
+    assert_eq!(after(change(FlowModCommand::Modify, 0, net(TEN, 8), 7)), [(1, 1), (5, 7), (5, 7), (9, 7)]);
+    assert_eq!(after(change(FlowModCommand::ModifyStrict, 5, net(TEN, 16), 7)), [(1, 1), (5, 2), (5, 7), (9, 4)]);
+    assert_eq!(after(change(FlowModCommand::ModifyStrict, 6, net(TEN, 16), 7)), [(1, 1), (5, 2), (5, 3), (9, 4)], "adds nothing");
+    let by_cookie = FlowMod { cookie: 0x30, cookie_mask: 0xf0, ..change(FlowModCommand::Modify, 0, Match::default(), 7) };
     assert_eq!(after(by_cookie), [(1, 1), (5, 2), (5, 7), (9, 4)]);
     let delete = |command, priority, fields| FlowMod { priority, ..FlowMod::new(command, fields) };
-    assert_eq!(after(delete(Command::Delete, 0, net(TEN, 16))), [(1, 1), (5, 2)]);
-    assert_eq!(after(delete(Command::DeleteStrict, 9, net(TEN, 16))), [(1, 1), (5, 2), (5, 3)]);
-    assert_eq!(after(FlowMod { out_port: 4, ..delete(Command::Delete, 0, Match::default()) }), [(1, 1), (5, 2), (5, 3)]);
-    assert_eq!(after(FlowMod { out_group: 1, ..delete(Command::Delete, 0, Match::default()) }).len(), 4);
-    assert_eq!(after(FlowMod { table_id: ALL_TABLES, ..delete(Command::Delete, 0, Match::default()) }), []);
+    assert_eq!(after(delete(FlowModCommand::Delete, 0, net(TEN, 16))), [(1, 1), (5, 2)]);
+    assert_eq!(after(delete(FlowModCommand::DeleteStrict, 9, net(TEN, 16))), [(1, 1), (5, 2), (5, 3)]);
+    assert_eq!(after(FlowMod { out_port: 4, ..delete(FlowModCommand::Delete, 0, Match::default()) }), [(1, 1), (5, 2), (5, 3)]);
+    assert_eq!(after(FlowMod { out_group: 1, ..delete(FlowModCommand::Delete, 0, Match::default()) }).len(), 4);
+    assert_eq!(after(FlowMod { table_id: ALL_TABLES, ..delete(FlowModCommand::Delete, 0, Match::default()) }), []);
     let mut table = full();
-    for wrong in [change(Command::Add, 1, net(TEN, 9), 1), change(Command::Modify, 1, net(TEN, 8), 1)] {
+    for wrong in [change(FlowModCommand::Add, 1, net(TEN, 9), 1), change(FlowModCommand::Modify, 1, net(TEN, 8), 1)] {
         assert_eq!(table.change(&FlowMod { table_id: 3, ..wrong }, &counted, 0), Err(Fault::FLOW_TABLE_ID));
     }
     assert_eq!(
-        table.change(&FlowMod { flags: 1 << 9, ..change(Command::Add, 1, net(TEN, 9), 1) }, &counted, 0),
+        table.change(&FlowMod { flags: 1 << 9, ..change(FlowModCommand::Add, 1, net(TEN, 9), 1) }, &counted, 0),
         Err(Fault::FLOW_FLAGS)
     );
 }
@@ -122,7 +123,7 @@ fn changes_and_deletions_strict_and_not() {
 #[test]
 fn a_full_table_takes_no_more_and_numbers_come_back_when_they_may() {
     let (mut table, counted) = (FlowTable::new(2), Counted::default());
-    let add = |table: &mut FlowTable, n: u128| table.change(&change(Command::Add, 1, net(TEN + n, 32), 1), &counted, 0);
+    let add = |table: &mut FlowTable, n: u128| table.change(&change(FlowModCommand::Add, 1, net(TEN + n, 32), 1), &counted, 0);
     add(&mut table, 1).unwrap();
     add(&mut table, 2).unwrap();
     assert_eq!(add(&mut table, 3), Err(Fault::TABLE_FULL));
@@ -146,7 +147,7 @@ fn entries_go_when_their_time_is_over() {
         idle_timeout,
         hard_timeout,
         flags,
-        ..change(Command::Add, 1, net(TEN + n, 32), 1)
+        ..change(FlowModCommand::Add, 1, net(TEN + n, 32), 1)
     };
     table.change(&add(1, 2, 0, flags), &counted, 0).unwrap();
     table.change(&add(2, 2, 5, flags), &counted, 0).unwrap();
@@ -178,19 +179,19 @@ proptest! {
         let mut model: Vec<(u16, Match, u32)> = Vec::new();
         for (what, priority, bits, address, port) in steps {
             let fields = net(TEN + (address << 24), bits * 4 + 4);
-            let command = [Command::Add, Command::Modify, Command::ModifyStrict, Command::Delete, Command::DeleteStrict][usize::from(what)];
+            let command = [FlowModCommand::Add, FlowModCommand::Modify, FlowModCommand::ModifyStrict, FlowModCommand::Delete, FlowModCommand::DeleteStrict][usize::from(what)];
             table.change(&change(command, priority, fields.clone(), port).only_outputs_that_count(), &counted, 0).unwrap();
             let strict = |e: &(u16, Match, u32)| e.0 == priority && e.1 == fields;
             let within = |e: &(u16, Match, u32)| e.1.is_within(&fields);
             match command {
-                Command::Add => {
+                FlowModCommand::Add => {
                     model.retain(|e| !strict(e));
                     model.push((priority, fields.clone(), port));
                 }
-                Command::Modify => model.iter_mut().filter(|e| within(e)).for_each(|e| e.2 = port),
-                Command::ModifyStrict => model.iter_mut().filter(|e| strict(e)).for_each(|e| e.2 = port),
-                Command::Delete => model.retain(|e| !within(e)),
-                Command::DeleteStrict => model.retain(|e| !strict(e)),
+                FlowModCommand::Modify => model.iter_mut().filter(|e| within(e)).for_each(|e| e.2 = port),
+                FlowModCommand::ModifyStrict => model.iter_mut().filter(|e| strict(e)).for_each(|e| e.2 = port),
+                FlowModCommand::Delete => model.retain(|e| !within(e)),
+                FlowModCommand::DeleteStrict => model.retain(|e| !strict(e)),
             }
             let retired = table.take_retired();
             table.reuse(retired);
@@ -203,7 +204,7 @@ proptest! {
 
 impl FlowMod {
     fn only_outputs_that_count(mut self) -> Self {
-        if matches!(self.command, Command::Delete | Command::DeleteStrict) {
+        if matches!(self.command, FlowModCommand::Delete | FlowModCommand::DeleteStrict) {
             self.instructions.clear();
         }
         self

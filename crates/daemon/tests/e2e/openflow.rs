@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sluice_api::model::{Openflow, Stats, TraceRequest, TracedPacket};
 use sluice_openflow::instruction::{Instruction, Output};
-use sluice_openflow::message::{Command as Change, FlowMod, HEADER, Header, Message, PacketOut, Reason, Why, flow_flag};
+use sluice_openflow::message::{FlowMod, FlowModCommand as Change, HEADER, Header, Message, PacketOut, Reason, Why, flow_flag};
 use sluice_openflow::multipart::{FlowRequest, Reply, Request};
 use sluice_openflow::oxm::{FieldId, Match};
 use sluice_openflow::{NO_BUFFER, WHOLE_PACKET, port as ports};
