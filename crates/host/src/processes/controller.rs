@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::mechanism::{Failed, Mechanism, Refused, Slot};
 use super::target::Target;
-use super::undo::Host;
+use super::undo::HostOps;
 
 /// Stops and runs targets by one mechanism.
 ///
@@ -98,7 +98,7 @@ pub struct Settings {
     pub high: u8,
     /// Ordinary folders in place of cgroups.
     #[cfg(test)]
-    pub(crate) fake: Option<Host>,
+    pub(crate) fake: Option<HostOps>,
 }
 
 impl Settings {
@@ -116,11 +116,11 @@ impl Settings {
         }
     }
 
-    pub(super) fn host(&self) -> Host {
+    pub(super) fn host(&self) -> HostOps {
         #[cfg(test)]
         if let Some(host) = &self.fake {
             return host.clone();
         }
-        Host::at(&self.root)
+        HostOps::at(&self.root)
     }
 }

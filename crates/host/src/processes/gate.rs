@@ -20,14 +20,14 @@ use sluice_shm::gate::{Gate as Word, SIGNAL};
 use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::target::Threads;
-use super::undo::{Host, Undo};
+use super::undo::{HostOps, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::process::Proc;
 
 /// A controller by gates and signals.
 pub struct Gate {
     guard: Arc<Guard>,
-    host: Host,
+    host: HostOps,
     slots: Slots<Held>,
 }
 

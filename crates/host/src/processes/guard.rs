@@ -42,7 +42,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sluice_shm::handshake;
 
 use super::attr::Attr;
-use super::undo::{Host, Undo};
+use super::undo::{HostOps, Undo};
 use super::{Failed, Refused, Target};
 use crate::notice;
 use crate::process::Proc;
@@ -170,7 +170,7 @@ pub fn undo_left(path: &Path) -> (usize, Option<String>) {
 
 /// Undoes the noted changes, and keeps those that fail; returns the last error.
 fn undo_all(noted: &mut BTreeMap<u64, (Undo, Option<OwnedFd>)>) -> Option<Failed> {
-    let host = Host::at(Path::new("/"));
+    let host = HostOps::at(Path::new("/"));
     let mut last = None;
     for try_ in 0..TRIES.0 {
         // Folders that contain others come last.

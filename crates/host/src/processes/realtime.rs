@@ -43,7 +43,7 @@ use super::attr::{Attr, set_priority};
 use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::target::{TargetMember, Threads};
-use super::undo::{Host, Undo};
+use super::undo::{HostOps, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::affinity::{self, Saved};
 use crate::cgroup;
@@ -57,7 +57,7 @@ const PASSES: usize = 16;
 pub struct Realtime {
     guard: Arc<Guard>,
     settings: Settings,
-    host: Host,
+    host: HostOps,
     /// Whether this user may undo SCHED_RESET_ON_FORK.
     without_heirs: bool,
     slots: Slots<Held>,

@@ -15,13 +15,13 @@ use rustix::thread::CapabilitySet;
 use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::target::Threads;
-use super::undo::{Host, Undo};
+use super::undo::{HostOps, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 
 /// A controller by signals.
 pub struct Signal {
     guard: Arc<Guard>,
-    host: Host,
+    host: HostOps,
     slots: Slots<Held>,
 }
 

@@ -13,7 +13,7 @@ use sluice_shm::handshake;
 use sluice_shm::page::{Counter, Region, RegionLayout};
 
 use super::guard::{Guard, Message};
-use super::undo::{Host, Undo};
+use super::undo::{HostOps, Undo};
 use super::*;
 use crate::cgroup::Version;
 use crate::process::Proc;
@@ -75,7 +75,7 @@ impl Fake {
         make_cgroup(&root.path().join(point)).unwrap();
         make_cgroup(&root.path().join(point).join("home")).unwrap();
         fs::write(own.join("mountinfo"), format!("31 27 0:22 / /{point} rw,relatime - {line}\n")).unwrap();
-        let host = Host { make: make_cgroup, remove: |folder| fs::remove_dir_all(folder), ..Host::at(root.path()) };
+        let host = HostOps { make: make_cgroup, remove: |folder| fs::remove_dir_all(folder), ..HostOps::at(root.path()) };
         let settings = Settings { root: root.path().into(), fake: Some(host), ..Settings::new("sluice-1-core1") };
         let fake = Self { root, version, settings };
         fs::write(own.join("cgroup"), fake.member("/home")).unwrap();

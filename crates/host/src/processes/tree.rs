@@ -16,7 +16,7 @@ use rustix::io::{Errno, pwrite};
 
 use super::guard::{Guard, Note};
 use super::slots::Slots;
-use super::undo::{Host, Undo};
+use super::undo::{HostOps, Undo};
 use super::{Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::cgroup::{self, Version};
 
@@ -38,7 +38,7 @@ pub(super) struct Words {
 pub(super) struct Tree {
     words: Words,
     root: PathBuf,
-    host: Host,
+    host: HostOps,
     guard: Arc<Guard>,
     folder: PathBuf,
     own: Option<Note>,

@@ -29,14 +29,14 @@ const PASSES: usize = 16;
 
 /// The host's operations for undoing. Tests inject another root, and plain folders as cgroups.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct HostOps {
     pub(super) proc: Proc,
     pub(super) make: fn(&Path) -> io::Result<()>,
     /// Removes an empty cgroup.
     pub(super) remove: fn(&Path) -> io::Result<()>,
 }
 
-impl Host {
+impl HostOps {
     /// The host with this file-system root.
     pub fn at(root: &Path) -> Self {
         Self { proc: Proc::at(root.join("proc")), make: |folder| fs::create_dir(folder), remove: |folder| fs::remove_dir(folder) }
@@ -84,7 +84,7 @@ impl Undo {
     ///
     /// # Errors
     /// The first thing that could not be undone; the others were.
-    pub(crate) fn perform(&self, host: &Host, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
+    pub(crate) fn perform(&self, host: &HostOps, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
         match self {
             Self::Continue { process } => {
                 let failed = |source| Failed::System { doing: "continue", pid: process.pid, source };
@@ -177,7 +177,7 @@ fn leave(folder: &Path, home: &Path, elsewhere: &[(i32, PathBuf)]) -> io::Result
 }
 
 /// Removes an empty cgroup, waiting a little for leaving processes.
-fn remove(host: &Host, folder: &Path) -> io::Result<()> {
+fn remove(host: &HostOps, folder: &Path) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
         match (host.remove)(folder) {
