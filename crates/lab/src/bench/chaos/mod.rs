@@ -61,7 +61,7 @@ use crate::bench::table::{Column, Form, Group};
 use crate::bench::{daemon, stats};
 use sluice_api::model::Stats;
 
-use site::{Host, Site};
+use site::{Site, SiteHost};
 use step::{Call, ROUND, ROUNDS_OF_A_LIFE, Signal, Step};
 use watch::Size;
 
@@ -151,10 +151,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// This host, as configurations describe it.
-fn host(lab: &Lab, variant: &str) -> Host {
+fn host(lab: &Lab, variant: &str) -> SiteHost {
     let program = lab.programs.path(LAB);
     let is_root = rustix::process::geteuid().is_root();
-    Host {
+    SiteHost {
         manager_cores: if variant == THREADS { vec![lab.manager_core, lab.cores.shared()] } else { vec![lab.manager_core] },
         cores: lab.cores.besides_manager(),
         hostile: (program.display().to_string(), vec!["hostile-nf".into()]),
@@ -176,7 +176,7 @@ fn host(lab: &Lab, variant: &str) -> Host {
 /// A daemon, and the history of its run.
 struct Run<'a> {
     lab: &'a Lab,
-    host: Host,
+    host: SiteHost,
     variant: &'static str,
     seed: u64,
     daemon: Option<Daemon>,

@@ -53,7 +53,7 @@ const FLOWS: u64 = 16;
 
 /// Parameters of a site.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Host {
+pub struct SiteHost {
     /// Cores of the manager; each of several receives and forwards.
     pub manager_cores: Vec<usize>,
     /// Cores of NFs.
@@ -72,7 +72,7 @@ pub struct Host {
     pub replaces_memory: bool,
 }
 
-impl Host {
+impl SiteHost {
     /// Tenants whose memory may be replaced, which ends all of their NFs: those without protected
     /// ones.
     pub fn renewed(&self) -> &'static [&'static str] {
@@ -106,7 +106,7 @@ fn table(out: &mut String, head: &str, table: &Map<String, Value>) {
 
 impl Site {
     /// The site at the start and after each check: all ports, and a chain of each kind.
-    pub fn at_rest(host: &Host) -> Self {
+    pub fn at_rest(host: &SiteHost) -> Self {
         let mut site = Self::protected(host);
         site.ports.extend(SINKS.iter().map(|name| sink(name)));
         site
@@ -115,9 +115,9 @@ impl Site {
     /// The protected part.
     ///
     /// It has chains with their own tenants, on shared and, where there are some, separate cores.
-    /// One more chain shares a core with NFs that break the rules and, if [`Host::among`], their
-    /// tenant.
-    pub fn protected(host: &Host) -> Self {
+    /// One more chain shares a core with NFs that break the rules and, if [`SiteHost::among`],
+    /// their tenant.
+    pub fn protected(host: &SiteHost) -> Self {
         let mut site = Self::default();
         let (first, last) = (host.cores[0], host.cores[host.cores.len() - 1]);
         for (name, tenant, cores, instances) in [
@@ -149,7 +149,7 @@ impl Site {
     }
 
     /// Packets per second for protected chains.
-    pub fn offered(host: &Host) -> f64 {
+    pub fn offered(host: &SiteHost) -> f64 {
         let of = |port: &Value| port["rate"].as_f64().unwrap_or(0.0);
         let all: f64 = Self::protected(host).ports.iter().map(of).sum();
         // Half of the shared port's rate is not theirs.
@@ -157,7 +157,7 @@ impl Site {
     }
 
     /// Gives half of the shared port's flows to an NF of the tenant red that breaks the rules.
-    fn add_odd(&mut self, host: &Host, draw: &mut Draw) {
+    fn add_odd(&mut self, host: &SiteHost, draw: &mut Draw) {
         let (program, mut args) = host.hostile.clone();
         args.push((*draw.pick(&host.modes)).into());
         let core = host.cores[host.cores.len() - 1];
@@ -169,7 +169,7 @@ impl Site {
     }
 
     /// A random site around the protected part, mostly valid.
-    pub fn random(host: &Host, draw: &mut Draw) -> Self {
+    pub fn random(host: &SiteHost, draw: &mut Draw) -> Self {
         let mut site = Self::protected(host);
         if draw.percent(70) {
             site.add_odd(host, draw);
@@ -205,7 +205,7 @@ impl Site {
         self
     }
 
-    pub fn toml(&self, host: &Host, runtime_dir: &Path) -> String {
+    pub fn toml(&self, host: &SiteHost, runtime_dir: &Path) -> String {
         let (cores, core) = (json!(host.manager_cores), host.manager_cores[0]);
         let after = if host.replaces_memory { "replace" } else { "keep" };
         let mut out = format!(
@@ -239,7 +239,7 @@ fn prefix() -> u32 {
 }
 
 /// A port that generates packets for a protected chain.
-fn source(host: &Host, name: &str, rate: f64, overload: &str) -> Value {
+fn source(host: &SiteHost, name: &str, rate: f64, overload: &str) -> Value {
     json!({
         "name": name, "kind": "gen", "rate": rate, "flows": 2 * FLOWS, "overload": overload, "size": 128, "src": "10.9.0.0",
         "checksum": true, "queues": host.manager_cores.len(),
@@ -267,7 +267,7 @@ fn foreign(name: &str, netns: &str) -> Value {
 }
 
 /// A random service; one of [`HOSTILE`] breaks the rules in a random mode.
-pub fn service(host: &Host, name: &str, draw: &mut Draw) -> Value {
+pub fn service(host: &SiteHost, name: &str, draw: &mut Draw) -> Value {
     if let Some(netns) = host.netns.as_ref().filter(|_| name == FOREIGN) {
         return foreign(name, netns);
     }
@@ -326,9 +326,9 @@ pub fn is_protected(name: &str) -> bool {
 pub mod tests {
     use super::*;
 
-    pub fn host() -> Host {
+    pub fn host() -> SiteHost {
         let hostile = ("/bin/false".into(), vec!["hostile".into()]);
-        Host {
+        SiteHost {
             manager_cores: vec![0],
             cores: vec![1],
             hostile,
@@ -370,7 +370,7 @@ pub mod tests {
         assert_eq!(rules, ["10.9.0.0/28", "10.9.0.16/28"]);
         assert_eq!(Site::offered(&host()), 4.0 * RATE);
         assert_eq!(
-            (Host { among: true, ..host() }.renewed(), Host { among: false, ..host() }.renewed().len()),
+            (SiteHost { among: true, ..host() }.renewed(), SiteHost { among: false, ..host() }.renewed().len()),
             (&["red", "blue"][..], 3)
         );
     }

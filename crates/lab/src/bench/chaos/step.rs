@@ -8,7 +8,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use super::draw::Draw;
-use super::site::{self, CHAINS, FOREIGN, GENERATORS, HOSTILE, Host, PROGRAMS, RULES, SERVICES, SINKS, Site};
+use super::site::{self, CHAINS, FOREIGN, GENERATORS, HOSTILE, PROGRAMS, RULES, SERVICES, SINKS, Site, SiteHost};
 
 /// Steps of a round.
 pub const ROUND: u64 = 40;
@@ -50,7 +50,7 @@ pub enum Step {
 
 impl Step {
     /// Step `number` of the run with this seed.
-    pub fn draw(host: &Host, seed: u64, number: u64) -> Self {
+    pub fn draw(host: &SiteHost, seed: u64, number: u64) -> Self {
         let mut draw = Draw::new(seed, number);
         let draw = &mut draw;
         if number.is_multiple_of(ROUND) {
@@ -95,7 +95,7 @@ impl Call {
         Self { method, address, body }
     }
 
-    fn draw(host: &Host, draw: &mut Draw) -> Self {
+    fn draw(host: &SiteHost, draw: &mut Draw) -> Self {
         let post = |address: &str, body| Self::new("POST", address.into(), Some(body));
         let delete = |collection: &str, name: &str| Self::new("DELETE", format!("/v1/{collection}/{name}"), None);
         match draw.below(104) {
