@@ -60,7 +60,7 @@ pub fn run_ns(has_come: bool, lived_ns: u64) -> u64 {
 
 /// What to do after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub enum RestartDecision {
     /// Start it again after this many nanoseconds; 0 is at once.
     StartAfter(u64),
     /// Do not start it again.
@@ -69,23 +69,23 @@ pub enum Decision {
 
 impl Backoff {
     /// Decides after a failed run of `ran_ns` (0 if it did not start), and counts it in `streak`.
-    pub fn after_failure(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
+    pub fn after_failure(&self, streak: &mut Streak, ran_ns: u64) -> RestartDecision {
         if ran_ns >= self.good_run_ns {
             streak.failures = 0;
         }
         streak.failures = streak.failures.saturating_add(1);
         if self.give_up_after.is_some_and(|most| streak.failures > most) {
-            return Decision::GiveUp;
+            return RestartDecision::GiveUp;
         }
-        Decision::StartAfter(self.wait_ns(streak.failures))
+        RestartDecision::StartAfter(self.wait_ns(streak.failures))
     }
 
     /// Decides after a run of `ran_ns` that was ended for cause, and counts it in `streak`: as
     /// after a failure, but the waits begin with [`Backoff::first_ns`].
-    pub fn after_offence(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
+    pub fn after_offence(&self, streak: &mut Streak, ran_ns: u64) -> RestartDecision {
         match self.after_failure(streak, ran_ns) {
-            Decision::StartAfter(_) => Decision::StartAfter(self.wait_ns(streak.failures.saturating_add(1))),
-            Decision::GiveUp => Decision::GiveUp,
+            RestartDecision::StartAfter(_) => RestartDecision::StartAfter(self.wait_ns(streak.failures.saturating_add(1))),
+            RestartDecision::GiveUp => RestartDecision::GiveUp,
         }
     }
 
@@ -109,8 +109,8 @@ mod tests {
     fn waits(policy: Backoff, runs: &[u64]) -> Vec<Option<u64>> {
         let mut streak = Streak::default();
         let decide = |ran: &u64| match policy.after_failure(&mut streak, *ran) {
-            Decision::StartAfter(ns) => Some(ns / MS),
-            Decision::GiveUp => None,
+            RestartDecision::StartAfter(ns) => Some(ns / MS),
+            RestartDecision::GiveUp => None,
         };
         runs.iter().map(decide).collect()
     }
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(policy.wait_ns(65), u64::MAX);
         assert_eq!(policy.wait_ns(u32::MAX), u64::MAX);
         let mut streak = Streak { failures: u32::MAX };
-        assert_eq!(Backoff::default().after_failure(&mut streak, 0), Decision::StartAfter(5 * S));
+        assert_eq!(Backoff::default().after_failure(&mut streak, 0), RestartDecision::StartAfter(5 * S));
         assert_eq!(streak.failures, u32::MAX);
         // A first wait past the longest is cut, too.
         assert_eq!(Backoff { first_ns: 9 * S, ..Backoff::default() }.wait_ns(2), 5 * S);
@@ -169,10 +169,10 @@ mod tests {
         let mut streak = Streak::default();
         let after = |ran_ns| Backoff::default().after_offence(&mut streak, ran_ns);
         let got = [MS, MS, MS, 60 * S, MS].map(after);
-        assert_eq!(got, [10, 20, 40, 10, 20].map(|ms| Decision::StartAfter(ms * MS)));
+        assert_eq!(got, [10, 20, 40, 10, 20].map(|ms| RestartDecision::StartAfter(ms * MS)));
         let policy = Backoff { give_up_after: Some(1), ..Backoff::default() };
         let mut streak = Streak::default();
-        assert_eq!(policy.after_offence(&mut streak, 0), Decision::StartAfter(10 * MS));
-        assert_eq!(policy.after_offence(&mut streak, 0), Decision::GiveUp);
+        assert_eq!(policy.after_offence(&mut streak, 0), RestartDecision::StartAfter(10 * MS));
+        assert_eq!(policy.after_offence(&mut streak, 0), RestartDecision::GiveUp);
     }
 }

@@ -19,7 +19,7 @@
 
 use std::time::Duration;
 
-use sluice_policy::restart::{self, Backoff, Decision, Streak};
+use sluice_policy::restart::{self, Backoff, RestartDecision, Streak};
 
 use super::event::{Action, Again, End, Ended, Event, TrialEnd};
 use super::state::{Forbidden, State};
@@ -532,8 +532,8 @@ impl Life {
             _ => BACKOFF.after_failure(&mut self.past.streak, ran_ns),
         };
         match decision {
-            Decision::StartAfter(pause_ns) => Some(pause_ns),
-            Decision::GiveUp => None,
+            RestartDecision::StartAfter(pause_ns) => Some(pause_ns),
+            RestartDecision::GiveUp => None,
         }
     }
 

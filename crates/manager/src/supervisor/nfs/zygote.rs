@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use sluice_policy::restart::{Decision, Streak};
+use sluice_policy::restart::{RestartDecision, Streak};
 
 use super::life::{BACKOFF, HELLO_PATIENCE};
 
@@ -209,8 +209,8 @@ impl ZygoteLife {
     fn pause(&mut self, now_ns: u64) -> Vec<ZygoteAction> {
         self.stage = Stage::Pausing;
         self.deadline_ns = match BACKOFF.after_failure(&mut self.streak, now_ns.saturating_sub(self.started_ns)) {
-            Decision::StartAfter(pause_ns) => Some(now_ns + pause_ns),
-            Decision::GiveUp => None,
+            RestartDecision::StartAfter(pause_ns) => Some(now_ns + pause_ns),
+            RestartDecision::GiveUp => None,
         };
         self.spawn_all()
     }
