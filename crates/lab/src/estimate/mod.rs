@@ -325,7 +325,7 @@ fn rounds(subject: &Subject, plan: &Procedure) -> Result<Rounds, EstimateError> 
         next = (next + bursts * BURST) % plan.packets.len();
         move |i: usize| plan.packets[(from + i) % plan.packets.len()].as_slice()
     };
-    let (mut single, mut row) = (stand::Load::new(1), stand::Load::new(MOST_BURSTS));
+    let (mut single, mut row) = (stand::RingLoad::new(1), stand::RingLoad::new(MOST_BURSTS));
     let (mut dropped, mut began) = (0, 0);
     let mut found = Rounds { ticks: Vec::with_capacity(plan.rounds as usize), ..Rounds::default() };
     let mut unsampled = None;

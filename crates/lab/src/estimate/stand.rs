@@ -115,12 +115,12 @@ impl Sampled {
 }
 
 /// Packets that go on the ring together.
-pub struct Load {
+pub struct RingLoad {
     descriptors: Vec<Descriptor>,
     first: u32,
 }
 
-impl Load {
+impl RingLoad {
     /// A load of 1 to [`MOST_BURSTS`] bursts.
     pub fn new(bursts: usize) -> Self {
         Self { descriptors: vec![Descriptor::default(); bursts.clamp(1, MOST_BURSTS) * BURST], first: 0 }
@@ -206,7 +206,7 @@ impl Stand {
     }
 
     /// Writes the packets of a load into frames. `packet` gives the bytes of each.
-    pub fn fill<'p>(&mut self, load: &mut Load, packet: impl Fn(usize) -> &'p [u8]) {
+    pub fn fill<'p>(&mut self, load: &mut RingLoad, packet: impl Fn(usize) -> &'p [u8]) {
         let packets = load.descriptors.len();
         load.first = if self.frame as usize + packets <= FRAMES as usize { self.frame } else { 0 };
         self.frame = load.first + packets as u32;
@@ -224,7 +224,7 @@ impl Stand {
     ///
     /// # Errors
     /// [`EstimateError::Keeps`], [`EstimateError::Broken`] or [`EstimateError::Ended`].
-    pub fn round(&mut self, load: &Load) -> Result<u64, EstimateError> {
+    pub fn round(&mut self, load: &RingLoad) -> Result<u64, EstimateError> {
         let (first, packets) = (load.first, load.descriptors.len());
         let sent = self.rx.enqueue(&load.descriptors).map_err(|_| self.broken("a ring cursor is where it cannot be"))?;
         let began = ticks();
