@@ -73,9 +73,9 @@ impl Shared {
 }
 
 /// A handle that sets where the controller writes shares.
-pub struct Link(Arc<Shared>);
+pub struct ControllerLink(Arc<Shared>);
 
-impl Link {
+impl ControllerLink {
     /// Writes the NF's share to `kernel` from now on, if it is still the same process.
     pub fn give(&self, handle: &Arc<NfHandle>, kernel: Box<dyn WriteShare>) {
         if let Some(nf) = self.0.nfs().get_mut(&handle.number).filter(|nf| Arc::ptr_eq(&nf.handle, handle)) {
@@ -122,8 +122,8 @@ impl Controller {
     }
 
     /// A handle for threads that make what shares are written to.
-    pub fn link(&self) -> Link {
-        Link(self.shared.clone())
+    pub fn link(&self) -> ControllerLink {
+        ControllerLink(self.shared.clone())
     }
 
     /// Removes an NF. Nothing is written for it after the return.

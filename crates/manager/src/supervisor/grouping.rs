@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 
 use rustix::process::Pid;
 
-use crate::controller::{Link, WriteShare};
+use crate::controller::{ControllerLink, WriteShare};
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::{CgroupError, Group, NfGroup, Weight};
 
@@ -46,7 +46,7 @@ impl Grouping {
     ///
     /// # Errors
     /// The system's, if it makes no thread.
-    pub(super) fn start(group: Group, controller: Link) -> std::io::Result<Self> {
+    pub(super) fn start(group: Group, controller: ControllerLink) -> std::io::Result<Self> {
         let group = Arc::new(group);
         let (jobs, todo) = channel();
         let (gone, removed) = channel();
@@ -112,7 +112,7 @@ impl Grouping {
     }
 }
 
-fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: &Link) {
+fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: &ControllerLink) {
     let mut nfs: BTreeMap<u16, NfGroup> = BTreeMap::new();
     let remove = |nf: NfGroup| {
         let path = nf.path().to_path_buf();
