@@ -26,7 +26,7 @@
 //!   itself places the NF's process in the cgroups that weight and freeze NFs. So hosts with
 //!   cgroups of version 1, 2 or both look the same to the runtime (crun refuses a mixture), and it
 //!   enables nothing outside of its own cgroup (runc would).
-//! - A life leaves that folder and that cgroup: [`Life::clear`] removes both, and the
+//! - A life leaves that folder and that cgroup: [`ContainerRun::clear`] removes both, and the
 //!   [record](super::record) lists them before they are made.
 //!
 //! # Limits
@@ -101,7 +101,7 @@ pub struct Template {
 
 /// What one start of a container makes, and its end removes.
 #[derive(Debug)]
-pub struct Life {
+pub struct ContainerRun {
     /// Its folder: `config.json` and the runtime's files.
     pub folder: PathBuf,
     /// The cgroup of its runtime, on hosts with cgroups of version 2.
@@ -485,7 +485,7 @@ fn set_variable(env: &mut Value, variable: &str, value: &str) {
     *env = all.into();
 }
 
-impl Life {
+impl ContainerRun {
     /// The paths of one start of an NF's container. `number` is unique to the start.
     pub fn new(nf: &str, number: u64, runtime_dir: &Path, home: Option<&Path>) -> Self {
         Self {
@@ -799,7 +799,7 @@ mod tests {
     #[test]
     fn a_life_is_prepared_and_cleared() {
         let folder = tempfile::tempdir().unwrap();
-        let life = Life::new("ids.0", 3, folder.path(), None);
+        let life = ContainerRun::new("ids.0", 3, folder.path(), None);
         let spec = life.prepare("ids.0", &of_root(), Path::new("/run/sluice/nf.sock")).unwrap();
         assert_eq!(life.folder, folder.path().join("containers/ids.0-3"));
         assert!(spec.apart && spec.cgroup.is_none() && spec.user.is_none());
@@ -847,7 +847,7 @@ mod tests {
 
     #[test]
     fn each_start_has_names_of_its_own() {
-        let life = Life::new("ids.0", 4, Path::new("/run/sluice"), Some(Path::new("/sys/fs/cgroup/a")));
+        let life = ContainerRun::new("ids.0", 4, Path::new("/run/sluice"), Some(Path::new("/sys/fs/cgroup/a")));
         let outer = PathBuf::from(format!("/sys/fs/cgroup/a/sluice-{}-ids.0-4", std::process::id()));
         assert_eq!(life.cgroups(), [outer.clone(), outer.join("container")]);
     }

@@ -13,7 +13,7 @@ use super::notice::NoticeKind;
 use crate::nf::death::Cause;
 use sluice_host::attach::Peer;
 use sluice_host::cgroup;
-use sluice_host::container::{FOLDER, Life, Template};
+use sluice_host::container::{ContainerRun, FOLDER, Template};
 use sluice_host::process::{self, Proc};
 use sluice_host::record::Thing;
 
@@ -26,7 +26,7 @@ impl Supervisor {
         self.feed(number, Event::Launched);
         self.host.containers += 1;
         let dir = self.config.manager.runtime_dir.clone();
-        let life = Life::new(&name, self.host.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
+        let life = ContainerRun::new(&name, self.host.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
         self.note(|r| r.made(Thing::Directory, &dir.join(FOLDER)));
         self.note(|r| r.made(Thing::Container, &life.folder));
         for cgroup in life.cgroups() {
@@ -49,7 +49,7 @@ impl Supervisor {
 
     /// Removes what a container has left. Its processes have ended: the runtime's was collected,
     /// and it was the first of theirs.
-    pub(super) fn clear_container(&mut self, life: Life) {
+    pub(super) fn clear_container(&mut self, life: ContainerRun) {
         let (gone, failed) = life.clear();
         for path in gone {
             self.note(|r| r.removed(&path));

@@ -16,7 +16,7 @@ use super::notice::NoticeKind;
 use super::{ServiceState, Supervisor, SupervisorError, token};
 use crate::nf::death::Cause;
 use crate::nf::output::Whose;
-use sluice_host::container::Life;
+use sluice_host::container::ContainerRun;
 use sluice_host::filter::Filter;
 use sluice_host::spawn;
 
@@ -120,7 +120,12 @@ impl Supervisor {
 
     /// Starts an NF's program, or the runtime of its container. The NF is starting then, also if
     /// this fails; the caller then handles it as lost.
-    pub(super) fn start_process(&mut self, number: u16, spec: &spawn::SpawnSpec, container: Option<Life>) -> Result<(), String> {
+    pub(super) fn start_process(
+        &mut self,
+        number: u16,
+        spec: &spawn::SpawnSpec,
+        container: Option<ContainerRun>,
+    ) -> Result<(), String> {
         self.feed(number, Event::Launched);
         let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.is(State::Starting)) else { return Ok(()) };
         nf.counted.spawned_ns = Some(monotonic_ns());

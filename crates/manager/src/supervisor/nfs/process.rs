@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, Signal};
 
 use sluice_host::attach::Peer;
-use sluice_host::container::Life;
+use sluice_host::container::ContainerRun;
 use sluice_host::process::{self, Proc};
 
 pub(crate) struct Process {
@@ -16,7 +16,7 @@ pub(crate) struct Process {
     /// Whether the manager did not start it and must not end it.
     pub(crate) theirs: bool,
     /// If it is the runtime of a container: what the container leaves behind.
-    pub(crate) container: Option<Life>,
+    pub(crate) container: Option<ContainerRun>,
 }
 
 impl Process {
