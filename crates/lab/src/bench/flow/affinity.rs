@@ -13,7 +13,7 @@
 //! # Source
 //! Flurries, figure 9.
 
-use super::web::{self, Load, Pool, Server, TENANTS};
+use super::web::{self, Load, Pool, TENANTS, WebServer};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
@@ -75,7 +75,7 @@ fn plan(missing: Option<&str>) -> Trials {
 
 fn one(lab: &Lab, per: &'static str) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
-    let server = Server::start(lab, &wires, BYTES)?;
+    let server = WebServer::start(lab, &wires, BYTES)?;
     let setup = web::setup(lab, &wires, &Pool { per, nfs: NFS, cycles: CYCLES }, ["", ""], "");
     let daemon = lab.start(&setup)?;
     web::wait_for_nfs(lab, &daemon, NFS)?;

@@ -11,7 +11,7 @@
 //! # Source
 //! Flurries, figure 7.
 
-use super::web::{self, Load, Pool, Server, TENANTS};
+use super::web::{self, Load, Pool, TENANTS, WebServer};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
@@ -83,7 +83,7 @@ fn plan(missing: Option<&str>) -> Trials {
 fn one(lab: &Lab, sched: &str) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     wires.lay_second()?;
-    let server = Server::start(lab, &wires, BYTES)?;
+    let server = WebServer::start(lab, &wires, BYTES)?;
     let pool = Pool { per: "flow", nfs: NFS, cycles: CYCLES };
     let rules = ["tenant = \"gold\"", "tenant = \"free\""];
     let setup = web::setup(lab, &wires, &pool, rules, &format!("[sched]\n{sched}\n"));

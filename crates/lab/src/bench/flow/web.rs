@@ -91,12 +91,12 @@ pub fn setup(lab: &Lab, wires: &Wires, pool: &Pool, rule: [&str; 2], more: &str)
 }
 
 /// nginx in the outer namespace; stopped on drop.
-pub struct Server {
+pub struct WebServer {
     child: Child,
     folder: tempfile::TempDir,
 }
 
-impl Server {
+impl WebServer {
     /// Starts a server whose answers have this many bytes.
     pub fn start(lab: &Lab, wires: &Wires, bytes: usize) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
@@ -132,7 +132,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for WebServer {
     fn drop(&mut self) {
         // On SIGTERM the master ends its workers; if killed, it would leave them behind.
         let pid = rustix::process::Pid::from_child(&self.child);
