@@ -25,7 +25,7 @@
 
 use serde_json::json;
 
-use super::web::{Clients, Server};
+use super::web::{Clients, WebServer};
 use super::{POLICIES, Together, pooled, wait_for_members, web};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
@@ -120,7 +120,7 @@ fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
     let mut cores = lab.cores.besides_manager();
     cores.retain(|core| *core != lab.cores.shared());
     cores.push(lab.manager_core);
-    let _server = Server::start(&wires, &lab.programs, &cores)?;
+    let _server = WebServer::start(&wires, &lab.programs, &cores)?;
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
     let clients = Clients::start(&wires, &cores, CLIENTS, lab.args.seconds)?;

@@ -40,7 +40,7 @@ pub struct Answers {
 }
 
 /// A server that ends with its owner, and its folder.
-pub struct Server {
+pub struct WebServer {
     _nginx: Running,
     _folder: tempfile::TempDir,
 }
@@ -58,7 +58,7 @@ fn conf(folder: &Path) -> String {
     )
 }
 
-impl Server {
+impl WebServer {
     /// Starts it in the outer namespace, on `cores`, and waits until it listens.
     pub fn start(wires: &Wires, programs: &Programs, cores: &[usize]) -> anyhow::Result<Self> {
         let folder =
