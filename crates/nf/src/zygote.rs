@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 use rustix::process::{Pid, getppid, setpgid};
 use sluice_shm::handshake::{HandshakeError, receive, send};
-use sluice_shm::zygote::{self, Fork, Report};
+use sluice_shm::zygote::{self, Fork, ZygoteReport};
 
 use crate::context::Context;
 use crate::engine::connect;
@@ -51,7 +51,7 @@ pub(crate) fn forked_as() -> Option<&'static str> {
 pub(crate) fn decline(options: &Options, why: &str) -> Result<(), AttachError> {
     let (socket, name) = connect(options)?;
     zygote::attach(&socket, &name)?;
-    Ok(send(socket.as_fd(), &Report::Unfit(why.into()).encode(), &[])?)
+    Ok(send(socket.as_fd(), &ZygoteReport::Unfit(why.into()).encode(), &[])?)
 }
 
 /// Runs a zygote. Returns, in each forked process, what was made and its options; None in the
@@ -64,16 +64,16 @@ pub(crate) fn serve<S>(
     let parent = getppid();
     let surroundings = zygote::attach(&socket, &name).map_err(AttachError::from)?;
     let made = make(&Context::of_zygote(&surroundings))?;
-    let say = |report: Report| send(socket.as_fd(), &report.encode(), &[]).map_err(AttachError::from);
+    let say = |report: ZygoteReport| send(socket.as_fd(), &report.encode(), &[]).map_err(AttachError::from);
     if let Some(why) = unfit() {
-        say(Report::Unfit(why))?;
+        say(ZygoteReport::Unfit(why))?;
         return Ok(None);
     }
     // Buffered output would come out of every child.
     let _ = std::io::stdout().flush();
     // SAFETY: null flushes all of C's streams, and this process has one thread.
     unsafe { libc::fflush(std::ptr::null_mut()) };
-    say(Report::Ready)?;
+    say(ZygoteReport::Ready)?;
     loop {
         let (message, pipe) = match receive(socket.as_fd()) {
             Ok((message, fds)) => (message, fds.into_iter().next()),
@@ -84,12 +84,12 @@ pub(crate) fn serve<S>(
         };
         let Fork { name } = Fork::decode(&message).map_err(AttachError::from)?;
         match clone_sibling() {
-            Ok(Some(pid)) => say(Report::Forked { name, pid: pid.as_raw_nonzero().get() })?,
+            Ok(Some(pid)) => say(ZygoteReport::Forked { name, pid: pid.as_raw_nonzero().get() })?,
             Ok(None) => {
                 pipe.iter().for_each(say_into);
                 return Ok(Some(be(name, options, socket, parent, made)));
             }
-            Err(error) => say(Report::Failed { name, why: format!("cannot fork: {error}") })?,
+            Err(error) => say(ZygoteReport::Failed { name, why: format!("cannot fork: {error}") })?,
         }
     }
 }

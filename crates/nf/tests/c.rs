@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use sluice_shm::page::{Control, Counter};
-use sluice_shm::zygote::Report;
+use sluice_shm::zygote::ZygoteReport;
 use support::{Manager, Mode, outputs};
 
 const NEXT: u8 = 0;
@@ -157,7 +157,7 @@ fn c_is_forked() {
     let program = compile("tests/probe.c", manager.folder(), Link::Static);
     let mut process = manager.spawn_zygote(probe(&program, "zygote"));
     let zygote = manager.welcome_zygote();
-    assert_eq!(zygote.report(), Some(Report::Ready));
+    assert_eq!(zygote.report(), Some(ZygoteReport::Ready));
     for (slot, name, said) in [(0, "ids.4", "madeforked ids.4"), (1, "ids.5", "forked ids.5")] {
         zygote.ask(name);
         let mut nf = manager.welcome(slot, Mode::default());
@@ -178,7 +178,7 @@ fn c_is_forked() {
     command.env("BROKEN", "1");
     let mut process = manager.spawn_zygote(command);
     let zygote = manager.welcome_zygote();
-    assert_eq!(zygote.report(), Some(Report::Ready));
+    assert_eq!(zygote.report(), Some(ZygoteReport::Ready));
     zygote.ask("ids.0");
     let nf = manager.accept(2);
     assert_eq!(zygote.forked("ids.0").end(), Some(1));

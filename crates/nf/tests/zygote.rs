@@ -4,13 +4,13 @@ mod support;
 
 use rustix::process::Signal;
 use sluice_shm::page::{Control, Counter};
-use sluice_shm::zygote::Report;
+use sluice_shm::zygote::ZygoteReport;
 use support::{Manager, Mode, Zygote, status_of, test_nf};
 
 fn ready(manager: &Manager, process: &mut support::Process) -> Zygote {
     let zygote = manager.welcome_zygote();
     assert_eq!(process.line(), "ready ids.zygote");
-    assert_eq!(zygote.report(), Some(Report::Ready));
+    assert_eq!(zygote.report(), Some(ZygoteReport::Ready));
     zygote
 }
 
@@ -99,7 +99,7 @@ fn what_cannot_be_forked_says_why() {
         command.env("FILE", file);
         let mut process = manager.spawn_zygote(command);
         let zygote = manager.welcome_zygote();
-        assert_eq!(zygote.report(), Some(Report::Unfit(why.into())), "{style}");
+        assert_eq!(zygote.report(), Some(ZygoteReport::Unfit(why.into())), "{style}");
         let (status, _, err) = process.end();
         assert_eq!(status.code(), Some(code), "{style}: {err}");
         assert_eq!(err.contains("write it in callback style"), code == 1, "{style}: {err}");

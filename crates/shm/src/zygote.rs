@@ -6,10 +6,11 @@
 //!
 //! 1. Zygote: [`Hello`] with `is_zygote`.
 //! 2. Manager: [`Surroundings`], or a refusal.
-//! 3. Zygote, when its handler is ready: [`Report::Ready`], or [`Report::Unfit`] and it leaves.
+//! 3. Zygote, when its handler is ready: [`ZygoteReport::Ready`], or [`ZygoteReport::Unfit`] and it
+//!    leaves.
 //! 4. For each instance, manager: [`Fork`], with a pipe for standard output and error; zygote:
-//!    [`Report::Forked`] or [`Report::Failed`]. The child has the zygote's parent, leaves this
-//!    connection and attaches as every NF does, by the name that the manager chose.
+//!    [`ZygoteReport::Forked`] or [`ZygoteReport::Failed`]. The child has the zygote's parent,
+//!    leaves this connection and attaches as every NF does, by the name that the manager chose.
 //!
 //! All messages use one socket. Closing either end ends the zygote, but not its children.
 
@@ -94,7 +95,7 @@ impl Fork {
 
 /// A zygote's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
+pub enum ZygoteReport {
     /// Its handler is ready: it can be forked.
     Ready,
     /// It cannot be forked, with the reason.
@@ -115,7 +116,7 @@ pub enum Report {
     },
 }
 
-impl Report {
+impl ZygoteReport {
     /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         let of = |kind, texts: &[&str]| {
@@ -180,12 +181,12 @@ mod tests {
         let fork = Fork { name: "ids.7".into() };
         assert_eq!(Fork::decode(&fork.encode()).unwrap(), fork);
         for report in [
-            Report::Ready,
-            Report::Unfit("it has threads".into()),
-            Report::Forked { name: "ids.7".into(), pid: i32::MAX },
-            Report::Failed { name: "ids.7".into(), why: "no memory".into() },
+            ZygoteReport::Ready,
+            ZygoteReport::Unfit("it has threads".into()),
+            ZygoteReport::Forked { name: "ids.7".into(), pid: i32::MAX },
+            ZygoteReport::Failed { name: "ids.7".into(), why: "no memory".into() },
         ] {
-            assert_eq!(Report::decode(&report.encode()).unwrap(), report);
+            assert_eq!(ZygoteReport::decode(&report.encode()).unwrap(), report);
             assert!(Fork::decode(&report.encode()).is_err());
         }
         let hello = Hello { name: "ids.zygote".into(), is_zygote: true };
@@ -213,7 +214,7 @@ mod tests {
             let mut framed = header(kind).0;
             framed.extend(&bytes);
             for bytes in [&bytes, &framed] {
-                let _ = (Surroundings::decode(bytes), Fork::decode(bytes), Report::decode(bytes));
+                let _ = (Surroundings::decode(bytes), Fork::decode(bytes), ZygoteReport::decode(bytes));
             }
         }
     }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, HandshakeError};
-use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
+use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Surroundings, ZygoteReport};
 
 use super::nfs::{ASKED, Event, Process, Stage, State, ZygoteAction, ZygoteEvent, ZygoteLife};
 use super::notice::NoticeKind;
@@ -258,12 +258,12 @@ impl Supervisor {
             let uid = service.user.as_ref().map(|u| u.uid);
             let Some(zygote) = &mut service.zygote else { return };
             let Some(connection) = &zygote.connection else { return };
-            let report = handshake::receive(connection.as_fd()).and_then(|(message, _)| Report::decode(&message));
+            let report = handshake::receive(connection.as_fd()).and_then(|(message, _)| ZygoteReport::decode(&message));
             let event = match &report {
-                Ok(Report::Ready) => ZygoteEvent::Ready,
-                Ok(Report::Unfit(why)) => ZygoteEvent::SaysUnfit(quoted(why)),
-                Ok(Report::Forked { name, .. }) => ZygoteEvent::Forked(name.clone()),
-                Ok(Report::Failed { name, .. }) => ZygoteEvent::Failed(name.clone()),
+                Ok(ZygoteReport::Ready) => ZygoteEvent::Ready,
+                Ok(ZygoteReport::Unfit(why)) => ZygoteEvent::SaysUnfit(quoted(why)),
+                Ok(ZygoteReport::Forked { name, .. }) => ZygoteEvent::Forked(name.clone()),
+                Ok(ZygoteReport::Failed { name, .. }) => ZygoteEvent::Failed(name.clone()),
                 Err(HandshakeError::Socket(Errno::AGAIN)) => break,
                 Err(HandshakeError::Socket(Errno::INTR)) => continue,
                 Err(_) => ZygoteEvent::Nonsense,
@@ -277,7 +277,7 @@ impl Supervisor {
                     self.host.notices.print(NoticeKind::Zygote(number), line);
                 }
             }
-            if let Ok(Report::Failed { name, why }) = &report
+            if let Ok(ZygoteReport::Failed { name, why }) = &report
                 && matches!(todo[..], [ZygoteAction::Spawn(_)])
             {
                 self.host
@@ -286,7 +286,7 @@ impl Supervisor {
             }
             for action in todo {
                 match (action, &report) {
-                    (ZygoteAction::Adopt(nf), Ok(Report::Forked { name, pid })) => {
+                    (ZygoteAction::Adopt(nf), Ok(ZygoteReport::Forked { name, pid })) => {
                         self.was_forked(number, nf, name, *pid, uid);
                         self.meet_early(number);
                     }

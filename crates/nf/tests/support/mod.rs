@@ -20,7 +20,7 @@ use sluice_shm::handshake::{self, Answer, ENV_NF, ENV_SOCKET, Hello, Welcome};
 use sluice_shm::memory::SharedMemory;
 use sluice_shm::page::{Control, Counter, Region, RegionLayout};
 use sluice_shm::ring::{Consumer, Producer};
-use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
+use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Surroundings, ZygoteReport};
 
 /// Longer than anything takes that does not hang.
 const HANG: Duration = Duration::from_secs(30);
@@ -187,9 +187,9 @@ pub struct Zygote {
 
 impl Zygote {
     /// Its next report; None when it has closed its end.
-    pub fn report(&self) -> Option<Report> {
+    pub fn report(&self) -> Option<ZygoteReport> {
         let (message, _) = handshake::receive(self.socket.as_fd()).ok()?;
-        Some(Report::decode(&message).unwrap())
+        Some(ZygoteReport::decode(&message).unwrap())
     }
 
     /// Requests an instance.
@@ -200,7 +200,7 @@ impl Zygote {
     /// Waits until a requested instance is forked, and returns its process.
     pub fn forked(&self, expected: &str) -> Child {
         match self.report() {
-            Some(Report::Forked { name, pid }) if name == expected => Child::from_pid(pid),
+            Some(ZygoteReport::Forked { name, pid }) if name == expected => Child::from_pid(pid),
             other => panic!("{expected} is not forked: {other:?}"),
         }
     }

@@ -19,7 +19,7 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::handshake::{self, Hello};
 use sluice_shm::memory::Mapping;
 use sluice_shm::page::{Attached, Counter};
-use sluice_shm::zygote::{self, Report};
+use sluice_shm::zygote::{self, ZygoteReport};
 use sluice_shm::{BURST, ring};
 
 use super::attacks::{ATTACKS, Nf, take};
@@ -249,15 +249,15 @@ fn swarm() {
 /// Acts as a zygote that sends false reports, without end.
 fn lie(socket: &OwnedFd, name: &str) -> anyhow::Result<()> {
     zygote::attach(socket, name)?;
-    let say = |report: Report| handshake::send(socket.as_fd(), &report.encode(), &[]);
-    say(Report::Ready)?;
+    let say = |report: ZygoteReport| handshake::send(socket.as_fd(), &report.encode(), &[]);
+    say(ZygoteReport::Ready)?;
     loop {
         // 1 is the first process of its namespace; 2 may be a sibling.
         for pid in [1, 2] {
-            say(Report::Forked { name: String::new(), pid })?;
+            say(ZygoteReport::Forked { name: String::new(), pid })?;
         }
-        say(Report::Failed { name: "sluiced".into(), why: "\nsluiced: has ended\n".repeat(100) })?;
-        say(Report::Ready)?;
+        say(ZygoteReport::Failed { name: "sluiced".into(), why: "\nsluiced: has ended\n".repeat(100) })?;
+        say(ZygoteReport::Ready)?;
     }
 }
 
