@@ -7,7 +7,7 @@
 use crate::VERSION;
 use crate::fault::Fault;
 use crate::instruction::{self, Instruction, Output};
-use crate::multipart::{Reply, Request};
+use crate::multipart::{MultipartRequest, Reply};
 use crate::oxm::Match;
 use crate::port::{PortChange, PortDesc};
 use crate::wire::{Put, Reader};
@@ -261,7 +261,7 @@ pub enum Message {
     PortStatus(PortChange, PortDesc),
     PacketOut(PacketOut),
     FlowMod(FlowMod),
-    MultipartRequest(Request),
+    MultipartRequest(MultipartRequest),
     /// A part of a reply, and whether more parts follow.
     MultipartReply(Reply, bool),
     BarrierRequest,
@@ -309,7 +309,7 @@ impl Message {
             // Ports and table are as configured.
             16 => return Err(Fault::PORT_MOD_REFUSED),
             17 => return Err(Fault::TABLE_MOD_CONFIG),
-            18 => Self::MultipartRequest(Request::decode(&mut from)?),
+            18 => Self::MultipartRequest(MultipartRequest::decode(&mut from)?),
             19 => {
                 let (reply, more) = Reply::decode(&mut from)?;
                 Self::MultipartReply(reply, more)

@@ -169,12 +169,12 @@ fn message() -> impl Strategy<Value = Message> {
         asyncs().prop_map(Message::SetAsync),
     ];
     let request = prop_oneof![
-        Just(Request::Desc),
-        flow_request().prop_map(Request::Flows),
-        flow_request().prop_map(Request::Aggregate),
-        Just(Request::Tables),
-        any::<u32>().prop_map(Request::PortStats),
-        Just(Request::PortDescs),
+        Just(MultipartRequest::Desc),
+        flow_request().prop_map(MultipartRequest::Flows),
+        flow_request().prop_map(MultipartRequest::Aggregate),
+        Just(MultipartRequest::Tables),
+        any::<u32>().prop_map(MultipartRequest::PortStats),
+        Just(MultipartRequest::PortDescs),
     ];
     let large = prop_oneof![
         (any::<[u16; 1]>(), any::<u32>(), any::<u8>(), any::<u64>(), fields(), data(), 0..3u8).prop_map(

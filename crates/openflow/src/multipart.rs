@@ -60,7 +60,7 @@ impl FlowRequest {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
+pub enum MultipartRequest {
     Desc,
     Flows(FlowRequest),
     Aggregate(FlowRequest),
@@ -70,7 +70,7 @@ pub enum Request {
     PortDescs,
 }
 
-impl Request {
+impl MultipartRequest {
     fn kind(&self) -> u16 {
         match self {
             Self::Desc => 0,

@@ -9,7 +9,7 @@ use crate::instruction::{self, Output};
 use crate::message::{
     Asyncs, Features, FlowModCommand, FlowRemoved, Message, PacketIn, PacketOut, Role, SwitchConfig, Why, capability,
 };
-use crate::multipart::{Desc, FlowStats, PortStats, Reply, Request, TableStats};
+use crate::multipart::{Desc, FlowStats, MultipartRequest, PortStats, Reply, TableStats};
 use crate::port::{self, PortChange, PortDesc};
 use crate::table::{EntryCounts, FlowTable};
 use crate::{ALL_TABLES, NO_BUFFER};
@@ -257,32 +257,32 @@ impl Switch {
         Ok(Task::Packet { xid, in_port, output, data })
     }
 
-    fn look_up(&self, request: Request, plant: &dyn Plant, now_ms: u64) -> Result<Reply, Fault> {
+    fn look_up(&self, request: MultipartRequest, plant: &dyn Plant, now_ms: u64) -> Result<Reply, Fault> {
         let in_table = |table: u8| if table == 0 || table == ALL_TABLES { Ok(()) } else { Err(Fault::BAD_TABLE_ID) };
         Ok(match request {
-            Request::Desc => Reply::Desc(self.desc.clone()),
-            Request::Flows(asked) => {
+            MultipartRequest::Desc => Reply::Desc(self.desc.clone()),
+            MultipartRequest::Flows(asked) => {
                 in_table(asked.table_id)?;
                 Reply::Flows(self.table.select(&asked).map(|e| e.stats(plant, now_ms)).collect())
             }
-            Request::Aggregate(asked) => {
+            MultipartRequest::Aggregate(asked) => {
                 in_table(asked.table_id)?;
                 let all: Vec<FlowStats> = self.table.select(&asked).map(|e| e.stats(plant, now_ms)).collect();
                 let sum = |of: fn(&FlowStats) -> u64| all.iter().map(of).fold(0u64, u64::saturating_add);
                 Reply::Aggregate { packets: sum(|f| f.packets), bytes: sum(|f| f.bytes), flows: all.len() as u32 }
             }
-            Request::Tables => {
+            MultipartRequest::Tables => {
                 let (lookups, matched) = plant.table_counts();
                 Reply::Tables(vec![TableStats { table_id: 0, active: self.table.len() as u32, lookups, matched }])
             }
-            Request::PortStats(port::ANY) => {
+            MultipartRequest::PortStats(port::ANY) => {
                 Reply::PortStats(self.ports.iter().filter_map(|p| plant.port_stats(p.desc.number)).collect())
             }
-            Request::PortStats(number) => {
+            MultipartRequest::PortStats(number) => {
                 let known = self.ports.iter().any(|p| p.desc.number == number);
                 Reply::PortStats(vec![plant.port_stats(number).filter(|_| known).ok_or(Fault::BAD_PORT)?])
             }
-            Request::PortDescs => Reply::PortDescs(self.ports.iter().map(|p| p.desc.clone()).collect()),
+            MultipartRequest::PortDescs => Reply::PortDescs(self.ports.iter().map(|p| p.desc.clone()).collect()),
         })
     }
 }

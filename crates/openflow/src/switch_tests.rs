@@ -65,11 +65,11 @@ fn says_who_it_is_and_what_it_has() {
     assert_eq!(asked(&mut switch, Message::SetConfig(reassemble)), [Task::Refuse(5, Fault::CONFIG_FLAGS)]);
     assert_eq!(asked(&mut switch, Message::BarrierRequest), [Task::Barrier(5)]);
     assert_eq!(asked(&mut switch, Message::BarrierReply), [Task::Refuse(5, Fault::BAD_TYPE)]);
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::PortDescs));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::PortDescs));
     assert!(matches!(&sent[..], [Task::Send(5, Message::MultipartReply(Reply::PortDescs(all), false))] if all.len() == 2));
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::PortStats(port::ANY)));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::PortStats(port::ANY)));
     assert!(matches!(&sent[..], [Task::Send(5, Message::MultipartReply(Reply::PortStats(all), false))] if all.len() == 2));
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::PortStats(3)));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::PortStats(3)));
     assert_eq!(sent, [Task::Refuse(5, Fault::BAD_PORT)]);
 }
 
@@ -96,17 +96,17 @@ fn statistics_of_entries() {
     asked(&mut switch, Message::FlowMod(add(100)));
     let other = FlowMod { priority: 3, ..add(port::CONTROLLER) };
     asked(&mut switch, Message::FlowMod(other));
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::Flows(FlowRequest::all())));
     assert!(matches!(&sent[..], [Task::Send(5, Message::MultipartReply(Reply::Flows(all), false))] if all.len() == 2));
     let some = FlowRequest { out_port: 100, ..FlowRequest::all() };
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::Aggregate(some)));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::Aggregate(some)));
     let sum = Reply::Aggregate { packets: 0, bytes: 0, flows: 1 };
     assert_eq!(sent, [Task::Send(5, Message::MultipartReply(sum, false))]);
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::Tables));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::Tables));
     let tables = vec![TableStats { table_id: 0, active: 2, lookups: 10, matched: 4 }];
     assert_eq!(sent, [Task::Send(5, Message::MultipartReply(Reply::Tables(tables), false))]);
     let nowhere = FlowRequest { table_id: 3, ..FlowRequest::all() };
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(nowhere)));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::Flows(nowhere)));
     assert_eq!(sent, [Task::Refuse(5, Fault::BAD_TABLE_ID)]);
 }
 
@@ -118,7 +118,7 @@ fn many_entries_come_in_several_messages() {
         let fields = Match::exact(&[(FieldId::InPort, n)]).unwrap();
         asked(&mut switch, Message::FlowMod(FlowMod { fields, ..add(100) }));
     }
-    let sent = asked(&mut switch, Message::MultipartRequest(Request::Flows(FlowRequest::all())));
+    let sent = asked(&mut switch, Message::MultipartRequest(MultipartRequest::Flows(FlowRequest::all())));
     assert!(sent.len() > 2);
     let mut entries = 0;
     for (i, event) in sent.iter().enumerate() {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use sluice_api::model::{Openflow, Stats, TraceRequest, TracedPacket};
 use sluice_openflow::instruction::{Instruction, Output};
 use sluice_openflow::message::{FlowMod, FlowModCommand as Change, HEADER, Header, Message, PacketOut, Reason, Why, flow_flag};
-use sluice_openflow::multipart::{FlowRequest, Reply, Request};
+use sluice_openflow::multipart::{FlowRequest, MultipartRequest, Reply};
 use sluice_openflow::oxm::{FieldId, Match};
 use sluice_openflow::{NO_BUFFER, WHOLE_PACKET, port as ports};
 
@@ -155,7 +155,7 @@ impl Talk {
     /// The number of a chain's port.
     #[track_caller]
     fn port_of(&mut self, name: &str) -> u32 {
-        self.say(&Message::MultipartRequest(Request::PortDescs));
+        self.say(&Message::MultipartRequest(MultipartRequest::PortDescs));
         let (_, reply) = self.hear("ports", |m| matches!(m, Message::MultipartReply(Reply::PortDescs(_), _)));
         let Message::MultipartReply(Reply::PortDescs(all), _) = reply else { unreachable!() };
         all.iter().find(|p| p.name == name).unwrap_or_else(|| panic!("no port {name}: {all:?}")).number
@@ -260,7 +260,7 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     goes_on(&mut daemon, "sdn");
     goes_on(&mut daemon, "local");
     let counted = |talk: &mut Talk| {
-        talk.say(&Message::MultipartRequest(Request::Flows(FlowRequest { out_port: sdn, ..FlowRequest::all() })));
+        talk.say(&Message::MultipartRequest(MultipartRequest::Flows(FlowRequest { out_port: sdn, ..FlowRequest::all() })));
         let (_, reply) = talk.hear("flow stats", |m| matches!(m, Message::MultipartReply(Reply::Flows(_), _)));
         let Message::MultipartReply(Reply::Flows(all), false) = reply else { panic!("{reply:?}") };
         assert_eq!(all.len(), 1);
@@ -344,7 +344,7 @@ fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
     daemon.wait("it is away", |s| !status(s).connected);
     goes_on(&mut daemon, "sdn");
     let mut talk = controller.greet();
-    talk.say(&Message::MultipartRequest(Request::Flows(FlowRequest::all())));
+    talk.say(&Message::MultipartRequest(MultipartRequest::Flows(FlowRequest::all())));
     let (_, reply) = talk.hear("flow stats", |m| matches!(m, Message::MultipartReply(Reply::Flows(_), _)));
     assert!(matches!(reply, Message::MultipartReply(Reply::Flows(all), false) if all.len() == 1 && all[0].packets > 10));
     // Without entries the rules apply, also when packet-ins stay unanswered.
