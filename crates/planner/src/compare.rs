@@ -16,7 +16,7 @@ use sluice_slo::slo::Slo;
 
 /// The result of one way of placing.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Placed {
+pub struct Tried {
     pub name: &'static str,
     pub servers: usize,
     /// SLOs that get less than they were promised.
@@ -100,7 +100,7 @@ fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
 ///
 /// # Errors
 /// [`CompareError`].
-pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Vec<Placed>, CompareError> {
+pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Vec<Tried>, CompareError> {
     let (set, demands) = demands(mix, slos, seed, shape)?;
     let truths: Vec<OnServer<'_>> =
         set.samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
@@ -124,7 +124,7 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
     let mut add = |name, cache, f: &mut dyn FnMut() -> Result<(Floor, usize, Option<usize>), CompareError>| {
         let ((floor, servers, bound), solve_s) = timed(f)?;
         let violations = violations(&floor, &asked, shape, cache).len();
-        outcomes.push(Placed { name, servers, violations, solve_s, bound });
+        outcomes.push(Tried { name, servers, violations, solve_s, bound });
         Ok::<(), CompareError>(())
     };
     let plain = |floor: Floor| {

@@ -74,7 +74,7 @@ fn plan() -> Trials {
                 let outcomes = compare::placement(mix, SLOS, seed, &server(), LIMIT).map_err(missed)?;
                 let optimum = outcomes.iter().find(|one| one.bound.is_some()).map(|one| one.servers as f64);
                 let greedy = outcomes.iter().find(|one| one.name == "greedy").map(|one| one.servers as f64);
-                let row = |one: &compare::Placed| {
+                let row = |one: &compare::Tried| {
                     let servers = one.servers as f64;
                     let mut sample = Sample::from([
                         ("servers".to_string(), servers),
