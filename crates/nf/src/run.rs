@@ -179,12 +179,12 @@ fn work(engine: &mut Engine, step: &mut impl FallibleHandler) -> Result<(), NfEr
 
 /// An error, and the connection to the manager, which takes an NF that hangs up for dead and kills
 /// it: what the NF says of its error has to come before that.
-pub(crate) struct Ended {
+pub(crate) struct EndedRun {
     pub(crate) error: NfError,
     _engine: Option<Box<Engine>>,
 }
 
-impl<E: Into<NfError>> From<E> for Ended {
+impl<E: Into<NfError>> From<E> for EndedRun {
     fn from(error: E) -> Self {
         Self { error: error.into(), _engine: None }
     }
@@ -194,17 +194,17 @@ impl<E: Into<NfError>> From<E> for Ended {
 pub(crate) fn run_step<S: FallibleHandler>(
     options: &Options,
     make: impl FnOnce(&Context) -> Result<S, NfError>,
-) -> Result<(), Ended> {
+) -> Result<(), EndedRun> {
     let make = |context: &Context| guarded(|| make(context))?;
     if !options.zygote {
         let (mut engine, context) = Engine::attach(options).map_err(NfError::from)?;
         let outcome = make(&context).and_then(|mut step| serve(&mut engine, &mut step));
-        return outcome.map_err(|error| Ended { error, _engine: Some(Box::new(engine)) });
+        return outcome.map_err(|error| EndedRun { error, _engine: Some(Box::new(engine)) });
     }
     let Some((mut step, own)) = zygote::serve(options, make)? else { return Ok(()) };
     let (mut engine, context) = Engine::attach(&own).map_err(NfError::from)?;
     let outcome = guarded(|| step.forked(&context)).and_then(|forked| forked).and_then(|()| serve(&mut engine, &mut step));
-    outcome.map_err(|error| Ended { error, _engine: Some(Box::new(engine)) })
+    outcome.map_err(|error| EndedRun { error, _engine: Some(Box::new(engine)) })
 }
 
 /// Runs a made handler until it stops, and cleans it.
@@ -231,7 +231,7 @@ pub fn run_with<H: Handler>(
 fn attempt<H: Handler>(
     options: &Options,
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
-) -> Result<(), Ended> {
+) -> Result<(), EndedRun> {
     #[cfg(feature = "trace")]
     if let Some(traffic) = crate::trace::asked() {
         return Ok(crate::trace::run(traffic, make)?);
@@ -251,7 +251,7 @@ pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::err
 }
 
 /// Runs an NF, and makes an error a line and an exit code.
-pub(crate) fn ended(options: &Options, run: impl FnOnce(&Options) -> Result<(), Ended>) -> ExitCode {
+pub(crate) fn ended(options: &Options, run: impl FnOnce(&Options) -> Result<(), EndedRun>) -> ExitCode {
     match run(options) {
         Ok(()) => ExitCode::SUCCESS,
         // Connected until this is printed.
