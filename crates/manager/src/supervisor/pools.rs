@@ -12,7 +12,7 @@ use sluice_policy::pool::sizing::Counts;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
-use super::nfs::{Change, Nf, PoolLife, PoolSize, State};
+use super::nfs::{Nf, PoolChange, PoolLife, PoolSize, State};
 use super::{Supervisor, SupervisorError};
 use crate::control::totals::Counted;
 use crate::dataplane::{DataPlane, RxThread};
@@ -221,7 +221,7 @@ impl Supervisor {
     }
 
     /// Checks a pool if that is worthwhile, and requests the removal of surplus idle members.
-    fn look_at_pool(&mut self, number: u16, now_ns: u64) -> Option<Change> {
+    fn look_at_pool(&mut self, number: u16, now_ns: u64) -> Option<PoolChange> {
         let service = self.services.get_mut(usize::from(number))?.as_mut().filter(|service| !service.config.name.is_empty())?;
         let pool = service.pool.as_mut()?;
         let unmet = pool.unmet();

@@ -33,7 +33,7 @@ pub(crate) use counted::Counted;
 pub(crate) use event::{Action, Again, End, Ended, Event, TrialEnd};
 pub(crate) use foreign::Foreign;
 pub(crate) use life::{BACKOFF, HELLO_PATIENCE, Life, Origin};
-pub(crate) use pool::{Change, PoolLife, PoolSize};
+pub(crate) use pool::{PoolChange, PoolLife, PoolSize};
 pub(crate) use process::Process;
 pub(crate) use state::State;
 pub(crate) use trial::{Advance, Instance, Trial, step_of_all};

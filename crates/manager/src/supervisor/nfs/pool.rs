@@ -21,7 +21,7 @@ pub(crate) struct PoolSize {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Change {
+pub(crate) struct PoolChange {
     /// Members to start.
     pub(crate) start: u32,
     /// Idle members to remove.
@@ -72,7 +72,7 @@ impl PoolLife {
         now_ns.saturating_sub(self.looked_ns) >= EVERY.as_nanos() as u64
     }
 
-    pub(crate) fn look(&mut self, now_ns: u64, seen: &PoolSize) -> Change {
+    pub(crate) fn look(&mut self, now_ns: u64, seen: &PoolSize) -> PoolChange {
         let (unmet, members) = (seen.counts.unmet, seen.counts.members);
         let wanted = match self.is_due(now_ns) {
             true => {
@@ -80,10 +80,10 @@ impl PoolLife {
                 self.sizing.look(now_ns, seen.counts)
             }
             // They may be waiting for the member that is starting.
-            false if seen.is_starting => return Change::default(),
+            false if seen.is_starting => return PoolChange::default(),
             false => self.sizing.demand(unmet, members).max(members),
         };
-        Change { start: wanted.saturating_sub(members).min(STARTS), dismiss: members.saturating_sub(wanted) }
+        PoolChange { start: wanted.saturating_sub(members).min(STARTS), dismiss: members.saturating_sub(wanted) }
     }
 
     /// Keeps the number of a removed member for a later one.
@@ -133,13 +133,13 @@ mod tests {
     #[test]
     fn while_a_member_starts_no_more_are_started_for_the_same_flows() {
         let mut pool = PoolLife::new(0, (1, 100));
-        assert_eq!(pool.look(MS, &PoolSize { is_starting: true, ..seen(1, 5) }), Change::default());
+        assert_eq!(pool.look(MS, &PoolSize { is_starting: true, ..seen(1, 5) }), PoolChange::default());
     }
 
     #[test]
     fn a_pool_never_has_more_than_its_most() {
         let mut pool = PoolLife::new(0, (1, 4));
-        assert_eq!(pool.look(MS, &seen(4, 500)), Change::default());
+        assert_eq!(pool.look(MS, &seen(4, 500)), PoolChange::default());
         let change = pool.look(200 * MS, &seen(3, 1000));
         assert!(change.start <= 1, "{change:?}");
     }
@@ -154,7 +154,7 @@ mod tests {
     fn members_that_have_died_are_made_up_for() {
         let mut pool = PoolLife::new(0, (3, 9));
         assert!(pool.wants_look(100 * MS, 0));
-        assert_eq!(pool.look(100 * MS, &seen(1, 0)), Change { start: 2, dismiss: 0 });
+        assert_eq!(pool.look(100 * MS, &seen(1, 0)), PoolChange { start: 2, dismiss: 0 });
     }
 
     #[test]
