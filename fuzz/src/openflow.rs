@@ -4,7 +4,7 @@
 use sluice_openflow::message::{HEADER, Message};
 use sluice_openflow::multipart::{Desc, PortStats};
 use sluice_openflow::session::{Patience, Session};
-use sluice_openflow::switch::{Plant, Port, Switch};
+use sluice_openflow::switch::{Plant, Switch, SwitchPort};
 use sluice_openflow::table::{EntryCount, EntryCounts};
 
 /// A switch that has carried nothing.
@@ -33,7 +33,7 @@ pub const ENTRIES: u32 = 8;
 pub fn pair() -> (Session, Switch) {
     let mut session = Session::new(Patience { echo_ms: 1000, dead_ms: 3000 }, 0);
     let mut switch = Switch::new(1, Desc::default(), ENTRIES, 4);
-    switch.set_ports(vec![Port { desc: Default::default(), takes_packets: true }]);
+    switch.set_ports(vec![SwitchPort { desc: Default::default(), takes_packets: true }]);
     let _ = session.receive(&[4, 0, 0, 8, 0, 0, 0, 1], 0);
     (session, switch)
 }

@@ -3,7 +3,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use sluice_openflow::message::HEADER;
-use sluice_openflow::switch::{Port, Task};
+use sluice_openflow::switch::{SwitchPort, Task};
 
 use crate::openflow::{ENTRIES, Nothing, pair};
 
@@ -53,7 +53,7 @@ pub fn run(bytes: &[u8]) {
             }
             Step::Sent => session.out().clear(),
             Step::Ports(n) => {
-                let port = || Port { desc: Default::default(), takes_packets: n & 16 != 0 };
+                let port = || SwitchPort { desc: Default::default(), takes_packets: n & 16 != 0 };
                 for message in switch.set_ports((0..n % 4).map(|_| port()).collect()) {
                     let xid = session.fresh_xid();
                     session.send(xid, &message);

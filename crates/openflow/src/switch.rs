@@ -54,7 +54,7 @@ pub enum Task {
 
 /// A port that entries may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
+pub struct SwitchPort {
     pub desc: PortDesc,
     /// Whether packets may be sent to it.
     pub takes_packets: bool,
@@ -65,7 +65,7 @@ pub struct Switch {
     features: Features,
     desc: Desc,
     table: FlowTable,
-    ports: Vec<Port>,
+    ports: Vec<SwitchPort>,
     config: SwitchConfig,
     role: Role,
     /// Latest generation ID of a master.
@@ -111,7 +111,7 @@ impl Switch {
     }
 
     /// Sets the ports. Returns the port-status messages.
-    pub fn set_ports(&mut self, ports: Vec<Port>) -> Vec<Message> {
+    pub fn set_ports(&mut self, ports: Vec<SwitchPort>) -> Vec<Message> {
         let mut sent = Vec::new();
         let before = std::mem::replace(&mut self.ports, ports);
         let mut tell = |change: PortChange, desc: &PortDesc| {

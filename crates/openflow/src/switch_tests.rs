@@ -32,8 +32,8 @@ impl Plant for Two {
     }
 }
 
-fn a_port(number: u32, takes_packets: bool) -> Port {
-    Port { desc: PortDesc { number, name: format!("p{number}"), ..Default::default() }, takes_packets }
+fn a_port(number: u32, takes_packets: bool) -> SwitchPort {
+    SwitchPort { desc: PortDesc { number, name: format!("p{number}"), ..Default::default() }, takes_packets }
 }
 
 fn switch() -> Switch {

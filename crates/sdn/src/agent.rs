@@ -27,7 +27,7 @@ use sluice_openflow::multipart::{Desc, NOT_COUNTED, PortStats};
 use sluice_openflow::oxm::{FieldId, Match};
 use sluice_openflow::port::{self, PortDesc};
 use sluice_openflow::session::{Close, Patience, Session};
-use sluice_openflow::switch::{Plant, Port, Switch, Task};
+use sluice_openflow::switch::{Plant, Switch, SwitchPort, Task};
 use sluice_openflow::table::{EntryCount, EntryCounts};
 use sluice_shm::clock::monotonic_ns;
 
@@ -251,7 +251,7 @@ impl Speaker {
             let address = (0x0200_0000_0000u64 | u64::from(number)).to_be_bytes();
             let [_, _, address @ ..] = address;
             let desc = PortDesc { number, address, name: name.into(), config: 0, state: 1 << 2 };
-            ports.push(Port { desc, takes_packets });
+            ports.push(SwitchPort { desc, takes_packets });
         };
         topology.ports.iter().for_each(|p| add(port_of(p.number), &p.name, false));
         topology.chains.iter().for_each(|c| add(port_of_chain(c.number), &c.name, true));
