@@ -27,7 +27,7 @@ const ATTACHED_TO_XDP: u32 = 37;
 
 /// Where the program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum XdpMode {
     /// In the kernel's receive path, which every interface has.
     Generic = 1 << 1,
     /// In the driver, before there is a socket buffer; not every driver can.
@@ -94,7 +94,7 @@ fn make<T>(command: libc::c_int, structure: &T) -> io::Result<OwnedFd> {
 pub struct Redirect {
     _link: OwnedFd,
     _map: OwnedFd,
-    mode: Mode,
+    mode: XdpMode,
 }
 
 impl Redirect {
@@ -103,7 +103,7 @@ impl Redirect {
     ///
     /// # Errors
     /// What was tried, and the kernel's error.
-    pub fn to(sockets: &[BorrowedFd<'_>], interface: u32, mode: Mode) -> Result<Self, (&'static str, io::Error)> {
+    pub fn to(sockets: &[BorrowedFd<'_>], interface: u32, mode: XdpMode) -> Result<Self, (&'static str, io::Error)> {
         let map = MapCreate { kind: MAP_OF_SOCKETS, key_size: 4, value_size: 4, max_entries: sockets.len() as u32 };
         let map = make(MAP_CREATE, &map).map_err(|error| ("make a map of sockets for", error))?;
         for (key, socket) in (0u32..).zip(sockets) {
@@ -141,7 +141,7 @@ impl Redirect {
     }
 
     /// Where the program runs.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> XdpMode {
         self.mode
     }
 }

@@ -46,7 +46,7 @@ use sluice_dataplane::frame::{CopyPlace, FrameCache, FramePool, Packet};
 use sluice_dataplane::port::OpenPort;
 use sluice_dataplane::queue::{Arrivals, PortQueue, QueueCounters};
 use sluice_host::link;
-use sluice_host::redirect::{Mode, Redirect};
+use sluice_host::redirect::{Redirect, XdpMode};
 pub use wire::XdpQueue;
 
 /// Sizes of a chunk that the kernel accepts, in bytes.
@@ -318,7 +318,7 @@ impl PortQueue for Queue {
         let lent = self.lent.filling + self.lent.sending + self.returned.len();
         let mut details = vec![("overruns", overruns as f64), ("lent", lent as f64)];
         if let Some(socket) = &self.socket {
-            details.push(("in_driver", f64::from(socket.redirect.mode() == Mode::Native)));
+            details.push(("in_driver", f64::from(socket.redirect.mode() == XdpMode::Native)));
             details.push(("zero_copy", f64::from(socket.is_zero_copy)));
         }
         details
@@ -337,7 +337,7 @@ struct Sockets {
 
 impl Sockets {
     /// Opens them in the calling thread's namespace.
-    fn open_in(&self, mode: Mode) -> Result<(Vec<Socket>, OwnedFd), Failed> {
+    fn open_in(&self, mode: XdpMode) -> Result<(Vec<Socket>, OwnedFd), Failed> {
         let settings = &self.settings;
         let index = link::index(&settings.interface).map_err(|error| ("find", error))?;
         let mtu = link::mtu(&settings.interface).map_err(|error| ("ask for the MTU of", error))?;
@@ -355,7 +355,7 @@ impl Sockets {
             let fd = socket().map_err(|error| ("open an AF_XDP socket on", error))?;
             let rings = Rings::over(&fd, &memory, slots_of(settings))?;
             // Without a flag, the kernel copies where the driver does not.
-            let flags = if mode == Mode::Native { 0 } else { libc::XDP_COPY };
+            let flags = if mode == XdpMode::Native { 0 } else { libc::XDP_COPY };
             bind_when_free(&fd, index, queue, flags).map_err(|error| ("bind an AF_XDP socket to", error))?;
             sockets.push((fd, rings));
         }
@@ -377,7 +377,7 @@ impl watch::Sockets for Sockets {
     fn open(&self, _nth: u16) -> Result<(Vec<Socket>, OwnedFd), Failed> {
         check(self.queues, &self.settings, self.geometry.stride as usize).map_err(Unfit::into_failed)?;
         // The driver's way first. Not every driver has it, or with this memory.
-        self.open_in(Mode::Native).or_else(|_| self.open_in(Mode::Generic))
+        self.open_in(XdpMode::Native).or_else(|_| self.open_in(XdpMode::Generic))
     }
 
     fn close(&self, socket: Socket) {
@@ -408,7 +408,7 @@ pub fn open(name: &str, queues: u32, settings: &AfXdp, arena: &Arena, frames: &F
     };
     let way = match sockets.iter().flatten().next() {
         Some(socket) if socket.is_zero_copy => ", zero copy",
-        Some(socket) if socket.redirect.mode() == Mode::Native => ", copied in the driver",
+        Some(socket) if socket.redirect.mode() == XdpMode::Native => ", copied in the driver",
         Some(_) => ", copied in the receive path",
         None => "",
     };

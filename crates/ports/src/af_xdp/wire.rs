@@ -29,7 +29,7 @@ use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::port::WireEnd;
 use sluice_dataplane::queue::{Arrivals, PortQueue};
 use sluice_host::link;
-use sluice_host::redirect::{Mode, Redirect};
+use sluice_host::redirect::{Redirect, XdpMode};
 
 /// Bytes that the kernel keeps free at the start of a chunk that it fills.
 const KEPT: usize = 256;
@@ -90,7 +90,7 @@ impl XdpQueue {
         (0..slots as u64).for_each(|number| rings.fill.put(number * chunk as u64));
         rings.fill.publish();
         bind(&fd, index, 0, libc::XDP_COPY).map_err(|error| ("bind an AF_XDP socket to", error))?;
-        let redirect = Redirect::to(&[fd.as_fd()], index, Mode::Generic)?;
+        let redirect = Redirect::to(&[fd.as_fd()], index, XdpMode::Generic)?;
         let free = (slots as u64..2 * slots as u64).map(|number| number * chunk as u64).collect();
         let counters = XdpCounters::default();
         Ok(Self { _redirect: redirect, rings, fd, area, chunk, free, room, counters })
