@@ -346,7 +346,7 @@ impl Device {
             let (device, driver) = (inner.name.clone(), inner.driver.clone());
             return Err(DpdkError::Queues { device, driver, wanted: options.queues, have, hint });
         }
-        let mut setup = ffi::Setup {
+        let mut setup = ffi::DeviceSetup {
             rx_queues: options.queues,
             tx_queues: options.queues,
             descriptors: options.descriptors,

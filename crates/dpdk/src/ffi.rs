@@ -19,7 +19,7 @@ pub struct DeviceLimits {
 }
 
 #[repr(C)]
-pub struct Setup {
+pub struct DeviceSetup {
     pub rx_queues: u16,
     pub tx_queues: u16,
     pub descriptors: u16,
@@ -38,7 +38,7 @@ const _: () = {
     assert!(BURST == 32 && sluice_shm::arena::HEADROOM == 128, "as in shim.h");
     assert!(size_of::<Packet>() == 8 && std::mem::offset_of!(Packet, offset) == 4 && std::mem::offset_of!(Packet, len) == 6);
     assert!(size_of::<Drops>() == 24 && size_of::<Stats>() == 64);
-    assert!(size_of::<DeviceLimits>() == 76 && size_of::<Setup>() == 12);
+    assert!(size_of::<DeviceLimits>() == 76 && size_of::<DeviceSetup>() == 12);
 };
 
 // SAFETY: these are the functions of shim.h, with the types of this module, whose sizes are checked
@@ -71,7 +71,7 @@ unsafe extern "C" {
     pub fn sluice_pool_ops(pool: *const RawPool) -> *const c_char;
 
     pub fn sluice_device_probe(devargs: *const c_char, name: *const c_char, out: *mut DeviceLimits) -> c_int;
-    pub fn sluice_device_start(pool: *const RawPool, port: u16, setup: *mut Setup) -> c_int;
+    pub fn sluice_device_start(pool: *const RawPool, port: u16, setup: *mut DeviceSetup) -> c_int;
     pub fn sluice_device_promiscuous(port: u16, on: c_int) -> c_int;
     pub fn sluice_device_close(port: u16);
     pub fn sluice_device_stats(port: u16, out: *mut Stats) -> c_int;
