@@ -15,7 +15,7 @@ use super::kernel::{Kernel, Knob, Linux};
 use super::{PROCS, SUBTREE, Version};
 
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct CgroupModel {
     pub root: tempfile::TempDir,
     version: Version,
     top: PathBuf,
@@ -34,7 +34,7 @@ fn errno(number: i32) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
 
-impl Model {
+impl CgroupModel {
     /// A host with its manager (pid 1) in the cgroup `home`, an absolute path in the hierarchy.
     pub fn new(version: Version, home: &str) -> Arc<Self> {
         let root = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn passes_on_cpu(folder: &Path) -> bool {
     fs::read_to_string(folder.join(SUBTREE)).is_ok_and(|text| text.contains("cpu"))
 }
 
-impl Kernel for Model {
+impl Kernel for CgroupModel {
     fn make(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir(folder)?;
         let mut files = vec![(PROCS, "")];

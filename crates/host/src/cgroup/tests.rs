@@ -2,7 +2,7 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::model::Model;
+use super::model::CgroupModel;
 use super::*;
 use crate::class::{self, Class};
 use crate::skip::skip;
@@ -13,7 +13,7 @@ fn pid(number: i32) -> Pid {
     Pid::from_raw(number).unwrap()
 }
 
-fn find(model: &Arc<Model>) -> Result<Hierarchy, CgroupError> {
+fn find(model: &Arc<CgroupModel>) -> Result<Hierarchy, CgroupError> {
     Hierarchy::find_on(model.clone(), model.root.path())
 }
 
@@ -72,7 +72,7 @@ fn any_name_is_one_path_component_and_no_two_are_the_same() {
     ] {
         assert_eq!(component(name), text);
     }
-    let model = Model::new(Version::V1, "/");
+    let model = CgroupModel::new(Version::V1, "/");
     let group = find(&model).unwrap().create("../x", &[]).unwrap();
     assert_eq!(group.path(), model.folder("%2E.%2Fx"));
     let nf = group.add_nf("../../cpu.shares", 1).unwrap();
@@ -83,7 +83,7 @@ fn any_name_is_one_path_component_and_no_two_are_the_same() {
 #[test]
 fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
     for version in BOTH {
-        let model = Model::new(version, "/daemons");
+        let model = CgroupModel::new(version, "/daemons");
         if version == Version::V2 {
             // As systemd does for the folders of its units.
             model.write(&model.folder(SUBTREE), "+cpu").unwrap();
@@ -136,7 +136,7 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
 #[test]
 fn nfs_of_a_core_have_a_folder_that_weighs_what_they_would() {
     for version in BOTH {
-        let model = Model::new(version, "/");
+        let model = CgroupModel::new(version, "/");
         let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
         let weight = |path: &Path| fs::read_to_string(path.join(version.file())).unwrap().trim().parse::<u64>().unwrap();
         let (ids, lb) = (group.add_nf("ids.0", 1).unwrap(), group.add_nf("lb.0", 2).unwrap());
@@ -157,7 +157,7 @@ fn nfs_of_a_core_have_a_folder_that_weighs_what_they_would() {
 #[test]
 fn nfs_beside_a_packet_thread_weigh_as_much_as_one() {
     for version in BOTH {
-        let model = Model::new(version, "/");
+        let model = CgroupModel::new(version, "/");
         let group = find(&model).unwrap().create("sluice-1", &[0, 1]).unwrap();
         let one = version.default_weight();
         let weight = |path: PathBuf| fs::read_to_string(path.join(version.file())).unwrap().trim().parse::<u64>().unwrap() / one;
@@ -181,7 +181,7 @@ fn nfs_beside_a_packet_thread_weigh_as_much_as_one() {
 #[test]
 fn a_panic_leaves_nothing() {
     for version in BOTH {
-        let model = Model::new(version, "/");
+        let model = CgroupModel::new(version, "/");
         let before = model.tree();
         let host = model.clone();
         let unwound = std::thread::spawn(move || {
@@ -198,7 +198,7 @@ fn a_panic_leaves_nothing() {
 
 #[test]
 fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
-    let model = Model::new(Version::V2, "/");
+    let model = CgroupModel::new(Version::V2, "/");
     let hierarchy = find(&model).unwrap();
     let file = model.folder(SUBTREE);
     assert_eq!(hierarchy.setting(), Some((file.clone(), "-cpu".to_owned())));
@@ -217,7 +217,7 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
     assert!(cpu());
     others.remove().unwrap();
 
-    let model = Model::new(Version::V2, "/");
+    let model = CgroupModel::new(Version::V2, "/");
     let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
     let file = model.folder(SUBTREE);
     group.remove().unwrap();
@@ -228,7 +228,7 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
 fn version_2_uses_the_nearest_folder_that_may_have_children() {
     // A unit with Delegate=cpu and DelegateSubgroup=manager: the folder above the manager's is
     // empty and has the controller.
-    let model = Model::new(Version::V2, "/sluiced.service/manager");
+    let model = CgroupModel::new(Version::V2, "/sluiced.service/manager");
     model.write(&model.folder(SUBTREE), "+cpu").unwrap();
     let hierarchy = find(&model).unwrap();
     assert_eq!(hierarchy.base(), model.folder(""));
@@ -241,7 +241,7 @@ fn version_2_uses_the_nearest_folder_that_may_have_children() {
 
 #[test]
 fn a_manager_shut_in_its_own_folder_is_told_what_to_do() {
-    let model = Model::new(Version::V2, "/shut.service");
+    let model = CgroupModel::new(Version::V2, "/shut.service");
     // The mount shows only the manager's own folder, as in a container without a cgroup namespace;
     // it has cpu and processes.
     model.write(&model.folder(SUBTREE), "+cpu").unwrap();
@@ -260,7 +260,7 @@ fn a_manager_shut_in_its_own_folder_is_told_what_to_do() {
 
 #[test]
 fn a_container_and_two_mounts_are_understood() {
-    let model = Model::new(Version::V1, "/docker/ab/daemon");
+    let model = CgroupModel::new(Version::V1, "/docker/ab/daemon");
     let own = model.root.path().join("proc/self");
     // The container sees its own part at the mount point; cgroup2 is also mounted, without cpu.
     let lines = "31 27 0:22 /docker/ab /sys/fs/cgroup/cpu/docker/ab rw - cgroup cgroup rw,cpu,cpuacct\n\
@@ -280,7 +280,7 @@ fn a_container_and_two_mounts_are_understood() {
 #[test]
 fn refusals_say_what_they_are() {
     for version in BOTH {
-        let model = Model::new(version, "/");
+        let model = CgroupModel::new(version, "/");
         let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
         let nf = group.add_nf("ids.0", 1).unwrap();
         let text = nf.join(pid(999)).unwrap_err().to_string();
@@ -294,7 +294,7 @@ fn refusals_say_what_they_are() {
         assert!(nf.path().exists());
     }
     // Version 2 refuses to pass cpu on while real-time processes run in cgroups.
-    let model = Model::new(Version::V2, "/");
+    let model = CgroupModel::new(Version::V2, "/");
     model.start(42, true);
     assert!(matches!(find(&model).unwrap().create("sluice-1", &[]), Err(CgroupError::RealTime { .. })));
     assert_eq!(model.tree().len(), 1);
@@ -302,7 +302,7 @@ fn refusals_say_what_they_are() {
 
 #[test]
 fn a_process_that_cannot_be_moved_keeps_its_folder_and_moves_nobody_else() {
-    let model = Model::new(Version::V1, "/daemon");
+    let model = CgroupModel::new(Version::V1, "/daemon");
     let group = find(&model).unwrap().create("sluice-1", &[]).unwrap();
     let nf = group.add_nf("ids.0", 1).unwrap();
     // Shown as 0, and writing 0 would move the writer.
