@@ -23,7 +23,7 @@ use crate::profile::traffic::Packets;
 pub const SAMPLES: usize = 7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct At {
+pub struct LoadPoint {
     pub load_pps: f64,
     /// 95th percentile in microseconds, measured again.
     pub now_us: f64,
@@ -41,7 +41,7 @@ pub struct Again {
     /// The promise for the most ways in the profile.
     pub promised_pps: f64,
     /// Latency, by rising load.
-    pub latency: Vec<At>,
+    pub latency: Vec<LoadPoint>,
 }
 
 impl Again {
@@ -57,7 +57,7 @@ impl Again {
 
     /// Number of loads with an excess, and of those where even the lowest measurement exceeds.
     pub fn loads_above(&self) -> (usize, usize) {
-        let count = |of: fn(&At) -> f64| self.latency.iter().filter(|at| of(at) > at.promised_us).count();
+        let count = |of: fn(&LoadPoint) -> f64| self.latency.iter().filter(|at| of(at) > at.promised_us).count();
         (count(|at| at.now_us), count(|at| at.least_us))
     }
 }
@@ -74,7 +74,7 @@ pub fn measure(subject: &Subject, core: usize, packets: Packets, profile: &Profi
         let found = samples(&mut || bench.latency_us(load_pps, LATE))?;
         let curve_us = curve.at(load_pps).unwrap_or(f64::INFINITY);
         let promised_us = curve_us * (1.0 + curve.margin);
-        latency.push(At {
+        latency.push(LoadPoint {
             load_pps,
             least_us: percentile(found.clone(), 0.0),
             now_us: percentile(found, 0.5),
@@ -99,8 +99,8 @@ fn between(profile: &Profile, loads: u32) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn at(now_us: f64, curve_us: f64) -> At {
-        At { load_pps: 1e6, now_us, least_us: now_us - 2.0, curve_us, promised_us: curve_us * 1.1 }
+    fn at(now_us: f64, curve_us: f64) -> LoadPoint {
+        LoadPoint { load_pps: 1e6, now_us, least_us: now_us - 2.0, curve_us, promised_us: curve_us * 1.1 }
     }
 
     #[test]
