@@ -12,7 +12,7 @@ use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
 use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
-use crate::classify::rule::{Rule, Terms};
+use crate::classify::rule::{Rule, RuleTerms};
 use crate::classify::{Classifier, Lookup, copy_long, tcp};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::Packet;
@@ -72,7 +72,7 @@ pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
 
 /// The terms of a flow on a chain, by the rule that names the chain. If no rule chose the chain,
 /// the terms that the rules would give the flow there, or else the default.
-fn terms_of(tables: &Tables, key: &FlowKey, chain: u16, rule: Option<usize>) -> Terms {
+fn terms_of(tables: &Tables, key: &FlowKey, chain: u16, rule: Option<usize>) -> RuleTerms {
     let rules = tables.rules.rules();
     let rule = rule.or_else(|| tables.rules.first_rule(key)).map(|rule| &rules[rule]);
     rule.filter(|rule| rule.chain == chain).map(|rule| rule.terms).unwrap_or_default()

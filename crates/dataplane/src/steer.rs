@@ -16,7 +16,7 @@ use sluice_shm::histogram::Histogram;
 use crate::chain::{Chain, PathRegistry, Tables};
 use crate::classify::flow_table::FlowTable;
 use crate::classify::key::FlowKey;
-use crate::classify::rule::Terms;
+use crate::classify::rule::RuleTerms;
 use crate::decision::{Decision, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
@@ -148,7 +148,7 @@ pub struct SteerRequest<'a> {
     /// [`Known::note`](crate::classify::flow_table::Known::note).
     pub note: u32,
     /// Terms of its flow, if that is new.
-    pub terms: Terms,
+    pub terms: RuleTerms,
     /// When it was found to have no known flow, or its turn came, in nanoseconds of [`Env::clock`].
     pub since_ns: u64,
 }
@@ -163,7 +163,7 @@ pub struct Wanted {
     /// As [`SteerRequest::note`].
     pub note: u32,
     /// Terms of its flow.
-    pub terms: Terms,
+    pub terms: RuleTerms,
 }
 
 /// A packet that came in at the entry.

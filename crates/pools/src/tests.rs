@@ -8,7 +8,7 @@ use sluice_api::config as model;
 use sluice_config::class::TrafficClass;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::chain::{ChainCounters, Member};
-use sluice_dataplane::classify::rule::Terms;
+use sluice_dataplane::classify::rule::RuleTerms;
 use sluice_dataplane::fake::{self, Fake};
 use sluice_dataplane::frame::Packet;
 use sluice_dataplane::waker::Waker;
@@ -27,7 +27,7 @@ struct Rig {
     clock: Clock,
     counters: Vec<Arc<[PoolCounters]>>,
     assigned: Arc<Assigned>,
-    terms: Terms,
+    terms: RuleTerms,
     per: Per,
     waker: Arc<Waker>,
 }
@@ -75,7 +75,7 @@ impl Rig {
             per,
             counters: (0..2).map(|_| [PoolCounters::default()].into()).collect(),
             assigned: Arc::new(Assigned::new(32)),
-            terms: Terms::default(),
+            terms: RuleTerms::default(),
             waker: Arc::new(Waker::new(Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()))),
         };
         rig.has(0, 0..8, &pool);

@@ -7,7 +7,7 @@ use sluice_api::parse;
 use sluice_api::protocol::ProtocolMatch;
 use sluice_policy::sched::priority::Weight;
 
-use super::rule::{Prefix, Rule, Terms};
+use super::rule::{Prefix, Rule, RuleTerms};
 
 /// Why a rule cannot be used. Each says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -93,7 +93,7 @@ pub fn compile(
         dst_port: range("dst_port", &rule.dst_port)?,
         dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "DSCP")?.map(|d| d as u8),
         chain: *chains.get(&rule.chain).ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
-        terms: Terms {
+        terms: RuleTerms {
             weight: rule.priority.map_or(Weight::ORDINARY, Weight::new),
             wakeup: rule.wakeup.map(|wakeup| wakeup.rules_of_flow()),
             tenant: 0,
@@ -133,7 +133,7 @@ mod tests {
             dst_port: Some(80..=80),
             dscp: Some(46),
             chain: 9,
-            terms: Terms { weight: Weight::new(2.5), ..Terms::default() },
+            terms: RuleTerms { weight: Weight::new(2.5), ..RuleTerms::default() },
         };
         assert_eq!(compile(all), Ok(expected));
         assert_eq!(

@@ -90,12 +90,12 @@ pub struct Rule {
     /// Number of the chain of matching packets.
     pub chain: u16,
     /// Terms for their flows.
-    pub terms: Terms,
+    pub terms: RuleTerms,
 }
 
 /// Terms for a rule's flows at NFs that are not shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Terms {
+pub struct RuleTerms {
     /// Their weight.
     pub weight: Weight,
     /// When NFs with one flow at a time are woken, if it differs from the service's setting.
