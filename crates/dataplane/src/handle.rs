@@ -96,7 +96,7 @@ impl Reserve {
 /// What keeps packets from an NF. Read at every gate.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct Gate {
+pub struct Holds {
     /// The paths that pass it are refused at their entry. By Wakeup.
     pub throttled: AtomicBool,
     /// It must sleep: its packets could only be dropped or wait further down. By Wakeup.
@@ -197,7 +197,7 @@ pub struct NfHandle {
     /// Counters, by manager thread.
     pub counters: Box<[NfCounters]>,
     /// What keeps packets from it.
-    pub gate: Gate,
+    pub gate: Holds,
     /// Its load.
     pub load: Load,
     /// Weight factor of its service, besides its load.
@@ -281,7 +281,7 @@ impl NfHandle {
             waker: OnceLock::new(),
             first_return_ns: AtomicU64::new(0),
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
-            gate: Gate::default(),
+            gate: Holds::default(),
             load: Load::default(),
             priority,
             flow_weight,
