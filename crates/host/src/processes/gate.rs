@@ -25,7 +25,7 @@ use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::process::Proc;
 
 /// A controller by gates and signals.
-pub struct Gate {
+pub struct GateController {
     guard: Arc<Guard>,
     host: HostOps,
     slots: Slots<Held>,
@@ -40,7 +40,7 @@ struct Held {
     is_closed: bool,
 }
 
-impl Gate {
+impl GateController {
     /// Without targets. Never fails: every host has signals.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
         Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
@@ -86,7 +86,7 @@ fn call(threads: &Threads, tids: &[i32]) -> Result<(), Failed> {
     result
 }
 
-impl Controller for Gate {
+impl Controller for GateController {
     fn mechanism(&self) -> Mechanism {
         Mechanism::Gate
     }
@@ -151,7 +151,7 @@ impl Controller for Gate {
     }
 }
 
-impl Gate {
+impl GateController {
     fn let_go(&self, held: &Held) {
         held.gate.open();
         self.guard.forget(&held.note);
@@ -159,7 +159,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for GateController {
     fn drop(&mut self) {
         self.teardown();
     }

@@ -78,6 +78,6 @@ pub fn make(mechanism: Mechanism, settings: &Settings, guard: &Arc<Guard>) -> Re
         Mechanism::Freeze => Box::new(freeze::Freeze::new(settings, guard)?),
         Mechanism::Signal => Box::new(signal::Signal::new(settings, guard)?),
         Mechanism::Freezer => Box::new(freezer::Freezer::new(settings, guard)?),
-        Mechanism::Gate => Box::new(gate::Gate::new(settings, guard)?),
+        Mechanism::Gate => Box::new(gate::GateController::new(settings, guard)?),
     })
 }
