@@ -56,7 +56,7 @@ pub mod police;
 mod sharing;
 pub use lease::{Footprint, Lease, LeaseError, lease};
 pub use observation::{
-    CacheClass, Decision, InstanceId, InstanceSample, Observation, ObservationError, Policed, Remedy, Request, Terms, Violation,
+    BrokenTerms, CacheClass, Decision, InstanceId, InstanceSample, Observation, ObservationError, Policed, Remedy, Request, Terms,
 };
 pub use sharing::Sharing;
 

@@ -201,7 +201,7 @@ pub enum Remedy {
 /// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Violation {
+pub struct BrokenTerms {
     pub id: InstanceId,
     /// Its 95th percentile of latency, in ns.
     pub latency_p95_ns: u64,
@@ -223,5 +223,5 @@ pub struct Decision {
     pub requests: Vec<Request>,
     /// Limits; other instances have none.
     pub policed: Vec<Policed>,
-    pub violations: Vec<Violation>,
+    pub violations: Vec<BrokenTerms>,
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::lease::Lease;
 use super::max_min::{self, Wish};
 use super::observation::{
-    CacheClass, Decision, InstanceId, InstanceSample, Observation, ObservationError, Policed, Remedy, Request, Terms, Violation,
+    BrokenTerms, CacheClass, Decision, InstanceId, InstanceSample, Observation, ObservationError, Policed, Remedy, Request, Terms,
 };
 use super::police::Police;
 use super::{CALM, CONFIRM, FULL, GONE, HIGH_MISSES, LEAVE, PATIENCE, PROBATION, Pause, SETTLE, SLACK, UNKNOWN, WINDOW};
@@ -620,7 +620,7 @@ impl Sharing {
         (requests, policed)
     }
 
-    fn violations(&self, requests: &[Request], policed: &[Policed], settled: bool) -> Vec<Violation> {
+    fn violations(&self, requests: &[Request], policed: &[Policed], settled: bool) -> Vec<BrokenTerms> {
         let violation = |member: &Member| {
             let id = member.seen.id.clone();
             let latency_p95_ns = member.seen.latency_p95_ns.filter(|_| member.above > 0)?;
@@ -631,7 +631,7 @@ impl Sharing {
                 () if member.own.is_some() => Remedy::Share,
                 () => Remedy::Wait,
             };
-            Some(Violation { id, latency_p95_ns, periods: member.above, remedy })
+            Some(BrokenTerms { id, latency_p95_ns, periods: member.above, remedy })
         };
         self.members.iter().filter_map(violation).collect()
     }
