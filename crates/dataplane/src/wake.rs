@@ -27,7 +27,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use sluice_policy::sched::threshold::{Cause, Rules, Threshold};
+use sluice_policy::sched::threshold::{Rules, StartCause, Threshold};
 
 const NONE: u32 = u32::MAX;
 
@@ -91,7 +91,7 @@ impl Waker {
 }
 
 /// Number of causes that are counted.
-pub const CAUSES: usize = Cause::ALL.len();
+pub const CAUSES: usize = StartCause::ALL.len();
 
 /// Timers of one duration, oldest first.
 #[derive(Debug, Clone, Copy)]

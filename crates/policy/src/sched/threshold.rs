@@ -76,7 +76,7 @@ impl Rules {
 
 /// Why an NF was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum StartCause {
     /// Its flow has only begun.
     Early,
     /// The threshold was met.
@@ -87,7 +87,7 @@ pub enum Cause {
     Urgent,
 }
 
-impl Cause {
+impl StartCause {
     /// All causes.
     pub const ALL: [Self; 4] = [Self::Early, Self::Threshold, Self::Timer, Self::Urgent];
 }
@@ -126,16 +126,16 @@ impl Threshold {
     /// Takes `n` packets for an NF that sleeps, with `waiting` in all; `urgent` if one of them is.
     /// Returns why the NF is to be started, or None if they wait, no longer than the timer.
     #[inline]
-    pub fn come(&mut self, rules: &Rules, n: u32, waiting: u32, urgent: bool) -> Option<Cause> {
+    pub fn come(&mut self, rules: &Rules, n: u32, waiting: u32, urgent: bool) -> Option<StartCause> {
         let early = self.is_early(rules);
         self.pass(n);
         if urgent {
-            Some(Cause::Urgent)
+            Some(StartCause::Urgent)
         } else if early {
-            Some(Cause::Early)
+            Some(StartCause::Early)
         } else if waiting >= self.packets {
             self.packets = self.packets.saturating_add(1).min(rules.most.max(rules.least)).max(1);
-            Some(Cause::Threshold)
+            Some(StartCause::Threshold)
         } else {
             None
         }
@@ -143,9 +143,9 @@ impl Threshold {
 
     /// Takes the expiry of the timer.
     #[inline]
-    pub fn expire(&mut self, rules: &Rules) -> Cause {
+    pub fn expire(&mut self, rules: &Rules) -> StartCause {
         self.packets = (self.packets / 2).max(rules.least).max(1);
-        Cause::Timer
+        StartCause::Timer
     }
 }
 
@@ -167,11 +167,11 @@ mod tests {
         let mut flow = Threshold::new(&RULES);
         for n in 0..36 {
             assert!(flow.is_early(&RULES));
-            assert_eq!(flow.come(&RULES, 1, 1, false), Some(Cause::Early), "packet {n}");
+            assert_eq!(flow.come(&RULES, 1, 1, false), Some(StartCause::Early), "packet {n}");
         }
         assert!(!flow.is_early(&RULES));
         assert_eq!(flow.packets(), 1, "they say nothing about the threshold");
-        assert_eq!(flow.come(&RULES, 1, 1, false), Some(Cause::Threshold));
+        assert_eq!(flow.come(&RULES, 1, 1, false), Some(StartCause::Threshold));
         assert_eq!(flow.come(&RULES, 1, 1, false), None);
         // Packets that found the NF awake count too.
         let mut flow = Threshold::new(&RULES);
@@ -183,18 +183,18 @@ mod tests {
     fn a_threshold_that_is_met_grows_by_one_and_one_that_is_not_is_halved() {
         let mut flow = grown(&RULES, 8);
         assert_eq!(flow.come(&RULES, 7, 7, false), None);
-        assert_eq!(flow.come(&RULES, 1, 8, false), Some(Cause::Threshold));
+        assert_eq!(flow.come(&RULES, 1, 8, false), Some(StartCause::Threshold));
         assert_eq!(flow.packets(), 9);
-        assert_eq!(flow.expire(&RULES), Cause::Timer);
+        assert_eq!(flow.expire(&RULES), StartCause::Timer);
         assert_eq!(flow.packets(), 4);
-        (0..5).for_each(|_| assert_eq!(flow.expire(&RULES), Cause::Timer));
+        (0..5).for_each(|_| assert_eq!(flow.expire(&RULES), StartCause::Timer));
         assert_eq!(flow.packets(), 1);
     }
 
     #[test]
     fn an_urgent_packet_waits_for_nothing_and_changes_nothing() {
         let mut flow = grown(&RULES, 8);
-        assert_eq!(flow.come(&RULES, 1, 1, true), Some(Cause::Urgent));
+        assert_eq!(flow.come(&RULES, 1, 1, true), Some(StartCause::Urgent));
         assert_eq!(flow.packets(), 8);
     }
 
@@ -203,7 +203,7 @@ mod tests {
         for rules in [Rules::NAIVE_100_US, Rules::NAIVE_1_MS] {
             let mut flow = Threshold::new(&rules);
             assert_eq!(flow.come(&rules, 1, 1, false), None);
-            assert_eq!(flow.come(&rules, 31, 32, false), Some(Cause::Threshold));
+            assert_eq!(flow.come(&rules, 31, 32, false), Some(StartCause::Threshold));
             flow.expire(&rules);
             assert_eq!(flow.packets(), 32);
         }
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(flow.packets(), 32);
         // 1 + 2 + … + 31 packets on the way up, then 32 each.
         assert_eq!(starts, 31 + (10_000 - 31 * 32 / 2) / 32);
-        let timers = (0..).take_while(|_| flow.packets() > 1 && flow.expire(&rules) == Cause::Timer).count();
+        let timers = (0..).take_while(|_| flow.packets() > 1 && flow.expire(&rules) == StartCause::Timer).count();
         assert_eq!(timers, 5);
     }
 
@@ -266,7 +266,7 @@ mod tests {
                         let cause = flow.come(&rules, n, waiting, urgent);
                         let at_once = urgent || seen < early;
                         prop_assert_eq!(cause.is_some(), at_once || waiting >= before);
-                        prop_assert_eq!(flow.packets(), if cause == Some(Cause::Threshold) { (before + 1).min(rules.most) } else { before });
+                        prop_assert_eq!(flow.packets(), if cause == Some(StartCause::Threshold) { (before + 1).min(rules.most) } else { before });
                         seen += n;
                         if cause.is_some() {
                             waiting = 0;
@@ -277,7 +277,7 @@ mod tests {
                         seen += n;
                     }
                     Act::Expire => {
-                        prop_assert_eq!(flow.expire(&rules), Cause::Timer);
+                        prop_assert_eq!(flow.expire(&rules), StartCause::Timer);
                         prop_assert_eq!(flow.packets(), (before / 2).max(least));
                         waiting = 0;
                     }
