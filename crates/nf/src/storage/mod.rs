@@ -84,7 +84,7 @@ use crate::context::Context;
 use crate::sleeper::{Completions, Doorbells, Sleeper};
 use buffer::Buffer;
 use callback::Callback;
-use ring::Ring;
+use ring::IoRing;
 
 /// How a storage batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub(crate) struct Inner {
 }
 
 struct State {
-    ring: Ring,
+    ring: IoRing,
     buffers: [Buffer; 2],
     /// The buffer that takes requests. The kernel has the other one, or nothing.
     filling: usize,
@@ -186,8 +186,13 @@ impl Storage {
             return Err(StorageError::Second);
         }
         let buffer = || Buffer::new(bytes.next_multiple_of(4096), operations);
-        let state =
-            State { ring: Ring::new(operations)?, buffers: [buffer(), buffer()], filling: 0, kernel_has_other: false, since_ns: 0 };
+        let state = State {
+            ring: IoRing::new(operations)?,
+            buffers: [buffer(), buffer()],
+            filling: 0,
+            kernel_has_other: false,
+            since_ns: 0,
+        };
         let inner = Rc::new(Inner {
             state: RefCell::new(state),
             sleeper: sleeper.clone(),

@@ -39,7 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 const FUTEX2_SIZE_U32: u32 = 2;
 
 /// A ring with room for the operations of one buffer.
-pub(super) struct Ring {
+pub(super) struct IoRing {
     uring: IoUring,
     /// Whether the kernel can wait for a futex in the ring.
     waits_for_futex: bool,
@@ -49,7 +49,7 @@ pub(super) struct Ring {
     armed: Box<[types::FutexWaitV; 2]>,
 }
 
-impl Ring {
+impl IoRing {
     pub(super) fn new(operations: usize) -> Result<Self, StorageError> {
         // One more for the doorbells. Operations are in the ring once: completions fit.
         let uring = IoUring::builder().dontfork().build(operations as u32 + 1).map_err(|e| StorageError::refused(&e))?;
