@@ -78,7 +78,7 @@ use sluice_host::user::User;
 
 pub use backend::Remote;
 use nfs::{Event, Nf, NfSet};
-use parts::{Changes, Host, Published, Seen, Turns};
+use parts::{Changes, Host, Observed, Published, Turns};
 
 /// Time between ticks: stop reasons, timers and CPU times are checked.
 const TICK: Duration = Duration::from_millis(20);
@@ -183,7 +183,7 @@ pub struct Supervisor {
     published: Published,
     host: Host,
     turns: Turns,
-    seen: Seen,
+    seen: Observed,
 }
 
 mod token {
@@ -240,7 +240,7 @@ impl Supervisor {
             published,
             host,
             turns,
-            seen: Seen::new(config_path),
+            seen: Observed::new(config_path),
         };
         let socket = this.host.listener.path().to_path_buf();
         this.note(|r| r.made(Thing::Socket, &socket));

@@ -208,7 +208,7 @@ impl Turns {
     }
 }
 
-pub(super) struct Seen {
+pub(super) struct Observed {
     pub(super) config_path: Option<PathBuf>,
     pub(super) started: Instant,
     pub(super) meter: report::ThreadMeter,
@@ -222,7 +222,7 @@ pub(super) struct Seen {
     pub(super) watch: health::HealthWatch,
 }
 
-impl Seen {
+impl Observed {
     pub(super) fn new(config_path: Option<PathBuf>) -> Self {
         Self {
             config_path,
