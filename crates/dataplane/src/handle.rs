@@ -31,7 +31,7 @@ pub struct NfCounters {
     /// Packets refused at the entry of a path that passes it.
     pub refused: Counter,
     /// Times that it was started, if not for each packet, by cause as
-    /// [`Cause::ALL`](sluice_policy::sched::threshold::StartCause::ALL).
+    /// [`StartCause::ALL`](sluice_policy::sched::threshold::StartCause::ALL).
     pub woken: [Counter; CAUSES],
 }
 
