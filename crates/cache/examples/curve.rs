@@ -10,7 +10,7 @@
 //! has 20 ways of 2,304 KiB. It prints the curve, and the CPU time of the model and the traced NF.
 
 use sluice_cache::model::{Geometry, Hierarchy};
-use sluice_cache::trace::{Traced, Traffic, profile};
+use sluice_cache::trace::{Traced, TracedTraffic, profile};
 
 /// CPU time of this process, and of its children that have ended.
 fn cpu_s() -> [f64; 2] {
@@ -32,7 +32,7 @@ fn main() {
     let packets: u64 = packets.parse().expect("a number of packets");
     let flows = flows.parse().expect("a number of flows");
     let zipf = (law != "uniform").then(|| law.parse().expect("uniform or an exponent"));
-    let traffic = Traffic { packets, warm_up: packets / 10, accesses: None, flows, zipf, bytes: 60, spread, seed: 1 };
+    let traffic = TracedTraffic { packets, warm_up: packets / 10, accesses: None, flows, zipf, bytes: 60, spread, seed: 1 };
     let size = |sets, ways| Some(Geometry { sets, ways });
     let paper = Hierarchy { line: 64, l1: size(64, 8), l2: size(512, 8), llc: Geometry { sets: 36_864, ways: 20 } };
     let before = cpu_s();

@@ -114,7 +114,7 @@ pub fn read(stream: impl Read, mut each: impl FnMut(TraceEvent)) -> Result<u64, 
 
 /// The packets that an NF is traced on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct TracedTraffic {
     /// Packets that count.
     pub packets: u64,
     /// Packets before them, after one of each flow.
@@ -134,7 +134,7 @@ pub struct Traffic {
     pub seed: u64,
 }
 
-impl Traffic {
+impl TracedTraffic {
     /// The value of `SLUICE_TRACE`.
     pub fn variable(&self) -> String {
         let zipf = self.zipf.map_or(String::new(), |s| format!(",zipf={s}"));
@@ -197,7 +197,7 @@ fn cannot_start(program: &Path, error: &io::Error) -> CacheError {
 ///
 /// # Errors
 /// It cannot be started, fails, or was not built to be traced; or lines are shorter than a trace's.
-pub fn profile(nf: &Traced, traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
+pub fn profile(nf: &Traced, traffic: &TracedTraffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
     let program = &nf.program;
     let (hierarchy, l1) = first_cache(hierarchy)?;
     let mut model = Model::new(hierarchy)?;
@@ -269,7 +269,8 @@ mod tests {
 
     #[test]
     fn a_handler_that_touches_nothing_is_traced() {
-        let traffic = Traffic { packets: 9, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic =
+            TracedTraffic { packets: 9, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
         let marks = |number| {
             let script = format!("printf '\\{number}\\0\\0\\0\\0\\0\\0\\0%.0s' 1 2");
@@ -284,9 +285,9 @@ mod tests {
     #[test]
     fn traffic_is_written_as_the_nf_reads_it() {
         let traffic =
-            Traffic { packets: 10, warm_up: 2, accesses: None, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
+            TracedTraffic { packets: 10, warm_up: 2, accesses: None, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
         assert_eq!(traffic.variable(), "packets=10,warm_up=2,flows=3,zipf=1.1,bytes=60,spread=1,seed=4");
-        let traffic = Traffic { accesses: Some(9), zipf: None, ..traffic };
+        let traffic = TracedTraffic { accesses: Some(9), zipf: None, ..traffic };
         assert_eq!(traffic.variable(), "packets=10,warm_up=2,accesses=9,flows=3,bytes=60,spread=1,seed=4");
     }
 
@@ -303,7 +304,8 @@ mod tests {
 
     #[test]
     fn a_program_that_is_no_traced_nf_is_told() {
-        let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic =
+            TracedTraffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
         for (program, words) in [("/bin/true", "no loads"), ("/bin/false", "failed"), ("/nowhere/nf", "cannot start")] {
             let nf = Traced { program: program.into(), args: Vec::new(), env: Vec::new() };

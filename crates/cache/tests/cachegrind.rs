@@ -23,7 +23,7 @@ use std::process::{Command, Stdio};
 
 use sluice_cache::model::{Geometry, Hierarchy};
 use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
-use sluice_cache::trace::{Traced, Traffic, profile};
+use sluice_cache::trace::{Traced, TracedTraffic, profile};
 
 /// Half a MiB per way: flow tables of some MiB need some ways.
 const LLC: Geometry = Geometry { sets: 8_192, ways: 20 };
@@ -65,7 +65,7 @@ fn skipped(why: &str) {
 }
 
 /// Misses of data in the last-level cache.
-fn cachegrind(program: &Path, args: &[String], traffic: &Traffic, ways: u32) -> u64 {
+fn cachegrind(program: &Path, args: &[String], traffic: &TracedTraffic, ways: u32) -> u64 {
     let cache = |name: &str, geometry: Geometry| {
         format!("--{name}={},{},{LINE}", u64::from(geometry.sets) * u64::from(geometry.ways) * u64::from(LINE), geometry.ways)
     };
@@ -109,7 +109,7 @@ fn the_model_says_what_cachegrind_says() {
         for zipf in LAWS {
             let Example { name, bytes, spread, .. } = *example;
             let flows = example.flows(Scale::Small);
-            let traffic = Traffic { packets, warm_up: packets / 2, accesses: None, flows, zipf, bytes, spread, seed: 7 };
+            let traffic = TracedTraffic { packets, warm_up: packets / 2, accesses: None, flows, zipf, bytes, spread, seed: 7 };
             let mut hierarchies = vec![("L1", Hierarchy { line: LINE, l1: Some(L1), l2: None, llc: LLC })];
             if SECOND.contains(&name) {
                 hierarchies.push(("L2", Hierarchy { line: LINE, l1: None, l2: Some(L1), llc: LLC }));
@@ -120,7 +120,7 @@ fn the_model_says_what_cachegrind_says() {
             let least = if BATCHES.contains(&name) { WAYS_OF_BATCHES } else { 1 };
             for ways in words.split(',').map(|word| word.parse().unwrap()).filter(|ways| *ways >= least) {
                 let whole = cachegrind(&plain, &args, &traffic, ways);
-                let warm_up = cachegrind(&plain, &args, &Traffic { packets: 0, ..traffic.clone() }, ways);
+                let warm_up = cachegrind(&plain, &args, &TracedTraffic { packets: 0, ..traffic.clone() }, ways);
                 let wanted = whole.saturating_sub(warm_up) as f64 / packets as f64;
                 for (first, curve) in &curves {
                     let got = curve.misses_per_packet(ways);

@@ -17,7 +17,7 @@
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use super::{RECORD, TraceEvent, Traced, Traffic, cannot_start, decode, first_cache, is_traced};
+use super::{RECORD, TraceEvent, Traced, TracedTraffic, cannot_start, decode, first_cache, is_traced};
 use crate::error::CacheError;
 use crate::model::{Hierarchy, Shared, SharedMisses};
 
@@ -25,7 +25,7 @@ use crate::model::{Hierarchy, Shared, SharedMisses};
 #[derive(Debug, Clone, Copy)]
 pub enum Feed<'a> {
     /// Packets that it generates itself.
-    Made(&'a Traffic),
+    Made(&'a TracedTraffic),
     /// Given packets, in turn.
     Given {
         packets: &'a [Vec<u8>],
@@ -295,7 +295,7 @@ pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<V
     let start = |(i, nf): (usize, &Traced)| {
         let made = match feed {
             // The packets that count are counted here.
-            Feed::Made(traffic) if i == 0 => Traffic { accesses: None, ..traffic.clone() }.variable(),
+            Feed::Made(traffic) if i == 0 => TracedTraffic { accesses: None, ..traffic.clone() }.variable(),
             _ => "input=1".into(),
         };
         Running::start(nf, format!("{made}{l1},output=1"), made == "input=1")
@@ -370,7 +370,8 @@ mod tests {
         let first = says(&[(0, &[load(64), ON | 1, 8, PACKET, 1, load(64), load(128), ON | 1, 5, PACKET, 3])]);
         // Eight bytes for the length; two bursts of one packet, and two marks.
         let second = says(&[(8 + 2 * 24 + 2 * 8, &[load(64), ON, 1, load(64), load(64), load(256), ON | 1, 8, PACKET, 4])]);
-        let traffic = Traffic { packets: 2, warm_up: 1, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic =
+            TracedTraffic { packets: 2, warm_up: 1, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let found = profile(&[first, second], Feed::Made(&traffic), HIERARCHY).unwrap();
         assert_eq!((found[0].together.packets, found[1].together.packets), (2, 1));
         assert_eq!((found[0].together.accesses, found[1].together.accesses), (2, 3));
@@ -394,7 +395,8 @@ mod tests {
 
     #[test]
     fn a_program_that_is_no_traced_nf_is_told() {
-        let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic =
+            TracedTraffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let good = says(&[(0, &[1, ON | 1, 8, PACKET, 1])]);
         let plain = says(&[(0, &[0, ON | 1, 8, PACKET, 0])]);
         let fails =

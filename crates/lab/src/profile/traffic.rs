@@ -65,7 +65,7 @@ pub fn followed(traffic: &Traffic) -> Result<Followed, NoPackets> {
         Traffic::Crafted(Crafted { size, flows, zipf, spread }) => {
             let (packets, warm_up) = (FOLLOWED, WARM_UP);
             let (flows, zipf, bytes, spread) = (*flows, *zipf, *size, *spread);
-            Ok(Followed::Made(trace::Traffic {
+            Ok(Followed::Made(trace::TracedTraffic {
                 packets,
                 warm_up,
                 accesses: Some(trace::ENOUGH),
@@ -83,7 +83,7 @@ pub fn followed(traffic: &Traffic) -> Result<Followed, NoPackets> {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Followed {
     /// Created by the NF itself.
-    Made(trace::Traffic),
+    Made(trace::TracedTraffic),
     /// Fed to it, in turn.
     Given(Vec<Vec<u8>>),
 }
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_traced_nf_makes_its_packets_or_gets_a_captures() {
         let traffic: Traffic = "flows=5, size=100,zipf=1.1,spread=1".parse().unwrap();
-        assert!(matches!(followed(&traffic).unwrap(), Followed::Made(trace::Traffic { bytes: 100, flows: 5, .. })));
+        assert!(matches!(followed(&traffic).unwrap(), Followed::Made(trace::TracedTraffic { bytes: 100, flows: 5, .. })));
         assert!(followed(&Traffic::Captured("/nowhere/x.pcap".into())).is_err());
     }
 

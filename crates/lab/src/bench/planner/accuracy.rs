@@ -37,7 +37,7 @@ use serde_json::json;
 use sluice_cache::model::{Curve as Misses, Geometry, Hierarchy};
 use sluice_cache::trace::chain::{self, Feed};
 use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
-use sluice_cache::trace::{ENOUGH, Traced, Traffic, beside, profile};
+use sluice_cache::trace::{ENOUGH, Traced, TracedTraffic, beside, profile};
 use sluice_slo::curve;
 
 use super::{params, whole};
@@ -133,9 +133,9 @@ fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
 }
 
 /// The packets of an example, for this number of flows.
-fn traffic(example: &Example, flows: u32, zipf: Option<f64>, accesses: Option<u64>) -> Traffic {
+fn traffic(example: &Example, flows: u32, zipf: Option<f64>, accesses: Option<u64>) -> TracedTraffic {
     let Example { bytes, spread, .. } = *example;
-    Traffic { packets: PACKETS, warm_up: WARM_UP, accesses, flows, zipf, bytes, spread, seed: 1 }
+    TracedTraffic { packets: PACKETS, warm_up: WARM_UP, accesses, flows, zipf, bytes, spread, seed: 1 }
 }
 
 fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
