@@ -114,7 +114,7 @@ impl Nf {
 
     /// An NF without a manager, on generated packets.
     #[cfg(feature = "trace")]
-    pub(crate) fn traced(traffic: Result<crate::trace::Traffic, String>) -> Result<Self, NfError> {
+    pub(crate) fn traced(traffic: Result<crate::trace::TracedTraffic, String>) -> Result<Self, NfError> {
         let (engine, context, feed) = crate::trace::pull::attach(traffic)?;
         Ok(Self { feed: Some(feed), ..Self::new(engine, context) })
     }

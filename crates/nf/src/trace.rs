@@ -316,7 +316,7 @@ called! {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Traffic {
+pub(crate) struct TracedTraffic {
     packets: u64,
     warm_up: u64,
     /// The number of accesses that suffices, if any.
@@ -336,7 +336,7 @@ pub(crate) struct Traffic {
     output: bool,
 }
 
-impl Traffic {
+impl TracedTraffic {
     fn parse(text: &str) -> Result<Self, String> {
         let mut found = Self {
             packets: 100_000,
@@ -393,11 +393,11 @@ impl Traffic {
 }
 
 /// The traffic that `SLUICE_TRACE` requests.
-pub(crate) fn asked() -> Option<Result<Traffic, String>> {
-    std::env::var("SLUICE_TRACE").ok().map(|text| Traffic::parse(&text))
+pub(crate) fn asked() -> Option<Result<TracedTraffic, String>> {
+    std::env::var("SLUICE_TRACE").ok().map(|text| TracedTraffic::parse(&text))
 }
 
-fn begin(traffic: &Traffic) {
+fn begin(traffic: &TracedTraffic) {
     FIRST.shape(traffic.l1);
     // The pass was applied if there were calls, even if the handler itself has none.
     let calls = calls();
@@ -411,7 +411,7 @@ fn context() -> Context {
 
 /// Makes the handler, runs it on generated packets, and writes its accesses.
 pub(crate) fn run<H: Handler>(
-    traffic: Result<Traffic, String>,
+    traffic: Result<TracedTraffic, String>,
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
 ) -> Result<(), NfError> {
     let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
@@ -538,9 +538,10 @@ mod tests {
     #[test]
     fn words_are_read_and_wrong_ones_told() {
         let found =
-            Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,accesses=7,l1=64x12,output=1").unwrap();
+            TracedTraffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,accesses=7,l1=64x12,output=1")
+                .unwrap();
         let (l1, input, output) = ((64, 12), false, true);
-        let wanted = Traffic {
+        let wanted = TracedTraffic {
             packets: 5,
             warm_up: 2,
             accesses: Some(7),
@@ -567,7 +568,7 @@ mod tests {
             "l1=64x0",
             "l1=4096x2",
         ] {
-            assert!(Traffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
+            assert!(TracedTraffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
         }
     }
 }

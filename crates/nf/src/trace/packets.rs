@@ -9,7 +9,7 @@
 
 use sluice_shm::BURST;
 
-use super::{Traffic, made, mark};
+use super::{TracedTraffic, made, mark};
 use crate::header::checksum;
 
 /// The warm-up's part of a sufficient number of accesses is one in this many.
@@ -25,7 +25,7 @@ enum Stage {
 
 /// All packets of a trace, burst by burst.
 pub(super) struct PacketSource {
-    traffic: Traffic,
+    traffic: TracedTraffic,
     draw: Draw,
     maker: Maker,
     burst: Vec<Vec<u8>>,
@@ -36,7 +36,7 @@ pub(super) struct PacketSource {
 }
 
 impl PacketSource {
-    pub(super) fn new(traffic: Traffic) -> Self {
+    pub(super) fn new(traffic: TracedTraffic) -> Self {
         let maker = Maker::new(traffic.bytes, traffic.spread);
         let burst = vec![maker.whole.clone(); BURST];
         Self { traffic, draw: Draw::new(&traffic), maker, burst, stage: Stage::Flows, sent: 0, began: made() }
@@ -45,7 +45,7 @@ impl PacketSource {
     /// The next burst; call it while not following. None: the trace and all marks are complete.
     pub(super) fn burst(&mut self) -> Option<&[Vec<u8>]> {
         loop {
-            let Traffic { flows, warm_up, packets, accesses, .. } = self.traffic;
+            let TracedTraffic { flows, warm_up, packets, accesses, .. } = self.traffic;
             let (count, enough) = match self.stage {
                 Stage::Flows => (u64::from(flows), None),
                 Stage::WarmUp => (warm_up, accesses.map(|accesses| accesses / WARM_UP_PART)),
@@ -118,7 +118,7 @@ struct Draw {
 }
 
 impl Draw {
-    fn new(traffic: &Traffic) -> Self {
+    fn new(traffic: &TracedTraffic) -> Self {
         let s = traffic.zipf.unwrap_or(0.0);
         let n = f64::from(traffic.flows);
         let mut draw = Self { state: traffic.seed | 1 << 63, n, s, first: 0.0, last: 0.0, near: 0.0 };
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn flows_follow_the_law() {
         for s in [0.7, 1.0, 1.3] {
-            let mut draw = Draw::new(&Traffic { zipf: Some(s), flows: 100, ..Traffic::parse("").unwrap() });
+            let mut draw = Draw::new(&TracedTraffic { zipf: Some(s), flows: 100, ..TracedTraffic::parse("").unwrap() });
             let mut counts = [0u32; 100];
             (0..200_000).for_each(|_| counts[draw.flow() as usize] += 1);
             let sum: f64 = (1..=100).map(|k| f64::from(k).powf(-s)).sum();
@@ -233,7 +233,7 @@ mod tests {
                 assert!((got - wanted).abs() < 5.0 * wanted.sqrt(), "{s} {k}: {got} {wanted}");
             }
         }
-        let mut draw = Draw::new(&Traffic::parse("flows=10").unwrap());
+        let mut draw = Draw::new(&TracedTraffic::parse("flows=10").unwrap());
         assert!((0..1_000).all(|_| draw.flow() < 10));
     }
 

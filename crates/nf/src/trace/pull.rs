@@ -29,7 +29,7 @@ use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring::{self, Consumer, Producer, WildCursor};
 
 use super::packets::PacketSource;
-use super::{Traffic, begin, context, follow, write_out};
+use super::{TracedTraffic, begin, context, follow, write_out};
 use crate::context::Context;
 use crate::engine::Engine;
 use crate::error::NfError;
@@ -96,7 +96,7 @@ pub(crate) struct Feed {
 ///
 /// # Errors
 /// The traffic cannot be parsed or is not for such NFs, or there is no memory.
-pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Context, Feed), NfError> {
+pub(crate) fn attach(traffic: Result<TracedTraffic, String>) -> Result<(Engine, Context, Feed), NfError> {
     let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
     if traffic.input || traffic.output {
         let why = "an NF in pull style is traced neither in a chain nor on a capture: profile it alone on generated packets, or with \
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn an_nf_reads_burst_after_burst_in_the_frames_that_it_gave_back() {
-        let mut nf = Nf::traced(Traffic::parse("flows=300,packets=1000000")).unwrap();
+        let mut nf = Nf::traced(TracedTraffic::parse("flows=300,packets=1000000")).unwrap();
         assert!(nf.context().port("in").is_some());
         let (mut burst, mut kept) = (Vec::new(), Vec::new());
         assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST));
@@ -209,7 +209,7 @@ mod tests {
     fn what_it_cannot_do_is_told() {
         for (traffic, words) in [("output=1", "neither in a chain"), ("input=1", "neither in a chain"), ("flows=0", "SLUICE_TRACE")]
         {
-            let error = Nf::traced(Traffic::parse(traffic)).err().unwrap().to_string();
+            let error = Nf::traced(TracedTraffic::parse(traffic)).err().unwrap().to_string();
             assert!(error.contains(words), "{traffic}: {error}");
         }
     }
