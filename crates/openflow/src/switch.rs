@@ -11,7 +11,7 @@ use crate::message::{
 };
 use crate::multipart::{Desc, FlowStats, MultipartRequest, PortStats, Reply, TableStats};
 use crate::port::{self, PortChange, PortDesc};
-use crate::table::{EntryCounts, FlowTable};
+use crate::table::{EntryCounts, EntryTable};
 use crate::{ALL_TABLES, NO_BUFFER};
 
 /// What a switch needs of the packet path.
@@ -64,7 +64,7 @@ pub struct SwitchPort {
 pub struct Switch {
     features: Features,
     desc: Desc,
-    table: FlowTable,
+    table: EntryTable,
     ports: Vec<SwitchPort>,
     config: SwitchConfig,
     role: Role,
@@ -81,7 +81,7 @@ impl Switch {
         Self {
             features: Features { datapath_id, buffers, tables: 1, capabilities },
             desc,
-            table: FlowTable::new(entries),
+            table: EntryTable::new(entries),
             ports: Vec::new(),
             config: SwitchConfig::default(),
             role: Role::default(),
@@ -98,11 +98,11 @@ impl Switch {
         self.asyncs = Asyncs::default();
     }
 
-    pub fn table(&self) -> &FlowTable {
+    pub fn table(&self) -> &EntryTable {
         &self.table
     }
 
-    pub fn table_mut(&mut self) -> &mut FlowTable {
+    pub fn table_mut(&mut self) -> &mut EntryTable {
         &mut self.table
     }
 

@@ -1,12 +1,13 @@
 //! The flow table: entries, their changes and expiry (sections 5.2 to 5.5 and 6.4).
 //!
 //! The packet path counts an entry by its *number* ([`EntryCounts`]). The number of a removed entry
-//! is reused only after [`FlowTable::reuse`], since packets may still be counted by it.
+//! is reused only after [`EntryTable::reuse`], since packets may still be counted by it.
 //!
 //! Entries are found by number, and numbers by match and priority, so that strict changes are fast.
 //! Non-strict changes and expiry scan all entries. Matching packets is not done here.
 //!
-//! Limits: one table. Timeouts are as precise as the calls of [`FlowTable::expire`] and the counts.
+//! Limits: one table. Timeouts are as precise as the calls of [`EntryTable::expire`] and the
+//! counts.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -118,17 +119,17 @@ pub struct Effect {
 }
 
 #[derive(Debug)]
-pub struct FlowTable {
+pub struct EntryTable {
     most: usize,
     entries: BTreeMap<u32, Entry>,
     numbers: HashMap<(u16, Match), u32>,
     free: VecDeque<u32>,
-    /// Numbers of removed entries, until [`FlowTable::take_retired`].
+    /// Numbers of removed entries, until [`EntryTable::take_retired`].
     retired: Vec<u32>,
 }
 
-impl FlowTable {
-    /// A table of up to `most` entries, numbered 1 to twice that: see [`FlowTable::reuse`].
+impl EntryTable {
+    /// A table of up to `most` entries, numbered 1 to twice that: see [`EntryTable::reuse`].
     pub fn new(most: u32) -> Self {
         Self {
             most: most as usize,

@@ -40,7 +40,7 @@ fn change(command: FlowModCommand, priority: u16, fields: Match, port: u32) -> F
 }
 
 /// Priority and output port of all entries, sorted.
-fn all(table: &FlowTable) -> Vec<(u16, u32)> {
+fn all(table: &EntryTable) -> Vec<(u16, u32)> {
     let mut all: Vec<_> = table.entries().map(|e| (e.priority, e.output.map_or(0, |o| o.port))).collect();
     all.sort_unstable();
     all
@@ -50,7 +50,7 @@ const TEN: u128 = 0x0a00_0000;
 
 #[test]
 fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
-    let (mut table, counted) = (FlowTable::new(4), Counted::default());
+    let (mut table, counted) = (EntryTable::new(4), Counted::default());
     let add = |port| FlowMod { flags: flow_flag::SEND_FLOW_REMOVED, ..change(FlowModCommand::Add, 5, net(TEN, 8), port) };
     assert!(table.change(&add(1), &counted, 0).unwrap().changed);
     let first = table.entries().next().unwrap().number;
@@ -72,7 +72,7 @@ fn an_entry_takes_the_place_of_one_with_its_match_and_priority() {
 
 #[test]
 fn overlaps_are_refused_when_asked_for() {
-    let (mut table, counted) = (FlowTable::new(8), Counted::default());
+    let (mut table, counted) = (EntryTable::new(8), Counted::default());
     table.change(&change(FlowModCommand::Add, 5, net(TEN, 8), 1), &counted, 0).unwrap();
     let checked =
         |priority, fields| FlowMod { flags: flow_flag::CHECK_OVERLAP, ..change(FlowModCommand::Add, priority, fields, 2) };
@@ -87,7 +87,7 @@ fn overlaps_are_refused_when_asked_for() {
 fn changes_and_deletions_strict_and_not() {
     let counted = Counted::default();
     let full = || {
-        let mut table = FlowTable::new(8);
+        let mut table = EntryTable::new(8);
         for (priority, bits, port) in [(1, 0, 1), (5, 8, 2), (5, 16, 3), (9, 16, 4)] {
             let add = FlowMod { cookie: u64::from(port) << 4, ..change(FlowModCommand::Add, priority, net(TEN, bits), port) };
             table.change(&add, &counted, 0).unwrap();
@@ -122,8 +122,8 @@ fn changes_and_deletions_strict_and_not() {
 
 #[test]
 fn a_full_table_takes_no_more_and_numbers_come_back_when_they_may() {
-    let (mut table, counted) = (FlowTable::new(2), Counted::default());
-    let add = |table: &mut FlowTable, n: u128| table.change(&change(FlowModCommand::Add, 1, net(TEN + n, 32), 1), &counted, 0);
+    let (mut table, counted) = (EntryTable::new(2), Counted::default());
+    let add = |table: &mut EntryTable, n: u128| table.change(&change(FlowModCommand::Add, 1, net(TEN + n, 32), 1), &counted, 0);
     add(&mut table, 1).unwrap();
     add(&mut table, 2).unwrap();
     assert_eq!(add(&mut table, 3), Err(Fault::TABLE_FULL));
@@ -141,7 +141,7 @@ fn a_full_table_takes_no_more_and_numbers_come_back_when_they_may() {
 
 #[test]
 fn entries_go_when_their_time_is_over() {
-    let (mut table, counted) = (FlowTable::new(8), Counted::default());
+    let (mut table, counted) = (EntryTable::new(8), Counted::default());
     let flags = flow_flag::SEND_FLOW_REMOVED;
     let add = |n: u128, idle_timeout, hard_timeout, flags| FlowMod {
         idle_timeout,
@@ -175,7 +175,7 @@ proptest! {
     // Add, change and delete, strict or not, leave what a list of entries would.
     #[test]
     fn behaves_as_a_list(steps in prop::collection::vec((0..5u8, 0..3u16, 0..4u32, 0..4u128, 1..5u32), 0..60)) {
-        let (mut table, counted) = (FlowTable::new(64), Counted::default());
+        let (mut table, counted) = (EntryTable::new(64), Counted::default());
         let mut model: Vec<(u16, Match, u32)> = Vec::new();
         for (what, priority, bits, address, port) in steps {
             let fields = net(TEN + (address << 24), bits * 4 + 4);
