@@ -67,7 +67,7 @@ pub enum Misses {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Nf {
+pub struct NfModel {
     /// Time of a packet without misses, in ns.
     pub base_ns: f64,
     /// References per packet that reach the LLC.
@@ -76,7 +76,7 @@ pub struct Nf {
     pub miss_ns: f64,
 }
 
-impl Nf {
+impl NfModel {
     /// Misses per packet with `bytes` of cache.
     fn misses_per_packet(&self, bytes: f64) -> f64 {
         let part = |set_mib: f64| (bytes / (set_mib * f64::from(1 << 20))).clamp(0.0, 1.0);
@@ -101,13 +101,13 @@ impl Nf {
 pub struct SampleKind {
     pub name: String,
     /// Its NFs, each on its own core.
-    pub nfs: Vec<Nf>,
+    pub nfs: Vec<NfModel>,
 }
 
 /// The chosen kinds: the first five hardly need the cache, the others do.
 pub static KINDS: LazyLock<Vec<SampleKind>> = LazyLock::new(|| {
     let kind = |name: &str, base_ns: f64, references: f64, misses: Misses| {
-        let nfs = vec![Nf { base_ns, references, misses, miss_ns: MISS_NS }];
+        let nfs = vec![NfModel { base_ns, references, misses, miss_ns: MISS_NS }];
         SampleKind { name: name.into(), nfs }
     };
     let zipf = |set_mib, exponent| Misses::Zipf { set_mib, exponent };
@@ -155,7 +155,7 @@ pub static TRACED: LazyLock<Vec<SampleKind>> = LazyLock::new(|| {
         serde_json::from_str(include_str!("samples/traced.json")).unwrap_or_else(|error| panic!("samples/traced.json: {error}"));
     let nf = |WrittenNf { base_ns, references, misses }| {
         let with_ways = std::iter::once(references).chain(misses).collect();
-        Nf { base_ns, references, misses: Misses::Traced { way_bytes, with_ways }, miss_ns }
+        NfModel { base_ns, references, misses: Misses::Traced { way_bytes, with_ways }, miss_ns }
     };
     let kind = |WrittenKind { name, nfs }| SampleKind { name, nfs: nfs.into_iter().map(nf).collect() };
     let mut kinds: Vec<SampleKind> = kinds.into_iter().map(kind).collect();
@@ -263,7 +263,7 @@ impl OnServer<'_> {
     /// number of ways.
     fn stages(&self, shape: &ServerShape) -> Result<Vec<Stage>, CurveError<Infallible>> {
         let best = f64::from(shape.ways());
-        let one = |(nf, best_ns): (&Nf, f64)| {
+        let one = |(nf, best_ns): (&NfModel, f64)| {
             let latency = build(&Sweep::latency_below(1e9 / best_ns).exact(), |load| Ok(vec![queue_us(best_ns, load)]))?;
             let speed = |ways: u32| best_ns / nf.packet_ns(f64::from(ways) * self.way_bytes as f64);
             let points = (0..=shape.ways()).map(|ways| Point { x: f64::from(ways), y: speed(ways) }).collect();
