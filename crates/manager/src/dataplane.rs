@@ -51,7 +51,7 @@ use sluice_host::affinity;
 use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
 
-use crate::memory::{Memories, Memory, NoMemory};
+use crate::memory::{Memories, NoMemory, TenantMemory};
 pub use division::{Division, threads_of};
 
 /// Longest time that a packet thread may run, or be blocked, before it carries out a command. The
@@ -408,7 +408,7 @@ impl DataPlane {
     }
 
     /// The arena that an NF with this place maps, if it maps one.
-    pub fn memory_of(&self, place: &Place) -> Option<&Memory> {
+    pub fn memory_of(&self, place: &Place) -> Option<&TenantMemory> {
         self.memories.get(place.memory)
     }
 
@@ -461,7 +461,7 @@ impl DataPlane {
         let mut left = former.len();
         for number in former {
             self.ask_all(move |worker| worker.drop_memory(number, false))?;
-            if self.memories.get(number).is_some_and(Memory::is_left) {
+            if self.memories.get(number).is_some_and(TenantMemory::is_left) {
                 // It is empty, and no NF has it mapped: no thread gets one or copies a packet
                 // there.
                 self.ask_all(move |worker| worker.drop_memory(number, true))?;
@@ -922,7 +922,7 @@ fn plane_settings(config: &Config) -> plane::ForwardSettings {
 }
 
 /// A thread's stack of free frames of an arena that this many threads share.
-fn stack(memory: &Memory, threads: usize) -> Stack {
+fn stack(memory: &TenantMemory, threads: usize) -> Stack {
     let frames = memory.geometry().frames as usize;
     // A small arena is shared out, so that no thread starves another.
     Stack::new(memory.pool.clone(), if threads == 1 { frames } else { FRAMES_PER_THREAD.min(frames / (2 * threads)) })

@@ -1246,7 +1246,7 @@ impl Tenants {
     fn is_empty(&self) -> bool {
         let threads = self.plane.snapshots().unwrap();
         let cached = |number: u8| threads.iter().map(|thread| thread.memories[usize::from(number)].0).sum::<usize>();
-        let is_full = |memory: &Memory| cached(memory.number) + memory.pool.available() == memory.geometry().frames as usize;
+        let is_full = |memory: &TenantMemory| cached(memory.number) + memory.pool.available() == memory.geometry().frames as usize;
         self.plane.memories().iter().all(is_full) && self.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0)
     }
 }

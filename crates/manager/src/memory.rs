@@ -42,7 +42,7 @@ const SPARE_FRAMES: u32 = SLOT * 8;
 const MOST: u32 = 254;
 
 #[derive(Debug)]
-pub struct Memory {
+pub struct TenantMemory {
     /// Its number, which is part of the number of each of its frames.
     pub number: u8,
     pub holder: Holder,
@@ -55,7 +55,7 @@ pub struct Memory {
     arena: Arena,
 }
 
-impl Memory {
+impl TenantMemory {
     /// The file, whose descriptor goes to the NFs of its tenant.
     pub fn file(&self) -> &MemoryFile {
         &self.file
@@ -100,7 +100,7 @@ pub struct Memories {
     whole: Arena,
     settings: model::Memory,
     devices: Option<Arc<dyn Devices>>,
-    memories: Vec<Option<Memory>>,
+    memories: Vec<Option<TenantMemory>>,
 }
 
 impl Memories {
@@ -149,7 +149,7 @@ impl Memories {
             Some(devices) => devices.pool(&arena, self.range.shift()).map_err(NoMemory::Starting)?,
             None => FramePool::from(first, frames),
         };
-        self.memories[slot] = Some(Memory { number: slot as u8, holder, pool, is_shared: false, users: 0, file, arena });
+        self.memories[slot] = Some(TenantMemory { number: slot as u8, holder, pool, is_shared: false, users: 0, file, arena });
         Ok(())
     }
 
@@ -170,7 +170,7 @@ impl Memories {
         }
         // An unused arena that was made before there was any tenant goes to the first one.
         let nobodys = Holder::Tenant(None);
-        let is_nobodys = |memory: &&mut Memory| memory.holder == nobodys && !memory.is_shared;
+        let is_nobodys = |memory: &&mut TenantMemory| memory.holder == nobodys && !memory.is_shared;
         if matches!(holder, Holder::Tenant(_))
             && self.iter().count() == 1
             && let Some(memory) = self.memories.iter_mut().flatten().find(is_nobodys)
@@ -182,12 +182,12 @@ impl Memories {
         Ok((self.make(holder.clone())?, true))
     }
 
-    pub fn find(&self, holder: &Holder) -> Option<&Memory> {
+    pub fn find(&self, holder: &Holder) -> Option<&TenantMemory> {
         // After a renewal this is the new one: the old one's holder is `Former`.
         self.iter().find(|memory| memory.holder == *holder)
     }
 
-    pub fn get(&self, number: u8) -> Option<&Memory> {
+    pub fn get(&self, number: u8) -> Option<&TenantMemory> {
         self.memories.get(usize::from(number))?.as_ref()
     }
 
@@ -214,7 +214,7 @@ impl Memories {
     /// Removes an arena whose frames are all free. Returns false if it cannot: a thread holds some
     /// of them, or an NF has it mapped, whose packets would go to the next arena of that number.
     pub fn remove(&mut self, number: u8) -> bool {
-        if !self.get(number).is_some_and(Memory::is_left) {
+        if !self.get(number).is_some_and(TenantMemory::is_left) {
             return false;
         }
         self.memories[usize::from(number)] = None;
@@ -236,7 +236,7 @@ impl Memories {
         memory.for_each(|memory| memory.users = memory.users.saturating_sub(1));
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Memory> {
+    pub fn iter(&self) -> impl Iterator<Item = &TenantMemory> {
         self.memories.iter().flatten()
     }
 

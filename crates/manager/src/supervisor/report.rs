@@ -128,7 +128,7 @@ impl Supervisor {
     }
 
     /// A report of a packet memory and copies into it. Its tenant's totals have a replaced one's.
-    fn memory_report(&self, memory: &crate::memory::Memory, snapshots: &[Snapshot]) -> api::Memory {
+    fn memory_report(&self, memory: &crate::memory::TenantMemory, snapshots: &[Snapshot]) -> api::Memory {
         let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
         let is_former = memory.holder == sluice_config::tenancy::Holder::Former;
         let sum = |of: fn(&Copied) -> u64| if is_former { 0 } else { own().map(|(_, copied)| of(copied)).sum() };
