@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 pub struct Health {
     /// The state in one word.
-    pub verdict: Verdict,
+    pub verdict: HealthVerdict,
     /// What does not work, longest first; at most [`MOST`]. Empty if the verdict is `healthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
@@ -22,7 +22,7 @@ pub const MOST: usize = 64;
 /// The daemon's health in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum HealthVerdict {
     /// All chains and ports accept packets; all NFs run or are starting.
     #[default]
     Healthy,
@@ -30,7 +30,7 @@ pub enum Verdict {
     Degraded,
 }
 
-impl Verdict {
+impl HealthVerdict {
     /// Its name in the API.
     pub fn word(self) -> &'static str {
         match self {

@@ -8,7 +8,7 @@ use clap::CommandFactory;
 use serde::Serialize;
 use sluice_api::client::Client;
 use sluice_api::config::{self as config, Config, PortRange};
-use sluice_api::health::Verdict;
+use sluice_api::health::HealthVerdict;
 use sluice_api::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Degraded, Usage, json, read};
@@ -32,7 +32,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             } else {
                 show::status(out, &status, colour())?
             }
-            if status.health.verdict == Verdict::Healthy { Ok(()) } else { Err(Degraded.into()) }
+            if status.health.verdict == HealthVerdict::Healthy { Ok(()) } else { Err(Degraded.into()) }
         }
         Command::Top(args) => top::run(&mut client()?, &args, out),
         Command::Events(args) => events(&mut client()?, &args, out),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use sluice_api::change::{Action, Change};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::config;
-use sluice_api::health::{Death, DeathCause, Health, Problem, Verdict};
+use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
 use sluice_api::model::*;
 use sluice_api::promise::{Buffers, Placed, Promise, Promises};
 use sluice_api::{ApiError, ErrorKind};
@@ -426,7 +426,7 @@ fn a_verdict_comes_with_what_does_not_work_and_an_exit_code() {
     let daemon = Daemon::start();
     assert!(daemon.ok(&["status"]).lines().nth(1).unwrap().starts_with("health   healthy"));
     let problem = Problem { subject: "chain web".into(), what: "refuses packets".into(), since_s: 75.0 };
-    let degraded = Health { verdict: Verdict::Degraded, problems: vec![problem], ..Health::default() };
+    let degraded = Health { verdict: HealthVerdict::Degraded, problems: vec![problem], ..Health::default() };
     daemon.mock.state.lock().unwrap().stats.status.health = degraded.clone();
     for (args, wanted) in [
         (&["status"][..], "health   degraded\n  chain web refuses packets, since 1 min 15 s\n"),

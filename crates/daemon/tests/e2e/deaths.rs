@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 use sluice_api::config;
-use sluice_api::health::{DeathCause, Verdict};
+use sluice_api::health::{DeathCause, HealthVerdict};
 use sluice_api::model::{Apply, Event, EventKind, NfState};
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, open_folder, open_nf, port, service, signal};
@@ -28,7 +28,7 @@ fn texts(daemon: &Daemon, kind: EventKind, about: &str) -> Vec<String> {
 fn a_death_says_which_signal_it_was_of_or_which_status() {
     let mut daemon = Daemon::start("", &one(&service("b", "sluice-nf-bridge", "")));
     daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
-    assert_eq!(daemon.client().status().unwrap().health.verdict, Verdict::Healthy);
+    assert_eq!(daemon.client().status().unwrap().health.verdict, HealthVerdict::Healthy);
     assert_eq!(find_nf(&daemon.stats(), "b.0").last_death, None);
     for (n, (cause, what)) in
         [(Signal::KILL, "killed by signal 9 (SIGKILL)"), (Signal::ABORT, "killed by signal 6 (SIGABRT)")].into_iter().enumerate()
@@ -54,13 +54,13 @@ fn a_death_says_which_signal_it_was_of_or_which_status() {
     assert_eq!((death.cause, death.what.as_str()), (DeathCause::Exit, "exit status 3"));
     daemon.wait_for_log(": exit status 3; it is not started again");
     let health = stats.status.health;
-    assert_eq!((health.verdict, health.problems.len()), (Verdict::Degraded, 1), "{health:?}");
+    assert_eq!((health.verdict, health.problems.len()), (HealthVerdict::Degraded, 1), "{health:?}");
     assert_eq!(
         (health.problems[0].subject.as_str(), health.problems[0].what.as_str()),
         ("nf x.0", "has failed; the last time: exit status 3")
     );
     daemon.client().remove_service("x").unwrap();
-    assert_eq!(daemon.client().status().unwrap().health.verdict, Verdict::Healthy);
+    assert_eq!(daemon.client().status().unwrap().health.verdict, HealthVerdict::Healthy);
     assert_eq!(texts(&daemon, EventKind::Add, "service x"), ["added"]);
     assert_eq!(texts(&daemon, EventKind::Remove, "service x"), ["removed"]);
     daemon.silence("c", "load");
@@ -83,7 +83,7 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
         let subjects = |name: &str| s.status.health.problems.iter().any(|problem| problem.subject == name);
         find_nf(s, "b.0").restarts >= 4 && subjects("nf b.0") && subjects("chain c")
     });
-    assert_eq!(stats.status.health.verdict, Verdict::Degraded);
+    assert_eq!(stats.status.health.verdict, HealthVerdict::Degraded);
     for problem in &stats.status.health.problems {
         let words =
             if problem.subject == "chain c" { "refuses packets until" } else { "times in a row; the last time: exit status 3" };
@@ -109,7 +109,7 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
     // It counts as in its loop until it has run well, but its chain no longer waits for it.
     let problems = daemon.client().status().unwrap().health.problems;
     assert!(problems.iter().all(|problem| problem.subject == "nf b.0"), "{problems:?}");
-    daemon.wait("it has run well", |s| s.status.health.verdict == Verdict::Healthy);
+    daemon.wait("it has run well", |s| s.status.health.verdict == HealthVerdict::Healthy);
     daemon.silence("c", "load");
     daemon.wait_until_empty();
     daemon.stop();

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::Barrier;
 
 use sluice_api::client::ClientError;
-use sluice_api::health::Verdict;
+use sluice_api::health::HealthVerdict;
 use sluice_api::model::{Apply, Stats, TraceRequest, TracedPacket};
 
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
@@ -84,7 +84,10 @@ fn a_generator_that_cannot_keep_its_rate_says_so_where_people_look_and_only_whil
     let stats = daemon.wait("the generator is behind", |s| find_port(s, "in").behind_pps > 0.0);
     assert_eq!(find_port(&stats, "out").behind_pps, 0.0);
     let health = &stats.status.health;
-    assert_eq!((health.verdict, health.problems.len(), health.warnings[0].subject.as_str()), (Verdict::Healthy, 0, "port in"));
+    assert_eq!(
+        (health.verdict, health.problems.len(), health.warnings[0].subject.as_str()),
+        (HealthVerdict::Healthy, 0, "port in")
+    );
     let said = |args: &[&str]| {
         let mut sluice = Command::new(crate::support::sluice());
         let out = sluice.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(args).output().expect("sluice runs");

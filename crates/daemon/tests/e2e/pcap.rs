@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use sluice_api::health::Verdict;
+use sluice_api::health::HealthVerdict;
 use sluice_api::model::PortState;
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, refusal, service};
@@ -241,7 +241,7 @@ fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
     });
     assert_eq!(find_port(&stats, "out").state, PortState::Blocked);
     assert_eq!(find_port(&stats, "out").details["write_lost"], 0.0);
-    let stats = daemon.wait("the verdict", |s| s.status.health.verdict == Verdict::Degraded);
+    let stats = daemon.wait("the verdict", |s| s.status.health.verdict == HealthVerdict::Degraded);
     let problems = stats.status.health.problems;
     assert!(problems.len() == 1 && problems[0].subject == "port out", "{problems:?}");
     assert!(daemon.log().contains("No space left on device"), "{}", daemon.log());
@@ -250,7 +250,7 @@ fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
     // There is space again.
     disk.mount("remount,size=512m");
     daemon.wait("it is written", |s| find_port(s, "out").state == PortState::Up && find_port(s, "out").details["written"] > 6000.0);
-    daemon.wait("all is well", |s| s.status.health.verdict == Verdict::Healthy);
+    daemon.wait("all is well", |s| s.status.health.verdict == HealthVerdict::Healthy);
     daemon.silence("c", "load");
     daemon.silence("d", "more");
     daemon.wait_until_empty();

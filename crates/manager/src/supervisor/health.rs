@@ -12,7 +12,7 @@ use sluice_shm::clock::monotonic_ns;
 use super::Supervisor;
 use super::nfs::{BACKOFF, Nf, State};
 use crate::controller::events::Subject;
-use sluice_api::health::{Health, MOST, Problem, Verdict};
+use sluice_api::health::{Health, HealthVerdict, MOST, Problem};
 use sluice_api::model::{ChainState, EventKind, PortState};
 
 /// Consecutive deaths without a good run in between that make a loop.
@@ -113,7 +113,7 @@ impl Supervisor {
             all
         };
         let (problems, warnings) = (with_times(found), with_times(lesser));
-        let verdict = if problems.is_empty() { Verdict::Healthy } else { Verdict::Degraded };
+        let verdict = if problems.is_empty() { HealthVerdict::Healthy } else { HealthVerdict::Degraded };
         Health { verdict, problems, warnings }
     }
 }
