@@ -22,6 +22,7 @@ pub const MOST: usize = 64;
 /// The daemon's health in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "Verdict")]
 pub enum HealthVerdict {
     /// All chains and ports accept packets; all NFs run or are starting.
     #[default]
