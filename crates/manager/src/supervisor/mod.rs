@@ -173,7 +173,7 @@ pub struct Supervisor {
     plane: DataPlane,
     controller: Controller,
     tuning: tuning::Tuning,
-    promises: promises::Promises,
+    promises: promises::PromiseKeeper,
     outside: outside::Outside,
     ports: Vec<Option<PortState>>,
     services: Vec<Option<ServiceState>>,
@@ -217,7 +217,7 @@ impl Supervisor {
     ) -> Result<Self, SupervisorError> {
         // Before there is any shared memory.
         sluice_shm::hole::install();
-        let promises = promises::Promises::open(&config)?;
+        let promises = promises::PromiseKeeper::open(&config)?;
         let published = Published::new(&config);
         let plane = DataPlane::start(&config, &*kinds, &|rx| published.sdn.chooser(&config, rx))?;
         let controller = Controller::start(&config.sched)

@@ -94,7 +94,7 @@ struct Last {
     evaluated: Evaluation,
 }
 
-pub(super) struct Promises {
+pub(super) struct PromiseKeeper {
     pub(super) settings: model::Promises,
     times: bool,
     pub(super) classes: Classes,
@@ -119,7 +119,7 @@ pub(super) struct Promises {
     pub(super) troubles: BTreeSet<String>,
 }
 
-impl Promises {
+impl PromiseKeeper {
     /// Whether there are no SLOs, and none is being placed.
     pub(super) fn are_none(&self) -> bool {
         self.kept.is_none() && self.placing.is_none() && self.adding.is_none() && self.restoring.is_none()
@@ -249,7 +249,7 @@ struct Member {
 }
 
 /// Whether an assignment takes ways from a class that an SLO has now and keeps.
-fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Capacity>) -> bool {
+fn takes_away(promises: &PromiseKeeper, assignment: &Assignment, room: Option<Capacity>) -> bool {
     let wanted = promises.steering.clone().lay_out(assignment, room);
     let all = promises.kept.as_ref().map_or(0, |kept| kept.assignment.server.shape.llc_ways);
     let shrinks = |instance: &Instance| {

@@ -5,13 +5,13 @@ use std::sync::mpsc::TryRecvError;
 use sluice_slo::assignment::Assignment;
 use sluice_slo::on_demand::Request;
 
-use super::promises::{Adding, Promises};
+use super::promises::{Adding, PromiseKeeper};
 use super::{Supervisor, SupervisorError};
 use sluice_api::promise::{self as report, Steered};
 use sluice_promises::sight::OnDemand;
 use sluice_promises::steer::{is_on_demand, one_more};
 
-impl Promises {
+impl PromiseKeeper {
     /// Logs a trouble once.
     pub(super) fn trouble(&mut self, trouble: String) {
         if self.troubles.insert(trouble.clone()) {

@@ -19,9 +19,9 @@ pub(super) struct Overlaid {
     pub(super) config: Config,
 }
 
-pub(super) struct Promises;
+pub(super) struct PromiseKeeper;
 
-impl Promises {
+impl PromiseKeeper {
     pub(super) fn open(_: &Config) -> Result<Self, SupervisorError> {
         Ok(Self)
     }
