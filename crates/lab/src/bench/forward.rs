@@ -20,6 +20,10 @@
 //!   core, so this is elapsed time, not the sum of both cores' work;
 //! - latency from entry to exit at 10, 50 and 90 % of capacity, from the daemon's histograms (one
 //!   packet in 128, with a resolution of an eighth);
+//! - flow tables: the rate of one inline bridge by entries of the flow table ([`TABLES`]). Each
+//!   packet is of another flow than the one before it. A generator has at most four million flows,
+//!   so most entries of the largest table are of flows that have ended (`flows/ending`): they stay
+//!   until their timeout, and new ones are added all the time;
 //! - start of an NF, from spawn to its first returned packet, beside 0, 99 and 999 others that
 //!   carry packets, by the daemon's clock;
 //! - memory: private pages of each of 1, 100 and 1,000 NFs that have all carried packets, and the
@@ -41,8 +45,10 @@ use serde_json::json;
 
 use crate::bench::daemon::{Daemon, Programs};
 use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::flow_tables::{FILL_PATIENCE, TABLES, Table};
 use crate::bench::host::{Cores, HostInfo};
 use crate::bench::lab::{self, Miss};
+use crate::bench::pools::meminfo;
 use crate::bench::proc::Tasks;
 use crate::bench::report::{LeftOut, Params, Report, Variant, median};
 use crate::bench::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
@@ -104,6 +110,8 @@ enum Run {
         forked: bool,
     },
     Reclaim,
+    /// Inline, in an open loop, by size of the flow table.
+    Flows(Table),
 }
 
 impl Run {
@@ -125,6 +133,8 @@ impl Run {
             Run::Memory { forked: false, .. } => "memory",
             Run::Memory { forked: true, .. } => "memory/forked",
             Run::Reclaim => "reclaim",
+            Run::Flows(Table { flow_packets: 0, .. }) => "flows/steady",
+            Run::Flows(_) => "flows/ending",
         }
     }
 
@@ -165,6 +175,14 @@ impl Run {
                 ("flows", json!(crowd_flows(VICTIMS))),
                 ("ring", json!(OPEN_RING)),
             ],
+            Run::Flows(Table { entries, flows, flow_packets }) => vec![
+                ("nfs", json!(1)),
+                ("loop", json!("open")),
+                ("run", json!(How::Inline.word())),
+                ("entries", json!(entries)),
+                ("flows", json!(flows)),
+                ("flow_packets", json!(flow_packets)),
+            ],
         };
         params.push(("packet_bytes", json!(PACKET_BYTES)));
         params.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
@@ -177,7 +195,7 @@ fn crowd_flows(nfs: u32) -> u32 {
 }
 
 /// Presentation of the groups.
-const GROUPS: [Group; 5] = [
+const GROUPS: [Group; 6] = [
     Group {
         title: "Throughput, 64-byte packets",
         keys: &["nfs"],
@@ -238,6 +256,18 @@ const GROUPS: [Group; 5] = [
         plotted: 2,
         form: Form::Bars,
     },
+    Group {
+        title: "One inline bridge, by entries of the flow table",
+        keys: &["entries"],
+        columns: &[
+            Column::new("delivered_pps", "delivered Mpps", 1e6, 2),
+            Column::new("cycles_per_packet_per_hop", "cycles/packet", 1.0, 1),
+            Column::new("live_flows", "entries at the end", 1.0, 0),
+            Column::new("latency_ns_p99", "p99 µs", 1e3, 1),
+        ],
+        plotted: 1,
+        form: Form::Lines("entries"),
+    },
 ];
 
 /// Index of a variant's group in [`GROUPS`].
@@ -247,6 +277,7 @@ fn group_of(variant: &str) -> usize {
         "start" | "start/forked" => 2,
         "memory" | "memory/forked" => 3,
         "reclaim" => 4,
+        "flows/steady" | "flows/ending" => 5,
         _ => 0,
     }
 }
@@ -299,6 +330,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
     }
     bench.part(&latency)?;
+    bench.part(&TABLES.map(Run::Flows))?;
     for forked in [false, true] {
         bench.part(&CROWDS.map(|nfs| Run::Start { nfs, forked }))?;
         bench.part(&CROWDS.map(|nfs| Run::Memory { nfs, forked }))?;
@@ -362,6 +394,7 @@ impl Bench<'_> {
             Run::Start { nfs, forked } => self.start(*nfs, *forked, variant),
             Run::Memory { nfs, forked } => self.memory(*nfs, *forked, variant),
             Run::Reclaim => self.reclaim(variant),
+            Run::Flows(table) => self.table(*table, variant),
         }
     }
 
@@ -407,8 +440,24 @@ impl Bench<'_> {
 
     /// Measures packets through a chain.
     fn flow(&mut self, setup: &Setup, variant: &mut Variant) -> Result<(), Miss> {
-        let tsc_hz = self.host.tsc_hz;
         let daemon = Daemon::start(&self.programs, setup)?;
+        self.packets(daemon, setup, variant)
+    }
+
+    /// Measures packets through a chain once the flow table is filled.
+    fn table(&mut self, table: Table, variant: &mut Variant) -> Result<(), Miss> {
+        if let Some(why) = table.too_large(meminfo("MemAvailable")) {
+            return Err(Miss::LeaveOut(why));
+        }
+        let setup = table.of(self.bridges((1, false), false, How::Inline, 0.0)?);
+        let daemon = Daemon::start(&self.programs, &setup)?;
+        daemon.wait_for("all flows in the table", FILL_PATIENCE, |d| Ok(table.is_filled(d.stats()?.status.flows).then_some(())))?;
+        self.packets(daemon, &setup, variant)
+    }
+
+    /// Measures packets through the chain of a daemon, and stops it.
+    fn packets(&mut self, daemon: Daemon, setup: &Setup, variant: &mut Variant) -> Result<(), Miss> {
+        let tsc_hz = self.host.tsc_hz;
         self.window(&daemon, |window, before, after| {
             let delivered = window.tx_pps(SINK);
             variant.add("offered_pps", window.rx_pps("in"));
@@ -421,6 +470,7 @@ impl Bench<'_> {
             if let Some(hz) = tsc_hz {
                 variant.add("cycles_per_packet_per_hop", hz / delivered / setup.services.len() as f64);
             }
+            variant.add("live_flows", window.after.status.flows as f64);
             let latency = window.latency("c");
             for (metric, q) in [("latency_ns_p50", 0.5), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)] {
                 if let Some(ns) = latency.quantile(q) {
@@ -597,6 +647,10 @@ mod tests {
         assert!(GROUPS[group_of(Run::Start { nfs: 1, forked: true }.name())].title.starts_with("Start"));
         assert!(GROUPS[group_of(Run::Memory { nfs: 1, forked: true }.name())].title.starts_with("Many"));
         assert!(GROUPS[group_of(Run::Reclaim.name())].title.starts_with("Reclaim"));
+        let of_table = |table: Table| (Run::Flows(table).name(), GROUPS[group_of(Run::Flows(table).name())].form);
+        assert_eq!(of_table(TABLES[0]), ("flows/steady", Form::Lines("entries")));
+        assert_eq!(of_table(TABLES[4]), ("flows/ending", Form::Lines("entries")));
+        assert_eq!(Run::Flows(TABLES[4]).params()["entries"], 10_000_000);
         assert!(GROUPS.iter().all(|g| g.plotted <= g.columns.len()));
     }
 
@@ -615,6 +669,9 @@ mod tests {
             chains: vec![chain("c", vec!["b1".into(), "b2".into()], "drop")],
             ..Setup::default()
         };
+        for table in TABLES {
+            assert_accepted(&table.of(setup.clone()), &[NF]);
+        }
         crowd(&mut setup, 1000, 0, true);
         assert_accepted(&setup, &[NF]);
     }

@@ -13,6 +13,7 @@ mod density;
 mod experiment;
 mod fair;
 mod flow;
+mod flow_tables;
 mod forward;
 mod host;
 mod hostile_tenant;
