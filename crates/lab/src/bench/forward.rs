@@ -20,6 +20,9 @@
 //!   core, so this is elapsed time, not the sum of both cores' work;
 //! - latency from entry to exit at 10, 50 and 90 % of capacity, from the daemon's histograms (one
 //!   packet in 128, with a resolution of an eighth);
+//! - search: the greatest rate without loss (NDR) and with a loss of at most [`PDR_LOSS`] (PDR), in
+//!   steps of a fiftieth of capacity, as counted by all drops of a trial. A trial in which the
+//!   generator does not send at its rate counts as lost;
 //! - flow tables: the rate of one inline bridge by entries of the flow table ([`TABLES`]). Each
 //!   packet is of another flow than the one before it. A generator has at most four million flows,
 //!   so most entries of the largest table are of flows that have ended (`flows/ending`): they stay
@@ -51,6 +54,7 @@ use crate::bench::lab::{self, Miss};
 use crate::bench::pools::meminfo;
 use crate::bench::proc::Tasks;
 use crate::bench::report::{LeftOut, Params, Report, Variant, median};
+use crate::bench::search::{Trials, greatest};
 use crate::bench::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
 use crate::bench::stats::{Window, since};
 use crate::bench::table::{Column, Form, Group};
@@ -81,6 +85,14 @@ const PROBE_PPS: f64 = 1_000_000.0;
 const VICTIMS: u32 = 8;
 /// Time limit for actions that take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Loss that PDR allows, as a part.
+const PDR_LOSS: f64 = 0.005;
+/// Greatest rate of a search, relative to capacity: dropping takes time, which a lower load saves.
+const SEARCHED: f64 = 1.28;
+/// Rates of a search.
+const STEPS: u32 = 64;
+/// Part of its rate that a generator has to send.
+const SENT: f64 = 0.99;
 
 /// What a variant measures.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,6 +111,10 @@ enum Run {
         nfs: usize,
         poll: bool,
         load_percent: u32,
+    },
+    /// NFs that share a core.
+    Search {
+        nfs: usize,
     },
     /// Spawned, or forked from a zygote.
     Start {
@@ -128,6 +144,7 @@ impl Run {
             Run::Unlooked { .. } => "inline/needed",
             Run::Latency { poll: true, .. } => "poll/load",
             Run::Latency { poll: false, .. } => "shared/load",
+            Run::Search { .. } => "shared/search",
             Run::Start { forked: false, .. } => "start",
             Run::Start { forked: true, .. } => "start/forked",
             Run::Memory { forked: false, .. } => "memory",
@@ -160,6 +177,9 @@ impl Run {
                 ("flows", json!(FLOWS)),
                 ("ring", json!(OPEN_RING)),
             ],
+            Run::Search { nfs } => {
+                vec![("nfs", json!(nfs)), ("mode", mode(&false)), ("flows", json!(FLOWS)), ("ring", json!(OPEN_RING))]
+            }
             Run::Start { nfs, .. } | Run::Memory { nfs, .. } => {
                 vec![
                     ("nfs", json!(nfs)),
@@ -195,7 +215,7 @@ fn crowd_flows(nfs: u32) -> u32 {
 }
 
 /// Presentation of the groups.
-const GROUPS: [Group; 6] = [
+const GROUPS: [Group; 7] = [
     Group {
         title: "Throughput, 64-byte packets",
         keys: &["nfs"],
@@ -268,6 +288,17 @@ const GROUPS: [Group; 6] = [
         plotted: 1,
         form: Form::Lines("entries"),
     },
+    Group {
+        title: "Greatest rate without loss (NDR), and with 0.5 % (PDR)",
+        keys: &["nfs"],
+        columns: &[
+            Column::new("ndr_pps", "NDR Mpps", 1e6, 2),
+            Column::new("pdr_pps", "PDR Mpps", 1e6, 2),
+            Column::new("trials_count", "trials", 1.0, 0),
+        ],
+        plotted: 2,
+        form: Form::Bars,
+    },
 ];
 
 /// Index of a variant's group in [`GROUPS`].
@@ -278,6 +309,7 @@ fn group_of(variant: &str) -> usize {
         "memory" | "memory/forked" => 3,
         "reclaim" => 4,
         "flows/steady" | "flows/ending" => 5,
+        "shared/search" => 6,
         _ => 0,
     }
 }
@@ -330,6 +362,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
     }
     bench.part(&latency)?;
+    bench.part(&[1, 3].map(|nfs| Run::Search { nfs }))?;
     bench.part(&TABLES.map(Run::Flows))?;
     for forked in [false, true] {
         bench.part(&CROWDS.map(|nfs| Run::Start { nfs, forked }))?;
@@ -394,8 +427,35 @@ impl Bench<'_> {
             Run::Start { nfs, forked } => self.start(*nfs, *forked, variant),
             Run::Memory { nfs, forked } => self.memory(*nfs, *forked, variant),
             Run::Reclaim => self.reclaim(variant),
+            Run::Search { nfs } => self.search(*nfs, variant),
             Run::Flows(table) => self.table(*table, variant),
         }
+    }
+
+    /// Searches for the greatest rates with each of the allowed losses.
+    fn search(&mut self, nfs: usize, variant: &mut Variant) -> Result<(), Miss> {
+        let step_pps = self.capacity(nfs, false)? * SEARCHED / f64::from(STEPS);
+        let mut trials = Trials::new();
+        for (metric, threshold) in [("ndr_pps", 0.0), ("pdr_pps", PDR_LOSS)] {
+            let load = greatest(STEPS, threshold, &mut trials, |load| self.loss(nfs, step_pps * f64::from(load)))?;
+            variant.add(metric, step_pps * f64::from(load));
+        }
+        variant.add("trials_count", trials.values().map(Vec::len).sum::<usize>() as f64);
+        Ok(())
+    }
+
+    /// Part of the packets at a rate that is lost; all of them if the generator cannot send them.
+    fn loss(&mut self, nfs: usize, rate: f64) -> Result<f64, Miss> {
+        let daemon = Daemon::start(&self.programs, &self.bridges((nfs, false), false, How::Isolated, rate)?)?;
+        let mut loss = 1.0;
+        self.window(&daemon, |window, _, _| {
+            let offered = window.rx_pps("in");
+            if offered >= SENT * rate {
+                loss = window.drops_pps().values().sum::<f64>() / offered;
+            }
+        })?;
+        daemon.stop()?;
+        Ok(loss)
     }
 
     /// Packets per second that the open loop delivered.
@@ -651,6 +711,7 @@ mod tests {
         assert_eq!(of_table(TABLES[0]), ("flows/steady", Form::Lines("entries")));
         assert_eq!(of_table(TABLES[4]), ("flows/ending", Form::Lines("entries")));
         assert_eq!(Run::Flows(TABLES[4]).params()["entries"], 10_000_000);
+        assert!(GROUPS[group_of(Run::Search { nfs: 1 }.name())].title.contains("NDR"));
         assert!(GROUPS.iter().all(|g| g.plotted <= g.columns.len()));
     }
 
@@ -697,11 +758,13 @@ mod tests {
         bench
             .part(&[Run::Latency { nfs: 3, poll: false, load_percent: 10 }, Run::Memory { nfs: 4, forked: false }, Run::Reclaim])
             .unwrap();
+        bench.part(&[Run::Search { nfs: 3 }]).unwrap();
         bench.part(&[Run::Start { nfs: 2, forked: false }, Run::Start { nfs: 2, forked: true }]).unwrap();
         assert_eq!(bench.failed, 0, "{:?}", bench.left_out);
         let of = |name: &str| bench.variants.iter().find(|v| v.name == name).unwrap();
         assert_eq!(of("shared/open").metrics["delivered_pps"].samples.len(), 1);
         assert!(of("shared/load").metrics.contains_key("latency_ns_p999"));
+        assert!(of("shared/search").median("ndr_pps") <= of("shared/search").median("pdr_pps"));
         assert_eq!(of("memory").median("running_nfs"), Some(4.0));
         assert!(of("memory").median("private_kib").unwrap() > 0.0);
         assert_eq!(of("reclaim").metrics["frames_held"].samples.len(), VICTIMS as usize - 1);

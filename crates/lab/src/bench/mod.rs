@@ -28,6 +28,7 @@ mod pools;
 mod proc;
 mod report;
 mod sched;
+mod search;
 mod setup;
 mod shards;
 mod slo_live;
