@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::bench::setup::Setup;
@@ -212,11 +212,6 @@ impl Daemon {
         run_dir(&self.folder).join("control.sock")
     }
 
-    /// The configuration of another setup for this daemon.
-    pub fn config(&self, setup: &Setup) -> String {
-        setup.toml(&run_dir(&self.folder))
-    }
-
     /// The end of its log.
     pub fn log(&self) -> String {
         let text = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
@@ -239,6 +234,15 @@ impl Daemon {
     /// Sends a request; a refusal is a normal result. Returns the status and the JSON.
     pub fn call(&self, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
         call(&self.socket(), method, address, body)
+    }
+
+    /// Applies another setup.
+    ///
+    /// # Errors
+    /// It refuses, or is gone.
+    pub fn apply(&self, setup: &Setup) -> anyhow::Result<()> {
+        let config = setup.toml(&run_dir(&self.folder));
+        self.ask("POST", "/v1/apply", Some(&json!({ "config": config }))).map(drop)
     }
 
     /// Reads all counters.

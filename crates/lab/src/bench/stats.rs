@@ -45,6 +45,11 @@ impl Window<'_> {
         self.per_s(|s| s.ports.iter().filter(|p| p.name == port).map(|p| p.tx_packets).sum())
     }
 
+    /// Bits per second that a port sent.
+    pub fn tx_bps(&self, port: &str) -> f64 {
+        8.0 * self.per_s(|s| s.ports.iter().filter(|p| p.name == port).map(|p| p.tx_bytes).sum())
+    }
+
     /// Packets per second that were refused at the entry.
     pub fn entry_drop_pps(&self) -> f64 {
         self.per_s(|s| s.drops.get("entry").copied().unwrap_or(0))
@@ -152,7 +157,7 @@ pub mod tests {
     fn stats(time_ns: u64, n: u64) -> Stats {
         partial(json!({
             "time_ns": time_ns,
-            "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n, "kind": "sink"}],
+            "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n, "tx_bytes": 240 * n, "kind": "sink"}],
             "nfs": [{"name": "b1.0", "service": "b1", "pid": 7, "wakes": n, "tx_packets": 5 * n, "service_ns": {"p50": 1}},
                 {"name": "b2.0", "service": "b2", "pid": 9, "wakes": n, "rx_packets": 3 * n}],
             "chains": [{"name": "c", "exit_packets": 4 * n, "latency_ns": {"count": n, "buckets": [[8, n], [1024, 1]]}}],
@@ -168,6 +173,7 @@ pub mod tests {
         assert_eq!(window.rx_pps("in"), 1000.0);
         assert_eq!(window.tx_pps("out"), 400.0);
         assert_eq!(window.tx_pps("other"), 0.0);
+        assert_eq!(window.tx_bps("out"), 192_000.0);
         assert_eq!(window.entry_drop_pps(), 300.0);
         assert_eq!(window.wasted_pps(), 300.0, "ring_full and port_tx");
         assert_eq!(window.drops_pps()["no_rule"], 900.0);

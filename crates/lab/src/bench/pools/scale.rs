@@ -128,7 +128,7 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
     let before = available()?;
     let began = std::time::Instant::now();
     for (daemon, share) in daemons.iter().zip(&shares) {
-        daemon.ask("POST", "/v1/apply", Some(&serde_json::json!({ "config": daemon.config(&of(*share)) })))?;
+        daemon.apply(&of(*share))?;
     }
     for (daemon, share) in daemons.iter().zip(&shares) {
         daemon.wait_for("all NFs running", PATIENCE, |daemon| {

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
-use serde_json::json;
 
 use super::{CHAIN, POOL, churn};
 use crate::bench::daemon::Daemon;
@@ -147,10 +146,6 @@ fn calm(setup: &Setup) -> Setup {
     Setup { traffic: traffic.collect(), ..setup.clone() }
 }
 
-fn apply(daemon: &Daemon, setup: &Setup) -> anyhow::Result<()> {
-    daemon.ask("POST", "/v1/apply", Some(&json!({ "config": daemon.config(setup) }))).map(drop)
-}
-
 fn wait_for_calm(daemon: &Daemon, members: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs idle and no flow", PATIENCE, |daemon| {
         let stats = daemon.stats()?;
@@ -176,13 +171,13 @@ fn soak(lab: &Lab) -> Result<Sample, Miss> {
     let members = pool.members.0;
     let daemon = lab.start(&calm(&setup))?;
     // One full cycle first, so that everything created on first use exists.
-    apply(&daemon, &setup)?;
+    daemon.apply(&setup)?;
     lab.warm_up()?;
-    apply(&daemon, &calm(&setup))?;
+    daemon.apply(&calm(&setup))?;
     wait_for_calm(&daemon, members)?;
     let at_first = things(&daemon)?;
 
-    apply(&daemon, &setup)?;
+    daemon.apply(&setup)?;
     let before = daemon.stats()?;
     let pid = before.status.pid;
     let began = Instant::now();
@@ -203,7 +198,7 @@ fn soak(lab: &Lab) -> Result<Sample, Miss> {
         }
     }
     let after = daemon.stats()?;
-    apply(&daemon, &calm(&setup))?;
+    daemon.apply(&calm(&setup))?;
     wait_for_calm(&daemon, members)?;
     let at_last = things(&daemon)?;
     let out = outcome(&Seen { before: &before, after: &after, at_first, at_last, killed, memories: &memories });

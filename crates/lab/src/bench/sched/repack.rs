@@ -192,8 +192,7 @@ fn watch(lab: &Lab, ground: &Ground) -> Result<Sample, Miss> {
     for (phase, percent, needed) in PHASES {
         let (before, moved, began) = (daemon.stats()?, packer.moves(), Instant::now());
         if phase != "high" {
-            let config = daemon.config(&setup(lab, ground, percent));
-            daemon.ask("POST", "/v1/apply", Some(&json!({ "config": config })))?;
+            daemon.apply(&setup(lab, ground, percent))?;
         }
         let what = format!("NFs on {needed} cores at {percent} % of the load");
         let settled = daemon.wait_for(&what, PATIENCE, |daemon| {
