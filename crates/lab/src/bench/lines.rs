@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use crate::bench::report::{Summary, Variant};
-use crate::bench::table::{Column, Group};
+use crate::bench::table::{Column, Form, Group};
 use crate::svg::escaped;
 
 const LEFT: f64 = 70.0;
@@ -19,6 +19,8 @@ pub const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#96
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
 /// Least room between two marks of the x axis.
 const APART: f64 = 30.0;
+/// Most decades of a logarithmic axis of values.
+const DECADES: f64 = 6.0;
 /// Ratio of the last to the first value from which on the x axis is logarithmic.
 const FAR: f64 = 50.0;
 
@@ -48,16 +50,25 @@ fn lines<'a>(group: &Group, column: &Column, variants: &[&'a Variant], x: &str) 
     lines
 }
 
-/// Draws a panel at `y` and moves `y` below it. `x` is the param of the x axis, and whether to draw
-/// the spread of each point.
-pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant], x: (&str, bool)) {
-    let (key, spread) = x;
+/// The least value of an axis up to `highest`: 0, or positive on a logarithmic axis.
+///
+/// That has as many decades as the values, and at most [`DECADES`].
+fn least(values: impl Iterator<Item = f64>, highest: f64, is_log: bool) -> f64 {
+    let lowest = values.filter(|value| *value > 0.0).fold(highest, f64::min);
+    let decades = (highest / lowest).log10().ceil().clamp(1.0, DECADES);
+    if is_log { highest / 10f64.powf(decades) } else { 0.0 }
+}
+
+/// Draws a panel at `y` and moves `y` below it. `key` is the param of the x axis.
+pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant], key: &str) {
+    let spread = matches!(group.form, Form::Lines(_));
     let lines = lines(group, column, variants, key);
     let points = || lines.iter().flat_map(|line| &line.points);
     let highest = points().map(|(_, m)| if spread { m.max } else { m.median }).fold(0.0, f64::max);
     if highest <= 0.0 {
         return;
     }
+    let least = least(points().map(|(_, m)| m.median), highest, matches!(group.form, Form::LogSeries(_)));
     let (first, last) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), (at, _)| (a.min(*at), b.max(*at)));
     *y += HEAD;
     let (top, bottom) = (*y, *y + HEIGHT);
@@ -65,11 +76,14 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
     let width = scale(last) - scale(first);
     let to_x =
         |at: f64| if width > 0.0 { LEFT + (scale(at) - scale(first)) / width * (RIGHT - LEFT) } else { (LEFT + RIGHT) / 2.0 };
-    let to_y = |value: f64| bottom - (value / highest).clamp(0.0, 1.0) * HEIGHT;
+    // The part of the axis below a value, and the value above a part of the axis.
+    let part = |value: f64| if least > 0.0 { (value / least).ln() / (highest / least).ln() } else { value / highest };
+    let above = |part: f64| if least > 0.0 { least * (highest / least).powf(part) } else { highest * part };
+    let to_y = |value: f64| bottom - part(value).clamp(0.0, 1.0) * HEIGHT;
     let head = escaped(&format!("{}: {}", group.title, column.head));
     let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", top - 12.0);
     for quarter in 0..=4 {
-        let value = highest * f64::from(quarter) / 4.0;
+        let value = above(f64::from(quarter) / 4.0);
         let at = to_y(value);
         let _ = writeln!(out, "<path d=\"M{LEFT} {at:.1}H{RIGHT}\" stroke=\"#ddd\"/>");
         let text = escaped(&column.number(value));
@@ -119,7 +133,6 @@ mod tests {
 
     use super::*;
     use crate::bench::report::Params;
-    use crate::bench::table::Form;
 
     const GROUP: Group = Group {
         title: "Rates",
@@ -142,7 +155,7 @@ mod tests {
         let got: Vec<_> = lines.iter().map(|l| (l.label.as_str(), l.points.iter().map(|p| p.0).collect::<Vec<_>>())).collect();
         assert_eq!(got, [("a ring 64", vec![1.0, 10.0]), ("b ring 64", vec![1.0])]);
         let (mut out, mut y) = (String::new(), 0.0);
-        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), ("nfs", true));
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
         // Half of the highest at the left end, the highest at the right.
         assert!(out.contains("d=\"M70.0 134.0L520.0 34.0\""), "{out}");
         assert!(out.contains(">a ring 64<") && out.contains(">4.0<") && out.contains(">10<"), "{out}");
@@ -153,8 +166,21 @@ mod tests {
     fn nothing_to_show_takes_no_room() {
         let (mut out, mut y) = (String::new(), 5.0);
         let nothing = variant("a", 1, 0.0);
-        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &[&nothing], ("nfs", true));
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &[&nothing], "nfs");
         assert_eq!((out.as_str(), y), ("", 5.0));
+    }
+
+    #[test]
+    fn a_logarithmic_axis_shows_decades_and_keeps_what_is_below_at_its_foot() {
+        assert_eq!([true, false].map(|is_log| least([1e3, 1e6, 0.0].into_iter(), 1e6, is_log)), [1e3, 0.0]);
+        assert_eq!(least([1.0, 1e9].into_iter(), 1e9, true), 1e3, "six decades");
+        assert_eq!(least([5.0].into_iter(), 5.0, true), 0.5, "one value");
+        let all = [variant("a", 1, 1e6), variant("a", 2, 1e4), variant("a", 3, 0.0), variant("a", 4, 1e2)];
+        let (mut out, mut y) = (String::new(), 0.0);
+        let group = Group { form: Form::LogSeries("nfs"), ..GROUP };
+        panel(&mut out, &mut y, &group, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
+        assert!(out.contains("d=\"M70.0 34.0L220.0 134.0L370.0 234.0L520.0 234.0\""), "{out}");
+        assert!(!out.contains("<circle"), "a series has no spread");
     }
 
     #[test]
@@ -167,7 +193,7 @@ mod tests {
     fn values_that_are_far_apart_have_a_logarithmic_axis() {
         let all = [variant("a", 1, 1e6), variant("a", 10, 1e6), variant("a", 100, 1e6)];
         let (mut out, mut y) = (String::new(), 0.0);
-        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), ("nfs", true));
+        panel(&mut out, &mut y, &GROUP, &GROUP.columns[0], &all.iter().collect::<Vec<_>>(), "nfs");
         assert!(out.contains("d=\"M70.0 34.0L295.0 34.0L520.0 34.0\""), "{out}");
     }
 }

@@ -26,8 +26,9 @@ pub fn svg(title: &str, groups: &[(&Group, Vec<&Variant>)]) -> Option<String> {
         for column in &group.columns[..group.plotted] {
             match group.form {
                 Form::Bars => panel(&mut body, &mut y, group, column, variants),
-                Form::Lines(x) => lines::panel(&mut body, &mut y, group, column, variants, (x, true)),
-                Form::Series(x) => lines::panel(&mut body, &mut y, group, column, variants, (x, false)),
+                Form::Lines(x) | Form::Series(x) | Form::LogSeries(x) => {
+                    lines::panel(&mut body, &mut y, group, column, variants, x)
+                }
             }
         }
     }

@@ -50,11 +50,13 @@ pub enum Form {
     Lines(&'static str),
     /// Lines alone: too many rows for a table.
     Series(&'static str),
+    /// The same with a logarithmic axis of values.
+    LogSeries(&'static str),
 }
 
 /// A table, or nothing if none of its variants ran.
 pub fn table(group: &Group, variants: &[&Variant]) -> String {
-    if matches!(group.form, Form::Series(_)) {
+    if matches!(group.form, Form::Series(_) | Form::LogSeries(_)) {
         return String::new();
     }
     let columns: Vec<&Column> =
