@@ -16,28 +16,39 @@
 //! the measurement. A paced flow demands the same in every variant, and all that it lacks was lost
 //! on its way.
 //!
+//! The *course* has the phases of the figure, at a tenth of the requested time for each of its
+//! seconds: a TCP flow that is not paced, beside which UDP begins after 15 of 55 seconds and ends
+//! after 40. TCP's bits per second are those that leave towards its receiver, with headers and
+//! repetitions. `tcp_kept_ratio` is its rate beside UDP over its rate before, without the first
+//! [`SETTLE_S`] seconds of each phase. Rows over `paper_s` are the curve.
+//!
 //! If UDP displaces a flow altogether, that is a result: `tcp_bps` is then what arrived until the
 //! flow was given up, often 0, and `tcp_starved` is 1.
 //!
 //! # Limits
 //! Needs root, iperf3, and a daemon with DPDK. Everything created on the host is removed, also
-//! after an interruption. There is no ideal: the chains are at least two processes, which leaves
-//! the scheduler a choice. Weights and backpressure alone run under SCHED_OTHER only.
+//! after an interruption. In the paper the third NF has a core of its own. There is no ideal: the
+//! chains are at least two processes, which leaves the scheduler a choice. Weights and backpressure
+//! alone run under SCHED_OTHER only.
 //!
 //! # Source
 //! NFVnice, figure 13.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use serde_json::json;
 
 use super::netns::{self, Wires, missing};
 use super::{COST, Mode, PARTS, WASTED, chain_of, name_of, nf_of, params, schedulers};
+use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
+use crate::bench::fair::mean;
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Sample, sample};
 use crate::bench::report::Params;
 use crate::bench::setup::{Class, Device, Setup, Traffic};
+use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment =
@@ -49,6 +60,18 @@ const UDP_FLOWS: u32 = 10;
 const UDP_PPS: f64 = 10e6;
 /// Rate of the paced TCP flow.
 const TCP_MBIT: u32 = 200;
+/// Rate of a generator that sends next to nothing: a packet per hour.
+const CALM_PPS: f64 = 1.0 / 3600.0;
+/// Seconds of the figure at which UDP begins and ends, and at which TCP ends.
+const UDP_FROM_S: u32 = 15;
+const UDP_UNTIL_S: u32 = 40;
+const TCP_UNTIL_S: u32 = 55;
+/// Seconds of the figure by which a phase has settled.
+const SETTLE_S: u32 = 3;
+/// Measured time of such a second, as a part of the requested time.
+const SECOND: f64 = 0.1;
+/// Modes whose course is measured.
+const COURSES: [Mode; 3] = [Mode::Default, Mode::Nfvnice, Mode::Sluice];
 
 const GROUP: Group = Group {
     title: "TCP, paced at 200 Mbit/s, and UDP through two NFs on one core, UDP with a bottleneck behind",
@@ -62,6 +85,27 @@ const GROUP: Group = Group {
     ],
     plotted: 2,
     form: Form::Bars,
+};
+
+const COURSE: Group = Group {
+    title: "TCP that is not paced, before, beside and after UDP",
+    keys: &[],
+    columns: &[
+        Column::new("tcp_bps.before", "TCP before, Mbit/s", 1e6, 1),
+        Column::new("tcp_bps.beside", "beside", 1e6, 1),
+        Column::new("tcp_bps.after", "after", 1e6, 1),
+        Column::new("tcp_kept_ratio", "TCP kept", 1.0, 3),
+        Column::new("udp_pps.beside", "UDP kpps", 1e3, 1),
+    ],
+    plotted: 2,
+    form: Form::Bars,
+};
+const CURVE: Group = Group {
+    title: "TCP that is not paced, and UDP from second 15 to 40 of the figure",
+    keys: &[],
+    columns: &[Column::new("tcp_bps", "TCP Mbit/s", 1e6, 1), Column::new("udp_pps", "UDP kpps", 1e3, 1)],
+    plotted: 2,
+    form: Form::LogSeries("paper_s"),
 };
 
 /// The flows of a case.
@@ -86,7 +130,12 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+    let shown: Vec<crate::bench::lab::Shown> = vec![
+        (GROUP, |v| v.params.contains_key("tcp_flows")),
+        (COURSE, |v| v.params.contains_key("phases")),
+        (CURVE, |v| v.params.contains_key("paper_s")),
+    ];
+    let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
     for (class, mode) in schedulers().into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
         let name = name_of(mode, class);
         for flows in FLOWS.into_iter().filter(|flows| flows.udp || class == Class::Other) {
@@ -99,6 +148,16 @@ fn plan(missing: Option<&str>) -> Trials {
             let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &flows.params(), one(lab, mode, class, flows)?)]);
             plan.cases.push(Case { name: name.clone(), params: flows.params(), run: Box::new(run) });
         }
+    }
+    for mode in COURSES {
+        let (name, of) = (name_of(mode, Class::Other), params(&[("phases", json!(3))]));
+        if let Some(why) = missing {
+            plan.leave_out(&name, of, why);
+            continue;
+        }
+        let (row_name, row_params) = (name.clone(), of.clone());
+        let run = move |lab: &Lab| Ok(rows(&row_name, &row_params, &course(lab, mode)?));
+        plan.cases.push(Case { name, params: of, run: Box::new(run) });
     }
     plan
 }
@@ -134,21 +193,12 @@ fn setup(lab: &Lab, mode: Mode, class: Class, flows: Flows, devargs: [String; 2]
 fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let setup = setup(lab, mode, class, flows, [wires.inside_devargs(), wires.outside_devargs()]);
-    let daemon = lab.start(&setup).map_err(|missed| match missed {
-        Miss::Failed(error) if format!("{error:#}").contains("--features dpdk") => {
-            Miss::LeaveOut("this sluiced was built without DPDK; build it with `--features dpdk` (Debian: libdpdk-dev)".into())
-        }
-        other => other,
-    })?;
+    let daemon = start(lab, &setup)?;
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
     let mut tcp = None;
     if flows.tcp {
-        // The ends of the flow run on any core but that of the NFs.
-        let mut cores = lab.cores.besides_manager();
-        cores.retain(|core| *core != lab.cores.shared());
-        cores.push(lab.manager_core);
-        tcp = Some(wires.tcp(&lab.programs, &cores, TCP_MBIT, lab.args.seconds)?);
+        tcp = Some(wires.tcp(&lab.programs, &ends(lab), TCP_MBIT, lab.args.seconds)?);
     } else {
         lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
     }
@@ -165,6 +215,99 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
         out.extend([("tcp_bps".into(), bps), ("tcp_starved".into(), starved)]);
     }
     Ok(out)
+}
+
+/// Starts a daemon; without DPDK, the variant is left out.
+fn start(lab: &Lab, setup: &Setup) -> Result<Daemon, Miss> {
+    lab.start(setup).map_err(|missed| match missed {
+        Miss::Failed(error) if format!("{error:#}").contains("--features dpdk") => {
+            Miss::LeaveOut("this sluiced was built without DPDK; build it with `--features dpdk` (Debian: libdpdk-dev)".into())
+        }
+        other => other,
+    })
+}
+
+/// Cores of the ends of a TCP flow: any but that of the NFs.
+fn ends(lab: &Lab) -> Vec<usize> {
+    let mut cores = lab.cores.besides_manager();
+    cores.retain(|core| *core != lab.cores.shared());
+    cores.push(lab.manager_core);
+    cores
+}
+
+/// What passed in a second of the figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Point {
+    /// Its end.
+    paper_s: u32,
+    tcp_bps: f64,
+    udp_pps: f64,
+}
+
+/// A TCP flow that is not paced, beside which UDP comes and goes.
+fn course(lab: &Lab, mode: Mode) -> Result<Vec<Point>, Miss> {
+    let wires = Wires::lay()?;
+    let [calm, busy] = [CALM_PPS, UDP_PPS].map(|rate| {
+        let devargs = [wires.inside_devargs(), wires.outside_devargs()];
+        let mut setup = setup(lab, mode, Class::Other, Flows { tcp: true, udp: true }, devargs);
+        setup.traffic.iter_mut().for_each(|udp| udp.rate = rate);
+        setup
+    });
+    let daemon = start(lab, &calm)?;
+    lab.warm_up()?;
+    let (programs, cores) = (&lab.programs, ends(lab));
+    let second = Duration::from_secs_f64(lab.args.seconds * SECOND);
+    let points = std::thread::scope(|scope| {
+        let tcp = scope.spawn(|| wires.tcp(programs, &cores, 0, (second * TCP_UNTIL_S).as_secs_f64()));
+        let points = watch(lab, &daemon, [&calm, &busy], second);
+        // To starve beside UDP is a result.
+        tcp.join().map_err(|_| anyhow!("a thread of the experiment panicked"))??;
+        points
+    })?;
+    lab.read(&daemon)?;
+    daemon.stop()?;
+    Ok(points)
+}
+
+/// Counts packets in each second of the figure, while UDP comes and goes.
+fn watch(lab: &Lab, daemon: &Daemon, [calm, busy]: [&Setup; 2], second: Duration) -> anyhow::Result<Vec<Point>> {
+    let (mut last, mut points) = (daemon.stats()?, Vec::new());
+    let began = Instant::now();
+    for paper_s in 1..=TCP_UNTIL_S {
+        lab.programs.pause((second * paper_s).saturating_sub(began.elapsed()))?;
+        let now = daemon.stats()?;
+        let window = Window { before: &last, after: &now };
+        points.push(Point { paper_s, tcp_bps: window.tx_bps("outside"), udp_pps: window.exit_pps("udp") });
+        last = now;
+        match paper_s {
+            UDP_FROM_S => daemon.apply(busy)?,
+            UDP_UNTIL_S => daemon.apply(calm)?,
+            _ => {}
+        }
+    }
+    Ok(points)
+}
+
+/// The phases of a course, and its points.
+fn rows(name: &str, of: &Params, points: &[Point]) -> Vec<Row> {
+    let settled = |from: u32, until: u32, what: fn(&Point) -> f64| {
+        let within = points.iter().filter(|point| point.paper_s > from + SETTLE_S && point.paper_s <= until);
+        let values: Vec<f64> = within.map(what).collect();
+        (!values.is_empty()).then(|| mean(&values))
+    };
+    let tcp = |from: u32, until: u32| settled(from, until, |point| point.tcp_bps);
+    let (before, beside) = (tcp(0, UDP_FROM_S), tcp(UDP_FROM_S, UDP_UNTIL_S));
+    let mut summary = Row::new(name, of, Sample::new());
+    summary.put("tcp_bps.before", before);
+    summary.put("tcp_bps.beside", beside);
+    summary.put("tcp_bps.after", tcp(UDP_UNTIL_S, TCP_UNTIL_S));
+    summary.put("tcp_kept_ratio", before.filter(|bps| *bps > 0.0).and_then(|before| Some(beside? / before)));
+    summary.put("udp_pps.beside", settled(UDP_FROM_S, UDP_UNTIL_S, |point| point.udp_pps));
+    let curve = points.iter().map(|Point { paper_s, tcp_bps, udp_pps }| {
+        let sample = Sample::from([("tcp_bps".into(), *tcp_bps), ("udp_pps".into(), *udp_pps)]);
+        Row::new(name, &params(&[("paper_s", json!(paper_s))]), sample)
+    });
+    std::iter::once(summary).chain(curve).collect()
 }
 
 /// Bits per second of a TCP flow, and 1 if it starved. A flow that starves alone is an error.
@@ -239,11 +382,40 @@ mod tests {
         let here = super::plan(None);
         // TCP alone in each mode; UDP alone and both in three modes under each scheduler and in two
         // more under one.
-        assert_eq!(here.cases.len(), 5 + 2 * (3 * 4 + 2));
+        let courses = here.cases.iter().filter(|case| case.params.contains_key("phases"));
+        let names: Vec<&str> = courses.map(|case| case.name.as_str()).collect();
+        assert_eq!(names, ["default/other", "nfvnice/other", "sluice/other"]);
+        assert_eq!(here.cases.len() - names.len(), 5 + 2 * (3 * 4 + 2));
         assert!(here.cases.iter().filter(|case| case.params == FLOWS[0].params()).all(|case| case.name.ends_with("/other")));
         let nowhere = plan(Some("it needs root"));
         assert!(nowhere.cases.is_empty() && nowhere.left_out.iter().all(|l| l.why == "it needs root"));
         assert_eq!(nowhere.left_out.len(), here.cases.len() + here.left_out.len());
+    }
+
+    #[test]
+    fn a_course_has_phases_that_have_settled_and_a_point_for_each_second() {
+        let point = |paper_s: u32| {
+            let beside = paper_s > UDP_FROM_S && paper_s <= UDP_UNTIL_S;
+            // A second after each change counts for neither phase.
+            let tcp_bps = if [1, 16, 41].contains(&paper_s) {
+                1e9
+            } else if beside {
+                3e6
+            } else {
+                4e6
+            };
+            Point { paper_s, tcp_bps, udp_pps: if beside { 1e5 } else { 0.0 } }
+        };
+        let points: Vec<Point> = (1..=TCP_UNTIL_S).map(point).collect();
+        let rows = rows("sluice/other", &params(&[("phases", json!(3))]), &points);
+        assert_eq!(rows.len(), 56);
+        let phases = ["before", "beside", "after"].map(|phase| rows[0].get(&format!("tcp_bps.{phase}")));
+        assert_eq!((phases, rows[0].get("udp_pps.beside")), ([Some(4e6), Some(3e6), Some(4e6)], Some(1e5)));
+        assert_eq!(rows[0].get("tcp_kept_ratio"), Some(0.75));
+        assert_eq!((&rows[55].params["paper_s"], rows[55].get("tcp_bps")), (&json!(55), Some(4e6)));
+        let mut unchanged = rows.clone();
+        derive(&mut unchanged);
+        assert_eq!(unchanged, rows, "a course is compared with itself alone");
     }
 
     #[test]

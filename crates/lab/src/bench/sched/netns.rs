@@ -170,8 +170,9 @@ impl Wires {
         devargs(1, &self.outside.host)
     }
 
-    /// Runs a TCP flow from the inner to the outer namespace, at `mbit` million bits per second,
-    /// from processes on `cores`. It ends after `seconds`, or is given up soon after.
+    /// Runs a TCP flow from the inner to the outer namespace, at `mbit` million bits per second or,
+    /// with 0, as fast as possible, from processes on `cores`. It ends after `seconds`, or is given
+    /// up soon after.
     ///
     /// # Errors
     /// iperf3 fails for a reason other than packet loss, or the experiment was interrupted.
