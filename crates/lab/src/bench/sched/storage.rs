@@ -9,6 +9,11 @@
 //! overload the entry would refuse most packets to be logged. So all losses occur while the NF is
 //! blocked.
 //!
+//! `default/batch` and `nfvnice/batch` are the figure's two platforms: both flows pass a first NF,
+//! and one of them the logger behind it, at line rate under SCHED_BATCH. The default has none of
+//! NFVnice's parts and writes blocking; the other has all of them and writes asynchronously.
+//! `of_default` is the ratio of what both flows together deliver.
+//!
 //! # Limits
 //! The files are written below /var/tmp if it exists (/tmp is often in memory), and removed after
 //! each run.
@@ -20,7 +25,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::{Mode, chain_of, line_rate, params, traffic_to};
+use super::{COST, COSTS, Mode, chain_of, line_rate, name_of, nf_of, params, traffic_to};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
@@ -71,6 +76,9 @@ impl Writes {
     }
 }
 
+/// The figure's platforms, and how their loggers write.
+const PLATFORMS: [(Mode, Writes); 2] = [(Mode::Default, Writes::Blocking), (Mode::Nfvnice, Writes::Async)];
+
 const GROUP: Group = Group {
     title: "One of two flows logged to disk",
     keys: &["packet_bytes"],
@@ -78,59 +86,72 @@ const GROUP: Group = Group {
         Column::new("delivered_pps.plain", "plain Mpps", 1e6, 3),
         Column::new("delivered_pps.logged", "logged kpps", 1e3, 1),
         Column::new("plain_kept_ratio", "plain kept", 1.0, 3),
+        Column::new("of_default", "of default", 1.0, 2),
         Column::new("cpu_percent.logger", "CPU %", 1.0, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
     ],
-    plotted: 3,
+    plotted: 4,
     form: Form::Lines("packet_bytes"),
 };
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[])?;
-    lab.run(&plan(lab.programs.has(NF, NF).err().map(|error| error.to_string()).as_deref()))
+    let missing = [NF, COST].iter().find_map(|nf| lab.programs.has(nf, nf).err());
+    lab.run(&plan(missing.map(|error| error.to_string()).as_deref()))
 }
 
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
-    for bytes in SIZES {
-        for writes in WRITES {
-            let of = params(&[("packet_bytes", json!(bytes))]);
-            if let Some(why) = missing {
-                plan.leave_out(writes.name(), of, why);
-                continue;
-            }
-            let row_params = of.clone();
-            let run = move |lab: &Lab| Ok(vec![Row::new(writes.name(), &row_params, one(lab, writes, bytes)?)]);
-            plan.cases.push(Case { name: writes.name().into(), params: of, run: Box::new(run) });
+    let single = WRITES.map(|writes| (None, writes));
+    let platforms = PLATFORMS.map(|(mode, writes)| (Some(mode), writes));
+    for (bytes, (mode, writes)) in SIZES.iter().flat_map(|bytes| single.iter().chain(&platforms).map(move |way| (*bytes, *way))) {
+        let name = mode.map_or_else(|| writes.name().into(), |mode| name_of(mode, Class::Batch));
+        let of = params(&[("packet_bytes", json!(bytes))]);
+        if let Some(why) = missing {
+            plan.leave_out(&name, of, why);
+            continue;
         }
+        let (row_name, row_params) = (name.clone(), of.clone());
+        let run = move |lab: &Lab| {
+            let sample = one(lab, |folder| match mode {
+                None => setup(lab, writes, bytes, folder),
+                Some(mode) => platform(lab, mode, writes, bytes, folder),
+            })?;
+            Ok(vec![Row::new(&row_name, &row_params, sample)])
+        };
+        plan.cases.push(Case { name, params: of, run: Box::new(run) });
     }
     plan
 }
 
-fn one(lab: &Lab, writes: Writes, bytes: u32) -> Result<Sample, Miss> {
+/// Measures a setup that logs into this folder.
+fn one(lab: &Lab, setup: impl Fn(&Path) -> Setup) -> Result<Sample, Miss> {
     let disk = ["/var/tmp"].iter().map(Path::new).find(|path| path.is_dir());
     let mut builder = tempfile::Builder::new();
     builder.prefix("sluice-bench-log-").permissions(crate::bench::daemon::open_to_nfs());
     let folder = disk.map_or_else(|| builder.tempdir(), |disk| builder.tempdir_in(disk))?;
     // After creation, so that the umask has no effect.
     std::fs::set_permissions(folder.path(), crate::bench::daemon::open_to_nfs())?;
-    lab.flow(&setup(lab, writes, bytes, folder.path()))
+    lab.flow(&setup(folder.path()))
 }
 
-fn setup(lab: &Lab, writes: Writes, bytes: u32, dir: &Path) -> Setup {
-    let logger = Service {
+fn logger(lab: &Lab, writes: Writes, dir: &Path) -> Service {
+    Service {
         name: "logger".into(),
         exec: NF.into(),
         args: writes.args(dir),
         core: lab.cores.shared(),
         ring: super::RING,
         ..Service::default()
-    };
+    }
+}
+
+fn setup(lab: &Lab, writes: Writes, bytes: u32, dir: &Path) -> Setup {
     let mut setup = Setup {
         manager_core: lab.manager_core,
         sched: Some(Mode::Sluice.sched(Class::Other)),
-        services: vec![logger],
+        services: vec![logger(lab, writes, dir)],
         ..Setup::default()
     };
     let logged_pps = LOGGED_BYTES_PER_S / f64::from(bytes);
@@ -143,7 +164,23 @@ fn setup(lab: &Lab, writes: Writes, bytes: u32, dir: &Path) -> Setup {
     setup
 }
 
+/// Both flows through a first NF, and one of them through the logger, at line rate.
+fn platform(lab: &Lab, mode: Mode, writes: Writes, bytes: u32, dir: &Path) -> Setup {
+    let mut setup = setup(lab, writes, bytes, dir);
+    setup.sched = Some(mode.sched(Class::Batch));
+    setup.services.insert(0, nf_of("front", lab.cores.shared(), COSTS[0]));
+    setup.chains = vec![chain_of("plain", &["front"]), chain_of("logged", &["front", "logger"])];
+    setup.traffic.iter_mut().for_each(|traffic| traffic.rate = line_rate(bytes) / 2.0);
+    setup
+}
+
 fn derive(rows: &mut [Row]) -> Vec<Row> {
+    let default = name_of(Mode::Default, Class::Batch);
+    let of_default: Vec<_> = rows
+        .iter()
+        .filter(|row| row.name == default)
+        .filter_map(|row| Some((row.params.clone(), row.get("delivered_pps").filter(|pps| *pps > 0.0)?)))
+        .collect();
     let of_unlogged: Vec<_> = rows
         .iter()
         .filter(|row| row.name == Writes::None.name())
@@ -152,6 +189,12 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
     for row in rows {
         // The flows are not meant to have equal rates.
         row.sample.remove("jain");
+        if row.name.ends_with("/batch") {
+            let base = of_default.iter().find(|(params, _)| *params == row.params && row.name != default).map(|(_, pps)| *pps);
+            let ratio = row.get("delivered_pps").zip(base).map(|(pps, base)| pps / base);
+            row.put("of_default", ratio);
+            continue;
+        }
         if row.name == Writes::None.name() {
             continue;
         }
@@ -165,6 +208,7 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::daemon::tests::assert_accepted;
     use crate::bench::lab::tests::lab;
 
     #[test]
@@ -189,9 +233,32 @@ mod tests {
     }
 
     #[test]
+    fn platforms_log_behind_an_nf_of_both_flows_and_are_compared() {
+        let both = platform(&lab(1), Mode::Nfvnice, Writes::Async, 64, "/d".as_ref());
+        let names = |chain: usize| both.chains[chain].services.join(" ");
+        assert_eq!([names(0), names(1)], ["front", "front logger"]);
+        assert!(both.traffic.iter().all(|traffic| traffic.rate == line_rate(64) / 2.0));
+        let row = |name: &str, pps: f64| {
+            Row::new(name, &params(&[("packet_bytes", json!(64))]), Sample::from([("delivered_pps".into(), pps)]))
+        };
+        let mut rows = vec![row("default/batch", 2.0), row("nfvnice/batch", 3.0), row("unlogged/other", 9.0)];
+        derive(&mut rows);
+        assert_eq!([0, 1, 2].map(|i: usize| rows[i].get("of_default")), [None, Some(1.5), None]);
+        assert_eq!(rows[1].get("plain_kept_ratio"), None);
+    }
+
+    #[test]
+    fn the_daemon_accepts_the_configurations() {
+        for (mode, writes) in PLATFORMS {
+            assert_accepted(&platform(&lab(1), mode, writes, 1500, "/d".as_ref()), &[NF, COST]);
+        }
+    }
+
+    #[test]
     fn without_the_nf_all_is_left_out() {
         let without = plan(Some("there is no logger"));
-        assert_eq!((without.cases.len(), without.left_out.len()), (0, 18));
-        assert_eq!(plan(None).cases.len(), 18);
+        assert_eq!((without.cases.len(), without.left_out.len()), (0, 6 * 5));
+        let names: Vec<String> = plan(None).cases.into_iter().take(5).map(|case| case.name).collect();
+        assert_eq!(names, ["unlogged/other", "async/other", "blocking/other", "default/batch", "nfvnice/batch"]);
     }
 }
