@@ -95,10 +95,14 @@ pub fn warn_of_small_pages() {
     }
 }
 
+/// Arguments of an NF that swaps the MAC addresses, with this cost.
+pub fn args(cycles: u64) -> Vec<String> {
+    ["--swap-macs", "--cycles", &cycles.to_string()].map(str::to_string).to_vec()
+}
+
 /// A pool of NFs of a kind.
 pub fn pooled(lab: &Lab, kind: Kind, pool: Pool) -> Service {
-    let args = ["--swap-macs", "--cycles", &kind.cycles().to_string()].map(str::to_string).to_vec();
-    let core = lab.cores.shared();
+    let (args, core) = (args(kind.cycles()), lab.cores.shared());
     Service { name: POOL.into(), exec: COST.into(), args, core, zygote: true, pool: Some(pool), ..Service::default() }
 }
 
