@@ -184,11 +184,13 @@ pub fn nfs_and(members: u32, key: &str, value: f64) -> Params {
     params(&[("nfs", Value::from(members)), (key, json!(value))])
 }
 
-/// Adds `of_one` to rows: their rate, relative to one NF of the same name.
+/// Adds `of_one` to rows: their rate, relative to one NF of the same name, or to one chain where
+/// each flow passes several (param `chain`).
 pub fn of_one(rows: &mut [Row]) -> Vec<Row> {
+    let is_one = |row: &&Row| row.params.get("nfs") == Some(row.params.get("chain").unwrap_or(&Value::from(1)));
     let ones: Vec<(String, f64)> = rows
         .iter()
-        .filter(|row| row.params.get("nfs") == Some(&Value::from(1)))
+        .filter(is_one)
         .filter_map(|row| Some((row.name.clone(), row.get("delivered_pps").filter(|pps| *pps > 0.0)?)))
         .collect();
     for row in rows {

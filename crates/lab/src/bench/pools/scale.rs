@@ -4,6 +4,8 @@
 //! - `light`, `heavy`: packets of 64 bytes as fast as the chain takes them; the delivered rate
 //!   relative to one NF (`of_one`).
 //! - `light-paced`: the same at [`PACED_PPS`], where no queue builds up: latency.
+//! - `chain` and `chain-paced`: each flow passes four light NFs, two on each of two cores, or all
+//!   on one where the host has too few (`nf_cores`). `nfs` counts all NFs.
 //! - `poll`: light NFs that never sleep, which the manager stops and runs by slices. More than
 //!   [`MOST_POLLING`] would show nothing new.
 //! - `idle`: forked NFs that wait: `memory_bytes_per_nf` is the total decrease of the host's
@@ -21,12 +23,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{KINDS, Kind, NF_CPU, OF_ONE, P50, P99, SWITCHES, case, nfs, of_one, pooled, setup};
+use super::{CHAIN, KINDS, Kind, NF_CPU, OF_ONE, P50, P99, SWITCHES, case, frames, nfs, of_one, pooled, ring, setup};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
-use crate::bench::sched::{COST, DELIVERED};
-use crate::bench::setup::{Pool, Setup, Traffic};
+use crate::bench::report::Params;
+use crate::bench::sched::{COST, DELIVERED, chain_of, nf_cores, params};
+use crate::bench::setup::{Pool, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -40,6 +43,9 @@ const MEMBERS: [u32; 8] = [1, 5, 15, 30, 45, 240, 900, 2_000];
 const PACED_PPS: f64 = 500_000.0;
 /// Most NFs that poll.
 const MOST_POLLING: u32 = 45;
+/// NFs of a chain, and the numbers of all NFs in such chains.
+const LENGTH: u32 = 4;
+const IN_CHAINS: [u32; 5] = [LENGTH, 20, 60, 240, 900];
 /// Number of idle NFs.
 const IDLE: u32 = 10_000;
 /// Open descriptors of a daemon per NF, and for itself.
@@ -55,6 +61,7 @@ const GROUP: Group = Group {
     plotted: 2,
     form: Form::Lines("nfs"),
 };
+const CHAINS: Group = Group { title: "Chains of four NFs, each with a flow of its own", keys: &["nf_cores", "nfs"], ..GROUP };
 const WAITING: Group = Group {
     title: "NFs that wait for a flow",
     keys: &["nfs"],
@@ -76,7 +83,11 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn plan(lab: &Lab) -> Trials {
-    let shown: Vec<crate::bench::lab::Shown> = vec![(GROUP, |v| v.name != "idle"), (WAITING, |v| v.name == "idle")];
+    let shown: Vec<crate::bench::lab::Shown> = vec![
+        (GROUP, |v| v.name != "idle" && !v.params.contains_key("chain")),
+        (CHAINS, |v| v.params.contains_key("chain")),
+        (WAITING, |v| v.name == "idle"),
+    ];
     let mut plan = Trials::new(EXPERIMENT.name, of_one, shown);
     for members in MEMBERS {
         for kind in KINDS {
@@ -89,12 +100,47 @@ fn plan(lab: &Lab) -> Trials {
             plan.cases.push(case("poll", nfs(members), polling));
         }
     }
+    let cores = lab.cores.own(2).map(<[usize]>::to_vec).unwrap_or_else(|why| {
+        plan.leave_out("chain", in_chains(IN_CHAINS[4], 2), format!("chains over two cores: {why}"));
+        vec![lab.cores.shared()]
+    });
+    for (members, (name, rate)) in
+        IN_CHAINS.iter().flat_map(|nfs| [("chain", 0.0), ("chain-paced", PACED_PPS)].map(|one| (*nfs, one)))
+    {
+        plan.cases.push(case(name, in_chains(members, cores.len()), chains(lab, &cores, members, rate)));
+    }
     plan.cases.push(Case {
         name: "idle".into(),
         params: nfs(IDLE),
         run: Box::new(|lab| Ok(vec![Row::new("idle", &nfs(IDLE), idle(lab)?)])),
     });
     plan
+}
+
+/// The params of chains with this number of NFs altogether.
+fn in_chains(all: u32, cores: usize) -> Params {
+    params(&[("nfs", all.into()), ("chain", LENGTH.into()), nf_cores(cores)])
+}
+
+/// A chain of pools on these cores, the first ones on the first core. Each flow has a member of
+/// each pool.
+fn chains(lab: &Lab, cores: &[usize], all: u32, rate: f64) -> Setup {
+    let (flows, ring) = (all / LENGTH, ring(all));
+    let of = |place: u32| Service {
+        name: format!("{}{}", super::POOL, place + 1),
+        core: cores[place as usize * cores.len() / LENGTH as usize],
+        ..pooled(lab, Kind::Light, Pool::of(flows, ring))
+    };
+    let services: Vec<Service> = (0..LENGTH).map(of).collect();
+    let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
+    Setup {
+        manager_core: lab.manager_core,
+        frames: frames(all, ring),
+        traffic: vec![Traffic { chain: CHAIN.into(), rate, flows, ..Traffic::default() }],
+        chains: vec![chain_of(CHAIN, &names)],
+        services,
+        ..Setup::default()
+    }
 }
 
 /// Available memory of the host, in bytes.
@@ -116,9 +162,9 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
         frames: 4_096,
         max_nfs: Some(16_384),
         // A chain needs traffic: one packet per hour.
-        traffic: vec![Traffic { chain: super::CHAIN.into(), rate: 1.0 / 3600.0, ..Traffic::default() }],
+        traffic: vec![Traffic { chain: CHAIN.into(), rate: 1.0 / 3600.0, ..Traffic::default() }],
         services: vec![pooled(lab, Kind::Light, Pool::of(members, ring))],
-        chains: vec![crate::bench::sched::chain_of(super::CHAIN, &[super::POOL])],
+        chains: vec![chain_of(CHAIN, &[super::POOL])],
         ..Setup::default()
     };
     let daemons = IDLE.div_ceil(most_of_one());
@@ -162,7 +208,23 @@ mod tests {
         let lab = lab(1);
         assert_accepted(&setup(&lab, Kind::Heavy, 1, 0.0), &[COST]);
         assert_accepted(&setup(&lab, Kind::Light, 2_000, PACED_PPS), &[COST]);
-        assert_eq!(plan(&lab).cases.len(), 8 * 3 + 5 + 1);
+        assert_accepted(&chains(&lab, &[0, 0], 900, PACED_PPS), &[COST]);
+        assert_eq!(plan(&lab).cases.len(), 8 * 3 + 5 + 5 * 2 + 1);
         assert!(available().unwrap() > 0);
+    }
+
+    #[test]
+    fn a_chain_of_four_has_two_nfs_on_each_of_two_cores() {
+        let setup = chains(&lab(1), &[5, 7], 240, 0.0);
+        assert_eq!(setup.services.iter().map(|service| service.core).collect::<Vec<_>>(), [5, 5, 7, 7]);
+        assert_eq!((setup.traffic[0].flows, setup.services[3].pool.as_ref().map(|pool| pool.members)), (60, Some((60, 60))));
+        assert_eq!(setup.chains[0].services, ["flows1", "flows2", "flows3", "flows4"]);
+        let row = |nfs: u32, pps: f64| {
+            let sample = Sample::from([("delivered_pps".into(), pps)]);
+            Row::new("chain", &in_chains(nfs, 1), sample)
+        };
+        let mut rows = vec![row(4, 4.0), row(240, 3.0)];
+        of_one(&mut rows);
+        assert_eq!(rows[1].get("of_one"), Some(0.75));
     }
 }
