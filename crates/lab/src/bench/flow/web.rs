@@ -234,18 +234,20 @@ pub struct WebResults {
     pub sample: Sample,
 }
 
-/// CPU time of all NFs, and their context switches.
+/// CPU time of all NFs, their context switches, and how many of them run or wait for the core.
 fn nfs(before: &Reading, after: &Reading) -> Sample {
     let seconds = after.tasks.seconds_since(&before.tasks);
     let tasks = after.stats.nfs.iter().filter_map(|nf| after.tasks.since(&before.tasks, &nf.name));
-    let (mut run_ns, mut switches) = (0u64, 0u64);
+    let (mut run_ns, mut wait_ns, mut switches) = (0u64, 0u64, 0u64);
     for task in tasks {
         run_ns += task.run_ns;
+        wait_ns += task.wait_ns;
         switches += task.voluntary + task.involuntary;
     }
     let count = |of: &Reading| of.stats.nfs.iter().map(|nf| nf.tx_packets).sum::<u64>();
     Sample::from([
         ("nf_core_percent".into(), run_ns as f64 / 1e7 / seconds),
+        ("runnable_nfs".into(), (run_ns + wait_ns) as f64 / 1e9 / seconds),
         ("switches_per_s".into(), switches as f64 / seconds),
         ("processed_pps".into(), count(after).saturating_sub(count(before)) as f64 / seconds),
     ])
