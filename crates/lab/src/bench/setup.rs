@@ -90,6 +90,8 @@ pub struct Pool {
     pub idle_ms: Option<u32>,
     /// Action for a flow without an idle instance: `drop`, `wait`, or a shared service as fallback.
     pub when_empty: &'static str,
+    /// Most waiting packets; none for the daemon's default.
+    pub queue: Option<u32>,
     /// Whether an instance ends after its flow and is replaced.
     pub strict: bool,
 }
@@ -97,19 +99,20 @@ pub struct Pool {
 impl Pool {
     /// A pool of a fixed number of instances.
     pub fn of(members: u32, ring: u32) -> Self {
-        Self { members: (members, members), ring, linger_ms: 1, idle_ms: None, when_empty: "drop", strict: false }
+        Self { members: (members, members), ring, linger_ms: 1, idle_ms: None, when_empty: "drop", queue: None, strict: false }
     }
 
     fn toml(&self) -> String {
-        let Self { members: (min, max), ring, linger_ms, idle_ms, when_empty, strict } = self;
+        let Self { members: (min, max), ring, linger_ms, idle_ms, when_empty, queue, strict } = self;
         let idle = idle_ms.map(|ms| format!("tcp_idle_ms = {ms}\nhalf_open_ms = {ms}\nidle_ms = {ms}\n")).unwrap_or_default();
+        let queue = queue.map(|packets| format!("queue = {packets}\n")).unwrap_or_default();
         let empty = match *when_empty {
             word @ ("drop" | "wait") => format!("when_empty = \"{word}\""),
             service => format!("when_empty = \"fallback\"\nfallback = {}", quoted(service)),
         };
         let isolation = if *strict { "strict" } else { "reset" };
         format!(
-            "[service.pool]\nmin = {min}\nmax = {max}\nring = {ring}\nlinger_ms = {linger_ms}\n{idle}{empty}\nisolation = \"{isolation}\"\n"
+            "[service.pool]\nmin = {min}\nmax = {max}\nring = {ring}\nlinger_ms = {linger_ms}\n{idle}{queue}{empty}\nisolation = \"{isolation}\"\n"
         )
     }
 }
@@ -472,6 +475,8 @@ on_failure = "restart"
         assert!(got.contains("when_empty = \"drop\"\nisolation = \"reset\"\n"), "{got}");
         service.pool = Some(Pool { when_empty: "rest", strict: true, ..Pool::of(1, 64) });
         assert!(text(&service).contains("when_empty = \"fallback\"\nfallback = \"rest\"\nisolation = \"strict\"\n"));
+        service.pool = Some(Pool { when_empty: "wait", queue: Some(4096), ..Pool::of(1, 64) });
+        assert!(text(&service).contains("queue = 4096\nwhen_empty = \"wait\"\n"));
     }
 
     #[test]

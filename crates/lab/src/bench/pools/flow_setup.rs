@@ -1,4 +1,4 @@
-//! `sluice bench flow-setup`: time to assign an NF to a new flow.
+//! `sluice bench flow-setup`: time to assign an NF to a new flow, and to find an idle one.
 //!
 //! # Approach
 //! A crowd of `live` flows uses its own chain, whose pool has no idle NF for them and falls back to
@@ -9,24 +9,33 @@
 //! It does not include the lookup in the flow table, which is one per burst, nor the flow's own
 //! entry, which a TCP flow gets with its second packet.
 //!
+//! The variant `pool` has [`AT_ONCE`] flows at a time and pools of fewer and of more NFs. A flow
+//! without an idle NF waits, with all of its packets. `sink_ns_p50` and `sink_ns_p99` are the time
+//! from a packet's arrival to the sink, waits included. One packet in 16 is the first of its flow
+//! and waits longest, so the 99th percentile is that of first packets; `of_ample` is its ratio to
+//! the largest pool's, where no flow waits.
+//!
 //! # Source
-//! Flurries, section 6.2: 708 ns on average from arrival to assignment.
+//! Flurries, section 6.2: 708 ns on average from arrival to assignment; figure 10: time to find an
+//! idle NF by size of the pool.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Kind, POOL, pooled, sample};
+use super::{CHAIN, Kind, POOL, calm, frames, nfs, pooled, sample};
+use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
-use crate::bench::measure::Sample;
+use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
+use crate::bench::measure::{Reading, Sample};
 use crate::bench::sched::{COST, chain_of, nf_of, params};
-use crate::bench::setup::{Pool, Setup, Traffic};
+use crate::bench::setup::{Pool, SINK, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
+use crate::bench::wakeup::wait_for_members;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "flow-setup",
-    about: "from the first packet of a flow to its NF, beside up to a million flows (Flurries, 708 ns)",
+    about: "from the first packet of a flow to its NF, beside up to a million flows, and to an idle NF (Flurries, figure 10)",
     run,
 };
 
@@ -38,6 +47,17 @@ const CROWD_PPS: f64 = 500_000.0;
 const COMING: (f64, u32) = (400_000.0, 8);
 /// NFs of the flows that come and go, and how many of these flows are concurrent.
 const MEMBERS: (u32, u32) = (256, 64);
+/// Places of a generator for flows that replace each other, and packets of a flow: its first packet
+/// comes a 16th of its time after the last one of the flow before.
+const PLACES: (u32, u32) = (256, 16);
+/// Flows at a time in these places.
+const AT_ONCE: u32 = PLACES.0 - PLACES.0 / PLACES.1;
+/// Packets per second of these.
+const PLACES_PPS: f64 = 256_000.0;
+/// Sizes of the pool for them.
+const POOLS: [u32; 7] = [60, 120, 180, AT_ONCE, 270, 300, 480];
+/// Most waiting packets: those of a flow for each place.
+const QUEUE: u32 = 4_096;
 /// Time limit for the crowd to exist.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -55,6 +75,21 @@ const GROUP: Group = Group {
     form: Form::Lines("live"),
 };
 
+const IDLE: Group = Group {
+    title: "Time to find an idle NF, 240 flows at a time",
+    keys: &["nfs"],
+    columns: &[
+        Column::new("sink_ns_p99", "arrival to sink, p99 µs", 1e3, 0),
+        Column::new("sink_ns_p50", "p50 µs", 1e3, 0),
+        Column::new("of_ample", "p99, of 480 NFs", 1.0, 2),
+        Column::new("waits_per_s", "packets that waited/s", 1.0, 0),
+        Column::new("drop_pps.none_idle", "none idle pps", 1.0, 0),
+        Column::new("activations_per_s", "flows/s", 1.0, 0),
+    ],
+    plotted: 1,
+    form: Form::Lines("nfs"),
+};
+
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
     super::warn_of_small_pages();
@@ -62,14 +97,29 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn plan(_: &Lab) -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let shown: Vec<crate::bench::lab::Shown> = vec![(GROUP, |v| v.name == "per-flow"), (IDLE, |v| v.name == "pool")];
+    let mut plan = Trials::new(EXPERIMENT.name, of_ample, shown);
     for live in LIVE {
         let of = params(&[("live", Value::from(live))]);
         let row_params = of.clone();
         let run = move |lab: &Lab| Ok(vec![Row::new("per-flow", &row_params, measure(lab, live)?)]);
         plan.cases.push(Case { name: "per-flow".into(), params: of, run: Box::new(run) });
     }
+    for members in POOLS {
+        let run = move |lab: &Lab| Ok(vec![Row::new("pool", &nfs(members), wait(lab, members)?)]);
+        plan.cases.push(Case { name: "pool".into(), params: nfs(members), run: Box::new(run) });
+    }
     plan
+}
+
+/// The 99th percentile of waits, relative to that of the largest pool.
+fn of_ample(rows: &mut [Row]) -> Vec<Row> {
+    let ample = rows.iter().find(|row| row.params == nfs(POOLS[POOLS.len() - 1])).and_then(|row| row.get("sink_ns_p99"));
+    for row in rows.iter_mut().filter(|row| row.name == "pool") {
+        let ratio = row.get("sink_ns_p99").zip(ample).map(|(ns, ample)| ns / ample);
+        row.put("of_ample", ratio);
+    }
+    Vec::new()
 }
 
 fn setup(lab: &Lab, live: u32) -> Setup {
@@ -112,15 +162,52 @@ fn measure(lab: &Lab, live: u32) -> Result<Sample, Miss> {
     daemon.wait_for("all flows of the crowd", PATIENCE, |daemon| {
         Ok((daemon.stats()?.status.flows >= u64::from(live)).then_some(()))
     })?;
+    let (before, after) = readings(lab, daemon)?;
+    // Without the crowd's NF and its shared NF, which are not measured.
+    let alone = Setup { services: setup.services.iter().filter(|s| s.name == POOL).cloned().collect(), ..setup };
+    let mut out = sample(&alone, &before, &after);
+    out.insert("live_flows".into(), after.stats.status.flows as f64);
+    Ok(out)
+}
+
+/// Readings before and after the measured time. Stops the daemon.
+fn readings(lab: &Lab, daemon: Daemon) -> Result<(Reading, Reading), Miss> {
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
     lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
     let after = lab.read(&daemon)?;
     daemon.stop()?;
-    // Without the crowd's NF and its shared NF, which are not measured.
-    let alone = Setup { services: setup.services.iter().filter(|s| s.name == POOL).cloned().collect(), ..setup };
-    let mut out = sample(&alone, &before, &after);
-    out.insert("live_flows".into(), after.stats.status.flows as f64);
+    Ok((before, after))
+}
+
+/// Flows that replace each other, with a pool of this size.
+fn places(lab: &Lab, members: u32) -> Setup {
+    let (flows, flow_packets) = PLACES;
+    let pool = Pool { linger_ms: 0, when_empty: "wait", queue: Some(QUEUE), ..Pool::of(members, 64) };
+    let traffic =
+        Traffic { chain: CHAIN.into(), rate: PLACES_PPS, flows, flow_packets, tcp: true, packet_bytes: 78, ..Traffic::default() };
+    Setup {
+        manager_core: lab.manager_core,
+        frames: frames(members, 64),
+        traffic: vec![traffic],
+        services: vec![pooled(lab, Kind::Light, pool)],
+        chains: vec![chain_of(CHAIN, &[POOL])],
+        ..Setup::default()
+    }
+}
+
+fn wait(lab: &Lab, members: u32) -> Result<Sample, Miss> {
+    let setup = places(lab, members);
+    // The sink counts from the beginning, when members would still start.
+    let daemon = lab.start(&calm(&setup))?;
+    wait_for_members(&daemon, members)?;
+    daemon.apply(&setup)?;
+    let (before, after) = readings(lab, daemon)?;
+    let mut out = sample(&setup, &before, &after);
+    let sink = after.stats.ports.iter().find(|port| port.name == SINK);
+    for (metric, detail) in [("sink_ns_p50", "latency_ns_p50"), ("sink_ns_p99", "latency_ns_p99")] {
+        out.extend(sink.and_then(|port| Some((metric.to_string(), *port.details.get(detail)?))));
+    }
     Ok(out)
 }
 
@@ -134,5 +221,19 @@ mod tests {
     fn both_kinds_of_flows_are_accepted() {
         assert_accepted(&setup(&lab(1), 1_000_000), &[COST]);
         assert_accepted(&setup(&lab(1), 0), &[COST]);
+    }
+
+    #[test]
+    fn pools_are_smaller_and_larger_than_the_flows_need_and_compared_with_the_largest() {
+        assert_eq!(AT_ONCE, 240);
+        assert!(POOLS.is_sorted() && POOLS[0] < AT_ONCE && POOLS[6] > PLACES.0);
+        let text = places(&lab(1), 60).toml("/tmp/x".as_ref());
+        assert!(text.contains("flow_packets = 16") && text.contains("queue = 4096\nwhen_empty = \"wait\""), "{text}");
+        assert_accepted(&places(&lab(1), 480), &[COST]);
+        assert_accepted(&calm(&places(&lab(1), 60)), &[COST]);
+        let row = |members: u32, ns: f64| Row::new("pool", &nfs(members), Sample::from([("sink_ns_p99".into(), ns)]));
+        let mut rows = vec![row(120, 8e6), row(480, 2e5)];
+        of_ample(&mut rows);
+        assert_eq!([0, 1].map(|i: usize| rows[i].get("of_ample")), [Some(40.0), Some(1.0)]);
     }
 }

@@ -7,7 +7,8 @@
 //! # Metrics
 //! The common metrics, except those of a single NF, and: `activations_per_s`; `setup_ns_p50`,
 //! `setup_ns_p99` (time from when the flow table does not know the first packet of a flow until it
-//! can go to its NF); `switches_per_s` and `nf_cpu_percent` of all members together.
+//! can go to its NF); `waits_per_s` (packets that waited for an idle member); `switches_per_s` and
+//! `nf_cpu_percent` of all members together.
 //!
 //! # Source
 //! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT
@@ -120,6 +121,12 @@ pub fn setup(lab: &Lab, kind: Kind, members: u32, rate: f64) -> Setup {
     }
 }
 
+/// A setup without its traffic: a packet per hour, so that the ports stay.
+pub fn calm(setup: &Setup) -> Setup {
+    let traffic = setup.traffic.iter().map(|t| Traffic { rate: 1.0 / 3600.0, flow_packets: 0, tcp: false, flows: 1, ..t.clone() });
+    Setup { traffic: traffic.collect(), ..setup.clone() }
+}
+
 /// Metrics of a setup with pools between two readings.
 pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     let mut out = crate::bench::measure::sample(setup, before, after);
@@ -139,14 +146,16 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
         put("nf_cpu_percent", tasks.iter().map(|t| t.run_ns).sum::<u64>() as f64 / 1e7 / seconds);
         put("switches_per_s", tasks.iter().map(|t| t.voluntary + t.involuntary).sum::<u64>() as f64 / seconds);
     }
-    let (mut setups, mut activations, mut fallbacks) = (Histogram::default(), 0, 0);
+    let (mut setups, mut activations, mut fallbacks, mut waits) = (Histogram::default(), 0, 0, 0);
     for (then, now) in setup.services.iter().filter_map(|service| window.pool(&service.name)) {
         activations += now.activations.saturating_sub(then.activations);
         fallbacks += now.fallbacks.saturating_sub(then.fallbacks);
+        waits += now.waits.saturating_sub(then.waits);
         setups.merge(&since(&now.setup_ns, &then.setup_ns));
     }
     put("activations_per_s", activations as f64 / window.seconds());
     put("fallbacks_per_s", fallbacks as f64 / window.seconds());
+    put("waits_per_s", waits as f64 / window.seconds());
     for (metric, q) in [("setup_ns_p50", 0.5), ("setup_ns_p99", 0.99), ("setup_ns_p999", 0.999)] {
         if let Some(ns) = setups.quantile(q) {
             put(metric, ns as f64);

@@ -19,14 +19,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::{CHAIN, POOL, churn};
+use super::{CHAIN, POOL, calm, churn};
 use crate::bench::daemon::Daemon;
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
 use crate::bench::report::median;
 use crate::bench::sched::params;
-use crate::bench::setup::{Setup, Traffic};
 use crate::bench::stats::Window;
 use crate::bench::table::{Column, Form, Group};
 use sluice_api::model::{NfState, Stats};
@@ -138,12 +137,6 @@ fn memory(pid: u32) -> anyhow::Result<f64> {
         Ok(kib.with_context(|| format!("{file} has no {name}"))? * 1024.0)
     };
     Ok(field(&format!("/proc/{pid}/status"), "RssAnon:")? + field("/proc/meminfo", "Shmem:")?)
-}
-
-fn calm(setup: &Setup) -> Setup {
-    // A packet per hour, so that the port stays.
-    let traffic = setup.traffic.iter().map(|t| Traffic { rate: 1.0 / 3600.0, flow_packets: 0, tcp: false, flows: 1, ..t.clone() });
-    Setup { traffic: traffic.collect(), ..setup.clone() }
 }
 
 fn wait_for_calm(daemon: &Daemon, members: u32) -> anyhow::Result<()> {
