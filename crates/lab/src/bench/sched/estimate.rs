@@ -9,6 +9,9 @@
 //!   handler alone), and `cpu_packet_ns` is CPU time of the process per packet (process clock, with
 //!   the cost of taking and returning packets).
 //! - `all`: median and worst of the errors, without sign, and the number of NFs within ten percent.
+//! - `units`: a MAC swapper with artificial work in units of 50 ns, by two clocks:
+//!   `outside_packet_ns` by the time-stamp counter, and `cpu_packet_ns` by the kernel's clock of
+//!   the process. `added_ratio` is what the work adds to the estimate, relative to what was added.
 //! - `load/MODE`: one NF in a daemon at a part of its capacity, with both clocks:
 //!   `running_packet_ns`, `cpu_packet_ns`, and `outside_packet_ns`, the estimate from outside while
 //!   it runs. For an NF that polls, only time in which its ring was never empty counts
@@ -23,8 +26,7 @@
 //! (`make -C nfs/c`).
 //!
 //! # Source
-//! UNiS (Anthony and Bai), figure 4, with other quantities: there, load is artificial work of one
-//! NF, which `nf/cost-*` come nearest to; here it is a part of the NF's capacity.
+//! UNiS (Anthony and Bai), figure 4, which is `units`; the load of `load/MODE` is another quantity.
 
 use std::path::Path;
 use std::process::Command;
@@ -39,13 +41,14 @@ use crate::bench::daemon::{Daemon, LAB};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::{Reading, Sample};
+use crate::bench::outside::{UNIT_NS, cycles};
 use crate::bench::report::{Params, median};
 use crate::bench::setup::{Class, Service, Setup};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "estimate",
-    about: "what a packet costs each NF, from outside and inside, and by load of its core (after UNiS, figure 4)",
+    about: "what a packet costs each NF, from outside and inside, by artificial work (UNiS, figure 4) and by load of its core",
     run,
 };
 
@@ -55,6 +58,8 @@ const FLOWS: u32 = 1_000;
 const WITHIN_PERCENT: f64 = 10.0;
 /// Packets per second of the capture for `decrypt`.
 const CAPTURE_PPS: f64 = 50_000.0;
+/// Artificial work, in units of [`UNIT_NS`].
+const UNITS: [u32; 6] = [0, 1, 2, 4, 8, 16];
 /// Parts of capacity, in percent.
 const LOADS: [u32; 6] = [10, 25, 50, 75, 90, 100];
 /// Cycles per packet, and whether the NF polls.
@@ -158,6 +163,18 @@ const ALL: Group = Group {
     plotted: 0,
     form: Form::Bars,
 };
+const WORK: Group = Group {
+    title: "A MAC swapper with artificial work",
+    keys: &["units"],
+    columns: &[
+        Column::new("outside_packet_ns", "outside, time-stamp counter, ns", 1.0, 1),
+        Column::new("cpu_packet_ns", "running, kernel's clock, ns", 1.0, 1),
+        Column::new("running_packet_ns", "running, inside ns", 1.0, 1),
+        Column::new("added_ratio", "added, of the work", 1.0, 3),
+    ],
+    plotted: 2,
+    form: Form::Lines("units"),
+};
 const LOAD: Group = Group {
     title: "Against load",
     keys: &["cycles", "load_percent"],
@@ -178,8 +195,12 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn plan(lab: &Lab) -> Trials {
-    let shown: Vec<crate::bench::lab::Shown> =
-        vec![(NFS, |v| v.name.starts_with("nf/")), (ALL, |v| v.name == "all"), (LOAD, |v| v.params.contains_key("load_percent"))];
+    let shown: Vec<crate::bench::lab::Shown> = vec![
+        (NFS, |v| v.name.starts_with("nf/")),
+        (ALL, |v| v.name == "all"),
+        (WORK, |v| v.name == "units"),
+        (LOAD, |v| v.params.contains_key("load_percent")),
+    ];
     let mut plan = Trials::new(EXPERIMENT.name, derive, shown);
     for example in EXAMPLES {
         let name = format!("nf/{}", example.name);
@@ -192,6 +213,12 @@ fn plan(lab: &Lab) -> Trials {
         let row = name.clone();
         let run = move |lab: &Lab| Ok(vec![Row::new(&row, &Params::new(), compare(lab, example)?)]);
         plan.cases.push(Case { name, params: Params::new(), run: Box::new(run) });
+    }
+    for units in UNITS {
+        let of = params(&[("units", json!(units))]);
+        let row_params = of.clone();
+        let run = move |lab: &Lab| Ok(vec![Row::new("units", &row_params, work(lab, units)?)]);
+        plan.cases.push(Case { name: "units".into(), params: of, run: Box::new(run) });
     }
     for (cycles, polls) in LINES {
         let name = format!("load/{}", if polls { "poll" } else { "sleep" });
@@ -275,6 +302,23 @@ fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
         services.insert(0, before);
     }
     let found = estimate(lab, example.program, &args, capture.as_deref())?;
+    costs(lab, &found, services)
+}
+
+/// Costs of a MAC swapper with this much artificial work.
+fn work(lab: &Lab, units: u32) -> Result<Sample, Miss> {
+    let hz = lab.tsc_hz().ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
+    let cycles = cycles(f64::from(units) * UNIT_NS, hz).to_string();
+    let args = ["--swap-macs", "--cycles", &cycles].map(str::to_string);
+    let found = estimate(lab, COST, &args, None)?;
+    let mut sample = costs(lab, &found, vec![service(lab, "nf", COST, &args)])?;
+    // That is of the NFs that come along.
+    sample.remove("error_percent");
+    Ok(sample)
+}
+
+/// The estimate's costs, and those of the last of these services in a daemon.
+fn costs(lab: &Lab, found: &Value, services: Vec<Service>) -> Result<Sample, Miss> {
     let mut row = Row::new("", &Params::new(), Sample::new());
     for (metric, key, unit) in [
         ("outside_burst_ns", "ns_per_burst", 1.0),
@@ -285,7 +329,7 @@ fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
         ("ring_burst_ns", "ring_ns", 1.0),
         ("ring_spread_burst_ns", "ring_spread_ns", 1.0),
     ] {
-        row.put(metric, number(&found, key).map(|value| value * unit));
+        row.put(metric, number(found, key).map(|value| value * unit));
     }
     lab.programs.go_on()?;
     let seen = watch(lab, &setup(lab, services, 0.0), Idle::Sleeps)?;
@@ -392,8 +436,14 @@ fn line(lab: &Lab, name: &str, of: &Params, cycles: u64, polls: bool) -> Result<
     Ok(rows)
 }
 
-/// The errors of all NFs together.
+/// The errors of all NFs together, and what artificial work adds.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
+    let of_work = |row: &Row| (row.name == "units").then(|| Some((row.params["units"].as_f64()?, row.get("outside_packet_ns")?)));
+    let none = rows.iter().filter_map(|row| of_work(row).flatten()).find(|(units, _)| *units == 0.0).map(|(_, ns)| ns);
+    for row in rows.iter_mut() {
+        let added = of_work(row).flatten().filter(|(units, _)| *units > 0.0).zip(none);
+        row.put("added_ratio", added.map(|((units, ns), none)| (ns - none) / (units * UNIT_NS)));
+    }
     let mut errors: Vec<f64> = rows.iter().filter_map(|row| Some(row.get("error_percent")?.abs())).collect();
     errors.sort_unstable_by(f64::total_cmp);
     let Some(worst) = errors.last().copied() else { return Vec::new() };
@@ -425,6 +475,16 @@ mod tests {
     }
 
     #[test]
+    fn artificial_work_adds_as_much_as_there_is_of_it() {
+        let row = |units: u32, ns: f64| {
+            Row::new("units", &params(&[("units", json!(units))]), Sample::from([("outside_packet_ns".into(), ns)]))
+        };
+        let mut rows = vec![row(0, 5.0), row(2, 95.0), row(4, 205.0)];
+        assert!(derive(&mut rows).is_empty());
+        assert_eq!([0, 1, 2].map(|i: usize| rows[i].get("added_ratio")), [None, Some(0.9), Some(1.0)]);
+    }
+
+    #[test]
     fn every_nf_that_comes_along_is_measured_once() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nfs");
         for entry in std::fs::read_dir(root).unwrap().flatten() {
@@ -446,7 +506,7 @@ mod tests {
     #[test]
     fn programs_that_are_not_built_are_left_out() {
         let plan = plan(&lab(1));
-        assert_eq!((plan.cases.len(), plan.left_out.len()), (LINES.len(), EXAMPLES.len()));
+        assert_eq!((plan.cases.len(), plan.left_out.len()), (UNITS.len() + LINES.len(), EXAMPLES.len()));
     }
 
     #[test]
