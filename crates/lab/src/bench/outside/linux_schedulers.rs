@@ -6,6 +6,9 @@
 //! without; under SCHED_RR they alternate by its slice; and the sleeping NF runs when they let it.
 //! For comparison, the same three run with slices from outside.
 //!
+//! With `nf_cores` 2, as in the paper, all three poll, and the last one has a core of its own. That
+//! needs three cores.
+//!
 //! # Source
 //! UNiS, figure 5.
 
@@ -14,8 +17,8 @@ use serde_json::json;
 use super::{Scheduler, UNIT_NS, chain, cycles};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
-use crate::bench::sched::{COST, CPU, DELIVERED, params, schedulers, word_of};
-use crate::bench::setup::Class;
+use crate::bench::sched::{COST, CPU, DELIVERED, nf_cores, params, schedulers, word_of};
+use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -36,8 +39,8 @@ fn variants() -> Vec<(String, Scheduler)> {
 }
 
 const GROUP: Group = Group {
-    title: "Three MAC swaps on one core, two of which poll",
-    keys: &["cost_ns"],
+    title: "Three MAC swaps on one core, two of which poll, or three that poll on two",
+    keys: &["nf_cores", "cost_ns"],
     columns: &[
         DELIVERED,
         CPU[0],
@@ -56,22 +59,39 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn plan(_: &Lab) -> Trials {
+fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, crate::bench::lab::nothing, vec![(GROUP, |_| true)]);
-    for cost_ns in [0.0, UNIT_NS] {
-        let params = params(&[("cost_ns", json!(cost_ns))]);
+    let apart = lab.cores.own(2).map(|own| own[1]);
+    for (cost_ns, cores) in [0.0, UNIT_NS].into_iter().flat_map(|cost_ns| [1, 2].map(|cores| (cost_ns, cores))) {
+        let params = params(&[("cost_ns", json!(cost_ns)), nf_cores(cores)]);
         for (name, sharing) in variants() {
+            let last = match (cores, &apart) {
+                (1, _) => None,
+                (_, Ok(core)) => Some(*core),
+                (_, Err(why)) => {
+                    plan.leave_out(&name, params.clone(), format!("a core for the last NF: {why}"));
+                    continue;
+                }
+            };
             let (row_name, row_params) = (name.clone(), params.clone());
             let run = move |lab: &Lab| {
                 let hz =
                     lab.tsc_hz().ok_or_else(|| Miss::LeaveOut("the frequency of the time-stamp counter is not known".into()))?;
-                let sample = lab.flow(&chain(lab, sharing, &[cycles(cost_ns, hz); 3], &POLLS))?;
+                let sample = lab.flow(&setup(lab, sharing, cycles(cost_ns, hz), last))?;
                 Ok(vec![Row::new(&row_name, &row_params, sample)])
             };
             plan.cases.push(Case { name, params: params.clone(), run: Box::new(run) });
         }
     }
     plan
+}
+
+/// Three NFs of this cost. If the last one has a core of its own, all of them poll.
+fn setup(lab: &Lab, sharing: Sharing, cycles: u64, last: Option<usize>) -> Setup {
+    let Some(core) = last else { return chain(lab, sharing, &[cycles; 3], &POLLS) };
+    let mut setup = chain(lab, sharing, &[cycles; 3], &[true; 3]);
+    setup.services[2].core = core;
+    setup
 }
 
 #[cfg(test)]
@@ -82,11 +102,16 @@ mod tests {
 
     #[test]
     fn two_of_three_poll_and_the_daemon_accepts_it() {
-        assert_eq!(plan(&lab(1)).cases.len(), 2 * 4);
+        let plan = plan(&lab(1));
+        let on_two = plan.cases.iter().filter(|case| case.params["nf_cores"] == 2).count();
+        assert_eq!((plan.cases.len() - on_two, on_two + plan.left_out.len()), (2 * 4, 2 * 4));
         for (_, sharing) in variants() {
-            let setup = chain(&lab(1), sharing, &[100; 3], &POLLS);
-            assert_eq!(setup.services.iter().map(|s| s.poll).collect::<Vec<_>>(), POLLS);
-            assert_accepted(&setup, &[COST]);
+            let one = setup(&lab(1), sharing, 100, None);
+            assert_eq!(one.services.iter().map(|s| s.poll).collect::<Vec<_>>(), POLLS);
+            let two = setup(&lab(1), sharing, 100, Some(0));
+            assert!(two.services.iter().all(|s| s.poll) && two.services[2].core == 0);
+            assert_accepted(&one, &[COST]);
+            assert_accepted(&two, &[COST]);
         }
     }
 }
