@@ -15,6 +15,10 @@
 //! scheduler without the daemon's. The param `rogue_times` is the fourth tenant's rate as a
 //! multiple of what it was promised: 10, or 1 in one case of `kept`.
 //!
+//! A profile beside overloaded neighbours promises much more time than packets take beside policed
+//! ones. `near` is `kept` with a latency that is close to what is delivered: the 95th percentile of
+//! a run of `kept` is [`NEAR`] of it. The planner, which would refuse it, is not asked.
+//!
 //! Metrics that end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`,
 //! `kept_ratio`. The latter is the share of the daemon's windows in which neither throughput nor
 //! latency was violated, and at least [`ENOUGH`] of what was to be sent, up to what was promised,
@@ -43,7 +47,7 @@
 //! # Source
 //! ResQ (NSDI 2018) keeps SLOs beside neighbours that exceed theirs; the experiment is ours.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
@@ -92,6 +96,8 @@ const MARGINS: (f64, f64) = (0.1, 0.5);
 /// throughput.
 const LOAD: f64 = 0.7;
 const LATENCY_AT: f64 = 0.8;
+/// Delivered latency, as a part of a near promise.
+const NEAR: f64 = 0.7;
 /// Part of a promised throughput that counts as kept: windows cut bursts.
 const ENOUGH: f64 = 0.98;
 /// Shortest measurement of a variant, in seconds: the daemon's windows last one.
@@ -156,10 +162,50 @@ fn plan() -> Trials {
     for (means, times) in cases {
         let of: Params = params(&[("rogue_times", times.into())]);
         let (row, profiled) = (of.clone(), profiled.clone());
-        let run = move |lab: &Lab| Ok(vec![Row::new(means.name, &row, one(lab, means, f64::from(times), &profiled)?)]);
+        let run = move |lab: &Lab| {
+            let assignment = admitted(made(lab, &profiled)?)?;
+            Ok(vec![Row::new(means.name, &row, one(lab, means, f64::from(times), &assignment)?)])
+        };
         plan.cases.push(Case { name: means.name.into(), params: of, run: Box::new(run) });
     }
+    let (of, delivered_ns) = (params(&[("rogue_times", 10.into())]), Cell::new(None));
+    let row = of.clone();
+    let run = move |lab: &Lab| Ok(vec![Row::new("near", &row, near(lab, 10.0, made(lab, &profiled)?, &delivered_ns)?)]);
+    plan.cases.push(Case { name: "near".into(), params: of, run: Box::new(run) });
     plan
+}
+
+/// The profile, which is made on first use.
+fn made<'a>(lab: &Lab, profiled: &'a Profiled) -> Result<&'a Profile, Miss> {
+    if profiled.get().is_none() {
+        let _ = profiled.set(profile(lab)?);
+    }
+    Ok(profiled.get().context("the NF was not profiled")?)
+}
+
+/// Promises near what is delivered. `delivered_ns` is the latency in a run with those that the
+/// planner admits, once there was one.
+fn near(lab: &Lab, times: f64, profile: &Profile, delivered_ns: &Cell<Option<f64>>) -> Result<Sample, Miss> {
+    let assignment = admitted(profile)?;
+    let ns = match delivered_ns.get() {
+        Some(ns) => ns,
+        None => {
+            let sample = one(lab, MEANS[0], times, &assignment)?;
+            let of_each = HONEST.iter().filter_map(|tenant| sample.get(&format!("latency_ns_p95.{tenant}")).copied());
+            of_each.reduce(f64::max).context("no packet of the tenants was timed")?
+        }
+    };
+    delivered_ns.set(Some(ns));
+    one(lab, MEANS[0], times, &within(assignment, ns / 1e3 / NEAR))
+}
+
+/// An assignment with another latency in its promises.
+fn within(mut assignment: Assignment, latency_us: f64) -> Assignment {
+    for promised in &mut assignment.slos {
+        let throughput_pps = promised.slo.promise.throughput_pps().unwrap_or(0.0);
+        promised.slo.promise = Promise::Reserved { throughput_pps, latency_us };
+    }
+    assignment
 }
 
 fn setup(lab: &Lab, means: Means, rates: [f64; 4]) -> Setup {
@@ -377,12 +423,7 @@ impl Windows {
     }
 }
 
-fn one(lab: &Lab, means: Means, times: f64, profiled: &Profiled) -> Result<Sample, Miss> {
-    if profiled.get().is_none() {
-        let _ = profiled.set(profile(lab)?);
-    }
-    let profile = profiled.get().context("the NF was not profiled")?;
-    let assignment = admitted(profile)?;
+fn one(lab: &Lab, means: Means, times: f64, assignment: &Assignment) -> Result<Sample, Miss> {
     let promised = |tenant: &str| {
         let slo = assignment.slos.iter().map(|promised| &promised.slo).find(|slo| slo.name == tenant);
         slo.map_or((0.0, 0.0), |slo| (slo.promise.throughput_pps().unwrap_or(0.0), slo.promise.latency_us() * 1e3))
@@ -390,7 +431,7 @@ fn one(lab: &Lab, means: Means, times: f64, profiled: &Profiled) -> Result<Sampl
     let to_send = |tenant: &str| promised(tenant).0 * if tenant == ROGUE { times } else { 1.0 };
     let setup = setup(lab, means, TENANTS.map(to_send));
     let daemon = lab.start(&setup)?;
-    place(&daemon, &assignment)?;
+    place(&daemon, assignment)?;
     lab.warm_up()?;
     let first = daemon.ask("GET", "/v1/promises", None)?;
     let before = lab.read(&daemon)?;
@@ -499,6 +540,10 @@ mod tests {
         let promised = assignment.throughput_pps(&assignment.slos[3].slo).unwrap();
         assert!((promised - LOAD * 2e5 * 0.9).abs() < 1.0, "{promised}");
         assert_eq!(assignment.slos[0].slo.promise.latency_us(), 6_000.0);
+        // A near promise differs in its latency alone.
+        let near = within(assignment.clone(), 400.0);
+        assert_eq!((near.check(), near.slos[3].slo.promise.latency_us()), (Ok(()), 400.0));
+        assert_eq!(within(near, 6_000.0), assignment);
     }
 
     #[test]
@@ -508,7 +553,7 @@ mod tests {
         assert_eq!(led, [("a", 1.0), ("b", 2.0), ("c", 3.0), ("rogue", 4.0)]);
         assert!(setup.more.contains("police = false\nisolate = false"), "{}", setup.more);
         let names: Vec<String> = plan().cases.iter().map(|case| format!("{} {}", case.name, case.params["rogue_times"])).collect();
-        assert_eq!(names, ["kept 1", "kept 10", "policed 10", "isolated 10", "open 10", "default 10"]);
+        assert_eq!(names, ["kept 1", "kept 10", "policed 10", "isolated 10", "open 10", "default 10", "near 10"]);
     }
 
     #[test]
