@@ -7,6 +7,7 @@
 pub mod accuracy;
 pub mod optimiser;
 pub mod placement;
+pub mod predictor;
 pub mod whole;
 
 use std::time::Duration;

@@ -16,19 +16,22 @@
 //! is violated if an instance gets over 1 % more than it carries within the latency. A build
 //! without the solver leaves the optimum out.
 //!
+//! How far a prediction of contention is off for each NF, and each NF's throughput by ways, stand
+//! beside it ([`predictor`]).
+//!
 //! # Limits
 //! The effect of a shared cache comes from a model ([`sluice_planner::contention`]), not from a
 //! measurement.
 //!
 //! # Source
-//! ResQ, figures 8 and 9.
+//! ResQ, figures 8 to 10, and 6.
 
 use serde_json::json;
 use sluice_planner::compare;
 use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
 use sluice_planner::samples::{Mix, server};
 
-use super::{LIMIT, missed, params};
+use super::{LIMIT, missed, params, predictor};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
 use crate::bench::measure::Sample;
@@ -37,7 +40,7 @@ use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "placement",
-    about: "servers and broken promises of eight ways of placing 200 SLOs (ResQ, figures 8 and 9)",
+    about: "servers and broken promises of eight ways of placing 200 SLOs, error of a predictor (ResQ, figures 8 to 10)",
     run,
 };
 
@@ -64,8 +67,13 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Trials {
-    let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+fn plan() -> Plan {
+    let shown: Vec<crate::bench::lab::Shown> = vec![
+        (GROUP, |v| v.params.contains_key("mix")),
+        (predictor::ERRORS, |v| v.name == predictor::ERROR),
+        (predictor::CURVES, |v| v.name == predictor::CURVE),
+    ];
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, shown);
     for mix in Mix::ALL {
         for seed in SEEDS {
             let of = params(&[("mix", json!(mix.name())), ("seed", json!(seed)), ("slos", json!(SLOS))]);
@@ -97,6 +105,7 @@ fn plan() -> Trials {
             plan.cases.push(Case { name: mix.name().into(), params: of, run: Box::new(run) });
         }
     }
+    plan.cases.extend(predictor::cases());
     if !IS_BUILT {
         plan.left_out.push(LeftOut { name: "optimum".into(), params: params(&[]), why: OptimiserError::NotBuilt.to_string() });
     }
@@ -110,7 +119,7 @@ mod tests {
     #[test]
     fn every_mix_is_placed() {
         let plan = plan();
-        assert_eq!(plan.cases.len(), 60);
+        assert_eq!(plan.cases.len(), 60 + 2 * 2);
         let outcomes = compare::placement(Mix::Insensitive, 10, 1, &server(), LIMIT).unwrap();
         assert_eq!(outcomes.len(), if IS_BUILT { 8 } else { 7 });
         let last = if IS_BUILT { "optimum" } else { "greedy" };
