@@ -2,7 +2,8 @@
 //!
 //! A panel per metric. A panel has a bar per variant, from zero, or a line per variant (module
 //! `lines`). Bars of one mode (the name up to its slash) have one colour, so that the same mode is
-//! found under each scheduler. The SVG is written by hand: rectangles and texts need no library.
+//! found under each scheduler. Bars that differ in nothing but the mode are a group. The SVG is
+//! written by hand: rectangles and texts need no library.
 
 use std::fmt::Write;
 
@@ -17,6 +18,8 @@ const LEFT: f64 = 290.0;
 const LENGTH: f64 = 360.0;
 const ROW: f64 = 22.0;
 const HEAD: f64 = 34.0;
+/// Between two groups of bars.
+const GAP: f64 = 8.0;
 
 /// A picture of all groups; none if there is nothing to show.
 pub fn svg(title: &str, groups: &[(&Group, Vec<&Variant>)]) -> Option<String> {
@@ -52,6 +55,10 @@ fn mode(variant: &Variant) -> &str {
 fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants: &[&Variant]) {
     let bars: Vec<_> = variants.iter().filter_map(|v| Some((v.label(group.keys), v.metrics.get(column.metric)?))).collect();
     let modes: Vec<&str> = variants.iter().filter(|v| v.metrics.contains_key(column.metric)).map(|v| mode(v)).collect();
+    // The label without its mode.
+    let groups: Vec<String> = bars.iter().zip(&modes).map(|((label, _), mode)| label[mode.len()..].to_string()).collect();
+    let has_groups = groups.windows(2).any(|two| two[0] == two[1]);
+    let begins = |bar: usize| has_groups && bar > 0 && groups[bar] != groups[bar - 1];
     let mut distinct = modes.clone();
     distinct.sort_unstable();
     distinct.dedup();
@@ -64,7 +71,8 @@ fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants
     *y += HEAD;
     let head = escaped(&format!("{}: {}", group.title, column.head));
     let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", *y - 12.0);
-    for ((label, summary), mode) in bars.into_iter().zip(modes) {
+    for (bar, ((label, summary), mode)) in bars.into_iter().zip(modes).enumerate() {
+        *y += if begins(bar) { GAP } else { 0.0 };
         let middle = *y + ROW / 2.0 - 2.0;
         let text = middle + 4.0;
         let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\" text-anchor=\"end\">{}</text>", LEFT - 8.0, escaped(&label));
@@ -125,6 +133,11 @@ mod tests {
         let picture = svg("x", &[(&GROUP, all.iter().collect())]).unwrap();
         let count = |colour: usize| picture.matches(&format!("fill=\"{}\"", lines::COLOURS[colour])).count();
         assert_eq!((count(0), count(1), count(2)), (2, 1, 0), "{picture}");
+        // Two of one scheduler, and a gap before the next one.
+        let below = |y: f64| picture.contains(&format!("<rect x=\"{LEFT}\" y=\"{y:.1}\""));
+        assert!([0.0, ROW, 2.0 * ROW + GAP].iter().all(|y| below(44.0 + HEAD + y)), "{picture}");
+        let alone = svg("x", &[(&GROUP, vec![&all[0], &all[2]])]).unwrap();
+        assert!(alone.contains(&format!("y=\"{:.1}\"", 44.0 + HEAD + ROW)), "no bar has another beside it: {alone}");
     }
 
     #[test]
