@@ -36,17 +36,19 @@ const GROUP: Group = Group {
     keys: &["backpressure"],
     columns: &[
         DELIVERED,
+        Column::new("wasted_pps.nf1", "dropped behind NF 1, kpps", 1e3, 1),
+        Column::new("wasted_pps.nf2", "behind NF 2, kpps", 1e3, 1),
+        CPU[0],
+        CPU[1],
+        CPU[2],
         OF_IDEAL,
         OF_IDEAL_BY_CPU,
         WASTED,
         WASTED_PERCENT,
         Column::new("entry_drop_pps", "refused Mpps", 1e6, 2),
         Column::new("switches_per_s", "switches/s", 1.0, 0),
-        CPU[0],
-        CPU[1],
-        CPU[2],
     ],
-    plotted: 1,
+    plotted: 6,
     form: Form::Bars,
 };
 

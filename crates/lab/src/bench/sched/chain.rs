@@ -46,7 +46,7 @@ const RATES: Group = Group {
     form: Form::Bars,
 };
 const TIMES: Group = Group {
-    title: "Time on the core and delay until it was given, of each NF",
+    title: "Time on the core, delay until it was given, and context switches, of each NF",
     keys: &[],
     columns: &[
         CPU[0],
@@ -58,6 +58,12 @@ const TIMES: Group = Group {
         Column::new("run_ms.nf1", "run 1 ms", 1.0, 0),
         Column::new("run_ms.nf2", "run 2 ms", 1.0, 0),
         Column::new("run_ms.nf3", "run 3 ms", 1.0, 0),
+        Column::new("switches_voluntary_per_s.nf1", "vol/s 1", 1.0, 0),
+        Column::new("switches_voluntary_per_s.nf2", "vol/s 2", 1.0, 0),
+        Column::new("switches_voluntary_per_s.nf3", "vol/s 3", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf1", "invol/s 1", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf2", "invol/s 2", 1.0, 0),
+        Column::new("switches_involuntary_per_s.nf3", "invol/s 3", 1.0, 0),
     ],
     plotted: 3,
     form: Form::Bars,

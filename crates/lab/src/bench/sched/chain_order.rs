@@ -31,7 +31,7 @@ const RATES: Group = Group {
     keys: &["order"],
     columns: &[DELIVERED, SIMULATED, ERROR, OF_IDEAL, OF_IDEAL_BY_CPU, OF_DEFAULT, WASTED],
     plotted: 1,
-    form: Form::Lines("order"),
+    form: Form::Bars,
 };
 const SPREAD: Group = Group {
     title: "From the best to the worst order",
