@@ -10,10 +10,11 @@
 //! core. Each policy runs with a member per flow, and with the same number of members and flows
 //! spread by hash. A good policy wakes the members of requests at once, and that of the bulk
 //! transfer seldom. The table shows requests, the bulk transfer's rate and context switches, each
-//! with its ratio to the best of the same turn and the same `per`.
+//! with its ratio to the best of the same turn, the same `per` and the same `tcp_mbit`.
 //!
 //! The bulk transfer is paced, as in `isolation`: on a host with few cores its ends share the
-//! manager's core, and an unpaced transfer would starve everything else there.
+//! manager's core, and an unpaced transfer would starve everything else there. With `tcp_mbit` 0 it
+//! is not paced, as in the paper.
 //!
 //! # Limits
 //! Needs root, iperf3, nginx and wrk. Web server, clients and the bulk transfer's ends run on any
@@ -47,12 +48,12 @@ const CYCLES: u64 = 1_000;
 const MEMBERS: u32 = 64;
 /// Concurrent clients.
 const CLIENTS: u32 = 16;
-/// Rate of the paced bulk transfer.
-const TCP_MBIT: u32 = 200;
+/// Rates of the bulk transfer: paced, and as fast as possible.
+const TCP_MBIT: [u32; 2] = [200, 0];
 
 const GROUP: Group = Group {
-    title: "Web requests, each with a connection, beside TCP paced at 200 Mbit/s, through two pools on one core",
-    keys: &[],
+    title: "Web requests, each with a connection, beside TCP, through two pools on one core",
+    keys: &["tcp_mbit"],
     columns: &[
         Column::new("requests_per_s", "requests/s", 1.0, 0),
         Column::new("tcp_bps", "TCP Mbit/s", 1e6, 1),
@@ -74,23 +75,23 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(netns::missing().or_else(web::missing).as_deref()))
 }
 
-fn of_members() -> Params {
-    params(&[("nfs", json!(2 * MEMBERS)), ("clients", json!(CLIENTS))])
+fn of_members(tcp_mbit: u32) -> Params {
+    params(&[("nfs", json!(2 * MEMBERS)), ("clients", json!(CLIENTS)), ("tcp_mbit", json!(tcp_mbit))])
 }
 
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
-    for per in ["flow", "rss"] {
+    for (per, tcp_mbit) in ["flow", "rss"].iter().flat_map(|per| TCP_MBIT.map(|mbit| (*per, mbit))) {
         for policy in POLICIES {
-            let name = format!("{policy}/{per}");
+            let (name, of) = (format!("{policy}/{per}"), of_members(tcp_mbit));
             if let Some(why) = missing {
-                plan.leave_out(&name, of_members(), why);
+                plan.leave_out(&name, of, why);
                 continue;
             }
-            let row_name = name.clone();
-            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &of_members(), one(lab, policy, per)?)]);
-            plan.cases.push(Case { name, params: of_members(), run: Box::new(run) });
+            let (row_name, row_params) = (name.clone(), of.clone());
+            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &row_params, one(lab, policy, per, tcp_mbit)?)]);
+            plan.cases.push(Case { name, params: of, run: Box::new(run) });
         }
     }
     plan
@@ -112,7 +113,7 @@ fn setup(lab: &Lab, policy: &str, per: &str, wires: &Wires) -> Setup {
     Setup { manager_core: lab.manager_core, sched: Some(Mode::Sluice.sched(Class::Other)), more, ..Setup::default() }
 }
 
-fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
+fn one(lab: &Lab, policy: &str, per: &str, tcp_mbit: u32) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let daemon = lab.start(&setup(lab, policy, per, &wires))?;
     wait_for_members(&daemon, 2 * MEMBERS)?;
@@ -124,7 +125,7 @@ fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
     let clients = Clients::start(&wires, &cores, CLIENTS, lab.args.seconds)?;
-    let bulk = wires.tcp(&lab.programs, &cores, TCP_MBIT, lab.args.seconds)?;
+    let bulk = wires.tcp(&lab.programs, &cores, tcp_mbit, lab.args.seconds)?;
     let answers = clients.answers(&lab.programs)?;
     let after = lab.read(&daemon)?;
     daemon.stop()?;
@@ -144,13 +145,13 @@ fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
     Ok(out)
 }
 
-/// Adds ratios to the best with the same `per`: the most requests and bits, and the fewest
-/// switches.
+/// Adds ratios to the best with the same `per` and params: the most requests and bits, and the
+/// fewest switches.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
-    let per = |name: &str| name.split_once('/').map(|(_, per)| per.to_string());
-    let all: Vec<(Option<String>, Sample)> = rows.iter().map(|row| (per(&row.name), row.sample.clone())).collect();
+    let kind = |row: &Row| (row.name.split_once('/').map(|(_, per)| per.to_string()), row.params.clone());
+    let all: Vec<((Option<String>, Params), Sample)> = rows.iter().map(|row| (kind(row), row.sample.clone())).collect();
     for row in rows.iter_mut() {
-        let of = per(&row.name);
+        let of = kind(row);
         let values = |metric: &str| -> Vec<f64> {
             all.iter().filter(|(other, _)| *other == of).filter_map(|(_, s)| s.get(metric).copied()).filter(|v| *v > 0.0).collect()
         };
@@ -172,7 +173,7 @@ mod tests {
     fn each_is_compared_with_the_best_of_its_kind() {
         let row = |name: &str, requests: f64, switches: f64| {
             let sample = [("requests_per_s".to_string(), requests), ("switches_per_s".into(), switches)];
-            Row::new(name, &of_members(), sample.into())
+            Row::new(name, &of_members(200), sample.into())
         };
         let mut rows = vec![row("min/flow", 100.0, 50.0), row("adaptive/flow", 80.0, 10.0), row("min/rss", 200.0, 5.0)];
         derive(&mut rows);
@@ -180,12 +181,15 @@ mod tests {
         assert_eq!((rows[0].get("requests_of_best"), rows[0].get("switches_of_least")), (Some(1.0), Some(5.0)));
         assert_eq!(rows[2].get("requests_of_best"), Some(1.0));
         assert_eq!(rows[0].get("tcp_of_best"), None);
+        rows[0].params = of_members(0);
+        derive(&mut rows);
+        assert_eq!(rows[1].get("requests_of_best"), Some(1.0), "the other one is not paced");
     }
 
     #[test]
     fn a_host_that_cannot_says_why() {
-        assert_eq!(plan(None).cases.len(), 8);
+        assert_eq!(plan(None).cases.len(), 16);
         let nowhere = plan(Some("it needs root"));
-        assert!(nowhere.cases.is_empty() && nowhere.left_out.len() == 8);
+        assert!(nowhere.cases.is_empty() && nowhere.left_out.len() == 16);
     }
 }
