@@ -10,13 +10,16 @@
 //! - By hash, flows that meet at one NF wait for each other.
 //! - With an NF per flow, neither happens.
 //!
+//! `wire` has neither NFs nor a daemon: a bridge of the kernel joins clients and server. Beside it,
+//! `flow` shows what NFs cost by number of flows.
+//!
 //! `runnable_nfs` is how many NFs on average run or wait for the core, by the kernel's times of
 //! both.
 //!
 //! # Source
-//! Flurries, figure 9.
+//! Flurries, figure 9, and figures 11a and 11b (an NF per flow against a wire).
 
-use super::web::{self, Load, Pool, TENANTS, WebServer};
+use super::web::{self, Load, Outcome, Pool, Server, TENANTS};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
@@ -27,12 +30,15 @@ use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "affinity",
-    about: "up to 240 web requests at a time: NFs in turn, by hash, and per flow (Flurries, figure 9)",
+    about: "up to 240 web requests at a time: NFs in turn, by hash, and per flow (Flurries, figures 9, 11a, 11b)",
     run,
 };
 
 /// Numbers of NFs.
 const NFS: [u32; 4] = [256, 128, 64, 32];
+const WIRE: &str = "wire";
+/// Assignments of packets to NFs, and none.
+const WAYS: [&str; 4] = ["round-robin", "rss", "flow", WIRE];
 /// Cycles per packet.
 const CYCLES: u64 = 10_000;
 /// Bytes of an answer: some segments, of which the first ten leave at once.
@@ -63,7 +69,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 /// `missing` is the reason why the experiment cannot run here.
 fn plan(missing: Option<&str>) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
-    for (nfs, per) in NFS.iter().flat_map(|nfs| ["round-robin", "rss", "flow"].map(|per| (*nfs, per))) {
+    for (nfs, per) in NFS.iter().flat_map(|nfs| WAYS.map(|per| (*nfs, per))) {
         let of: Params = params(&[("at_once", at_once(nfs).into()), ("nfs", nfs.into())]);
         if let Some(why) = missing {
             plan.leave_out(per, of, why);
@@ -85,11 +91,19 @@ fn at_once(nfs: u32) -> u32 {
 fn one(lab: &Lab, per: &'static str, nfs: u32) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let server = Server::start(lab, &wires, BYTES)?;
-    let setup = web::setup(lab, &wires, &Pool { per, nfs, cycles: CYCLES }, ["", ""], "");
-    let daemon = lab.start(&setup)?;
-    web::wait_for_nfs(lab, &daemon, nfs)?;
-    let outcome = web::ask(lab, &wires, &daemon, &TENANTS[..1], Load { at_once: at_once(nfs), close: false })?;
-    daemon.stop()?;
+    let load = Load { at_once: at_once(nfs), close: false };
+    let outcome = if per == WIRE {
+        wires.join()?;
+        let (served, disorder) = web::request(lab, &wires, &TENANTS[..1], load)?;
+        Outcome { served, disorder, sample: Sample::new() }
+    } else {
+        let setup = web::setup(lab, &wires, &Pool { per, nfs, cycles: CYCLES }, ["", ""], "");
+        let daemon = lab.start(&setup)?;
+        web::wait_for_nfs(lab, &daemon, nfs)?;
+        let outcome = web::ask(lab, &wires, &daemon, &TENANTS[..1], load)?;
+        daemon.stop()?;
+        outcome
+    };
     drop(server);
     let mut out = outcome.sample;
     let served = outcome.served[0];
@@ -113,8 +127,8 @@ mod tests {
     fn all_kinds_of_pools_are_compared() {
         let here = plan(None);
         let names: Vec<&str> = here.cases.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names[..3], ["round-robin", "rss", "flow"]);
-        assert_eq!([0, 11].map(|i: usize| here.cases[i].params["at_once"].as_u64()), [Some(240), Some(30)]);
-        assert_eq!((names.len(), plan(Some("no")).left_out.len()), (12, 12));
+        assert_eq!(names[..4], WAYS);
+        assert_eq!([0, 15].map(|i: usize| here.cases[i].params["at_once"].as_u64()), [Some(240), Some(30)]);
+        assert_eq!((names.len(), plan(Some("no")).left_out.len()), (16, 16));
     }
 }

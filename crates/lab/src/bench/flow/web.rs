@@ -188,17 +188,12 @@ pub struct Served {
     pub failed: f64,
 }
 
-/// Runs clients of these tenants for the requested time, and reads all counters before and after.
+/// Runs clients of these tenants for the requested time. Returns what each of them got, and
+/// out-of-order segments per second at either end.
 ///
 /// # Errors
 /// A client fails, or the experiment was interrupted.
-pub fn ask(
-    lab: &Lab,
-    wires: &Wires,
-    daemon: &crate::bench::daemon::Daemon,
-    tenants: &[(&str, &str)],
-    load: Load,
-) -> Result<WebResults, Miss> {
+pub fn request(lab: &Lab, wires: &Wires, tenants: &[(&str, &str)], load: Load) -> anyhow::Result<(Vec<Served>, f64)> {
     let seconds = lab.args.seconds.ceil().max(1.0);
     let client = |server: &str| -> anyhow::Result<Running> {
         let mut command = Command::new("taskset");
@@ -210,7 +205,6 @@ pub fn ask(
         let child = command.arg(format!("http://{server}:{PORT}/file")).stdin(Stdio::null()).stdout(Stdio::piped());
         Ok(Running(child.stderr(Stdio::null()).spawn().context("cannot run taskset; install util-linux")?))
     };
-    let before = lab.read(daemon)?;
     let disorder_before = disorder(wires)?;
     let clients = tenants.iter().map(|(_, server)| client(server)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut served = Vec::new();
@@ -219,9 +213,25 @@ pub fn ask(
         let said = said.context("wrk did not end in time")?;
         served.push(parse(&said).with_context(|| format!("cannot understand what wrk says: {said}"))?);
     }
-    let after = lab.read(daemon)?;
     let disorder = disorder(wires)? - disorder_before;
-    Ok(WebResults { served, disorder: disorder as f64 / seconds, sample: nfs(&before, &after) })
+    Ok((served, disorder as f64 / seconds))
+}
+
+/// As [`request`], with all counters before and after.
+///
+/// # Errors
+/// A client fails, or the experiment was interrupted.
+pub fn ask(
+    lab: &Lab,
+    wires: &Wires,
+    daemon: &crate::bench::daemon::Daemon,
+    tenants: &[(&str, &str)],
+    load: Load,
+) -> Result<Outcome, Miss> {
+    let before = lab.read(daemon)?;
+    let (served, disorder) = request(lab, wires, tenants, load)?;
+    let after = lab.read(daemon)?;
+    Ok(Outcome { served, disorder, sample: nfs(&before, &after) })
 }
 
 /// Results of a measurement.

@@ -160,6 +160,19 @@ impl Wires {
         Ok(())
     }
 
+    /// Joins both host ends by a bridge of the kernel, in place of a daemon.
+    pub fn join(&self) -> anyhow::Result<()> {
+        call("ip", &["link", "add", &self.bridge(), "type", "bridge"])?;
+        for host in self.hosts() {
+            call("ip", &["link", "set", host, "master", &self.bridge()])?;
+        }
+        call("ip", &["link", "set", &self.bridge(), "up"]).map(drop)
+    }
+
+    fn bridge(&self) -> String {
+        format!("{}b", self.inside.host.trim_end_matches('i'))
+    }
+
     /// DPDK device arguments of the inner host end.
     pub fn inside_devargs(&self) -> String {
         devargs(0, &self.inside.host)
@@ -240,6 +253,7 @@ fn devargs(number: u32, host: &str) -> String {
 
 impl Drop for Wires {
     fn drop(&mut self) {
+        let _ = call("ip", &["link", "del", &self.bridge()]);
         for end in [&self.inside, &self.outside] {
             // Either may not exist. A host end goes with its namespace, but not at once.
             let _ = call("ip", &["link", "del", &end.host]);
