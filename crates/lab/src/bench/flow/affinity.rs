@@ -19,7 +19,7 @@
 //! # Source
 //! Flurries, figure 9, and figures 11a and 11b (an NF per flow against a wire).
 
-use super::web::{self, Load, Outcome, Pool, Server, TENANTS};
+use super::web::{self, Load, Pool, TENANTS, WebResults, WebServer};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials, nothing};
 use crate::bench::measure::Sample;
@@ -90,12 +90,12 @@ fn at_once(nfs: u32) -> u32 {
 
 fn one(lab: &Lab, per: &'static str, nfs: u32) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
-    let server = Server::start(lab, &wires, BYTES)?;
+    let server = WebServer::start(lab, &wires, BYTES)?;
     let load = Load { at_once: at_once(nfs), close: false };
     let outcome = if per == WIRE {
         wires.join()?;
         let (served, disorder) = web::request(lab, &wires, &TENANTS[..1], load)?;
-        Outcome { served, disorder, sample: Sample::new() }
+        WebResults { served, disorder, sample: Sample::new() }
     } else {
         let setup = web::setup(lab, &wires, &Pool { per, nfs, cycles: CYCLES }, ["", ""], "");
         let daemon = lab.start(&setup)?;

@@ -227,11 +227,11 @@ pub fn ask(
     daemon: &crate::bench::daemon::Daemon,
     tenants: &[(&str, &str)],
     load: Load,
-) -> Result<Outcome, Miss> {
+) -> Result<WebResults, Miss> {
     let before = lab.read(daemon)?;
     let (served, disorder) = request(lab, wires, tenants, load)?;
     let after = lab.read(daemon)?;
-    Ok(Outcome { served, disorder, sample: nfs(&before, &after) })
+    Ok(WebResults { served, disorder, sample: nfs(&before, &after) })
 }
 
 /// Results of a measurement.

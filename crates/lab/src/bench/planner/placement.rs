@@ -67,13 +67,13 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan())
 }
 
-fn plan() -> Plan {
+fn plan() -> Trials {
     let shown: Vec<crate::bench::lab::Shown> = vec![
         (GROUP, |v| v.params.contains_key("mix")),
         (predictor::ERRORS, |v| v.name == predictor::ERROR),
         (predictor::CURVES, |v| v.name == predictor::CURVE),
     ];
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, shown);
+    let mut plan = Trials::new(EXPERIMENT.name, nothing, shown);
     for mix in Mix::ALL {
         for seed in SEEDS {
             let of = params(&[("mix", json!(mix.name())), ("seed", json!(seed)), ("slos", json!(SLOS))]);
