@@ -33,7 +33,7 @@ pub trait Counters: JsonSchema + Sized + 'static {
 }
 
 /// A counter of a packet thread.
-pub trait Count {
+pub trait CounterValue {
     /// Its value.
     fn count(&self) -> u64;
 }
@@ -77,7 +77,7 @@ macro_rules! counted {
             $($(#[$inner])* pub $field: C,)*
         }
 
-        impl<C: $crate::counted::Count> $counts<C> {
+        impl<C: $crate::counted::CounterValue> $counts<C> {
             /// The values of these counters.
             pub fn read(&self) -> $counts {
                 $counts { $($field: self.$field.count(),)* }

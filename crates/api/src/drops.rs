@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// A reason in words.
 #[derive(Debug)]
-pub struct Reason {
+pub struct ReasonText {
     /// Its name in statistics, metrics and traces.
     pub name: &'static str,
     /// Its meaning, as sentences.
@@ -39,7 +39,7 @@ macro_rules! reasons {
             /// All of them, in the order of their numbers.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
-            const REASONS: &'static [Reason] = &[$(Reason {
+            const REASONS: &'static [ReasonText] = &[$(ReasonText {
                 name: $name,
                 meaning: concat!($($meaning),+).trim_ascii_start(),
                 is_wasted: $is_wasted,
@@ -156,7 +156,7 @@ pub enum PortDrop: u8 {
 }
 }
 
-fn all() -> impl Iterator<Item = &'static Reason> {
+fn all() -> impl Iterator<Item = &'static ReasonText> {
     [DropReason::REASONS, Refusal::REASONS, PortDrop::REASONS].into_iter().flatten()
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn of_ports_described(schema: &mut Schema) {
     describe(schema, PortDrop::REASONS.iter().filter(|reason| reason.name != PortDrop::Untaken.name()));
 }
 
-fn describe<'a>(schema: &mut Schema, reasons: impl Iterator<Item = &'a Reason>) {
+fn describe<'a>(schema: &mut Schema, reasons: impl Iterator<Item = &'a ReasonText>) {
     let about = schema.get("description").and_then(Value::as_str).unwrap_or_default();
     let text = reasons.fold(about.to_owned(), |text, reason| format!("{text} `{}`: {}", reason.name, reason.meaning));
     schema.insert("description".into(), text.into());
@@ -217,7 +217,7 @@ mod tests {
         let mut page = String::new();
         for (head, reasons) in groups {
             page += &format!("\n## {head}\n");
-            for Reason { name, meaning, is_wasted, remedy } in reasons {
+            for ReasonText { name, meaning, is_wasted, remedy } in reasons {
                 let wasted = if *is_wasted { " Wasted work." } else { "" };
                 page += &format!("\n### `{name}`\n\n- **Why** {meaning}{wasted}\n- **Do** {remedy}\n");
             }

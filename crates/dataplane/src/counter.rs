@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sluice_api::counted::Count;
+use sluice_api::counted::CounterValue;
 
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Counter {
     }
 }
 
-impl Count for Counter {
+impl CounterValue for Counter {
     fn count(&self) -> u64 {
         self.get()
     }

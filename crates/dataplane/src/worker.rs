@@ -32,7 +32,6 @@ use crate::roles::{Portion, Roles};
 use crate::rx::Rx;
 use crate::tx;
 
-mod choice;
 mod command;
 mod drain;
 mod handover;
@@ -40,6 +39,7 @@ mod monitor;
 #[cfg(any(test, feature = "played"))]
 pub mod played;
 mod rest;
+mod shortlist;
 mod snapshot;
 
 use drain::{MOST_LOOKED_AT, Returns};

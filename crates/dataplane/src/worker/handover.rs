@@ -53,7 +53,7 @@ use std::sync::atomic::Ordering;
 use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
 use sluice_shm::core_page::{CorePage, WHOLE};
 
-use super::choice::{CANDIDATES, Choice, Named};
+use super::shortlist::{CANDIDATES, Named, Shortlist};
 use crate::end::NfEnd;
 use crate::handle::NfHandle;
 
@@ -424,7 +424,7 @@ impl Handover {
 
     /// Checks the NFs that the page names, wakes those alone, and one other if the core is free.
     fn start(&mut self, is_free: bool, index: usize, now: u64) {
-        let mut choice = Choice::new(&self.page);
+        let mut shortlist = Shortlist::new(&self.page);
         let (mut looks, mut woken) = (CANDIDATES, 0);
         let words = self.mine.len();
         let from = if (self.cursor as usize) < words * 64 { self.cursor } else { 0 };
@@ -456,7 +456,7 @@ impl Handover {
                 }
                 if self.page.hands_over() && !member.is_alone() {
                     if is_free {
-                        choice.add(member.named(&self.page, now));
+                        shortlist.add(member.named(&self.page, now));
                     }
                 } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake(now) {
                     member.handle.counters[index].api.wakes.add(1);
@@ -465,8 +465,8 @@ impl Handover {
             }
         }
         let mut next = None;
-        if !choice.is_empty() {
-            next = wakeup::choose(&mut choice, &Rules::default());
+        if !shortlist.is_empty() {
+            next = wakeup::choose(&mut shortlist, &Rules::default());
         }
         if let Some(at) = next.and_then(|slot| self.member(slot)) {
             let (page, member) = (&self.page, &mut self.members[at]);

@@ -9,8 +9,8 @@ use sluice_shm::memory::{MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout, asleep};
 use sluice_shm::ring::{Consumer, Producer};
 
-use super::choice::CANDIDATES;
 use super::handover::{Handover, RESCUES};
+use super::shortlist::CANDIDATES;
 use crate::handle::NfHandle;
 
 /// Capacity of an NF's ring.

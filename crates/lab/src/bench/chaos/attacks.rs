@@ -17,7 +17,7 @@ use sluice_shm::page::{Attached, PAGE_BYTES, asleep};
 use sluice_shm::{BURST, CACHE_LINE, doorbell, ring};
 
 /// The name of a mode, what it does, and the function that does it.
-type Attack = (&'static str, &'static str, fn(Nf) -> !);
+type Attack = (&'static str, &'static str, fn(AttackingNf) -> !);
 
 /// Modes of a hostile NF. `chaos` draws none of them: its seeds keep their meaning.
 pub const ATTACKS: [Attack; 3] = [
@@ -42,7 +42,7 @@ const STACK: usize = 1 << 16;
 const HIGHEST: libc::c_int = 99;
 
 /// An NF that has attached.
-pub struct Nf {
+pub struct AttackingNf {
     pub attached: Attached,
     pub region: Arc<Mapping>,
     pub core: Arc<Mapping>,
@@ -53,7 +53,7 @@ pub struct Nf {
     pub processor: u32,
 }
 
-impl Nf {
+impl AttackingNf {
     /// Returns the packets that have come.
     fn pass(&mut self) {
         let mut burst = [Descriptor::default(); BURST];
@@ -91,7 +91,7 @@ fn fill(over: &Mapping, from: usize, to: usize) {
     }
 }
 
-fn bits(mut nf: Nf) -> ! {
+fn bits(mut nf: AttackingNf) -> ! {
     loop {
         for at in (BITS..nf.core.len()).step_by(STRETCH) {
             nf.set_bits(at);
@@ -100,7 +100,7 @@ fn bits(mut nf: Nf) -> ! {
     }
 }
 
-fn leave(mut nf: Nf) -> ! {
+fn leave(mut nf: AttackingNf) -> ! {
     // SAFETY: the call takes a number.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     let processors = processors.clamp(1, libc::CPU_SETSIZE.into()) as usize;
@@ -130,7 +130,7 @@ fn change_place(processor: usize) {
     }
 }
 
-fn steal(mut nf: Nf) -> ! {
+fn steal(mut nf: AttackingNf) -> ! {
     let slots = nf.page.slots().min(SLOTS);
     for n in 0..THIEVES {
         let page = nf.page.clone();
@@ -175,7 +175,7 @@ mod tests {
         let region = Region::create(layout).unwrap();
         let (memory, page) = CorePage::create(SLOTS, true).unwrap();
         page.running().store(2, Ordering::Relaxed);
-        let mut nf = Nf {
+        let mut nf = AttackingNf {
             attached: Attached::map(region.memory.fd(), layout).unwrap(),
             region: Mapping::new(region.memory.fd(), layout.bytes as usize, false).unwrap(),
             core: Mapping::new(memory.fd(), core_page::bytes(SLOTS), false).unwrap(),

@@ -22,7 +22,7 @@ use sluice_shm::page::{Attached, Counter};
 use sluice_shm::zygote::{self, ZygoteReport};
 use sluice_shm::{BURST, ring};
 
-use super::attacks::{ATTACKS, Nf, take};
+use super::attacks::{ATTACKS, AttackingNf, take};
 
 /// Modes, and what each does.
 pub const MODES: [(&str, &str); 20] = [
@@ -374,7 +374,7 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
     if let Some((.., attack)) = ATTACKS.into_iter().find(|(name, ..)| *name == mode) {
         let shared = CorePage::map(page_file.as_fd(), welcome.slots)?;
         let attached = Attached { page, rx, tx };
-        attack(Nf { attached, region: raw, core, page: shared, slot: welcome.slot, processor: welcome.core });
+        attack(AttackingNf { attached, region: raw, core, page: shared, slot: welcome.slot, processor: welcome.core });
     }
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];

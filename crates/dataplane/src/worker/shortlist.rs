@@ -16,13 +16,13 @@ pub(super) struct Named {
 }
 
 /// The NFs of a page that can run.
-pub(super) struct Choice<'a> {
+pub(super) struct Shortlist<'a> {
     page: &'a CorePage,
     candidates: [Named; CANDIDATES],
     n: usize,
 }
 
-impl<'a> Choice<'a> {
+impl<'a> Shortlist<'a> {
     pub(super) fn new(page: &'a CorePage) -> Self {
         Self { page, candidates: [Named::default(); CANDIDATES], n: 0 }
     }
@@ -49,7 +49,7 @@ impl<'a> Choice<'a> {
     }
 }
 
-impl wakeup::Core for Choice<'_> {
+impl wakeup::Core for Shortlist<'_> {
     fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
         self.named().iter().for_each(|named| each(named.slot, named.candidate));
     }
