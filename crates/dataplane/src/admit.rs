@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
-use crate::chain::{Chain, DropReason, NextHop, Path};
+use crate::capture::Sight;
+use crate::chain::{Chain, DropReason, Path, NextHop};
 use crate::end::{NfEnd, Starts};
 use crate::frame::{self, CopyPlace, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::hop::word_after;
@@ -243,7 +244,7 @@ impl Plane {
             if self.is_tracing() {
                 let lost = own.iter().enumerate().skip(n).filter(|(i, _)| traceable >> i & 1 != 0);
                 lost.for_each(|(_, packet)| {
-                    self.note_refused(*packet, path.ingress, Some(path.chain.number), DropReason::NoFrame.name())
+                    self.note_refused(*packet, path.ingress, Some(path.chain.number), DropReason::NoFrame.into())
                 });
             }
             self.starve(path, memory, &own[n..]);
@@ -256,6 +257,7 @@ impl Plane {
         self.frames.count_starved(memory, packets.len());
         self.release_from(path, 0, packets.len() as u32);
         self.counters(path).drops[DropReason::NoFrame as usize].add(packets.len() as u64);
+        self.show(&Sight::lost(path, DropReason::NoFrame), packets);
         packets.iter().for_each(|packet| self.discard(packet.frame));
     }
 
@@ -280,7 +282,7 @@ impl Plane {
             counters.timed_at.set(at + u64::from(every));
             marked = Some(((at - before) as usize, SAMPLED));
         }
-        if let Some(trace) = &self.trace
+        if let Some(trace) = self.trace()
             && trace.chain.is_none_or(|c| c == path.chain.number)
             && (traceable.trailing_zeros() as usize) < packets.len()
             && trace.pick()
@@ -359,6 +361,7 @@ impl Plane {
     /// Continues packets that [`Plane::admit_onward`] let in at hop `from` of a path.
     pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
         self.counters(path).back.add(packets.len() as u64);
+        self.show_back(path, from.wrapping_sub(1), packets);
         let step = path.step(from);
         let word = word_after(step, from, 0, number);
         let mut burst = [Descriptor::default(); BURST];
@@ -381,6 +384,7 @@ impl Plane {
         self.counters(path).back.add(1);
         self.entered_ns[packet.frame as usize].store(mark.entered_ns, Ordering::Relaxed);
         self.tell_of(&mark, TraceWhat::CameOut(nf, packet.frame));
+        self.show_back(path, from.wrapping_sub(1), &[packet]);
         let descriptor = Descriptor {
             frame: packet.frame,
             offset: packet.offset,

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use sluice_api::config::Overload;
 use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
 
-use crate::chain::Tables;
+use crate::capture::{Point, Sight};
+use crate::chain::{PathRegistry, Tables};
 use crate::classify::key::FlowKey;
 use crate::decision::Packed;
 use crate::frame::Packet;
+use crate::observers::Observers;
 use crate::queue::{PortQueue, QueueCounters};
 use crate::steer::Wanted;
 
@@ -170,6 +173,22 @@ impl OwnedQueue {
     #[inline(always)]
     pub(crate) fn bursts(&self) -> usize {
         if self.waits { 1 } else { self.gathering.bursts }
+    }
+
+    /// Shows the packets that it has just read to the captures.
+    #[cold]
+    pub(crate) fn show(&self, observers: &mut Observers, registry: &PathRegistry, arena: &Arena, now_ns: u64) {
+        let mut packets = &self.batch.packets[self.from..self.to];
+        for run in self.batch.decisions[self.from..self.to].chunk_by(|a, b| a == b) {
+            let (these, others) = packets.split_at(run.len());
+            let point = Point::Received(self.port);
+            let sight = match registry.of(run[0]) {
+                Some(path) => Sight::on(path, point),
+                None => Sight { point, why: None, chain: None, hops: &[] },
+            };
+            observers.show(arena, now_ns, &sight, these);
+            packets = others;
+        }
     }
 
     /// Receives into the arena that the tables name from now on.

@@ -25,13 +25,15 @@ use sluice_ownership::in_hand;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 
+use crate::capture::{Point, Sight};
 use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::FlowKey;
 use crate::end::{Drain, Starts};
-use crate::frame::{self, CopyPlace, Held, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, Held, InFrame, Packet, CopyPlace, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, StopReason, Violation};
 use crate::mark;
+use crate::observers;
 use crate::plane::Plane;
 use crate::trace::TraceWhat;
 
@@ -123,7 +125,7 @@ impl Plane {
             if path.hops[hop].last_visit {
                 handle.release(count as u32);
             }
-            self.pass(path, hop + 1, step, &burst[start..i], |_| next);
+            self.pass_back(path, hop, step, &burst[start..i], next);
         }
         let returned = &handle.counters[self.index].api.tx_packets;
         if returned.get() == 0 && accepted > 0 {
@@ -159,6 +161,9 @@ impl Plane {
             Some(Verdict::ToService) => self.tables.may_send(handle.service, chain::VerdictTarget::Service(descriptor.arg)),
             _ => Sent::Goes,
         };
+        if sent == Sent::Goes && verdict.is_some_and(|verdict| verdict != Verdict::Drop) {
+            self.show_back(path, hop, &[clean]);
+        }
         match verdict {
             Some(Verdict::Next) => {
                 if path.hops[hop].last_visit {
@@ -169,7 +174,7 @@ impl Plane {
             }
             Some(Verdict::Drop) => {
                 handle.counters[self.index].api.verdict_drops.add(1);
-                self.lose(path, held, hop, descriptor.frame, DropReason::Verdict);
+                self.lose(path, held, hop, clean.packet(), DropReason::Verdict);
             }
             Some(Verdict::ToPort) if sent == Sent::Goes => {
                 self.release_from(path, hop, 1);
@@ -177,12 +182,12 @@ impl Plane {
             }
             Some(Verdict::ToService) if sent == Sent::Goes => self.detour(registry, path, held, clean, descriptor.arg),
             Some(Verdict::ToPort | Verdict::ToService) => {
-                self.lose(path, held, hop, descriptor.frame, DropReason::NotAllowed);
+                self.lose(path, held, hop, clean.packet(), DropReason::NotAllowed);
                 // A violation only if no configuration ever allowed it.
                 return (sent == Sent::Violates).then_some(Violation::Destination);
             }
             None => {
-                self.lose(path, held, hop, descriptor.frame, DropReason::Violation);
+                self.lose(path, held, hop, clean.packet(), DropReason::Violation);
                 return Some(Violation::Descriptor);
             }
         }
@@ -223,11 +228,12 @@ impl Plane {
         self.urgent = false;
     }
 
-    pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, frame: u32, why: DropReason) {
-        self.tell(frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
+    pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, packet: Packet, why: DropReason) {
+        self.tell(packet.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
+        self.show(&Sight::lost(path, why), &[packet]);
         self.release_from(path, hop, 1);
         self.counters(path).drops[why as usize].add(1);
-        self.discard(frame);
+        self.discard(packet.frame);
     }
 
     /// Sends a packet to an instance of a service, chosen by the packet's current flow, and on to
@@ -241,20 +247,20 @@ impl Plane {
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
         let Some(nf) = chain::picked(members, hash, self.index) else {
             let why = if self.tables.is_steered(service) { DropReason::NotShared } else { DropReason::NoSuchPort };
-            return self.lose(path, held, hop, descriptor.frame, why);
+            return self.lose(path, held, hop, descriptor.packet(), why);
         };
         if self.runs_inline(nf) && path.hops.get(hop).is_some_and(|sender| self.runs_inline(sender.nf)) {
             // It would be called from here, and could do the same again.
-            return self.lose(path, held, hop, descriptor.frame, DropReason::NotAllowed);
+            return self.lose(path, held, hop, descriptor.packet(), DropReason::NotAllowed);
         }
         let (ingress, chain, under) = (path.ingress, &path.chain, self.tables.generation);
         let number =
             registry.find(&mut self.ways, &Course { ingress, chain, nfs: &[nf], reversed: &[], kind: PathKind::Detour, under });
         let Some((number, detour)) = number.and_then(|number| Some((number, registry.get(number)?))) else {
-            return self.lose(path, held, hop, descriptor.frame, DropReason::NoSuchPort);
+            return self.lose(path, held, hop, descriptor.packet(), DropReason::NoSuchPort);
         };
         if self.admit_inside(detour, 1) == 0 {
-            return self.lose(path, held, hop, descriptor.frame, DropReason::RingFull);
+            return self.lose(path, held, hop, descriptor.packet(), DropReason::RingFull);
         }
         self.release_from(path, hop, 1);
         self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, NextHop::Nf(nf), descriptor);
@@ -283,7 +289,8 @@ impl Plane {
             left -= 1;
             taken += 1;
             match registry.get(held.path) {
-                Some(path) => self.lose(path, held, held.hop as usize, frame, DropReason::NfDied),
+                // Where in the frame it lay went with the NF.
+                Some(path) => self.lose(path, held, held.hop as usize, Packet { frame, offset: 0, len: 0 }, DropReason::NfDied),
                 // Impossible, as in `take`.
                 None => {
                     debug_assert!(false, "frame {frame} names path {}, which is not there", held.path);
@@ -293,6 +300,14 @@ impl Plane {
         }
         debug_assert_eq!(left, 0, "{} has fewer frames than it was given and did not return", drain.handle.name);
         taken
+    }
+
+    /// Passes on packets that came back from hop `hop`. `word` is the table word of each once an NF
+    /// has it.
+    #[inline(always)]
+    pub(crate) fn pass_back(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], word: u64) {
+        self.show_back(path, hop, burst);
+        self.pass(path, hop + 1, step, burst, |_| word);
     }
 
     /// Passes packets in this thread's hands to an NF's ring, or as copies to another tenant's, or
@@ -356,13 +371,14 @@ impl Plane {
                     let must_mark = self.settings.ecn && end.must_mark(queue, self.now_ns);
                     if let Some(producer) = &mut end.producer {
                         let counters = &end.handle.counters[self.index];
-                        let arena = self.frames.arena();
-                        let mark = |burst: &[Descriptor]| {
+                        let (arena, observers, now_ns) = (self.frames.arena(), &mut self.observers, self.now_ns);
+                        let prepare = |burst: &[Descriptor]| {
                             if must_mark {
                                 counters.sched.marked.add(mark::mark(arena, burst));
                             }
+                            observers::show(observers, arena, now_ns, &Sight::on(path, Point::ToNf(nf)), burst);
                         };
-                        match self.table.hand_over(producer, burst, &words, mark) {
+                        match self.table.hand_over(producer, burst, &words, prepare) {
                             Ok(n) => {
                                 queued = n;
                                 end.posted = end.posted.wrapping_add(queued as u32);
@@ -422,6 +438,7 @@ impl Plane {
     ) {
         self.release_from(path, hop, burst.len() as u32);
         self.counters(path).drops[why as usize].add(burst.len() as u64);
+        self.show(&Sight::lost(path, why), burst);
         for (i, descriptor) in burst.iter().enumerate() {
             let held = Held::unpack(words(i));
             self.tell(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));

@@ -16,12 +16,14 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
 
+use crate::capture::{Point, Sight};
 #[cfg(doc)]
 use crate::chain::Member;
 use crate::chain::{DropReason, NextHop, Path, PathRegistry};
 use crate::frame::Held;
 use crate::handle::{NfHandle, StopReason};
 use crate::hop::{violations, word_after};
+use crate::observers;
 use crate::plane::Plane;
 
 impl Plane {
@@ -55,6 +57,8 @@ impl Plane {
         let burst = &mut burst[..n];
         let goes = match &mut end.inline {
             Some(inline) if end.producer.is_none() && !end.has_failed => {
+                let sight = Sight::on(path, Point::ToNf(nf));
+                observers::show(&mut self.observers, self.frames.arena(), self.now_ns, &sight, burst);
                 end.has_failed = !inline.burst(self.frames.arena(), burst, self.now_ns);
                 !end.has_failed
             }
@@ -102,7 +106,7 @@ impl Plane {
                 burst[start..i].iter().for_each(|descriptor| self.table.free(descriptor.frame));
             }
             let next = word_after(step, hop + 1, 0, Held::unpack(word).path);
-            self.pass(path, hop + 1, step, &burst[start..i], |_| next);
+            self.pass_back(path, hop, step, &burst[start..i], next);
         }
     }
 

@@ -8,14 +8,16 @@ use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::histogram::Histogram;
 
+use crate::capture::{Point, Sight, Why};
 use crate::chain::ways::Ways;
 use crate::chain::{Chain, ChainCounters, DropReason, Path, PathRegistry, Tables};
 use crate::classify::key::{FlowKey, LONG};
 use crate::counter::Counter;
 use crate::decision::Refusal;
 use crate::end::NfEnd;
-use crate::frame::{self, FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED};
+use crate::frame::{self, FrameCache, FrameTable, Held, InFrame, Packet, SAMPLED, TRACED};
 use crate::in_flight::InFlight;
+use crate::observers::{self, Observers};
 use crate::pressure::Alerts;
 use crate::queue::TxBuffer;
 use crate::trace::{Mark, TraceEvent, TraceRequest, TraceWhat};
@@ -56,8 +58,8 @@ pub struct Plane {
     pub unsent: Counter,
     /// Now, in nanoseconds.
     pub now_ns: u64,
-    /// The active trace.
-    pub trace: Option<Arc<TraceRequest>>,
+    /// What looks at packets, if anything does.
+    pub observers: Option<Box<Observers>>,
     /// Configured settings.
     pub settings: ForwardSettings,
     /// NFs that run in this thread.
@@ -140,7 +142,7 @@ impl Plane {
             refused: Default::default(),
             unsent: Counter::default(),
             now_ns: 0,
-            trace: None,
+            observers: None,
             settings,
             inlines: Vec::new(),
             registry,
@@ -173,7 +175,7 @@ impl Plane {
     #[cold]
     pub fn refuse_one(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: Refusal) {
         self.refused[why as usize].add(1);
-        self.tell_refused(packet, key, chain, why.name());
+        self.tell_refused(packet, key, chain, why.into());
         self.discard(packet.frame);
     }
 
@@ -233,10 +235,30 @@ impl Plane {
         chain.counters[self.index].drops[why as usize].add(n);
     }
 
+    /// The active trace.
+    #[inline(always)]
+    pub(crate) fn trace(&self) -> Option<&TraceRequest> {
+        self.observers.as_ref()?.trace.as_deref()
+    }
+
+    /// Shows packets in this thread's hands to the captures, if there are any.
+    #[inline(always)]
+    pub(crate) fn show<T: InFrame>(&mut self, sight: &Sight<'_>, packets: &[T]) {
+        observers::show(&mut self.observers, self.frames.arena(), self.now_ns, sight, packets);
+    }
+
+    /// Shows packets that came back from hop `hop` of a path.
+    #[inline(always)]
+    pub(crate) fn show_back<T: InFrame>(&mut self, path: &Path, hop: usize, packets: &[T]) {
+        if let Some(hop) = path.hops.get(hop) {
+            self.show(&Sight::on(path, Point::FromNf(hop.nf)), packets);
+        }
+    }
+
     /// Records an event of a traced packet that went into a program.
     pub fn tell_of(&self, mark: &Mark, what: TraceWhat) {
         if mark.flags & TRACED != 0
-            && let Some(trace) = &self.trace
+            && let Some(trace) = self.trace()
         {
             let packet = (mark.entered_ns, mark.frame);
             let _ = trace.events.push(TraceEvent { packet, path: Some(mark.path), what, at_ns: self.now_ns, len: mark.len });
@@ -253,7 +275,7 @@ impl Plane {
     #[inline(always)]
     pub(crate) fn tell(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
         if held_flags & TRACED != 0
-            && let Some(trace) = &self.trace
+            && let Some(trace) = self.trace()
         {
             let packet = (self.entered_ns[frame as usize].load(Ordering::Relaxed), frame);
             // A full queue loses hops of the trace, never packets.
@@ -264,31 +286,38 @@ impl Plane {
     /// Whether the active trace still picks packets.
     #[inline(always)]
     pub fn is_tracing(&self) -> bool {
-        self.trace.as_ref().is_some_and(|trace| trace.wants_more())
+        self.trace().is_some_and(|trace| trace.wants_more())
+    }
+
+    /// Whether anything looks at packets that are dropped at the entry.
+    #[inline(always)]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.observers.as_ref().is_some_and(|observers| !observers.taps.is_empty()) || self.is_tracing()
     }
 
     /// Whether the active trace covers packets with this key, whatever their chain.
     pub fn traces(&self, key: &FlowKey) -> bool {
         let is_about = |rule| self.tables.rules.first_rule(key) == Some(rule);
-        self.trace.as_ref().is_some_and(|trace| trace.rule.is_none_or(is_about))
+        self.trace().is_some_and(|trace| trace.rule.is_none_or(is_about))
     }
 
-    /// Traces a packet that is dropped at the entry, if it is covered. `chain` may be unknown.
+    /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
     #[cold]
-    pub fn tell_refused(&self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: &'static str) {
+    pub fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: Why) {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
+        self.show(&Sight::refused(chain, why), &[packet]);
     }
 
-    /// As [`Self::tell_refused`], for a key that the trace covers.
+    /// Traces a packet that is dropped at the entry, and whose key the trace covers.
     #[cold]
-    pub(crate) fn note_refused(&self, packet: Packet, ingress: u16, chain: Option<u16>, why: &'static str) {
-        if let Some(trace) = &self.trace
+    pub(crate) fn note_refused(&self, packet: Packet, ingress: u16, chain: Option<u16>, why: Why) {
+        if let Some(trace) = self.trace()
             && (trace.chain.is_none() || trace.chain == chain)
             && trace.pick()
         {
-            let (what, at_ns) = (TraceWhat::Refused { ingress, chain, why }, self.now_ns);
+            let (what, at_ns) = (TraceWhat::Refused { ingress, chain, why: why.name() }, self.now_ns);
             let packet_then = (at_ns, packet.frame);
             let _ = trace.events.push(TraceEvent { packet: packet_then, path: None, what, at_ns, len: packet.len });
         }

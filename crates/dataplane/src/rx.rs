@@ -9,7 +9,8 @@ use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
 use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
-use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
+use crate::capture::Why;
+use crate::chain::{Chain, DropReason, PathKind, Path, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
 use crate::classify::rule::{Rule, RuleTerms};
@@ -64,7 +65,7 @@ fn traceable_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
 /// Determines which packets of a queue a new trace covers: they came before it began.
 #[cold]
 pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
-    owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+    owned.traces_rule = plane.trace().is_some_and(|trace| trace.rule.is_some());
     for i in owned.from..owned.to {
         owned.batch.traceable[i] = plane.traces(&plane.key_of(owned.batch.packets[i], owned.port));
     }
@@ -255,6 +256,9 @@ impl Rx {
         if owned.to == 0 {
             return false;
         }
+        if let Some(observers) = &mut plane.observers {
+            owned.show(observers, &self.registry, plane.frames.arena(), plane.now_ns);
+        }
         owned.counters.api.rx_packets.add(owned.to as u64);
         owned.counters.api.rx_bytes.add(owned.batch.packets[..owned.to].iter().map(|p| u64::from(p.len)).sum());
         true
@@ -272,7 +276,7 @@ impl Rx {
     #[inline(always)]
     fn look_anew(&self, plane: &Plane, owned: &mut OwnedQueue) {
         owned.basis = self.basis(plane);
-        owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+        owned.traces_rule = plane.trace().is_some_and(|trace| trace.rule.is_some());
         owned.has_urgent = false;
     }
 
@@ -285,7 +289,7 @@ impl Rx {
         let watches = self.instances.as_ref().is_some_and(|instances| instances.watches());
         // The end of a connection concerns NFs that are not woken for each packet.
         let reads_flags = watches || plane.timers.are_used();
-        let looks_at_all = again || reads_flags || plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+        let looks_at_all = again || reads_flags || plane.trace().is_some_and(|trace| trace.rule.is_some());
         if plane.settings.skips_lookups
             && !looks_at_all
             && let Some(path) = self.sole(plane, &mut owned.sole, owned.port)
@@ -360,7 +364,7 @@ impl Rx {
     ) -> bool {
         let mut is_plain = true;
         let generation = plane.generation;
-        let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
+        let wanted_rule = plane.trace().and_then(|t| t.rule);
         if let Some(instances) = self.instances.as_ref().filter(|_| watches) {
             let misses = (0..BURST).filter(|i| left >> i & 1 != 0 && matches!(found[*i], Lookup::Miss));
             misses.for_each(|i| instances.foresee(self.classifier.key(i)));
@@ -598,7 +602,7 @@ impl Rx {
                 Some(path) => {
                     plane.count_lost(&path.chain, DropReason::Entry, 1);
                     plane.count_refused(path, 1);
-                    plane.tell_refused(*packet, key, chain, DropReason::Entry.name());
+                    plane.tell_refused(*packet, key, chain, DropReason::Entry.into());
                     plane.discard(packet.frame);
                 }
                 None => plane.refuse_one(*packet, key, chain, Refusal::NoPath),
@@ -621,7 +625,7 @@ impl Rx {
         let n = (to - owned.from) as u64;
         plane.refused[why as usize].add(n);
         owned.counters.api.entry_drops.add(n);
-        drop_held(self.chains.as_deref(), plane, owned, None, why.name(), to);
+        drop_held(self.chains.as_deref(), plane, owned, None, why.into(), to);
     }
 
     pub(crate) fn let_go(&mut self, plane: &mut Plane) {
@@ -647,19 +651,12 @@ fn turn_away(chains: Option<&dyn ChooseChain>, plane: &mut Plane, path: &Path, o
     let n = (to - owned.from) as u64;
     path.chain.counters[plane.index].drops[why as usize].add(n);
     owned.counters.api.entry_drops.add(n);
-    drop_held(chains, plane, owned, Some(path.chain.number), why.name(), to);
+    drop_held(chains, plane, owned, Some(path.chain.number), why.into(), to);
 }
 
 /// Drops packets, from the first that a queue holds to `to`. `chain` is their path's chain.
-fn drop_held(
-    chains: Option<&dyn ChooseChain>,
-    plane: &mut Plane,
-    owned: &mut OwnedQueue,
-    chain: Option<u16>,
-    why: &'static str,
-    to: usize,
-) {
-    if plane.is_tracing() {
+fn drop_held(chains: Option<&dyn ChooseChain>, plane: &mut Plane, owned: &mut OwnedQueue, chain: Option<u16>, why: Why, to: usize) {
+    if plane.observers.is_some() {
         tell_refused(chains, plane, owned, chain, why, to);
     }
     for packet in &owned.batch.packets[owned.from..to] {
@@ -668,18 +665,11 @@ fn drop_held(
     owned.from = to;
 }
 
-/// Records packets dropped at the entry in the active trace.
+/// Shows packets that are dropped at the entry to those that look.
 #[cold]
-fn tell_refused(
-    chains: Option<&dyn ChooseChain>,
-    plane: &Plane,
-    owned: &OwnedQueue,
-    chain: Option<u16>,
-    why: &'static str,
-    to: usize,
-) {
+fn tell_refused(chains: Option<&dyn ChooseChain>, plane: &mut Plane, owned: &OwnedQueue, chain: Option<u16>, why: Why, to: usize) {
     for packet in &owned.batch.packets[owned.from..to] {
-        if !plane.is_tracing() {
+        if !plane.is_watched() {
             return;
         }
         let key = plane.key_of(*packet, owned.port);

@@ -7,6 +7,7 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::Producer;
 
 use crate::batch::OwnedQueue;
+use crate::capture::{Point, Sight, Why};
 use crate::chain::{Chain, DropReason, Path};
 use crate::counter::Counter;
 use crate::frame::Packet;
@@ -26,8 +27,10 @@ impl Plane {
                 self.filled |= u64::from(buffer.is_full()) << (port % 64);
                 let counters = self.counters(path);
                 counters.api.exit_packets.add(room as u64);
+                self.show(&Sight::on(path, Point::Sent(port)), &burst[..room]);
                 if room < burst.len() {
                     counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
+                    self.show(&Sight::lost(path, DropReason::TxFull), &burst[room..]);
                     for descriptor in &burst[room..] {
                         self.discard(descriptor.frame);
                     }
@@ -35,6 +38,7 @@ impl Plane {
             }
             _ => {
                 self.counters(path).drops[DropReason::NoSuchPort as usize].add(burst.len() as u64);
+                self.show(&Sight::lost(path, DropReason::NoSuchPort), burst);
                 for descriptor in burst {
                     self.discard(descriptor.frame);
                 }
@@ -102,6 +106,7 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
     counters.api.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
     if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
         counters.api.tx_drops.add((packets.len() - sent) as u64);
+        plane.show(&Sight::refused(None, Why::Unsent), &packets[sent..]);
         for packet in &packets[sent..] {
             plane.frames.free(packet.frame);
         }
@@ -122,6 +127,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
         _ => {
             // The port has no owner any more.
             plane.unsent.add(packets.len() as u64);
+            plane.show(&Sight::refused(None, Why::Unsent), packets);
             packets.iter().for_each(|packet| plane.discard(packet.frame));
             packets.len()
         }

@@ -11,12 +11,14 @@ use super::drain::{MOST_LOOKED_AT, Returns};
 use super::handover::Handover;
 use super::{Closing, Progress, Worker};
 use crate::batch::OwnedQueue;
+use crate::capture::{Request, Tap};
 use crate::chain::Tables;
 use crate::end::{Drain, NfEnd};
 use crate::frame::Stack;
 use crate::handle::NfHandle;
 use crate::handlers::Inline;
 use crate::hooks::{Feeder, Sharing};
+use crate::observers::Observers;
 use crate::plane::Plane;
 use crate::queue::PortQueue;
 use crate::queue::{TX_BUFFER, TxBuffer};
@@ -212,8 +214,25 @@ impl Worker {
 
     /// Sets or ends a trace.
     pub fn trace(&mut self, trace: Option<Arc<TraceRequest>>) {
-        self.setup.plane.trace = trace;
+        self.observe(|observers| observers.trace = trace);
         self.queues.iter_mut().for_each(|owned| look_for_trace(&self.setup.plane, owned));
+    }
+
+    /// Begins to copy packets for a capture.
+    pub fn capture(&mut self, tap: Tap) {
+        self.observe(|observers| observers.taps.push(tap));
+    }
+
+    /// Ends a capture, and returns its tap: to free it takes time.
+    pub fn end_capture(&mut self, capture: &Arc<Request>) -> Option<Tap> {
+        self.observe(|observers| observers.end(capture))
+    }
+
+    fn observe<T>(&mut self, change: impl FnOnce(&mut Observers) -> T) -> T {
+        let mut observers = self.setup.plane.observers.take().unwrap_or_default();
+        let changed = change(&mut observers);
+        self.setup.plane.observers = observers.unless_empty();
+        changed
     }
 
     /// Closes all ports, returns all frames, and ends the thread.

@@ -1,0 +1,534 @@
+//! Captures: copies of the packets that pass chosen points.
+//!
+//! Problem: a packet is to be seen as it was at one point of its way, and is never to wait for the
+//! one that looks. Approach: each packet thread has a [`Tap`] of each capture, which copies packets
+//! to a [`Buffer`] of its own that was made before; a [`Reader`] in another thread takes them out.
+//! The copy is made while the packet is in the thread's hands: before an NF gets it, after an NF
+//! has returned it. What does not fit in the buffer is missed, and counted.
+//!
+//! Limits: a packet's time is that of the thread's round. The filter is the reader's: it costs more
+//! than the copy of a short packet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sluice_shm::arena::Arena;
+
+use crate::chain::{DropReason, Hop, Path};
+use crate::counter::Counter;
+use crate::decision::Refusal;
+use crate::frame::{InFrame, Packet};
+
+/// Where packets are captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Point {
+    /// Before this NF gets them.
+    ToNf(u16),
+    /// After this NF has returned them to be passed on.
+    FromNf(u16),
+    /// After this port has received them.
+    Received(u16),
+    /// Before this port sends them.
+    Sent(u16),
+    /// When they are dropped.
+    Dropped,
+}
+
+impl Point {
+    /// Its kind and its number.
+    fn bits(self) -> (u8, u16) {
+        match self {
+            Self::ToNf(number) => (0, number),
+            Self::FromNf(number) => (1, number),
+            Self::Received(number) => (2, number),
+            Self::Sent(number) => (3, number),
+            Self::Dropped => (4, 0),
+        }
+    }
+
+    fn from_bits(kind: u8, number: u16) -> Self {
+        match kind {
+            0 => Self::ToNf(number),
+            1 => Self::FromNf(number),
+            2 => Self::Received(number),
+            3 => Self::Sent(number),
+            _ => Self::Dropped,
+        }
+    }
+}
+
+/// Why a packet was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// Inside its chain, or at its gate.
+    Chain(DropReason),
+    /// Before it had a path.
+    Entry(Refusal),
+    /// Its port did not accept it in time, after it had left its chain.
+    Unsent,
+}
+
+/// First code of a [`Refusal`].
+const REFUSALS: u8 = 64;
+const UNSENT: u8 = u8::MAX;
+
+impl Why {
+    /// Its name in statistics and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chain(why) => why.name(),
+            Self::Entry(why) => why.name(),
+            Self::Unsent => "tx_drops",
+        }
+    }
+
+    /// A code, above 0.
+    fn code(self) -> u8 {
+        match self {
+            Self::Chain(why) => why as u8 + 1,
+            Self::Entry(why) => why as u8 + REFUSALS,
+            Self::Unsent => UNSENT,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        match code {
+            UNSENT => Some(Self::Unsent),
+            code if code >= REFUSALS => Refusal::ALL.get(usize::from(code - REFUSALS)).copied().map(Self::Entry),
+            code => DropReason::ALL.get(usize::from(code).checked_sub(1)?).copied().map(Self::Chain),
+        }
+    }
+}
+
+impl From<DropReason> for Why {
+    fn from(why: DropReason) -> Self {
+        Self::Chain(why)
+    }
+}
+
+impl From<Refusal> for Why {
+    fn from(why: Refusal) -> Self {
+        Self::Entry(why)
+    }
+}
+
+/// The point at which packets are, and what is known of them there.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight<'a> {
+    /// The point.
+    pub point: Point,
+    /// Why they are dropped, if they are.
+    pub why: Option<Why>,
+    /// Number of their chain, if it is known.
+    pub chain: Option<u16>,
+    /// The hops of their path; none if they have none.
+    pub hops: &'a [Hop],
+}
+
+impl<'a> Sight<'a> {
+    /// Packets of a path.
+    #[inline(always)]
+    pub fn on(path: &'a Path, point: Point) -> Self {
+        Self { point, why: None, chain: Some(path.chain.number), hops: &path.hops }
+    }
+
+    /// Packets of a path that are dropped.
+    #[inline(always)]
+    pub fn lost(path: &'a Path, why: DropReason) -> Self {
+        Self { why: Some(why.into()), ..Self::on(path, Point::Dropped) }
+    }
+
+    /// Packets without a path that are dropped.
+    #[inline(always)]
+    pub fn refused(chain: Option<u16>, why: Why) -> Self {
+        Self { point: Point::Dropped, why: Some(why), chain, hops: &[] }
+    }
+}
+
+/// What a capture covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Only packets of this chain.
+    pub chain: Option<u16>,
+    /// Only packets at these points; none: at all.
+    pub points: Vec<Point>,
+    /// Of this many packets of each thread one is copied.
+    pub every: u32,
+    /// Most bytes that are copied of a packet.
+    pub snap: u16,
+}
+
+impl Request {
+    fn covers(&self, sight: &Sight<'_>) -> bool {
+        self.chain.is_none_or(|own| sight.chain == Some(own)) && (self.points.is_empty() || self.points.contains(&sight.point))
+    }
+}
+
+/// A number on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Cursor(AtomicU64);
+
+/// What was copied and not read yet, as words. A record is three words, the NFs of the path (four
+/// in a word), and the bytes of the packet.
+///
+/// One thread writes and one reads. Both cursors count words since the start, and a record is
+/// visible once the cursor of the writer has passed it. A record that begins before the end of the
+/// buffer goes on behind it, where there is space for one.
+#[derive(Debug)]
+struct Buffer {
+    words: Box<[AtomicU64]>,
+    /// Words without those behind the end; a power of two.
+    len: u64,
+    written: Cursor,
+    read: Cursor,
+    missed: Counter,
+}
+
+/// Words of a record before its path and its bytes.
+const HEAD: u64 = 3;
+/// Most words of a record.
+const MOST: u64 = HEAD + words_of(u8::MAX as usize, u16::MAX as usize);
+/// Stands for "no chain".
+const NO_CHAIN: u16 = u16::MAX;
+
+/// Words of a path and of bytes.
+const fn words_of(hops: usize, bytes: usize) -> u64 {
+    (hops.div_ceil(4) + bytes.div_ceil(8)) as u64
+}
+
+impl Buffer {
+    /// The words of the record that begins at a cursor.
+    #[inline(always)]
+    fn record(&self, at: u64, words: u64) -> &[AtomicU64] {
+        let at = (at & (self.len - 1)) as usize;
+        &self.words[at..at + words as usize]
+    }
+}
+
+/// The capture of one packet thread: copies packets, and never waits.
+#[derive(Debug)]
+pub struct Tap {
+    request: Arc<Request>,
+    buffer: Arc<Buffer>,
+    written: u64,
+    /// The reader's cursor when it was last looked at.
+    read: u64,
+    /// Packets to let go by before the next one is copied.
+    skip: u32,
+    /// Packets missed since the last one that was copied.
+    missed: u32,
+    scratch: Box<[u8]>,
+}
+
+/// A tap, and the reader of what it copies. The buffer has `words` words of eight bytes, rounded up
+/// to a power of two.
+pub fn pair(request: &Arc<Request>, words: usize) -> (Tap, Reader) {
+    let len = words.next_power_of_two() as u64;
+    let buffer = Arc::new(Buffer {
+        // Written here, so that no page is missing when the first packet comes.
+        words: (0..len + MOST).map(AtomicU64::new).collect(),
+        len,
+        written: Cursor::default(),
+        read: Cursor::default(),
+        missed: Counter::default(),
+    });
+    // Whole words.
+    let scratch = vec![0; usize::from(request.snap).next_multiple_of(8)].into();
+    let tap = Tap { request: request.clone(), buffer: buffer.clone(), written: 0, read: 0, skip: 0, missed: 0, scratch };
+    (tap, Reader { buffer, read: 0, written: 0 })
+}
+
+impl Tap {
+    /// Whether it belongs to this capture.
+    pub fn is_of(&self, request: &Arc<Request>) -> bool {
+        Arc::ptr_eq(&self.request, request)
+    }
+
+    /// Copies packets that are in this thread's hands, as far as the capture covers them.
+    pub fn show<T: InFrame>(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packets: &[T]) {
+        if !self.request.covers(sight) {
+            return;
+        }
+        for packet in packets {
+            if self.skip > 0 {
+                self.skip -= 1;
+                continue;
+            }
+            self.skip = self.request.every.saturating_sub(1);
+            self.copy(arena, at_ns, sight, packet.packet());
+        }
+        // Release: the words of the records come before the cursor that shows them.
+        self.buffer.written.0.store(self.written, Ordering::Release);
+    }
+
+    fn copy(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packet: Packet) {
+        let Packet { frame, offset, len } = packet;
+        // An NF may have returned it with any offset and length.
+        let len = if arena.geometry().contains(frame, offset, len) { len } else { 0 };
+        let caught = usize::from(len.min(self.request.snap));
+        let hops = sight.hops.len().min(usize::from(u8::MAX));
+        let words = HEAD + words_of(hops, caught);
+        if !self.has_room(words) {
+            self.missed = self.missed.saturating_add(1);
+            self.buffer.missed.add(1);
+            return;
+        }
+        let (kind, number) = sight.point.bits();
+        let why = sight.why.map_or(0, Why::code);
+        let chain = sight.chain.unwrap_or(NO_CHAIN);
+        let missed = std::mem::take(&mut self.missed);
+        // Relaxed, here and below: the cursor publishes them.
+        let put = |to: &AtomicU64, word: u64| to.store(word, Ordering::Relaxed);
+        let (head, rest) = self.buffer.record(self.written, words).split_at(HEAD as usize);
+        let (path, content) = rest.split_at(hops.div_ceil(4));
+        put(&head[0], at_ns);
+        let place = u64::from(number) << 32 | u64::from(kind) << 48 | u64::from(why) << 56;
+        put(&head[1], u64::from(len) | (caught as u64) << 16 | place);
+        put(&head[2], u64::from(missed) | u64::from(chain) << 32 | (hops as u64) << 48);
+        for (to, four) in path.iter().zip(sight.hops[..hops].chunks(4)) {
+            put(to, four.iter().rev().fold(0, |word, hop| word << 16 | u64::from(hop.nf)));
+        }
+        // It lies in its frame, as was checked above. What is behind it in its last word is old.
+        arena.read(frame, offset, &mut self.scratch[..caught]);
+        let (eights, _) = self.scratch.as_chunks();
+        content.iter().zip(eights).for_each(|(to, eight)| put(to, u64::from_le_bytes(*eight)));
+        self.written += words;
+    }
+
+    fn has_room(&mut self, words: u64) -> bool {
+        let all = self.buffer.len;
+        if self.written + words - self.read > all {
+            // Acquire: the reader has read the words before it moved its cursor behind them.
+            self.read = self.buffer.read.0.load(Ordering::Acquire);
+        }
+        self.written + words - self.read <= all
+    }
+}
+
+/// Where a packet was captured, and what was known of it there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Sighting {
+    /// The point.
+    pub point: Point,
+    /// Why it was dropped, if it was.
+    pub why: Option<Why>,
+    /// Number of its chain, if it was known.
+    pub chain: Option<u16>,
+    /// Numbers of the NFs of its path; none if it had none.
+    pub path: Vec<u16>,
+}
+
+/// A captured packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Time, in nanoseconds of the monotonic clock.
+    pub at_ns: u64,
+    /// Where it was.
+    pub sighting: Sighting,
+    /// Packets that were missed between the packet before it and this one.
+    pub missed: u32,
+    /// Its length in bytes; 0 if that is lost, with its NF or by an invalid descriptor.
+    pub len: u16,
+    /// Its first bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        let sighting = Sighting { point: Point::Dropped, why: None, chain: None, path: Vec::new() };
+        Self { at_ns: 0, sighting, missed: 0, len: 0, bytes: Vec::new() }
+    }
+}
+
+/// Takes out what a [`Tap`] has copied.
+#[derive(Debug)]
+pub struct Reader {
+    buffer: Arc<Buffer>,
+    read: u64,
+    /// The writer's cursor when it was last looked at.
+    written: u64,
+}
+
+impl Reader {
+    /// The time of the next packet, in nanoseconds, if there is one.
+    pub fn next_ns(&mut self) -> Option<u64> {
+        if self.read == self.written {
+            // Acquire: the words of all records before the cursor are there.
+            self.written = self.buffer.written.0.load(Ordering::Acquire);
+        }
+        // Relaxed, here and below: the cursor was acquired.
+        (self.read < self.written).then(|| self.buffer.record(self.read, 1)[0].load(Ordering::Relaxed))
+    }
+
+    /// Takes the next packet. False if there is none.
+    pub fn take(&mut self, record: &mut Record) -> bool {
+        let Some(at_ns) = self.next_ns() else { return false };
+        let head = self.buffer.record(self.read, HEAD);
+        let (second, third) = (head[1].load(Ordering::Relaxed), head[2].load(Ordering::Relaxed));
+        let point = Point::from_bits((second >> 48) as u8, (second >> 32) as u16);
+        record.at_ns = at_ns;
+        record.len = second as u16;
+        record.missed = third as u32;
+        let chain = (third >> 32) as u16;
+        record.sighting.point = point;
+        record.sighting.why = Why::from_code((second >> 56) as u8);
+        record.sighting.chain = (chain != NO_CHAIN).then_some(chain);
+        let (hops, caught) = (usize::from((third >> 48) as u8), usize::from((second >> 16) as u16));
+        let words = HEAD + words_of(hops, caught);
+        let (path, content) = self.buffer.record(self.read, words)[HEAD as usize..].split_at(hops.div_ceil(4));
+        record.sighting.path.clear();
+        for word in path {
+            let word = word.load(Ordering::Relaxed);
+            record.sighting.path.extend((0..4).map(|at| (word >> (16 * at)) as u16));
+        }
+        record.sighting.path.truncate(hops);
+        record.bytes.resize(content.len() * 8, 0);
+        let (eights, _) = record.bytes.as_chunks_mut();
+        eights.iter_mut().zip(content).for_each(|(eight, word)| *eight = word.load(Ordering::Relaxed).to_le_bytes());
+        record.bytes.truncate(caught);
+        self.read += words;
+        // Release: its words were read before the writer may use them again.
+        self.buffer.read.0.store(self.read, Ordering::Release);
+        true
+    }
+
+    /// Packets that were missed, all together.
+    pub fn missed(&self) -> u64 {
+        self.buffer.missed.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_shm::arena::{Geometry, HEADROOM};
+
+    use super::*;
+
+    const STRIDE: u32 = 2240;
+
+    fn arena() -> Arena {
+        Arena::create(Geometry { first: 0, frames: 64, stride: STRIDE }, false).unwrap().1
+    }
+
+    /// Writes a packet of this length to a frame.
+    fn packet(arena: &Arena, frame: u32, len: u16) -> (Packet, Vec<u8>) {
+        let bytes: Vec<u8> = (0..len).map(|i| (u32::from(i) * 7 + frame) as u8).collect();
+        assert!(arena.write(frame, HEADROOM as u16, &bytes));
+        (Packet::fresh(frame, len), bytes)
+    }
+
+    fn request(snap: u16) -> Request {
+        Request { chain: None, points: Vec::new(), every: 1, snap }
+    }
+
+    fn taken(reader: &mut Reader) -> Vec<Record> {
+        let mut record = Record::default();
+        std::iter::from_fn(|| reader.take(&mut record).then(|| record.clone())).collect()
+    }
+
+    fn at(point: Point) -> Sight<'static> {
+        Sight { point, why: None, chain: Some(3), hops: &[] }
+    }
+
+    #[test]
+    fn every_point_and_reason_comes_back_from_its_bits() {
+        for point in [Point::ToNf(7), Point::FromNf(u16::MAX), Point::Received(0), Point::Sent(258), Point::Dropped] {
+            let (kind, number) = point.bits();
+            assert_eq!(Point::from_bits(kind, number), point);
+        }
+        let all = DropReason::ALL.map(Why::from).into_iter().chain(Refusal::ALL.map(Why::from)).chain([Why::Unsent]);
+        for why in all {
+            assert_eq!(Why::from_code(why.code()), Some(why));
+        }
+        assert_eq!(Why::from_code(0), None);
+    }
+
+    #[test]
+    fn packets_of_every_length_come_out_as_they_went_in() {
+        let arena = arena();
+        let (mut tap, mut reader) = pair(&Arc::new(request(100)), 64);
+        let hops: Vec<Hop> = (0..9).map(|nf| Hop { nf: nf * 1000, last_visit: true, reverse: false }).collect();
+        // Many times as much as the buffer holds.
+        for len in 1..300 {
+            let (packet, bytes) = packet(&arena, u32::from(len) % 64, len);
+            let hops = &hops[..usize::from(len) % 10];
+            let why = (len % 2 == 0).then_some(Why::Entry(Refusal::NoneIdle));
+            let sight = Sight { point: Point::FromNf(len), why, chain: (len % 3 > 0).then_some(len), hops };
+            tap.show(&arena, 1 << 40 | u64::from(len), &sight, &[packet]);
+            let path = hops.iter().map(|hop| hop.nf).collect();
+            let sighting = Sighting { point: Point::FromNf(len), why, chain: sight.chain, path };
+            let bytes = bytes[..bytes.len().min(100)].to_vec();
+            assert_eq!(taken(&mut reader), [Record { at_ns: 1 << 40 | u64::from(len), sighting, missed: 0, len, bytes }]);
+        }
+        assert_eq!(reader.missed(), 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_the_next_one_that_fits_says_so() {
+        let arena = arena();
+        let (mut tap, mut reader) = pair(&Arc::new(request(64)), 64);
+        let packets: Vec<Packet> = (0..20).map(|frame| packet(&arena, frame, 64).0).collect();
+        // Eleven words each.
+        tap.show(&arena, 5, &at(Point::Dropped), &packets);
+        assert_eq!((taken(&mut reader).len(), reader.missed()), (5, 15));
+        tap.show(&arena, 6, &at(Point::Dropped), &packets[..2]);
+        let missed: Vec<u32> = taken(&mut reader).iter().map(|record| record.missed).collect();
+        assert_eq!((missed, reader.missed()), (vec![15, 0], 15));
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_copied() {
+        let arena = arena();
+        let packets: Vec<Packet> = (0..6).map(|frame| packet(&arena, frame, 60).0).collect();
+        let seen = |request: Request, sight: &Sight<'_>| {
+            let (mut tap, mut reader) = pair(&Arc::new(request), 1024);
+            tap.show(&arena, 0, sight, &packets);
+            taken(&mut reader).len()
+        };
+        let points = vec![Point::ToNf(1), Point::Dropped];
+        for (point, wanted) in [(Point::ToNf(1), 6), (Point::ToNf(2), 0), (Point::FromNf(1), 0), (Point::Dropped, 6)] {
+            assert_eq!(seen(Request { points: points.clone(), ..request(64) }, &at(point)), wanted, "{point:?}");
+        }
+        for (chain, wanted) in [(Some(3), 6), (Some(4), 0), (None, 6)] {
+            assert_eq!(seen(Request { chain, ..request(64) }, &at(Point::Sent(0))), wanted, "{chain:?}");
+        }
+        let unknown = Sight { chain: None, ..at(Point::Received(0)) };
+        assert_eq!(seen(Request { chain: Some(3), ..request(64) }, &unknown), 0);
+        assert_eq!(seen(Request { every: 4, ..request(64) }, &at(Point::Sent(0))), 2);
+    }
+
+    #[test]
+    fn a_packet_outside_of_its_frame_has_no_bytes() {
+        let arena = arena();
+        let (mut tap, mut reader) = pair(&Arc::new(request(u16::MAX)), 1024);
+        let wild = [Packet { frame: 3, offset: 2200, len: 100 }, Packet { frame: 64, offset: 0, len: 1 }];
+        let lost = Packet { frame: 3, offset: 0, len: 0 };
+        tap.show(&arena, 0, &at(Point::Dropped), &wild);
+        tap.show(&arena, 0, &at(Point::Dropped), &[lost]);
+        let lengths: Vec<(u16, usize)> = taken(&mut reader).iter().map(|record| (record.len, record.bytes.len())).collect();
+        assert_eq!(lengths, [(0, 0); 3]);
+    }
+
+    #[test]
+    fn two_threads_lose_nothing_that_is_not_counted() {
+        let arena = arena();
+        let (packet, bytes) = packet(&arena, 0, 90);
+        let (mut tap, mut reader) = pair(&Arc::new(request(90)), 256);
+        const PACKETS: u64 = 20_000;
+        std::thread::scope(|scope| {
+            scope.spawn(move || (0..PACKETS).for_each(|at_ns| tap.show(&arena, at_ns, &at(Point::ToNf(1)), &[packet])));
+            let (mut record, mut next) = (Record::default(), 0);
+            // The last packet may be missed.
+            while next + reader.missed() < PACKETS {
+                if reader.take(&mut record) {
+                    assert_eq!((record.bytes.as_slice(), record.len), (&bytes[..], 90));
+                    next += 1;
+                } else {
+                    std::thread::yield_now();
+                }
+            }
+            assert_eq!(next + reader.missed(), PACKETS);
+        });
+    }
+}
