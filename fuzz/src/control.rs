@@ -10,8 +10,9 @@ use sluice_api::ApiError;
 use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
-use sluice_manager::control::Backend;
+use sluice_manager::capture::filter::Filter;
 use sluice_manager::control::server::{Limits, Unconnected};
+use sluice_manager::control::{Backend, Pieces};
 use sluice_slo::assignment::Assignment;
 
 /// A backend that has nothing and refuses every parsed request.
@@ -119,6 +120,16 @@ impl Backend for Nobody {
     }
 
     fn trace(&self, _: &model::TraceRequest) -> Result<model::Trace, ApiError> {
+        nothing()
+    }
+
+    fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError> {
+        again(request);
+        if !request.filter.is_empty()
+            && let Ok(filter) = Filter::new(request.filter.clone())
+        {
+            filter.accepts(&[0x45; 60], 60);
+        }
         nothing()
     }
 

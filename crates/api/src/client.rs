@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Method, Request, StatusCode, header};
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,10 +17,11 @@ use serde_json::Value;
 use sluice_slo::assignment::Assignment;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest,
-    Upgrade, Upgraded,
+    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
+    TraceRequest, Upgrade, Upgraded,
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
@@ -28,6 +29,8 @@ use crate::config;
 
 /// Timeout of a request; longer than the daemon's own limit.
 const PATIENCE: Duration = Duration::from_secs(150);
+/// Longest time without a call of the receiver of a stream.
+const SILENCE: Duration = Duration::from_millis(100);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -138,20 +141,11 @@ impl Client {
         let talk = async {
             let mut sender = match connection.take() {
                 Some(sender) if sender.is_ready() => sender,
-                _ => connect(&path).await?,
+                _ => connect(&path).await?.0,
             };
-            let broken = |error: hyper::Error| ClientError::Broken { path: path.clone(), what: error.to_string() };
-            let request = Request::builder()
-                .method(method)
-                .uri(address)
-                .header(header::HOST, "sluice")
-                .header(header::CONTENT_TYPE, "application/json")
-                .body(Full::new(Bytes::from(body)))
-                .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })?;
-            sender.ready().await.map_err(broken)?;
-            let response = sender.send_request(request).await.map_err(broken)?;
+            let response = send(&path, &mut sender, method, address, body).await?;
             let status = response.status();
-            let bytes = response.into_body().collect().await.map_err(broken)?.to_bytes();
+            let bytes = response.into_body().collect().await.map_err(|error| broken(&path, error))?.to_bytes();
             *connection = Some(sender);
             Ok((status, bytes))
         };
@@ -293,6 +287,44 @@ impl Client {
         self.post("/v1/trace", request)
     }
 
+    /// Captures packets. `take` gets the pcapng in pieces as they come, and an empty one after a
+    /// while without; the capture ends when it returns false, or by itself. A connection of its own
+    /// serves it.
+    pub fn capture(&mut self, request: &CaptureRequest, mut take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
+        let address = "/v1/captures";
+        let body = serde_json::to_vec(request)
+            .map_err(|error| ClientError::Answer { request: format!("POST {address}"), what: error.to_string() })?;
+        let path = &self.path;
+        self.runtime.block_on(async {
+            let (mut sender, connection) = connect(path).await?;
+            let begins = async {
+                let response = send(path, &mut sender, &Method::POST, address, body).await?;
+                let status = response.status();
+                if status.is_success() {
+                    return Ok(response.into_body());
+                }
+                let bytes = response.into_body().collect().await.map_err(|error| broken(path, error))?.to_bytes();
+                Err(ClientError::Api(refusal(status, &bytes)))
+            };
+            let late = |_| ClientError::Broken { path: path.clone(), what: format!("no answer within {} s", PATIENCE.as_secs()) };
+            let mut body = tokio::time::timeout(PATIENCE, begins).await.map_err(late)??;
+            loop {
+                let goes_on = match tokio::time::timeout(SILENCE, body.frame()).await {
+                    Err(_) => take(&[]),
+                    Ok(None) => return Ok(()),
+                    Ok(Some(Err(error))) => return Err(broken(path, error)),
+                    Ok(Some(Ok(frame))) => frame.data_ref().is_none_or(|piece| take(piece)),
+                };
+                if !goes_on {
+                    // By this the daemon learns it.
+                    connection.abort();
+                    let _ = connection.await;
+                    return Ok(());
+                }
+            }
+        })
+    }
+
     /// Puts an assignment in force.
     pub fn place(&mut self, assignment: &Assignment) -> Result<Placed, ClientError> {
         let body = serde_json::to_vec(assignment)
@@ -321,7 +353,8 @@ impl Client {
     }
 }
 
-async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+/// A connection, and the task that drives it.
+async fn connect(path: &Path) -> Result<(SendRequest<Full<Bytes>>, JoinHandle<Result<(), hyper::Error>>), ClientError> {
     use std::io::ErrorKind as Io;
     let stream = UnixStream::connect(path).await.map_err(|error| match error.kind() {
         Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { path: path.into() },
@@ -333,8 +366,29 @@ async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
         .await
         .map_err(|error| ClientError::Broken { path: path.into(), what: error.to_string() })?;
     // The next request's block_on drives it, and reports its error.
-    tokio::spawn(connection);
-    Ok(sender)
+    Ok((sender, tokio::spawn(connection)))
+}
+
+async fn send(
+    path: &Path,
+    sender: &mut SendRequest<Full<Bytes>>,
+    method: &Method,
+    address: &str,
+    body: Vec<u8>,
+) -> Result<Response<Incoming>, ClientError> {
+    let request = Request::builder()
+        .method(method)
+        .uri(address)
+        .header(header::HOST, "sluice")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })?;
+    sender.ready().await.map_err(|error| broken(path, error))?;
+    sender.send_request(request).await.map_err(|error| broken(path, error))
+}
+
+fn broken(path: &Path, error: hyper::Error) -> ClientError {
+    ClientError::Broken { path: path.into(), what: error.to_string() }
 }
 
 fn refusal(status: StatusCode, body: &[u8]) -> ApiError {

@@ -6,6 +6,7 @@
 //! `deploy/openapi.json` equal. A later version may add fields; readers ignore unknown ones.
 
 mod nf;
+mod packet;
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,7 @@ use crate::counted::counted;
 use crate::drops::{self, PortDrop};
 
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
+pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -825,41 +827,6 @@ pub struct Gone {
     pub pools: Pool,
 }
 
-/// The paths of sampled packets.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Trace {
-    /// The packets, in the order in which their paths ended.
-    pub packets: Vec<TracedPacket>,
-    /// Whether the time expired before the requested number was seen.
-    #[serde(default)]
-    pub timed_out: bool,
-}
-
-/// The path of one packet.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct TracedPacket {
-    /// Its chain; none if no rule matches.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chain: Option<String>,
-    /// Its length at the entry, in bytes.
-    #[serde(default)]
-    pub bytes: u32,
-    /// The points that it passed, in order.
-    pub hops: Vec<Hop>,
-    /// `sent to PORT`, or `dropped: REASON`.
-    pub outcome: String,
-}
-
-/// A point that a packet passed, and when.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Hop {
-    /// The point, such as `port in0`, `rule web`, `nf fw.0`, `port out0`.
-    #[serde(rename = "where")]
-    pub place: String,
-    /// Nanoseconds since its entry.
-    pub ns: u64,
-}
-
 /// Body of `POST /v1/nfs`: one more instance of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -952,46 +919,6 @@ pub struct Applied {
     /// Probable mistakes in the configuration, each with its place and a remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-}
-
-/// Body of `POST /v1/trace`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TraceRequest {
-    /// Only packets of this chain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chain: Option<String>,
-    /// Only packets that this rule classifies.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rule: Option<String>,
-    /// Number of packets.
-    #[schemars(range(min = 1, max = MAX_TRACED))]
-    #[serde(default = "ten")]
-    pub count: u32,
-    /// Longest wait for them, in milliseconds.
-    #[schemars(range(min = 1, max = MAX_TRACE_MS))]
-    #[serde(default = "five_seconds")]
-    pub timeout_ms: u64,
-}
-
-/// Most packets of one [`TraceRequest`].
-pub const MAX_TRACED: u32 = 1024;
-
-/// Longest wait of one [`TraceRequest`], in milliseconds.
-pub const MAX_TRACE_MS: u64 = 60_000;
-
-fn ten() -> u32 {
-    10
-}
-
-fn five_seconds() -> u64 {
-    5_000
-}
-
-impl Default for TraceRequest {
-    fn default() -> Self {
-        Self { chain: None, rule: None, count: ten(), timeout_ms: five_seconds() }
-    }
 }
 
 /// Answer to a request without further results.

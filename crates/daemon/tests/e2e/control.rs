@@ -17,8 +17,8 @@ use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
 use sluice_api::model::*;
 use sluice_api::promise::{Buffers, Placed, Promise, Promises};
 use sluice_api::{ApiError, ErrorKind};
-use sluice_manager::control::Backend;
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
+use sluice_manager::control::{Backend, Pieces};
 use sluice_slo::assignment::Assignment;
 
 use crate::skip::skip;
@@ -320,6 +320,19 @@ impl Backend for Mock {
             packets: if there { vec![packet; request.count.min(3) as usize] } else { Vec::new() },
             timed_out: request.count > 3,
         })
+    }
+
+    fn capture(&self, request: &CaptureRequest) -> Result<Pieces, ApiError> {
+        let known = ["fw.0:in", "fw.0:out"];
+        if let Some(unknown) = request.hops.iter().find(|hop| !known.contains(&hop.as_str())) {
+            return Err(ApiError::not_found("hop", unknown, &known));
+        }
+        // A block in two pieces, and one after a while.
+        let packet = |body: usize| {
+            [&6u32.to_le_bytes()[..], &[12 + body as u8, 0, 0, 0], &vec![7; body], &[12 + body as u8, 0, 0, 0]].concat()
+        };
+        let (first, second) = (packet(40), packet(20));
+        Ok(Box::new(vec![first[..10].to_vec(), first[10..].to_vec(), Vec::new(), second].into_iter()))
     }
 
     fn shutdown(&self) -> Result<(), ApiError> {

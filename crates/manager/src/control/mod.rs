@@ -9,13 +9,18 @@
 //! Trust: the socket has file mode 0600, and the server also asks the kernel for the peer's user:
 //! only root and the daemon's own user are answered. Limits: see [`server::Limits`].
 
+mod guest;
 mod openapi;
 pub mod server;
+mod stream;
 pub mod totals;
 
 use sluice_slo::assignment::Assignment;
 
 use sluice_api::{ApiError, config, model, promise};
+
+/// A stream of bytes in pieces. Each is waited for, a moment at most: then an empty one comes.
+pub type Pieces = Box<dyn Iterator<Item = Vec<u8>> + Send>;
 
 /// What the daemon can do for an operator. The supervisor implements it; so do tests.
 ///
@@ -102,6 +107,9 @@ pub trait Backend: Send + Sync {
 
     /// Traces packets. Blocks until there are as many as requested, or the time is over.
     fn trace(&self, request: &model::TraceRequest) -> Result<model::Trace, ApiError>;
+
+    /// Captures packets: the stream begins at once, and its end or its drop ends the capture.
+    fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError>;
 
     /// Starts the daemon's shutdown and returns at once.
     fn shutdown(&self) -> Result<(), ApiError>;

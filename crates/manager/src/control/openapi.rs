@@ -31,6 +31,8 @@ pub(super) struct Operation {
     body: Option<Part>,
     status: u16,
     answer: Option<Part>,
+    /// Kind of an answer that is not JSON.
+    content: &'static str,
     refusals: Vec<ErrorKind>,
 }
 
@@ -41,12 +43,17 @@ impl Operation {
         if path.contains("{name}") {
             refusals.push(ErrorKind::NotFound);
         }
-        Self { method, path, id, summary, query: None, body: None, status: 200, answer: None, refusals }
+        Self { method, path, id, summary, query: None, body: None, status: 200, answer: None, content: "text/plain", refusals }
     }
 
     /// Adds the answer: its status and its type `T`.
     pub fn answers<T: JsonSchema>(self, status: u16) -> Self {
         Self { status, answer: Some(SchemaGenerator::subschema_for::<T>), ..self }
+    }
+
+    /// Adds the answer: a stream of bytes of this kind.
+    pub fn streams(self, content: &'static str) -> Self {
+        Self { content, ..self }
     }
 
     /// Adds a body of type `T`.
@@ -68,7 +75,7 @@ impl Operation {
     fn describe(&self, requests: &mut SchemaGenerator, answers: &mut SchemaGenerator) -> Value {
         let (content, schema) = match self.answer {
             Some(answer) => ("application/json", answer(answers).to_value()),
-            None => ("text/plain", json!({ "type": "string" })),
+            None => (self.content, json!({ "type": "string" })),
         };
         let content = json!({ content: { "schema": schema } });
         let mut responses =

@@ -21,19 +21,18 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context as Poller, Poll};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{self, MethodFilter, MethodRouter};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -42,16 +41,18 @@ use rustix::fs::Mode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_slo::assignment::Assignment;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::Sleep;
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::Backend;
+use super::guest::{Guest, Patient};
 use super::openapi::{Operation, document};
+use super::stream::streamed;
 use crate::telemetry::{metrics, prometheus};
 use sluice_api::ErrorKind::{Conflict, NotFound};
-use sluice_api::model::{self, AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
+use sluice_api::model::{
+    self, AddNf, AddRule, Apply, CaptureRequest, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade,
+};
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};
 use sluice_host::record::is_ours;
@@ -273,7 +274,7 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
         let guest = Arc::new(Guest::default());
         guests.push(guest.clone());
         tokio::spawn(async move {
-            let stream = Patient { stream, limit: limits.write, timer: None, guest: guest.clone() };
+            let stream = Patient::new(stream, limits.write, guest.clone());
             let app = app.layer(axum::middleware::from_fn_with_state(guest.clone(), Guest::calls));
             tokio::select! {
                 () = converse(TokioIo::new(stream), app, limits, false, stopped) => {}
@@ -306,39 +307,6 @@ async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limit
             guest.goes.notify_one();
         }
         look = (limits.spare / 10).max(Duration::from_millis(1));
-    }
-}
-
-/// A connected client.
-#[derive(Default)]
-struct Guest {
-    /// Its calls under way, plus one while it does not take its answer.
-    busy: AtomicUsize,
-    /// When it last sent or took something.
-    heard: Mutex<Option<Instant>>,
-    goes: Notify,
-    is_gone: AtomicBool,
-}
-
-impl Guest {
-    /// How long it has been silent. None while the server has to answer it.
-    fn silent(&self) -> Option<Duration> {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let heard = heard.get_or_insert_with(Instant::now);
-        (self.busy.load(Ordering::Relaxed) == 0).then(|| heard.elapsed())
-    }
-
-    fn is_heard(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    /// Runs one of its calls, from request to answer.
-    async fn calls(State(guest): State<Arc<Self>>, request: Request, next: Next) -> Response {
-        guest.busy.fetch_add(1, Ordering::Relaxed);
-        let answer = next.run(request).await;
-        guest.busy.fetch_sub(1, Ordering::Relaxed);
-        guest.is_heard();
-        answer
     }
 }
 
@@ -383,62 +351,6 @@ impl Spare {
                 Err(_) => return,
             }
         }
-    }
-}
-
-/// A client's connection; it fails when the client takes no byte for too long.
-struct Patient {
-    stream: UnixStream,
-    limit: Duration,
-    /// Runs while the socket's buffer is full.
-    timer: Option<Pin<Box<Sleep>>>,
-    guest: Arc<Guest>,
-}
-
-impl Patient {
-    /// Notes whether the client is taking its answer.
-    fn waits(&mut self, timer: Option<Pin<Box<Sleep>>>) {
-        match (&self.timer, &timer) {
-            (None, Some(_)) => drop(self.guest.busy.fetch_add(1, Ordering::Relaxed)),
-            (Some(_), None) => drop(self.guest.busy.fetch_sub(1, Ordering::Relaxed)),
-            _ => {}
-        }
-        self.timer = timer;
-    }
-}
-
-impl AsyncRead for Patient {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = bytes.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, bytes);
-        if bytes.filled().len() > before {
-            self.guest.is_heard();
-        }
-        read
-    }
-}
-
-impl AsyncWrite for Patient {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write(cx, bytes) {
-            self.waits(None);
-            self.guest.is_heard();
-            return Poll::Ready(written);
-        }
-        if self.timer.is_none() {
-            let timer = Box::pin(tokio::time::sleep(self.limit));
-            self.waits(Some(timer));
-        }
-        let timer = self.timer.as_mut().expect("it was set");
-        timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -610,7 +522,7 @@ macro_rules! addition {
 }
 
 fn routes() -> Vec<Route> {
-    [questions(), of_nfs(), of_services(), of_packets(), of_the_whole()].into_iter().flatten().collect()
+    [questions(), of_nfs(), of_services(), of_packets(), of_sights(), of_the_whole()].into_iter().flatten().collect()
 }
 
 /// Routes that change nothing.
@@ -734,7 +646,41 @@ fn of_packets() -> Vec<Route> {
     ]
 }
 
-/// Routes that change more than one object, and the trace.
+/// Routes that show packets.
+fn of_sights() -> Vec<Route> {
+    vec![
+        route(
+            post("/v1/trace", "trace", "Follow packets on their way, hop by hop")
+                .takes::<TraceRequest>()
+                .answers::<model::Trace>(200)
+                .refuses(&[NotFound]),
+            |State(cx): State<Context>, request: Request| async move {
+                let request: TraceRequest = cx.body(request).await?;
+                if request.count == 0 || request.count > MAX_TRACED {
+                    let what = format!("cannot trace {} packets", request.count);
+                    return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACED}"))));
+                }
+                if request.timeout_ms == 0 || request.timeout_ms > MAX_TRACE_MS {
+                    let what = format!("cannot wait {} ms", request.timeout_ms);
+                    return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACE_MS} ms"))));
+                }
+                cx.call(move |b| b.trace(&request)).await
+            },
+        ),
+        route(
+            post("/v1/captures", "capture", "Capture packets at hops of their way, until the limits or until the client leaves")
+                .takes::<CaptureRequest>()
+                .streams("application/x-pcapng")
+                .refuses(&[NotFound, Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let request: CaptureRequest = cx.body(request).await?;
+                Ok::<_, Refusal>(streamed("application/x-pcapng", cx.blocking(move |b| b.capture(&request)).await?))
+            },
+        ),
+    ]
+}
+
+/// Routes that change more than one object.
 fn of_the_whole() -> Vec<Route> {
     vec![
         route(
@@ -764,24 +710,6 @@ fn of_the_whole() -> Vec<Route> {
         question!(
             delete("/v1/placement", "withdraw", "Keep no assignment any more: chains are as the configuration says").refuses(&[NotFound]),
             withdraw -> promise::Placed
-        ),
-        route(
-            post("/v1/trace", "trace", "Follow packets on their way, hop by hop")
-                .takes::<TraceRequest>()
-                .answers::<model::Trace>(200)
-                .refuses(&[NotFound]),
-            |State(cx): State<Context>, request: Request| async move {
-                let request: TraceRequest = cx.body(request).await?;
-                if request.count == 0 || request.count > MAX_TRACED {
-                    let what = format!("cannot trace {} packets", request.count);
-                    return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACED}"))));
-                }
-                if request.timeout_ms == 0 || request.timeout_ms > MAX_TRACE_MS {
-                    let what = format!("cannot wait {} ms", request.timeout_ms);
-                    return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACE_MS} ms"))));
-                }
-                cx.call(move |b| b.trace(&request)).await
-            },
         ),
         route(
             post("/v1/shutdown", "shutdown", "Stop the daemon: packets inside leave first").answers::<Done>(202),

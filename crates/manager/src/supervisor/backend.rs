@@ -12,7 +12,7 @@ use sluice_slo::assignment::Assignment;
 use super::change::Gone;
 use super::nfs::Nf;
 use super::{Job, Supervisor, SupervisorError, promises};
-use crate::control::Backend;
+use crate::control::{Backend, Pieces};
 use crate::controller::events::Subject;
 use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
@@ -64,7 +64,7 @@ impl Remote {
     }
 
     /// Runs a job on the supervisor's thread, and waits for the answer.
-    fn call<T: Send + 'static>(&self, job: impl FnOnce(&mut Supervisor) -> T + Send + 'static) -> Result<T, ApiError> {
+    pub(super) fn call<T: Send + 'static>(&self, job: impl FnOnce(&mut Supervisor) -> T + Send + 'static) -> Result<T, ApiError> {
         let (to, answer) = channel();
         let job: Job = Box::new(move |supervisor| {
             let _ = to.send(job(supervisor));
@@ -81,7 +81,7 @@ impl Remote {
     }
 
     /// As [`Remote::call`], for changes: refused while the daemon stops.
-    fn change<T: Send + 'static>(
+    pub(super) fn change<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Supervisor) -> Result<T, SupervisorError> + Send + 'static,
     ) -> Result<T, ApiError> {
@@ -524,6 +524,10 @@ impl Backend for Remote {
         }
         let count = request.count;
         self.call(move |s| s.tell_trace(&trace, events, count))
+    }
+
+    fn capture(&self, request: &api::CaptureRequest) -> Result<Pieces, ApiError> {
+        self.begin_capture(request)
     }
 
     fn shutdown(&self) -> Result<(), ApiError> {

@@ -13,6 +13,7 @@ mod admit;
 mod apply;
 mod backend;
 mod buffers;
+mod capture;
 mod change;
 mod container;
 mod end;

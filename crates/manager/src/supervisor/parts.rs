@@ -19,6 +19,7 @@ use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
 use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
+use sluice_dataplane::capture;
 use sluice_dataplane::chain::{Places, Tables};
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::port::{Kinds, OpenPort};
@@ -218,6 +219,8 @@ pub(super) struct Observed {
     pub(super) past: past::Past,
     /// The trace under way, and its deadline.
     pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
+    /// The captures under way.
+    pub(super) captures: Vec<Arc<capture::Request>>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
 }
@@ -231,6 +234,7 @@ impl Observed {
             snapshots: Arc::default(),
             past: past::Past::default(),
             tracing: None,
+            captures: Vec::new(),
             watch: health::HealthWatch::default(),
         }
     }
