@@ -133,6 +133,21 @@ Examples:
   sluice trace --chain web --count 3    three packets of one chain
   sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule")]
     Trace(TraceArgs),
+    /// Capture packets at hops of their way: pcapng, for Wireshark and others
+    #[command(after_help = "\
+Examples:
+  sluice capture --chain web -w web.pcapng           every hop of a chain, until Ctrl-C
+  sluice capture --hop nat.0:in --hop nat.0:out -w - | wireshark -k -i -
+  sluice capture --hop port:lan --filter 'tcp port 80 and net 10.0.0.0/8' --seconds 10 -w lan.pcapng
+  sluice capture --hop drop --count 100 -w d.pcapng  what is dropped, with the reason in its comment
+
+Each hop is an interface of the file. A packet's comment has its chain, the NFs of its path, the NF of the hop, and why it was dropped.
+No packet waits for a capture: what is not written in time is missed, and counted (after Ctrl-C, up to the last second).
+`man pcap-filter` describes filters.")]
+    Capture(CaptureArgs),
+    /// Answer Wireshark, which lists the hops as interfaces (extcap)
+    #[command(hide = true)]
+    Extcap(ExtcapArgs),
     /// A command that `sluice-lab` runs
     #[command(flatten)]
     Lab(LabCommand),
@@ -551,6 +566,58 @@ pub struct TraceArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CaptureArgs {
+    /// The file to write; - is standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Only packets of this chain
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only at this hop: NF:in, NF:out, port:NAME or drop; several times for several
+    #[arg(long, value_name = "HOP")]
+    pub hop: Vec<String>,
+    /// Only packets that this filter accepts, in libpcap's language
+    #[arg(long, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
+    /// How many packets
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// How long, in seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Of this many packets in each packet thread capture one, before the filter
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub sample: u32,
+    /// Most bytes of a packet
+    #[arg(long, short, value_name = "BYTES", default_value_t = u16::MAX, value_parser = clap::value_parser!(u16).range(1..))]
+    pub snaplen: u16,
+}
+
+/// What Wireshark asks for.
+#[derive(Debug, Args)]
+pub struct ExtcapArgs {
+    #[arg(long)]
+    pub extcap_interfaces: bool,
+    /// Its version, which makes no difference
+    #[arg(long, num_args = 0..=1, require_equals = true)]
+    pub extcap_version: Option<Option<String>>,
+    #[arg(long)]
+    pub extcap_interface: Option<String>,
+    #[arg(long)]
+    pub extcap_dlts: bool,
+    #[arg(long)]
+    pub extcap_config: bool,
+    #[arg(long)]
+    pub extcap_capture_filter: Option<String>,
+    #[arg(long)]
+    pub capture: bool,
+    #[arg(long)]
+    pub fifo: Option<PathBuf>,
+    #[arg(long)]
+    pub chain: Option<String>,
 }
 
 #[derive(Debug, Args)]

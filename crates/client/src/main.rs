@@ -4,10 +4,12 @@
 //! `sluice-lab` runs those of the lab. [`sluice_cli::ending`] describes how the program ends.
 
 mod args;
+mod capture;
 mod commands;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod filter;
 mod init;
 mod man;
 mod other;

@@ -11,7 +11,7 @@ use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
 use crate::capture::Sight;
-use crate::chain::{Chain, DropReason, Path, NextHop};
+use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
 use crate::frame::{self, CopyPlace, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::hop::word_after;

@@ -30,7 +30,7 @@ use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
 use crate::classify::key::FlowKey;
 use crate::end::{Drain, Starts};
-use crate::frame::{self, Held, InFrame, Packet, CopyPlace, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, StopReason, Violation};
 use crate::mark;
 use crate::observers;

@@ -10,7 +10,7 @@ use sluice_shm::clock::Clock;
 
 use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
 use crate::capture::Why;
-use crate::chain::{Chain, DropReason, PathKind, Path, PathRegistry, Tables};
+use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
 use crate::classify::rule::{Rule, RuleTerms};

@@ -756,6 +756,42 @@ fn a_trace_is_shown_hop_by_hop() {
 }
 
 #[test]
+fn a_capture_is_written_as_it_comes_and_a_refused_one_not_at_all() {
+    let daemon = Daemon::start();
+    let file = daemon.folder.path().join("a.pcapng");
+    let name = file.to_str().unwrap();
+    assert!(daemon.fails(1, &["capture", "--hop", "fw.1:in", "-w", name]).contains("no hop is named"));
+    assert!(!file.exists());
+    let output = daemon.output(&["capture", "--hop", "fw.0:in", "-w", name]);
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "sluice: 2 packets, 0 missed\n");
+    assert_eq!(output.stdout, b"");
+    let written = std::fs::read(&file).unwrap();
+    assert_eq!(written.len(), 52 + 32);
+    assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777 & !0o640, 0, "others cannot read it");
+    assert_eq!(daemon.output(&["capture", "-w", "-"]).stdout, written);
+    assert!(daemon.fails(1, &["capture", "-w", "/nowhere/a.pcapng"]).contains("cannot write /nowhere/a.pcapng"));
+    for usage in [&["capture"][..], &["capture", "-w", name, "--count", "0"], &["capture", "-w", name, "--sample", "0"]] {
+        assert!(!daemon.fails(2, usage).is_empty());
+    }
+}
+
+#[test]
+fn wireshark_is_answered() {
+    let daemon = Daemon::start();
+    let interfaces = daemon.ok(&["extcap", "--extcap-interfaces", "--extcap-version=4.0"]);
+    let interfaces: Vec<&str> = interfaces.lines().skip(1).collect();
+    let hops = ["fw.0:in", "fw.0:out", "port:in", "port:out", "drop"];
+    assert_eq!(interfaces, hops.map(|hop| format!("interface {{value=sluice-{hop}}}{{display=Sluice: {hop}}}")));
+    let of = |args: &[&str]| daemon.ok(&[&["extcap", "--extcap-interface", "sluice-fw.0:in"], args].concat());
+    assert_eq!(of(&["--extcap-dlts"]), "dlt {number=1}{name=EN10MB}{display=Ethernet}\n");
+    assert!(of(&["--extcap-config"]).starts_with("arg {number=0}{call=--chain}"));
+    let file = daemon.folder.path().join("fifo");
+    assert_eq!(of(&["--capture", "--fifo", file.to_str().unwrap()]), "");
+    assert_eq!(std::fs::read(&file).unwrap().len(), 52 + 32);
+    assert!(daemon.fails(2, &["extcap"]).contains("Wireshark runs this command"));
+}
+
+#[test]
 fn output_that_nobody_reads_ends_quietly() {
     let daemon = Daemon::start();
     let mut child = daemon

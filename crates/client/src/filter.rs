@@ -1,0 +1,108 @@
+//! Capture filters in libpcap's language, compiled by libpcap.
+//!
+//! Problem: the language is large, and libpcap is what defines it. Approach: the library is loaded
+//! when a filter is given, so that nothing else needs it, and only the client has its code; the
+//! daemon checks what comes out. Names of hosts and services are looked up on this host.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+
+use anyhow::Context;
+use sluice_api::model::Instruction;
+use sluice_cli::usage::Usage;
+
+/// DLT_EN10MB: Ethernet.
+const ETHERNET: c_int = 1;
+/// PCAP_NETMASK_UNKNOWN.
+const NO_NETMASK: u32 = u32::MAX;
+/// Its names: in Debian and Ubuntu, and elsewhere.
+const LIBRARIES: [&CStr; 2] = [c"libpcap.so.0.8", c"libpcap.so.1"];
+
+/// `struct bpf_insn`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Raw {
+    code: u16,
+    jt: u8,
+    jf: u8,
+    k: u32,
+}
+
+/// `struct bpf_program`.
+#[repr(C)]
+struct Program {
+    len: c_uint,
+    instructions: *mut Raw,
+}
+
+type OpenDead = unsafe extern "C" fn(c_int, c_int) -> *mut c_void;
+type Compile = unsafe extern "C" fn(*mut c_void, *mut Program, *const c_char, c_int, u32) -> c_int;
+type GetError = unsafe extern "C" fn(*mut c_void) -> *const c_char;
+type FreeCode = unsafe extern "C" fn(*mut Program);
+type Close = unsafe extern "C" fn(*mut c_void);
+
+struct Library(*mut c_void);
+
+impl Library {
+    fn open() -> anyhow::Result<Self> {
+        let open = |name: &&CStr| {
+            // SAFETY: the name is a C string; libpcap's initialisers have no conditions.
+            let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+            (!library.is_null()).then_some(Self(library))
+        };
+        LIBRARIES.iter().find_map(open).context(
+            "--filter needs libpcap, which is not installed; install it (Debian and Ubuntu: `apt-get install libpcap0.8`, Fedora: \
+             `dnf install libpcap`), or leave --filter out",
+        )
+    }
+
+    fn symbol(&self, name: &CStr) -> anyhow::Result<*mut c_void> {
+        // SAFETY: the library is open, and the name is a C string.
+        let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        anyhow::ensure!(!symbol.is_null(), "this host's libpcap has no {}", name.to_string_lossy());
+        Ok(symbol)
+    }
+}
+
+/// The program of an expression, for Ethernet.
+///
+/// # Errors
+/// There is no libpcap, or it does not accept the expression.
+pub fn compile(expression: &str) -> anyhow::Result<Vec<Instruction>> {
+    let text = CString::new(expression).map_err(|_| Usage("the filter has a zero byte; remove it".into()))?;
+    let library = Library::open()?;
+    // SAFETY: these are the types that libpcap's header gives its functions, in all its versions.
+    let (open_dead, compile, get_error, free_code, close) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, OpenDead>(library.symbol(c"pcap_open_dead")?),
+            std::mem::transmute::<*mut c_void, Compile>(library.symbol(c"pcap_compile")?),
+            std::mem::transmute::<*mut c_void, GetError>(library.symbol(c"pcap_geterr")?),
+            std::mem::transmute::<*mut c_void, FreeCode>(library.symbol(c"pcap_freecode")?),
+            std::mem::transmute::<*mut c_void, Close>(library.symbol(c"pcap_close")?),
+        )
+    };
+    // SAFETY: both are plain numbers.
+    let handle = unsafe { open_dead(ETHERNET, c_int::from(u16::MAX)) };
+    anyhow::ensure!(!handle.is_null(), "libpcap has no memory");
+    let mut program = Program { len: 0, instructions: std::ptr::null_mut() };
+    // SAFETY: the handle is open, the program is this function's, and the text is a C string.
+    let compiled = unsafe { compile(handle, &mut program, text.as_ptr(), 1, NO_NETMASK) } == 0;
+    let instructions: Result<_, Usage> = if compiled && !program.instructions.is_null() {
+        // SAFETY: libpcap has just made this many instructions.
+        let raw = unsafe { std::slice::from_raw_parts(program.instructions, program.len as usize) };
+        Ok(raw.iter().map(|Raw { code, jt, jf, k }| Instruction { code: *code, jt: *jt, jf: *jf, k: *k }).collect())
+    } else {
+        // SAFETY: the handle is open, and keeps the text of its error.
+        let error = unsafe { CStr::from_ptr(get_error(handle)) }.to_string_lossy().into_owned();
+        Err(Usage(format!("the filter {expression:?}: {error}; `man pcap-filter` describes the language")))
+    };
+    // SAFETY: the program is libpcap's or empty, and neither is used again. The library stays.
+    unsafe {
+        if compiled {
+            free_code(&mut program);
+        }
+        close(handle);
+    }
+    Ok(instructions?)
+}
