@@ -2,9 +2,9 @@
 //!
 //! Problem: a packet is to be seen as it was at one point of its way, and is never to wait for the
 //! one that looks. Approach: each packet thread has a [`Tap`] of each capture, which copies packets
-//! to a [`Buffer`] of its own that was made before; a [`Reader`] in another thread takes them out.
-//! The copy is made while the packet is in the thread's hands: before an NF gets it, after an NF
-//! has returned it. What does not fit in the buffer is missed, and counted.
+//! to a [`Buffer`] of its own that was made before; a [`CaptureReader`] in another thread takes
+//! them out. The copy is made while the packet is in the thread's hands: before an NF gets it,
+//! after an NF has returned it. What does not fit in the buffer is missed, and counted.
 //!
 //! Limits: a packet's time is that of the thread's round. The filter is the reader's: it costs more
 //! than the copy of a short packet.
@@ -59,7 +59,7 @@ impl Point {
 
 /// Why a packet was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum LossReason {
     /// Inside its chain, or at its gate.
     Chain(DropReason),
     /// Before it had a path.
@@ -72,7 +72,7 @@ pub enum Why {
 const REFUSALS: u8 = 64;
 const UNSENT: u8 = u8::MAX;
 
-impl Why {
+impl LossReason {
     /// Its name in statistics and metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -100,13 +100,13 @@ impl Why {
     }
 }
 
-impl From<DropReason> for Why {
+impl From<DropReason> for LossReason {
     fn from(why: DropReason) -> Self {
         Self::Chain(why)
     }
 }
 
-impl From<Refusal> for Why {
+impl From<Refusal> for LossReason {
     fn from(why: Refusal) -> Self {
         Self::Entry(why)
     }
@@ -118,7 +118,7 @@ pub struct Sight<'a> {
     /// The point.
     pub point: Point,
     /// Why they are dropped, if they are.
-    pub why: Option<Why>,
+    pub why: Option<LossReason>,
     /// Number of their chain, if it is known.
     pub chain: Option<u16>,
     /// The hops of their path; none if they have none.
@@ -140,14 +140,14 @@ impl<'a> Sight<'a> {
 
     /// Packets without a path that are dropped.
     #[inline(always)]
-    pub fn refused(chain: Option<u16>, why: Why) -> Self {
+    pub fn refused(chain: Option<u16>, why: LossReason) -> Self {
         Self { point: Point::Dropped, why: Some(why), chain, hops: &[] }
     }
 }
 
 /// What a capture covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct CaptureScope {
     /// Only packets of this chain.
     pub chain: Option<u16>,
     /// Only packets at these points; none: at all.
@@ -158,7 +158,7 @@ pub struct Request {
     pub snap: u16,
 }
 
-impl Request {
+impl CaptureScope {
     fn covers(&self, sight: &Sight<'_>) -> bool {
         self.chain.is_none_or(|own| sight.chain == Some(own)) && (self.points.is_empty() || self.points.contains(&sight.point))
     }
@@ -209,7 +209,7 @@ impl Buffer {
 /// The capture of one packet thread: copies packets, and never waits.
 #[derive(Debug)]
 pub struct Tap {
-    request: Arc<Request>,
+    request: Arc<CaptureScope>,
     buffer: Arc<Buffer>,
     written: u64,
     /// The reader's cursor when it was last looked at.
@@ -223,7 +223,7 @@ pub struct Tap {
 
 /// A tap, and the reader of what it copies. The buffer has `words` words of eight bytes, rounded up
 /// to a power of two.
-pub fn pair(request: &Arc<Request>, words: usize) -> (Tap, Reader) {
+pub fn pair(request: &Arc<CaptureScope>, words: usize) -> (Tap, CaptureReader) {
     let len = words.next_power_of_two() as u64;
     let buffer = Arc::new(Buffer {
         // Written here, so that no page is missing when the first packet comes.
@@ -236,12 +236,12 @@ pub fn pair(request: &Arc<Request>, words: usize) -> (Tap, Reader) {
     // Whole words.
     let scratch = vec![0; usize::from(request.snap).next_multiple_of(8)].into();
     let tap = Tap { request: request.clone(), buffer: buffer.clone(), written: 0, read: 0, skip: 0, missed: 0, scratch };
-    (tap, Reader { buffer, read: 0, written: 0 })
+    (tap, CaptureReader { buffer, read: 0, written: 0 })
 }
 
 impl Tap {
     /// Whether it belongs to this capture.
-    pub fn is_of(&self, request: &Arc<Request>) -> bool {
+    pub fn is_of(&self, request: &Arc<CaptureScope>) -> bool {
         Arc::ptr_eq(&self.request, request)
     }
 
@@ -275,7 +275,7 @@ impl Tap {
             return;
         }
         let (kind, number) = sight.point.bits();
-        let why = sight.why.map_or(0, Why::code);
+        let why = sight.why.map_or(0, LossReason::code);
         let chain = sight.chain.unwrap_or(NO_CHAIN);
         let missed = std::mem::take(&mut self.missed);
         // Relaxed, here and below: the cursor publishes them.
@@ -312,7 +312,7 @@ pub struct Sighting {
     /// The point.
     pub point: Point,
     /// Why it was dropped, if it was.
-    pub why: Option<Why>,
+    pub why: Option<LossReason>,
     /// Number of its chain, if it was known.
     pub chain: Option<u16>,
     /// Numbers of the NFs of its path; none if it had none.
@@ -321,7 +321,7 @@ pub struct Sighting {
 
 /// A captured packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct CapturedPacket {
     /// Time, in nanoseconds of the monotonic clock.
     pub at_ns: u64,
     /// Where it was.
@@ -334,7 +334,7 @@ pub struct Record {
     pub bytes: Vec<u8>,
 }
 
-impl Default for Record {
+impl Default for CapturedPacket {
     fn default() -> Self {
         let sighting = Sighting { point: Point::Dropped, why: None, chain: None, path: Vec::new() };
         Self { at_ns: 0, sighting, missed: 0, len: 0, bytes: Vec::new() }
@@ -343,14 +343,14 @@ impl Default for Record {
 
 /// Takes out what a [`Tap`] has copied.
 #[derive(Debug)]
-pub struct Reader {
+pub struct CaptureReader {
     buffer: Arc<Buffer>,
     read: u64,
     /// The writer's cursor when it was last looked at.
     written: u64,
 }
 
-impl Reader {
+impl CaptureReader {
     /// The time of the next packet, in nanoseconds, if there is one.
     pub fn next_ns(&mut self) -> Option<u64> {
         if self.read == self.written {
@@ -362,7 +362,7 @@ impl Reader {
     }
 
     /// Takes the next packet. False if there is none.
-    pub fn take(&mut self, record: &mut Record) -> bool {
+    pub fn take(&mut self, record: &mut CapturedPacket) -> bool {
         let Some(at_ns) = self.next_ns() else { return false };
         let head = self.buffer.record(self.read, HEAD);
         let (second, third) = (head[1].load(Ordering::Relaxed), head[2].load(Ordering::Relaxed));
@@ -372,7 +372,7 @@ impl Reader {
         record.missed = third as u32;
         let chain = (third >> 32) as u16;
         record.sighting.point = point;
-        record.sighting.why = Why::from_code((second >> 56) as u8);
+        record.sighting.why = LossReason::from_code((second >> 56) as u8);
         record.sighting.chain = (chain != NO_CHAIN).then_some(chain);
         let (hops, caught) = (usize::from((third >> 48) as u8), usize::from((second >> 16) as u16));
         let words = HEAD + words_of(hops, caught);
@@ -418,12 +418,12 @@ mod tests {
         (Packet::fresh(frame, len), bytes)
     }
 
-    fn request(snap: u16) -> Request {
-        Request { chain: None, points: Vec::new(), every: 1, snap }
+    fn request(snap: u16) -> CaptureScope {
+        CaptureScope { chain: None, points: Vec::new(), every: 1, snap }
     }
 
-    fn taken(reader: &mut Reader) -> Vec<Record> {
-        let mut record = Record::default();
+    fn taken(reader: &mut CaptureReader) -> Vec<CapturedPacket> {
+        let mut record = CapturedPacket::default();
         std::iter::from_fn(|| reader.take(&mut record).then(|| record.clone())).collect()
     }
 
@@ -437,11 +437,12 @@ mod tests {
             let (kind, number) = point.bits();
             assert_eq!(Point::from_bits(kind, number), point);
         }
-        let all = DropReason::ALL.map(Why::from).into_iter().chain(Refusal::ALL.map(Why::from)).chain([Why::Unsent]);
+        let all =
+            DropReason::ALL.map(LossReason::from).into_iter().chain(Refusal::ALL.map(LossReason::from)).chain([LossReason::Unsent]);
         for why in all {
-            assert_eq!(Why::from_code(why.code()), Some(why));
+            assert_eq!(LossReason::from_code(why.code()), Some(why));
         }
-        assert_eq!(Why::from_code(0), None);
+        assert_eq!(LossReason::from_code(0), None);
     }
 
     #[test]
@@ -453,13 +454,13 @@ mod tests {
         for len in 1..300 {
             let (packet, bytes) = packet(&arena, u32::from(len) % 64, len);
             let hops = &hops[..usize::from(len) % 10];
-            let why = (len % 2 == 0).then_some(Why::Entry(Refusal::NoneIdle));
+            let why = (len % 2 == 0).then_some(LossReason::Entry(Refusal::NoneIdle));
             let sight = Sight { point: Point::FromNf(len), why, chain: (len % 3 > 0).then_some(len), hops };
             tap.show(&arena, 1 << 40 | u64::from(len), &sight, &[packet]);
             let path = hops.iter().map(|hop| hop.nf).collect();
             let sighting = Sighting { point: Point::FromNf(len), why, chain: sight.chain, path };
             let bytes = bytes[..bytes.len().min(100)].to_vec();
-            assert_eq!(taken(&mut reader), [Record { at_ns: 1 << 40 | u64::from(len), sighting, missed: 0, len, bytes }]);
+            assert_eq!(taken(&mut reader), [CapturedPacket { at_ns: 1 << 40 | u64::from(len), sighting, missed: 0, len, bytes }]);
         }
         assert_eq!(reader.missed(), 0);
     }
@@ -481,21 +482,21 @@ mod tests {
     fn only_what_is_asked_for_is_copied() {
         let arena = arena();
         let packets: Vec<Packet> = (0..6).map(|frame| packet(&arena, frame, 60).0).collect();
-        let seen = |request: Request, sight: &Sight<'_>| {
+        let seen = |request: CaptureScope, sight: &Sight<'_>| {
             let (mut tap, mut reader) = pair(&Arc::new(request), 1024);
             tap.show(&arena, 0, sight, &packets);
             taken(&mut reader).len()
         };
         let points = vec![Point::ToNf(1), Point::Dropped];
         for (point, wanted) in [(Point::ToNf(1), 6), (Point::ToNf(2), 0), (Point::FromNf(1), 0), (Point::Dropped, 6)] {
-            assert_eq!(seen(Request { points: points.clone(), ..request(64) }, &at(point)), wanted, "{point:?}");
+            assert_eq!(seen(CaptureScope { points: points.clone(), ..request(64) }, &at(point)), wanted, "{point:?}");
         }
         for (chain, wanted) in [(Some(3), 6), (Some(4), 0), (None, 6)] {
-            assert_eq!(seen(Request { chain, ..request(64) }, &at(Point::Sent(0))), wanted, "{chain:?}");
+            assert_eq!(seen(CaptureScope { chain, ..request(64) }, &at(Point::Sent(0))), wanted, "{chain:?}");
         }
         let unknown = Sight { chain: None, ..at(Point::Received(0)) };
-        assert_eq!(seen(Request { chain: Some(3), ..request(64) }, &unknown), 0);
-        assert_eq!(seen(Request { every: 4, ..request(64) }, &at(Point::Sent(0))), 2);
+        assert_eq!(seen(CaptureScope { chain: Some(3), ..request(64) }, &unknown), 0);
+        assert_eq!(seen(CaptureScope { every: 4, ..request(64) }, &at(Point::Sent(0))), 2);
     }
 
     #[test]
@@ -518,7 +519,7 @@ mod tests {
         const PACKETS: u64 = 20_000;
         std::thread::scope(|scope| {
             scope.spawn(move || (0..PACKETS).for_each(|at_ns| tap.show(&arena, at_ns, &at(Point::ToNf(1)), &[packet])));
-            let (mut record, mut next) = (Record::default(), 0);
+            let (mut record, mut next) = (CapturedPacket::default(), 0);
             // The last packet may be missed.
             while next + reader.missed() < PACKETS {
                 if reader.take(&mut record) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_shm::arena::Arena;
 
-use crate::capture::{Request, Sight, Tap};
+use crate::capture::{CaptureScope, Sight, Tap};
 use crate::frame::InFrame;
 use crate::trace::TraceRequest;
 
@@ -24,7 +24,7 @@ impl Observers {
     }
 
     /// Takes the tap of a capture out.
-    pub(crate) fn end(&mut self, capture: &Arc<Request>) -> Option<Tap> {
+    pub(crate) fn end(&mut self, capture: &Arc<CaptureScope>) -> Option<Tap> {
         let at = self.taps.iter().position(|tap| tap.is_of(capture))?;
         Some(self.taps.swap_remove(at))
     }

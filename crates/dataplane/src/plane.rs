@@ -8,7 +8,7 @@ use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::histogram::Histogram;
 
-use crate::capture::{Point, Sight, Why};
+use crate::capture::{LossReason, Point, Sight};
 use crate::chain::ways::Ways;
 use crate::chain::{Chain, ChainCounters, DropReason, Path, PathRegistry, Tables};
 use crate::classify::key::{FlowKey, LONG};
@@ -303,7 +303,7 @@ impl Plane {
 
     /// Shows a packet that is dropped at the entry to those that look. `chain` may be unknown.
     #[cold]
-    pub fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: Why) {
+    pub fn tell_refused(&mut self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: LossReason) {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
@@ -312,7 +312,7 @@ impl Plane {
 
     /// Traces a packet that is dropped at the entry, and whose key the trace covers.
     #[cold]
-    pub(crate) fn note_refused(&self, packet: Packet, ingress: u16, chain: Option<u16>, why: Why) {
+    pub(crate) fn note_refused(&self, packet: Packet, ingress: u16, chain: Option<u16>, why: LossReason) {
         if let Some(trace) = self.trace()
             && (trace.chain.is_none() || trace.chain == chain)
             && trace.pick()

@@ -9,7 +9,7 @@ use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
 use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
-use crate::capture::Why;
+use crate::capture::LossReason;
 use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
 use crate::classify::key::{FlowKey, LONG, SHORT};
@@ -655,7 +655,14 @@ fn turn_away(chains: Option<&dyn ChooseChain>, plane: &mut Plane, path: &Path, o
 }
 
 /// Drops packets, from the first that a queue holds to `to`. `chain` is their path's chain.
-fn drop_held(chains: Option<&dyn ChooseChain>, plane: &mut Plane, owned: &mut OwnedQueue, chain: Option<u16>, why: Why, to: usize) {
+fn drop_held(
+    chains: Option<&dyn ChooseChain>,
+    plane: &mut Plane,
+    owned: &mut OwnedQueue,
+    chain: Option<u16>,
+    why: LossReason,
+    to: usize,
+) {
     if plane.observers.is_some() {
         tell_refused(chains, plane, owned, chain, why, to);
     }
@@ -667,7 +674,14 @@ fn drop_held(chains: Option<&dyn ChooseChain>, plane: &mut Plane, owned: &mut Ow
 
 /// Shows packets that are dropped at the entry to those that look.
 #[cold]
-fn tell_refused(chains: Option<&dyn ChooseChain>, plane: &mut Plane, owned: &OwnedQueue, chain: Option<u16>, why: Why, to: usize) {
+fn tell_refused(
+    chains: Option<&dyn ChooseChain>,
+    plane: &mut Plane,
+    owned: &OwnedQueue,
+    chain: Option<u16>,
+    why: LossReason,
+    to: usize,
+) {
     for packet in &owned.batch.packets[owned.from..to] {
         if !plane.is_watched() {
             return;

@@ -11,7 +11,7 @@ use super::drain::{MOST_LOOKED_AT, Returns};
 use super::handover::Handover;
 use super::{Closing, Progress, Worker};
 use crate::batch::OwnedQueue;
-use crate::capture::{Request, Tap};
+use crate::capture::{CaptureScope, Tap};
 use crate::chain::Tables;
 use crate::end::{Drain, NfEnd};
 use crate::frame::Stack;
@@ -224,7 +224,7 @@ impl Worker {
     }
 
     /// Ends a capture, and returns its tap: to free it takes time.
-    pub fn end_capture(&mut self, capture: &Arc<Request>) -> Option<Tap> {
+    pub fn end_capture(&mut self, capture: &Arc<CaptureScope>) -> Option<Tap> {
         self.observe(|observers| observers.end(capture))
     }
 

@@ -26,7 +26,7 @@ pub struct FilterError {
 
 /// A program that ends, reads nothing but the packet, and writes nothing but its own memory.
 #[derive(Debug, Clone)]
-pub struct Filter(Box<[Instruction]>);
+pub struct PacketFilter(Box<[Instruction]>);
 
 /// The class of an instruction: its lower three bits.
 mod class {
@@ -94,7 +94,7 @@ fn operation(code: u16) -> u16 {
     code & 0xf0
 }
 
-impl Filter {
+impl PacketFilter {
     /// Checks a program.
     ///
     /// # Errors
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_filter_of_libpcap_accepts_what_its_expression_says() {
-        let filter = Filter::new(program(&TCP_80)).unwrap();
+        let filter = PacketFilter::new(program(&TCP_80)).unwrap();
         for (protocol, source, port, wanted) in [
             (6, [10, 1, 2, 3], 80, true),
             (6, [11, 1, 2, 3], 80, false),
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_length_is_that_of_the_whole_packet() {
-        let greater = Filter::new(program(&[(0x80, 0, 0, 0), (0x35, 0, 1, 100), (6, 0, 0, 1), (6, 0, 0, 0)])).unwrap();
+        let greater = PacketFilter::new(program(&[(0x80, 0, 0, 0), (0x35, 0, 1, 100), (6, 0, 0, 1), (6, 0, 0, 0)])).unwrap();
         assert!(greater.accepts(&[0; 20], 100) && !greater.accepts(&[0; 20], 99));
     }
 
@@ -310,14 +310,15 @@ mod tests {
             (vec![(0xb4, 0, 0, 1), ret], "is unknown"),
             (vec![(0x55, 0, 0, 1), ret], "is unknown"),
         ] {
-            let error = Filter::new(program(&bad)).unwrap_err().to_string();
+            let error = PacketFilter::new(program(&bad)).unwrap_err().to_string();
             assert!(error.contains(word), "{word}: {error}");
         }
     }
 
     #[test]
     fn numbers_are_those_of_32_bits() {
-        let of = |code: u16, k: u32| Filter::new(program(&[(0, 0, 0, 7), (code, 0, 0, k), (0x16, 0, 0, 0)])).unwrap().run(&[], 0);
+        let of =
+            |code: u16, k: u32| PacketFilter::new(program(&[(0, 0, 0, 7), (code, 0, 0, k), (0x16, 0, 0, 0)])).unwrap().run(&[], 0);
         for (code, k, wanted) in [
             (0x04, u32::MAX, Some(6)),
             (0x14, 8, Some(u32::MAX)),
@@ -350,7 +351,7 @@ mod tests {
                 fault(instruction, len - at).is_none()
             });
             instructions.push(Instruction { code: 6, jt: 0, jf: 0, k: 1 });
-            if let Ok(filter) = Filter::new(instructions) {
+            if let Ok(filter) = PacketFilter::new(instructions) {
                 filter.accepts(&packet, packet.len() as u32);
             }
         }

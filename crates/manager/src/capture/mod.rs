@@ -19,11 +19,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use sluice_dataplane::capture::{Point, Reader, Record, Request, Sighting};
+use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, Point, Sighting};
 use sluice_shm::clock::monotonic_ns;
 
-use filter::Filter;
-use pcapng::{Counts, Direction};
+use filter::PacketFilter;
+use pcapng::{Direction, InterfaceCounts};
 
 /// Bytes after which a piece of the stream is sent.
 const PIECE: usize = 1 << 16;
@@ -38,7 +38,7 @@ const COMMENTS: usize = 4096;
 
 /// Names of what packets meet, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct HopNames {
     pub nfs: HashMap<u16, String>,
     pub chains: HashMap<u16, String>,
     pub ports: HashMap<u16, String>,
@@ -54,12 +54,12 @@ pub enum NoNames {
 }
 
 /// The supervisor, as a capture needs it.
-pub trait Source: Send {
+pub trait CaptureSource: Send {
     /// The names that there are now.
     ///
     /// # Errors
     /// [`NoNames`].
-    fn names(&self) -> Result<Names, NoNames>;
+    fn names(&self) -> Result<HopNames, NoNames>;
 
     /// Has the packet threads copy no more, and returns when they do.
     fn end(&mut self);
@@ -69,7 +69,7 @@ fn name(names: &HashMap<u16, String>, number: u16) -> String {
     names.get(&number).cloned().unwrap_or_else(|| format!("number {number}"))
 }
 
-impl Names {
+impl HopNames {
     /// A point as a hop of the command line.
     pub fn hop(&self, point: Point) -> String {
         match point {
@@ -109,8 +109,8 @@ impl Names {
 
 /// When a capture ends, and what it lets through.
 #[derive(Debug, Default)]
-pub struct Limits {
-    pub filter: Option<Filter>,
+pub struct CaptureLimits {
+    pub filter: Option<PacketFilter>,
     /// Packets to write.
     pub count: Option<u64>,
     pub duration: Option<Duration>,
@@ -118,11 +118,11 @@ pub struct Limits {
 
 struct Interface {
     name: String,
-    counts: Counts,
+    counts: InterfaceCounts,
     /// Packets missed since the last one that was written.
     pending: u64,
     /// The counts that were written last.
-    said: Counts,
+    said: InterfaceCounts,
 }
 
 /// How packets at one place of one path are written.
@@ -134,19 +134,19 @@ struct Look {
 
 /// A capture as a stream of pcapng, in pieces of whole blocks. An empty piece comes when there was
 /// nothing for a while. Dropping it ends the capture.
-pub struct Stream<S: Source> {
+pub struct Stream<S: CaptureSource> {
     source: S,
-    request: Arc<Request>,
-    readers: Vec<Reader>,
-    limits: Limits,
-    names: Names,
+    request: Arc<CaptureScope>,
+    readers: Vec<CaptureReader>,
+    limits: CaptureLimits,
+    names: HopNames,
     /// Names of the chain and the hops that were asked for, when it began.
     asked: Vec<String>,
     interfaces: Vec<Interface>,
     looks: HashMap<Sighting, Look>,
     /// The last packet's.
     last: Option<(Sighting, Look)>,
-    record: Record,
+    record: CapturedPacket,
     /// Wall clock minus monotonic clock, in nanoseconds.
     epoch_ns: u64,
     until: Option<Instant>,
@@ -165,9 +165,9 @@ enum State {
     Over,
 }
 
-impl<S: Source> Stream<S> {
+impl<S: CaptureSource> Stream<S> {
     /// The stream of what `readers` take out. Names are those of the request.
-    pub fn new(source: S, request: Arc<Request>, readers: Vec<Reader>, limits: Limits, names: Names) -> Self {
+    pub fn new(source: S, request: Arc<CaptureScope>, readers: Vec<CaptureReader>, limits: CaptureLimits, names: HopNames) -> Self {
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let until = limits.duration.and_then(|duration| Instant::now().checked_add(duration));
         let mut stream = Self {
@@ -180,7 +180,7 @@ impl<S: Source> Stream<S> {
             interfaces: Vec::new(),
             looks: HashMap::new(),
             last: None,
-            record: Record::default(),
+            record: CapturedPacket::default(),
             epoch_ns: wall_ns.wrapping_sub(monotonic_ns()),
             until,
             looked: Instant::now(),
@@ -212,7 +212,7 @@ impl<S: Source> Stream<S> {
             return at;
         }
         pcapng::interface(out, &name, self.request.snap);
-        self.interfaces.push(Interface { name, counts: Counts::default(), pending: 0, said: Counts::default() });
+        self.interfaces.push(Interface { name, counts: InterfaceCounts::default(), pending: 0, said: InterfaceCounts::default() });
         self.interfaces.len() - 1
     }
 
@@ -290,7 +290,7 @@ impl<S: Source> Stream<S> {
             }
             interface.counts.written += 1;
             let missed = std::mem::take(&mut interface.pending);
-            let packet = pcapng::Packet {
+            let packet = pcapng::PacketBlock {
                 interface: look.interface as u32,
                 at_ns: self.epoch_ns.wrapping_add(record.at_ns),
                 len: record.len.into(),
@@ -305,7 +305,7 @@ impl<S: Source> Stream<S> {
 
     /// Counts what was missed behind the last packet.
     fn settle(&mut self) {
-        let missed: u64 = self.readers.iter().map(Reader::missed).sum();
+        let missed: u64 = self.readers.iter().map(CaptureReader::missed).sum();
         let counted: u64 = self.interfaces.iter().map(|interface| interface.counts.missed).sum();
         let last = self.last.as_ref().map_or(0, |(_, look)| look.interface);
         // A buffer that misses a packet has had one before.
@@ -345,7 +345,7 @@ impl<S: Source> Stream<S> {
     }
 }
 
-impl<S: Source> Iterator for Stream<S> {
+impl<S: CaptureSource> Iterator for Stream<S> {
     type Item = Vec<u8>;
 
     fn next(&mut self) -> Option<Vec<u8>> {
@@ -383,7 +383,7 @@ impl<S: Source> Iterator for Stream<S> {
     }
 }
 
-impl<S: Source> Drop for Stream<S> {
+impl<S: CaptureSource> Drop for Stream<S> {
     fn drop(&mut self) {
         if matches!(self.state, State::Begins | State::Goes) {
             self.source.end();

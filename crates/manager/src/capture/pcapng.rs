@@ -23,7 +23,7 @@ pub enum Direction {
 
 /// A packet.
 #[derive(Debug, Clone, Copy)]
-pub struct Packet<'a> {
+pub struct PacketBlock<'a> {
     pub interface: u32,
     /// Nanoseconds since 1970.
     pub at_ns: u64,
@@ -38,7 +38,7 @@ pub struct Packet<'a> {
 
 /// What was counted at an interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct InterfaceCounts {
     /// Packets that came by, whether or not they were missed.
     pub seen: u64,
     /// Packets that there was no room for.
@@ -112,7 +112,7 @@ pub fn packet_options(comment: &str, direction: Option<Direction>) -> Vec<u8> {
     options
 }
 
-pub fn packet(out: &mut Vec<u8>, packet: &Packet<'_>) {
+pub fn packet(out: &mut Vec<u8>, packet: &PacketBlock<'_>) {
     block(out, PACKET, |out| {
         let (high, low) = ((packet.at_ns >> 32) as u32, packet.at_ns as u32);
         let head = [packet.interface, high, low, packet.bytes.len() as u32, packet.len];
@@ -127,7 +127,7 @@ pub fn packet(out: &mut Vec<u8>, packet: &Packet<'_>) {
     });
 }
 
-pub fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, counts: Counts) {
+pub fn statistics(out: &mut Vec<u8>, interface: u32, at_ns: u64, counts: InterfaceCounts) {
     block(out, STATISTICS, |out| {
         out.extend_from_slice(&interface.to_le_bytes());
         time(out, at_ns);
@@ -161,7 +161,7 @@ mod tests {
         let options = packet_options("nf", Some(Direction::Outbound));
         packet(
             &mut out,
-            &Packet { interface: 3, at_ns: 0x1_0000_0002, len: 60, bytes: &[1, 2, 3, 4, 5], options: &options, missed: 9 },
+            &PacketBlock { interface: 3, at_ns: 0x1_0000_0002, len: 60, bytes: &[1, 2, 3, 4, 5], options: &options, missed: 9 },
         );
         #[rustfmt::skip]
         let wanted: &[u8] = &[
@@ -182,9 +182,9 @@ mod tests {
         }
         for len in 0..9 {
             let bytes = vec![7; len];
-            packet(&mut out, &Packet { interface: 0, at_ns: 1, len: 60, bytes: &bytes, options: &[], missed: 0 });
+            packet(&mut out, &PacketBlock { interface: 0, at_ns: 1, len: 60, bytes: &bytes, options: &[], missed: 0 });
         }
-        statistics(&mut out, 0, 5, Counts { seen: 3, missed: 1, written: 2 });
+        statistics(&mut out, 0, 5, InterfaceCounts { seen: 3, missed: 1, written: 2 });
         let kinds: Vec<u32> = blocks(&out).iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [&[SECTION][..], &[INTERFACE; 5], &[PACKET; 9], &[STATISTICS]].concat());
         let (_, last) = blocks(&out).pop().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use sluice_api::model::Instruction;
-use sluice_dataplane::capture::{Sight, Tap, Why, pair};
+use sluice_dataplane::capture::{LossReason, Sight, Tap, pair};
 use sluice_dataplane::chain::{DropReason, Hop};
 use sluice_dataplane::frame::Packet;
 use sluice_shm::arena::{Arena, Geometry, HEADROOM};
@@ -13,14 +13,14 @@ use super::*;
 /// The state of the supervisor, which the test may change.
 #[derive(Default)]
 struct Played {
-    names: Option<Names>,
+    names: Option<HopNames>,
     ends: u32,
 }
 
 struct Supervisor(Arc<Mutex<Played>>);
 
-impl Source for Supervisor {
-    fn names(&self) -> Result<Names, NoNames> {
+impl CaptureSource for Supervisor {
+    fn names(&self) -> Result<HopNames, NoNames> {
         self.0.lock().unwrap().names.clone().ok_or(NoNames::Stopping)
     }
 
@@ -33,8 +33,8 @@ fn named(all: &[(u16, &str)]) -> HashMap<u16, String> {
     all.iter().map(|(number, name)| (*number, (*name).to_string())).collect()
 }
 
-fn names() -> Names {
-    Names { nfs: named(&[(1, "fw.0"), (2, "nat.0")]), chains: named(&[(0, "web")]), ports: named(&[(0, "lan"), (1, "wan")]) }
+fn names() -> HopNames {
+    HopNames { nfs: named(&[(1, "fw.0"), (2, "nat.0")]), chains: named(&[(0, "web")]), ports: named(&[(0, "lan"), (1, "wan")]) }
 }
 
 struct Rig {
@@ -51,8 +51,8 @@ fn on(point: Point) -> Sight<'static> {
 }
 
 impl Rig {
-    fn new(points: Vec<Point>, words: usize, limits: Limits) -> Self {
-        let request = Arc::new(Request { chain: None, points, every: 1, snap: 100 });
+    fn new(points: Vec<Point>, words: usize, limits: CaptureLimits) -> Self {
+        let request = Arc::new(CaptureScope { chain: None, points, every: 1, snap: 100 });
         let (taps, readers) = (0..2).map(|_| pair(&request, words)).unzip();
         let played = Arc::new(Mutex::new(Played { names: Some(names()), ends: 0 }));
         let mut stream = Stream::new(Supervisor(played.clone()), request, readers, limits, names());
@@ -90,7 +90,7 @@ enum Block {
     Interface(String),
     /// Its interface, first byte, comment, and what was missed before it.
     Packet(u32, u8, String, u64),
-    Counts(u32, Counts),
+    Counts(u32, InterfaceCounts),
 }
 
 fn blocks(mut bytes: &[u8]) -> Vec<Block> {
@@ -111,7 +111,7 @@ fn blocks(mut bytes: &[u8]) -> Vec<Block> {
         all.push(match kind {
             0x0a0d_0d0a => Block::Section,
             1 => Block::Interface(text(2)),
-            5 => Block::Counts(word(body, 0), Counts { seen: number(4), missed: number(5), written: number(6) }),
+            5 => Block::Counts(word(body, 0), InterfaceCounts { seen: number(4), missed: number(5), written: number(6) }),
             _ => Block::Packet(word(body, 0), body[20], text(1), number(4)),
         });
         bytes = &bytes[len..];
@@ -136,12 +136,12 @@ fn packet(interface: u32, number: u8, comment: &str) -> Block {
 
 #[test]
 fn each_hop_is_an_interface_and_a_comment_says_the_rest() {
-    let mut rig = Rig::new(Vec::new(), 1024, Limits::default());
+    let mut rig = Rig::new(Vec::new(), 1024, CaptureLimits::default());
     rig.show(0, 10, &on(Point::Received(0)), 1..2);
     rig.show(0, 20, &on(Point::ToNf(2)), 2..3);
     // The thread that sends has copied one before.
     rig.show(1, 15, &on(Point::Sent(0)), 3..4);
-    rig.show(1, 30, &Sight::refused(None, Why::Unsent), 4..5);
+    rig.show(1, 30, &Sight::refused(None, LossReason::Unsent), 4..5);
     rig.show(1, 31, &Sight { why: Some(DropReason::Verdict.into()), ..on(Point::Dropped) }, 5..6);
     let interface = |name: &str| Block::Interface(name.into());
     let wanted = [
@@ -160,7 +160,7 @@ fn each_hop_is_an_interface_and_a_comment_says_the_rest() {
 
 #[test]
 fn hops_that_were_asked_for_are_there_before_their_packets() {
-    let mut rig = Rig::new(vec![Point::Received(1), Point::Sent(1), Point::FromNf(1)], 1024, Limits::default());
+    let mut rig = Rig::new(vec![Point::Received(1), Point::Sent(1), Point::FromNf(1)], 1024, CaptureLimits::default());
     let wanted = [Block::Section, Block::Interface("port:wan".into()), Block::Interface("fw.0:out".into())];
     assert_eq!(rig.read(), wanted);
 }
@@ -170,11 +170,11 @@ fn a_count_is_of_what_the_filter_accepts() {
     // The first byte is odd.
     let filter = [(0x30, 0, 0, 0), (0x45, 0, 1, 1), (6, 0, 0, 1), (6, 0, 0, 0)];
     let filter = filter.map(|(code, jt, jf, k)| Instruction { code, jt, jf, k }).to_vec();
-    let limits = Limits { filter: Some(Filter::new(filter).unwrap()), count: Some(2), duration: None };
+    let limits = CaptureLimits { filter: Some(PacketFilter::new(filter).unwrap()), count: Some(2), duration: None };
     let mut rig = Rig::new(vec![Point::Dropped], 1024, limits);
     rig.show(0, 1, &on(Point::Dropped), 0..9);
     let comment = "chain=web path=fw.0,nat.0";
-    let counts = Counts { seen: 4, missed: 0, written: 2 };
+    let counts = InterfaceCounts { seen: 4, missed: 0, written: 2 };
     let wanted =
         [Block::Section, Block::Interface("drop".into()), packet(0, 1, comment), packet(0, 3, comment), Block::Counts(0, counts)];
     assert_eq!(rig.read(), wanted);
@@ -186,16 +186,16 @@ fn a_count_is_of_what_the_filter_accepts() {
 #[test]
 fn what_was_missed_is_in_the_counts_and_at_the_next_packet() {
     // Room for five packets.
-    let limits = Limits { duration: Some(Duration::ZERO), ..Limits::default() };
+    let limits = CaptureLimits { duration: Some(Duration::ZERO), ..CaptureLimits::default() };
     let mut rig = Rig::new(vec![Point::ToNf(1)], 64, limits);
     rig.show(0, 1, &on(Point::ToNf(1)), 0..10);
     let all = rig.read();
     let packets = all.iter().filter(|block| matches!(block, Block::Packet(..))).count();
     assert_eq!(packets, 5);
     // It is over, and what was missed at its end is counted, too.
-    assert_eq!(all.last(), Some(&Block::Counts(0, Counts { seen: 10, missed: 5, written: 5 })));
+    assert_eq!(all.last(), Some(&Block::Counts(0, InterfaceCounts { seen: 10, missed: 5, written: 5 })));
 
-    let mut rig = Rig::new(vec![Point::ToNf(1)], 64, Limits::default());
+    let mut rig = Rig::new(vec![Point::ToNf(1)], 64, CaptureLimits::default());
     rig.show(0, 1, &on(Point::ToNf(1)), 0..10);
     rig.read();
     rig.show(0, 2, &on(Point::ToNf(1)), 10..11);
@@ -204,13 +204,13 @@ fn what_was_missed_is_in_the_counts_and_at_the_next_packet() {
 
 #[test]
 fn a_capture_ends_when_the_daemon_does_and_when_its_hop_is_gone() {
-    for names in [None, Some(Names { nfs: named(&[(1, "ids.0")]), ..names() })] {
-        let mut rig = Rig::new(vec![Point::ToNf(1)], 64, Limits::default());
+    for names in [None, Some(HopNames { nfs: named(&[(1, "ids.0")]), ..names() })] {
+        let mut rig = Rig::new(vec![Point::ToNf(1)], 64, CaptureLimits::default());
         rig.read();
         rig.played.lock().unwrap().names = names;
         // The next look at the names is not waited for.
         rig.stream.looked = Instant::now().checked_sub(LOOK).unwrap();
-        assert_eq!(rig.read(), [Block::Counts(0, Counts::default())]);
+        assert_eq!(rig.read(), [Block::Counts(0, InterfaceCounts::default())]);
         assert_eq!(rig.stream.next(), None);
         assert_eq!(rig.played.lock().unwrap().ends, 1);
     }
@@ -218,7 +218,7 @@ fn a_capture_ends_when_the_daemon_does_and_when_its_hop_is_gone() {
 
 #[test]
 fn a_stream_that_nothing_reads_any_more_ends_its_capture() {
-    let mut rig = Rig::new(Vec::new(), 64, Limits::default());
+    let mut rig = Rig::new(Vec::new(), 64, CaptureLimits::default());
     rig.read();
     drop(rig.stream);
     assert_eq!(rig.played.lock().unwrap().ends, 1);
@@ -226,8 +226,8 @@ fn a_stream_that_nothing_reads_any_more_ends_its_capture() {
 
 #[test]
 fn an_nf_that_is_new_is_asked_for() {
-    let mut rig = Rig::new(Vec::new(), 1024, Limits::default());
-    rig.played.lock().unwrap().names = Some(Names { nfs: named(&[(1, "fw.0"), (2, "nat.0"), (7, "ids.0")]), ..names() });
+    let mut rig = Rig::new(Vec::new(), 1024, CaptureLimits::default());
+    rig.played.lock().unwrap().names = Some(HopNames { nfs: named(&[(1, "fw.0"), (2, "nat.0"), (7, "ids.0")]), ..names() });
     rig.show(0, 1, &on(Point::ToNf(7)), 1..2);
     let wanted = [Block::Section, Block::Interface("ids.0:in".into()), packet(0, 1, "chain=web path=fw.0,nat.0 nf=ids.0")];
     assert_eq!(rig.read(), wanted);

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use sluice_api::model::{self as api, MAX_CAPTURES};
 use sluice_api::{ApiError, ErrorKind};
-use sluice_dataplane::capture::{Point, Request, Tap, pair};
+use sluice_dataplane::capture::{CaptureScope, Point, Tap, pair};
 
 use super::backend::Remote;
 use super::{Supervisor, SupervisorError};
-use crate::capture::filter::Filter;
-use crate::capture::{Limits, Names, NoNames, Source, Stream};
+use crate::capture::filter::PacketFilter;
+use crate::capture::{CaptureLimits, CaptureSource, HopNames, NoNames, Stream};
 use crate::control::Pieces;
 
 /// Words of eight bytes that a packet thread may be ahead of a capture: packets of 64 bytes at
@@ -25,11 +25,11 @@ const MOST_HOPS: usize = 64;
 /// A capture in the packet threads.
 struct Live {
     remote: Remote,
-    request: Arc<Request>,
+    request: Arc<CaptureScope>,
 }
 
-impl Source for Live {
-    fn names(&self) -> Result<Names, NoNames> {
+impl CaptureSource for Live {
+    fn names(&self) -> Result<HopNames, NoNames> {
         let names = self.remote.change(|supervisor| Ok(supervisor.names()));
         names.map_err(|error| if error.kind == ErrorKind::Timeout { NoNames::Busy } else { NoNames::Stopping })
     }
@@ -48,7 +48,7 @@ impl Remote {
     pub(super) fn begin_capture(&self, request: &api::CaptureRequest) -> Result<Pieces, ApiError> {
         let filter = match &request.filter[..] {
             [] => None,
-            program => Some(Filter::new(program.to_vec()).map_err(|error| ApiError::unprocessable(error.to_string(), ""))?),
+            program => Some(PacketFilter::new(program.to_vec()).map_err(|error| ApiError::unprocessable(error.to_string(), ""))?),
         };
         for (what, value) in [("count", request.count), ("duration_ms", request.duration_ms)] {
             if value == Some(0) {
@@ -58,7 +58,7 @@ impl Remote {
         if request.sample == 0 || request.snaplen == 0 {
             return Err(ApiError::unprocessable("sample or snaplen is 0", "leave them out, or give at least 1"));
         }
-        let limits = Limits { filter, count: request.count, duration: request.duration_ms.map(Duration::from_millis) };
+        let limits = CaptureLimits { filter, count: request.count, duration: request.duration_ms.map(Duration::from_millis) };
         let asked = request.clone();
         let (request, names, threads) = self.change(move |supervisor| supervisor.plan_capture(&asked))?;
         // From here on it ends when this is dropped.
@@ -73,7 +73,7 @@ impl Remote {
 
 impl Supervisor {
     /// What a request for a capture names, by number; the capture has its place from now on.
-    fn plan_capture(&mut self, request: &api::CaptureRequest) -> Result<(Arc<Request>, Names, usize), SupervisorError> {
+    fn plan_capture(&mut self, request: &api::CaptureRequest) -> Result<(Arc<CaptureScope>, HopNames, usize), SupervisorError> {
         if self.seen.captures.len() >= MAX_CAPTURES {
             return Err(SupervisorError::Conflict(format!(
                 "{MAX_CAPTURES} captures go on, the most at a time; end one, or give one several hops"
@@ -89,7 +89,7 @@ impl Supervisor {
         };
         let points = request.hops.iter().map(|hop| self.points(hop)).collect::<Result<Vec<_>, _>>()?;
         let points = points.into_iter().flatten().collect();
-        let planned = Arc::new(Request { chain, points, every: request.sample, snap: request.snaplen });
+        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, snap: request.snaplen });
         self.seen.captures.push(planned.clone());
         Ok((planned, self.names(), self.plane.threads()))
     }
@@ -124,7 +124,7 @@ impl Supervisor {
     }
 
     /// Has the packet threads give their taps back.
-    fn end_capture(&mut self, request: &Arc<Request>) -> Vec<Receiver<Option<Tap>>> {
+    fn end_capture(&mut self, request: &Arc<CaptureScope>) -> Vec<Receiver<Option<Tap>>> {
         self.seen.captures.retain(|other| !Arc::ptr_eq(other, request));
         let end = |thread| {
             let (to, tap) = channel();
@@ -135,9 +135,9 @@ impl Supervisor {
         (0..self.plane.threads()).map(end).collect()
     }
 
-    fn names(&self) -> Names {
+    fn names(&self) -> HopNames {
         let ports = self.ports.iter().enumerate().filter_map(|(i, port)| Some((i as u16, port.as_ref()?.config.name.clone())));
-        Names {
+        HopNames {
             nfs: self.nfs.values().map(|nf| (nf.number, nf.name.clone())).collect(),
             chains: self.chains.iter().flatten().map(|chain| (chain.number, chain.name.clone())).collect(),
             ports: ports.collect(),

@@ -220,7 +220,7 @@ pub(super) struct Observed {
     /// The trace under way, and its deadline.
     pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// The captures under way.
-    pub(super) captures: Vec<Arc<capture::Request>>,
+    pub(super) captures: Vec<Arc<capture::CaptureScope>>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
 }
