@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use sluice_api::config::Config;
 use sluice_config::host::Host;
 use sluice_config::{ConfigErrors, Problem, load};
@@ -95,16 +97,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         warn!(target: log::CONFIG, "{warning}");
     }
     let config = loaded.config;
-    let files_of = |nfs: u64| 1_024 + process::NOFILE_OF_NF * nfs;
-    let may = process::raise_nofile(files_of(config.manager.max_nfs.into()))?;
-    let nfs: u64 = config.services.iter().map(|service| u64::from(service.most_instances())).sum();
-    if may < files_of(nfs) {
-        warn!(
-            "warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
-             unit, ulimit -Hn), or start fewer instances",
-            files_of(nfs)
-        );
-    }
+    raise_open_files(&config)?;
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
         info!("{cleaned}");
@@ -112,13 +105,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let socket = config.manager.runtime_dir.join("control.sock");
     record.made(sluice_host::record::Thing::Socket, &socket)?;
     // Signals are caught before the first NF starts, so that an early one leaves no NF behind.
-    let mut signals = signal_hook::iterator::Signals::new([
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGHUP,
-    ])?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let supervisor = match Supervisor::start(config, Some(args.config.clone()), Arc::new(sluice_ports::All), record, &stop) {
@@ -140,7 +129,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.config.clone();
     let watcher = std::thread::Builder::new().name("sluice-signals".into()).spawn(move || {
         for signal in signals.forever() {
-            if signal != signal_hook::consts::SIGHUP {
+            if signal != SIGHUP {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 remote.quit();
                 return;
@@ -154,6 +143,21 @@ fn run(args: &Args) -> anyhow::Result<()> {
     supervisor.run(|| server.stop());
     handle.close();
     let _ = watcher.join();
+    Ok(())
+}
+
+/// Raises the limit of open files as far as this process may, and warns if the NFs need more.
+fn raise_open_files(config: &Config) -> anyhow::Result<()> {
+    let files_of = |nfs: u64| 1_024 + process::NOFILE_OF_NF * nfs;
+    let may = process::raise_nofile(files_of(config.manager.max_nfs.into()))?;
+    let nfs: u64 = config.services.iter().map(|service| u64::from(service.most_instances())).sum();
+    if may < files_of(nfs) {
+        warn!(
+            "warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
+             unit, ulimit -Hn), or start fewer instances",
+            files_of(nfs)
+        );
+    }
     Ok(())
 }
 

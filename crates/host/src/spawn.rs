@@ -371,32 +371,17 @@ impl SpawnError {
 /// # Errors
 /// [`SpawnError`]; then nothing is left, except perhaps a new, empty log.
 pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
-    let text = |bytes: &OsStr, what: &str| {
-        CString::new(bytes.as_bytes()).map_err(|_| SpawnError::Text { name: spec.name.clone(), what: what.into() })
-    };
-    let exec = text(spec.exec.as_os_str(), "the program's path")?;
     if !spec.exec.is_absolute() {
         return Err(SpawnError::NotAbsolute { name: spec.name.clone(), exec: spec.exec.clone() });
     }
-    let args = spec.args.iter().map(|arg| text(arg, "an argument")).collect::<Result<Vec<_>, _>>()?;
-    let env = spec.env.iter().map(|(key, value)| text(&variable(spec, key, value)?, "a variable"));
-    let env = env.collect::<Result<Vec<_>, _>>()?;
-    let files = spec.files.iter().take(MOST_FILES).map(|file| text(file.as_os_str(), "a file's path"));
-    let files = files.collect::<Result<Vec<_>, _>>()?;
-    let file_ptrs: Vec<*const c_char> = files.iter().map(|file| file.as_ptr()).collect();
-    let log = match &spec.stdio {
-        Stdio::Log(path) => Some(text(path.as_os_str(), "the log's path")?),
-        Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => None,
-    };
+    let texts = Texts::of(spec)?;
+    let pointer = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+    let pointers = |texts: &[CString]| -> Vec<*const c_char> { texts.iter().map(|text| text.as_ptr()).chain([null()]).collect() };
+    let (argv, envp, files) = (pointers(&texts.argv), pointers(&texts.envp), pointers(&texts.files));
     let pipe = match &spec.stdio {
         Stdio::Pipe(pipe) => Some(pipe.as_fd()),
         _ => None,
     };
-    let cgroup = spec.cgroup.as_ref().map(|path| text(path.as_os_str(), "the cgroup's path")).transpose()?;
-    let members =
-        spec.born_in.as_ref().map(|folder| text(folder.join("cgroup.procs").as_os_str(), "the cgroup's path")).transpose()?;
-    let argv: Vec<*const c_char> = std::iter::once(&exec).chain(&args).map(|s| s.as_ptr()).chain([null()]).collect();
-    let envp: Vec<*const c_char> = env.iter().map(|s| s.as_ptr()).chain([null()]).collect();
     let mask = core_mask(&spec.cores);
     let filter = filter::program_of(spec.filter).map(|program| libc::sock_fprog {
         // A program has at most 4,096 instructions, or the kernel refuses it.
@@ -405,24 +390,20 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         filter: program.as_ptr().cast_mut(),
     });
     let user = spec.user.as_ref().filter(|user| !is_already(user));
-
-    let born_in = spec.born_in.as_ref().map(|folder| {
-        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(folder, flags, rustix::fs::Mode::empty()).map_err(|error| SpawnError::step(spec, ChildStep::Cgroup, error))
-    });
-    let born_in = born_in.transpose()?;
+    let born_in = spec.born_in.as_ref().map(|folder| open_folder(folder)).transpose();
+    let born_in = born_in.map_err(|error| SpawnError::step(spec, ChildStep::Cgroup, error))?;
 
     // A child that is apart sees the manager's end by this: the manager's pid means nothing there.
     let manager = if spec.apart { process::pidfd_open(rustix::process::getpid()) } else { Err(Errno::SRCH) };
 
     let plan = Needs {
-        exec: exec.as_ptr(),
-        files: (file_ptrs.as_ptr(), file_ptrs.len()),
+        exec: argv[0],
+        files: (files.as_ptr(), texts.files.len()),
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
         inherit: matches!(spec.stdio, Stdio::Inherit),
         pipe: -1,
-        log: log.as_ref().map_or(null(), |l| l.as_ptr()),
+        log: pointer(&texts.log),
         mask: mask.as_ptr(),
         mask_bytes: size_of_val(mask.as_slice()),
         limit: process::nofile_before().map(|limit| libc::rlimit {
@@ -432,8 +413,8 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         user: user.map(|u| (u.uid, u.gid, u.groups.as_ptr(), u.groups.len())),
         filter: filter.as_ref().map_or(null(), |f| &raw const *f),
         netns: spec.netns.as_ref().map_or(-1, |ns| ns.fd().as_raw_fd()),
-        cgroup: cgroup.as_ref().map_or(null(), |c| c.as_ptr()),
-        members: members.as_ref().map_or(null(), |c| c.as_ptr()),
+        cgroup: pointer(&texts.cgroup),
+        members: pointer(&texts.members),
         // A parent outside of the namespace appears as 0.
         parent: if spec.apart || spec.keeper.is_some() { 0 } else { std::process::id() as libc::pid_t },
         unprivileged: spec.limits.unprivileged,
@@ -455,6 +436,43 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
             Err(SpawnError::step(spec, step, Errno::from_raw_os_error(errno)))
         }
     }
+}
+
+/// All texts that a child needs.
+struct Texts {
+    argv: Vec<CString>,
+    envp: Vec<CString>,
+    files: Vec<CString>,
+    log: Option<CString>,
+    cgroup: Option<CString>,
+    members: Option<CString>,
+}
+
+impl Texts {
+    fn of(spec: &SpawnSpec) -> Result<Self, SpawnError> {
+        let text = |bytes: &OsStr, what: &str| {
+            CString::new(bytes.as_bytes()).map_err(|_| SpawnError::Text { name: spec.name.clone(), what: what.into() })
+        };
+        let path = |path: &Path, what: &str| text(path.as_os_str(), what);
+        let exec = path(&spec.exec, "the program's path");
+        let log = match &spec.stdio {
+            Stdio::Log(log) => Some(path(log, "the log's path")?),
+            Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => None,
+        };
+        Ok(Self {
+            argv: std::iter::once(exec).chain(spec.args.iter().map(|arg| text(arg, "an argument"))).collect::<Result<_, _>>()?,
+            envp: spec.env.iter().map(|(key, value)| text(&variable(spec, key, value)?, "a variable")).collect::<Result<_, _>>()?,
+            files: spec.files.iter().take(MOST_FILES).map(|file| path(file, "a file's path")).collect::<Result<_, _>>()?,
+            log,
+            cgroup: spec.cgroup.as_ref().map(|file| path(file, "the cgroup's path")).transpose()?,
+            members: spec.born_in.as_ref().map(|folder| path(&folder.join("cgroup.procs"), "the cgroup's path")).transpose()?,
+        })
+    }
+}
+
+fn open_folder(folder: &Path) -> Result<OwnedFd, Errno> {
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(folder, flags, rustix::fs::Mode::empty())
 }
 
 /// A variable as `KEY=VALUE`.
@@ -667,35 +685,15 @@ fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
 /// As for `libc::clone`: `top` is the upper end of a stack of [`STACK_BYTES`], unused by others
 /// until the child has executed or ended; `plan` and `pidfd` live as long.
 unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, plan: *mut Needs, pidfd: *mut c_int) -> libc::pid_t {
-    /// The kernel's struct clone_args.
-    #[repr(C, align(8))]
-    struct Args {
-        flags: u64,
-        pidfd: u64,
-        child_tid: u64,
-        parent_tid: u64,
-        exit_signal: u64,
-        stack: u64,
-        stack_size: u64,
-        tls: u64,
-        set_tid: u64,
-        set_tid_size: u64,
-        cgroup: u64,
-    }
     const CLONE_INTO_CGROUP: u64 = 1 << 33;
-    let args = Args {
-        flags: flags as u32 as u64 | CLONE_INTO_CGROUP,
-        pidfd: pidfd as u64,
-        child_tid: 0,
-        parent_tid: 0,
-        exit_signal: libc::SIGCHLD as u64,
-        stack: top.wrapping_byte_sub(STACK_BYTES) as u64,
-        stack_size: STACK_BYTES as u64,
-        tls: 0,
-        set_tid: 0,
-        set_tid_size: 0,
-        cgroup: folder.as_raw_fd() as u64,
-    };
+    // SAFETY: a structure of numbers, where 0 stands for what is not asked for.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = flags as u32 as u64 | CLONE_INTO_CGROUP;
+    args.pidfd = pidfd as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    args.stack = top.wrapping_byte_sub(STACK_BYTES) as u64;
+    args.stack_size = STACK_BYTES as u64;
+    args.cgroup = folder.as_raw_fd() as u64;
     let result: isize;
     // SAFETY: the parent comes out at `2:` with all registers but the result unchanged. The child
     // has the stack's upper end, aligned as the ABI wants it before a call, and calls `child`,
@@ -713,7 +711,7 @@ unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, pla
             "2:",
             inlateout("rax") libc::SYS_clone3 as isize => result,
             in("rdi") &raw const args,
-            in("rsi") size_of::<Args>(),
+            in("rsi") size_of::<libc::clone_args>(),
             in("r8") plan,
             in("r9") child as extern "C" fn(*mut c_void) -> c_int,
             lateout("rcx") _,
@@ -733,7 +731,7 @@ unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, pla
             "2:",
             in("x8") libc::SYS_clone3,
             inlateout("x0") &raw const args => result,
-            in("x1") size_of::<Args>(),
+            in("x1") size_of::<libc::clone_args>(),
             in("x9") plan,
             in("x10") child as extern "C" fn(*mut c_void) -> c_int,
         );
