@@ -455,10 +455,7 @@ impl Texts {
         };
         let path = |path: &Path, what: &str| text(path.as_os_str(), what);
         let exec = path(&spec.exec, "the program's path");
-        let log = match &spec.stdio {
-            Stdio::Log(log) => Some(path(log, "the log's path")?),
-            Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => None,
-        };
+        let log = if let Stdio::Log(log) = &spec.stdio { Some(path(log, "the log's path")?) } else { None };
         Ok(Self {
             argv: std::iter::once(exec).chain(spec.args.iter().map(|arg| text(arg, "an argument"))).collect::<Result<_, _>>()?,
             envp: spec.env.iter().map(|(key, value)| text(&variable(spec, key, value)?, "a variable")).collect::<Result<_, _>>()?,
