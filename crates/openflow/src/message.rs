@@ -42,6 +42,17 @@ pub struct Features {
     pub capabilities: u32,
 }
 
+impl Features {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.u64(self.datapath_id);
+        out.u32(self.buffers);
+        out.u8(self.tables);
+        out.zeros(3);
+        out.u32(self.capabilities);
+        out.zeros(4);
+    }
+}
+
 /// Bits of [`Features::capabilities`].
 pub mod capability {
     pub const FLOW_STATS: u32 = 1;
@@ -90,6 +101,19 @@ pub struct PacketIn {
     pub data: Vec<u8>,
 }
 
+impl PacketIn {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.u32(self.buffer_id);
+        out.u16(self.total_len);
+        out.u8(self.why as u8);
+        out.u8(self.table_id);
+        out.u64(self.cookie);
+        self.fields.encode(out);
+        out.zeros(2);
+        out.extend_from_slice(&self.data);
+    }
+}
+
 /// A packet from the controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketOut {
@@ -100,6 +124,20 @@ pub struct PacketOut {
     pub actions: Vec<Output>,
     /// The packet, if `buffer_id` names none.
     pub data: Vec<u8>,
+}
+
+impl PacketOut {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.u32(self.buffer_id);
+        out.u32(self.in_port);
+        let at = out.len();
+        out.u16(0);
+        out.zeros(6);
+        let from = out.len();
+        instruction::encode_actions(&self.actions, out);
+        out.length_at(at, from);
+        out.extend_from_slice(&self.data);
+    }
 }
 
 /// Kind of a change of the flow table.
@@ -178,6 +216,23 @@ impl FlowMod {
             instructions: Vec::new(),
         }
     }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.u64(self.cookie);
+        out.u64(self.cookie_mask);
+        out.u8(self.table_id);
+        out.u8(self.command as u8);
+        out.u16(self.idle_timeout);
+        out.u16(self.hard_timeout);
+        out.u16(self.priority);
+        out.u32(self.buffer_id);
+        out.u32(self.out_port);
+        out.u32(self.out_group);
+        out.u16(self.flags);
+        out.zeros(2);
+        self.fields.encode(out);
+        instruction::encode(&self.instructions, out);
+    }
 }
 
 /// Why an entry was removed.
@@ -210,6 +265,22 @@ pub struct FlowRemoved {
     /// Bytes of these packets.
     pub bytes: u64,
     pub fields: Match,
+}
+
+impl FlowRemoved {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.u64(self.cookie);
+        out.u16(self.priority);
+        out.u8(self.reason as u8);
+        out.u8(self.table_id);
+        out.u32(self.duration_s);
+        out.u32(self.duration_ns);
+        out.u16(self.idle_timeout);
+        out.u16(self.hard_timeout);
+        out.u64(self.packets);
+        out.u64(self.bytes);
+        self.fields.encode(out);
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -389,73 +460,20 @@ impl Message {
                 out.extend_from_slice(data);
             }
             Self::EchoRequest(data) | Self::EchoReply(data) => out.extend_from_slice(data),
-            Self::FeaturesReply(features) => {
-                out.u64(features.datapath_id);
-                out.u32(features.buffers);
-                out.u8(features.tables);
-                out.zeros(3);
-                out.u32(features.capabilities);
-                out.zeros(4);
-            }
+            Self::FeaturesReply(features) => features.encode(out),
             Self::GetConfigReply(config) | Self::SetConfig(config) => {
                 out.u16(config.flags);
                 out.u16(config.miss_send_len);
             }
-            Self::PacketIn(p) => {
-                out.u32(p.buffer_id);
-                out.u16(p.total_len);
-                out.u8(p.why as u8);
-                out.u8(p.table_id);
-                out.u64(p.cookie);
-                p.fields.encode(out);
-                out.zeros(2);
-                out.extend_from_slice(&p.data);
-            }
-            Self::FlowRemoved(f) => {
-                out.u64(f.cookie);
-                out.u16(f.priority);
-                out.u8(f.reason as u8);
-                out.u8(f.table_id);
-                out.u32(f.duration_s);
-                out.u32(f.duration_ns);
-                out.u16(f.idle_timeout);
-                out.u16(f.hard_timeout);
-                out.u64(f.packets);
-                out.u64(f.bytes);
-                f.fields.encode(out);
-            }
+            Self::PacketIn(p) => p.encode(out),
+            Self::FlowRemoved(f) => f.encode(out),
             Self::PortStatus(change, desc) => {
                 out.u8(*change as u8);
                 out.zeros(7);
                 desc.encode(out);
             }
-            Self::PacketOut(p) => {
-                out.u32(p.buffer_id);
-                out.u32(p.in_port);
-                let at = out.len();
-                out.u16(0);
-                out.zeros(6);
-                let from = out.len();
-                instruction::encode_actions(&p.actions, out);
-                out.length_at(at, from);
-                out.extend_from_slice(&p.data);
-            }
-            Self::FlowMod(f) => {
-                out.u64(f.cookie);
-                out.u64(f.cookie_mask);
-                out.u8(f.table_id);
-                out.u8(f.command as u8);
-                out.u16(f.idle_timeout);
-                out.u16(f.hard_timeout);
-                out.u16(f.priority);
-                out.u32(f.buffer_id);
-                out.u32(f.out_port);
-                out.u32(f.out_group);
-                out.u16(f.flags);
-                out.zeros(2);
-                f.fields.encode(out);
-                instruction::encode(&f.instructions, out);
-            }
+            Self::PacketOut(p) => p.encode(out),
+            Self::FlowMod(f) => f.encode(out),
             Self::MultipartRequest(request) => request.encode(out),
             Self::MultipartReply(reply, more) => reply.encode(*more, out),
             Self::RoleRequest(role, generation) | Self::RoleReply(role, generation) => {

@@ -189,6 +189,16 @@ struct Template {
     addresses: (IpAddr, IpAddr),
 }
 
+/// Whether packets of this size fit in frames that have this room.
+fn fits(size: usize, room: usize) -> Result<(), String> {
+    const MOST: usize = MAX_STRIDE - HEADROOM;
+    match size {
+        _ if size <= room => Ok(()),
+        _ if size > MOST => Err(format!("packets of {size} bytes fit in no frame; set at most {MOST} bytes")),
+        _ => Err(format!("packets of {size} bytes do not fit in a frame; set memory.packet_bytes to at least {size}")),
+    }
+}
+
 impl Template {
     fn new(settings: &Gen, room: usize) -> Result<Self, String> {
         let Gen { ref imix, rate, flows, ipv6, vlan, dscp, .. } = *settings;
@@ -220,20 +230,13 @@ impl Template {
         } else {
             (stamp::BYTES, " and a stamp")
         };
+        let needed = headers + end;
         for (size, _) in &mix {
             let size = usize::from(*size);
-            let needed = headers + end;
             if size < needed {
                 return Err(format!("packets of {size} bytes have no room for their headers{what}; set at least {needed} bytes"));
             }
-            if size > room {
-                let most = MAX_STRIDE - HEADROOM;
-                return Err(if size > most {
-                    format!("packets of {size} bytes fit in no frame; set at most {most} bytes")
-                } else {
-                    format!("packets of {size} bytes do not fit in a frame; set memory.packet_bytes to at least {size}")
-                });
-            }
+            fits(size, room)?;
         }
         if settings.flow_packets == 1 {
             return Err(

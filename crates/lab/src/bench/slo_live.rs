@@ -462,35 +462,39 @@ fn one(lab: &Lab, means: Means, times: f64, assignment: &Assignment) -> Result<S
         out.extend(p95(&window, tenant).map(|ns| (format!("latency_ns_p95.{tenant}"), ns)));
         out.extend(windows.kept().map(|kept| (format!("kept_ratio.{tenant}"), kept)));
     }
-    let of_honest = |what: &dyn Fn(&str) -> Option<f64>| HONEST.iter().map(|tenant| what(tenant)).collect::<Option<Vec<f64>>>();
-    // A generator that shares its core may send less than configured.
-    let offered = |tenant: &str| window.rx_pps(&format!("to-{tenant}"));
-    let due = |tenant: &str| offered(tenant).min(promised(tenant).0);
-    let sent = of_honest(&|tenant| Some(offered(tenant) / promised(tenant).0));
-    let delivered = of_honest(&|tenant| Some(out.get(&format!("delivered_pps.{tenant}"))? / due(tenant)));
-    let late = of_honest(&|tenant| Some(out.get(&format!("latency_ns_p95.{tenant}"))? / promised(tenant).1));
-    let kept = of_honest(&|tenant| out.get(&format!("kept_ratio.{tenant}")).copied());
-    let sent = sent.and_then(|all| all.into_iter().reduce(f64::min));
-    let delivered = delivered.and_then(|all| all.into_iter().reduce(f64::min));
-    let late = late.and_then(|all| all.into_iter().reduce(f64::max));
-    let kept = kept.and_then(|all| all.into_iter().reduce(f64::min));
-    let is_kept = |((sent, delivered), late): ((f64, f64), f64)| sent >= ENOUGH && delivered >= ENOUGH && late <= 1.0;
-    let all_kept = sent.zip(delivered).zip(late).map(|of| f64::from(u8::from(is_kept(of))));
+    put_worst(&mut out, &window, &promised);
     if looks.is_empty() {
         return Err(Miss::Failed(anyhow!("the daemon has checked no window")));
     }
     let part = |of: &dyn Fn(&(bool, bool)) -> bool| looks.iter().filter(|look| of(look)).count() as f64 / looks.len() as f64;
+    out.insert("named_ratio".into(), part(&|look| look.0));
+    out.insert("wrongly_named_ratio".into(), part(&|look| look.1));
+    Ok(out)
+}
+
+/// Adds how the honest tenant fared that fared worst, by what is known of each.
+fn put_worst(out: &mut Sample, window: &Window<'_>, promised: &dyn Fn(&str) -> (f64, f64)) {
+    let worst = |worse: fn(f64, f64) -> f64, of: &dyn Fn(&str) -> Option<f64>| {
+        let all = HONEST.iter().map(|tenant| of(tenant)).collect::<Option<Vec<f64>>>()?;
+        all.into_iter().reduce(worse)
+    };
+    // A generator that shares its core may send less than configured.
+    let offered = |tenant: &str| window.rx_pps(&format!("to-{tenant}"));
+    let due = |tenant: &str| offered(tenant).min(promised(tenant).0);
+    let sent = worst(f64::min, &|tenant| Some(offered(tenant) / promised(tenant).0));
+    let delivered = worst(f64::min, &|tenant| Some(out.get(&format!("delivered_pps.{tenant}"))? / due(tenant)));
+    let late = worst(f64::max, &|tenant| Some(out.get(&format!("latency_ns_p95.{tenant}"))? / promised(tenant).1));
+    let kept = worst(f64::min, &|tenant| out.get(&format!("kept_ratio.{tenant}")).copied());
+    let is_kept = |((sent, delivered), late): ((f64, f64), f64)| sent >= ENOUGH && delivered >= ENOUGH && late <= 1.0;
+    let all_kept = sent.zip(delivered).zip(late).map(|of| f64::from(u8::from(is_kept(of))));
     let more = [
         ("offered_of_promised", sent),
         ("delivered_of_due", delivered),
         ("latency_of_promised", late),
         ("kept_ratio", kept),
         ("promises_kept", all_kept),
-        ("named_ratio", Some(part(&|look| look.0))),
-        ("wrongly_named_ratio", Some(part(&|look| look.1))),
     ];
     out.extend(more.into_iter().filter_map(|(metric, value)| Some((metric.to_string(), value?))));
-    Ok(out)
 }
 
 #[cfg(test)]
