@@ -10,7 +10,7 @@ use sluice_api::ApiError;
 use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
-use sluice_manager::capture::filter::Filter;
+use sluice_manager::capture::filter::PacketFilter;
 use sluice_manager::control::server::{Limits, Unconnected};
 use sluice_manager::control::{Backend, Pieces};
 use sluice_slo::assignment::Assignment;
@@ -126,7 +126,7 @@ impl Backend for Nobody {
     fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError> {
         again(request);
         if !request.filter.is_empty()
-            && let Ok(filter) = Filter::new(request.filter.clone())
+            && let Ok(filter) = PacketFilter::new(request.filter.clone())
         {
             filter.accepts(&[0x45; 60], 60);
         }

@@ -305,7 +305,7 @@ impl Plane {
     /// Passes on packets that came back from hop `hop`. `word` is the table word of each once an NF
     /// has it.
     #[inline(always)]
-    pub(crate) fn pass_back(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], word: u64) {
+    pub(crate) fn pass_back(&mut self, path: &Path, hop: usize, step: NextHop, burst: &[Descriptor], word: u64) {
         self.show_back(path, hop, burst);
         self.pass(path, hop + 1, step, burst, |_| word);
     }

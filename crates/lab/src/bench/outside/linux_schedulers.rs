@@ -87,7 +87,7 @@ fn plan(lab: &Lab) -> Trials {
 }
 
 /// Three NFs of this cost. If the last one has a core of its own, all of them poll.
-fn setup(lab: &Lab, sharing: Sharing, cycles: u64, last: Option<usize>) -> Setup {
+fn setup(lab: &Lab, sharing: Scheduler, cycles: u64, last: Option<usize>) -> Setup {
     let Some(core) = last else { return chain(lab, sharing, &[cycles; 3], &POLLS) };
     let mut setup = chain(lab, sharing, &[cycles; 3], &[true; 3]);
     setup.services[2].core = core;

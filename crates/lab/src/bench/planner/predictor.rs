@@ -18,7 +18,7 @@
 
 use serde_json::json;
 use sluice_planner::contention::{Behaviour, Running, occupancies};
-use sluice_planner::samples::{KINDS, Kind, OnServer, TRACED, server};
+use sluice_planner::samples::{KINDS, OnServer, SampleKind, TRACED, server};
 use sluice_slo::placement::ServerShape;
 use sluice_slo::profile::Profile;
 
@@ -51,16 +51,17 @@ pub const CURVES: Group = Group {
 };
 
 /// The sets of kinds.
-fn sets() -> [(&'static str, &'static [Kind]); 2] {
+fn sets() -> [(&'static str, &'static [SampleKind]); 2] {
     [("chosen", KINDS.as_slice()), ("traced", TRACED.as_slice())]
 }
 
 /// A case with the errors of each set, and one with its curves.
 pub fn cases() -> Vec<Case> {
-    let case = |name: &str, set: &'static str, rows: fn(&str, &[Kind]) -> Result<Vec<Row>, Miss>, kinds: &'static [Kind]| {
-        let run = move |_: &Lab| rows(set, kinds);
-        Case { name: name.into(), params: of_set(set), run: Box::new(run) }
-    };
+    let case =
+        |name: &str, set: &'static str, rows: fn(&str, &[SampleKind]) -> Result<Vec<Row>, Miss>, kinds: &'static [SampleKind]| {
+            let run = move |_: &Lab| rows(set, kinds);
+            Case { name: name.into(), params: of_set(set), run: Box::new(run) }
+        };
     sets().into_iter().flat_map(|(set, kinds)| [case(ERROR, set, errors, kinds), case(CURVE, set, curves, kinds)]).collect()
 }
 
@@ -68,7 +69,7 @@ fn of_set(set: &str) -> Params {
     params(&[("set", json!(set))])
 }
 
-fn of_nf(set: &str, kind: &Kind) -> Params {
+fn of_nf(set: &str, kind: &SampleKind) -> Params {
     params(&[("set", json!(set)), ("nf", json!(kind.name))])
 }
 
@@ -107,7 +108,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    fn of(kind: &'a Kind, shape: &ServerShape) -> Result<Self, Miss> {
+    fn of(kind: &'a SampleKind, shape: &ServerShape) -> Result<Self, Miss> {
         let truth = OnServer { kind, way_bytes: shape.way_bytes };
         let profile = truth.profile(shape).map_err(|error| Miss::Failed(anyhow::anyhow!("{}: {error}", kind.name)))?;
         Ok(Self { truth, profile })
@@ -144,7 +145,7 @@ fn summary(errors: &[f64]) -> Sample {
 }
 
 /// The errors of all kinds together, and of each.
-fn errors(set: &str, kinds: &[Kind]) -> Result<Vec<Row>, Miss> {
+fn errors(set: &str, kinds: &[SampleKind]) -> Result<Vec<Row>, Miss> {
     let shape = server();
     let known = kinds.iter().map(|kind| Known::of(kind, &shape)).collect::<Result<Vec<_>, _>>()?;
     let (mut all, mut rows) = (Vec::new(), Vec::new());
@@ -159,7 +160,7 @@ fn errors(set: &str, kinds: &[Kind]) -> Result<Vec<Row>, Miss> {
 }
 
 /// The throughput of each kind by ways.
-fn curves(set: &str, kinds: &[Kind]) -> Result<Vec<Row>, Miss> {
+fn curves(set: &str, kinds: &[SampleKind]) -> Result<Vec<Row>, Miss> {
     let shape = server();
     let mut rows = Vec::new();
     for kind in kinds {

@@ -14,7 +14,9 @@
 
 use serde_json::json;
 
-use super::{COST, COSTS, DELIVERED, Hop, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides};
+use super::{
+    COST, COSTS, DELIVERED, HopSpec, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides,
+};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::{Params, Variant};
@@ -140,7 +142,7 @@ impl Point {
     }
 
     fn setup(&self, lab: &Lab, mode: Mode) -> Setup {
-        let hops = self.costs.iter().zip(1..).map(|(cycles, number)| Hop::new(number, lab.cores.shared(), *cycles));
+        let hops = self.costs.iter().zip(1..).map(|(cycles, number)| HopSpec::new(number, lab.cores.shared(), *cycles));
         let mut setup = line(lab, mode, Class::Other, &hops.collect::<Vec<_>>());
         setup.frames = self.frames;
         setup.services.iter_mut().for_each(|service| service.ring = self.ring);
