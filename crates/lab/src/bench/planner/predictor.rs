@@ -13,6 +13,10 @@
 //!
 //! `curve` is the throughput by ways, relative to that with all ways.
 //!
+//! # Limits
+//! Below one way a profile is a line to the throughput without any cache, so the prediction is off
+//! for NFs that need less than a way, too.
+//!
 //! # Source
 //! ResQ, figure 10 (error of the predictor) and figure 6 (throughput by cache, of all NFs).
 
@@ -180,15 +184,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prediction_is_right_where_no_cache_is_needed_and_not_above_what_there_is() {
+    fn prediction_is_further_off_where_cache_is_needed_and_not_above_what_there_is() {
         let rows = errors("chosen", &KINDS).unwrap();
         assert_eq!(rows.len(), 1 + KINDS.len());
         let of =
             |nf: &str, metric: &str| rows.iter().find(|row| row.params.get("nf") == Some(&json!(nf))).unwrap().get(metric).unwrap();
-        assert!(of("l2-forward", "worst_error_percent") < 15.0, "{rows:#?}");
+        assert!(of("ipsec", "worst_error_percent") < 10.0, "{rows:#?}");
         assert!(of("lpm", "worst_error_percent") > of("l2-forward", "worst_error_percent"), "{rows:#?}");
         // Neighbours have at most the references that they have alone, and some of them hit.
-        assert!(rows[0].get("over_percent").unwrap() < 10.0, "{rows:#?}");
+        assert!(rows[0].get("over_percent").unwrap() < 5.0, "{rows:#?}");
     }
 
     #[test]
