@@ -177,6 +177,20 @@ impl Director {
         registry.end(&std::mem::take(&mut self.ends), None);
     }
 
+    /// Puts another kind of pool, or none, where a service has one.
+    fn replace_pool(&mut self, table: &Arc<PoolTable>, flows: &mut FlowTable) {
+        let (service, at) = (table.service, table.service as usize);
+        if self.pools[at].is_some() {
+            let known: Vec<u32> = self.pools[at].iter().flat_map(|members| members.slots.values().copied()).collect();
+            known.into_iter().for_each(|slot| self.leave(service, slot, flows));
+            // Connections of a former class pool hold no member of the new one.
+            self.connections.lose(service);
+        }
+        self.pools[at] = (table.per != Per::Shared).then(|| Members::new(table.clone()));
+        // Only flows of chains with the service are decided again.
+        self.ends.push(End::Service(service));
+    }
+
     fn learn_pool(&mut self, table: &Arc<PoolTable>, nfs: &[Option<NfEnd>], flows: &mut FlowTable) {
         let service = table.service;
         let at = service as usize;
@@ -192,15 +206,7 @@ impl Director {
         }
         let is_alike = |of: &Members| of.table.per == table.per && of.table.pool.class == table.pool.class;
         if !self.pools[at].as_ref().is_some_and(is_alike) {
-            if self.pools[at].is_some() {
-                let known: Vec<u32> = self.pools[at].iter().flat_map(|members| members.slots.values().copied()).collect();
-                known.into_iter().for_each(|slot| self.leave(service, slot, flows));
-                // Connections of a former class pool hold no member of the new one.
-                self.connections.lose(service);
-            }
-            self.pools[at] = (table.per != Per::Shared).then(|| Members::new(table.clone()));
-            // Only flows of chains with the service are decided again.
-            self.ends.push(End::Service(service));
+            self.replace_pool(table, flows);
         }
         self.per_flow = self.pools.iter().flatten().any(|members| members.table.per.is_held());
         let part = self.part;
@@ -233,27 +239,7 @@ impl Director {
             if members.slots.contains_key(&member.nf) || end.handle.dismissed.load(Ordering::Relaxed) {
                 continue;
             }
-            let slot = match members.pool.vacant() {
-                Some(slot) => slot,
-                None if members.nfs.len() >= usize::from(FALLEN_BACK) => continue,
-                None => {
-                    let most = (members.nfs.len() * 2).clamp(16, FALLEN_BACK.into());
-                    members.pool.extend(most);
-                    members.nfs.resize(most, None);
-                    members.holders.resize(most, NONE);
-                    members.resets.resize(most, 0);
-                    members.leaves.resize(most, false);
-                    if members.class.is_some() {
-                        members.classes.extend(most);
-                    }
-                    members.pool.vacant().unwrap_or(0)
-                }
-            };
-            members.pool.join(slot);
-            members.nfs[slot as usize] = Some(end.handle.clone());
-            members.holders[slot as usize] = NONE;
-            members.leaves[slot as usize] = false;
-            members.slots.insert(member.nf, slot);
+            members.join(member.nf, &end.handle);
         }
         let (most, wait) = (members.nfs.len(), members.table.pool.queue as usize);
         self.draining.reserve(most);

@@ -17,7 +17,7 @@ use sluice_policy::pool::{Pool, State};
 use sluice_shm::histogram::Histogram;
 
 use crate::classes::{ClassKey, Classes};
-use crate::connections::{FALLEN_BACK, Holding, LOST};
+use crate::connections::{FALLEN_BACK, Holding, LOST, NONE};
 
 /// Counters and state of one thread's part of a pool.
 #[derive(Debug, Default)]
@@ -130,6 +130,31 @@ impl Members {
     pub(crate) fn of_class(&self, asked: &SteerRequest<'_>) -> Option<u32> {
         let slot = self.classes.find(&ClassKey::of(self.class?, asked.key, asked.terms.tenant))?;
         (self.pool.state(slot) == State::Assigned && !self.leaves[slot as usize]).then_some(slot)
+    }
+
+    /// Adds a member, unless there are as many as a connection can name.
+    pub(crate) fn join(&mut self, nf: u16, handle: &Arc<NfHandle>) {
+        let slot = match self.pool.vacant() {
+            Some(slot) => slot,
+            None if self.nfs.len() >= usize::from(FALLEN_BACK) => return,
+            None => {
+                let most = (self.nfs.len() * 2).clamp(16, FALLEN_BACK.into());
+                self.pool.extend(most);
+                self.nfs.resize(most, None);
+                self.holders.resize(most, NONE);
+                self.resets.resize(most, 0);
+                self.leaves.resize(most, false);
+                if self.class.is_some() {
+                    self.classes.extend(most);
+                }
+                self.pool.vacant().unwrap_or(0)
+            }
+        };
+        self.pool.join(slot);
+        self.nfs[slot as usize] = Some(handle.clone());
+        self.holders[slot as usize] = NONE;
+        self.leaves[slot as usize] = false;
+        self.slots.insert(nf, slot);
     }
 
     /// Removes a member for good; the reader of its handle stops it.

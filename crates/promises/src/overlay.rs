@@ -105,15 +105,8 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
             }
             let found = base.services.iter().find(|service| service.name == template);
             let found = found.ok_or_else(|| OverlayError::NoService { slo: slo.name.clone(), service: template.into() })?;
-            let refuse = |why| OverlayError::Template { slo: slo.name.clone(), service: template.into(), why };
-            if found.is_pooled() {
-                return Err(refuse("gives its instances to flows one at a time"));
-            }
-            if found.attach {
-                return Err(refuse("is started from outside"));
-            }
-            if found.netns.is_some() || found.pid_file.is_some() {
-                return Err(refuse("has one network namespace or process, which cannot be there twice"));
+            if let Some(why) = why_no_template(found) {
+                return Err(OverlayError::Template { slo: slo.name.clone(), service: template.into(), why });
             }
             let (nth, all_shards) = (own.len(), true);
             let cores: Vec<usize> =
@@ -131,27 +124,45 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
                     )),
                 }
             }
-            let own_made = || {
-                made.iter().filter(|service| {
-                    is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
-                })
-            };
-            let unnamed = |service: &Service| Service { name: String::new(), ..service.clone() };
-            let same = own_made().find(|service| unnamed(service) == wanted);
-            let same = same.or_else(|| own_made().find(|service| diff::some_stay(&unnamed(service), &wanted)));
-            let name = same.map_or_else(|| fresh(&slo.name, template, &taken), |service| service.name.clone());
+            let is_used = |name: &String| overlaid.services.values().any(|used| used == name);
+            let free = made.iter().filter(|service| is_of(&service.name, &slo.name, template) && !is_used(&service.name));
+            let name = made_before(&free.collect::<Vec<_>>(), &wanted);
+            let name = name.unwrap_or_else(|| fresh(&slo.name, template, &taken));
             taken.insert(name.clone());
             own.push((template.into(), name.clone()));
             overlaid.services.insert((slo.name.clone(), template.into()), name.clone());
             overlaid.config.services.push(Service { name, ..wanted });
         }
-        for written in &mut chain.services {
-            let (template, reverse) = hop(written);
-            let name = own.iter().find(|(known, _)| known == template).map(|(_, name)| name.as_str()).unwrap_or(template);
-            *written = if reverse { format!("{name}:reverse") } else { name.into() };
-        }
+        chain.services.iter_mut().for_each(|written| replace(written, &own));
     }
     Ok(overlaid)
+}
+
+/// Why a service cannot be a template, whose instances are made for one SLO.
+fn why_no_template(service: &Service) -> Option<&'static str> {
+    match service {
+        _ if service.is_pooled() => Some("gives its instances to flows one at a time"),
+        _ if service.attach => Some("is started from outside"),
+        _ if service.netns.is_some() || service.pid_file.is_some() => {
+            Some("has one network namespace or process, which cannot be there twice")
+        }
+        _ => None,
+    }
+}
+
+/// The name of the service that is as wanted, or else of one that keeps instances by becoming so.
+fn made_before(made: &[&Service], wanted: &Service) -> Option<String> {
+    let unnamed = |service: &Service| Service { name: String::new(), ..service.clone() };
+    let same = made.iter().find(|service| unnamed(service) == *wanted);
+    let same = same.or_else(|| made.iter().find(|service| diff::some_stay(&unnamed(service), wanted)));
+    same.map(|service| service.name.clone())
+}
+
+/// Replaces a template in a chain by the service that was made of it.
+fn replace(written: &mut String, made: &[(String, String)]) {
+    let (template, reverse) = hop(written);
+    let name = made.iter().find(|(known, _)| known == template).map(|(_, name)| name.as_str()).unwrap_or(template);
+    *written = if reverse { format!("{name}:reverse") } else { name.into() };
 }
 
 /// The use of each core.

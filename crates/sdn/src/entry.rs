@@ -54,6 +54,12 @@ impl Words {
         self.mask[word] |= mask << shift;
         self.value[word] |= (value & mask) << shift;
     }
+
+    /// Two words, of which the first has the upper half.
+    fn put_wide(&mut self, word: usize, mask: u128, value: u128) {
+        self.put(word, 0, (mask >> 64) as u64, (value >> 64) as u64);
+        self.put(word + 1, 0, mask as u64, value as u64);
+    }
 }
 
 /// Mask and value of a match.
@@ -96,14 +102,8 @@ pub fn words(fields: &Match) -> Result<([u64; WIDE], [u64; WIDE]), Fault> {
             IpProto => words.put(TAIL, 0, 0xff, value),
             Ipv4Src => words.put(1, 0, mask, value),
             Ipv4Dst => words.put(3, 0, mask, value),
-            Ipv6Src => {
-                words.put(0, 0, (field.mask >> 64) as u64, (field.value >> 64) as u64);
-                words.put(1, 0, mask, value);
-            }
-            Ipv6Dst => {
-                words.put(2, 0, (field.mask >> 64) as u64, (field.value >> 64) as u64);
-                words.put(3, 0, mask, value);
-            }
+            Ipv6Src => words.put_wide(0, field.mask, field.value),
+            Ipv6Dst => words.put_wide(2, field.mask, field.value),
             TcpSrc | UdpSrc | SctpSrc | TcpDst | UdpDst | SctpDst => {
                 // Fragments have no ports; the kind of a whole packet is 0.
                 words.put(TAIL, 16, 0xff, 0);

@@ -235,6 +235,20 @@ fn bind_for(socket: &OwnedFd, index: u32, promiscuous: bool, protocol: u16) -> R
     Ok(())
 }
 
+/// Makes a socket's buffers as large as possible: without the privilege to exceed it, the host's
+/// limit applies.
+fn enlarge_buffers(fd: &OwnedFd) {
+    let buffers = [
+        (libc::SO_SNDBUF, SEND_BUFFER),
+        (libc::SO_SNDBUFFORCE, SEND_BUFFER),
+        (libc::SO_RCVBUF, RECEIVE_BUFFER),
+        (libc::SO_RCVBUFFORCE, RECEIVE_BUFFER),
+    ];
+    for (name, bytes) in buffers {
+        let _ = set(fd, libc::SOL_SOCKET, name, &bytes);
+    }
+}
+
 impl PacketSocket {
     /// Opens a socket in the calling thread's network namespace; it receives packets from now on.
     ///
@@ -254,16 +268,7 @@ impl PacketSocket {
         if options.bypass {
             set("go past the queue of", libc::PACKET_QDISC_BYPASS, 1)?;
         }
-        // As large as possible: without the privilege to exceed it, the host's limit applies.
-        let buffers = [
-            (libc::SO_SNDBUF, SEND_BUFFER),
-            (libc::SO_SNDBUFFORCE, SEND_BUFFER),
-            (libc::SO_RCVBUF, RECEIVE_BUFFER),
-            (libc::SO_RCVBUFFORCE, RECEIVE_BUFFER),
-        ];
-        for (name, bytes) in buffers {
-            let _ = self::set(&fd, libc::SOL_SOCKET, name, &bytes);
-        }
+        enlarge_buffers(&fd);
         let slot = (options.room + SLOT_HEAD).next_power_of_two();
         let block = BLOCK.max(slot);
         let blocks = (options.slots as usize * slot).div_ceil(block);
@@ -279,9 +284,8 @@ impl PacketSocket {
         let shared = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: a fresh mapping of the ring just made, at an address that the kernel chooses.
         let ring = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, shared, fd.as_raw_fd(), 0) };
-        let ring = match NonNull::new(ring.cast::<u8>()).filter(|_| ring != libc::MAP_FAILED) {
-            Some(ring) => ring,
-            None => return Err(("map the receive ring of", io::Error::last_os_error())),
+        let Some(ring) = NonNull::new(ring.cast::<u8>()).filter(|_| ring != libc::MAP_FAILED) else {
+            return Err(("map the receive ring of", io::Error::last_os_error()));
         };
         let slots = request.tp_frame_nr;
         let merger = (!options.bypass).then(|| {
