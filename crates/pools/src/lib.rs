@@ -411,6 +411,27 @@ impl Director {
         now_ms: u64,
         now_ns: u64,
     ) -> Result<(u32, Option<u16>), Decision> {
+        let (lacking, n) = self.lacking(chain, found, asked)?;
+        let place = match found {
+            Some(place) => place,
+            None if n == 0 => return Ok((NONE, None)),
+            None => {
+                let life = Life::new(key.protocol() == protocol::TCP && key.flags() == 0);
+                self.connections.insert(key, hash, life, now_ms).ok_or(Decision::Drop(Refusal::NoPath))?
+            }
+        };
+        let first = self.take_members(place, &lacking[..n], asked, now_ns);
+        self.stirred |= n > 0;
+        Ok((place, first))
+    }
+
+    /// The pools of a chain that the connection `found` has no member of, and how each finds one.
+    fn lacking(
+        &mut self,
+        chain: &Chain,
+        found: Option<u32>,
+        asked: &SteerRequest<'_>,
+    ) -> Result<([(u16, Finds); MOST_MEMBERS], usize), Decision> {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: a waiting connection holds no member for which another waits.
         let mut lacking = [(0u16, Finds::Idle); MOST_MEMBERS];
@@ -460,16 +481,14 @@ impl Director {
             n += 1;
         }
         self.lacked |= lacked;
-        let place = match found {
-            Some(place) => place,
-            None if n == 0 => return Ok((NONE, None)),
-            None => {
-                let life = Life::new(key.protocol() == protocol::TCP && key.flags() == 0);
-                self.connections.insert(key, hash, life, now_ms).ok_or(Decision::Drop(Refusal::NoPath))?
-            }
-        };
+        Ok((lacking, n))
+    }
+
+    /// Gives a connection a member of each pool that it lacks. Returns the first pool that had an
+    /// idle one.
+    fn take_members(&mut self, place: u32, lacking: &[(u16, Finds)], asked: &SteerRequest<'_>, now_ns: u64) -> Option<u16> {
         let mut first = None;
-        for (service, finds) in &lacking[..n] {
+        for (service, finds) in lacking {
             let preferred =
                 self.connections.get(place).and_then(|c| c.members().iter().map(|s| s.slot).find(|slot| *slot < FALLEN_BACK));
             let Some(Some(members)) = self.pools.get_mut(*service as usize) else { continue };
@@ -516,8 +535,7 @@ impl Director {
                 connection.assign(Holding { service: *service, slot, turn });
             }
         }
-        self.stirred |= n > 0;
-        Ok((place, first))
+        first
     }
 
     /// The path through a connection's members, and an instance of each other service.
