@@ -25,7 +25,8 @@
 //! # Isolation of flows
 //! A member gets packets of one connection alone, from its assignment until it is drained. Packets
 //! that were classified earlier and are held at a gate are classified again before admission if
-//! [`Director::moved`] has changed. [`Director::step`] alone resets members, between two bursts.
+//! [`PoolSteering::moved`] has changed. [`PoolSteering::step`] alone resets members, between two
+//! bursts.
 //!
 //! # Limits
 //! A connection is identified by its addresses at the ingress port: if a chain changes them (NAT),
@@ -77,7 +78,7 @@ use waiting::Waiting;
 const DRAINED: usize = 16;
 /// Ended connections that one step examines for members that are needed.
 const CUT: usize = 64;
-/// Least and most connections that one call of [`Director::age`] examines.
+/// Least and most connections that one call of [`PoolSteering::age`] examines.
 const AGE_BUDGET: u32 = 64;
 const AGE_MOST: u32 = 16_384;
 /// Time in which it examines all of them, if there are many, in milliseconds.
@@ -96,7 +97,7 @@ enum Finds {
 
 /// The director of one thread; see the module.
 #[derive(Debug)]
-pub struct Director {
+pub struct PoolSteering {
     thread: usize,
     part: Portion,
     most: usize,
@@ -128,7 +129,7 @@ pub struct Director {
     aged_ms: u64,
 }
 
-impl Director {
+impl PoolSteering {
     /// A director of thread number `thread`, which is `part` of the Rx threads. `seed` is secret.
     /// Up to `most` connections and `most_paths` paths, allocated with the first pool.
     pub fn new(thread: usize, part: Portion, most: usize, most_paths: usize, seed: u64) -> Self {
@@ -587,7 +588,7 @@ impl Director {
     }
 }
 
-impl ChooseInstances for Director {
+impl ChooseInstances for PoolSteering {
     #[inline(always)]
     fn watches(&self) -> bool {
         self.per_flow
@@ -784,7 +785,7 @@ impl ChooseInstances for Director {
     }
 }
 
-impl Director {
+impl PoolSteering {
     /// Sends waiting packets on for which there is now a member. Returns their number.
     #[cold]
     fn let_go_on(&mut self, plane: &mut Plane, registry: &PathRegistry, flows: &mut FlowTable, clock: &Clock) -> usize {

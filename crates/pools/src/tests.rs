@@ -19,7 +19,7 @@ const FLOW_MS: u64 = 30_000;
 
 /// A director with pools of services 0 and 1 (NFs 0 to 7, 8 to 15); service 2 is shared (NF 16).
 struct Rig {
-    director: Director,
+    director: PoolSteering,
     nfs: Vec<Option<NfEnd>>,
     tables: Tables,
     registry: PathRegistry,
@@ -66,7 +66,7 @@ impl Rig {
             ..Default::default()
         };
         let mut rig = Self {
-            director: Director::new(0, part, 64, 256, 7),
+            director: PoolSteering::new(0, part, 64, 256, 7),
             nfs,
             tables,
             registry: PathRegistry::new(256),

@@ -18,7 +18,7 @@ use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::frame::Packet;
 use sluice_dataplane::steer::{Arrival, Wanted};
 
-use super::Director;
+use super::PoolSteering;
 
 /// Longest wait of a packet, in nanoseconds.
 pub(super) const LONGEST_WAIT_NS: u64 = 5_000_000_000;
@@ -222,7 +222,7 @@ impl Lines {
     }
 }
 
-impl Director {
+impl PoolSteering {
     /// Enqueues a packet that waits for a pool. Returns the oldest if it has to be dropped for it.
     pub(super) fn enqueue(&mut self, wanted: Wanted, arrival: &Arrival<'_>, now_ns: u64) -> Option<Waiting> {
         let thread = self.thread;

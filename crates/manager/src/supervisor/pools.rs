@@ -20,7 +20,7 @@ use sluice_api::config::{self as model, Per};
 use sluice_api::model as api;
 use sluice_dataplane::classify::flow_table::random_seed;
 use sluice_dataplane::worker::Snapshot;
-use sluice_pools::{Director, PoolCounters, PoolMember, PoolTable};
+use sluice_pools::{PoolCounters, PoolMember, PoolSteering, PoolTable};
 
 pub(super) struct PoolState {
     counters: Arc<[PoolCounters]>,
@@ -70,9 +70,9 @@ impl DataPlane {
             let (table, RxThread { thread, part, flows, paths }) = (table.clone(), *rx_thread);
             self.tell(thread, move |worker| {
                 let (plane, rx) = worker.parts();
-                let new = || Box::new(Director::new(thread, part, flows, paths, random_seed()));
+                let new = || Box::new(PoolSteering::new(thread, part, flows, paths, random_seed()));
                 let director = rx.instances.get_or_insert_with(|| new());
-                if let Some(director) = director.as_any().downcast_mut::<Director>() {
+                if let Some(director) = director.as_any().downcast_mut::<PoolSteering>() {
                     director.use_pool(&table, &plane.nfs, rx.classifier.table(), &rx.registry);
                 }
             });
@@ -86,7 +86,7 @@ impl DataPlane {
         for (thread, n) in shares(n, self.rx().iter().map(|rx| (rx.thread, idle(rx.thread))).collect()) {
             self.tell(thread, move |worker| {
                 let instances = worker.parts().1.instances.as_mut();
-                if let Some(director) = instances.and_then(|instances| instances.as_any().downcast_mut::<Director>()) {
+                if let Some(director) = instances.and_then(|instances| instances.as_any().downcast_mut::<PoolSteering>()) {
                     director.dismiss(service, n);
                 }
             });
