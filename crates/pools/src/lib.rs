@@ -1,4 +1,4 @@
-//! The flow director: selects the NFs of a flow where a service has one for each flow.
+//! Pool steering: selects the NFs of a flow where a service has one for each flow.
 //!
 //! # Terms
 //! A *pooled* service is one that is not shared; its NFs are *members* of its pool. A *connection*
@@ -6,9 +6,9 @@
 //! has met. With `per = "class"` all connections of a traffic class share a member ([`classes`]).
 //!
 //! # Approach
-//! Each Rx thread has a director. Each member of a pool `per = "flow"` belongs to one director, so
-//! nothing is shared or locked. Decisions go into the thread's flow table. After that, the director
-//! gets only packets with SYN, FIN or RST, and flows that the flow table has forgotten. A new
+//! Each Rx thread has a [`PoolSteering`]. Each member of a pool `per = "flow"` belongs to one
+//! thread, so nothing is shared or locked. Decisions go into the thread's flow table. After that,
+//! only packets with SYN, FIN or RST come here, and flows that the flow table has forgotten. A new
 //! connection costs a look-up, a member from the front of each queue, and the path number of this
 //! combination, which the thread caches. If idle, members with the same index are taken from all
 //! pools, so that there are about as many paths as members.
@@ -95,7 +95,7 @@ enum Finds {
     Nobody,
 }
 
-/// The director of one thread; see the module.
+/// The pools of one thread; see the module.
 #[derive(Debug)]
 pub struct PoolSteering {
     thread: usize,
@@ -130,7 +130,7 @@ pub struct PoolSteering {
 }
 
 impl PoolSteering {
-    /// A director of thread number `thread`, which is `part` of the Rx threads. `seed` is secret.
+    /// The pools of thread number `thread`, which is `part` of the Rx threads. `seed` is secret.
     /// Up to `most` connections and `most_paths` paths, allocated with the first pool.
     pub fn new(thread: usize, part: Portion, most: usize, most_paths: usize, seed: u64) -> Self {
         Self {

@@ -17,9 +17,9 @@ const MS: u64 = 1_000_000;
 /// Idle timeout of the flow table, in milliseconds.
 const FLOW_MS: u64 = 30_000;
 
-/// A director with pools of services 0 and 1 (NFs 0 to 7, 8 to 15); service 2 is shared (NF 16).
+/// Steering with pools of services 0 and 1 (NFs 0 to 7, 8 to 15); service 2 is shared (NF 16).
 struct Rig {
-    director: PoolSteering,
+    steering: PoolSteering,
     nfs: Vec<Option<NfEnd>>,
     tables: Tables,
     registry: PathRegistry,
@@ -55,7 +55,7 @@ impl Rig {
         Self::part(Portion { of: 1, this: 0 }, per, pool)
     }
 
-    /// The director of one of several Rx threads.
+    /// One of several Rx threads.
     fn part(part: Portion, per: Per, pool: model::Pool) -> Self {
         let page = fake::core_page(32);
         let nfs: Vec<_> = (0..17).map(|number| Some(fake::end(&Fake::default().on(&page, number)))).collect();
@@ -66,7 +66,7 @@ impl Rig {
             ..Default::default()
         };
         let mut rig = Self {
-            director: PoolSteering::new(0, part, 64, 256, 7),
+            steering: PoolSteering::new(0, part, 64, 256, 7),
             nfs,
             tables,
             registry: PathRegistry::new(256),
@@ -99,22 +99,22 @@ impl Rig {
             assigned: Some(self.assigned.clone()),
             waker: Some(self.waker.clone()),
         };
-        self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows, &self.registry);
+        self.steering.use_pool(&Arc::new(table), &self.nfs, &mut self.flows, &self.registry);
     }
 
     /// A packet of connection `n` on a chain: its NFs, or another decision.
     fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, Decision> {
         let key = key(n, back);
         let hash = self.flows.hash_of(&key);
-        let Rig { director, tables, registry, flows, clock, terms, .. } = self;
+        let Rig { steering, tables, registry, flows, clock, terms, .. } = self;
         let now_ns = clock.now_ns();
         if let Some(known) = flows.lookup(&key, hash, now_ns / MS).filter(|known| registry.holds(known.decision))
-            && !director.note(&key, flags, flows, now_ns)
+            && !steering.note(&key, flags, flows, now_ns)
         {
             return Ok(registry.of(known.decision).unwrap().hops.iter().map(|hop| hop.nf).collect());
         }
         let chain = tables.chains[chain].as_ref().unwrap();
-        assert!(director.concerns(chain));
+        assert!(steering.concerns(chain));
         let asked = SteerRequest {
             key: &key,
             hash,
@@ -127,17 +127,17 @@ impl Rig {
             terms: *terms,
             since_ns: now_ns,
         };
-        let decision = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
+        let decision = steering.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.of(decision.into()).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(decision)
     }
 
     /// Waits until the time for late packets is over.
     fn step(&mut self) {
-        self.director.step(&mut self.flows, u64::MAX);
+        self.steering.step(&mut self.flows, u64::MAX);
     }
 
     fn count(&self, state: State) -> u32 {
-        self.director.pools.iter().flatten().map(|members| members.pool.count(state)).sum()
+        self.steering.pools.iter().flatten().map(|members| members.pool.count(state)).sum()
     }
 }
 
@@ -205,7 +205,7 @@ fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
         assert_eq!(rig.packet(0, n, false, tcp::ACK).unwrap(), there, "and again, from the flow table");
     }
     assert_eq!(rig.packet(0, 8, false, tcp::SYN), Err(Decision::Drop(Refusal::NoneIdle)));
-    assert_eq!((rig.count(State::Assigned), rig.director.connections()), (16, 8));
+    assert_eq!((rig.count(State::Assigned), rig.steering.connections()), (16, 8));
     assert_eq!(rig.flows.stats().entries, 8, "half-open directions are asked about again");
     assert_eq!(rig.registry.len(), 16);
     assert_eq!((rig.counters[0][0].api.activations.get(), rig.counters[0][0].api.drops.get()), (8, 1));
@@ -217,10 +217,10 @@ fn members_are_not_kept_for_late_packets_while_somebody_needs_them() {
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
     rig.packet(0, 3, false, tcp::RST).unwrap();
     rig.packet(0, 5, false, tcp::RST).unwrap();
-    rig.director.step(&mut rig.flows, 0);
+    rig.steering.step(&mut rig.flows, 0);
     assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (4, 0), "their time is not over");
     assert_eq!(rig.packet(0, 8, false, tcp::SYN), Err(Decision::Drop(Refusal::NoneIdle)));
-    rig.director.step(&mut rig.flows, 0);
+    rig.steering.step(&mut rig.flows, 0);
     assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (2, 2), "one was asked for");
     assert_eq!(rig.packet(0, 3, true, tcp::ACK), Err(Decision::Drop(Refusal::NoneIdle)), "a late packet takes no other member");
     assert_eq!(rig.packet(0, 8, false, tcp::SYN).unwrap(), [3, 16, 11], "that of the one that ended first");
@@ -244,7 +244,7 @@ fn late_packets_meet_the_old_members_and_then_these_are_made_as_new() {
     assert_eq!(word(), 0, "a packet is inside");
     handle.release(1);
     rig.step();
-    assert_eq!((word(), rig.count(State::Idle), rig.director.connections()), (1, 16, 0));
+    assert_eq!((word(), rig.count(State::Idle), rig.steering.connections()), (1, 16, 0));
 }
 
 #[test]
@@ -252,10 +252,10 @@ fn a_new_connection_between_the_same_ends_has_members_of_its_own() {
     let mut rig = Rig::new(drops());
     let old = rig.packet(0, 1, false, tcp::ACK).unwrap();
     rig.packet(0, 1, false, tcp::RST).unwrap();
-    let moved = rig.director.moved();
+    let moved = rig.steering.moved();
     let new = rig.packet(0, 1, false, tcp::SYN).unwrap();
     assert!(old[0] != new[0] && old[2] != new[2], "{old:?} {new:?}");
-    assert_ne!(rig.director.moved(), moved, "packets that are held are looked at again");
+    assert_ne!(rig.steering.moved(), moved, "packets that are held are looked at again");
     rig.step();
     assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
 }
@@ -285,11 +285,11 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     let mut rig = Rig::new(model::Pool { queue: 2, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
     assert_eq!(rig.packet(0, 8, false, tcp::ACK), Err(Decision::Wait(WaitFor::Instance)));
-    let wanted = rig.director.wanted();
+    let wanted = rig.steering.wanted();
     assert_eq!((wanted.service, wanted.chain), (0, rig.tables.chains[0].as_ref().unwrap().number));
     let mut wait = |frame| {
         let packet = Packet { frame, ..Packet::default() };
-        rig.director.enqueue(wanted, &Arrival { packet, key: &key(8, false), flags: 0, tcp: tcp::ACK }, 0)
+        rig.steering.enqueue(wanted, &Arrival { packet, key: &key(8, false), flags: 0, tcp: tcp::ACK }, 0)
     };
     assert_eq!(
         [wait(0), wait(1), wait(2)].map(|gone| gone.map(|gone| gone.packet.frame)),
@@ -299,16 +299,16 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     rig.packet(0, 3, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!(rig.packet(0, 9, false, tcp::ACK), Err(Decision::Wait(WaitFor::Instance)), "who came later waits behind");
-    assert!(rig.director.wants_look(1));
-    let next = rig.director.waiting.first().unwrap();
-    assert_eq!((next.key, next.packet.frame, rig.director.waiting()), (key(8, false), 1, 2));
+    assert!(rig.steering.wants_look(1));
+    let next = rig.steering.waiting.first().unwrap();
+    assert_eq!((next.key, next.packet.frame, rig.steering.waiting()), (key(8, false), 1, 2));
     assert!(!next.is_over(LONGEST_WAIT_NS - 1) && next.is_over(LONGEST_WAIT_NS), "too long");
-    rig.director.waiting.pop(next.wanted.service);
-    assert_eq!(rig.director.waiting.first().unwrap().packet.frame, 2);
-    rig.director.waits_on(&next);
-    assert!(rig.director.waiting.first().is_none(), "until the next look");
-    assert_eq!(rig.director.waiting.pop_any().unwrap().packet.frame, 2);
-    assert_eq!((rig.director.waiting.pop_any().is_none(), rig.director.waiting()), (true, 0));
+    rig.steering.waiting.pop(next.wanted.service);
+    assert_eq!(rig.steering.waiting.first().unwrap().packet.frame, 2);
+    rig.steering.waits_on(&next);
+    assert!(rig.steering.waiting.first().is_none(), "until the next look");
+    assert_eq!(rig.steering.waiting.pop_any().unwrap().packet.frame, 2);
+    assert_eq!((rig.steering.waiting.pop_any().is_none(), rig.steering.waiting()), (true, 0));
 
     let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
@@ -329,7 +329,7 @@ fn a_strict_member_is_stopped_and_idle_members_are_let_go() {
     let handle = |nf: u16| rig.nfs[nf as usize].as_ref().unwrap().handle.clone();
     assert_eq!(handle(met[0]).stop_reason(), StopReason::Spent);
     let handles: Vec<_> = (0..8).map(handle).collect();
-    rig.director.dismiss(0, 3);
+    rig.steering.dismiss(0, 3);
     assert_eq!(handles.iter().filter(|h| h.dismissed.load(Ordering::Relaxed)).count(), 3);
     assert_eq!(rig.count(State::Idle), 11);
 }
@@ -352,10 +352,10 @@ fn members_of_a_former_version_keep_their_flows_and_get_no_others() {
     );
     rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
-    assert_eq!((let_go(&rig), rig.director.members(0).unwrap().pool.size()), (7, 1));
+    assert_eq!((let_go(&rig), rig.steering.members(0).unwrap().pool.size()), (7, 1));
     // A second change before they are gone does not bring them back.
     rig.has_and_leaves(0, 0..8, &old, &drops());
-    assert_eq!(rig.director.members(0).unwrap().pool.size(), 1);
+    assert_eq!(rig.steering.members(0).unwrap().pool.size(), 1);
 }
 
 fn classes() -> model::Pool {
@@ -372,7 +372,7 @@ fn each_thread_gives_its_own_members_and_lets_those_go() {
     assert_eq!(rig.packet(0, 4, false, tcp::SYN), Err(Decision::Drop(Refusal::NoneIdle)), "the others are another thread's");
     rig.packet(0, 0, false, tcp::RST).unwrap();
     rig.step();
-    rig.director.dismiss(0, 3);
+    rig.steering.dismiss(0, 3);
     let gone: Vec<u16> =
         (0..8).filter(|nf| rig.nfs[*nf].as_ref().unwrap().handle.dismissed.load(Ordering::Relaxed)).map(|nf| nf as u16).collect();
     assert!(gone.len() == 1 && gone[0] % 2 == 1, "as many as are idle here: {gone:?}");
@@ -499,7 +499,7 @@ fn a_class_whose_member_dies_or_leaves_gets_another_one() {
     assert_eq!(rig.packet(0, 4, false, tcp::ACK).unwrap(), next, "the class is the new member's");
     (3..5).for_each(|n| drop(rig.packet(0, n, false, tcp::RST).unwrap()));
     rig.step();
-    assert_eq!((rig.count(State::Assigned), rig.director.connections()), (0, 0));
+    assert_eq!((rig.count(State::Assigned), rig.steering.connections()), (0, 0));
 }
 
 #[test]
@@ -510,13 +510,13 @@ fn silence_ends_what_is_half_open_before_what_is_established() {
     rig.packet(1, 1, true, tcp::ACK).unwrap();
     rig.packet(0, 2, false, tcp::SYN).unwrap();
     let now_ms = rig.clock.now_ns() / MS;
-    rig.director.age(&mut rig.flows, now_ms + 500, FLOW_MS);
-    assert_eq!(rig.director.connections(), 2);
-    rig.director.age(&mut rig.flows, now_ms + 2_000, FLOW_MS);
-    assert_eq!(rig.director.connections(), 1);
-    rig.director.age(&mut rig.flows, now_ms + 2_000_000_000, FLOW_MS);
+    rig.steering.age(&mut rig.flows, now_ms + 500, FLOW_MS);
+    assert_eq!(rig.steering.connections(), 2);
+    rig.steering.age(&mut rig.flows, now_ms + 2_000, FLOW_MS);
+    assert_eq!(rig.steering.connections(), 1);
+    rig.steering.age(&mut rig.flows, now_ms + 2_000_000_000, FLOW_MS);
     rig.step();
-    assert_eq!((rig.director.connections(), rig.count(State::Idle), rig.flows.stats().entries), (0, 16, 0));
+    assert_eq!((rig.steering.connections(), rig.count(State::Idle), rig.flows.stats().entries), (0, 16, 0));
 }
 
 #[test]
@@ -533,9 +533,9 @@ fn a_connection_ends_after_its_time_although_the_flow_table_has_forgotten_it_bef
                 assert!(rig.flows.lookup(&key, hash, now_ms).is_some());
             }
             rig.flows.age(now_ms, FLOW_MS, rig.flows.capacity());
-            rig.director.age(&mut rig.flows, now_ms, FLOW_MS);
+            rig.steering.age(&mut rig.flows, now_ms, FLOW_MS);
         }
-        rig.director.connections()
+        rig.steering.connections()
     };
     assert_eq!(pass(&mut rig, 0..111, true), 1);
     // Its last packet came at 110 s; the flow table forgets it at about 140 s.
@@ -556,9 +556,9 @@ fn packets_that_go_elsewhere_by_now_hold_no_member() {
         seen.decision = decision.map_or(seen.decision, Into::into);
         for after_ms in (0..4_000).step_by(100) {
             rig.flows.insert(&key, hash, seen, now_ms + after_ms);
-            rig.director.age(&mut rig.flows, now_ms + after_ms, FLOW_MS);
+            rig.steering.age(&mut rig.flows, now_ms + after_ms, FLOW_MS);
         }
-        assert_eq!(rig.director.connections(), held, "{decision:?}");
+        assert_eq!(rig.steering.connections(), held, "{decision:?}");
     }
 }
 
@@ -593,9 +593,9 @@ proptest! {
                     if let Ok(nfs) = rig.packet(chain, n, back, flags) {
                         let (connection, _) = key(n, back).connection();
                         for nf in nfs.into_iter().filter(|nf| *nf < 16) {
-                            let members = rig.director.members(nf / 8).unwrap();
+                            let members = rig.steering.members(nf / 8).unwrap();
                             let holder = members.holders[members.slots[&nf] as usize];
-                            prop_assert_eq!(rig.director.connections.get(holder).unwrap().key, connection);
+                            prop_assert_eq!(rig.steering.connections.get(holder).unwrap().key, connection);
                         }
                     }
                 }
@@ -613,8 +613,8 @@ proptest! {
                 }
             }
             let there = living.iter().filter(|is| **is).count() as u32;
-            prop_assert_eq!(rig.director.members(0).unwrap().pool.size(), there);
-            prop_assert_eq!(rig.director.members(1).unwrap().pool.size(), 8);
+            prop_assert_eq!(rig.steering.members(0).unwrap().pool.size(), there);
+            prop_assert_eq!(rig.steering.members(1).unwrap().pool.size(), 8);
         }
         // When all have ended, all are idle.
         for n in 0..12 {
@@ -627,9 +627,9 @@ proptest! {
             end.handle.release(left);
         }
         rig.step();
-        rig.director.age(&mut rig.flows, u64::MAX / 2, FLOW_MS);
+        rig.steering.age(&mut rig.flows, u64::MAX / 2, FLOW_MS);
         rig.step();
-        prop_assert_eq!(rig.count(State::Idle), rig.director.pools.iter().flatten().map(|s| s.pool.size()).sum::<u32>());
-        prop_assert_eq!((rig.director.connections(), rig.flows.stats().entries), (0, 0));
+        prop_assert_eq!(rig.count(State::Idle), rig.steering.pools.iter().flatten().map(|s| s.pool.size()).sum::<u32>());
+        prop_assert_eq!((rig.steering.connections(), rig.flows.stats().entries), (0, 0));
     }
 }

@@ -71,9 +71,9 @@ impl DataPlane {
             self.tell(thread, move |worker| {
                 let (plane, rx) = worker.parts();
                 let new = || Box::new(PoolSteering::new(thread, part, flows, paths, random_seed()));
-                let director = rx.instances.get_or_insert_with(|| new());
-                if let Some(director) = director.as_any().downcast_mut::<PoolSteering>() {
-                    director.use_pool(&table, &plane.nfs, rx.classifier.table(), &rx.registry);
+                let steering = rx.instances.get_or_insert_with(|| new());
+                if let Some(steering) = steering.as_any().downcast_mut::<PoolSteering>() {
+                    steering.use_pool(&table, &plane.nfs, rx.classifier.table(), &rx.registry);
                 }
             });
         }
@@ -86,8 +86,8 @@ impl DataPlane {
         for (thread, n) in shares(n, self.rx().iter().map(|rx| (rx.thread, idle(rx.thread))).collect()) {
             self.tell(thread, move |worker| {
                 let instances = worker.parts().1.instances.as_mut();
-                if let Some(director) = instances.and_then(|instances| instances.as_any().downcast_mut::<PoolSteering>()) {
-                    director.dismiss(service, n);
+                if let Some(steering) = instances.and_then(|instances| instances.as_any().downcast_mut::<PoolSteering>()) {
+                    steering.dismiss(service, n);
                 }
             });
         }
