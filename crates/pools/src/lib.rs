@@ -36,6 +36,7 @@
 
 pub mod classes;
 pub mod connections;
+mod held;
 mod members;
 pub mod waiting;
 

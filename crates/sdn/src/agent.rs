@@ -33,8 +33,8 @@ use sluice_shm::clock::monotonic_ns;
 
 use super::entry::{self, CHAIN_BASE, number_of, port_of, port_of_chain};
 use super::packet_in::{NOT_HELD, Question};
+use super::shared::{PortView, Seen, Topology};
 use super::threads::{Homes, RxThreads};
-use super::{Seen, Topology};
 use crate::advice::{Advice, Answer, Meanwhile};
 use sluice_api::config::{Fail, Miss, Openflow};
 use sluice_dataplane::chain::DropReason;
@@ -107,7 +107,7 @@ impl Plant for View<'_> {
     }
 
     fn table_counts(&self) -> (u64, u64) {
-        let received = |p: &super::PortView| p.counters.iter().map(|c| c.api.rx_packets.get()).sum::<u64>();
+        let received = |p: &PortView| p.counters.iter().map(|c| c.api.rx_packets.get()).sum::<u64>();
         (self.topology.ports.iter().map(received).sum(), self.threads.line().tally.total())
     }
 }

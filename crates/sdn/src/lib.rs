@@ -18,53 +18,22 @@ pub mod advice;
 mod agent;
 pub mod entry;
 pub mod packet_in;
+mod shared;
 pub mod threads;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use sluice_shm::clock::monotonic_ns;
 
+use shared::Seen;
+pub use shared::{PortView, Topology};
 use sluice_api::config as model;
 use sluice_api::model as api;
 use sluice_api::parse;
-use sluice_dataplane::chain::Chain;
-use sluice_dataplane::queue::QueueCounters;
 use threads::RxThreads;
-
-/// A port of the configuration, as shown to the controller.
-#[derive(Debug, Clone)]
-pub struct PortView {
-    pub number: u16,
-    pub name: String,
-    /// Counters of its queues.
-    pub counters: Vec<Arc<QueueCounters>>,
-}
-
-/// The ports, and the chains into which entries can send packets.
-#[derive(Debug, Clone, Default)]
-pub struct Topology {
-    pub ports: Vec<PortView>,
-    pub chains: Vec<Arc<Chain>>,
-}
-
-/// State of the agent that other threads read.
-#[derive(Debug, Default)]
-struct Seen {
-    connected: AtomicBool,
-    /// Time of the last change of `connected`, in nanoseconds.
-    since_ns: AtomicU64,
-    connections: AtomicU64,
-    packet_ins: AtomicU64,
-    /// Packet-ins not sent because the controller does not read.
-    unread: AtomicU64,
-    flow_mods: AtomicU64,
-    errors: AtomicU64,
-    entries: AtomicU64,
-    problem: Mutex<Option<String>>,
-}
 
 /// The supervisor's handle of the agent.
 pub struct Agent {

@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// This program: experiments start it for other commands, and daemons start it as a hostile NF.
 pub const LAB: &str = "sluice-lab";
+/// The NF of most experiments.
+pub const COST: &str = "sluice-nf-cost";
 
 /// Programs that experiments start, and the interruption flag.
 #[derive(Debug, Clone)]

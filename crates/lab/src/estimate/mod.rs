@@ -40,18 +40,17 @@
 pub mod command;
 pub mod packets;
 pub mod stand;
+mod subject;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use sluice_config::estimates::{Estimate, Spread};
 use sluice_shm::BURST;
 use sluice_shm::clock::monotonic_ns;
 
-use sluice_host::spawn::SpawnError;
-use sluice_host::user::User;
 use stand::{MOST_BURSTS, Stand};
+pub use subject::{EstimateError, Names, PATIENCE, Subject};
 
 /// Reference program beside the daemon whose handler does next to nothing.
 pub const IDLE: &str = "sluice-nf-bridge";
@@ -59,8 +58,6 @@ pub const IDLE: &str = "sluice-nf-bridge";
 pub const BUSY: &str = "sluice-nf-cost";
 /// Cycles per packet of `BUSY`: a burst takes longer than some lines need from another core.
 const BUSY_CYCLES: &str = "50";
-/// Time limit for an NF to attach, and for a burst to come back.
-pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const BURSTS: u32 = 1 + MOST_BURSTS as u32;
 /// Rounds before those that count: caches fill, branch predictors learn.
 const WARM_UP: u64 = 100;
@@ -78,29 +75,6 @@ const SHORTEST_NS: u64 = 200_000_000;
 /// slice.
 const LONGEST_NS: u64 = 5_000_000_000;
 
-#[derive(Debug, Clone, Default)]
-pub struct Subject {
-    /// Name for messages and for the NF itself.
-    pub name: String,
-    /// An absolute path.
-    pub exec: PathBuf,
-    pub args: Vec<OsString>,
-    /// Environment, besides what attaching needs.
-    pub env: Vec<(OsString, OsString)>,
-    /// User; by default the caller's.
-    pub user: Option<User>,
-    /// Names of ports, services and chains that it may look up.
-    pub names: Names,
-}
-
-/// Names that an NF may look up, by number.
-#[derive(Debug, Clone, Default)]
-pub struct Names {
-    pub ports: Vec<String>,
-    pub services: Vec<String>,
-    pub chains: Vec<String>,
-}
-
 /// How to measure.
 #[derive(Debug, Clone)]
 pub struct Procedure {
@@ -110,53 +84,6 @@ pub struct Procedure {
     pub rounds: u32,
     /// Ethernet frames, sent in turn.
     pub packets: Vec<Vec<u8>>,
-}
-
-/// Why there is no estimate.
-#[derive(Debug, thiserror::Error)]
-pub enum EstimateError {
-    #[error("there are no packets to send: give a capture with packets, or leave it out for crafted ones")]
-    NoPackets,
-    #[error(
-        "a packet of {bytes} bytes does not fit in a frame; at most {most} do: cut the capture, for instance with `editcap -s {most}`"
-    )]
-    TooLong { bytes: usize, most: usize },
-    #[error("NF and measurement need a core each, and core {core} is the only one that this process may use; allow it another one")]
-    OneCore { core: usize },
-    #[error(
-        "{0} is missing: it is what the cost of the rings is measured with; it stands beside sluice (`make build` builds both)"
-    )]
-    NoReference(&'static str),
-    #[error(transparent)]
-    Spawn(#[from] SpawnError),
-    #[error("{name} ended ({how}) {when}; look at its arguments{said}")]
-    Ended {
-        name: String,
-        /// How it ended.
-        how: String,
-        /// Before or during which phase.
-        when: &'static str,
-        /// Its last output, on separate lines.
-        said: String,
-    },
-    #[error("{name} did not attach within {} s: only programs that use Sluice's NF library can be measured", PATIENCE.as_secs())]
-    Silent { name: String },
-    #[error("{name} has returned {returned} of {packets} packets after {} s: it keeps packets, so what a burst takes cannot be said",
-            PATIENCE.as_secs())]
-    Keeps { name: String, returned: usize, packets: usize },
-    #[error("{name} breaks the rules of its rings: {what}; it would be stopped in use")]
-    Broken { name: String, what: &'static str },
-    #[error(
-        "other programs keep the cores so busy that the time of a burst cannot be measured: in between, the rings alone took up to \
-             {spread_us:.0} µs of it more than at best; stop them, or measure when they are done"
-    )]
-    Disturbed {
-        /// Excess of the rings' cost, in microseconds.
-        spread_us: f64,
-    },
-    /// A system call failed.
-    #[error("cannot {what}: {source}")]
-    System { what: &'static str, source: std::io::Error },
 }
 
 /// Rounds of one NF.

@@ -25,7 +25,7 @@ use sluice_shm::memory::SharedMemory;
 use sluice_shm::page::{Control, Counter, Region, RegionLayout};
 use sluice_shm::ring::{Consumer, Producer};
 
-use super::{EstimateError, PATIENCE, Subject};
+use super::subject::{EstimateError, PATIENCE, Subject};
 use sluice_host::affinity::{self, Saved};
 use sluice_host::attach::{AttachEvent, Attached, Listener};
 use sluice_host::filter::Filter;

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_cli::lab::simulate::cycles;
 use sluice_policy::sim::Cost;
 
-use super::{Options, SimulateError};
+use super::error::SimulateError;
+use super::options::Options;
 use sluice_api::config::{Config, Service};
 use sluice_api::model::Nf;
 
@@ -162,10 +163,18 @@ fn draws(before: Vec<u64>, list: Vec<u64>) -> Result<Vec<u64>, String> {
 
 /// The costs of flows over stages. A flow has the same relative position in each list.
 fn by_flow(lists: &[Vec<u64>]) -> Result<Vec<u64>, String> {
-    let len = lists.iter().fold(1u64, |len, list| super::lcm(len, list.len() as u64));
+    let len = lists.iter().fold(1u64, |len, list| lcm(len, list.len() as u64));
     if len > LONGEST as u64 {
         return Err(format!("its lists of cycles make more than {LONGEST} kinds of flow"));
     }
     let len = len as usize;
     Ok((0..len).map(|i| lists.iter().map(|list| list[i * list.len() / len]).sum()).collect())
+}
+
+pub(super) fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
 }

@@ -32,6 +32,8 @@
 
 pub mod command;
 pub mod cost;
+mod error;
+mod options;
 pub mod place;
 pub mod report;
 pub mod traffic;
@@ -39,14 +41,18 @@ pub mod traffic;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use sluice_cli::lab::simulate::SWITCH_NS;
 use sluice_policy::sim;
 
 use sluice_api::config::{self as model, Config};
 use sluice_api::nearest;
 
+use cost::lcm;
+pub use error::SimulateError;
+use error::names;
+pub use options::Options;
+pub use place::PlannedNf;
 pub use report::Report;
 
 /// Most lanes of a chain for which every instance of one service meets every instance of the next.
@@ -55,112 +61,6 @@ const MESH: u64 = 64;
 const LANES: u64 = 1024;
 /// Smallest ring that the simulator accepts, in packets: a burst.
 const LEAST_RING: u32 = 32;
-/// Most names in a sentence.
-const NAMES: usize = 8;
-
-/// Inputs beyond the configuration.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Options {
-    /// Cores for NFs, assigned round-robin; by default the configured ones.
-    pub cores: Option<usize>,
-    /// Packets per second of each port without another known rate.
-    pub rate_pps: Option<f64>,
-    /// Packets per second of ports, by name.
-    pub port_rates: BTreeMap<String, f64>,
-    /// Cycles per packet of services, by name.
-    pub costs: BTreeMap<String, u64>,
-    /// The same, as measured; [`Options::costs`] takes precedence.
-    pub measured: BTreeMap<String, u64>,
-    /// Cycles per microsecond.
-    pub mhz: u64,
-    /// Cost of a switch to an NF on its core, in nanoseconds.
-    pub switch_ns: u64,
-    /// Simulated time that is counted, in nanoseconds.
-    pub measure_ns: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            cores: None,
-            rate_pps: None,
-            port_rates: BTreeMap::new(),
-            costs: BTreeMap::new(),
-            measured: BTreeMap::new(),
-            mhz: 2_500,
-            switch_ns: SWITCH_NS,
-            measure_ns: 1_000_000_000,
-        }
-    }
-}
-
-/// Why a configuration cannot be simulated, and what to do.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SimulateError {
-    #[error(
-        "nothing says how many packets a second come in at {}; say --rate PPS for all such ports, or --rate {}=PPS for each",
-        names(ports),
-        ports[0]
-    )]
-    NoRate { ports: Vec<String> },
-    #[error(
-        "nothing says what a packet costs {}; there are four ways: --cost {}=CYCLES for each; --measured, where a daemon runs them \
-         under load; `sluice estimate {} --config CONFIG --keep`, which measures one alone; or exec = \"sluice-nf-cost\" with args = [\"--cycles\", \"CYCLES\"] in the configuration",
-        names(services),
-        services[0],
-        services[0]
-    )]
-    NoCost { services: Vec<String> },
-    /// An option names something that the configuration lacks.
-    #[error("{option} {name}: the configuration has no {what} of that name; {hint}")]
-    Unknown {
-        option: &'static str,
-        name: String,
-        /// `port` or `service`.
-        what: &'static str,
-        hint: String,
-    },
-    #[error("port {port} has a rate of {rate} packets per second; it can be 0 to {:e}", traffic::MOST_PPS)]
-    Rate { port: String, rate: f64 },
-    /// Settings or rules that the daemon would refuse, too.
-    #[error("{0}")]
-    Refused(String),
-    #[error("service {service}: {what}; mend its args, or say --cost {service}=CYCLES")]
-    Arguments { service: String, what: String },
-    #[error("chain {chain} passes service {service}, which has no instances; write instances = 1 or more")]
-    NoInstances { chain: String, service: String },
-    #[error(
-        "all packets take inline chains ({}), whose handlers run in the packet threads, which are not simulated; write run = \"fused\" \
-         to simulate such a chain as one process",
-        names(chains)
-    )]
-    Inline { chains: Vec<String> },
-    #[error(
-        "no packet would meet an NF; `sluice check` tells whether rules lead to chains with services, and rates must be above 0"
-    )]
-    Nothing,
-    #[error(transparent)]
-    Scenario(#[from] sim::ScenarioError),
-}
-
-impl SimulateError {
-    /// Whether other options would help.
-    pub fn is_usage(&self) -> bool {
-        matches!(self, Self::NoRate { .. } | Self::NoCost { .. } | Self::Unknown { .. } | Self::Rate { .. })
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlannedNf {
-    /// `SERVICE.i`.
-    pub name: String,
-    /// Index of its service in the configuration.
-    pub service: usize,
-    /// Its core, as an index into [`Simulation::cores`].
-    pub core: usize,
-    pub polls: bool,
-}
-
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedChain {
     pub name: String,
@@ -355,14 +255,6 @@ fn lane_of(lane: u64, counts: &[u64]) -> Vec<u64> {
     counts.iter().map(instance).collect()
 }
 
-fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y > 0 {
-        (x, y) = (y, x % y);
-    }
-    (a / x).saturating_mul(b)
-}
-
 fn class(sched: &model::Sched) -> sim::Class {
     match sched.class {
         model::Class::Other => sim::Class::Other,
@@ -402,12 +294,4 @@ fn known<'a>(
         }
     }
     Ok(())
-}
-
-/// Names with commas between, shortened where they are many.
-fn names(all: &[String]) -> String {
-    match all.len().saturating_sub(NAMES) {
-        0 => all.join(", "),
-        more => format!("{} and {more} more", all[..NAMES].join(", ")),
-    }
 }

@@ -7,8 +7,19 @@
 
 use std::collections::BTreeSet;
 
-use super::{PlannedNf, names};
+use super::error::names;
 use sluice_api::config::{Config, Idle, Mode, Service};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedNf {
+    /// `SERVICE.i`.
+    pub name: String,
+    /// Index of its service in the configuration.
+    pub service: usize,
+    /// Its core, as an index into [`Simulation::cores`](super::Simulation::cores).
+    pub core: usize,
+    pub polls: bool,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {

@@ -1,5 +1,6 @@
 use std::collections::HashSet;
 
+use sluice_cli::lab::simulate::SWITCH_NS;
 use sluice_policy::sim::{Class, Cost, Variant};
 
 use super::*;

@@ -6,15 +6,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Options, SimulateError, names};
+use super::error::{SimulateError, names};
+use super::options::{MOST_PPS, Options};
 use sluice_api::config::{self as model, Config, Gen, Overload, Port, PortKind};
 use sluice_dataplane::classify::compile;
 use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rule::RuleSet;
 use sluice_ports::generator;
 
-/// Most packets per second of a port: 400 Gbit/s of the smallest packets are 0.6e9.
-pub const MOST_PPS: f64 = 1e9;
 /// Most classified flows of a port; of more, a sample.
 const SAMPLE: u32 = 1 << 16;
 /// Assumed flows of a port where they are unknown.

@@ -42,13 +42,12 @@ use serde_json::{Value, json};
 use sluice_api::config::Run;
 use sluice_policy::sim::experiments;
 
+pub use crate::bench::daemon::COST;
 use crate::bench::lab::{Case, Lab, Row, Trials};
 use crate::bench::report::Params;
 use crate::bench::setup::{Chain, Class, Sched, Service, Setup, Traffic};
 use crate::bench::table::Column;
 
-/// The NF of all these experiments.
-pub const COST: &str = "sluice-nf-cost";
 /// Costs of the paper's chain: low, medium, high.
 pub const COSTS: [u64; 3] = experiments::CHAIN;
 /// Flows of a generator for one chain.

@@ -12,7 +12,6 @@ use std::ops::Range;
 
 use sluice_policy::sim::{self, Chain, Cost, Nf, Scenario, Variant};
 
-use super::COST;
 use crate::bench::lab::Row;
 use crate::bench::setup::{Service, Setup};
 use crate::bench::table::Column;

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::{FRAMES, LOOKS, RING, ROOM, Stand, ns_per_tick};
-use crate::estimate::{EstimateError, PATIENCE};
+use crate::estimate::subject::{EstimateError, PATIENCE};
 use sluice_shm::BURST;
 use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::{monotonic_ns, ticks};
