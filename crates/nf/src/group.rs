@@ -121,7 +121,7 @@ impl Part {
         let opened = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE) };
         let wrong = |error: libloading::Error| format!("part {name}: cannot load {}: {error}", path.display());
         let library = opened.map_err(wrong)?;
-        // SAFETY: the symbol of this name is an Entry, by the interface.
+        // SAFETY: the symbol of this name is an EntryPoint, by the interface.
         let entry = *unsafe { library.get::<EntryPoint>(SYMBOL) }.map_err(wrong)?;
         let mut table = HandlerTable::EMPTY;
         let request = encode(&Context { args: args.clone(), ..context.clone() });

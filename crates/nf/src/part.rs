@@ -303,7 +303,7 @@ macro_rules! part {
             len: usize,
             table: *mut $crate::part::HandlerTable,
         ) -> ::std::ffi::c_int {
-            // SAFETY: the group calls it as a part::Entry.
+            // SAFETY: the group calls it as a part::EntryPoint.
             unsafe { $crate::part::make(version, request, len, table, $make) }
         }
     };
