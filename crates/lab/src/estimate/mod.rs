@@ -30,7 +30,7 @@
 //!
 //! # Limits
 //! Caches are warm, since the NF has the core alone. Packets that a handler keeps (to wait for a
-//! disk, say) end a round late or never; after [`PATIENCE`] that is an error. Costs below some tens
+//! disk, say) end a round late or never; after [`subject::PATIENCE`] that is an error. Costs below some tens
 //! of nanoseconds a burst are within the noise of the rings: the subtracted value is a median, and
 //! [`Estimate::ring_spread_ns`] is its variation between turns.
 //!
@@ -50,7 +50,7 @@ use sluice_shm::BURST;
 use sluice_shm::clock::monotonic_ns;
 
 use stand::{MOST_BURSTS, Stand};
-pub use subject::{EstimateError, Names, PATIENCE, Subject};
+pub use subject::{EstimateError, Names, Subject};
 
 /// Reference program beside the daemon whose handler does next to nothing.
 pub const IDLE: &str = "sluice-nf-bridge";

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use sluice_policy::sim::{self, Chain, Cost, Nf, Scenario, Variant};
 
+use crate::bench::daemon::COST;
 use crate::bench::lab::Row;
 use crate::bench::setup::{Service, Setup};
 use crate::bench::table::Column;
