@@ -73,7 +73,7 @@ impl Rig {
     /// Reads until something has come and nothing more is there.
     fn read(&mut self) -> Vec<Block> {
         let mut bytes = Vec::new();
-        while let Some(piece) = self.stream.next() {
+        for piece in self.stream.by_ref() {
             if piece.is_empty() {
                 break;
             }
