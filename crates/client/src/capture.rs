@@ -138,6 +138,8 @@ impl Output<'_> {
 fn write(client: &mut Client, request: &CaptureRequest, mut output: Output<'_>) -> anyhow::Result<Blocks> {
     let stops = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
+        // A second signal ends it at once, where the output takes no more.
+        signal_hook::flag::register_conditional_default(signal, stops.clone()).context("cannot wait for signals")?;
         signal_hook::flag::register(signal, stops.clone()).context("cannot wait for signals")?;
     }
     let mut blocks = Blocks::default();

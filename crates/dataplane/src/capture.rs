@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sluice_api::drops::PortDrop;
 use sluice_shm::arena::Arena;
 
 use crate::chain::{DropReason, Hop, Path};
@@ -78,7 +79,7 @@ impl LossReason {
         match self {
             Self::Chain(why) => why.name(),
             Self::Entry(why) => why.name(),
-            Self::Unsent => "tx_drops",
+            Self::Unsent => PortDrop::Untaken.name(),
         }
     }
 
@@ -159,6 +160,11 @@ pub struct CaptureScope {
 }
 
 impl CaptureScope {
+    /// Whether it covers packets that are dropped.
+    fn covers_drops(&self) -> bool {
+        self.points.is_empty() || self.points.contains(&Point::Dropped)
+    }
+
     fn covers(&self, sight: &Sight<'_>) -> bool {
         self.chain.is_none_or(|own| sight.chain == Some(own)) && (self.points.is_empty() || self.points.contains(&sight.point))
     }
@@ -240,6 +246,11 @@ pub fn pair(request: &Arc<CaptureScope>, words: usize) -> (Tap, CaptureReader) {
 }
 
 impl Tap {
+    /// Whether it copies packets that are dropped.
+    pub fn shows_drops(&self) -> bool {
+        self.request.covers_drops()
+    }
+
     /// Whether it belongs to this capture.
     pub fn is_of(&self, request: &Arc<CaptureScope>) -> bool {
         Arc::ptr_eq(&self.request, request)

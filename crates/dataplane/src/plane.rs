@@ -8,7 +8,7 @@ use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::histogram::Histogram;
 
-use crate::capture::{LossReason, Point, Sight};
+use crate::capture::{LossReason, Point, Sight, Tap};
 use crate::chain::ways::Ways;
 use crate::chain::{Chain, ChainCounters, DropReason, Path, PathRegistry, Tables};
 use crate::classify::key::{FlowKey, LONG};
@@ -292,7 +292,7 @@ impl Plane {
     /// Whether anything looks at packets that are dropped at the entry.
     #[inline(always)]
     pub(crate) fn is_watched(&self) -> bool {
-        self.observers.as_ref().is_some_and(|observers| !observers.taps.is_empty()) || self.is_tracing()
+        self.observers.as_ref().is_some_and(|observers| observers.taps.iter().any(Tap::shows_drops)) || self.is_tracing()
     }
 
     /// Whether the active trace covers packets with this key, whatever their chain.

@@ -30,9 +30,9 @@
 //!
 //! # Limits
 //! Caches are warm, since the NF has the core alone. Packets that a handler keeps (to wait for a
-//! disk, say) end a round late or never; after [`subject::PATIENCE`] that is an error. Costs below some tens
-//! of nanoseconds a burst are within the noise of the rings: the subtracted value is a median, and
-//! [`Estimate::ring_spread_ns`] is its variation between turns.
+//! disk, say) end a round late or never; after [`subject::PATIENCE`] that is an error. Costs below
+//! some tens of nanoseconds a burst are within the noise of the rings: the subtracted value is a
+//! median, and [`Estimate::ring_spread_ns`] is its variation between turns.
 //!
 //! Source: UNiS (Anthony and Bai), the cycle estimator; its report leaves the subtraction for the
 //! ring open.

@@ -29,6 +29,8 @@ use pcapng::{Direction, InterfaceCounts};
 const PIECE: usize = 1 << 16;
 /// Longest time without a piece.
 const SILENCE: Duration = Duration::from_millis(100);
+/// Packets that are looked at before the end of the capture is thought of.
+const AT_ONCE: usize = 4096;
 /// Time between two looks for packets, unless more are left than a piece holds.
 const NAP: Duration = Duration::from_millis(2);
 /// Time between two looks at names, and two statistics.
@@ -114,6 +116,8 @@ pub struct CaptureLimits {
     /// Packets to write.
     pub count: Option<u64>,
     pub duration: Option<Duration>,
+    /// Most bytes that are written of a packet; without it, all that were copied.
+    pub snap: Option<u16>,
 }
 
 struct Interface {
@@ -211,7 +215,7 @@ impl<S: CaptureSource> Stream<S> {
         if let Some(at) = self.interfaces.iter().position(|interface| interface.name == name) {
             return at;
         }
-        pcapng::interface(out, &name, self.request.snap);
+        pcapng::interface(out, &name, self.limits.snap.unwrap_or(self.request.snap));
         self.interfaces.push(Interface { name, counts: InterfaceCounts::default(), pending: 0, said: InterfaceCounts::default() });
         self.interfaces.len() - 1
     }
@@ -242,6 +246,7 @@ impl<S: CaptureSource> Stream<S> {
             None => {
                 if !self.names.know(sighting)
                     && let Ok(names) = self.source.names()
+                    && names != self.names
                 {
                     self.names = names;
                     self.looks.clear();
@@ -265,10 +270,14 @@ impl<S: CaptureSource> Stream<S> {
         self.last = Some((self.record.sighting.clone(), look));
     }
 
-    /// Writes what there is, up to a piece, oldest first.
+    /// Writes what there is, oldest first, up to a piece. It looks at [`AT_ONCE`] packets at most:
+    /// a filter which lets none through delays neither the end nor what passed before.
     fn drain(&mut self, out: &mut Vec<u8>) {
         self.rests = false;
-        while out.len() < PIECE && self.limits.count != Some(0) {
+        for _ in 0..AT_ONCE {
+            if out.len() >= PIECE || self.limits.count == Some(0) {
+                return;
+            }
             let times = self.readers.iter_mut().enumerate().filter_map(|(i, reader)| Some((reader.next_ns()?, i)));
             let next = times.min().map(|(_, reader)| reader);
             self.rests = next.is_none();
@@ -289,12 +298,13 @@ impl<S: CaptureSource> Stream<S> {
                 continue;
             }
             interface.counts.written += 1;
+            let most = self.limits.snap.map_or(usize::MAX, usize::from);
             let missed = std::mem::take(&mut interface.pending);
             let packet = pcapng::PacketBlock {
                 interface: look.interface as u32,
                 at_ns: self.epoch_ns.wrapping_add(record.at_ns),
                 len: record.len.into(),
-                bytes: &record.bytes,
+                bytes: &record.bytes[..record.bytes.len().min(most)],
                 options: &look.options,
                 missed,
             };

@@ -152,7 +152,7 @@ fn each_hop_is_an_interface_and_a_comment_says_the_rest() {
         interface("nat.0:in"),
         packet(1, 2, "chain=web path=fw.0,nat.0 nf=nat.0"),
         interface("drop"),
-        packet(2, 4, "drop=tx_drops"),
+        packet(2, 4, "drop=port_tx"),
         packet(2, 5, "chain=web path=fw.0,nat.0 drop=verdict"),
     ];
     assert_eq!(rig.read(), wanted);
@@ -170,7 +170,7 @@ fn a_count_is_of_what_the_filter_accepts() {
     // The first byte is odd.
     let filter = [(0x30, 0, 0, 0), (0x45, 0, 1, 1), (6, 0, 0, 1), (6, 0, 0, 0)];
     let filter = filter.map(|(code, jt, jf, k)| Instruction { code, jt, jf, k }).to_vec();
-    let limits = CaptureLimits { filter: Some(PacketFilter::new(filter).unwrap()), count: Some(2), duration: None };
+    let limits = CaptureLimits { filter: Some(PacketFilter::new(filter).unwrap()), count: Some(2), duration: None, snap: None };
     let mut rig = Rig::new(vec![Point::Dropped], 1024, limits);
     rig.show(0, 1, &on(Point::Dropped), 0..9);
     let comment = "chain=web path=fw.0,nat.0";
@@ -181,6 +181,37 @@ fn a_count_is_of_what_the_filter_accepts() {
     assert_eq!((rig.stream.next(), rig.played.lock().unwrap().ends), (None, 1));
     drop(rig.stream);
     assert_eq!(rig.played.lock().unwrap().ends, 1);
+}
+
+#[test]
+fn a_filter_that_lets_nothing_through_sees_whole_packets_and_does_not_hold_the_end() {
+    // Only the sixtieth byte matters.
+    let filter = |byte| {
+        let program = [(0x30, 0, 0, 59), (0x15, 0, 1, byte), (6, 0, 0, 1), (6, 0, 0, 0)];
+        let program = program.map(|(code, jt, jf, k)| Instruction { code, jt, jf, k }).to_vec();
+        CaptureLimits { filter: Some(PacketFilter::new(program).unwrap()), snap: Some(4), ..CaptureLimits::default() }
+    };
+    let mut rig = Rig::new(vec![Point::Dropped], 16 * (AT_ONCE + 1), filter(0x100));
+    for _ in 0..=AT_ONCE {
+        rig.show(0, 1, &on(Point::Dropped), 0..1);
+    }
+    let mut out = Vec::new();
+    rig.stream.begin(&mut out);
+    let header = out.len();
+    rig.stream.drain(&mut out);
+    assert_eq!((out.len(), rig.stream.rests), (header, false));
+    assert!(rig.stream.readers[0].next_ns().is_some(), "it comes back to what is left");
+    rig.stream.drain(&mut out);
+    assert!(rig.stream.rests && rig.stream.readers[0].next_ns().is_none());
+    let mut rig = Rig::new(vec![Point::Dropped], 1024, filter(7));
+    rig.show(0, 1, &on(Point::Dropped), 0..9);
+    let mut out = Vec::new();
+    rig.stream.begin(&mut out);
+    let header = out.len();
+    rig.stream.drain(&mut out);
+    // Captured and original length of the block.
+    let word = |at: usize| u32::from_le_bytes(out[header + at..header + at + 4].try_into().unwrap());
+    assert_eq!((word(0), word(20), word(24)), (6, 4, 60));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Captures: what the supervisor begins and ends of them.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use sluice_api::model::{self as api, MAX_CAPTURES};
@@ -58,7 +58,9 @@ impl Remote {
         if request.sample == 0 || request.snaplen == 0 {
             return Err(ApiError::unprocessable("sample or snaplen is 0", "leave them out, or give at least 1"));
         }
-        let limits = CaptureLimits { filter, count: request.count, duration: request.duration_ms.map(Duration::from_millis) };
+        // A filter sees packets whole; they are cut behind it.
+        let snap = filter.as_ref().map(|_| request.snaplen);
+        let limits = CaptureLimits { filter, count: request.count, duration: request.duration_ms.map(Duration::from_millis), snap };
         let asked = request.clone();
         let (request, names, threads) = self.change(move |supervisor| supervisor.plan_capture(&asked))?;
         // From here on it ends when this is dropped.
@@ -74,6 +76,8 @@ impl Remote {
 impl Supervisor {
     /// What a request for a capture names, by number; the capture has its place from now on.
     fn plan_capture(&mut self, request: &api::CaptureRequest) -> Result<(Arc<CaptureScope>, HopNames, usize), SupervisorError> {
+        // Also those whose request was given up before they began.
+        self.seen.captures.retain(|other| other.strong_count() > 0);
         if self.seen.captures.len() >= MAX_CAPTURES {
             return Err(SupervisorError::Conflict(format!(
                 "{MAX_CAPTURES} captures go on, the most at a time; end one, or give one several hops"
@@ -89,8 +93,9 @@ impl Supervisor {
         };
         let points = request.hops.iter().map(|hop| self.points(hop)).collect::<Result<Vec<_>, _>>()?;
         let points = points.into_iter().flatten().collect();
-        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, snap: request.snaplen });
-        self.seen.captures.push(planned.clone());
+        let snap = if request.filter.is_empty() { request.snaplen } else { u16::MAX };
+        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, snap });
+        self.seen.captures.push(Arc::downgrade(&planned));
         Ok((planned, self.names(), self.plane.threads()))
     }
 
@@ -125,7 +130,7 @@ impl Supervisor {
 
     /// Has the packet threads give their taps back.
     fn end_capture(&mut self, request: &Arc<CaptureScope>) -> Vec<Receiver<Option<Tap>>> {
-        self.seen.captures.retain(|other| !Arc::ptr_eq(other, request));
+        self.seen.captures.retain(|other| !Weak::ptr_eq(other, &Arc::downgrade(request)));
         let end = |thread| {
             let (to, tap) = channel();
             let request = request.clone();

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -220,7 +220,7 @@ pub(super) struct Observed {
     /// The trace under way, and its deadline.
     pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// The captures under way.
-    pub(super) captures: Vec<Arc<capture::CaptureScope>>,
+    pub(super) captures: Vec<Weak<capture::CaptureScope>>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
 }
