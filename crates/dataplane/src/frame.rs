@@ -474,7 +474,8 @@ impl FrameCache {
         let number = if number == NO_ARENA { self.usual } else { usize::from(number) };
         let Some(Stack { free, pool: Some(pool), reserve, least, .. }) = self.stacks.get(number) else { return 0 };
         let found = free.len() + pool.available();
-        found.saturating_sub(*reserve).max((*least).min((found + at_gate) / 2))
+        let half = ((found + at_gate) / 2).max(at_gate.min(1));
+        found.saturating_sub(*reserve).max((*least).min(half))
     }
 
     /// Frames in this cache, without the pools.
@@ -661,6 +662,7 @@ mod tests {
         // A port has read into all that was left: what it has read counts.
         let read = cache.alloc(&mut got);
         assert!(read > 0 && cache.left_of(0, 0) == 0 && cache.left_of(0, BURST) == BURST / 2);
+        assert_eq!(cache.left_of(0, 1), 1, "a single packet that has its frame passes");
         // More chains than frames for them.
         cache.reserve([(0, 64)].into_iter(), [2; 200].into_iter());
         assert_eq!([0, 2].map(|arena| cache.left_of(arena, 2)), [1, 300 - 75]);

@@ -206,8 +206,10 @@ fn a_cgroup_of_its_own_is_frozen_as_it_is_and_left_as_it_was() {
     assert_eq!(state(), "0");
     let slot = controller.add(&target.weighed_there()).unwrap();
     assert!(controller.set_weight(slot, 0.25).unwrap());
-    assert_eq!(fs::read_to_string(own.join("cpu.weight")).unwrap().trim_end(), "2500");
+    let weight = || fs::read_to_string(own.join("cpu.weight")).unwrap();
+    assert_eq!(weight().trim_end(), "2500");
     controller.remove(slot).unwrap();
+    assert!(weight().starts_with("100"), "it has its former weight: {}", weight());
     assert!(own.exists());
     drop(controller);
     assert!(!fake.home().join("sluice-1-core1").exists());

@@ -49,6 +49,8 @@ struct Held {
     target: Target,
     state: File,
     weight: Option<File>,
+    /// The weight of an existing cgroup, which it gets back.
+    former: Option<String>,
     undo: Undo,
     note: Note,
 }
@@ -144,10 +146,11 @@ impl Tree {
         let folder = in_place.map_or_else(|| self.free_folder(target.name()), Path::to_path_buf);
         let undo = self.undo(target, &folder, in_place.is_none())?;
         let note = self.guard.note(std::slice::from_ref(&undo), None)?;
+        let former = in_place.filter(|_| target.weighs()).and_then(|own| fs::read_to_string(own.join(Version::V2.file())).ok());
         let done = self.move_in(target, &folder, in_place.is_none());
         match done {
             Ok((state, weight)) => {
-                let held = Held { target: target.clone(), state, weight, undo, note };
+                let held = Held { target: target.clone(), state, weight, former, undo, note };
                 Ok(self.slots.put(held))
             }
             Err(error) => {
@@ -270,6 +273,10 @@ impl Tree {
 
     pub(super) fn remove(&mut self, slot: Slot) -> Result<(), Failed> {
         let held = self.slots.take(slot)?;
+        if let (Some(file), Some(former)) = (&held.weight, &held.former) {
+            // It is gone if that fails.
+            let _ = pwrite(file, former.trim().as_bytes(), 0);
+        }
         let result = held.undo.perform(&self.host, None);
         self.guard.forget(&held.note);
         self.guard.give(&held.target);
