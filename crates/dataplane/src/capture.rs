@@ -2,7 +2,7 @@
 //!
 //! Problem: a packet is to be seen as it was at one point of its way, and is never to wait for the
 //! one that looks. Approach: each packet thread has a [`Tap`] of each capture, which copies packets
-//! to a [`Buffer`] of its own that was made before; a [`CaptureReader`] in another thread takes
+//! to a buffer of its own that was made before; a [`CaptureReader`] in another thread takes
 //! them out. The copy is made while the packet is in the thread's hands: before an NF gets it,
 //! after an NF has returned it. What does not fit in the buffer is missed, and counted.
 //!

@@ -17,7 +17,8 @@
 //! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a
 //!    terminal reaches only the manager, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
-//! 4. sets its cores, the manager's original limit of descriptors, and its own [limits](Limits);
+//! 4. sets its cores, the manager's original limit of descriptors, and its own
+//!    [limits](ProcessLimits);
 //! 5. sets its groups, group and user by raw system calls, because glibc's wrappers would change
 //!    the manager's threads. Unless it stays root, it drops every capability that it or a program
 //!    that it executes could have;
