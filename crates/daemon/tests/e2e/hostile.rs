@@ -141,7 +141,8 @@ fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_ot
     let mut daemon = Daemon::start("max_violations = 1000000000\nstall_ms = 0", &text);
     let stats = daemon.wait("altered packets of red, and many of blue's", |s| {
         let of = |sink: &str, what: &str| find_port(s, sink).details.get(what).copied().unwrap_or(0.0);
-        of("red-out", "altered") > 0.0 && of("blue-out", "stamped") > 5_000.0
+        // Noise over a stamp leaves none.
+        of("red-out", "altered") + of("red-out", "unstamped") > 0.0 && of("blue-out", "stamped") > 5_000.0
     });
     for what in ["altered", "unstamped", "lost", "reordered", "duplicated"] {
         assert_eq!(find_port(&stats, "blue-out").details[what], 0.0, "{what}");
