@@ -7,8 +7,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 
 use anyhow::Context;
+use libloading::Library;
 use sluice_api::model::Instruction;
 use sluice_cli::usage::Usage;
 
@@ -17,7 +19,7 @@ const ETHERNET: c_int = 1;
 /// PCAP_NETMASK_UNKNOWN.
 const NO_NETMASK: u32 = u32::MAX;
 /// Its names: in Debian and Ubuntu, and elsewhere.
-const LIBRARIES: [&CStr; 2] = [c"libpcap.so.0.8", c"libpcap.so.1"];
+const LIBRARIES: [&str; 2] = ["libpcap.so.0.8", "libpcap.so.1"];
 
 /// `struct bpf_insn`.
 #[repr(C)]
@@ -42,27 +44,15 @@ type GetError = unsafe extern "C" fn(*mut c_void) -> *const c_char;
 type FreeCode = unsafe extern "C" fn(*mut Program);
 type Close = unsafe extern "C" fn(*mut c_void);
 
-struct Library(*mut c_void);
-
-impl Library {
-    fn open() -> anyhow::Result<Self> {
-        let open = |name: &&CStr| {
-            // SAFETY: the name is a C string; libpcap's initialisers have no conditions.
-            let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-            (!library.is_null()).then_some(Self(library))
-        };
-        LIBRARIES.iter().find_map(open).context(
-            "--filter needs libpcap, which is not installed; install it (Debian and Ubuntu: `apt-get install libpcap0.8`, Fedora: \
-             `dnf install libpcap`), or leave --filter out",
-        )
-    }
-
-    fn symbol(&self, name: &CStr) -> anyhow::Result<*mut c_void> {
-        // SAFETY: the library is open, and the name is a C string.
-        let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        anyhow::ensure!(!symbol.is_null(), "this host's libpcap has no {}", name.to_string_lossy());
-        Ok(symbol)
-    }
+/// Loads libpcap, for good: what its own libraries have begun may go on.
+fn load() -> anyhow::Result<ManuallyDrop<Library>> {
+    // SAFETY: libpcap's initialisers have no conditions.
+    let open = |name: &&str| unsafe { Library::new(name) }.ok();
+    let library = LIBRARIES.iter().find_map(open).context(
+        "--filter needs libpcap, which is not installed; install it (Debian and Ubuntu: `apt-get install libpcap0.8`, Fedora: \
+         `dnf install libpcap`), or leave --filter out",
+    )?;
+    Ok(ManuallyDrop::new(library))
 }
 
 /// The program of an expression, for Ethernet.
@@ -71,15 +61,15 @@ impl Library {
 /// There is no libpcap, or it does not accept the expression.
 pub fn compile(expression: &str) -> anyhow::Result<Vec<Instruction>> {
     let text = CString::new(expression).map_err(|_| Usage("the filter has a zero byte; remove it".into()))?;
-    let library = Library::open()?;
+    let library = load()?;
     // SAFETY: these are the types that libpcap's header gives its functions, in all its versions.
     let (open_dead, compile, get_error, free_code, close) = unsafe {
         (
-            std::mem::transmute::<*mut c_void, OpenDead>(library.symbol(c"pcap_open_dead")?),
-            std::mem::transmute::<*mut c_void, Compile>(library.symbol(c"pcap_compile")?),
-            std::mem::transmute::<*mut c_void, GetError>(library.symbol(c"pcap_geterr")?),
-            std::mem::transmute::<*mut c_void, FreeCode>(library.symbol(c"pcap_freecode")?),
-            std::mem::transmute::<*mut c_void, Close>(library.symbol(c"pcap_close")?),
+            library.get::<OpenDead>(b"pcap_open_dead\0")?,
+            library.get::<Compile>(b"pcap_compile\0")?,
+            library.get::<GetError>(b"pcap_geterr\0")?,
+            library.get::<FreeCode>(b"pcap_freecode\0")?,
+            library.get::<Close>(b"pcap_close\0")?,
         )
     };
     // SAFETY: both are plain numbers.
@@ -97,7 +87,7 @@ pub fn compile(expression: &str) -> anyhow::Result<Vec<Instruction>> {
         let error = unsafe { CStr::from_ptr(get_error(handle)) }.to_string_lossy().into_owned();
         Err(Usage(format!("the filter {expression:?}: {error}; `man pcap-filter` describes the language")))
     };
-    // SAFETY: the program is libpcap's or empty, and neither is used again. The library stays.
+    // SAFETY: the program is libpcap's or empty, and neither is used again.
     unsafe {
         if compiled {
             free_code(&mut program);

@@ -160,11 +160,6 @@ pub struct CaptureScope {
 }
 
 impl CaptureScope {
-    /// Whether it covers packets that are dropped.
-    fn covers_drops(&self) -> bool {
-        self.points.is_empty() || self.points.contains(&Point::Dropped)
-    }
-
     fn covers(&self, sight: &Sight<'_>) -> bool {
         self.chain.is_none_or(|own| sight.chain == Some(own)) && (self.points.is_empty() || self.points.contains(&sight.point))
     }
@@ -248,7 +243,7 @@ pub fn pair(request: &Arc<CaptureScope>, words: usize) -> (Tap, CaptureReader) {
 impl Tap {
     /// Whether it copies packets that are dropped.
     pub fn shows_drops(&self) -> bool {
-        self.request.covers_drops()
+        self.request.points.is_empty() || self.request.points.contains(&Point::Dropped)
     }
 
     /// Whether it belongs to this capture.

@@ -250,7 +250,9 @@ impl Plane {
     /// Shows packets that came back from hop `hop` of a path.
     #[inline(always)]
     pub(crate) fn show_back<T: InFrame>(&mut self, path: &Path, hop: usize, packets: &[T]) {
-        if let Some(hop) = path.hops.get(hop) {
+        if self.observers.is_some()
+            && let Some(hop) = path.hops.get(hop)
+        {
             self.show(&Sight::on(path, Point::FromNf(hop.nf)), packets);
         }
     }
