@@ -1,4 +1,5 @@
-//! `sluice bench compare BEFORE AFTER`: two results of an experiment, side by side.
+//! `sluice bench compare BEFORE AFTER`: two results of an experiment, or two reports of `bench
+//! all`, side by side.
 //!
 //! # Approach
 //! Variants are matched by name and params, and the medians of each metric that both measured are
@@ -8,6 +9,9 @@
 //! how samples are distributed. Its exact probability is counted here, ties included: that of
 //! statrs 0.19 is 1 for two sets of one size that lie wholly apart.
 //!
+//! The runs of a report are too few for that. There, the variants of an experiment are the samples
+//! ([`reports`]).
+//!
 //! # Limits
 //! - Fewer than four samples on each side never show a change.
 //! - Each metric is tested by itself: of a hundred that did not change, up to five seem to, if
@@ -16,79 +20,24 @@
 //!   from a change. Run them in turns.
 //! - The count takes long from some hundred samples on.
 
+mod direction;
+mod reports;
+
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use sluice_cli::lab::bench::BenchArgs;
 
 use crate::bench::report::{Report, Summary, Variant};
+use direction::{SIGNIFICANT, better};
 
 pub const NAME: &str = "compare";
-pub const ABOUT: &str = "two results of an experiment of four runs or more: compare BEFORE AFTER, as --json wrote them";
+pub const ABOUT: &str =
+    "two results of an experiment of four runs or more (files of --json), or two reports (folders): compare BEFORE AFTER";
 
-/// Largest probability of such samples without a change.
-const SIGNIFICANT: f64 = 0.05;
 /// Fewest samples on each side that can be significant.
 const FEWEST: usize = 4;
-
-/// What is better of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Better {
-    More,
-    Less,
-}
-
-/// Metrics of which less is better, or which have no better, and whose names begin as others' do.
-const LESS_BY_NAME: [&str; 4] = ["tcp_starved", "of_greedy", "of_optimum", "of_least"];
-const NEITHER: [&str; 1] = ["latency_points_count"];
-/// Starts of metrics of which more is better.
-const MORE: [&str; 12] = [
-    "delivered_",
-    "processed_",
-    "mixed_pps",
-    "throughput_pps",
-    "tcp_",
-    "udp_",
-    "plain_kept",
-    "requests_",
-    "activations_",
-    "of_",
-    "jain",
-    "promises_kept",
-];
-/// Starts of metrics of which less is better.
-const LESS: [&str; 16] = [
-    "latency_",
-    "setup_ns",
-    "start_",
-    "wasted_",
-    "drop_pps",
-    "none_idle_pps",
-    "lost_",
-    "failed_",
-    "reordered_",
-    "left_",
-    "findings_",
-    "private_kib",
-    "memory_",
-    "round_ns",
-    "nf_ns_per_packet",
-    "longest_wait_ns",
-];
-
-/// What is better of a metric, if that can be said: counts of switches, say, have no better.
-fn better(metric: &str) -> Option<Better> {
-    let starts = |with: &[&str]| with.iter().any(|start| metric.starts_with(start));
-    match () {
-        () if NEITHER.contains(&metric) => None,
-        () if LESS_BY_NAME.contains(&metric) || metric.contains("error_percent") => Some(Better::Less),
-        () if starts(&MORE) => Some(Better::More),
-        () if starts(&LESS) => Some(Better::Less),
-        () => None,
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
@@ -120,7 +69,7 @@ impl Row {
         let verdict = match p {
             None if is_far => Verdict::Unknown,
             Some(p) if is_far && p <= SIGNIFICANT => {
-                if (after.median > before.median) == (better == Better::More) {
+                if better.is_improved(before.median, after.median) {
                     Verdict::Better
                 } else {
                     Verdict::Worse
@@ -174,25 +123,6 @@ fn rows(before: &Report, after: &Report, threshold: f64) -> Vec<Row> {
     pairs.flat_map(of_pair).collect()
 }
 
-fn read(path: &Path) -> anyhow::Result<Report> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let expected = || format!("{} is no result of an experiment; `sluice bench NAME --json FILE` writes one", path.display());
-    serde_json::from_str(&text).with_context(expected)
-}
-
-/// What the two results differ in besides their measurements.
-fn differences(before: &Report, after: &Report) -> Vec<String> {
-    let (a, b) = (&before.host, &after.host);
-    let pairs = [
-        ("processor", a.cpu.clone(), b.cpu.clone()),
-        ("cores", a.cores.to_string(), b.cores.to_string()),
-        ("kernel", a.kernel.clone(), b.kernel.clone()),
-        ("hugepages", a.hugepages.to_string(), b.hugepages.to_string()),
-        ("seconds of a run", before.seconds.to_string(), after.seconds.to_string()),
-    ];
-    pairs.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, then {b}")).collect()
-}
-
 /// A number with three digits that count.
 pub fn short(value: f64) -> String {
     let (value, unit) = match value.abs() {
@@ -220,9 +150,14 @@ fn cell(summary: &Summary) -> String {
 /// in common; a metric is worse.
 pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let [before, after] = args.files.as_slice() else {
-        bail!("compare needs two results: sluice bench compare BEFORE.json AFTER.json");
+        bail!("compare needs two results, or two folders of `bench all`: sluice bench compare BEFORE.json AFTER.json");
     };
-    let (before, after) = (read(before)?, read(after)?);
+    match (before.is_dir(), after.is_dir()) {
+        (true, true) => return reports::run(before, after, args.threshold, out),
+        (false, false) => {}
+        _ => bail!("compare two files, or two folders: one of {} and {} is a folder", before.display(), after.display()),
+    }
+    let (before, after) = (Report::read(before)?, Report::read(after)?);
     if before.experiment != after.experiment {
         bail!("one result is of {}, the other of {}; compare results of the same experiment", before.experiment, after.experiment);
     }
@@ -231,7 +166,7 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if rows.is_empty() {
         bail!("the results have no variant and metric in common; give both the same --only and --where");
     }
-    for difference in differences(&before, &after) {
+    for difference in before.differences(&after) {
         writeln!(out, "The results differ by more than the change ({difference}).")?;
     }
     let mut counts = BTreeMap::new();
@@ -271,14 +206,17 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
+    use std::path::Path;
+
     use serde_json::json;
 
     use super::*;
     use crate::bench::host::HostInfo;
     use crate::bench::report::Params;
 
-    fn report(experiment: &str, metrics: &[(&str, &[f64])]) -> Report {
+    /// A result with these samples of metrics.
+    pub fn report(experiment: &str, metrics: &[(&str, &[f64])]) -> Report {
         let mut variant = Variant::new("shared/open", Params::from([("nfs".into(), json!(3))]));
         for (metric, samples) in metrics {
             samples.iter().for_each(|sample| variant.add(metric, *sample));
@@ -302,9 +240,10 @@ mod tests {
         assert_eq!(of("delivered_pps.c1", &SLOW, &FAST), Verdict::Better);
         assert_eq!(of("latency_ns_p99", &FAST, &SLOW), Verdict::Better);
         assert_eq!(of("latency_ns_p99", &SLOW, &FAST), Verdict::Worse);
-        for less in ["worst_error_percent", "tcp_starved", "of_optimum"] {
+        for less in ["worst_error_percent", "tcp_starved", "of_optimum", "of_untuned", "mixed_pps", "error_percent"] {
             assert_eq!(of(less, &SLOW, &FAST), Verdict::Worse, "{less}");
         }
+        assert_eq!(of("error_percent", &SLOW.map(|error| -error), &[4.0, 4.1, 4.2, 4.3, 4.4]), Verdict::Better, "nearer to 0");
         // Significant, and too small to matter.
         assert_eq!(of("delivered_pps", &FAST, &FAST.map(|sample| sample * 0.975)), Verdict::Same);
         // Large, and not more than the runs scatter.
@@ -338,7 +277,7 @@ mod tests {
         other.host.kernel = "6.18".into();
         let slow = write("slow.json", &other);
         let chain = write("chain.json", &report("chain", &[("delivered_pps", &FAST)]));
-        let broken = folder.path().join("broken.json");
+        let (broken, missing) = (folder.path().join("broken.json"), folder.path().join("missing.json"));
         std::fs::write(&broken, "{}").unwrap();
         let compare = |files: &[&Path]| {
             let files = files.iter().map(|file| file.to_path_buf()).collect();
@@ -363,7 +302,8 @@ mod tests {
             (vec![fast.as_path()], "compare needs two results"),
             (vec![fast.as_path(), chain.as_path()], "one result is of forward, the other of chain"),
             (vec![fast.as_path(), broken.as_path()], "is no result of an experiment"),
-            (vec![fast.as_path(), folder.path()], "cannot read"),
+            (vec![fast.as_path(), folder.path()], "compare two files, or two folders"),
+            (vec![fast.as_path(), missing.as_path()], "cannot read"),
         ] {
             assert!(compare(&files).0.unwrap_err().contains(words), "{words}");
         }

@@ -117,6 +117,29 @@ pub struct Report {
 }
 
 impl Report {
+    /// Reads one from a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no result.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let expected = || format!("{} is no result of an experiment; `sluice bench NAME --json FILE` writes one", path.display());
+        serde_json::from_str(&text).with_context(expected)
+    }
+
+    /// What two results differ in besides their measurements.
+    pub fn differences(&self, after: &Self) -> Vec<String> {
+        let (a, b) = (&self.host, &after.host);
+        let pairs = [
+            ("processor", a.cpu.clone(), b.cpu.clone()),
+            ("cores", a.cores.to_string(), b.cores.to_string()),
+            ("kernel", a.kernel.clone(), b.kernel.clone()),
+            ("hugepages", a.hugepages.to_string(), b.hugepages.to_string()),
+            ("seconds of a run", self.seconds.to_string(), after.seconds.to_string()),
+        ];
+        pairs.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, then {b}")).collect()
+    }
+
     /// Writes it as JSON.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;

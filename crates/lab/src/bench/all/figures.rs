@@ -240,6 +240,12 @@ fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
 }
 
 impl Figure {
+    /// How many of the checks were measured, where that is some and not all.
+    pub fn coverage(checked: &[Checked]) -> Option<String> {
+        let measured = checked.iter().filter(|one| one.verdict != ClaimVerdict::Unknown).count();
+        (measured > 0 && measured < checked.len()).then(|| format!("{measured} of {} checks measured", checked.len()))
+    }
+
     /// The verdict of all its checks: the worst of those that were measured. None without checks.
     pub fn verdict(checked: &[Checked]) -> Option<ClaimVerdict> {
         let measured = checked.iter().map(|one| one.verdict).filter(|verdict| *verdict != ClaimVerdict::Unknown).max();

@@ -1,12 +1,17 @@
 //! The folder of a report: of each experiment its result, its settings, its plot and its log.
+//!
+//! `NAME.settings` has three lines: the words of the command, what was built, and the version with
+//! the day.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use sluice_cli::lab::bench::BenchArgs;
 
 use super::figures::Quick;
-use crate::bench::host::HostInfo;
+use crate::bench::host::{Cores, HostInfo};
 use crate::bench::report::Report;
 
 /// How an experiment is run.
@@ -38,6 +43,47 @@ impl RunSettings {
     }
 }
 
+/// What a result depends on besides its settings: the host, and the build.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measuring {
+    pub host: HostInfo,
+    /// Of the programs that are measured and that measure.
+    pub build: u64,
+    /// The version, and the day (UTC).
+    pub provenance: String,
+}
+
+impl Measuring {
+    /// On this host, with `sluiced` and the lab beside each other.
+    ///
+    /// # Errors
+    /// A program cannot be read.
+    pub fn here() -> anyhow::Result<Self> {
+        let lab = std::env::current_exe().context("cannot find this program's own folder")?;
+        // As it is found for each experiment; one that is not there is said by the experiment.
+        let sluiced = lab.with_file_name("sluiced");
+        let mut build = DefaultHasher::new();
+        for program in [&lab, &sluiced] {
+            if program.exists() {
+                build.write(&std::fs::read(program).with_context(|| format!("cannot read {}", program.display()))?);
+            }
+        }
+        let provenance = format!("Sluice {}, {}", env!("CARGO_PKG_VERSION"), day(SystemTime::now()));
+        Ok(Self { host: HostInfo::read(&Cores::here()), build: build.finish(), provenance })
+    }
+
+    fn is_same_host(&self, had: &HostInfo) -> bool {
+        (&had.cpu, had.cores, &had.kernel) == (&self.host.cpu, self.host.cores, &self.host.kernel)
+    }
+}
+
+/// The day of a time in UTC, as in 2026-11-27.
+fn day(time: SystemTime) -> String {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let day = i64::try_from(seconds).ok().and_then(|seconds| time::OffsetDateTime::from_unix_timestamp(seconds).ok());
+    day.map_or_else(String::new, |day| format!("{:04}-{:02}-{:02}", day.year(), u8::from(day.month()), day.day()))
+}
+
 /// The folder of a report.
 pub struct Folder(pub PathBuf);
 
@@ -52,14 +98,39 @@ impl Folder {
         serde_json::from_str(&text).ok()
     }
 
-    /// Whether an experiment need not run: it ran with these settings on this host, and nothing
-    /// failed.
-    pub fn is_done(&self, experiment: &str, settings: &RunSettings, host: &HostInfo) -> bool {
-        let words = std::fs::read_to_string(self.file(experiment, "settings")).unwrap_or_default();
-        let same_host = |had: &HostInfo| (&had.cpu, had.cores, &had.kernel) == (&host.cpu, host.cores, &host.kernel);
-        words == settings.words().join(" ")
+    /// A line of what is written of how an experiment ran.
+    fn line(&self, experiment: &str, number: usize) -> Option<String> {
+        let text = std::fs::read_to_string(self.file(experiment, "settings")).ok()?;
+        text.lines().nth(number).map(String::from)
+    }
+
+    /// The words of the command that an experiment was run with, if they are there.
+    pub fn words(&self, experiment: &str) -> Option<String> {
+        self.line(experiment, 0)
+    }
+
+    /// The version that was measured, and the day; empty if that is not there.
+    pub fn provenance(&self, experiment: &str) -> String {
+        self.line(experiment, 2).unwrap_or_default()
+    }
+
+    /// Writes how an experiment ran.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn keep_settings(&self, experiment: &str, settings: &RunSettings, measuring: &Measuring) -> anyhow::Result<()> {
+        let Measuring { build, provenance, .. } = measuring;
+        let words = settings.words().join(" ");
+        write(&self.file(experiment, "settings"), &format!("{words}\nbuild {build:016x}\n{provenance}\n"))
+    }
+
+    /// Whether an experiment need not run: it ran with these settings on this host, with these
+    /// programs, and nothing failed.
+    pub fn is_done(&self, experiment: &str, settings: &RunSettings, measuring: &Measuring) -> bool {
+        self.words(experiment).is_some_and(|words| words == settings.words().join(" "))
+            && self.line(experiment, 1).is_some_and(|build| build == format!("build {:016x}", measuring.build))
             && self.result(experiment).is_some_and(|report| {
-                same_host(&report.host) && !report.left_out.iter().any(|left| left.why.starts_with("failed: "))
+                measuring.is_same_host(&report.host) && !report.left_out.iter().any(|left| left.why.starts_with("failed: "))
             })
     }
 }
@@ -83,20 +154,40 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = Folder(folder.path().into());
         let mut report = report("chain", &[("sluice/other", &[1.0])]);
-        let (settings, host) =
-            (RunSettings::of(&BenchArgs { seconds: 5.0, repeats: 3, ..BenchArgs::default() }, None), report.host.clone());
+        let settings = RunSettings::of(&BenchArgs { seconds: 5.0, repeats: 3, seed: 1, ..BenchArgs::default() }, None);
+        let here = Measuring { host: report.host.clone(), build: 7, provenance: "Sluice 1, 2026-11-27".into() };
         let keep = |report: &Report| {
             report.write(&folder.file("chain", "json")).unwrap();
-            write(&folder.file("chain", "settings"), &settings.words().join(" ")).unwrap();
+            folder.keep_settings("chain", &settings, &here).unwrap();
         };
-        assert!(!folder.is_done("chain", &settings, &host));
+        assert!(!folder.is_done("chain", &settings, &here));
+        assert_eq!((folder.words("chain"), folder.provenance("chain")), (None, String::new()));
         keep(&report);
-        assert!(folder.is_done("chain", &settings, &host));
-        assert!(!folder.is_done("chain", &RunSettings { seconds: 1.0, ..settings.clone() }, &host));
-        assert!(!folder.is_done("chain", &settings, &HostInfo { kernel: "7".into(), ..host.clone() }));
+        assert!(folder.is_done("chain", &settings, &here));
+        assert_eq!(folder.words("chain").unwrap(), "--seconds 5 --repeats 3 --seed 1");
+        assert_eq!(folder.provenance("chain"), "Sluice 1, 2026-11-27");
+        assert!(!folder.is_done("chain", &RunSettings { seconds: 1.0, ..settings.clone() }, &here));
+        let host = HostInfo { kernel: "7".into(), ..here.host.clone() };
+        assert!(!folder.is_done("chain", &settings, &Measuring { host, ..here.clone() }));
+        assert!(!folder.is_done("chain", &settings, &Measuring { build: 8, ..here.clone() }), "other programs");
+        let later = Measuring { provenance: "Sluice 1, 2026-11-28".into(), ..here.clone() };
+        assert!(folder.is_done("chain", &settings, &later), "the day does not matter");
         let (name, params, why) = ("default/other".into(), Default::default(), "failed: broken".into());
         report.left_out.push(LeftOut { name, params, why });
         keep(&report);
-        assert!(!folder.is_done("chain", &settings, &host), "what failed is tried again");
+        assert!(!folder.is_done("chain", &settings, &here), "what failed is tried again");
+    }
+
+    #[test]
+    fn a_day_is_that_of_utc() {
+        let at = |seconds| day(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
+        assert_eq!([at(0), at(1_709_164_799), at(1_709_164_800)], ["1970-01-01", "2024-02-28", "2024-02-29"]);
+    }
+
+    #[test]
+    fn what_measures_has_an_identity() {
+        let (here, again) = (Measuring::here().unwrap(), Measuring::here().unwrap());
+        assert_eq!(here.build, again.build);
+        assert!(here.provenance.starts_with(concat!("Sluice ", env!("CARGO_PKG_VERSION"), ", 20")), "{}", here.provenance);
     }
 }

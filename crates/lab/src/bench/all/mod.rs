@@ -3,9 +3,9 @@
 //! # Approach
 //! Each experiment is a process of its own (`sluice-lab bench NAME`), so that one that fails ends
 //! no other. Its result, its plot and what it printed are files in the folder of the report. A
-//! result that is there with the same settings from the same host counts, so an interrupted run
-//! goes on where it was. At the end, and after an interruption too, the report is written from what
-//! there is ([`page`]): one page with all plots in it, and the same as Markdown.
+//! result that is there with the same settings from the same host and programs counts, so an
+//! interrupted run goes on where it was. At the end, and after an interruption too, the report is
+//! written from what there is ([`page`]): one page with all plots in it, and the same as Markdown.
 //!
 //! # Limits
 //! The time that is left comes from estimates for `--quick` on two cores, scaled by how long the
@@ -25,9 +25,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use sluice_cli::lab::bench::BenchArgs;
 
-use crate::bench::host::{Cores, HostInfo};
 use figures::{Known, Paper, PlannedRun};
-use folder::{Folder, RunSettings, write};
+use folder::{Folder, Measuring, RunSettings};
 
 pub const NAME: &str = "all";
 pub const ABOUT: &str = "every experiment, and a report on the papers' claims: all --report DIR [--quick]";
@@ -74,7 +73,7 @@ pub fn run(args: &BenchArgs, about: fn(&str) -> &'static str, out: &mut dyn Writ
 
 /// Runs the experiments that have no result yet; returns those that failed.
 fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupted: &AtomicBool) -> anyhow::Result<Vec<String>> {
-    let host = HostInfo::read(&Cores::here());
+    let measuring = Measuring::here()?;
     let quick = |run: &PlannedRun| run.quick.as_ref().filter(|_| args.quick).cloned();
     let settings = |run: &PlannedRun| RunSettings::of(args, quick(run).as_ref());
     let left_out = |run: &PlannedRun| args.quick && run.quick.is_none();
@@ -82,7 +81,7 @@ fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupte
     for run in chosen {
         match run {
             run if left_out(run) => eprintln!("{}: not with --quick", run.experiment),
-            run if folder.is_done(&run.experiment, &settings(run), &host) => eprintln!("{}: there already", run.experiment),
+            run if folder.is_done(&run.experiment, &settings(run), &measuring) => eprintln!("{}: there already", run.experiment),
             _ => waiting.push(run),
         }
     }
@@ -90,7 +89,7 @@ fn conduct(args: &BenchArgs, folder: &Folder, chosen: &[&PlannedRun], interrupte
     for (run, number) in waiting.iter().zip(1..) {
         eprintln!("{number} of {}: {}{}", waiting.len(), run.experiment, left.words());
         let began = Instant::now();
-        if !one(&run.experiment, &settings(run), folder, interrupted)? {
+        if !one(&run.experiment, &settings(run), (folder, &measuring), interrupted)? {
             eprintln!("{} failed: see {}", run.experiment, folder.file(&run.experiment, "log").display());
             failed.push(run.experiment.clone());
         }
@@ -137,7 +136,8 @@ fn usual_s(run: &PlannedRun) -> f64 {
 }
 
 /// Runs an experiment into the folder; returns whether it succeeded.
-fn one(experiment: &str, settings: &RunSettings, folder: &Folder, interrupted: &AtomicBool) -> anyhow::Result<bool> {
+fn one(experiment: &str, settings: &RunSettings, place: (&Folder, &Measuring), interrupted: &AtomicBool) -> anyhow::Result<bool> {
+    let (folder, measuring) = place;
     let file = |extension: &str| folder.file(experiment, extension);
     for extension in ["json", "svg", "settings"] {
         match std::fs::remove_file(file(extension)) {
@@ -153,7 +153,7 @@ fn one(experiment: &str, settings: &RunSettings, folder: &Folder, interrupted: &
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let status = wait(command.spawn().context("cannot start sluice-lab")?, interrupted)?;
     if file("json").exists() {
-        write(&file("settings"), &settings.words().join(" "))?;
+        folder.keep_settings(experiment, settings, measuring)?;
     }
     Ok(status.success())
 }

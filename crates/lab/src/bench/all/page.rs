@@ -9,7 +9,7 @@ use super::figures::{Check, Checked, ClaimVerdict, Figure, Known, Paper};
 use super::folder::{self, Folder};
 use crate::bench::compare::short;
 use crate::bench::lab::left_out_lines;
-use crate::bench::report::{Report, Summary, median};
+use crate::bench::report::{Report, Summary, Variant, median};
 use crate::svg::escaped;
 
 const STYLE: &str = "
@@ -53,6 +53,12 @@ impl<'a> Compared<'a> {
     }
 
     /// None without checks: it is drawn only.
+    /// Its verdict in words, with how much of it was measured.
+    fn words(&self) -> String {
+        let verdict = word(self.verdict());
+        Figure::coverage(&self.checked).map_or(verdict.clone(), |coverage| format!("{verdict} ({coverage})"))
+    }
+
     fn verdict(&self) -> Option<ClaimVerdict> {
         match &self.report {
             Some(_) => Figure::verdict(&self.checked),
@@ -118,7 +124,9 @@ fn setting(known: &Known, folder: &Folder, is_quick: bool) -> String {
     };
     let host = &report.host;
     let short = if is_quick { " Runs are short (--quick): take single values with care." } else { "" };
-    format!("{}, {} cores, Linux {}.{short}", host.cpu, host.cores, host.kernel)
+    let measured = folder.provenance(&report.experiment);
+    let measured = if measured.is_empty() { String::new() } else { format!(" {measured}.") };
+    format!("{}, {} cores, Linux {}.{measured}{short}", host.cpu, host.cores, host.kernel)
 }
 
 /// An experiment that was simulated too.
@@ -130,17 +138,36 @@ struct Simulated<'a> {
     near: usize,
     /// The error in the middle of all, without sign, in percent.
     median_percent: f64,
+    /// Each variant: its label, and what was measured and simulated, in packets a second, with the
+    /// error in percent.
+    rows: Vec<(String, [f64; 3])>,
+}
+
+/// The part of variants that the simulator should be within a tenth of.
+const GOAL: f64 = 0.9;
+
+/// How many variants of all experiments are near, and whether that is enough.
+fn near_of_all(all: &[Simulated]) -> String {
+    let (near, variants): (usize, usize) = (all.iter().map(|one| one.near).sum(), all.iter().map(|one| one.variants).sum());
+    let is_met = near as f64 >= GOAL * variants as f64;
+    format!("{near} of {variants} within 10 %; the goal is 9 of 10: {}", if is_met { "met" } else { "not met" })
 }
 
 /// How far the simulator is from what was measured.
 fn simulated<'a>(known: &'a Known, folder: &Folder) -> Vec<Simulated<'a>> {
     let of_run = |run: &'a super::figures::PlannedRun| {
         let report = folder.result(&run.experiment)?;
-        let simulated = report.variants.iter().filter(|variant| variant.metrics.contains_key("simulated_pps"));
-        let mut errors: Vec<f64> = simulated.filter_map(|variant| variant.median("error_percent")).map(f64::abs).collect();
+        let row = |variant: &Variant| {
+            let numbers = ["delivered_pps", "simulated_pps", "error_percent"].map(|metric| variant.median(metric));
+            let [Some(measured), Some(simulated), Some(error)] = numbers else { return None };
+            let keys: Vec<&str> = variant.params.keys().map(String::as_str).collect();
+            Some((variant.label(&keys), [measured, simulated, error]))
+        };
+        let rows: Vec<(String, [f64; 3])> = report.variants.iter().filter_map(row).collect();
+        let mut errors: Vec<f64> = rows.iter().map(|(_, [.., error])| error.abs()).collect();
         errors.sort_by(f64::total_cmp);
         let (variants, near) = (errors.len(), errors.iter().filter(|error| **error <= 10.0).count());
-        (variants > 0).then(|| Simulated { experiment: &run.experiment, variants, near, median_percent: median(&errors) })
+        (variants > 0).then(|| Simulated { experiment: &run.experiment, variants, near, median_percent: median(&errors), rows })
     };
     known.runs.iter().filter_map(of_run).collect()
 }
@@ -161,6 +188,7 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
     out.push_str(
         "<p><b class=\"holds\">holds</b>: within a tenth of the paper's value, or better; where the paper gives none, beyond the bound. \
          <b class=\"shape\">holds in shape</b>: beyond the bound, and further from the paper's value. \
+         Bounds are ours, values of the paper are where it gives them. \
          Values are medians, with the least and the greatest run.</p>\n<table><tr><th>Paper</th><th>Figures</th></tr>\n",
     );
     for (paper, verdicts) in counts(compared) {
@@ -186,15 +214,28 @@ fn html(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> 
         out.push_str(
             "<h2>The simulator</h2>\n<table><tr><th>Experiment</th><th>Variants</th><th>Within 10 %</th><th>Error in the middle</th></tr>\n",
         );
-        for Simulated { experiment, variants, near, median_percent } in simulated {
-            let numbers = [variants.to_string(), near.to_string(), format!("{median_percent:.1} %")];
-            let cells = numbers.map(|number| format!("<td class=\"n\">{number}</td>")).concat();
-            let _ = writeln!(out, "<tr><td>{}</td>{cells}</tr>", escaped(experiment));
+        for Simulated { experiment, variants, near, median_percent, .. } in &simulated {
+            html_row(&mut out, experiment, &[variants.to_string(), near.to_string(), format!("{median_percent:.1} %")]);
         }
-        out.push_str("</table>\n");
+        let _ = writeln!(out, "</table>\n<p>{}</p>", near_of_all(&simulated));
+        out.push_str("<details><summary>Each variant</summary><table>");
+        out.push_str("<tr><th>Experiment, variant</th><th>Measured, packets a second</th><th>Simulated</th><th>Error</th></tr>\n");
+        for (one, (label, [measured, simulated, error])) in
+            simulated.iter().flat_map(|one| one.rows.iter().map(move |row| (one, row)))
+        {
+            let label = format!("{}, {label}", one.experiment);
+            html_row(&mut out, &label, &[number(*measured), number(*simulated), format!("{error:.1} %")]);
+        }
+        out.push_str("</table></details>\n");
     }
     out.push_str("</body></html>\n");
     out
+}
+
+/// A row of a table: words, then numbers.
+fn html_row(out: &mut String, words: &str, numbers: &[String]) {
+    let cells: String = numbers.iter().map(|number| format!("<td class=\"n\">{number}</td>")).collect();
+    let _ = writeln!(out, "<tr><td>{}</td>{cells}</tr>", escaped(words));
 }
 
 fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words), drawn: &mut Vec<&'a str>) {
@@ -205,7 +246,7 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
         "<section><h3>{} <b class=\"{}\">{}</b></h3><p>{}</p>",
         escaped(name),
         class(verdict),
-        word(verdict),
+        one.words(),
         escaped(claim)
     );
     if let Some(why) = missing {
@@ -238,7 +279,7 @@ fn html_figure<'a>(out: &mut String, one: &Compared<'a>, place: (&Folder, Words)
 /// The command, the plot (once), and what was left out.
 fn html_run<'a>(out: &mut String, name: &'a str, report: &Report, place: (&Folder, Words), drawn: &mut Vec<&'a str>) {
     let (folder, words) = place;
-    let _ = writeln!(out, "<p class=\"small\"><code>{}</code></p>", escaped(&command(name, report)));
+    let _ = writeln!(out, "<p class=\"small\"><code>{}</code></p>", escaped(&command(name, report, folder)));
     if drawn.contains(&name) {
         let _ = writeln!(out, "<p class=\"small\">Drawn above.</p>");
     } else if let Ok(picture) = std::fs::read_to_string(folder.file(name, "svg")) {
@@ -256,8 +297,10 @@ fn html_run<'a>(out: &mut String, name: &'a str, report: &Report, place: (&Folde
     }
 }
 
-fn command(name: &str, report: &Report) -> String {
-    format!("sluice bench {name} --seconds {} --repeats {}", report.seconds, report.repeats)
+/// The command that gave a result: as it was run, or, where that is not written, its amount.
+fn command(name: &str, report: &Report, folder: &Folder) -> String {
+    let words = folder.words(name).unwrap_or_else(|| format!("--seconds {} --repeats {}", report.seconds, report.repeats));
+    format!("sluice bench {name} {words}")
 }
 
 fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words) -> String {
@@ -281,16 +324,17 @@ fn markdown(known: &Known, compared: &[Compared], folder: &Folder, words: Words)
     let simulated = simulated(known, folder);
     if !simulated.is_empty() {
         out.push_str("\n## The simulator\n\n| experiment | variants | within 10 % | error in the middle |\n|---|---|---|---|\n");
-        for Simulated { experiment, variants, near, median_percent } in simulated {
+        for Simulated { experiment, variants, near, median_percent, .. } in &simulated {
             let _ = writeln!(out, "| {experiment} | {variants} | {near} | {median_percent:.1} % |");
         }
+        let _ = write!(out, "\n{}\n", near_of_all(&simulated));
     }
     out
 }
 
 fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
     let Figure { name, claim, experiment, missing, differs, .. } = one.figure;
-    let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", word(one.verdict()));
+    let _ = write!(out, "\n### {name}: {}\n\n{claim}\n", one.words());
     if let Some(why) = missing {
         let _ = write!(out, "\nNot measured: {why}.\n");
     }
@@ -310,7 +354,7 @@ fn markdown_figure(out: &mut String, one: &Compared, folder: &Folder) {
 }
 
 fn markdown_run(out: &mut String, name: &str, report: &Report, folder: &Folder) {
-    let _ = write!(out, "\n`{}`", command(name, report));
+    let _ = write!(out, "\n`{}`", command(name, report, folder));
     if folder.file(name, "svg").exists() {
         let _ = write!(out, " ([plot]({name}.svg))");
     }
@@ -367,6 +411,11 @@ mod tests {
             .write(&folder.file("chain", "json"))
             .unwrap();
         std::fs::write(folder.file("chain", "svg"), "<svg>bars</svg>").unwrap();
+        std::fs::write(
+            folder.file("chain", "settings"),
+            "--seconds 1 --repeats 2 --only chain/\nbuild 7\nSluice 0.1.0, 2026-11-27\n",
+        )
+        .unwrap();
         report("forward", &[("poll/open", &[1.0])]).write(&folder.file("forward", "json")).unwrap();
         let said = write(&known, &folder, Words { is_quick: true, ..WORDS }).unwrap();
         assert_eq!(said, "NFVnice (SIGCOMM 2017): 1 holds in shape\nResQ (NSDI 2018): 1 not measured");
@@ -386,7 +435,9 @@ mod tests {
         assert!(page.contains("<h3>forward</h3>") && !page.contains("<script") && !page.contains("http://"), "{page}");
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
         assert!(text.contains("| throughput, of the default | 1.55 (1.50–1.60) | 2.00 | ≥ 1.2 | holds in shape |"), "{text}");
-        assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2` ([plot](chain.svg))"), "{text}");
+        assert!(text.contains("`sluice bench chain --seconds 1 --repeats 2 --only chain/` ([plot](chain.svg))"), "{text}");
+        assert!(text.contains("`sluice bench forward --seconds 1 --repeats 2`"), "{text}");
+        assert!(text.contains(" cores, Linux 6. Sluice 0.1.0, 2026-11-27. Runs are short"), "{text}");
     }
 
     #[test]
@@ -404,7 +455,13 @@ mod tests {
         chain.write(&folder.file("chain", "json")).unwrap();
         write(&known, &folder, WORDS).unwrap();
         let text = std::fs::read_to_string(dir.path().join("report.md")).unwrap();
-        assert!(text.ends_with("| chain | 2 | 1 | 8.0 % |\n"), "{text}");
+        let wanted = "| chain | 2 | 1 | 8.0 % |\n\n1 of 2 within 10 %; the goal is 9 of 10: not met\n";
+        assert!(text.ends_with(wanted), "{text}");
+        let page = std::fs::read_to_string(dir.path().join("index.html")).unwrap();
+        assert!(
+            page.contains("<td>chain, a nfs 3</td><td class=\"n\">1.00</td><td class=\"n\">1.00</td><td class=\"n\">-4.0 %</td>"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! members at the same rate.
 //!
 //! # Source
-//! Flurries, figure 11; strict isolation is not in it.
+//! Flurries, figure 11c; strict isolation is not in it.
 
 use super::{CHAIN, NF_CPU, P50, P99, POOL, SWITCHES, flow, frames};
 use crate::bench::experiment::{BenchArgs, Experiment};
@@ -25,7 +25,7 @@ use crate::bench::setup::{Pool, Service, Setup, Traffic};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment =
-    Experiment { name: "flow-churn", about: "NF activations per second as flows come and go (Flurries, figure 11)", run };
+    Experiment { name: "flow-churn", about: "NF activations per second as flows come and go (Flurries, figure 11c)", run };
 
 /// The NF that detects mixed flows.
 pub const NF: &str = "sluice-nf-single";

@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, HopSpec, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores,
-    params, ratios,
+    COST, COSTS, DELIVERED, ENDS, HopSpec, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
+    ratios,
 };
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Lab, Trials};
@@ -55,8 +55,11 @@ fn plan(lab: &Lab) -> Trials {
     let mut plan = Trials::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     let several = (2..=MOST_CORES).rev().find_map(|n| lab.cores.own(n).ok().map(<[usize]>::to_vec));
     if several.is_none() {
-        let why = lab.cores.own(2).err().unwrap_or_default();
-        plan.leave_out(&name_of(Mode::Sluice, Class::Other), params(&[nf_cores(2)]), format!("NFs on several cores: {why}"));
+        let why = format!("NFs on several cores: {}", lab.cores.own(2).err().unwrap_or_default());
+        let of = params(&[("nfs", json!(LENGTHS.end())), nf_cores(MOST_CORES)]);
+        for (mode, class) in ENDS.iter().flat_map(|mode| SCHEDULERS.map(|class| (*mode, class))) {
+            plan.leave_out(&name_of(mode, class), of.clone(), why.clone());
+        }
     }
     for cores in std::iter::once(vec![lab.cores.shared()]).chain(several) {
         // Fewer NFs than cores would leave some without.

@@ -26,6 +26,7 @@ pub mod chain_order;
 pub mod dynamic;
 pub mod estimate;
 pub mod fairness;
+pub mod host_costs;
 pub mod isolation;
 pub mod mixed_order;
 pub mod multicore;
@@ -257,7 +258,8 @@ pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode
         let (row_name, row_params) = (name.clone(), of.clone());
         let run = move |lab: &Lab| {
             let mut row = Row::new(&row_name, &row_params, lab.flow(&setup)?);
-            simulated::compare(&mut row, &setup, lab.tsc_hz());
+            let costs = host_costs::HostCosts::here(lab.manager_core, lab.cores.shared());
+            simulated::compare(&mut row, &setup, lab.tsc_hz(), costs);
             Ok(vec![row])
         };
         Case { name, params, run: Box::new(run) }

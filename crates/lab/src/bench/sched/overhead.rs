@@ -23,37 +23,26 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::json;
 use sluice_shm::clock::{Clock, monotonic_ns};
-use sluice_shm::doorbell;
 use sluice_shm::histogram::Histogram;
 
 use super::chain::hops;
+use super::host_costs::{TIMES, WAKES, middle, switches, wakes};
 use super::{COST, Mode, line, params};
 use crate::bench::experiment::{BenchArgs, Experiment};
 use crate::bench::lab::{Case, Lab, Miss, Row, Trials};
 use crate::bench::measure::Sample;
-use crate::bench::report::{Params, median};
+use crate::bench::report::Params;
 use crate::bench::setup::{Class, Setup};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment =
     Experiment { name: "overhead", about: "cost of a sample, a weight write, a wake, and of all tuning (section 4.3.8)", run };
 
-/// Repetitions of a small operation.
-const TIMES: usize = 1_000;
-/// Number of measured wakes.
-const WAKES: usize = 300;
-/// Time within which a woken thread sleeps again.
-const ASLEEP: Duration = Duration::from_micros(300);
-/// Time limit of a wake.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Packets per second through the chain: less than half of what a core at 2 GHz can carry.
 const PPS: f64 = 500_000.0;
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -102,8 +91,11 @@ fn plan(lab: &Lab) -> Trials {
     let times = |n: usize| params(&[("times", json!(n))]);
     plan.cases.push(small("sample", times(TIMES), |_| Ok(samples())));
     plan.cases.push(small("weight-write", times(TIMES), |_| weight_writes(Path::new(CGROUPS))));
-    plan.cases.push(small("wake", times(WAKES), |lab| wakes(lab.manager_core, lab.cores.shared())));
-    plan.cases.push(small("switch", times(TIMES), |lab| switches(lab.cores.shared())));
+    plan.cases.push(small("wake", times(WAKES), |lab| {
+        let (caller_ns, until_ns) = wakes(lab.manager_core, lab.cores.shared())?;
+        Ok(Sample::from([("wake_caller_ns".into(), caller_ns), ("wake_ns".into(), until_ns)]))
+    }));
+    plan.cases.push(small("switch", times(TIMES), |lab| Ok(Sample::from([("switch_ns".into(), switches(lab.cores.shared())?)]))));
     for (name, tuned) in [("untuned/other", false), ("tuned/other", true)] {
         plan.cases.push(Case::flow(name, params(&[("rate_pps", json!(PPS))]), setup(lab, tuned)));
     }
@@ -126,12 +118,6 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
         row.put("of_untuned", ratio);
     }
     Vec::new()
-}
-
-/// The median of times in nanoseconds.
-fn middle(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    median(&times)
 }
 
 fn samples() -> Sample {
@@ -197,111 +183,6 @@ fn weight_writes(root: &Path) -> Result<Sample, Miss> {
     Ok(Sample::from([("weight_write_ns".into(), ns), ("core_percent".into(), ns * 100.0 / 1e9 * 100.0)]))
 }
 
-/// Pins this thread to a core.
-fn pin(core: usize) -> anyhow::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
-}
-
-/// State of two threads.
-#[derive(Default)]
-struct Shared {
-    doorbell: AtomicU32,
-    other: AtomicU32,
-    /// When the woken thread ran, in nanoseconds; 0 until then.
-    ran: AtomicU64,
-    stop: AtomicBool,
-}
-
-fn wakes(from: usize, to: usize) -> Result<Sample, Miss> {
-    let shared = Arc::new(Shared::default());
-    let sleeper = {
-        let shared = shared.clone();
-        std::thread::spawn(move || -> anyhow::Result<()> {
-            pin(to)?;
-            let mut seen = 0;
-            while !shared.stop.load(Ordering::Acquire) {
-                doorbell::wait(&shared.doorbell, seen, Some(PATIENCE));
-                let now = shared.doorbell.load(Ordering::Acquire);
-                if now != seen {
-                    seen = now;
-                    shared.ran.store(monotonic_ns(), Ordering::Release);
-                }
-            }
-            Ok(())
-        })
-    };
-    // In a separate thread, so that the affinity of this one does not change.
-    let waker = {
-        let shared = shared.clone();
-        std::thread::spawn(move || -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
-            let measured = wake_all(&shared, from);
-            shared.stop.store(true, Ordering::Release);
-            doorbell::ring(&shared.doorbell);
-            measured
-        })
-    };
-    let measured = waker.join().map_err(|_| anyhow::anyhow!("a thread of the experiment panicked"))?;
-    sleeper.join().map_err(|_| anyhow::anyhow!("a thread of the experiment panicked"))??;
-    let (caller, until) = measured?;
-    Ok(Sample::from([("wake_caller_ns".into(), middle(caller)), ("wake_ns".into(), middle(until))]))
-}
-
-fn wake_all(shared: &Shared, from: usize) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
-    pin(from)?;
-    let (mut caller, mut until) = (Vec::with_capacity(WAKES), Vec::with_capacity(WAKES));
-    for _ in 0..WAKES {
-        std::thread::sleep(ASLEEP);
-        shared.ran.store(0, Ordering::Release);
-        let (began, start) = (Instant::now(), monotonic_ns());
-        doorbell::ring(&shared.doorbell);
-        caller.push(began.elapsed().as_nanos() as f64);
-        let ran = loop {
-            let ran = shared.ran.load(Ordering::Acquire);
-            if ran != 0 {
-                break ran;
-            }
-            anyhow::ensure!(began.elapsed() < PATIENCE, "a thread that was woken does not run");
-            std::hint::spin_loop();
-        };
-        until.push(ran.saturating_sub(start) as f64);
-    }
-    Ok((caller, until))
-}
-
-fn switches(core: usize) -> Result<Sample, Miss> {
-    let shared = Arc::new(Shared::default());
-    // Each waits for one more ring of its own doorbell, then rings the other's.
-    let player = |first: bool| {
-        let shared = shared.clone();
-        move || -> anyhow::Result<f64> {
-            pin(core)?;
-            let (own, other) = if first { (&shared.doorbell, &shared.other) } else { (&shared.other, &shared.doorbell) };
-            let began = Instant::now();
-            for round in 0..TIMES as u32 {
-                if first {
-                    doorbell::ring(other);
-                }
-                while own.load(Ordering::Acquire) == round {
-                    doorbell::wait(own, round, Some(PATIENCE));
-                    anyhow::ensure!(began.elapsed() < PATIENCE * 4, "two threads on core {core} do not wake each other");
-                }
-                if !first {
-                    doorbell::ring(other);
-                }
-            }
-            // Two switches a round.
-            Ok(began.elapsed().as_nanos() as f64 / (2 * TIMES) as f64)
-        }
-    };
-    let (first, second) = (std::thread::spawn(player(true)), std::thread::spawn(player(false)));
-    let panicked = |_| anyhow::anyhow!("a thread of the experiment panicked");
-    let ns = first.join().map_err(panicked)?;
-    second.join().map_err(panicked)??;
-    Ok(Sample::from([("switch_ns".into(), ns?)]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -344,10 +225,10 @@ mod tests {
     fn single_steps_take_some_time() {
         let cores = crate::bench::host::Cores::here();
         assert!(samples()["sample_ns"] > 0.0);
-        assert!(switches(cores.shared()).unwrap()["switch_ns"] > 0.0);
+        assert!(switches(cores.shared()).unwrap() > 0.0);
         if let Ok(manager) = cores.manager() {
-            let wake = wakes(manager, cores.shared()).unwrap();
-            assert!(wake["wake_ns"] > 0.0 && wake["wake_caller_ns"] > 0.0);
+            let (caller_ns, until_ns) = wakes(manager, cores.shared()).unwrap();
+            assert!(until_ns > 0.0 && caller_ns > 0.0);
         } else {
             crate::skip::skip("there is one core, and so nobody is woken on another");
         }

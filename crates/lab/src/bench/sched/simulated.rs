@@ -2,16 +2,17 @@
 //!
 //! The simulator ([`sluice_policy::sim`]) runs the daemon's policies (cost, weights, backpressure)
 //! on a simulated clock, with a model of hand-over. Its input is the setup of a measured run
-//! (cores, costs, rings, chains and the ratio of their rates), the total offered rate, and this
-//! host's clock rate. The results are `simulated_pps` and `error_percent`, (simulated − measured) /
-//! measured. That error includes what the simulator does not model: caches, the manager's own cost,
-//! other load of the host.
+//! (cores, costs, rings, chains and the ratio of their rates), the total offered rate, this host's
+//! clock rate, and what a wake and a switch cost on it ([`HostCosts`]). The results are
+//! `simulated_pps` and `error_percent`, (simulated − measured) / measured. That error includes what
+//! the simulator does not model: caches, the manager's own cost, other load of the host.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use sluice_policy::sim::{self, Chain, Cost, Nf, Scenario, Variant};
 
+use super::host_costs::HostCosts;
 use crate::bench::daemon::COST;
 use crate::bench::lab::Row;
 use crate::bench::setup::{Service, Setup};
@@ -24,11 +25,17 @@ pub const ERROR: Column = Column::new("error_percent", "error %", 1.0, 1);
 /// Simulated time that is counted, in nanoseconds: enough for a thousand rounds of every policy.
 const MEASURED_NS: u64 = 300_000_000;
 
-/// Adds the simulation of `setup` to its measured row, on a host with this time-stamp frequency.
+/// Adds the simulation of `setup` to its measured row, on a host with this time-stamp frequency and
+/// these costs, or else the simulator's own.
 ///
 /// A row of a variant or of costs that the simulator does not know stays as it is.
-pub fn compare(row: &mut Row, setup: &Setup, hz: Option<f64>) {
-    let Some(scenario) = hz.and_then(|hz| scenario(row, setup, hz)) else { return };
+pub fn compare(row: &mut Row, setup: &Setup, hz: Option<f64>, costs: Option<HostCosts>) {
+    let Some(mut scenario) = hz.and_then(|hz| scenario(row, setup, hz)) else { return };
+    if let Some(HostCosts { switch_ns, wake_cost_ns, wake_idle_ns }) = costs {
+        let machine = &mut scenario.machine;
+        (machine.switch_ns, machine.wake_cost_ns, machine.wake_idle_ns) =
+            (switch_ns as u64, wake_cost_ns as u64, wake_idle_ns as u64);
+    }
     let simulated = sim::run(&scenario).total_pps();
     let delivered = row.get("delivered_pps").filter(|pps| *pps > 0.0);
     row.put("simulated_pps", Some(simulated));
@@ -183,18 +190,18 @@ mod tests {
     fn the_error_is_of_what_was_measured() {
         let setup = setup(vec![nf_of("nf1", 1, 550)], &[(&["nf1"], 15e6)]);
         let mut known = row("sluice/other");
-        compare(&mut known, &setup, Some(2.3e9));
+        compare(&mut known, &setup, Some(2.3e9), None);
         let simulated = known.get("simulated_pps").unwrap();
         // 2.3 GHz by 550 cycles in the handler and 25 beside it.
         assert!((simulated / 4e6 - 1.0).abs() < 0.02, "{simulated}");
         assert_eq!(known.get("error_percent"), Some((simulated - 2e6) / 2e6 * 100.0));
         let mut starved = row("sluice/other");
         starved.put("delivered_pps", Some(0.0));
-        compare(&mut starved, &setup, Some(2.3e9));
+        compare(&mut starved, &setup, Some(2.3e9), None);
         assert_eq!((starved.get("simulated_pps"), starved.get("error_percent")), (Some(simulated), None));
         for (name, hz) in [("strange", Some(2.3e9)), ("sluice/other", None)] {
             let mut unknown = row(name);
-            compare(&mut unknown, &setup, hz);
+            compare(&mut unknown, &setup, hz, None);
             assert_eq!(unknown, row(name));
         }
     }

@@ -1,0 +1,179 @@
+//! What a wake and a switch of processes cost on this host.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::doorbell;
+
+use crate::bench::report::median;
+
+/// Repetitions of a small operation.
+pub const TIMES: usize = 1_000;
+/// Number of measured wakes.
+pub const WAKES: usize = 300;
+/// Time within which a woken thread sleeps again.
+const ASLEEP: Duration = Duration::from_micros(300);
+/// Time limit of a wake.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Costs in nanoseconds, as the simulator takes them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostCosts {
+    /// A switch of processes.
+    pub switch_ns: f64,
+    /// The time of the one that wakes.
+    pub wake_cost_ns: f64,
+    /// From the wake to being able to run on an idle core, without the switch.
+    pub wake_idle_ns: f64,
+}
+
+impl HostCosts {
+    /// Those of this host, between the manager's core and that of NFs: measured when they are first
+    /// asked for, in a fifth of a second. None where threads cannot run there.
+    pub fn here(manager_core: usize, nf_core: usize) -> Option<Self> {
+        static HERE: OnceLock<Option<HostCosts>> = OnceLock::new();
+        *HERE.get_or_init(|| {
+            let switch_ns = switches(nf_core).ok()?;
+            let (wake_cost_ns, until_ns) = wakes(manager_core, nf_core).ok()?;
+            Some(Self { switch_ns, wake_cost_ns, wake_idle_ns: (until_ns - switch_ns).max(0.0) })
+        })
+    }
+}
+
+/// The median of times in nanoseconds.
+pub fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    median(&times)
+}
+
+/// Pins this thread to a core.
+fn pin(core: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))
+}
+
+/// State of two threads.
+#[derive(Default)]
+struct Shared {
+    doorbell: AtomicU32,
+    other: AtomicU32,
+    /// When the woken thread ran, in nanoseconds; 0 until then.
+    ran: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// Wakes a thread that sleeps on core `to` from core `from`; returns the caller's time and the time
+/// until it runs, in nanoseconds.
+///
+/// # Errors
+/// A thread cannot run on its core, or does not run when it is woken.
+pub fn wakes(from: usize, to: usize) -> anyhow::Result<(f64, f64)> {
+    let shared = Arc::new(Shared::default());
+    let sleeper = {
+        let shared = shared.clone();
+        std::thread::spawn(move || -> anyhow::Result<()> {
+            pin(to)?;
+            let mut seen = 0;
+            while !shared.stop.load(Ordering::Acquire) {
+                doorbell::wait(&shared.doorbell, seen, Some(PATIENCE));
+                let now = shared.doorbell.load(Ordering::Acquire);
+                if now != seen {
+                    seen = now;
+                    shared.ran.store(monotonic_ns(), Ordering::Release);
+                }
+            }
+            Ok(())
+        })
+    };
+    // In a separate thread, so that the affinity of this one does not change.
+    let waker = {
+        let shared = shared.clone();
+        std::thread::spawn(move || -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+            let measured = wake_all(&shared, from);
+            shared.stop.store(true, Ordering::Release);
+            doorbell::ring(&shared.doorbell);
+            measured
+        })
+    };
+    let measured = waker.join().map_err(|_| anyhow::anyhow!("a thread of the experiment panicked"))?;
+    sleeper.join().map_err(|_| anyhow::anyhow!("a thread of the experiment panicked"))??;
+    let (caller, until) = measured?;
+    Ok((middle(caller), middle(until)))
+}
+
+fn wake_all(shared: &Shared, from: usize) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+    pin(from)?;
+    let (mut caller, mut until) = (Vec::with_capacity(WAKES), Vec::with_capacity(WAKES));
+    for _ in 0..WAKES {
+        std::thread::sleep(ASLEEP);
+        shared.ran.store(0, Ordering::Release);
+        let (began, start) = (Instant::now(), monotonic_ns());
+        doorbell::ring(&shared.doorbell);
+        caller.push(began.elapsed().as_nanos() as f64);
+        let ran = loop {
+            let ran = shared.ran.load(Ordering::Acquire);
+            if ran != 0 {
+                break ran;
+            }
+            anyhow::ensure!(began.elapsed() < PATIENCE, "a thread that was woken does not run");
+            std::hint::spin_loop();
+        };
+        until.push(ran.saturating_sub(start) as f64);
+    }
+    Ok((caller, until))
+}
+
+/// Has two threads on a core wake each other in turns; returns the time of a switch, in
+/// nanoseconds.
+///
+/// # Errors
+/// They cannot run on that core, or do not wake each other.
+pub fn switches(core: usize) -> anyhow::Result<f64> {
+    let shared = Arc::new(Shared::default());
+    // Each waits for one more ring of its own doorbell, then rings the other's.
+    let player = |first: bool| {
+        let shared = shared.clone();
+        move || -> anyhow::Result<f64> {
+            pin(core)?;
+            let (own, other) = if first { (&shared.doorbell, &shared.other) } else { (&shared.other, &shared.doorbell) };
+            let began = Instant::now();
+            for round in 0..TIMES as u32 {
+                if first {
+                    doorbell::ring(other);
+                }
+                while own.load(Ordering::Acquire) == round {
+                    doorbell::wait(own, round, Some(PATIENCE));
+                    anyhow::ensure!(began.elapsed() < PATIENCE * 4, "two threads on core {core} do not wake each other");
+                }
+                if !first {
+                    doorbell::ring(other);
+                }
+            }
+            // Two switches a round.
+            Ok(began.elapsed().as_nanos() as f64 / (2 * TIMES) as f64)
+        }
+    };
+    let (first, second) = (std::thread::spawn(player(true)), std::thread::spawn(player(false)));
+    let panicked = |_| anyhow::anyhow!("a thread of the experiment panicked");
+    let ns = first.join().map_err(panicked)?;
+    second.join().map_err(panicked)??;
+    ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_measured_once() {
+        let core = crate::bench::lab::tests::lab(1).cores.shared();
+        let costs = HostCosts::here(core, core).unwrap();
+        assert!(costs.switch_ns > 0.0 && costs.wake_cost_ns > 0.0 && costs.wake_idle_ns >= 0.0, "{costs:?}");
+        assert_eq!(HostCosts::here(core, core), Some(costs));
+    }
+}
