@@ -382,8 +382,7 @@ pub enum Terms {
     /// latency that it keeps there at 75 to 95 % of its throughput.
     FairShare,
     /// 90 % or 100 % of the throughput with the whole cache, as in the paper (section 6.2), within
-    /// a latency that it keeps there at 95 % of its throughput. The latency is ours: it is as loose
-    /// as the loosest of the others.
+    /// a latency that it keeps there at 95 % of its throughput. The latency is ours.
     Alone,
 }
 

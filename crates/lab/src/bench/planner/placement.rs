@@ -5,8 +5,9 @@
 //! two sorts of terms ([`Terms`]): all different, around what an instance carries with its fair
 //! share of the cache; and 90 % or 100 % of what it carries alone, as in the paper. Half of the
 //! mixes are kinds of NF with parameters chosen after the paper's. The others (`traced`) are the
-//! included NFs and chains, with parameters from their profiles and traces ([`sluice_planner::samples`]). For each way of placing: servers in use, violated SLOs by
-//! the model of contention, and servers relative to our greedy method and to the optimum.
+//! included NFs and chains, with parameters from their profiles and traces
+//! ([`sluice_planner::samples`]). For each way of placing: servers in use, violated SLOs by the
+//! model of contention, and servers relative to our greedy method and to the optimum.
 //!
 //! - `admission`: as for tenants: one SLO after another in order of arrival, without moves.
 //! - `admission/sorted`: the same with all SLOs known in advance, largest demand first.
