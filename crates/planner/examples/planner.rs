@@ -5,16 +5,16 @@
 use std::time::Duration;
 
 use sluice_planner::compare::{CompareError, admission_s, optimum, placement};
-use sluice_planner::samples::{Mix, server};
+use sluice_planner::samples::{Mix, Terms, server};
 
 fn main() -> Result<(), CompareError> {
     let what = std::env::args().nth(1).unwrap_or_default();
     let shape = server();
     if what != "optimiser" {
-        for mix in Mix::ALL {
+        for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| Terms::ALL.map(|terms| (mix, terms))) {
             for seed in 1..=3 {
-                println!("{} {seed}", mix.name());
-                for one in placement(mix, 200, seed, &shape, Duration::from_secs(60))? {
+                println!("{} {} {seed}", mix.name(), terms.name());
+                for one in placement(mix, terms, 200, seed, &shape, Duration::from_secs(60))? {
                     println!(
                         "  {:16} {:4} servers {:4} violated {:8.3} s {:?}",
                         one.name, one.servers, one.violations, one.solve_s, one.bound

@@ -9,7 +9,7 @@ use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
 use crate::packing;
-use crate::samples::{Mix, OnServer, Set, set};
+use crate::samples::{Mix, OnServer, Set, Terms, set};
 use sluice_slo::placement::{Instance, Placement, ServerShape};
 use sluice_slo::profile::Profile;
 use sluice_slo::slo::Slo;
@@ -40,8 +40,8 @@ pub enum CompareError {
 ///
 /// # Errors
 /// [`CompareError::Set`].
-pub fn demands(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<(Set, Vec<Demand>), CompareError> {
-    let set = set(mix, slos, seed, shape).map_err(|e| CompareError::Set(e.to_string()))?;
+pub fn demands(mix: Mix, terms: Terms, slos: usize, seed: u64, shape: &ServerShape) -> Result<(Set, Vec<Demand>), CompareError> {
+    let set = set(mix, terms, slos, seed, shape).map_err(|e| CompareError::Set(e.to_string()))?;
     let demands = set.demands(shape).map_err(|e| CompareError::Set(e.to_string()))?;
     Ok((set, demands))
 }
@@ -100,8 +100,15 @@ fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
 ///
 /// # Errors
 /// [`CompareError`].
-pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Vec<Tried>, CompareError> {
-    let (set, demands) = demands(mix, slos, seed, shape)?;
+pub fn placement(
+    mix: Mix,
+    terms: Terms,
+    slos: usize,
+    seed: u64,
+    shape: &ServerShape,
+    limit: Duration,
+) -> Result<Vec<Tried>, CompareError> {
+    let (set, demands) = demands(mix, terms, slos, seed, shape)?;
     let truths: Vec<OnServer<'_>> =
         set.samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
     let asked: Vec<Asked<'_>> = set
@@ -169,7 +176,7 @@ pub struct OptimiserRun {
     pub greedy_s: f64,
 }
 
-/// Runs the optimiser on a set, whole or (above a size) in parts.
+/// Runs the optimiser on a set with [`Terms::FairShare`], whole or (above a size) in parts.
 ///
 /// # Errors
 /// [`CompareError`].
@@ -181,7 +188,7 @@ pub fn optimum(
     shape: &ServerShape,
     limit: Duration,
 ) -> Result<OptimiserRun, CompareError> {
-    let (_, demands) = demands(mix, slos, seed, shape)?;
+    let (_, demands) = demands(mix, Terms::FairShare, slos, seed, shape)?;
     let began = Instant::now();
     let greedy = packing::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
     let greedy_s = began.elapsed().as_secs_f64();
@@ -200,7 +207,7 @@ pub fn optimum(
 /// # Errors
 /// [`CompareError`], also if not all of the others are admitted.
 pub fn admission_s(mix: Mix, slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
-    let (set, demands) = demands(mix, slos + tries, seed, shape)?;
+    let (set, demands) = demands(mix, Terms::FairShare, slos + tries, seed, shape)?;
     let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
     let all = with_profiles(&set);
     // Admission needs more servers than packing; the unused ones are removed.
@@ -230,7 +237,7 @@ mod tests {
     #[test]
     fn prediction_takes_more_servers_and_greedy_and_admission_few_more_than_the_least() {
         for mix in Mix::ALL {
-            let outcomes = placement(mix, 200, 1, &server(), Duration::from_secs(600)).unwrap();
+            let outcomes = placement(mix, Terms::FairShare, 200, 1, &server(), Duration::from_secs(600)).unwrap();
             let of = |name: &str| outcomes.iter().find(|one| one.name == name);
             let greedy = of("greedy").unwrap();
             for name in ["admission", "admission/sorted", "greedy", "optimum"] {
@@ -254,9 +261,19 @@ mod tests {
     }
 
     #[test]
+    fn promises_of_what_an_instance_does_alone_are_kept() {
+        for mix in Mix::ALL {
+            let outcomes = placement(mix, Terms::Alone, 40, 1, &server(), Duration::from_secs(600)).unwrap();
+            let ours = outcomes.iter().filter(|one| ["admission", "admission/sorted", "greedy", "optimum"].contains(&one.name));
+            let ours: Vec<&Tried> = ours.collect();
+            assert!(ours.len() >= 3 && ours.iter().all(|one| one.violations == 0), "{mix:?}: {outcomes:#?}");
+        }
+    }
+
+    #[test]
     fn tenants_are_admitted_as_they_come() {
         let shape = server();
-        let (set, _) = demands(Mix::Sensitive, 30, 1, &shape).unwrap();
+        let (set, _) = demands(Mix::Sensitive, Terms::FairShare, 30, 1, &shape).unwrap();
         let slos = with_profiles(&set);
         let by_hand = {
             let mut placement = Placement::empty(slos.len(), &shape);
@@ -268,7 +285,7 @@ mod tests {
         let is_same = as_they_come == admitted(&slos, Order::Sorted, slos.len(), &shape).unwrap();
         assert!(!is_same, "the order is to make a difference");
         // Both are compared, each under its name.
-        let outcomes = placement(Mix::Sensitive, 30, 1, &shape, Duration::from_secs(60)).unwrap();
+        let outcomes = placement(Mix::Sensitive, Terms::FairShare, 30, 1, &shape, Duration::from_secs(60)).unwrap();
         let servers = |name| outcomes.iter().find(|one| one.name == name).unwrap().servers;
         assert_eq!(servers("admission"), as_they_come.used());
         assert!(outcomes.iter().any(|one| one.name == "admission/sorted"));

@@ -24,7 +24,7 @@
 //! saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. The kinds
 //! and their mixes stand for the sets of section 6.2, whose NFs are not ours.
 //!
-//! The terms of the SLOs of both are chosen, see [`set`].
+//! The terms of the SLOs of both are chosen, see [`Terms`].
 //!
 //! # Limits
 //! Figures of the chosen kinds compare ways of placing and say nothing about how many servers real
@@ -375,12 +375,50 @@ pub struct Set {
     pub samples: Vec<Sample>,
 }
 
-/// Random SLOs, each different: 0.3 to 2.5 times the throughput of an instance with its fair share
-/// of the cache, within a latency that such an instance keeps at 75 to 95 % of its throughput.
+/// What the SLOs of a set promise, by what an instance does alone on a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Terms {
+    /// Each different: 0.3 to 2.5 times the throughput with its fair share of the cache, within a
+    /// latency that it keeps there at 75 to 95 % of its throughput.
+    FairShare,
+    /// 90 % or 100 % of the throughput with the whole cache, as in the paper (section 6.2), within
+    /// a latency that it keeps there at 95 % of its throughput. The latency is ours.
+    Alone,
+}
+
+impl Terms {
+    pub const ALL: [Self; 2] = [Self::FairShare, Self::Alone];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FairShare => "fair-share",
+            Self::Alone => "alone",
+        }
+    }
+
+    /// A random promise for this kind of NF.
+    fn promise(self, on: &OnServer<'_>, shape: &ServerShape, random: &mut Random) -> Promise {
+        match self {
+            Self::FairShare => {
+                let fair = on.kind.fair(shape);
+                let throughput_pps = on.throughput_pps(fair) * (0.3 + 2.2 * random.part());
+                let latency_us = on.latency_us(fair, 0.75 + 0.2 * random.part());
+                Promise::Reserved { throughput_pps, latency_us }
+            }
+            Self::Alone => {
+                let all = f64::from(shape.ways());
+                let part = if random.part() < 0.5 { 0.9 } else { 1.0 };
+                Promise::Reserved { throughput_pps: on.throughput_pps(all) * part, latency_us: on.latency_us(all, 0.95) }
+            }
+        }
+    }
+}
+
+/// Random SLOs with these terms.
 ///
 /// # Errors
 /// A profile cannot be made.
-pub fn set(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set, CurveError<Infallible>> {
+pub fn set(mix: Mix, terms: Terms, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set, CurveError<Infallible>> {
     let kinds = mix.kinds();
     let on = |kind| OnServer { kind, way_bytes: shape.way_bytes };
     let profiles = kinds.iter().map(|kind| on(kind).profile(shape)).collect::<Result<Vec<_>, _>>()?;
@@ -389,15 +427,12 @@ pub fn set(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set,
         .map(|i| {
             let profile = ((random.part() * kinds.len() as f64) as usize).min(kinds.len() - 1);
             let kind = &kinds[profile];
-            let fair = kind.fair(shape);
-            let throughput_pps = on(kind).throughput_pps(fair) * (0.3 + 2.2 * random.part());
-            let latency_us = on(kind).latency_us(fair, 0.75 + 0.2 * random.part());
             let slo = Slo {
                 name: format!("slo{i}"),
                 workload: kind.workload(),
                 configuration: Digest::of(b""),
                 traffic: "sample".into(),
-                promise: Promise::Reserved { throughput_pps, latency_us },
+                promise: terms.promise(&on(kind), shape, &mut random),
             };
             Sample { slo, kind, profile }
         })
@@ -417,6 +452,8 @@ impl Set {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use sluice_slo::curve::LOADS;
 
@@ -453,10 +490,22 @@ mod tests {
 
     #[test]
     fn a_set_is_the_same_each_time_and_every_slo_is_possible() {
-        for mix in Mix::ALL {
-            let one = set(mix, 50, 7, &server()).unwrap();
-            assert_eq!(one, set(mix, 50, 7, &server()).unwrap());
+        for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| Terms::ALL.map(|terms| (mix, terms))) {
+            let one = set(mix, terms, 50, 7, &server()).unwrap();
+            assert_eq!(one, set(mix, terms, 50, 7, &server()).unwrap());
             assert_eq!(one.demands(&server()).unwrap().len(), 50);
         }
+    }
+
+    #[test]
+    fn terms_alone_are_two_parts_of_what_the_whole_cache_gives() {
+        let shape = server();
+        let Set { samples, .. } = set(Mix::Sensitive, Terms::Alone, 100, 1, &shape).unwrap();
+        let parts = samples.iter().map(|sample| {
+            let Promise::Reserved { throughput_pps, .. } = sample.slo.promise else { panic!("{sample:?}") };
+            let alone = OnServer { kind: sample.kind, way_bytes: shape.way_bytes }.throughput_pps(f64::from(shape.ways()));
+            (throughput_pps / alone * 1e3).round() as u32
+        });
+        assert_eq!(parts.collect::<BTreeSet<u32>>(), BTreeSet::from([900, 1000]));
     }
 }

@@ -1,5 +1,5 @@
 //! Line panels of a plot: medians of each variant over a numeric param, from zero. The param has a
-//! logarithmic axis where its values are far apart.
+//! logarithmic axis where its values are far apart. A thin line marks the ideal of a ratio to it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -17,6 +17,8 @@ const FOOT: f64 = 36.0;
 const LEGEND: f64 = 16.0;
 pub const COLOURS: [&str; 8] = ["#4878a8", "#d1605e", "#6a9f58", "#e49444", "#967662", "#a87c9f", "#5fa2a0", "#767676"];
 const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
+/// The style of the line at the ideal.
+pub const IDEAL: &str = "stroke=\"#222\" stroke-width=\"0.7\" stroke-dasharray=\"4 3\" fill=\"none\"";
 /// Least room between two marks of the x axis.
 const APART: f64 = 30.0;
 /// Most decades of a logarithmic axis of values.
@@ -68,6 +70,7 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
     if highest <= 0.0 {
         return;
     }
+    let highest = column.ideal().map_or(highest, |ideal| highest.max(ideal));
     let least = least(points().map(|(_, m)| m.median), highest, matches!(group.form, Form::LogSeries(_)));
     let (first, last) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), (at, _)| (a.min(*at), b.max(*at)));
     *y += HEAD;
@@ -89,6 +92,7 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
         let text = escaped(&column.number(value));
         let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, at + 4.0);
     }
+    out.push_str(&column.ideal().map_or_else(String::new, |ideal| ideal_line(to_y(ideal))));
     for mark in marks(points().map(|(at, _)| *at), to_x) {
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{mark}</text>", to_x(mark), bottom + 15.0);
     }
@@ -112,6 +116,12 @@ pub fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, vari
         let _ = writeln!(out, "<text x=\"{}\" y=\"{text:.1}\">{}</text>", to + 6.0, escaped(&line.label));
     }
     *y = (bottom + FOOT).max(top + LEGEND * lines.len() as f64 + 12.0);
+}
+
+/// The line at the ideal, with its name below it: above, there may be the panel's head.
+fn ideal_line(y: f64) -> String {
+    let name = format!("<text x=\"{}\" y=\"{:.1}\" font-size=\"10\" text-anchor=\"end\">ideal</text>", RIGHT - 4.0, y + 10.0);
+    format!("<path d=\"M{LEFT} {y:.1}H{RIGHT}\" {IDEAL}/>\n{name}\n")
 }
 
 /// The values at which the x axis is marked: all that have room.
@@ -160,6 +170,24 @@ mod tests {
         assert!(out.contains("d=\"M70.0 134.0L520.0 34.0\""), "{out}");
         assert!(out.contains(">a ring 64<") && out.contains(">4.0<") && out.contains(">10<"), "{out}");
         assert_eq!(y, HEAD + HEIGHT + FOOT);
+    }
+
+    #[test]
+    fn the_ideal_of_a_ratio_is_marked() {
+        let drawn = |metric: &'static str, value: f64| {
+            let columns = [Column::new(metric, "of ideal", 1.0, 2)];
+            let mut variant = variant("a", 1, 0.0);
+            variant.add(metric, value);
+            let (mut out, mut y) = (String::new(), 0.0);
+            panel(&mut out, &mut y, &GROUP, &columns[0], &[&variant], "nfs");
+            out
+        };
+        let below = drawn("of_ideal", 0.5);
+        assert!(below.contains(&format!("<path d=\"M70 34.0H520\" {IDEAL}/>")) && below.contains(">ideal<"), "{below}");
+        assert!(below.contains("cy=\"134.0\""), "the axis reaches up to the ideal: {below}");
+        assert!(drawn("of_ideal", 2.0).contains("<path d=\"M70 134.0H520\" stroke=\"#222\""));
+        assert!(!drawn("of_default", 0.5).contains(">ideal<"));
+        assert_eq!(drawn("of_ideal", 0.0), "", "an ideal alone is nothing to show");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! A panel per metric. A panel has a bar per variant, from zero, or a line per variant (module
 //! `lines`). Bars of one mode (the name up to its slash) have one colour, so that the same mode is
-//! found under each scheduler. Bars that differ in nothing but the mode are a group. The SVG is
-//! written by hand: rectangles and texts need no library.
+//! found under each scheduler. Bars that differ in nothing but the mode are a group. A thin line
+//! marks the ideal of a ratio to it. The SVG is written by hand: rectangles and texts need no
+//! library.
 
 use std::fmt::Write;
 
@@ -67,10 +68,12 @@ fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants
     if longest <= 0.0 {
         return;
     }
+    let longest = column.ideal().map_or(longest, |ideal| longest.max(ideal));
     let x = |value: f64| LEFT + (value / longest).clamp(0.0, 1.0) * LENGTH;
     *y += HEAD;
     let head = escaped(&format!("{}: {}", group.title, column.head));
     let _ = writeln!(out, "<text x=\"12\" y=\"{:.1}\" font-weight=\"bold\">{head}</text>", *y - 12.0);
+    let top = *y;
     for (bar, ((label, summary), mode)) in bars.into_iter().zip(modes).enumerate() {
         *y += if begins(bar) { GAP } else { 0.0 };
         let middle = *y + ROW / 2.0 - 2.0;
@@ -93,6 +96,11 @@ fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants
         );
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{text:.1}\">{}</text>", high + 6.0, escaped(&column.cell(summary)));
         *y += ROW;
+    }
+    if let Some(ideal) = column.ideal() {
+        let at = x(ideal);
+        let _ = writeln!(out, "<path d=\"M{at:.1} {top:.1}V{:.1}\" {}/>", *y - 4.0, lines::IDEAL);
+        let _ = writeln!(out, "<text x=\"{at:.1}\" y=\"{:.1}\" font-size=\"10\" text-anchor=\"middle\">ideal</text>", top - 2.0);
     }
 }
 
@@ -138,6 +146,24 @@ mod tests {
         assert!([0.0, ROW, 2.0 * ROW + GAP].iter().all(|y| below(44.0 + HEAD + y)), "{picture}");
         let alone = svg("x", &[(&GROUP, vec![&all[0], &all[2]])]).unwrap();
         assert!(alone.contains(&format!("y=\"{:.1}\"", 44.0 + HEAD + ROW)), "no bar has another beside it: {alone}");
+    }
+
+    #[test]
+    fn the_ideal_of_a_ratio_is_marked() {
+        const RATIO: Group = Group { columns: &[Column::new("of_ideal", "of ideal", 1.0, 2)], ..GROUP };
+        let of = |value: f64| {
+            let mut variant = Variant::new("sluice", Params::new());
+            variant.add("of_ideal", value);
+            variant.add("delivered_pps", value);
+            variant
+        };
+        // The bar has half of the room up to the ideal; or ends behind it.
+        let below = svg("x", &[(&RATIO, vec![&of(0.5)])]).unwrap();
+        assert!(below.contains("width=\"180.0\"") && below.contains("<path d=\"M650.0 78.0V96.0\""), "{below}");
+        let above = svg("x", &[(&RATIO, vec![&of(2.0)])]).unwrap();
+        assert!(above.contains("width=\"360.0\"") && above.contains("<path d=\"M470.0 78.0V96.0\""), "{above}");
+        assert!(above.contains("text-anchor=\"middle\">ideal<"), "{above}");
+        assert!(!svg("x", &[(&GROUP, vec![&of(0.5)])]).unwrap().contains("ideal"), "a rate has none");
     }
 
     #[test]

@@ -23,6 +23,12 @@ impl Column {
         format!("{:.*}", self.digits, value / self.unit)
     }
 
+    /// The ideal, which plots mark: 1 for ratios to an ideal or an optimum (by the metric's name),
+    /// and nothing for other metrics.
+    pub fn ideal(&self) -> Option<f64> {
+        ["of_ideal", "of_optimum"].iter().any(|of| self.metric.starts_with(of)).then_some(1.0)
+    }
+
     /// Median, smallest and largest; the median alone where they are the same.
     pub fn cell(&self, summary: &Summary) -> String {
         let [median, min, max] = [summary.median, summary.min, summary.max].map(|v| self.number(v));
@@ -119,6 +125,13 @@ Rates
 ";
         assert_eq!(table(&GROUP, &[&one, &two]), want);
         assert_eq!(table(&Group { form: Form::Series("nfs"), ..GROUP }, &[&one, &two]), "", "a series is for plots");
+    }
+
+    #[test]
+    fn only_ratios_to_an_ideal_have_one() {
+        let of = |metric| Column::new(metric, "", 1.0, 2).ideal();
+        assert_eq!(["of_ideal", "of_ideal_by_cpu", "of_optimum"].map(of), [Some(1.0); 3]);
+        assert_eq!(["of_default", "ideal_pps", "delivered_pps"].map(of), [None::<f64>; 3]);
     }
 
     #[test]

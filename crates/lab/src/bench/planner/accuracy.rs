@@ -23,11 +23,19 @@
 //! `misses.NF.20`. Together with packet times (`base_ns` of whole profiles) they are the source of
 //! sets of SLOs (scripts/sample-kinds).
 //!
+//! What each NF does to the caches stands in a table of its own, per packet: `accesses_per_packet`
+//! (loads and stores), `references_per_packet` (those that reach the last-level cache), and
+//! `misses_per_packet` with all ways and `misses_one_way_per_packet` with one.
+//!
 //! Whole profiles of the same NFs are made and measured again ([`whole`]).
 //!
 //! # Limits
 //! The two times are assumed, and shorter than those of real packets, so that misses weigh more and
-//! curves are steeper than in reality. The model is exact, so there is no noise.
+//! curves are steeper than in reality. The model is exact, so there is no noise. It has no clock:
+//! there are neither cycles nor instructions.
+//!
+//! # Source
+//! ResQ, figure 6, and table 1 without cycles and instructions.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -89,14 +97,30 @@ const ERRORS: Group = Group {
     form: Form::Bars,
 };
 
+const CACHES: Group = Group {
+    title: "Accesses and misses of NFs, per packet",
+    keys: &["law"],
+    columns: &[
+        Column::new("references_per_packet", "references of the last cache", 1.0, 2),
+        Column::new("misses_per_packet", "misses with 20 ways", 1.0, 2),
+        Column::new("misses_one_way_per_packet", "with 1 way", 1.0, 2),
+        Column::new("accesses_per_packet", "loads and stores", 1.0, 0),
+    ],
+    plotted: 2,
+    form: Form::Bars,
+};
+
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[])?;
     lab.run(&plan())
 }
 
 fn plan() -> Trials {
-    let groups: Vec<crate::bench::lab::Shown> =
-        vec![(ERRORS, |v| !v.name.starts_with(whole::WHOLE)), (whole::GROUP, |v| v.name.starts_with(whole::WHOLE))];
+    let groups: Vec<crate::bench::lab::Shown> = vec![
+        (ERRORS, |v| !v.name.starts_with(whole::WHOLE)),
+        (CACHES, |v| v.metrics.contains_key("accesses_per_packet")),
+        (whole::GROUP, |v| v.name.starts_with(whole::WHOLE)),
+    ];
     let mut plan = Trials::new(EXPERIMENT.name, nothing, groups);
     let examples = || EXAMPLES.iter().flat_map(|example| LAWS.map(|(law, zipf)| (example, law, zipf)));
     for (example, law, zipf) in examples() {
@@ -165,6 +189,7 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
         ("million_s".to_string(), cpu_s / all * 1e6),
     ]);
     found.extend(each_way(example.name, &misses));
+    found.extend(per_packet(&misses));
     Ok(found)
 }
 
@@ -186,6 +211,16 @@ fn chain_sample(examples: &[&Example], zipf: Option<f64>) -> Result<Sample, Miss
 fn each_way(nf: &str, misses: &Misses) -> Vec<(String, f64)> {
     let name = |ways| if ways == 0 { format!("references.{nf}") } else { format!("misses.{nf}.{ways:02}") };
     (0..=HIERARCHY.llc.ways).map(|ways| (name(ways), misses.misses_per_packet(ways))).collect()
+}
+
+/// Accesses of an NF per packet, and how many of them miss.
+fn per_packet(misses: &Misses) -> [(String, f64); 4] {
+    [
+        ("accesses_per_packet".to_string(), misses.accesses as f64 / misses.packets.max(1) as f64),
+        ("references_per_packet".to_string(), misses.misses_per_packet(0)),
+        ("misses_one_way_per_packet".to_string(), misses.misses_per_packet(1)),
+        ("misses_per_packet".to_string(), misses.misses_per_packet(HIERARCHY.llc.ways)),
+    ]
 }
 
 /// Compares a curve of few points with one of all, for NFs at the rate of the slowest.
@@ -267,6 +302,14 @@ mod tests {
             let found = found.unwrap();
             assert!(found["over_percent"] <= 1e-9 && found["error_percent"] <= 1.01 && found["points_count"] <= 12.0, "{found:?}");
         }
+    }
+
+    #[test]
+    fn accesses_and_misses_are_per_packet() {
+        let found = Sample::from(per_packet(&misses(|ways| 2100 - ways * 100)));
+        assert_eq!((found["accesses_per_packet"], found["references_per_packet"]), (9.0, 3.0));
+        assert_eq!((found["misses_one_way_per_packet"], found["misses_per_packet"]), (2.0, 0.1));
+        assert!(CACHES.columns.iter().all(|column| found.contains_key(column.metric)));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! `sluice bench placement`: the same SLOs, placed in eight ways.
 //!
 //! # Approach
-//! 200 SLOs, all different, of NFs that need the cache, that hardly do, and of both; ten random
-//! sets of each. Half of the mixes are kinds of NF with parameters chosen after the paper's. The
-//! others (`traced`) are the included NFs and chains, with parameters from their profiles and
-//! traces ([`sluice_planner::samples`]). For each way of placing: servers in use, violated SLOs by
-//! the model of contention, and servers relative to our greedy method and to the optimum.
+//! 200 SLOs of NFs that need the cache, that hardly do, and of both; ten random sets of each, with
+//! two sorts of terms ([`Terms`]): all different, around what an instance carries with its fair
+//! share of the cache; and 90 % or 100 % of what it carries alone, as in the paper. Half of the
+//! mixes are kinds of NF with parameters chosen after the paper's. The others (`traced`) are the
+//! included NFs and chains, with parameters from their profiles and traces
+//! ([`sluice_planner::samples`]). For each way of placing: servers in use, violated SLOs by the
+//! model of contention, and servers relative to our greedy method and to the optimum.
 //!
 //! - `admission`: as for tenants: one SLO after another in order of arrival, without moves.
 //! - `admission/sorted`: the same with all SLOs known in advance, largest demand first.
@@ -15,6 +17,9 @@
 //! without measurement noise. Violations of throughput and latency are by the model itself: an SLO
 //! is violated if an instance gets over 1 % more than it carries within the latency. A build
 //! without the solver leaves the optimum out.
+//!
+//! A row with `seed` [`MEDIAN`] has the medians of all sets of a mix and terms that were placed
+//! (`sets`), and the most violations in any of them (`violations_max`).
 //!
 //! How far a prediction of contention is off for each NF, and each NF's throughput by ways, stand
 //! beside it ([`predictor`]).
@@ -26,16 +31,18 @@
 //! # Source
 //! ResQ, figures 8 to 10, and 6.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 use sluice_planner::compare;
 use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
-use sluice_planner::samples::{Mix, server};
+use sluice_planner::samples::{Mix, Terms, server};
 
 use super::{LIMIT, missed, params, predictor};
 use crate::bench::experiment::{BenchArgs, Experiment};
-use crate::bench::lab::{Case, Lab, Row, Trials, nothing};
+use crate::bench::lab::{Case, Lab, Miss, Row, Shown, Trials};
 use crate::bench::measure::Sample;
-use crate::bench::report::LeftOut;
+use crate::bench::report::{LeftOut, Params, Summary, Variant};
 use crate::bench::table::{Column, Form, Group};
 
 pub const EXPERIMENT: Experiment = Experiment {
@@ -47,9 +54,13 @@ pub const EXPERIMENT: Experiment = Experiment {
 const SLOS: usize = 200;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=10;
 
+/// Stands for the seed in rows of all sets.
+const MEDIAN: &str = "median";
+
+/// Each set: too many to be drawn.
 const GROUP: Group = Group {
     title: "200 SLOs on servers of 9 cores and 18 ways",
-    keys: &["mix", "seed"],
+    keys: &["mix", "terms", "seed"],
     columns: &[
         Column::new("servers", "servers", 1.0, 0),
         Column::new("violations", "violated", 1.0, 0),
@@ -58,9 +69,26 @@ const GROUP: Group = Group {
         Column::new("gap_percent", "gap %", 1.0, 1),
         Column::new("solve_s", "s", 1.0, 3),
     ],
-    plotted: 2,
+    plotted: 0,
     form: Form::Bars,
 };
+
+const FAIR_SHARE: Group = Group {
+    title: "200 SLOs around a fair share of the cache, medians of sets",
+    keys: &["mix"],
+    columns: &[
+        Column::new("servers", "servers", 1.0, 0),
+        Column::new("violations", "violated", 1.0, 0),
+        Column::new("of_optimum", "of optimum", 1.0, 2),
+        Column::new("violations_max", "violated at most", 1.0, 0),
+        Column::new("of_greedy", "of greedy", 1.0, 2),
+        Column::new("sets", "sets", 1.0, 0),
+    ],
+    plotted: 3,
+    form: Form::Bars,
+};
+
+const ALONE: Group = Group { title: "200 SLOs of 90 % or 100 % of an instance alone, medians of sets", ..FAIR_SHARE };
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[])?;
@@ -68,41 +96,21 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn plan() -> Trials {
-    let shown: Vec<crate::bench::lab::Shown> = vec![
-        (GROUP, |v| v.params.contains_key("mix")),
+    let shown: Vec<Shown> = vec![
+        (FAIR_SHARE, |v| is_median(v, Terms::FairShare)),
+        (ALONE, |v| is_median(v, Terms::Alone)),
+        (GROUP, |v| v.params.get("seed").is_some_and(|seed| *seed != MEDIAN)),
         (predictor::ERRORS, |v| v.name == predictor::ERROR),
         (predictor::CURVES, |v| v.name == predictor::CURVE),
     ];
-    let mut plan = Trials::new(EXPERIMENT.name, nothing, shown);
-    for mix in Mix::ALL {
+    let mut plan = Trials::new(EXPERIMENT.name, medians, shown);
+    for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| Terms::ALL.map(|terms| (mix, terms))) {
         for seed in SEEDS {
-            let of = params(&[("mix", json!(mix.name())), ("seed", json!(seed)), ("slos", json!(SLOS))]);
-            let row_params = of.clone();
-            let run = move |_: &Lab| {
-                let outcomes = compare::placement(mix, SLOS, seed, &server(), LIMIT).map_err(missed)?;
-                let optimum = outcomes.iter().find(|one| one.bound.is_some()).map(|one| one.servers as f64);
-                let greedy = outcomes.iter().find(|one| one.name == "greedy").map(|one| one.servers as f64);
-                let row = |one: &compare::Tried| {
-                    let servers = one.servers as f64;
-                    let mut sample = Sample::from([
-                        ("servers".to_string(), servers),
-                        ("violations".to_string(), one.violations as f64),
-                        ("solve_s".to_string(), one.solve_s),
-                    ]);
-                    if let Some(optimum) = optimum {
-                        sample.insert("of_optimum".into(), servers / optimum);
-                    }
-                    if let Some(greedy) = greedy {
-                        sample.insert("of_greedy".into(), servers / greedy);
-                    }
-                    if let Some(bound) = one.bound {
-                        sample.insert("gap_percent".into(), (servers - bound as f64) / servers * 100.0);
-                    }
-                    Row::new(one.name, &row_params, sample)
-                };
-                Ok(outcomes.iter().map(row).collect())
-            };
-            plan.cases.push(Case { name: mix.name().into(), params: of, run: Box::new(run) });
+            let of = [("mix", json!(mix.name())), ("terms", json!(terms.name())), ("seed", json!(seed)), ("slos", json!(SLOS))];
+            let params = params(&of);
+            let row_params = params.clone();
+            let run = move |_: &Lab| placed(mix, terms, seed, &row_params);
+            plan.cases.push(Case { name: mix.name().into(), params, run: Box::new(run) });
         }
     }
     plan.cases.extend(predictor::cases());
@@ -112,6 +120,66 @@ fn plan() -> Trials {
     plan
 }
 
+/// One set, placed in every way.
+fn placed(mix: Mix, terms: Terms, seed: u64, params: &Params) -> Result<Vec<Row>, Miss> {
+    let outcomes = compare::placement(mix, terms, SLOS, seed, &server(), LIMIT).map_err(missed)?;
+    let optimum = outcomes.iter().find(|one| one.bound.is_some()).map(|one| one.servers as f64);
+    let greedy = outcomes.iter().find(|one| one.name == "greedy").map(|one| one.servers as f64);
+    let row = |one: &compare::Tried| {
+        let servers = one.servers as f64;
+        let mut sample = Sample::from([
+            ("servers".to_string(), servers),
+            ("violations".to_string(), one.violations as f64),
+            ("solve_s".to_string(), one.solve_s),
+        ]);
+        if let Some(optimum) = optimum {
+            sample.insert("of_optimum".into(), servers / optimum);
+        }
+        if let Some(greedy) = greedy {
+            sample.insert("of_greedy".into(), servers / greedy);
+        }
+        if let Some(bound) = one.bound {
+            sample.insert("gap_percent".into(), (servers - bound as f64) / servers * 100.0);
+        }
+        Row::new(one.name, params, sample)
+    };
+    Ok(outcomes.iter().map(row).collect())
+}
+
+fn is_median(variant: &Variant, terms: Terms) -> bool {
+    let has = |key: &str, text: &str| variant.params.get(key).is_some_and(|value| *value == text);
+    has("seed", MEDIAN) && has("terms", terms.name())
+}
+
+/// A row for each way of placing, mix and terms, of all sets that were placed.
+fn medians(rows: &mut [Row]) -> Vec<Row> {
+    let mut found: Vec<(Row, BTreeMap<String, Vec<f64>>)> = Vec::new();
+    for row in rows.iter().filter(|row| row.params.contains_key("seed")) {
+        let mut params = row.params.clone();
+        params.insert("seed".into(), json!(MEDIAN));
+        let known = found.iter().position(|(of, _)| of.name == row.name && of.params == params);
+        let at = known.unwrap_or_else(|| {
+            found.push((Row::new(&row.name, &params, Sample::new()), BTreeMap::new()));
+            found.len() - 1
+        });
+        for (metric, value) in &row.sample {
+            found[at].1.entry(metric.clone()).or_default().push(*value);
+        }
+    }
+    let together = |(mut row, metrics): (Row, BTreeMap<String, Vec<f64>>)| {
+        for (metric, values) in metrics {
+            let (sets, summary) = (values.len() as f64, Summary::of(values));
+            if metric == "violations" {
+                row.put("violations_max", Some(summary.max));
+                row.put("sets", Some(sets));
+            }
+            row.put(&metric, Some(summary.median));
+        }
+        row
+    };
+    found.into_iter().map(together).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,8 +187,8 @@ mod tests {
     #[test]
     fn every_mix_is_placed() {
         let plan = plan();
-        assert_eq!(plan.cases.len(), 60 + 2 * 2);
-        let outcomes = compare::placement(Mix::Insensitive, 10, 1, &server(), LIMIT).unwrap();
+        assert_eq!(plan.cases.len(), 120 + 2 * 2);
+        let outcomes = compare::placement(Mix::Insensitive, Terms::FairShare, 10, 1, &server(), LIMIT).unwrap();
         assert_eq!(outcomes.len(), if IS_BUILT { 8 } else { 7 });
         let last = if IS_BUILT { "optimum" } else { "greedy" };
         assert_eq!(outcomes.last().map(|one| (one.name, one.violations)), Some((last, 0)));
@@ -128,5 +196,29 @@ mod tests {
             let admission = outcomes.iter().find(|one| one.name == name).unwrap();
             assert!(admission.violations == 0 && admission.servers > 0, "{admission:?}");
         }
+    }
+
+    #[test]
+    fn sets_of_a_mix_and_terms_have_their_median() {
+        let row = |name: &str, mix: &str, seed: u64, violations: f64| {
+            let of = params(&[("mix", json!(mix)), ("terms", json!("alone")), ("seed", json!(seed))]);
+            Row::new(name, &of, Sample::from([("violations".into(), violations), ("servers".into(), violations + 1.0)]))
+        };
+        let curve = Row::new(predictor::CURVE, &Params::new(), Sample::from([("of_all_ways".into(), 1.0)]));
+        let mut rows = [
+            row("greedy", "mixed", 1, 0.0),
+            row("elastic", "mixed", 1, 9.0),
+            row("greedy", "mixed", 2, 5.0),
+            row("greedy", "mixed", 3, 1.0),
+            row("greedy", "sensitive", 1, 7.0),
+            curve,
+        ];
+        let found = medians(&mut rows);
+        let names: Vec<_> = found.iter().map(|row| (row.name.as_str(), row.params["mix"].as_str().unwrap())).collect();
+        assert_eq!(names, [("greedy", "mixed"), ("elastic", "mixed"), ("greedy", "sensitive")]);
+        let of = |metric: &str| found[0].get(metric).unwrap();
+        assert_eq!((of("violations"), of("violations_max"), of("servers"), of("sets")), (1.0, 5.0, 2.0, 3.0));
+        let variant = Variant::new("greedy", found[0].params.clone());
+        assert!(is_median(&variant, Terms::Alone) && !is_median(&variant, Terms::FairShare));
     }
 }
