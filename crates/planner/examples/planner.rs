@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use sluice_planner::compare::{CompareError, admission_s, optimum, placement};
-use sluice_planner::samples::{Mix, Terms, server};
+use sluice_planner::samples::{Mix, SloTerms, server};
 
 fn main() -> Result<(), CompareError> {
     let what = std::env::args().nth(1).unwrap_or_default();
     let shape = server();
     if what != "optimiser" {
-        for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| Terms::ALL.map(|terms| (mix, terms))) {
+        for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| SloTerms::ALL.map(|terms| (mix, terms))) {
             for seed in 1..=3 {
                 println!("{} {} {seed}", mix.name(), terms.name());
                 for one in placement(mix, terms, 200, seed, &shape, Duration::from_secs(60))? {

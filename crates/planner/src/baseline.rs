@@ -187,11 +187,11 @@ pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::{Mix, OnServer, Set, Terms, server, set};
+    use crate::samples::{Mix, OnServer, Set, SloTerms, server, set};
 
     fn run(mix: Mix, check: impl Fn(&[Asked<'_>], &ServerShape)) {
         let shape = server();
-        let Set { profiles, samples } = set(mix, Terms::FairShare, 30, 1, &shape).unwrap();
+        let Set { profiles, samples } = set(mix, SloTerms::FairShare, 30, 1, &shape).unwrap();
         let truths: Vec<OnServer<'_>> =
             samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
         let asked: Vec<Asked<'_>> = samples

@@ -9,7 +9,7 @@ use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
 use crate::packing;
-use crate::samples::{Mix, OnServer, Set, Terms, set};
+use crate::samples::{Mix, OnServer, Set, SloTerms, set};
 use sluice_slo::placement::{Instance, Placement, ServerShape};
 use sluice_slo::profile::Profile;
 use sluice_slo::slo::Slo;
@@ -40,7 +40,7 @@ pub enum CompareError {
 ///
 /// # Errors
 /// [`CompareError::Set`].
-pub fn demands(mix: Mix, terms: Terms, slos: usize, seed: u64, shape: &ServerShape) -> Result<(Set, Vec<Demand>), CompareError> {
+pub fn demands(mix: Mix, terms: SloTerms, slos: usize, seed: u64, shape: &ServerShape) -> Result<(Set, Vec<Demand>), CompareError> {
     let set = set(mix, terms, slos, seed, shape).map_err(|e| CompareError::Set(e.to_string()))?;
     let demands = set.demands(shape).map_err(|e| CompareError::Set(e.to_string()))?;
     Ok((set, demands))
@@ -102,7 +102,7 @@ fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
 /// [`CompareError`].
 pub fn placement(
     mix: Mix,
-    terms: Terms,
+    terms: SloTerms,
     slos: usize,
     seed: u64,
     shape: &ServerShape,
@@ -111,11 +111,8 @@ pub fn placement(
     let (set, demands) = demands(mix, terms, slos, seed, shape)?;
     let truths: Vec<OnServer<'_>> =
         set.samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
-    let asked: Vec<Asked<'_>> = set
-        .samples
-        .iter()
-        .zip(&truths)
-        .zip(&demands)
+    let with_truth = set.samples.iter().zip(&truths).zip(&demands);
+    let asked: Vec<Asked<'_>> = with_truth
         .map(|((sample, truth), demand)| Asked {
             demand: demand.clone(),
             latency_us: sample.slo.promise.latency_us(),
@@ -123,13 +120,11 @@ pub fn placement(
             truth,
         })
         .collect();
-    let timed = |f: &mut dyn FnMut() -> Result<(Floor, usize, Option<usize>), CompareError>| {
-        let began = Instant::now();
-        f().map(|found| (found, began.elapsed().as_secs_f64()))
-    };
     let mut outcomes = Vec::new();
     let mut add = |name, cache, f: &mut dyn FnMut() -> Result<(Floor, usize, Option<usize>), CompareError>| {
-        let ((floor, servers, bound), solve_s) = timed(f)?;
+        let began = Instant::now();
+        let (floor, servers, bound) = f()?;
+        let solve_s = began.elapsed().as_secs_f64();
         let violations = violations(&floor, &asked, shape, cache).len();
         outcomes.push(Tried { name, servers, violations, solve_s, bound });
         Ok::<(), CompareError>(())
@@ -176,7 +171,7 @@ pub struct OptimiserRun {
     pub greedy_s: f64,
 }
 
-/// Runs the optimiser on a set with [`Terms::FairShare`], whole or (above a size) in parts.
+/// Runs the optimiser on a set with [`SloTerms::FairShare`], whole or (above a size) in parts.
 ///
 /// # Errors
 /// [`CompareError`].
@@ -188,7 +183,7 @@ pub fn optimum(
     shape: &ServerShape,
     limit: Duration,
 ) -> Result<OptimiserRun, CompareError> {
-    let (_, demands) = demands(mix, Terms::FairShare, slos, seed, shape)?;
+    let (_, demands) = demands(mix, SloTerms::FairShare, slos, seed, shape)?;
     let began = Instant::now();
     let greedy = packing::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
     let greedy_s = began.elapsed().as_secs_f64();
@@ -207,7 +202,7 @@ pub fn optimum(
 /// # Errors
 /// [`CompareError`], also if not all of the others are admitted.
 pub fn admission_s(mix: Mix, slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
-    let (set, demands) = demands(mix, Terms::FairShare, slos + tries, seed, shape)?;
+    let (set, demands) = demands(mix, SloTerms::FairShare, slos + tries, seed, shape)?;
     let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
     let all = with_profiles(&set);
     // Admission needs more servers than packing; the unused ones are removed.
@@ -237,7 +232,7 @@ mod tests {
     #[test]
     fn prediction_takes_more_servers_and_greedy_and_admission_few_more_than_the_least() {
         for mix in Mix::ALL {
-            let outcomes = placement(mix, Terms::FairShare, 200, 1, &server(), Duration::from_secs(600)).unwrap();
+            let outcomes = placement(mix, SloTerms::FairShare, 200, 1, &server(), Duration::from_secs(600)).unwrap();
             let of = |name: &str| outcomes.iter().find(|one| one.name == name);
             let greedy = of("greedy").unwrap();
             for name in ["admission", "admission/sorted", "greedy", "optimum"] {
@@ -263,7 +258,7 @@ mod tests {
     #[test]
     fn promises_of_what_an_instance_does_alone_are_kept() {
         for mix in Mix::ALL {
-            let outcomes = placement(mix, Terms::Alone, 40, 1, &server(), Duration::from_secs(600)).unwrap();
+            let outcomes = placement(mix, SloTerms::Alone, 40, 1, &server(), Duration::from_secs(600)).unwrap();
             let ours = outcomes.iter().filter(|one| ["admission", "admission/sorted", "greedy", "optimum"].contains(&one.name));
             let ours: Vec<&Tried> = ours.collect();
             assert!(ours.len() >= 3 && ours.iter().all(|one| one.violations == 0), "{mix:?}: {outcomes:#?}");
@@ -273,7 +268,7 @@ mod tests {
     #[test]
     fn tenants_are_admitted_as_they_come() {
         let shape = server();
-        let (set, _) = demands(Mix::Sensitive, Terms::FairShare, 30, 1, &shape).unwrap();
+        let (set, _) = demands(Mix::Sensitive, SloTerms::FairShare, 30, 1, &shape).unwrap();
         let slos = with_profiles(&set);
         let by_hand = {
             let mut placement = Placement::empty(slos.len(), &shape);
@@ -285,7 +280,7 @@ mod tests {
         let is_same = as_they_come == admitted(&slos, Order::Sorted, slos.len(), &shape).unwrap();
         assert!(!is_same, "the order is to make a difference");
         // Both are compared, each under its name.
-        let outcomes = placement(Mix::Sensitive, Terms::FairShare, 30, 1, &shape, Duration::from_secs(60)).unwrap();
+        let outcomes = placement(Mix::Sensitive, SloTerms::FairShare, 30, 1, &shape, Duration::from_secs(60)).unwrap();
         let servers = |name| outcomes.iter().find(|one| one.name == name).unwrap().servers;
         assert_eq!(servers("admission"), as_they_come.used());
         assert!(outcomes.iter().any(|one| one.name == "admission/sorted"));

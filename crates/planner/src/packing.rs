@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
     use crate::demand::tests::demand;
-    use crate::samples::{Mix, Terms, server, set};
+    use crate::samples::{Mix, SloTerms, server, set};
     use sluice_slo::examples::shape;
 
     fn assert_holds(packed: &Packed, demands: &[Demand], shape: &ServerShape) {
@@ -269,7 +269,7 @@ mod tests {
     fn servers_are_nearly_full() {
         for mix in Mix::ALL {
             let shape = server();
-            let demands = set(mix, Terms::FairShare, 100, 5, &shape).unwrap().demands(&shape).unwrap();
+            let demands = set(mix, SloTerms::FairShare, 100, 5, &shape).unwrap().demands(&shape).unwrap();
             let packed = pack(&demands, &shape).unwrap();
             assert_holds(&packed, &demands, &shape);
             let (cores, ways) = parts(&demands, &packed.recipes, &shape);

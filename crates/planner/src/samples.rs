@@ -24,7 +24,7 @@
 //! saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. The kinds
 //! and their mixes stand for the sets of section 6.2, whose NFs are not ours.
 //!
-//! The terms of the SLOs of both are chosen, see [`Terms`].
+//! The terms of the SLOs of both are chosen, see [`SloTerms`].
 //!
 //! # Limits
 //! Figures of the chosen kinds compare ways of placing and say nothing about how many servers real
@@ -377,7 +377,7 @@ pub struct Set {
 
 /// What the SLOs of a set promise, by what an instance does alone on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Terms {
+pub enum SloTerms {
     /// Each different: 0.3 to 2.5 times the throughput with its fair share of the cache, within a
     /// latency that it keeps there at 75 to 95 % of its throughput.
     FairShare,
@@ -386,7 +386,7 @@ pub enum Terms {
     Alone,
 }
 
-impl Terms {
+impl SloTerms {
     pub const ALL: [Self; 2] = [Self::FairShare, Self::Alone];
 
     pub fn name(self) -> &'static str {
@@ -418,7 +418,7 @@ impl Terms {
 ///
 /// # Errors
 /// A profile cannot be made.
-pub fn set(mix: Mix, terms: Terms, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set, CurveError<Infallible>> {
+pub fn set(mix: Mix, terms: SloTerms, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set, CurveError<Infallible>> {
     let kinds = mix.kinds();
     let on = |kind| OnServer { kind, way_bytes: shape.way_bytes };
     let profiles = kinds.iter().map(|kind| on(kind).profile(shape)).collect::<Result<Vec<_>, _>>()?;
@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_set_is_the_same_each_time_and_every_slo_is_possible() {
-        for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| Terms::ALL.map(|terms| (mix, terms))) {
+        for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| SloTerms::ALL.map(|terms| (mix, terms))) {
             let one = set(mix, terms, 50, 7, &server()).unwrap();
             assert_eq!(one, set(mix, terms, 50, 7, &server()).unwrap());
             assert_eq!(one.demands(&server()).unwrap().len(), 50);
@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn terms_alone_are_two_parts_of_what_the_whole_cache_gives() {
         let shape = server();
-        let Set { samples, .. } = set(Mix::Sensitive, Terms::Alone, 100, 1, &shape).unwrap();
+        let Set { samples, .. } = set(Mix::Sensitive, SloTerms::Alone, 100, 1, &shape).unwrap();
         let parts = samples.iter().map(|sample| {
             let Promise::Reserved { throughput_pps, .. } = sample.slo.promise else { panic!("{sample:?}") };
             let alone = OnServer { kind: sample.kind, way_bytes: shape.way_bytes }.throughput_pps(f64::from(shape.ways()));

@@ -2,7 +2,7 @@
 //!
 //! # Approach
 //! 200 SLOs of NFs that need the cache, that hardly do, and of both; ten random sets of each, with
-//! two sorts of terms ([`Terms`]): all different, around what an instance carries with its fair
+//! two sorts of terms ([`SloTerms`]): all different, around what an instance carries with its fair
 //! share of the cache; and 90 % or 100 % of what it carries alone, as in the paper. Half of the
 //! mixes are kinds of NF with parameters chosen after the paper's. The others (`traced`) are the
 //! included NFs and chains, with parameters from their profiles and traces
@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use sluice_planner::compare;
 use sluice_planner::optimiser::{IS_BUILT, OptimiserError};
-use sluice_planner::samples::{Mix, Terms, server};
+use sluice_planner::samples::{Mix, SloTerms, server};
 
 use super::{LIMIT, missed, params, predictor};
 use crate::bench::experiment::{BenchArgs, Experiment};
@@ -97,14 +97,14 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan() -> Trials {
     let shown: Vec<Shown> = vec![
-        (FAIR_SHARE, |v| is_median(v, Terms::FairShare)),
-        (ALONE, |v| is_median(v, Terms::Alone)),
+        (FAIR_SHARE, |v| is_median(v, SloTerms::FairShare)),
+        (ALONE, |v| is_median(v, SloTerms::Alone)),
         (GROUP, |v| v.params.get("seed").is_some_and(|seed| *seed != MEDIAN)),
         (predictor::ERRORS, |v| v.name == predictor::ERROR),
         (predictor::CURVES, |v| v.name == predictor::CURVE),
     ];
     let mut plan = Trials::new(EXPERIMENT.name, medians, shown);
-    for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| Terms::ALL.map(|terms| (mix, terms))) {
+    for (mix, terms) in Mix::ALL.into_iter().flat_map(|mix| SloTerms::ALL.map(|terms| (mix, terms))) {
         for seed in SEEDS {
             let of = [("mix", json!(mix.name())), ("terms", json!(terms.name())), ("seed", json!(seed)), ("slos", json!(SLOS))];
             let params = params(&of);
@@ -121,7 +121,7 @@ fn plan() -> Trials {
 }
 
 /// One set, placed in every way.
-fn placed(mix: Mix, terms: Terms, seed: u64, params: &Params) -> Result<Vec<Row>, Miss> {
+fn placed(mix: Mix, terms: SloTerms, seed: u64, params: &Params) -> Result<Vec<Row>, Miss> {
     let outcomes = compare::placement(mix, terms, SLOS, seed, &server(), LIMIT).map_err(missed)?;
     let optimum = outcomes.iter().find(|one| one.bound.is_some()).map(|one| one.servers as f64);
     let greedy = outcomes.iter().find(|one| one.name == "greedy").map(|one| one.servers as f64);
@@ -146,7 +146,7 @@ fn placed(mix: Mix, terms: Terms, seed: u64, params: &Params) -> Result<Vec<Row>
     Ok(outcomes.iter().map(row).collect())
 }
 
-fn is_median(variant: &Variant, terms: Terms) -> bool {
+fn is_median(variant: &Variant, terms: SloTerms) -> bool {
     let has = |key: &str, text: &str| variant.params.get(key).is_some_and(|value| *value == text);
     has("seed", MEDIAN) && has("terms", terms.name())
 }
@@ -188,7 +188,7 @@ mod tests {
     fn every_mix_is_placed() {
         let plan = plan();
         assert_eq!(plan.cases.len(), 120 + 2 * 2);
-        let outcomes = compare::placement(Mix::Insensitive, Terms::FairShare, 10, 1, &server(), LIMIT).unwrap();
+        let outcomes = compare::placement(Mix::Insensitive, SloTerms::FairShare, 10, 1, &server(), LIMIT).unwrap();
         assert_eq!(outcomes.len(), if IS_BUILT { 8 } else { 7 });
         let last = if IS_BUILT { "optimum" } else { "greedy" };
         assert_eq!(outcomes.last().map(|one| (one.name, one.violations)), Some((last, 0)));
@@ -219,6 +219,6 @@ mod tests {
         let of = |metric: &str| found[0].get(metric).unwrap();
         assert_eq!((of("violations"), of("violations_max"), of("servers"), of("sets")), (1.0, 5.0, 2.0, 3.0));
         let variant = Variant::new("greedy", found[0].params.clone());
-        assert!(is_median(&variant, Terms::Alone) && !is_median(&variant, Terms::FairShare));
+        assert!(is_median(&variant, SloTerms::Alone) && !is_median(&variant, SloTerms::FairShare));
     }
 }
