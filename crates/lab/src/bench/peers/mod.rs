@@ -10,9 +10,9 @@
 //! relative to the peer's, within the turn.
 //!
 //! # Limits
-//! What is comparable differs from peer to peer, and its adapter says so in words, which are printed
-//! with the result. A peer's rate is the one that it prints: nobody else counts its packets. It
-//! begins and ends as its adapter says; ours is measured after a warm-up.
+//! What is comparable differs from peer to peer; its adapter says it in words, which are printed
+//! below the result. A peer's rate is the one that it prints: nothing else counts its packets. A
+//! peer warms up and ends as its adapter says.
 
 mod adapter;
 mod process;
