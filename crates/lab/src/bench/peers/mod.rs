@@ -214,13 +214,16 @@ mod tests {
     fn a_peer_runs_in_turns_with_a_chain_of_ours() {
         let mut absent = shell("absent", "");
         absent.programs = vec!["sluice-no-such-program".into()];
-        let plan = plan(&lab(1), &[Rc::new(shell("stub", "echo rate 2")), Rc::new(absent)]);
+        let mut lab = lab(1);
+        // A core that this process may use.
+        lab.manager_core = lab.cores.besides_manager()[0];
+        let plan = plan(&lab, &[Rc::new(shell("stub", "echo rate 2")), Rc::new(absent)]);
         let names: Vec<&str> = plan.cases.iter().map(|case| case.name.as_str()).collect();
         assert_eq!(names, ["sluice/inline", "stub", "sluice/inline", "stub"]);
         assert_eq!(plan.cases[2].params["chain_length"], 3);
         assert_eq!(plan.left_out.len(), 2);
         assert!(plan.left_out[0].why.starts_with("there is no program sluice-no-such-program here"));
-        let rows = (plan.cases[1].run)(&lab(1)).unwrap();
+        let rows = (plan.cases[1].run)(&lab).unwrap();
         assert_eq!((rows[0].get(DELIVERED), rows[0].get(PER_CORE)), (Some(2000.0), Some(2000.0)));
     }
 

@@ -30,12 +30,12 @@ const GRACE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The processes of a peer, which end with it.
-struct Peer {
+struct PeerProcesses {
     child: Child,
     is_collected: bool,
 }
 
-impl Peer {
+impl PeerProcesses {
     fn start(command: &[String], cores: &[usize], output: &File) -> anyhow::Result<Self> {
         let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let child = Command::new("taskset")
@@ -75,7 +75,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerProcesses {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             eprintln!("sluice bench: cannot end process {}: {error}", self.child.id());
@@ -116,7 +116,7 @@ pub fn delivered_pps(adapter: &Adapter, values: &RunValues, programs: &Programs)
     }
     let path = values.folder.join(".output");
     let output = File::create(&path).context("cannot make a file for the output")?;
-    let mut peer = Peer::start(&adapter.command(values)?, values.cores, &output)?;
+    let mut peer = PeerProcesses::start(&adapter.command(values)?, values.cores, &output)?;
     let patience = Duration::from_secs_f64(values.seconds + adapter.patience_s);
     let began = Instant::now();
     while !peer.has_ended()? {
