@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
 fn experiments() -> Vec<String> {
     let list = text(&lab(&[]).stdout);
     let names = list.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_string);
-    names.filter(|name| !["all", "compare"].contains(&name.as_str())).collect()
+    names.filter(|name| !["all", "compare", "peers"].contains(&name.as_str())).collect()
 }
 
 /// Whether the daemon is built beside the lab, which `make test` sees to.
@@ -80,4 +80,65 @@ fn a_report_is_made_and_what_is_there_is_not_run_again() {
     assert!(page.contains("Table 2, Figure 5") && page.contains("<svg"), "{page}");
     let second = run();
     assert!(text(&second.stderr).contains("leaky-dma: there already"), "{}", text(&second.stderr));
+}
+
+/// An adapter of a shell script in a folder of adapters.
+fn write_adapter(folder: &Path, name: &str, more: &str, script: &str) {
+    let text = format!(
+        "name = \"{name}\"\nprograms = [\"sh\"]\nstart = [\"sh\", \"-c\", {}]\nchain_lengths = [1]\n{more}\n\
+         what_is_comparable = \"{name} is a script\"\n[cores]\nbase = 1\n[rate]\npattern = 'rate ([0-9]+)'\n",
+        Value::from(script)
+    );
+    std::fs::write(folder.join(name).with_extension("toml"), text).unwrap();
+}
+
+#[test]
+fn peers_run_beside_ours_and_faults_of_one_are_no_faults_of_another() {
+    if !is_built() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let peers = folder.path().join("peers");
+    std::fs::create_dir(&peers).unwrap();
+    write_adapter(&peers, "works", "", "echo rate 17; echo rate {chain_length}000000");
+    write_adapter(&peers, "fails", "", "echo no hugepages >&2; exit 7");
+    write_adapter(&peers, "hangs", "patience_s = 0.5", "sleep 1000");
+    write_adapter(&peers, "silent", "", "echo hello");
+    write_adapter(&peers, "absent", "", "echo rate 1");
+    let absent = std::fs::read_to_string(peers.join("absent.toml")).unwrap();
+    std::fs::write(peers.join("absent.toml"), absent.replace("[\"sh\"]", "[\"sluice-no-such-program\"]")).unwrap();
+    let file = folder.path().join("peers.json");
+    let ended =
+        lab(&["peers", "--with", peers.to_str().unwrap(), "--seconds", "0.1", "--repeats", "1", "--json", file.to_str().unwrap()]);
+    let (said, errors) = (text(&ended.stdout), text(&ended.stderr));
+    assert!(!ended.status.success() && errors.contains("3 of the variants failed"), "{errors}");
+    assert!(said.contains("works: works is a script") && !said.contains("absent is a script"), "{said}");
+    let result: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let named = |list: &str, name: &str, peer: &str| {
+        let found = result[list].as_array().unwrap().iter().find(|one| one["name"] == name && one["params"]["peer"] == peer);
+        found.cloned().unwrap_or_else(|| panic!("{list} has no {name} for {peer}: {result}"))
+    };
+    assert_eq!(named("variants", "works", "works")["metrics"]["delivered_pps"]["median"], 1e6);
+    for peer in ["works", "fails", "hangs", "silent"] {
+        let ours = named("variants", "sluice/inline", peer);
+        assert!(ours["metrics"]["delivered_pps"]["median"].as_f64().unwrap() > 0.0, "{ours}");
+        assert_eq!(ours["metrics"]["of_peer"].is_object(), peer == "works", "{ours}");
+    }
+    for (peer, why) in [
+        ("fails", "no hugepages"),
+        ("hangs", "does not end after"),
+        ("silent", "it prints no rate"),
+        ("absent", "there is no program sluice-no-such-program here"),
+    ] {
+        let left_out = named("left_out", peer, peer);
+        assert!(left_out["why"].as_str().unwrap().contains(why), "{left_out}");
+    }
+}
+
+#[test]
+fn peers_need_a_folder_and_nothing_else_takes_one() {
+    let said = |words: &[&str]| text(&lab(words).stderr);
+    assert!(said(&["peers"]).contains("name the folder of the adapters: sluice bench peers --with DIR"));
+    assert!(said(&["peers", "--with", "/nowhere"]).contains("cannot read /nowhere"));
+    assert!(said(&["forward", "--with", "/nowhere"]).contains("--with is of `sluice bench peers`"));
 }

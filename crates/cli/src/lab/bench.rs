@@ -18,6 +18,7 @@ Examples:
   sluice bench pool-scale --only heavy --where nfs=1,900
   sluice bench chaos --seconds 600 --seed 7 --repeats 1
   sluice bench all --quick --report report
+  sluice bench peers --with deploy/peers --json peers.json
   sluice bench compare before.json after.json --threshold 3";
 
 /// Parameters of a variant, by name.
@@ -61,6 +62,9 @@ pub struct BenchArgs {
     /// Fewer variants and short runs (all)
     #[arg(long)]
     pub quick: bool,
+    /// Folder with adapters of other data planes, a .toml each (peers)
+    #[arg(long, value_name = "DIR")]
+    pub with: Option<PathBuf>,
     /// Percent by which a median may differ without being worse or better (compare)
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0, value_parser = percent)]
     pub threshold: f64,

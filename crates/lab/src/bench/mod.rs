@@ -20,8 +20,10 @@ mod hostile_tenant;
 mod lab;
 mod leaky_dma;
 mod lines;
+mod linux_chain;
 mod measure;
 mod outside;
+mod peers;
 mod planner;
 mod plot;
 mod pools;
@@ -85,13 +87,16 @@ pub const EXPERIMENTS: &[Experiment] = &[
     wakeup::mixed::EXPERIMENT,
     wakeup::idle_pool::EXPERIMENT,
     chaos::EXPERIMENT,
+    linux_chain::EXPERIMENT,
+    peers::EXPERIMENT,
     Experiment { name: all::NAME, about: all::ABOUT, run: |args| all::run(args, about, &mut std::io::stdout().lock()) },
     Experiment { name: compare::NAME, about: compare::ABOUT, run: |args| compare::run(args, &mut std::io::stdout().lock()) },
 ];
 
-/// Those that measure: not all of them together, and no comparison.
+/// Those that measure by themselves: not all of them together, no comparison, and no programs of
+/// others.
 fn measuring() -> impl Iterator<Item = &'static Experiment> {
-    EXPERIMENTS.iter().filter(|known| ![all::NAME, compare::NAME].contains(&known.name))
+    EXPERIMENTS.iter().filter(|known| ![all::NAME, compare::NAME, peers::EXPERIMENT.name].contains(&known.name))
 }
 
 /// What an experiment measures.
@@ -120,6 +125,9 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     if (args.report.is_some() || args.quick) && name != all::NAME {
         anyhow::bail!("--report and --quick are of `sluice bench all`; --json names the file for the result of {name}");
+    }
+    if args.with.is_some() && name != peers::EXPERIMENT.name {
+        anyhow::bail!("--with is of `sluice bench peers`, which runs other data planes beside ours; leave it out of {name}");
     }
     (experiment.run)(args)
 }

@@ -148,6 +148,11 @@ impl Wires {
         [&self.inside.namespace, &self.outside.namespace]
     }
 
+    /// MAC addresses of both ends, the inner one first.
+    pub fn macs(&self) -> anyhow::Result<[String; 2]> {
+        Ok([self.inside.mac()?, self.outside.mac()?])
+    }
+
     /// Adds a second address to both ends, and a route from the inner to the outer one.
     pub fn lay_second(&self) -> anyhow::Result<()> {
         for (end, own, other, of) in

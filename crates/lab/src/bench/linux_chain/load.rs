@@ -1,0 +1,178 @@
+//! UDP packets from a namespace, and what the host counts of them.
+
+use std::io;
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use sluice_host::netns::{Netns, path_of};
+
+use super::hops::PORT;
+use crate::bench::sched::netns::{INSIDE, OUTSIDE};
+
+/// Flows, a socket each.
+pub const FLOWS: u16 = 16;
+/// Source port of the first.
+const FIRST_PORT: u16 = 20_000;
+/// Bytes of a packet's payload: a frame of 60 bytes, 64 on the wire.
+const PAYLOAD: usize = 18;
+/// Most packets between two looks at the clock.
+const BURST: u64 = 32;
+/// Sleep of a paced sender that is ahead of its rate.
+const AHEAD: Duration = Duration::from_micros(100);
+
+/// A thread that sends packets until it is dropped.
+pub struct Sender {
+    state: Arc<SenderState>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct SenderState {
+    stop: AtomicBool,
+    /// Packets that the kernel took.
+    sent: AtomicU64,
+}
+
+impl Sender {
+    /// Sends `rate` packets per second from a namespace; with 0, as fast as possible.
+    ///
+    /// # Errors
+    /// The namespace has no such addresses.
+    pub fn start(namespace: &str, rate: f64) -> anyhow::Result<Self> {
+        let socket = |number: u16| -> io::Result<UdpSocket> {
+            let socket = UdpSocket::bind((INSIDE, FIRST_PORT + number))?;
+            socket.connect((OUTSIDE, PORT))?;
+            socket.set_write_timeout(Some(Duration::from_millis(100)))?;
+            Ok(socket)
+        };
+        // A socket stays in the namespace in which it was made.
+        let ns = Netns::open(&path_of(namespace))?;
+        let sockets: Vec<UdpSocket> =
+            ns.visit(|| (0..FLOWS).map(socket).collect::<io::Result<_>>()).context("cannot make the sender's sockets")?;
+        let state = Arc::new(SenderState::default());
+        let of_thread = state.clone();
+        let thread = std::thread::Builder::new().name("sluice-sender".into()).spawn(move || send(&sockets, rate, &of_thread))?;
+        Ok(Self { state, thread: Some(thread) })
+    }
+
+    pub fn sent(&self) -> u64 {
+        // A count that orders nothing else.
+        self.state.sent.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        // Nothing is read for it but the flag itself.
+        self.state.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn send(sockets: &[UdpSocket], rate: f64, state: &SenderState) {
+    let payload = [0u8; PAYLOAD];
+    let began = Instant::now();
+    let mut tried = 0;
+    // Relaxed: neither orders anything else.
+    while !state.stop.load(Ordering::Relaxed) {
+        let due = if rate > 0.0 { (began.elapsed().as_secs_f64() * rate) as u64 } else { tried + BURST };
+        if due <= tried {
+            std::thread::sleep(AHEAD);
+            continue;
+        }
+        let mut taken = 0;
+        for socket in sockets.iter().cycle().skip((tried % u64::from(FLOWS)) as usize).take((due - tried).min(BURST) as usize) {
+            taken += u64::from(socket.send(&payload).is_ok());
+            tried += 1;
+        }
+        state.sent.fetch_add(taken, Ordering::Relaxed);
+    }
+}
+
+/// Counts of the host at one moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostCounts {
+    pub at: Instant,
+    pub sent: u64,
+    /// Packets that reached the receiver's interface.
+    pub received: u64,
+    pub cores: CoreTimes,
+}
+
+impl HostCounts {
+    /// Reads them now; `cores` are those whose time counts.
+    ///
+    /// # Errors
+    /// The kernel does not count.
+    pub fn now(sender: &Sender, receiver: &str, cores: &[usize]) -> anyhow::Result<Self> {
+        let devices = Netns::open(&path_of(receiver))?.visit(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+        let received = rx_packets(&devices, "eth0").context("a namespace does not count its packets (/proc/net/dev)")?;
+        let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        let cores = CoreTimes::parse(&stat, cores, rustix::param::clock_ticks_per_second() as f64)?;
+        Ok(Self { at: Instant::now(), sent: sender.sent(), received, cores })
+    }
+}
+
+/// Packets that an interface received, from `/proc/net/dev`.
+fn rx_packets(devices: &str, interface: &str) -> Option<u64> {
+    let counts = devices.lines().find_map(|line| line.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
+    // The first number is bytes.
+    counts.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Time that cores have worked, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CoreTimes {
+    /// In processes, the kernel, and interrupts.
+    pub busy_s: f64,
+    /// The part of it in soft interrupts, where the kernel forwards.
+    pub softirq_s: f64,
+}
+
+impl CoreTimes {
+    /// From `/proc/stat`, whose lines of cores have ticks: user, nice, system, idle, iowait, irq,
+    /// softirq.
+    fn parse(stat: &str, cores: &[usize], ticks_per_s: f64) -> anyhow::Result<Self> {
+        let mut times = Self::default();
+        for core in cores {
+            let name = format!("cpu{core}");
+            let line = stat.lines().find_map(|line| line.strip_prefix(&name)?.strip_prefix(' '));
+            let ticks: Option<Vec<f64>> =
+                line.map(|line| line.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect());
+            let ticks = ticks.with_context(|| format!("/proc/stat has no {name}"))?;
+            ensure!(ticks.len() >= 7, "/proc/stat has too few numbers of {name}");
+            times.busy_s += (ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / ticks_per_s;
+            times.softirq_s += ticks[6] / ticks_per_s;
+        }
+        Ok(times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_cores_are_added() {
+        let stat =
+            "cpu  9 9 9 9 9 9 9\ncpu0 100 10 50 900 7 1 39 5 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\ncpu10 100 0 0 0 0 0 100 0\nintr 7\n";
+        let of = |cores: &[usize]| CoreTimes::parse(stat, cores, 100.0);
+        assert_eq!(of(&[0, 1]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 0.39 });
+        assert_eq!(of(&[10]).unwrap(), CoreTimes { busy_s: 2.0, softirq_s: 1.0 });
+        assert!(of(&[2]).unwrap_err().to_string().contains("no cpu2"));
+        assert!(CoreTimes::parse("cpu0 1 2\n", &[0], 100.0).unwrap_err().to_string().contains("too few"));
+    }
+
+    #[test]
+    fn packets_of_an_interface_are_read() {
+        let devices = "Inter-|   Receive\n face |bytes    packets\n    lo:       1       2 0\n  eth0: 6000     100    0    0\n";
+        assert_eq!((rx_packets(devices, "eth0"), rx_packets(devices, "eth1")), (Some(100), None));
+    }
+}
