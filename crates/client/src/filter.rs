@@ -52,7 +52,8 @@ pub fn load() -> anyhow::Result<ManuallyDrop<Library>> {
     // Such a program may load only what fits the C library in it, and cannot find that out before.
     anyhow::ensure!(
         !cfg!(target_feature = "crt-static"),
-        "--filter needs libpcap, which this sluice cannot load, because it is linked statically; leave --filter out and filter in          Wireshark, or use a sluice from a package"
+        "--filter needs libpcap, which this sluice cannot load, because it is linked statically; leave --filter out and filter in \
+         Wireshark, or use a sluice from a package"
     );
     // SAFETY: libpcap's initialisers have no conditions.
     let open = |name: &&str| unsafe { Library::new(name) }.ok();

@@ -1,11 +1,11 @@
 //! What each feature needs of this host: whether it is there, and what to do if it is not.
 //!
 //! Problem: what is missing shows late, and each in its own place: in a refusal of `sluice check`,
-//! in a warning of the daemon, or not at all, as slower packets. Approach: read what the kernel says
-//! of itself below a root directory, and ask the same functions as the daemon. Limits: it looks as
-//! the user and in the cgroup that it runs in, which may be others than the daemon's; whether
-//! `sluiced` was built with DPDK only `sluiced` knows; and nothing is tried, so a driver or a
-//! sandbox may still refuse.
+//! in a warning of the daemon, or not at all, as slower packets. Approach: read what the kernel
+//! says of itself below a root directory, and ask the same functions as the daemon. Limits: it
+//! looks as the user and in the cgroup that it runs in, which may be others than the daemon's;
+//! whether `sluiced` was built with DPDK only `sluiced` knows; and nothing is tried, so a driver or
+//! a sandbox may still refuse.
 
 use std::fs;
 use std::path::Path;
@@ -248,7 +248,7 @@ fn system_calls(root: &Path) -> Finding {
 }
 
 fn futexes() -> Finding {
-    // Nothing to wait for: a kernel that knows the call refuses that, and one that does not says so.
+    // Nothing to wait for: a kernel that knows the call refuses that, another one says so.
     match futex::waitv(&[], futex::WaitvFlags::empty(), None, ClockId::Monotonic) {
         Err(Errno::NOSYS | Errno::PERM) => {
             let what = "no futex_waitv, so an NF whose neighbours do not wake it is taken out of hand-overs";
@@ -318,7 +318,7 @@ mod tests {
     fn a_host_with_nothing_says_what_to_do_about_each_feature() {
         let (_root, host) = host(&[]);
         let found = examine(&host);
-        // What is asked of the kernel itself and of the loader is of the host that the test runs on.
+        // What the kernel and the loader are asked is of the host that the test runs on.
         let asked = ["cores", "io_uring", "futex_waitv", "capture filters"];
         for finding in found.iter().filter(|finding| !asked.contains(&finding.subject.as_str())) {
             assert!(finding.level == Level::Missing && finding.todo.is_some(), "{finding:?}");
