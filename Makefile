@@ -18,6 +18,10 @@ CARGO_FLAGS ?= --locked
 DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
 # The optimiser's solver is built in where cmake and libclang are: OPTIMISER=no leaves it out, OPTIMISER=yes insists.
 OPTIMISER ?= $(shell scripts/deps --check optimiser 2>/dev/null && echo yes || echo no)
+# What `make install` and packages take. With PROFILE=debug it is what the tests run, which is there already in CI: not optimized, and with
+# checks that a release does not have.
+PROFILE ?= release
+BUILT = $(TARGET)/$(PROFILE)
 # Of all packages.
 VERSION = $(shell sed -nE 's/^version = "(.*)"/\1/p' Cargo.toml)
 comma := ,
@@ -184,21 +188,24 @@ bench: build ## run an experiment: make bench BENCH=forward OUT=forward.json
 
 .PHONY: install
 install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR is respected
-	@test -x $(TARGET)/release/sluiced || { echo "run make build first"; exit 1; }
-	scripts/pages $(TARGET)/release $(TARGET)/release/pages
+	@test -x $(BUILT)/sluiced || { echo "run make build first"; exit 1; }
+	scripts/pages $(BUILT) $(BUILT)/pages
 	install -d $(DESTDIR)$(PREFIX)/{bin,include,lib/systemd/system,share/doc/sluice,share/man/man1,share/man/man8}
-	install -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(TARGET)/release/pages/man1/*
-	install -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man8 $(TARGET)/release/pages/man8/*
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(TARGET)/release/pages/completions/sluice
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(TARGET)/release/pages/completions/_sluice
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d $(TARGET)/release/pages/completions/sluice.fish
-	install -m 755 $(TARGET)/release/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
-	find $(TARGET)/release -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
+	install -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(BUILT)/pages/man1/*
+	install -m 644 -t $(DESTDIR)$(PREFIX)/share/man/man8 $(BUILT)/pages/man8/*
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(BUILT)/pages/completions/sluice
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(BUILT)/pages/completions/_sluice
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d $(BUILT)/pages/completions/sluice.fish
+	install -m 755 $(BUILT)/{sluiced,sluice,sluice-lab} $(DESTDIR)$(PREFIX)/bin
+	find $(BUILT) -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
 	install -d $(DESTDIR)$(PREFIX)/lib/sluice
-	find $(TARGET)/release -maxdepth 1 -type f -name 'libsluice_nf_*.so' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/lib/sluice {} +
+	find $(BUILT) -maxdepth 1 -type f -name 'libsluice_nf_*.so' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/lib/sluice {} +
 	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
 	install -d $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig
-	install -m 644 -t $(DESTDIR)$(PREFIX)/$(LIBDIR) $(TARGET)/release/libsluice_nf.{a,so}
+	install -m 644 -t $(DESTDIR)$(PREFIX)/$(LIBDIR) $(BUILT)/libsluice_nf.a
+	soname=$$(readelf -d $(BUILT)/libsluice_nf.so | sed -nE 's/.*\(SONAME\).*\[(.*)\]/\1/p') && [[ -n $$soname ]] && \
+	    install -m 644 $(BUILT)/libsluice_nf.so $(DESTDIR)$(PREFIX)/$(LIBDIR)/$$soname && \
+	    ln -sfn $$soname $(DESTDIR)$(PREFIX)/$(LIBDIR)/libsluice_nf.so
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|' crates/nf/include/sluice_nf.pc.in \
 	    > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
@@ -207,29 +214,58 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 
-# Debian packages of what is in the release folder. Each is described in the Cargo.toml of a crate; their files are those of `make install`.
-# SOURCE_DATE_EPOCH is the commit's time, so that the same build gives the same packages.
-DEB_CRATES = sluice-daemon sluice-nf-group sluice-nf sluice-lab
+# Debian packages of what is in the release folder. Each is described in the Cargo.toml of a crate, two of them as variants; their files are
+# those of `make install`, and a bill of materials. SOURCE_DATE_EPOCH is the commit's time, so that the same build gives the same packages.
+DEB_PACKAGES = sluice-daemon sluice-nf-group sluice-nf:runtime sluice-nf:dev sluice-lab
 DEB_MAINTAINER ?= Sluice maintainers <maintainers@sluice.invalid>
 DEB_FLAGS ?=
+# cargo-deb finds it there also where what is packed was built with another profile.
 STAGE = $(TARGET)/release/stage
+EPOCH = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}
 .PHONY: packages
 packages:
 	@cargo deb --version >/dev/null 2>&1 || { echo "cargo-deb is missing: cargo install --locked cargo-deb@3.8.0" >&2; exit 1; }
 	scripts/deps --check packages
 	rm -rf $(STAGE) $(TARGET)/debian
 	$(MAKE) install DESTDIR=$(STAGE) PREFIX=/usr LIBDIR=lib/$$(gcc -print-multiarch)
-	$(foreach crate,$(DEB_CRATES),SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
-	    cargo deb -p $(crate) --no-build --locked --strip $(if $(filter sluice-nf,$(crate)),--multiarch same) \
-	    --maintainer "$(DEB_MAINTAINER)" $(DEB_FLAGS)$(newline)	)
+	$(EPOCH) scripts/sbom $(STAGE)/sbom $(FEATURES)
+	$(foreach package,$(DEB_PACKAGES),$(call pack,$(subst :, ,$(package)))$(newline)	)
+pack = $(EPOCH) cargo deb -p $(word 1,$(1)) $(if $(word 2,$(1)),--variant $(word 2,$(1)) --multiarch same) --no-build --locked --strip \
+    --maintainer "$(DEB_MAINTAINER)" $(DEB_FLAGS)
+
+# A release build without a path of this machine in it, for packages. What an earlier build has left is taken as it is.
+C_PATHS = -ffile-prefix-map=$(TARGET)=/usr/src/sluice/target -ffile-prefix-map=$(CURDIR)=/usr/src/sluice
+.PHONY: build-anywhere
+build-anywhere:
+	$(EPOCH) HOST_CFLAGS="$(C_PATHS)" HOST_CXXFLAGS="$(C_PATHS)" RUSTC_WRAPPER=$(abspath scripts/remapped-rustc) $(MAKE) build
 
 .PHONY: deb
-deb: build ## Debian packages, in target/debian: sluice, sluice-nfs, libsluice-nf-dev, sluice-lab
+deb: build-anywhere ## Debian packages, in target/debian: sluice, sluice-nfs, libsluice-nf1, libsluice-nf-dev, sluice-lab
 	$(MAKE) packages
 
+# With PROFILE=debug, of what the tests run, which `make programs` builds.
 .PHONY: test-packages
-test-packages: deb ## install, run, upgrade under traffic and remove the packages in a clean Debian root (root, network)
+test-packages: ## install, run, upgrade under traffic and remove the packages in a clean Debian root (root, network)
+	$(MAKE) $(if $(filter release,$(PROFILE)),deb,programs packages)
 	scripts/test-packages $(TARGET)/debian
+
+# Nothing is taken from a registry, and no container engine is needed.
+OCI = $(TARGET)/oci
+.PHONY: oci
+oci: ## an OCI image of daemon, client and NFs, in target/oci, of what `make build` or `make deb` built
+	scripts/deps --check image
+	rm -rf $(OCI)
+	$(MAKE) install DESTDIR=$(OCI)/root PREFIX=/usr
+	$(EPOCH) scripts/oci-image $(OCI)/root $(OCI)/sluice-$(VERSION).oci.tar
+	scripts/oci-image --check $(OCI)/sluice-$(VERSION).oci.tar
+
+.PHONY: static
+static: ## daemon, client and NFs as programs that need no library, in target/static: without DPDK, inline chains and groups
+	scripts/static $(TARGET)/static
+
+.PHONY: reproducible
+reproducible: ## build packages and image twice, in two folders, and compare their bytes (two release builds)
+	scripts/reproducible
 
 .PHONY: clean
 clean: ## remove everything that was built

@@ -37,15 +37,18 @@ pub struct Finding {
     pub todo: Option<String>,
 }
 
-fn good(subject: &str, what: impl Into<String>) -> Finding {
+/// A finding of something that works.
+pub fn good(subject: &str, what: impl Into<String>) -> Finding {
     Finding { subject: subject.into(), level: Level::Good, what: what.into(), todo: None }
 }
 
-fn missing(subject: &str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
+/// A finding of something that does not exist, and what to do about it.
+pub fn missing(subject: &str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
     Finding { subject: subject.into(), level: Level::Missing, what: what.into(), todo: Some(todo.into()) }
 }
 
-fn wrong(subject: &str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
+/// A finding of something that does not work as it should, and what to do about it.
+pub fn wrong(subject: &str, what: impl Into<String>, todo: impl Into<String>) -> Finding {
     Finding { level: Level::Wrong, ..missing(subject, what, todo) }
 }
 

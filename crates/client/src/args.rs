@@ -151,7 +151,7 @@ No packet waits for a capture: what is not written in time is missed, and counte
     /// A command that `sluice-lab` runs
     #[command(flatten)]
     Lab(LabCommand),
-    /// Show this host's cache control, what is missing, and what to do; no daemon is needed
+    /// Show what this host has for each feature, what is missing, and what to do; no daemon is needed
     #[command(after_help = crate::doctor::HELP)]
     Doctor(crate::doctor::DoctorArgs),
     /// Write completions for a shell

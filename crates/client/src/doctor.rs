@@ -1,4 +1,6 @@
-//! `sluice doctor`: this host's cache control.
+//! `sluice doctor`: what this host has for each feature, and for the cache.
+
+mod features;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,6 +9,7 @@ use clap::Args;
 use sluice_cache::CacheError;
 use sluice_cache::doctor::{Finding, Level, examine, try_out};
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl, TRIAL};
+use sluice_config::host::Host;
 
 use sluice_cli::table::{Cell, Table, Tone, colour};
 use sluice_cli::usage::json;
@@ -16,7 +19,9 @@ pub const HELP: &str = "\
 Examples:
   sluice doctor                         look, and change nothing
   sluice doctor --try                   make a cache class, use it, and release it (root)
+  sudo sluice doctor                    what a daemon of root has
 
+It looks as the user that runs it, and in the cgroup that it runs in: run it as the daemon runs.
 Exit code 1 if something is there and does not work, or what is to be tried cannot be; what is not there at all is no failure. A trial waits
 for nobody: while `sluice profile` or another trial has a class, it says so.";
 
@@ -36,7 +41,8 @@ pub struct DoctorArgs {
 /// Prints the findings. Fails if something is present and does not work, or the trial cannot begin.
 pub fn run(args: &DoctorArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let system = Path::new("/");
-    let mut found = examine(system, &args.resctrl);
+    let mut found = features::examine(&Host::here());
+    found.extend(examine(system, &args.resctrl));
     if args.try_out {
         found.extend(trial(system, &args.resctrl));
     }
@@ -105,6 +111,7 @@ mod tests {
         let nowhere = DoctorArgs { try_out: false, resctrl: "/nowhere".into(), json: false };
         let table = printed(&nowhere);
         assert!(table.starts_with("STATE") && table.contains("resctrl") && table.contains("→ "), "{table}");
+        assert!(table.contains("hugepages") && table.contains("containers"), "{table}");
         let found: Vec<Finding> = serde_json::from_str(&printed(&DoctorArgs { json: true, ..nowhere })).unwrap();
         let resctrl = found.iter().find(|finding| finding.subject == "resctrl").unwrap();
         assert!(resctrl.level == Level::Missing && resctrl.todo.is_some(), "{resctrl:?}");

@@ -45,7 +45,16 @@ type FreeCode = unsafe extern "C" fn(*mut Program);
 type Close = unsafe extern "C" fn(*mut c_void);
 
 /// Loads libpcap, for good: what its own libraries have begun may go on.
-fn load() -> anyhow::Result<ManuallyDrop<Library>> {
+///
+/// # Errors
+/// It is not installed, or this program is linked statically.
+pub fn load() -> anyhow::Result<ManuallyDrop<Library>> {
+    // Such a program may load only what fits the C library in it, and cannot find that out before.
+    anyhow::ensure!(
+        !cfg!(target_feature = "crt-static"),
+        "--filter needs libpcap, which this sluice cannot load, because it is linked statically; leave --filter out and filter in \
+         Wireshark, or use a sluice from a package"
+    );
     // SAFETY: libpcap's initialisers have no conditions.
     let open = |name: &&str| unsafe { Library::new(name) }.ok();
     let library = LIBRARIES.iter().find_map(open).context(

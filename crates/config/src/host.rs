@@ -53,12 +53,13 @@ impl Host {
         cores(&fs::read_to_string(self.root.join("sys/devices/system/cpu/online")).ok()?)
     }
 
-    pub(super) fn free_hugepages(&self) -> Option<u64> {
+    /// Number of 2 MiB hugepages that nobody uses.
+    pub fn free_hugepages(&self) -> Option<u64> {
         self.hugepages("free_hugepages", "HugePages_Free")
     }
 
     /// Number of 2 MiB hugepages in the pool, free or in use.
-    pub(super) fn all_hugepages(&self) -> Option<u64> {
+    pub fn all_hugepages(&self) -> Option<u64> {
         self.hugepages("nr_hugepages", "HugePages_Total")
     }
 

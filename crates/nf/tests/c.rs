@@ -28,7 +28,11 @@ fn compile(source: &str, folder: &Path, link: Link) -> PathBuf {
     cc.arg(root.join("include")).arg("-o").arg(&program).arg(root.join(source));
     match link {
         Link::Static => cc.arg(libraries.join("libsluice_nf.a")),
-        Link::Shared => cc.arg("-L").arg(&libraries).arg("-lsluice_nf").arg(format!("-Wl,-rpath,{}", libraries.display())),
+        Link::Shared => {
+            // As installed: the program asks for the name that the library has for the loader.
+            std::os::unix::fs::symlink(libraries.join("libsluice_nf.so"), folder.join(env!("SLUICE_NF_SONAME"))).unwrap();
+            cc.arg("-L").arg(&libraries).arg("-lsluice_nf").arg(format!("-Wl,-rpath,{}", folder.display()))
+        }
     };
     cc.args(["-lpthread", "-ldl", "-lm"]);
     let output = cc.output().expect("a C compiler is needed: install gcc or clang");
