@@ -666,9 +666,13 @@ pub struct Pcap {
     /// File to read packets from (pcap or pcapng).
     #[schemars(extend("format" = "path"))]
     pub read: Option<PathBuf>,
-    /// File to write packets to (pcap, nanosecond time stamps).
+    /// File to write packets to: pcapng if its name ends in `.pcapng`, else pcap; nanosecond time
+    /// stamps. Packets that a capture held in part keep their original length. A pcapng file has an
+    /// interface of its own for packets whose Ethernet header was made.
     #[schemars(extend("format" = "path"))]
     pub write: Option<PathBuf>,
+    /// Time stamps of written packets.
+    pub times: PcapTimes,
     /// Speed of the replay.
     pub speed: PcapSpeed,
     /// With `speed = "rate"`: packets per second.
@@ -676,6 +680,19 @@ pub struct Pcap {
     pub rate: f64,
     /// How many times the file is read; 0 repeats for ever.
     pub repeat: Option<u32>,
+}
+
+/// Time stamps of written packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PcapTimes {
+    /// When they were written.
+    #[default]
+    Written,
+    /// As in the capture that they were replayed from. Where packets also come from ports of other
+    /// kinds or out of foreign programs, or tenants have memory of their own: when they were
+    /// written.
+    Recorded,
 }
 
 /// Speed of the replay of a capture.
