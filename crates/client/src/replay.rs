@@ -42,9 +42,9 @@ Examples:
   sluice replay in.pcapng --through fw --nf 'fw=sluice-nf-firewall --rules fw.rules' -w out.pcapng
 
 No configuration and no running daemon is needed. By default `firewall` allows every packet, and `nat` gives private addresses the
-address 203.0.113.1; --nf has their own arguments, and those of NFs that need some.
-Captures of raw IP, loopback, PPP and Linux cooked get Ethernet headers, which the interfaces of the written file say. Written packets have
-the time, to the nanosecond, and the original length of the capture that was replayed.";
+address 203.0.113.1; --nf gives them, and NFs that need some, their arguments.
+Captures of raw IP, loopback, PPP and Linux cooked get Ethernet headers, which the interfaces of the written file say. Written
+packets have the time, to the nanosecond, and the original length of the capture that was replayed.";
 
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
@@ -336,8 +336,9 @@ fn moves(stats: &Stats) -> u64 {
 fn pass(daemon: &mut OwnDaemon, client: &mut Client, is_paced: bool, stops: &AtomicBool) -> anyhow::Result<Stats> {
     let (mut moved, mut since) = (0, Instant::now());
     loop {
-        ensure!(!stops.load(Ordering::Relaxed), "interrupted; nothing was written");
         let answer = client.stats();
+        // A daemon of the same terminal is interrupted too.
+        ensure!(!stops.load(Ordering::Relaxed), "interrupted; nothing was written");
         daemon.is_there()?;
         let stats = answer?;
         if let Some(nf) = stats.nfs.iter().find(|nf| nf.state == NfState::Failed) {

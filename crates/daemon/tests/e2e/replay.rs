@@ -104,7 +104,7 @@ impl Site {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Replays a capture that must be refused with this code; returns why. The file stays as it was.
+    /// Replays a capture that must be refused with this code; returns why. The file stays as it is.
     #[track_caller]
     fn fails(&self, code: i32, args: &[&str]) -> String {
         fs::write(self.target(), "old").unwrap();
