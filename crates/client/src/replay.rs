@@ -374,15 +374,15 @@ fn stuck(stats: &Stats) -> String {
 fn report(args: &ReplayArgs, stats: &Stats, out: &mut dyn Write, colour: bool) -> anyhow::Result<()> {
     let (source, target) = ports(stats).context("the daemon does not say what became of the packets")?;
     let counts = [source.rx_packets, target.tx_packets, dropped(stats)].map(grouped);
-    writeln!(out, "packets of {}: {} came, {} left, {} were dropped", args.file.display(), counts[0], counts[1], counts[2])?;
+    writeln!(out, "packets of {}: {} came, {} left, {} dropped", args.file.display(), counts[0], counts[1], counts[2])?;
     let detail = |name: &str| source.details.get(name).map_or(0, |value| *value as u64);
     for (packets, what) in [
-        (detail("headers_made"), "got an Ethernet header"),
-        (detail("cut"), "are in the capture in part, and keep their original length"),
-        (detail("empty"), "have no byte in the capture, and were left out"),
+        (detail("headers_made"), "with a made Ethernet header"),
+        (detail("cut"), "in the capture in part; they keep their original length"),
+        (detail("empty"), "without a byte in the capture, left out"),
     ] {
         if packets > 0 {
-            writeln!(out, "{} {what}", grouped(packets))?;
+            writeln!(out, "  {} {what}", grouped(packets))?;
         }
     }
     writeln!(out)?;
@@ -554,7 +554,7 @@ mod tests {
         stats.ports[0].details.insert("headers_made".into(), 10.0);
         let mut out = Vec::new();
         report(&args("in.pcap --through fw --nf fw=x -w o.pcapng"), &stats, &mut out, false).unwrap();
-        let wanted = "packets of in.pcap: 10 came, 9 left, 1 were dropped\n10 got an Ethernet header\n\n\
+        let wanted = "packets of in.pcap: 10 came, 9 left, 1 dropped\n  10 with a made Ethernet header\n\n\
                       NF    IN  OUT  DROPPED  RESTARTS\nfw.0  10    9        1         0\n\n\
                       REASON   DROPPED\nverdict        1\n\nwrote o.pcapng\n";
         assert_eq!(String::from_utf8(out).unwrap(), wanted);
