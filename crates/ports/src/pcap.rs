@@ -658,8 +658,8 @@ mod tests {
         }
     }
 
-    /// Replays two captures, an Ethernet one and one of raw IP, through a port that only writes.
-    /// Returns what was written: time, original length and interface of each packet.
+    /// Replays a capture into the file of another port. Returns what was written: time, original
+    /// length and interface of each packet.
     fn written(source: &Path, target: &Path, repeat: u32, times: PcapTimes) -> Vec<(u64, u32, u32)> {
         let (origins, pool) = (Arc::<Origins>::default(), sluice_dataplane::frame::FramePool::new(64));
         origins.cover(&pool);

@@ -23,8 +23,8 @@ const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
 
-/// Interfaces of a pcapng file: the number, what its name has behind that of the port, and what it
-/// is.
+/// Interfaces of a pcapng file, by number: what the name has behind that of the port, and what the
+/// packets are.
 const INTERFACES: [(&str, &str); 2] = [
     ("", "Packets as they left their chains"),
     ("-made", "Packets whose Ethernet header was made for the replay: the link that they were captured on has none"),
