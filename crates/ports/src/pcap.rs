@@ -693,10 +693,10 @@ mod tests {
         const FIRST: u64 = 1_700_000_000_123_456_789;
         let folder = tempfile::tempdir().unwrap();
         let (source, target) = (folder.path().join("in.pcap"), folder.path().join("out.pcapng"));
-        let packets = [(FIRST, vec![0x45; 60], 1440), (FIRST + 7, vec![0x45; 61], 0), (FIRST + 3, vec![0x60; 40], 20)];
+        let packets: [Wanted; 3] = [(FIRST, vec![0x45; 60], 1440), (FIRST + 7, vec![0x45; 61], 0), (FIRST + 3, vec![0x60; 40], 20)];
         let mut file = pcap_of(&packets, Endianness::Big, TsResolution::NanoSecond);
         std::fs::write(&source, &file).unwrap();
-        let once = [(FIRST, 1500, 0), (FIRST + 7, 61, 0), (FIRST + 3, 60, 0)];
+        let once: [(u64, u32, u32); 3] = [(FIRST, 1500, 0), (FIRST + 7, 61, 0), (FIRST + 3, 60, 0)];
         assert_eq!(written(&source, &target, 1, PcapTimes::Recorded), once);
         // The second repetition begins when the last packet of the first was due.
         let again = once.map(|(time, len, interface)| (time + 7, len, interface));

@@ -119,7 +119,7 @@ impl Site {
 fn raw_packets_pass_firewall_and_nat_with_their_times_and_lengths() {
     let mut cut = udp(53, 1000);
     cut.truncate(60);
-    let packets = [(TIME, udp(53, 100), 0), (TIME + 1, cut, 968), (TIME + 1_000_000_007, udp(80, 1), 0)];
+    let packets: [Recorded; 3] = [(TIME, udp(53, 100), 0), (TIME + 1, cut, 968), (TIME + 1_000_000_007, udp(80, 1), 0)];
     let site = Site::new(&capture(101, &packets));
     let said = site.passes(&["--through", "firewall,nat"]);
     assert!(said.contains(": 3 came, 3 left, 0 dropped\n  3 with a made Ethernet header\n  1 in the capture in part"), "{said}");
