@@ -13,6 +13,7 @@ pub fn run(bytes: &[u8]) {
             for record in &capture.records {
                 let [header, rest] = capture.parts_of(record);
                 assert!(header.is_empty() || header.len() == 14, "a made header is Ethernet's");
+                assert_eq!(record.is_made(), !header.is_empty(), "what is written says that it is made");
                 let len = header.len() + rest.len();
                 assert!(!rest.is_empty() && len <= ROOM, "{len} bytes");
                 assert!(record.due_ns >= last, "packets are in order");

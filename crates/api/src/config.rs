@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 mod interface;
 mod order;
+mod pcap;
 pub mod pool;
 mod port;
 pub mod promise;
@@ -18,6 +19,7 @@ pub mod wakeup;
 
 pub use interface::{AfPacket, AfXdp, WhenMissing};
 use order::in_order;
+pub use pcap::{Pcap, PcapSpeed, PcapTimes};
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use port::PortKind;
 pub use promise::Promises;
@@ -657,39 +659,6 @@ pub enum GenProtocol {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sink {}
-
-/// Capture files.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-#[schemars(transform = in_order::<Self>)]
-pub struct Pcap {
-    /// File to read packets from (pcap or pcapng).
-    #[schemars(extend("format" = "path"))]
-    pub read: Option<PathBuf>,
-    /// File to write packets to (pcap, nanosecond time stamps).
-    #[schemars(extend("format" = "path"))]
-    pub write: Option<PathBuf>,
-    /// Speed of the replay.
-    pub speed: PcapSpeed,
-    /// With `speed = "rate"`: packets per second.
-    #[schemars(range(min = 0))]
-    pub rate: f64,
-    /// How many times the file is read; 0 repeats for ever.
-    pub repeat: Option<u32>,
-}
-
-/// Speed of the replay of a capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PcapSpeed {
-    /// As fast as possible.
-    #[default]
-    Fast,
-    /// At the recorded times.
-    Recorded,
-    /// At `rate` packets per second.
-    Rate,
-}
 
 /// A DPDK device. One of `pci` and `devargs` is needed.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]

@@ -145,6 +145,9 @@ Each hop is an interface of the file. A packet's comment has its chain, the NFs 
 No packet waits for a capture: what is not written in time is missed, and counted (after Ctrl-C, up to the last second).
 `man pcap-filter` describes filters.")]
     Capture(CaptureArgs),
+    /// Send a capture through NFs, and print what becomes of its packets; no daemon is needed
+    #[command(after_help = crate::replay::HELP)]
+    Replay(crate::replay::ReplayArgs),
     /// Answer Wireshark, which lists the hops as interfaces (extcap)
     #[command(hide = true)]
     Extcap(ExtcapArgs),

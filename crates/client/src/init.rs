@@ -40,7 +40,8 @@ pub struct InitArgs {
     pub chains: Vec<String>,
 }
 
-type Keys = Vec<(String, Value)>;
+/// Keys of a section, with their values.
+pub type Keys = Vec<(String, Value)>;
 
 /// Writes the file. Fails if it exists, or the options make no valid configuration.
 pub fn run(args: &InitArgs, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -88,7 +89,8 @@ fn text(args: &InitArgs, host: &Host) -> Result<String, Usage> {
     Ok(text)
 }
 
-fn section(text: &mut String, head: &str, keys: Keys) {
+/// Adds a section to a configuration.
+pub fn section(text: &mut String, head: &str, keys: Keys) {
     // Writing to a string does not fail.
     let _ = writeln!(text, "\n{head}");
     for (key, value) in keys {

@@ -13,6 +13,7 @@ mod filter;
 mod init;
 mod man;
 mod other;
+mod replay;
 mod show;
 #[cfg(test)]
 #[path = "../../host/src/skip.rs"]

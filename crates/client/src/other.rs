@@ -1,6 +1,6 @@
 //! Other programs that the client starts, found beside it or in PATH.
 //!
-//! `sluice-lab` runs some of its commands, and `sluiced` checks ports.
+//! `sluice-lab` runs some of its commands, and `sluiced` checks ports and replays captures.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,11 @@ pub fn become_lab() -> anyhow::Result<()> {
 
 fn find(program: &str) -> Option<PathBuf> {
     resolve_exec(Path::new(program), &Host::here()).ok()
+}
+
+/// The program of the daemon.
+pub fn daemon() -> anyhow::Result<PathBuf> {
+    find(DAEMON).with_context(|| format!("the program {DAEMON} is neither beside sluice nor in PATH"))
 }
 
 /// A problem from `sluiced --ports`.
@@ -70,7 +75,7 @@ pub fn port_problems(path: &Path, config: &Config) -> Vec<Problem> {
 }
 
 fn ask(path: &Path) -> anyhow::Result<Vec<Problem>> {
-    let daemon = find(DAEMON).with_context(|| format!("the program {DAEMON} is neither beside sluice nor in PATH"))?;
+    let daemon = daemon()?;
     let mut command = Command::new(&daemon);
     // Its log is not what is asked for.
     command.env_remove("SLUICE_LOG");

@@ -551,6 +551,10 @@ fn captures_and_devices() {
             &["5:8: the rate of a pcap port counts only with speed = \"rate\" | write speed = \"rate\""],
         ),
         (
+            "+[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"a\"\ntimes = \"recorded\"\n",
+            &["5:9: the times of a pcap port are those of the file that it writes | give it `write`, or remove `times`"],
+        ),
+        (
             "+[[port]]\nname = \"d\"\nkind = \"dpdk\"\n",
             &["3:8: dpdk port \"d\" names no device | give it `devargs`, such as \"net_null0\", or `pci`, such as \
                  \"0000:3b:00.0\""],

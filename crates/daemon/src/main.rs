@@ -110,7 +110,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let supervisor = match Supervisor::start(config, Some(args.config.clone()), Arc::new(sluice_ports::All), record, &stop) {
+    let kinds = Arc::new(sluice_ports::All::default());
+    let supervisor = match Supervisor::start(config, Some(args.config.clone()), kinds, record, &stop) {
         Err(interrupted @ SupervisorError::Interrupted) => {
             info!("{interrupted}");
             return Ok(());

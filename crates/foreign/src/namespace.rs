@@ -436,7 +436,7 @@ mod tests {
             ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
         let plan = NamespacePlan { setup: bridge.map(String::from).into(), ..plan("bridge") };
         let file = netns::path_of(&plan.netns);
-        let (namespace, Wires { ends: mut queues, .. }) = Namespace::build(plan, &sluice_ports::All, None).unwrap();
+        let (namespace, Wires { ends: mut queues, .. }) = Namespace::build(plan, &sluice_ports::All::default(), None).unwrap();
         assert!(file.exists());
         let mut frames = cache(512);
         let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
@@ -473,7 +473,7 @@ mod tests {
         let (left, after) = (folder.path().join("left"), folder.path().join("after"));
         let leave = format!("sleep 1000 & echo $! > {}", left.display());
         let plan = NamespacePlan { setup: vec![leave], teardown: vec![format!("touch {}", after.display())], ..plan("left") };
-        let (namespace, _queues) = Namespace::build(plan, &sluice_ports::All, None).unwrap();
+        let (namespace, _queues) = Namespace::build(plan, &sluice_ports::All::default(), None).unwrap();
         let pid: i32 = std::fs::read_to_string(left).unwrap().trim().parse().unwrap();
         let pid = Pid::from_raw(pid).unwrap();
         assert_eq!(namespace.members(), [pid]);
@@ -489,27 +489,27 @@ mod tests {
         }
         let failing = NamespacePlan { setup: vec!["exit 3".into()], ..plan("failing") };
         let file = netns::path_of(&failing.netns);
-        let said = Namespace::build(failing.clone(), &sluice_ports::All, None).unwrap_err().to_string();
+        let said = Namespace::build(failing.clone(), &sluice_ports::All::default(), None).unwrap_err().to_string();
         assert!(said.contains("failing.0: the command `exit 3` failed") && said.contains('3'), "{said}");
         assert!(!file.exists());
         // A foreign namespace is used if that is wanted, and left.
         let theirs = Netns::named(&failing.netns).unwrap();
-        let said = Namespace::build(failing.clone(), &sluice_ports::All, None).unwrap_err().to_string();
+        let said = Namespace::build(failing.clone(), &sluice_ports::All::default(), None).unwrap_err().to_string();
         assert!(said.contains("already") && said.contains("ip netns del"), "{said}");
         let shared = NamespacePlan {
             may_exist: true,
             setup: vec!["ip link add taken type dummy || ip link add taken type bridge".into()],
             ..failing
         };
-        let (namespace, _queues) = Namespace::build(shared.clone(), &sluice_ports::All, None).unwrap();
+        let (namespace, _queues) = Namespace::build(shared.clone(), &sluice_ports::All::default(), None).unwrap();
         let taken = NamespacePlan { interfaces: vec!["taken".into()], ..shared.clone() };
-        let said = Namespace::build(taken, &sluice_ports::All, None).unwrap_err().to_string();
+        let said = Namespace::build(taken, &sluice_ports::All::default(), None).unwrap_err().to_string();
         assert!(said.contains("interface taken already"), "{said}");
         assert!(theirs.visit(|| link::index("taken")).is_ok(), "it is not ours");
         namespace.clear();
         assert!(file.exists(), "it is not ours");
         let again = NamespacePlan { setup: Vec::new(), ..shared };
-        Namespace::build(again, &sluice_ports::All, None).unwrap().0.clear();
+        Namespace::build(again, &sluice_ports::All::default(), None).unwrap().0.clear();
         netns::unname(&file).unwrap();
     }
 }

@@ -240,7 +240,7 @@ struct Counted {
 fn run(form: Form, deaths: u64) -> Counted {
     let config = form.config();
     let threads = form.threads;
-    let mut plane = DataPlane::start(&config, &sluice_ports::All, &|_| None).unwrap();
+    let mut plane = DataPlane::start(&config, &sluice_ports::All::default(), &|_| None).unwrap();
     let memory = plane.memory_for_port(&config, &config.ports[0]);
     let arenas: Vec<u32> = plane.memories().iter().map(|memory| memory.geometry().first).collect();
     assert!(form.tenants == (arenas.len() > 1));

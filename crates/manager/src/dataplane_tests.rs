@@ -98,7 +98,7 @@ impl Rig {
         config.manager.max_violations = 3;
         config.manager.idle = sluice_api::config::Idle::Sleep;
         set(&mut config);
-        let mut plane = DataPlane::start(&config, &sluice_ports::All, &|_| None).unwrap();
+        let mut plane = DataPlane::start(&config, &sluice_ports::All::default(), &|_| None).unwrap();
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let chain = Arc::new(Chain {
             number: 0,
@@ -1164,7 +1164,7 @@ impl Tenants {
         let mut config = config.clone();
         config.memory.hugepages = Hugepages::Never;
         config.manager.idle = sluice_api::config::Idle::Sleep;
-        let mut plane = DataPlane::start(&config, &sluice_ports::All, &|_| None).unwrap();
+        let mut plane = DataPlane::start(&config, &sluice_ports::All::default(), &|_| None).unwrap();
         let memory = plane.memory_for_port(&config, &config.ports[0]);
         assert_eq!(plane.memories().get(memory).unwrap().holder, Holder::Ingress);
         let service = |name: &String| config.services.iter().position(|service| service.name == *name).unwrap() as u16;

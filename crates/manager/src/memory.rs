@@ -328,7 +328,7 @@ mod tests {
         config.memory.frames = 512;
         config.memory.hugepages = Hugepages::Never;
         config.memory.tenants = [("red".to_string(), 1024)].into();
-        Memories::new(&config, &sluice_ports::All).unwrap()
+        Memories::new(&config, &sluice_ports::All::default()).unwrap()
     }
 
     #[test]

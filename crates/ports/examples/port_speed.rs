@@ -38,7 +38,7 @@ struct Variant {
 
 fn queue(arena: &Arena, pool: &FramePool, kind: PortKind) -> Box<dyn PortQueue> {
     let port = Port { name: "speed".into(), overload: Overload::Drop, queues: 1, tenant: None, kind };
-    All.open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
+    All::default().open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
 }
 
 fn turn(variant: &mut Variant, frames: &mut FrameCache, clock: &Clock, seconds: f64) {

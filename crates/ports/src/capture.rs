@@ -35,11 +35,24 @@ pub const ETHERNET: u32 = 1;
 pub struct Record {
     /// Time since the first packet in nanoseconds; never decreases.
     pub due_ns: u64,
+    /// Nanoseconds since 1970, as recorded, as far as 64 bits hold them; without a time of its own
+    /// that of the packet before.
+    pub time_ns: u64,
+    /// Bytes at its end that the file does not hold.
+    pub missing: u32,
     at: u32,
     /// Number of bytes in the file, at least 1.
     len: u16,
     /// Which of the made headers comes before them, counted from 1; 0: none.
     header: u16,
+}
+
+impl Record {
+    /// Whether its Ethernet header is made.
+    #[inline(always)]
+    pub fn is_made(&self) -> bool {
+        self.header > 0
+    }
 }
 
 #[derive(Debug, Default)]
@@ -86,8 +99,8 @@ pub enum CaptureError {
     Broken { at: usize, packets: u64, what: String },
     /// Packets of this link type have no Ethernet header, and none can be made.
     #[error(
-        "packet {packet} has link type {number}{}; Ethernet, raw IP, loopback, PPP and Linux cooked can be replayed; give it Ethernet \
-         headers first",
+        "packet {packet} has link type {number}{}; Ethernet, raw IP, loopback, PPP and Linux cooked can be replayed: capture on one \
+         of these, or, where the file names a wrong one, set another with `editcap -T`",
         link::name(*number)
     )]
     LinkType {
@@ -170,6 +183,7 @@ struct Packets {
     largest: (u32, u64),
     first_ns: Option<i128>,
     due_ns: u64,
+    time_ns: u64,
 }
 
 /// A packet as a file has it.
@@ -205,6 +219,7 @@ impl Packets {
         if let Some(time) = time_ns {
             let since = time - *self.first_ns.get_or_insert(time);
             self.due_ns = self.due_ns.max(since.clamp(0, u64::MAX.into()) as u64);
+            self.time_ns = time.clamp(0, u64::MAX.into()) as u64;
         }
         self.cut += u64::from(caught < len);
         let left = caught - skip as u32;
@@ -219,7 +234,8 @@ impl Packets {
         }
         // A packet of 64 KiB or more makes the whole file refused at the end.
         let len = left.min(u16::MAX.into()) as u16;
-        self.records.push(Record { due_ns: self.due_ns, at: (at + skip) as u32, len, header });
+        let missing = found.len.saturating_sub(caught);
+        self.records.push(Record { due_ns: self.due_ns, time_ns: self.time_ns, missing, at: (at + skip) as u32, len, header });
         Ok(())
     }
 
@@ -517,6 +533,17 @@ pub(crate) mod tests {
         }
     }
 
+    /// What the capture said of each packet: its time, and bytes that are missing.
+    fn said(capture: &Capture) -> Vec<(u64, u32)> {
+        capture.records.iter().map(|record| (record.time_ns, record.missing)).collect()
+    }
+
+    /// The same of packets that were written with times in units of `unit_ns`.
+    fn wanted_said(packets: &[Wanted], unit_ns: u64) -> Vec<(u64, u32)> {
+        let whole = packets.iter().filter(|(_, bytes, _)| !bytes.is_empty());
+        whole.map(|(time, _, cut)| (time / unit_ns * unit_ns, *cut)).collect()
+    }
+
     fn bytes_and_times(capture: &Capture) -> Vec<(Vec<u8>, u64)> {
         capture.records.iter().map(|record| (capture.parts_of(record).concat(), record.due_ns)).collect()
     }
@@ -542,6 +569,7 @@ pub(crate) mod tests {
             let (resolution, unit) = if nano { (TsResolution::NanoSecond, 1) } else { (TsResolution::MicroSecond, 1000) };
             let capture = decode(pcap_of(&packets, endianness, resolution), ROOM).unwrap();
             prop_assert_eq!(bytes_and_times(&capture), wanted(&packets, unit));
+            prop_assert_eq!(said(&capture), wanted_said(&packets, unit));
             prop_assert_eq!(capture.cut, packets.iter().filter(|(_, _, cut)| *cut > 0).count() as u64);
             prop_assert_eq!(capture.empty, packets.iter().filter(|(_, bytes, _)| bytes.is_empty()).count() as u64);
         }
@@ -565,6 +593,7 @@ pub(crate) mod tests {
             }
             let capture = decode(writer.into_inner(), ROOM).unwrap();
             prop_assert_eq!(bytes_and_times(&capture), wanted(&packets, 1));
+            prop_assert_eq!(said(&capture), wanted_said(&packets, 1));
         }
 
         #[test]
@@ -654,7 +683,21 @@ pub(crate) mod tests {
             ];
             assert_eq!(bytes_and_times(&capture), expected.map(|(bytes, due)| (bytes.to_vec(), due)));
             assert_eq!((capture.cut, capture.empty), (2, 0));
+            let times =
+                [1_000_000_000, 1_000_500_000, hour + 2_500_000_000, hour + 2_500_000_000, 4_000_000_000_000, 4_000_000_000_000];
+            let missing = [0, 0, 0, 0, 6, 54];
+            assert_eq!(said(&capture), times.into_iter().zip(missing).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn times_before_1970_and_beyond_64_bits_stop_at_the_ends() {
+        let mut blocks = Blocks::new(false);
+        blocks.interface(1, 0, Some(0), Some(-9));
+        blocks.packet(ENHANCED_PACKET, 0, 5, b"early", 5);
+        blocks.packet(ENHANCED_PACKET, 0, u64::MAX, b"late", 4);
+        let capture = decode(blocks.bytes, ROOM).unwrap();
+        assert_eq!(said(&capture), [(0, 0), (u64::MAX, 0)]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod capture;
 pub mod dpdk;
 mod error;
 pub mod generator;
+pub mod origin;
 pub mod pace;
 pub mod pcap;
 pub mod sink;
@@ -37,22 +38,31 @@ pub use error::PortError;
 use af_packet::InterfaceQueue;
 use af_packet::socket::SocketOptions;
 use af_xdp::XdpQueue;
+use origin::Origins;
 use sluice_api::config::{self as model, AfPacket, AfXdp, Config, Port, PortKind, Via};
 use sluice_config::problem::{At, Problem};
 use sluice_dataplane::frame::FramePool;
 use sluice_dataplane::port::{Devices, Fault, Kinds, OpenPort, WireEnd, WireOptions};
 
 /// All kinds of ports and devices.
-#[derive(Debug, Clone, Copy)]
-pub struct All;
+#[derive(Debug, Clone, Default)]
+pub struct All {
+    /// What captures say of the packets that are replayed from them.
+    origins: Arc<Origins>,
+}
 
 impl Kinds for All {
     fn open(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault> {
         let room = arena.geometry().stride as usize - HEADROOM;
+        match &port.kind {
+            PortKind::Pcap(settings) if settings.read.is_some() => self.origins.cover(frames),
+            kind if kind.no_input().is_none() => self.origins.mix(),
+            _ => {}
+        }
         Ok(match &port.kind {
             PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room)?,
             PortKind::Sink(settings) => sink::open(port.queues, settings),
-            PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room)?,
+            PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room, &self.origins)?,
             PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames)?,
             PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room)?,
             PortKind::AfXdp(settings) => af_xdp::open(&port.name, port.queues, settings, arena, frames)?,
@@ -108,6 +118,7 @@ impl Kinds for All {
     }
 
     fn wire(&self, options: &WireOptions<'_>) -> Result<Box<dyn WireEnd>, (&'static str, io::Error)> {
+        self.origins.mix();
         let WireOptions { interface, via, slots, largest, room } = *options;
         if via == Via::AfXdp {
             return Ok(Box::new(XdpQueue::open(interface, slots, largest, room)?));
@@ -117,6 +128,7 @@ impl Kinds for All {
     }
 
     fn device(&self, devargs: &str, frames: &FramePool) -> Result<Box<dyn WireEnd>, Fault> {
+        self.origins.mix();
         Ok(Box::new(dpdk::open_one(devargs, frames)?))
     }
 }
@@ -194,12 +206,12 @@ mod tests {
             ("kind = \"pcap\"\nname = \"p\"\nwrite = \"/dev/null\"", 1, "writes /dev/null"),
         ] {
             let port: Port = toml::from_str(text).unwrap();
-            let open = All.open(&port, frames.arena(), &pool).unwrap();
+            let open = All::default().open(&port, frames.arena(), &pool).unwrap();
             assert_eq!(open.queues.len(), queues);
             assert!(open.description.contains(words), "{}", open.description);
         }
         let port: Port = toml::from_str("kind = \"dpdk\"\nname = \"p\"").unwrap();
-        let error = All.open(&port, frames.arena(), &pool).err().unwrap().to_string();
+        let error = All::default().open(&port, frames.arena(), &pool).err().unwrap().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "started without any dpdk port" } else { "build with `--features dpdk`" };
         assert!(error.contains(wanted), "{error}");
     }
@@ -209,7 +221,7 @@ mod tests {
         let port = |text: &str| -> Port { toml::from_str(&format!("name = \"p\"\n{text}")).unwrap() };
         let pcap = |keys: &str| port(&format!("kind = \"pcap\"\n{keys}"));
         let dpdk = |devargs: &str| port(&format!("kind = \"dpdk\"\ndevargs = {devargs:?}"));
-        let share = |a: &Port, b: &Port| All.share(a, b);
+        let share = |a: &Port, b: &Port| All::default().share(a, b);
         let (writes, reads) = (pcap("write = \"/a\""), pcap("read = \"/a\""));
         assert!(share(&writes, &writes) && share(&writes, &reads) && share(&reads, &writes));
         assert!(!share(&reads, &reads), "any number may read a file");

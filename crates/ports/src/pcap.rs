@@ -1,19 +1,22 @@
 //! A port that replays a capture file, writes one, or both.
 //!
 //! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]).
-//! It stays in memory, with 16 extra bytes a packet. Packets come out in file order, byte for byte.
+//! It stays in memory, with 32 extra bytes a packet. Packets come out in file order, byte for byte.
 //! A packet that the file holds in part (a snap length) is replayed as that part and counted `cut`;
 //! one without any byte cannot be sent and is counted `empty`. Packets of other links than Ethernet
 //! get a header, and are counted `headers_made`. Recorded times are relative to the
 //! first packet; where they decrease, the file order wins. Each repetition follows the last packet
-//! of the one before at once.
+//! of the one before at once. What the file says of a packet is noted for the port that writes it
+//! ([`Origins`]).
 //!
 //! Writing. Packets are copied to buffers of [`BUFFER`] bytes, which a thread of the port writes to
 //! the file: the packet path makes no system call. When all [`BUFFERS`] buffers wait for the disk,
 //! the port accepts no packets until one is free, so nothing is lost unless the caller drops the
 //! rest. The thread sleeps up to [`NAP`] when idle, and runs on the cores of the thread that opened
-//! the port. The file is pcap with nanoseconds; a packet has the time of the burst that wrote it.
-//! All packets are written by the time the queue is dropped.
+//! the port. The format is pcapng or pcap, by the name of the file, with nanoseconds. A packet has
+//! the time of the burst that wrote it, or, with `times = "recorded"`, that of the capture which it
+//! was replayed from. What that capture had cut off counts for the packet's original length. All
+//! packets are written by the time the queue is dropped.
 //!
 //! Files are opened by a separate thread, with a timeout of [`OPENING`]: a remote file system may
 //! not answer, and the opening thread has other work. They must be regular files: a pipe would
@@ -30,6 +33,8 @@
 //! not taken when the port is closed is not written. Packets for a port that does not write are
 //! dropped and counted as `swallowed`.
 
+mod format;
+
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -45,11 +50,13 @@ use sluice_shm::BURST;
 use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::monotonic_ns;
 
-use super::capture::{self, Capture, ETHERNET};
+use super::capture::{self, Capture};
 use super::pace::Pacer;
 use super::spread;
 use crate::error::PortError;
-use sluice_api::config::{Pcap, PcapSpeed};
+use crate::origin::{Origin, Origins};
+use format::FileFormat;
+use sluice_api::config::{Pcap, PcapSpeed, PcapTimes};
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::link::Link;
@@ -72,16 +79,14 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// How long the opening of a file may take.
 pub const OPENING: Duration = Duration::from_secs(5);
 
-/// Bytes before each packet in a file.
-const RECORD_HEADER: usize = 16;
-
-/// Opens a port. `room` is the largest packet that a frame holds, in bytes.
+/// Opens a port. `room` is the largest packet that a frame holds, in bytes; `origins` has what
+/// captures say of packets.
 ///
 /// # Errors
 /// [`PortError::Setting`] for contradictory settings, [`PortError::File`] if a file cannot be read
 /// or written, [`PortError::Capture`] if the capture cannot be replayed. The output file is created
 /// only after all other checks.
-pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
+pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize, origins: &Arc<Origins>) -> Result<OpenPort, PortError> {
     let source = source(name, settings, room)?;
     let mut words = Vec::new();
     if let (Some(source), Some(path)) = (&source, &settings.read) {
@@ -94,11 +99,12 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
     let writer = match &settings.write {
         Some(path) => {
             words.push(format!("writes {}", path.display()));
-            Some(Writer::create(name, path)?)
+            let keeps_times = settings.times == PcapTimes::Recorded;
+            Some(Writer::create(name, path, Labels { origins: origins.clone(), keeps_times })?)
         }
         None => None,
     };
-    let reader = source.map(|source| Reader::new(source.capture, settings));
+    let reader = source.map(|source| Reader::new(source.capture, settings, origins.clone()));
     let link = writer.as_ref().map_or_else(Arc::default, |writer| writer.exchange.link.clone());
     let queue = PcapQueue { reader, writer, swallowed: 0 };
     // One thread reads the file in its order, and passes packets to the others.
@@ -198,12 +204,15 @@ struct Reader {
     speed: Speed,
     /// Repetitions left, including this one; `None`: for ever.
     repeat: Option<u32>,
+    /// What this repetition adds to recorded times, in nanoseconds.
+    later_ns: u64,
+    origins: Arc<Origins>,
     replayed: u64,
     no_frames: u64,
 }
 
 impl Reader {
-    fn new(capture: Capture, settings: &Pcap) -> Self {
+    fn new(capture: Capture, settings: &Pcap, origins: Arc<Origins>) -> Self {
         let speed = match settings.speed {
             PcapSpeed::Fast => Speed::Fast,
             PcapSpeed::Recorded => Speed::Recorded { start_ns: None },
@@ -215,7 +224,7 @@ impl Reader {
         };
         // A file without packets is finished, whatever `repeat` is.
         let repeat = if capture.records.is_empty() { Some(0) } else { repeat };
-        Self { capture, next: 0, speed, repeat, replayed: 0, no_frames: 0 }
+        Self { capture, next: 0, speed, repeat, later_ns: 0, origins, replayed: 0, no_frames: 0 }
     }
 
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
@@ -249,6 +258,8 @@ impl Reader {
                 frames.arena().write(*frame, HEADROOM as u16, header);
             }
             frames.arena().write(*frame, (HEADROOM + header.len()) as u16, bytes);
+            let time_ns = record.time_ns.saturating_add(self.later_ns);
+            self.origins.note(*frame, Origin { time_ns, missing: record.missing, is_made: record.is_made() });
             *packet = Packet::fresh(*frame, (header.len() + bytes.len()) as u16);
         }
         if let Speed::Rate(pacer) = &mut self.speed {
@@ -259,8 +270,10 @@ impl Reader {
         if self.next == self.capture.records.len() {
             self.next = 0;
             self.repeat = self.repeat.map(|times| times - 1);
-            if let (Speed::Recorded { start_ns: Some(start) }, Some(last)) = (&mut self.speed, self.capture.records.last()) {
-                *start = start.saturating_add(last.due_ns);
+            let took_ns = self.capture.records.last().map_or(0, |last| last.due_ns);
+            self.later_ns = self.later_ns.saturating_add(took_ns);
+            if let Speed::Recorded { start_ns: Some(start) } = &mut self.speed {
+                *start = start.saturating_add(took_ns);
             }
         }
         n
@@ -286,16 +299,25 @@ struct Exchange {
     link: Arc<Link>,
 }
 
+/// What is written of a packet besides its bytes.
+struct Labels {
+    origins: Arc<Origins>,
+    /// Whether a packet that was replayed has the time of its capture.
+    keeps_times: bool,
+}
+
 struct Writer {
     exchange: Arc<Exchange>,
     buffer: Option<Buffer>,
+    format: FileFormat,
+    labels: Labels,
     thread: Option<JoinHandle<()>>,
     /// Wall clock minus monotonic clock in nanoseconds, when the file was created.
     epoch_ns: u64,
 }
 
 impl Writer {
-    fn create(port: &str, path: &Path) -> Result<Self, PortError> {
+    fn create(port: &str, path: &Path, labels: Labels) -> Result<Self, PortError> {
         let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
         let (mut file, metadata) = open_file(path, true).map_err(error)?;
         // /dev/null is allowed: its data is meant to be discarded.
@@ -305,17 +327,13 @@ impl Writer {
         } else if !is_nowhere {
             return Err(error(Error::new(ErrorKind::InvalidInput, "it is no regular file; name another one")));
         }
-        let mut header = Vec::with_capacity(24);
-        // Magic for nanoseconds, version 2.4, UTC, largest snap length: packets are whole.
-        for word in [0xa1b2_3c4du32, 2 | 4 << 16, 0, 0, 262_144, ETHERNET] {
-            header.extend_from_slice(&word.to_le_bytes());
-        }
+        let header = FileFormat::of(path).header(port);
         file.write_all(&header).map_err(error)?;
-        Self::start(port, path, file, header.len() as u64).map_err(error)
+        Self::start(port, path, file, header.len() as u64, labels).map_err(error)
     }
 
     /// Starts the thread. `end` is the length of the file.
-    fn start(port: &str, path: &Path, file: File, end: u64) -> std::io::Result<Self> {
+    fn start(port: &str, path: &Path, file: File, end: u64, labels: Labels) -> std::io::Result<Self> {
         let exchange = Arc::new(Exchange {
             full: ArrayQueue::new(BUFFERS),
             empty: ArrayQueue::new(BUFFERS),
@@ -334,29 +352,31 @@ impl Writer {
         let thread = std::thread::Builder::new().name(format!("pcap-{port}")).spawn(move || output.run(&shared))?;
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let epoch_ns = wall_ns.wrapping_sub(monotonic_ns());
-        Ok(Self { buffer: exchange.empty.pop(), exchange, thread: Some(thread), epoch_ns })
+        let format = FileFormat::of(path);
+        Ok(Self { buffer: exchange.empty.pop(), exchange, format, labels, thread: Some(thread), epoch_ns })
     }
 
     /// Copies packets to the buffers, and returns how many fitted.
     fn take(&mut self, packets: &[Packet], frames: &FrameCache, now_ns: u64) -> usize {
-        let wall_ns = self.epoch_ns.wrapping_add(now_ns);
-        let (seconds, nanoseconds) = ((wall_ns / 1_000_000_000) as u32, (wall_ns % 1_000_000_000) as u32);
+        let (format, wall_ns) = (self.format, self.epoch_ns.wrapping_add(now_ns));
         for (i, packet) in packets.iter().enumerate() {
-            let needed = RECORD_HEADER + usize::from(packet.len);
+            let needed = format.size(packet.len.into());
             if self.buffer.as_ref().is_none_or(|buffer| BUFFER - buffer.len < needed) {
                 self.hand_over();
             }
             let Some(buffer) = &mut self.buffer else { return i };
-            let (header, bytes) = buffer.bytes[buffer.len..buffer.len + needed].split_at_mut(RECORD_HEADER);
-            if !frames.arena().read(packet.frame, packet.offset, bytes) {
+            let record = &mut buffer.bytes[buffer.len..buffer.len + needed];
+            if !frames.arena().read(packet.frame, packet.offset, &mut record[format.bytes(packet.len.into())]) {
                 // Impossible: the manager checked the packet when it came. It is no reason to stop.
                 self.exchange.lost.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            let len = u32::from(packet.len);
-            for (slot, word) in header.chunks_exact_mut(4).zip([seconds, nanoseconds, len, len]) {
-                slot.copy_from_slice(&word.to_le_bytes());
+            let mut origin =
+                self.labels.origins.of(packet.frame, frames).unwrap_or(Origin { time_ns: wall_ns, ..Origin::default() });
+            if !self.labels.keeps_times {
+                origin.time_ns = wall_ns;
             }
+            format.wrap(record, packet.len, origin);
             buffer.len += needed;
             buffer.packets += 1;
         }
@@ -562,6 +582,15 @@ mod tests {
 
     const ROOM: usize = 2112;
 
+    /// Opens a port of a process that has no other; no origins are kept.
+    fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
+        super::open(name, queues, settings, room, &Arc::default())
+    }
+
+    fn labels() -> Labels {
+        Labels { origins: Arc::default(), keeps_times: false }
+    }
+
     /// Takes all packets that are available.
     fn drain(queue: &mut dyn PortQueue, frames: &mut FrameCache, now_ns: u64) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
@@ -627,6 +656,59 @@ mod tests {
             let expected: Vec<Vec<u8>> = (0..repeat).flat_map(|_| once.clone()).collect();
             prop_assert_eq!(written, expected);
         }
+    }
+
+    /// Replays a capture into the file of another port. Returns what was written: time, original
+    /// length and interface of each packet.
+    fn written(source: &Path, target: &Path, repeat: u32, times: PcapTimes) -> Vec<(u64, u32, u32)> {
+        let (origins, pool) = (Arc::<Origins>::default(), sluice_dataplane::frame::FramePool::new(64));
+        origins.cover(&pool);
+        let reads = Pcap { read: Some(source.into()), repeat: Some(repeat), ..Pcap::default() };
+        let writes = Pcap { write: Some(target.into()), times, ..Pcap::default() };
+        let mut from = super::open("in", 1, &reads, ROOM, &origins).unwrap();
+        let mut to = super::open("out", 1, &writes, ROOM, &origins).unwrap();
+        let mut frames = cache(64);
+        let mut burst = [Packet::default(); BURST];
+        loop {
+            let n = from.queues[0].rx_burst(&mut burst, &mut frames, monotonic_ns());
+            if n == 0 {
+                break;
+            }
+            assert_eq!(to.queues[0].tx_burst(&burst[..n], &mut frames, monotonic_ns()), n);
+        }
+        drop(to);
+        let file = std::fs::read(target).unwrap();
+        let mut reader = pcap_file::pcapng::PcapNgReader::new(&file[..]).unwrap();
+        let mut all = Vec::new();
+        while let Some(block) = reader.next_block() {
+            if let pcap_file::pcapng::Block::EnhancedPacket(packet) = block.unwrap() {
+                all.push((packet.timestamp.as_nanos() as u64, packet.original_len, packet.interface_id));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn times_original_lengths_and_made_headers_get_into_the_written_file() {
+        const FIRST: u64 = 1_700_000_000_123_456_789;
+        let folder = tempfile::tempdir().unwrap();
+        let (source, target) = (folder.path().join("in.pcap"), folder.path().join("out.pcapng"));
+        let packets: [Wanted; 3] = [(FIRST, vec![0x45; 60], 1440), (FIRST + 7, vec![0x45; 61], 0), (FIRST + 3, vec![0x60; 40], 20)];
+        let mut file = pcap_of(&packets, Endianness::Big, TsResolution::NanoSecond);
+        std::fs::write(&source, &file).unwrap();
+        let once: [(u64, u32, u32); 3] = [(FIRST, 1500, 0), (FIRST + 7, 61, 0), (FIRST + 3, 60, 0)];
+        assert_eq!(written(&source, &target, 1, PcapTimes::Recorded), once);
+        // The second repetition begins when the last packet of the first was due.
+        let again = once.map(|(time, len, interface)| (time + 7, len, interface));
+        assert_eq!(written(&source, &target, 2, PcapTimes::Recorded), [once, again].concat());
+        for (time, len, _) in written(&source, &target, 1, PcapTimes::Written) {
+            assert!(time > FIRST + 1_000_000_000 && [1500, 61, 60].contains(&len), "{time} {len}");
+        }
+        // Link type 101, in the header of a big-endian file.
+        file[20..24].copy_from_slice(&101u32.to_be_bytes());
+        std::fs::write(&source, &file).unwrap();
+        let made = once.map(|(time, len, _)| (time, len + 14, 1));
+        assert_eq!(written(&source, &target, 1, PcapTimes::Recorded), made);
     }
 
     fn three(folder: &Path) -> PathBuf {
@@ -818,10 +900,12 @@ mod tests {
         for _ in 0..2 {
             assert!(exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 }).is_ok());
         }
-        let writer = Writer { buffer: exchange.empty.pop(), exchange: exchange.clone(), thread: None, epoch_ns: 0 };
+        let buffer = exchange.empty.pop();
+        let writer =
+            Writer { buffer, exchange: exchange.clone(), format: FileFormat::Pcap, labels: labels(), thread: None, epoch_ns: 0 };
         let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
         let mut frames = cache(64);
-        let each = BUFFER / (RECORD_HEADER + 2000);
+        let each = BUFFER / FileFormat::Pcap.size(2000);
         let mut taken = 0;
         loop {
             let packets = burst(&mut frames, 32, 2000);
@@ -846,10 +930,11 @@ mod tests {
     fn what_the_disk_refuses_to_the_end_is_counted_and_the_file_stays_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.pcap");
-        drop(Writer::create("p", &path).unwrap());
+        drop(Writer::create("p", &path, labels()).unwrap());
         // A file that is open for reading only refuses writes, and truncation.
         let file = File::open(&path).unwrap();
-        let mut queue = PcapQueue { reader: None, writer: Some(Writer::start("p", &path, file, 24).unwrap()), swallowed: 0 };
+        let writer = Writer::start("p", &path, file, 24, labels()).unwrap();
+        let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
         let mut frames = cache(64);
         let exchange = queue.writer.as_ref().unwrap().exchange.clone();
         for _ in 0..2 {

@@ -13,10 +13,10 @@ fn said(with: &'static str, without: &'static str) -> &'static str {
 #[test]
 fn a_port_that_needs_dpdk_says_what_to_do() {
     let port: Port = toml::from_str("kind = \"dpdk\"\nname = \"wan\"\ndevargs = \"net_nope0\"").unwrap();
-    let error = All.look_at(&port, 2048).unwrap_err().to_string();
+    let error = All::default().look_at(&port, 2048).unwrap_err().to_string();
     let wanted = said("no driver", "build with `--features dpdk`");
     assert!(error.contains("wan") && error.contains(wanted), "{error}");
-    let error = All.open(&port, cache(64).arena(), &FramePool::new(64)).err().unwrap().to_string();
+    let error = All::default().open(&port, cache(64).arena(), &FramePool::new(64)).err().unwrap().to_string();
     let wanted = said("set `dpdk = true` in [memory]", "build with `--features dpdk`");
     assert!(error.contains("wan") && error.contains(wanted), "{error}");
     let error = sluice_dpdk::look_at("net_nope0").unwrap_err().to_string();
@@ -30,7 +30,7 @@ fn a_port_that_needs_dpdk_says_what_to_do() {
 fn a_build_without_dpdk_does_not_start_it() {
     let config: sluice_api::config::Config =
         toml::from_str("[[port]]\nname = \"wan\"\nkind = \"dpdk\"\ndevargs = \"net_null0\"").unwrap();
-    let error = All.devices(&config, 4096, false).err().unwrap().to_string();
+    let error = All::default().devices(&config, 4096, false).err().unwrap().to_string();
     assert!(error.contains("--features dpdk"), "{error}");
 }
 

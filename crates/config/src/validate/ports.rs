@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Validation;
 use crate::problem::At;
-use sluice_api::config::{AfXdp, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, Port, PortKind};
+use sluice_api::config::{AfXdp, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, PcapTimes, Port, PortKind};
 use sluice_host::link;
 
 /// Size of the sequence number and time stamp in a generated packet's payload, in bytes.
@@ -57,6 +57,13 @@ impl Validation<'_> {
         }
         if p.read.is_some() && p.read == p.write {
             self.error(at("write"), "a pcap port cannot write the file that it reads", "give `write` another file");
+        }
+        if p.times == PcapTimes::Recorded && p.write.is_none() {
+            self.error(
+                at("times"),
+                "the times of a pcap port are those of the file that it writes",
+                "give it `write`, or remove `times`",
+            );
         }
         if p.speed == PcapSpeed::Rate && p.rate <= 0.0 {
             self.error(at("rate"), "speed = \"rate\" needs a rate", "write rate = 1000 for 1,000 packets per second");

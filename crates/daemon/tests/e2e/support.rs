@@ -16,7 +16,8 @@ use sluice_host::record::Record;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Packages of the NFs that the tests run.
-const NFS: [&str; 5] = ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-crypt", "sluice-nf-nat", "sluice-nf-cost"];
+const NFS: [&str; 6] =
+    ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-crypt", "sluice-nf-firewall", "sluice-nf-nat", "sluice-nf-cost"];
 
 fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
@@ -28,7 +29,7 @@ fn target() -> &'static Path {
 pub fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
+        let nfs = ["bridge", "monitor", "encrypt", "decrypt", "firewall", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
         let examples = ["test_nf", "flow_nf", "awkward_nf"].map(|nf| format!("examples/{nf}"));
         let programs = nfs.into_iter().chain(examples).chain(["sluice", "sluice-lab"].map(str::to_string));
         if { programs }.all(|program| target().join(program).exists()) {
