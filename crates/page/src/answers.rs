@@ -14,7 +14,7 @@ use sluice_api::health::Health;
 use sluice_api::{ApiError, ErrorKind};
 
 use crate::gate::guarded;
-use crate::{Hub, Source};
+use crate::{Hub, PageSource};
 
 const HTML: &str = include_str!("../assets/page.html");
 const CSS: &str = include_str!("../assets/page.css");
@@ -85,9 +85,7 @@ async fn ready(State(answers): State<Arc<Answers>>) -> Response {
     match answers.ask(|answers| answers.health.or(|| answers.source().health())).await {
         Ok(health) if health.problems.is_empty() => words(StatusCode::OK, "ready\n".into()),
         // No names: this is answered without a token.
-        Ok(health) => {
-            words(StatusCode::SERVICE_UNAVAILABLE, format!("{} problems, see `sluice status`\n", health.problems.len()))
-        }
+        Ok(health) => words(StatusCode::SERVICE_UNAVAILABLE, format!("{} problems, see `sluice status`\n", health.problems.len())),
         Err(error) => failure(&error),
     }
 }
@@ -101,7 +99,7 @@ fn failure(error: &ApiError) -> Response {
 }
 
 impl Answers {
-    fn source(&self) -> Arc<dyn Source> {
+    fn source(&self) -> Arc<dyn PageSource> {
         self.hub.source()
     }
 

@@ -17,7 +17,7 @@ struct Played {
     asked: AtomicU64,
 }
 
-impl Source for Played {
+impl PageSource for Played {
     fn stats(&self) -> Result<Stats, ApiError> {
         Ok(Stats::default())
     }
@@ -79,7 +79,16 @@ async fn the_page_and_its_files_come_with_a_strict_policy() {
 /// Markup of names, and anything from outside, would have to go through one of these.
 #[test]
 fn the_files_name_nothing_outside_and_make_no_markup_of_texts() {
-    for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "setAttribute(\"style\"", "import("] {
+    for word in [
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "setAttribute(\"style\"",
+        "import(",
+    ] {
         assert!(!JS.contains(word), "page.js has {word}");
     }
     for (name, text) in [("page.html", HTML), ("page.css", CSS), ("page.js", JS)] {

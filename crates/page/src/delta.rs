@@ -1,17 +1,16 @@
 //! What is sent to viewers: the whole state, or what differs from the sample before.
 //!
-//! | event | JSON |
-//! |---|---|
-//! | `full` | `{"tick", "every_ms", "tables": {TABLE: {"columns": […], "rows": {NAME: […]}}}, "events": […]}` |
-//! | `delta` | `{"tick", "every_ms", "tables": {TABLE: {"set": {NAME: […]}, "change": {NAME: {COLUMN: …}}, "gone": [NAME]}}, "events": […]}` |
+//! Both are JSON: `{"tick": 7, "every_ms": 500, "tables": {NAME: …}, "events": […]}`. `tick` counts the
+//! samples: a delta is for the state of the tick before. A table of the event
 //!
-//! `COLUMN` is the number of a column. A table, or a part of one, that has nothing is left out.
-//! `tick` counts the samples: a delta is for the state of the tick before.
+//! - `full` is `{"columns": ["core", …], "rows": {NAME: [VALUE, …]}}`;
+//! - `delta` is `{"set": {NAME: [VALUE, …]}, "change": {NAME: {COLUMN: VALUE}}, "gone": [NAME, …]}`,
+//!   where `COLUMN` is the number of a column. What has nothing is left out.
 
 use axum::body::Bytes;
 use serde_json::{Map, Value, json};
 
-use crate::view::{Rows, Values};
+use crate::view::{TableRows, Values};
 
 /// A sample's number, and the time until the next, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,7 +20,7 @@ pub(crate) struct Tick {
 }
 
 /// The whole state, with the latest events.
-pub(crate) fn full(tick: Tick, tables: &[Rows], events: &[Value]) -> Bytes {
+pub(crate) fn full(tick: Tick, tables: &[TableRows], events: &[Value]) -> Bytes {
     let tables: Map<String, Value> = tables
         .iter()
         .map(|table| {
@@ -33,7 +32,7 @@ pub(crate) fn full(tick: Tick, tables: &[Rows], events: &[Value]) -> Bytes {
 }
 
 /// What differs from the tables before, which are the same ones in the same order.
-pub(crate) fn delta(tick: Tick, before: &[Rows], now: &[Rows], new_events: &[Value]) -> Bytes {
+pub(crate) fn delta(tick: Tick, before: &[TableRows], now: &[TableRows], new_events: &[Value]) -> Bytes {
     let mut tables = Map::new();
     for (before, now) in before.iter().zip(now) {
         let differs = of_table(before, now);
@@ -44,7 +43,7 @@ pub(crate) fn delta(tick: Tick, before: &[Rows], now: &[Rows], new_events: &[Val
     event("delta", tick, tables, new_events)
 }
 
-fn of_table(before: &Rows, now: &Rows) -> Map<String, Value> {
+fn of_table(before: &TableRows, now: &TableRows) -> Map<String, Value> {
     let (mut set, mut change) = (Map::new(), Map::new());
     for (name, row) in &now.rows {
         match before.rows.get(name) {
@@ -53,7 +52,8 @@ fn of_table(before: &Rows, now: &Rows) -> Map<String, Value> {
             Some(old) => drop(change.insert(name.clone(), Value::Object(of_row(old, row)))),
         }
     }
-    let gone: Vec<Value> = before.rows.keys().filter(|name| !now.rows.contains_key(*name)).map(|name| Value::from(&**name)).collect();
+    let gone: Vec<Value> =
+        before.rows.keys().filter(|name| !now.rows.contains_key(*name)).map(|name| Value::from(&**name)).collect();
     let mut all = Map::new();
     if !set.is_empty() {
         all.insert("set".into(), Value::Object(set));
@@ -99,9 +99,9 @@ pub(crate) mod tests {
         (kind.strip_prefix("event: ").unwrap().into(), serde_json::from_str(data).unwrap())
     }
 
-    fn table(rows: &[(&str, [i64; 2])]) -> Vec<Rows> {
+    fn table(rows: &[(&str, [i64; 2])]) -> Vec<TableRows> {
         let row = |(name, values): &(&str, [i64; 2])| (name.to_string(), values.map(Value::from).to_vec());
-        vec![Rows { of: "nf", columns: &["core", "queue"], rows: rows.iter().map(row).collect() }]
+        vec![TableRows { of: "nf", columns: &["core", "queue"], rows: rows.iter().map(row).collect() }]
     }
 
     #[test]

@@ -46,7 +46,8 @@ async fn has_token(State(token): State<Arc<Token>>, request: Request, next: Next
     if given || PROBES.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    let mut refusal = refusal(StatusCode::UNAUTHORIZED, "this needs the token of page.token, as the password or as a bearer token\n");
+    let mut refusal =
+        refusal(StatusCode::UNAUTHORIZED, "this needs the token of page.token, as the password or as a bearer token\n");
     refusal.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"sluice\", charset=\"UTF-8\""));
     refusal
 }
@@ -102,7 +103,8 @@ mod tests {
         for here in ["localhost", "LocalHost:9180", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9180", "sluice"] {
             assert!(is_here(here), "{here}");
         }
-        for other in ["", "example.org", "localhost.example.org:80", "127.0.0.1.example.org", "10.0.0.1:9180", "[::2]:80", "[", ":"] {
+        for other in ["", "example.org", "localhost.example.org:80", "127.0.0.1.example.org", "10.0.0.1:9180", "[::2]:80", "[", ":"]
+        {
             assert!(!is_here(other), "{other}");
         }
     }

@@ -20,9 +20,9 @@ use sluice_api::model::{Event, Stats};
 use sluice_api::{ApiError, ErrorKind};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::Source;
+use crate::PageSource;
 use crate::delta::{Tick, delta, full};
-use crate::view::{Rows, of_event, tables};
+use crate::view::{TableRows, of_event, tables};
 
 /// Most viewers at a time.
 pub const VIEWERS: usize = 16;
@@ -44,7 +44,7 @@ pub struct Hub {
 }
 
 struct Shared {
-    source: Arc<dyn Source>,
+    source: Arc<dyn PageSource>,
     viewers: Mutex<Viewers>,
     /// Rung when a viewer has come, and at the end.
     came: Condvar,
@@ -71,7 +71,7 @@ impl Hub {
     ///
     /// # Errors
     /// The system has no thread for it.
-    pub fn start(source: Arc<dyn Source>) -> std::io::Result<Self> {
+    pub fn start(source: Arc<dyn PageSource>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { source, viewers: Mutex::default(), came: Condvar::new() });
         let hub = Self { shared: shared.clone() };
         std::thread::Builder::new().name("sluice-page".into()).spawn(move || sample(&shared))?;
@@ -83,12 +83,12 @@ impl Hub {
         self.shared.close();
     }
 
-    pub(crate) fn source(&self) -> Arc<dyn Source> {
+    pub(crate) fn source(&self) -> Arc<dyn PageSource> {
         self.shared.source.clone()
     }
 
     /// Adds a viewer.
-    pub(crate) fn join(&self) -> Result<Stream, NoPlace> {
+    pub(crate) fn join(&self) -> Result<EventStream, NoPlace> {
         let mut viewers = self.shared.viewers();
         viewers.all.retain(|viewer| !viewer.to.is_closed());
         if viewers.is_closed || viewers.all.len() >= VIEWERS {
@@ -97,7 +97,7 @@ impl Hub {
         let (to, events) = channel(AHEAD);
         viewers.all.push(Viewer { to, is_current: false });
         self.shared.came.notify_one();
-        Ok(Stream(events))
+        Ok(EventStream(events))
     }
 }
 
@@ -157,7 +157,7 @@ fn sample(shared: &Shared) {
 /// The last sample.
 struct Sampler {
     stats: Option<Stats>,
-    tables: Vec<Rows>,
+    tables: Vec<TableRows>,
     /// The latest events, oldest first.
     events: Vec<Value>,
     /// Number of the last of them.
@@ -176,7 +176,7 @@ impl Default for Sampler {
 
 impl Sampler {
     /// Makes the next sample; returns the event with what differs.
-    fn sample(&mut self, source: &dyn Source) -> Result<Bytes, ApiError> {
+    fn sample(&mut self, source: &dyn PageSource) -> Result<Bytes, ApiError> {
         let began = Instant::now();
         let stats = source.stats()?;
         // The log is long, and nobody reads it twice a second.
@@ -224,9 +224,9 @@ impl Sampler {
 }
 
 /// The events of a viewer, as the body of an answer.
-pub(crate) struct Stream(Receiver<Bytes>);
+pub(crate) struct EventStream(Receiver<Bytes>);
 
-impl HttpBody for Stream {
+impl HttpBody for EventStream {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -252,7 +252,7 @@ mod tests {
         stops: std::sync::atomic::AtomicBool,
     }
 
-    impl Source for Played {
+    impl PageSource for Played {
         fn stats(&self) -> Result<Stats, ApiError> {
             if self.stops.load(Ordering::Relaxed) {
                 return Err(ApiError::shutting_down());
@@ -321,7 +321,9 @@ mod tests {
         assert_eq!(parse(&sent[0][0]).0, "full");
         assert_eq!(parse(&sent[0][1]).0, "delta");
         // The same bytes, and not copies of them.
-        assert!(sent.iter().all(|[whole, differs]| whole.as_ptr() == sent[0][0].as_ptr() && differs.as_ptr() == sent[0][1].as_ptr()));
+        assert!(
+            sent.iter().all(|[whole, differs]| whole.as_ptr() == sent[0][0].as_ptr() && differs.as_ptr() == sent[0][1].as_ptr())
+        );
     }
 
     #[test]
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn there_is_an_end_of_places_and_a_viewer_that_leaves_makes_one_free() {
         let hub = Hub::start(Arc::new(Played::default())).unwrap();
-        let mut all: Vec<Stream> = (0..VIEWERS).map(|_| hub.join().unwrap()).collect();
+        let mut all: Vec<EventStream> = (0..VIEWERS).map(|_| hub.join().unwrap()).collect();
         assert_eq!(hub.join().err(), Some(NoPlace));
         all.pop();
         assert!(hub.join().is_ok());

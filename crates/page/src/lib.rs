@@ -11,9 +11,9 @@
 //!   sample before as one server-sent event, whose text all viewers share.
 //! - Everything here only reads. Nothing that a browser sends changes the daemon ([`only_reads`]).
 //!
-//! Limits: [`VIEWERS`] viewers, 5,000 rows of each table. A viewer that does not keep up is sent the
-//! whole state once it reads again. The sampler takes a fiftieth of its time: with many thousands
-//! of NFs it samples less often.
+//! Limits: [`VIEWERS`] viewers, 5,000 rows of each table. A viewer that does not keep up is sent
+//! the whole state once it reads again. Samples take a fiftieth of the time: with many thousands of
+//! NFs they are fewer.
 //!
 //! The caller has the sockets; see [`router`] for what is served.
 
@@ -45,7 +45,7 @@ pub use token::{Token, TokenError};
 /// # Errors
 /// As the calls of the control API: during shutdown, and if the daemon does not answer in time.
 #[allow(clippy::missing_errors_doc)] // one section above for all
-pub trait Source: Send + Sync {
+pub trait PageSource: Send + Sync {
     /// All counters.
     fn stats(&self) -> Result<Stats, ApiError>;
 

@@ -124,7 +124,8 @@ mod tests {
 
     #[test]
     fn base64_is_read_as_it_is_written() {
-        for (text, bytes) in [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFyOg==", "foobar:"), ("Pz8/Pj4+", "???>>>")]
+        for (text, bytes) in
+            [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFyOg==", "foobar:"), ("Pz8/Pj4+", "???>>>")]
         {
             assert_eq!(of_base64(text.as_bytes()).as_deref(), Some(bytes.as_bytes()), "{text}");
         }

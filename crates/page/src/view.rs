@@ -21,9 +21,9 @@ const STALE_NS: u64 = 10_000_000_000;
 /// The values of a row, in the order of its table's columns.
 pub(crate) type Values = Vec<Value>;
 
-/// Rows of one kind.
+/// TableRows of one kind.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Rows {
+pub(crate) struct TableRows {
     /// Name of the table.
     pub of: &'static str,
     pub columns: &'static [&'static str],
@@ -36,7 +36,8 @@ const PROBLEMS: &[&str] = &["subject", "what", "since_s", "serious"];
 const THREADS: &[&str] = &["role", "core", "busy"];
 const PORTS: &[&str] = &["kind", "state", "rx_pps", "tx_pps", "rx_bps", "tx_bps", "drop_pps", "behind_pps"];
 const RULES: &[&str] = &["position", "port", "chain", "decisions_ps", "decisions"];
-const CHAINS: &[&str] = &["services", "egress", "state", "throttled", "in_pps", "out_pps", "drop_pps", "wasted_pps", "p50_ns", "p99_ns"];
+const CHAINS: &[&str] =
+    &["services", "egress", "state", "throttled", "in_pps", "out_pps", "drop_pps", "wasted_pps", "p50_ns", "p99_ns"];
 pub(crate) const NFS: &[&str] = &[
     "service",
     "core",
@@ -75,7 +76,7 @@ const SLOS: &[&str] = &[
 const DROPS: &[&str] = &["packets", "drop_pps"];
 
 /// The tables of a report; rates are those since the report `before`.
-pub(crate) fn tables(now: &Stats, before: Option<&Stats>) -> Vec<Rows> {
+pub(crate) fn tables(now: &Stats, before: Option<&Stats>) -> Vec<TableRows> {
     let before = before.filter(|before| now.time_ns > before.time_ns && now.time_ns - before.time_ns < STALE_NS);
     let seconds = before.map_or(0.0, |before| (now.time_ns - before.time_ns) as f64 / 1e9);
     let since = Since { seconds };
@@ -86,9 +87,10 @@ pub(crate) fn tables(now: &Stats, before: Option<&Stats>) -> Vec<Rows> {
     let nfs = by(&earlier.nfs, |one| &one.name);
     let pools = by(&earlier.status.pools, |one| &one.service);
     let status = &now.status;
-    let threads = status.threads.iter().map(|one| {
-        (format!("{} {}", one.core, one.role), vec![text(&one.role), Value::from(one.core), number(one.busy_percent)])
-    });
+    let threads = status
+        .threads
+        .iter()
+        .map(|one| (format!("{} {}", one.core, one.role), vec![text(&one.role), Value::from(one.core), number(one.busy_percent)]));
     let drops = now.drops.iter().map(|(reason, n)| {
         let was = earlier.drops.get(reason).copied();
         (reason.clone(), vec![Value::from(*n), since.rate(*n, was)])
@@ -100,22 +102,30 @@ pub(crate) fn tables(now: &Stats, before: Option<&Stats>) -> Vec<Rows> {
         rows("thread", THREADS, threads),
         rows("port", PORTS, now.ports.iter().map(|one| (one.name.clone(), of_port(one, ports.get(&*one.name).copied(), &since)))),
         rows("rule", RULES, now.rules.iter().map(|one| (one.name.clone(), of_rule(one, rules.get(&*one.name).copied(), &since)))),
-        rows("chain", CHAINS, now.chains.iter().map(|one| (one.name.clone(), of_chain(one, chains.get(&*one.name).copied(), &since)))),
+        rows(
+            "chain",
+            CHAINS,
+            now.chains.iter().map(|one| (one.name.clone(), of_chain(one, chains.get(&*one.name).copied(), &since))),
+        ),
         rows("nf", NFS, now.nfs.iter().map(|one| (one.name.clone(), of_nf(one, nfs.get(&*one.name).copied(), &since)))),
-        rows("pool", POOLS, status.pools.iter().map(|one| (one.service.clone(), of_pool(one, pools.get(&*one.service).copied(), &since)))),
+        rows(
+            "pool",
+            POOLS,
+            status.pools.iter().map(|one| (one.service.clone(), of_pool(one, pools.get(&*one.service).copied(), &since))),
+        ),
         rows("slo", SLOS, slos),
         rows("drop", DROPS, drops),
     ]
 }
 
-fn rows(of: &'static str, columns: &'static [&'static str], all: impl IntoIterator<Item = (String, Values)>) -> Rows {
+fn rows(of: &'static str, columns: &'static [&'static str], all: impl IntoIterator<Item = (String, Values)>) -> TableRows {
     let mut rows: BTreeMap<String, Values> = all.into_iter().collect();
     if rows.len() > MOST_ROWS {
         let first_left_out = rows.keys().nth(MOST_ROWS).cloned();
         first_left_out.iter().for_each(|first| drop(rows.split_off(first)));
     }
     debug_assert!(rows.values().all(|row| row.len() == columns.len()), "{of}");
-    Rows { of, columns, rows }
+    TableRows { of, columns, rows }
 }
 
 fn by<'a, T>(all: &'a [T], name: impl Fn(&'a T) -> &'a String) -> HashMap<&'a str, &'a T> {
@@ -335,7 +345,7 @@ mod tests {
     use super::*;
     use sluice_api::health::{Health, HealthVerdict};
 
-    fn value(tables: &[Rows], table: &str, row: &str, column: &str) -> Value {
+    fn value(tables: &[TableRows], table: &str, row: &str, column: &str) -> Value {
         let table = tables.iter().find(|one| one.of == table).unwrap();
         let at = table.columns.iter().position(|one| *one == column).unwrap();
         table.rows[row][at].clone()
