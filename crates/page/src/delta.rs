@@ -1,7 +1,7 @@
 //! What is sent to viewers: the whole state, or what differs from the sample before.
 //!
-//! Both are JSON: `{"tick": 7, "every_ms": 500, "tables": {NAME: …}, "events": […]}`. `tick` counts the
-//! samples: a delta is for the state of the tick before. A table of the event
+//! Both are JSON: `{"tick": 7, "every_ms": 500, "tables": {NAME: …}, "events": […]}`. `tick` counts
+//! the samples: a delta is for the state of the tick before. A table of the event
 //!
 //! - `full` is `{"columns": ["core", …], "rows": {NAME: [VALUE, …]}}`;
 //! - `delta` is `{"set": {NAME: [VALUE, …]}, "change": {NAME: {COLUMN: VALUE}}, "gone": [NAME, …]}`,
