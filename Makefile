@@ -203,7 +203,7 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	    > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -D -m 644 deploy/sluiced.tmpfile $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/sluiced.conf
-	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json} $(DESTDIR)$(PREFIX)/share/doc/sluice
+	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json,grafana-dashboard.json,alerts.yml} $(DESTDIR)$(PREFIX)/share/doc/sluice
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 

@@ -403,7 +403,8 @@
       const row = rowsOf("port").get(name);
       return row ? value("port", row, column) : null;
     };
-    const ingress = chain.ingress.length === 1 ? port(chain.ingress[0], rateOf(chain.ingress[0], "rx_pps")) : port(`${chain.ingress.length} ports`, chain.get("in_pps"));
+    const [first, ...others] = chain.ingress;
+    const ingress = others.length === 0 ? port(first, rateOf(first, "rx_pps")) : port(`${chain.ingress.length} ports`, chain.get("in_pps"));
     const inner = chain.get("services").map((written) => {
       const sum = services.get(written.split(":")[0]);
       if (!sum) return { name: written, note: "no NF", fill: null, mood: "fails" };
@@ -415,7 +416,12 @@
     return [ingress, ...inner, port(chain.get("egress"), rateOf(chain.get("egress"), "tx_pps"))];
   }
 
-  const MOODS = { open: "good", refused: "warn", bypassing: "warn", down: "bad", kept: "good", exceeded: "warn", violated: "bad", running: "", starting: "warn", stopping: "warn", restarting: "warn", failed: "bad", expected: "warn" };
+  /** By state of a chain, an SLO or an NF. */
+  const MOODS = {
+    ...{ open: "good", refused: "warn", bypassing: "warn", down: "bad" },
+    ...{ kept: "good", exceeded: "warn", violated: "bad" },
+    ...{ running: "", starting: "warn", stopping: "warn", restarting: "warn", failed: "bad", expected: "warn" },
+  };
   const mood = (column) => (item) => MOODS[item.get(column)] || "";
 
   const chains = drawnPart({
@@ -511,11 +517,14 @@
     open: (item) => detail.open(item),
     columns: [
       named("NF"),
-      column("state", "state", { mood: (item) => (item.get("throttled") ? "warn" : MOODS[item.get("state")] || ""), text: (item) => (item.get("throttled") ? "throttled" : item.get("state")) }),
+      column("state", "state", {
+        mood: (item) => (item.get("throttled") ? "warn" : mood("state")(item)),
+        text: (item) => (item.get("throttled") ? "throttled" : item.get("state")),
+      }),
       column("core", "core", { number: true, wide: true }),
       rate("in/s", "rx_pps"),
       rate("out/s", "tx_pps", { wide: true }),
-      column("queue", "queue", { number: true, text: (item) => `${short(item.get("queue"))} / ${short(item.get("capacity"))}`, wide: true }),
+      column("queue", "queue", { number: true, wide: true, text: (item) => `${short(item.get("queue"))} / ${short(item.get("capacity"))}` }),
       column("CPU", "cpu", { number: true, text: (item) => percent(item.get("cpu")) }),
       times("a packet", "packet_ns", { title: "Median time for a packet over the last 100 ms" }),
       times("p99 of bursts", "burst_p99_ns", { wide: true, title: "99th percentile of the time for a burst" }),
@@ -524,12 +533,20 @@
     ],
   });
 
+  /** A pool as a row among rules, behind all of them. */
+  function asRule(pool) {
+    const values = {
+      position: Infinity,
+      port: `per ${pool.get("per")}`,
+      chain: `${pool.get("assigned")} of ${pool.get("size")} in use`,
+      decisions_ps: pool.get("flows_ps"),
+    };
+    return { ...pool, key: `pool ${pool.key}`, get: (name) => values[name] ?? null };
+  }
+
   const flows = tablePart({
     title: "Flows",
-    items: () => [
-      ...itemsOf("rule", (get) => get("chain")),
-      ...itemsOf("pool").map((pool) => ({ ...pool, key: `pool ${pool.key}`, get: (name) => ({ chain: `${pool.get("assigned")} of ${pool.get("size")} in use`, decisions_ps: pool.get("flows_ps"), port: `per ${pool.get("per")}`, position: Infinity })[name] ?? null })),
-    ],
+    items: () => [...itemsOf("rule", (get) => get("chain")), ...itemsOf("pool").map(asRule)],
     columns: [
       column("no.", "position", { number: true, width: "40px", text: (item) => (Number.isFinite(item.get("position")) ? item.get("position") : "") }),
       named("rule or pool"),
@@ -581,12 +598,20 @@
   const drops = tablePart({
     title: "Drops",
     items: () => itemsOf("drop"),
-    columns: [named("reason"), rate("drops/s", "drop_pps", { mood: (item) => (item.get("drop_pps") > 0 ? "warn" : "") }), column("packets", "packets", { number: true, text: (item) => item.get("packets").toLocaleString("en") })],
+    columns: [
+      named("reason"),
+      rate("drops/s", "drop_pps", { mood: (item) => (item.get("drop_pps") > 0 ? "warn" : "") }),
+      column("packets", "packets", { number: true, text: (item) => item.get("packets").toLocaleString("en") }),
+    ],
   });
 
   const log = tablePart({
     title: "Events",
-    items: () => events.map((event, rank) => ({ key: String(event.number), rank, words: `${event.kind} ${event.subject} ${event.what}`, get: (name) => event[name] })),
+    items: () =>
+      events.map((event, rank) => {
+        const words = `${event.kind} ${event.subject} ${event.what}`;
+        return { key: String(event.number), rank, words, get: (name) => event[name] };
+      }),
     columns: [
       column("time", "number", { width: "70px", down: true, text: (item) => new Date(item.get("unix_ms")).toLocaleTimeString("en-GB") }),
       column("kind", "kind", { width: "60px", mood: (item) => (item.get("kind") === "death" ? "bad" : "") }),
@@ -596,6 +621,12 @@
   });
 
   // --- All values of one object ----------------------------------------------------------------
+
+  function written(name, now) {
+    if (name.endsWith("_ns")) return time(now);
+    if (Array.isArray(now)) return now.join(" → ");
+    return typeof now === "number" && name.endsWith("ps") ? short(now) : now ?? NONE;
+  }
 
   const detail = {
     /** Table and key of what is shown. */
@@ -626,7 +657,7 @@
       names.forEach((name, at) => {
         const now = value(table, row, name);
         say(all[at * 2], name);
-        say(all[at * 2 + 1], name.endsWith("_ns") ? time(now) : Array.isArray(now) ? now.join(" → ") : typeof now === "number" && name.endsWith("ps") ? short(now) : now ?? NONE);
+        say(all[at * 2 + 1], written(name, now));
       });
     },
   };
@@ -696,7 +727,9 @@
     say(byId("verdict"), get("verdict"));
     classed(byId("verdict"), `badge ${get("verdict") === "healthy" ? "good" : "bad"}`);
     const leftOut = get("left_out") > 0 ? `; ${get("left_out")} more are not shown` : "";
-    say(byId("facts"), `${get("version")}, up ${age(get("uptime_s"))}, ${short(get("flows"))} flows, ${short(get("free_frames"))} of ${short(get("frames"))} frames free, ${rowsOf("nf").size} NFs${leftOut}`);
+    const frames = `${short(get("free_frames"))} of ${short(get("frames"))} frames free`;
+    const many = `${rowsOf("nf").size} NFs${leftOut}`;
+    say(byId("facts"), `${get("version")}, up ${age(get("uptime_s"))}, ${short(get("flows"))} flows, ${frames}, ${many}`);
     const all = itemsOf("problem");
     const rows = children(byId("problems"), all.length, () => make("li"));
     all.forEach((problem, at) => {

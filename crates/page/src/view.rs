@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
-use sluice_api::health::Problem;
 use sluice_api::model::{Chain, Distribution, Event, EventKind, Nf, Pool, Port, Rule, Stats, Status};
 use sluice_api::promise::Promise;
 
@@ -199,13 +198,14 @@ fn problems(status: &Status) -> Vec<(String, Values)> {
     let all = health.problems.iter().map(|one| (one, true)).chain(health.warnings.iter().map(|one| (one, false)));
     // By subject and number: the words of a problem may change while it lasts.
     let mut known: HashMap<&str, usize> = HashMap::new();
-    all.map(|(one, is_serious): (&Problem, bool)| {
-        let number = known.entry(&one.subject).or_default();
+    let mut rows = Vec::new();
+    for (one, is_serious) in all {
+        let number = known.entry(one.subject.as_str()).or_default();
         *number += 1;
         let values = vec![text(&one.subject), text(&one.what), Value::from(one.since_s as u64), Value::from(is_serious)];
-        (format!("{} {number}", one.subject), values)
-    })
-    .collect()
+        rows.push((format!("{} {number}", one.subject), values));
+    }
+    rows
 }
 
 fn of_port(port: &Port, before: Option<&Port>, since: &Since) -> Values {
@@ -343,7 +343,7 @@ pub(crate) fn of_event(event: &Event) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_api::health::{Health, HealthVerdict};
+    use sluice_api::health::{Health, HealthVerdict, Problem};
 
     fn value(tables: &[TableRows], table: &str, row: &str, column: &str) -> Value {
         let table = tables.iter().find(|one| one.of == table).unwrap();

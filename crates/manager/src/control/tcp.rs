@@ -1,8 +1,9 @@
 //! A listener for programs of this host that do not speak to Unix sockets: browsers, scrapers.
 //!
 //! It runs on a thread of its own, so that none of them delays an operator at the control socket,
-//! and has that socket's limits of clients ([`Limits`]). What it serves, and to which requests, is
-//! the caller's choice.
+//! and has that socket's limits of clients ([`Limits`]). Any program of the host may ask without
+//! end, so its threads have a low priority: where a core is contended, they get a tenth of it. What
+//! it serves, and to which requests, is the caller's choice.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
@@ -20,6 +21,9 @@ use super::server::{Limits, converse, find_place};
 
 /// Most calls of the backend at a time.
 const CALLS: usize = 4;
+
+/// The threads' nice value: a weight of 110, where others have 1024.
+const NICE: i32 = 10;
 
 /// A listener that is served; dropping it stops it.
 #[derive(Debug)]
@@ -69,6 +73,8 @@ pub fn serve(listener: StdListener, app: Router, limits: Limits) -> std::io::Res
         .build()?;
     let (stop, stopped) = watch::channel(false);
     let run = move || {
+        // On Linux of this thread alone, and of those that it starts.
+        let _ = rustix::process::setpriority_process(None, NICE);
         runtime.block_on(accept(listener, app, limits, stopped));
         // Clients are closed; a call that outlasts the stop ends with the process.
         runtime.shutdown_background();
