@@ -133,7 +133,7 @@ ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 endif
 	$(foreach feature,$(with),cargo clippy --workspace $(CARGO_FLAGS) --features $(feature) -- -D warnings$(newline)	)
-	$(foreach features,"" foreign inline pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
+	$(foreach features,"" foreign inline page pools promises sdn turns,cargo clippy $(CARGO_FLAGS) -p sluice-daemon --bins --no-default-features --features $(features) -- -D warnings$(newline)	)
 
 .PHONY: doc
 doc:
@@ -210,7 +210,7 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	    > $(DESTDIR)$(PREFIX)/$(LIBDIR)/pkgconfig/sluice_nf.pc
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -D -m 644 deploy/sluiced.tmpfile $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/sluiced.conf
-	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json} $(DESTDIR)$(PREFIX)/share/doc/sluice
+	install -m 644 README.md deploy/{example.toml,openapi.json,config.schema.json,grafana-dashboard.json,alerts.yml} $(DESTDIR)$(PREFIX)/share/doc/sluice
 	install -d $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 	install -m 644 docs/src/*.md $(DESTDIR)$(PREFIX)/share/doc/sluice/docs/src
 

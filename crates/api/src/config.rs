@@ -16,6 +16,7 @@ mod port;
 pub mod promise;
 mod service;
 pub mod wakeup;
+mod web;
 
 pub use interface::{AfPacket, AfXdp, WhenMissing};
 use order::in_order;
@@ -25,6 +26,7 @@ pub use port::PortKind;
 pub use promise::Promises;
 pub use service::Run;
 pub use wakeup::Wakeup;
+pub use web::WebPage;
 
 /// Default file of the estimates of NFs.
 pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
@@ -52,6 +54,8 @@ pub struct Config {
     pub openflow: Openflow,
     /// SLOs: where the instances of a placement may run, and how promises are kept.
     pub promises: Promises,
+    /// The web page, and what Prometheus and probes read by HTTP.
+    pub page: WebPage,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,

@@ -153,6 +153,29 @@ fn kinds_and_words() {
 }
 
 #[test]
+fn a_page_for_this_host_alone() {
+    check(&[
+        ("+[page]\nlisten = \"127.0.0.1:9180\"\ntoken = \"secret\"\n", &[]),
+        ("+[page]\nlisten = \"[::1]:0\"\n", &[]),
+        (
+            "+[page]\nlisten = \"0.0.0.0:9180\"\n",
+            &[
+                "2:10: the page would be open to other hosts at 0.0.0.0:9180, and there is no TLS | write listen = \"127.0.0.1:9180\"; \
+                 from elsewhere `ssh -L 9180:127.0.0.1:9180 HOST` leads there",
+            ],
+        ),
+        (
+            "+[page]\nlisten = \"localhost:9180\"\n",
+            &["2:10: \"localhost:9180\" is no address with a port | write it like \"127.0.0.1:9180\" or \"[::1]:9180\""],
+        ),
+        (
+            "+[page]\ntoken = \"secret\"\n",
+            &["2:9: a token is for the listener, and there is none | write listen = \"127.0.0.1:9180\", or leave token out"],
+        ),
+    ]);
+}
+
+#[test]
 fn a_controller_to_ask() {
     check(&[
         ("+[openflow]\ncontroller = \"tcp:127.0.0.1:6653\"\nmiss = \"wait\"\n", &[]),

@@ -22,6 +22,7 @@ mod priority;
 mod rules;
 mod shards;
 mod wakeup;
+mod web;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
@@ -42,6 +43,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.sched();
     v.workflow();
     v.openflow();
+    v.page();
     v.ports();
     v.services();
     v.chains();

@@ -5,7 +5,7 @@
 
 mod log;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -22,6 +22,7 @@ use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
 use sluice_manager::features;
+use sluice_manager::page::{self, PageListener, PageServer};
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::Targets;
@@ -98,6 +99,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let config = loaded.config;
     raise_open_files(&config)?;
+    let listener = page::bind(&config.page)?;
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
         info!("{cleaned}");
@@ -119,11 +121,11 @@ fn run(args: &Args) -> anyhow::Result<()> {
         started => started?,
     };
     let remote = supervisor.remote();
-    let server = match server::serve(&socket, Arc::new(remote.clone()), server::Limits::default()) {
-        Ok(server) => server,
+    let served = match serve(&socket, Arc::new(remote.clone()), listener) {
+        Ok(served) => served,
         Err(error) => {
             remote_quit(supervisor);
-            return Err(error.into());
+            return Err(error);
         }
     };
     let handle = signals.handle();
@@ -141,10 +143,34 @@ fn run(args: &Args) -> anyhow::Result<()> {
     info!("ready; `sluice --socket {} status` tells how it is", socket.display());
     // It is no error not to run under systemd.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    supervisor.run(|| server.stop());
+    supervisor.run(|| served.stop());
     handle.close();
     let _ = watcher.join();
     Ok(())
+}
+
+/// What is served: the control API and the web page.
+struct Served {
+    server: server::Server,
+    page: PageServer,
+}
+
+impl Served {
+    fn stop(self) {
+        // Its streams would hold up the end of the other.
+        self.page.stop();
+        self.server.stop();
+    }
+}
+
+/// Serves the control API, and the web page beside it and at its listener.
+fn serve(socket: &Path, backend: Arc<dyn Backend>, listener: Option<PageListener>) -> anyhow::Result<Served> {
+    let page = PageServer::start(backend.clone(), listener)?;
+    let server = server::serve_with(socket, backend, server::Limits::default(), page.onto())?;
+    if let Some(address) = page.address() {
+        info!("the page is at http://{address}/");
+    }
+    Ok(Served { server, page })
 }
 
 /// Raises the limit of open files as far as this process may, and warns if the NFs need more.
@@ -168,7 +194,7 @@ fn remote_quit(mut supervisor: Supervisor) {
 }
 
 /// Applies the configuration file again. Errors in it are logged and change nothing.
-fn reload(remote: &dyn Backend, path: &std::path::Path) {
+fn reload(remote: &dyn Backend, path: &Path) {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {

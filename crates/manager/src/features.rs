@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `foreign` | `sluice-foreign` | unchanged programs as hops | `kind = "foreign"` |
 //! | `inline` | `sluice-nf` | chains in the packet threads | `run = "inline"` |
+//! | `page` | `sluice-page` | a web page, metrics and health by HTTP | `[page] listen` |
 //! | `pools` | `sluice-pools` | an NF for each flow or class | `per` |
 //! | `promises` | `sluice-promises` | SLOs: cores, cache ways, limits | `[promises]`, placements |
 //! | `sdn` | `sluice-sdn` | an OpenFlow controller for new flows | `[openflow] controller` |
@@ -19,9 +20,10 @@ use sluice_config::Problem;
 use sluice_config::problem::At;
 
 /// The features, and whether this build has each.
-pub const FEATURES: [(&str, bool); 6] = [
+pub const FEATURES: [(&str, bool); 7] = [
     ("foreign", cfg!(feature = "foreign")),
     ("inline", cfg!(feature = "inline")),
+    ("page", cfg!(feature = "page")),
     ("pools", cfg!(feature = "pools")),
     ("promises", cfg!(feature = "promises")),
     ("sdn", cfg!(feature = "sdn")),
@@ -61,6 +63,9 @@ fn problems_without(config: &Config, is_absent: impl Fn(&str) -> bool) -> Vec<Pr
     }
     if config.promises != Promises::default() {
         refuse("promises", At::key("promises", ""));
+    }
+    if config.page.listen.is_some() {
+        refuse("page", At::key("page", "listen"));
     }
     if config.openflow.controller.is_some() {
         refuse("sdn", At::key("openflow", "controller"));
@@ -108,6 +113,7 @@ mod tests {
         assert_eq!(without_all(&service("kind = \"foreign\"")), lacks("service[0].kind", "foreign"));
         assert_eq!(without_all(&service("per = \"flow\"")), lacks("service[0].per", "pools"));
         assert_eq!(without_all("[promises]\ncores = [1]"), lacks("promises", "promises"));
+        assert_eq!(without_all("[page]\nlisten = \"127.0.0.1:0\""), lacks("page.listen", "page"));
         assert_eq!(without_all("[openflow]\ncontroller = \"127.0.0.1:6653\""), lacks("openflow.controller", "sdn"));
         assert_eq!(without_all("[workflow]\nmechanism = \"signal\""), lacks("workflow.mechanism", "turns"));
         assert_eq!(without_all("[workflow]\ncores = { 1 = \"signal\" }"), lacks("workflow.cores", "turns"));

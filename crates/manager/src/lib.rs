@@ -4,7 +4,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 // Items that one feature alone needs are unused in a build without it.
 #![cfg_attr(
-    not(all(feature = "foreign", feature = "pools", feature = "promises", feature = "sdn", feature = "turns")),
+    not(all(feature = "foreign", feature = "page", feature = "pools", feature = "promises", feature = "sdn", feature = "turns")),
     allow(dead_code, unused_imports)
 )]
 
@@ -28,6 +28,9 @@ pub mod supervisor;
 pub mod telemetry;
 
 pub mod control;
+
+#[cfg_attr(not(feature = "page"), path = "without/page.rs")]
+pub mod page;
 
 #[cfg(test)]
 #[path = "../../api/src/in_the_tree.rs"]

@@ -33,6 +33,8 @@ mod observe;
 mod openflow;
 mod overload;
 mod pack;
+#[cfg(feature = "page")]
+mod page;
 mod pcap;
 mod pools;
 mod profile;

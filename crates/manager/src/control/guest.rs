@@ -13,7 +13,6 @@ use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::time::Sleep;
 
@@ -84,16 +83,16 @@ impl HttpBody for Rest {
 }
 
 /// A client's connection; it fails when the client takes no byte for too long.
-pub(super) struct Patient {
-    stream: UnixStream,
+pub(super) struct Patient<S> {
+    stream: S,
     limit: Duration,
     /// Runs while the socket's buffer is full.
     timer: Option<Pin<Box<Sleep>>>,
     guest: Arc<Guest>,
 }
 
-impl Patient {
-    pub fn new(stream: UnixStream, limit: Duration, guest: Arc<Guest>) -> Self {
+impl<S> Patient<S> {
+    pub fn new(stream: S, limit: Duration, guest: Arc<Guest>) -> Self {
         Self { stream, limit, timer: None, guest }
     }
 
@@ -108,7 +107,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = bytes.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, bytes);
@@ -119,7 +118,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write(cx, bytes) {
             self.waits(None);

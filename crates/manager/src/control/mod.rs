@@ -13,6 +13,7 @@ mod guest;
 mod openapi;
 pub mod server;
 mod stream;
+pub mod tcp;
 pub mod totals;
 
 use sluice_slo::assignment::Assignment;

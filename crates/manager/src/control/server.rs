@@ -151,6 +151,19 @@ impl Drop for Server {
 /// # Errors
 /// See [`ServeError`]; nothing is left behind.
 pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result<Server, ServeError> {
+    serve_with(socket, backend, limits, |app| app)
+}
+
+/// The same, with what `with` makes of the API's routes.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_with(
+    socket: &Path,
+    backend: Arc<dyn Backend>,
+    limits: Limits,
+    with: impl FnOnce(Router) -> Router + Send + 'static,
+) -> Result<Server, ServeError> {
     let listener = bind(socket)?;
     let failed = |source| ServeError::Bind { path: socket.to_owned(), source };
     let inode = Arc::new(Mutex::new(Some(inode_of(socket).map_err(failed)?)));
@@ -167,7 +180,7 @@ pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result
         match runtime {
             Ok(runtime) => {
                 let _ = started.send(Ok(()));
-                runtime.block_on(accept(listener, door, backend, limits, stopped));
+                runtime.block_on(accept(listener, door, with(router(backend, limits)), limits, stopped));
                 // A call that outlasts the stop ends with the process.
                 runtime.shutdown_background();
             }
@@ -234,11 +247,10 @@ fn bind(path: &Path) -> Result<StdListener, ServeError> {
     make().map_err(|source| ServeError::Bind { path: path.to_owned(), source })
 }
 
-async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, limits: Limits, mut stopped: watch::Receiver<bool>) {
+async fn accept(listener: StdListener, door: Door, app: Router, limits: Limits, mut stopped: watch::Receiver<bool>) {
     let Ok(mut listener) = UnixListener::from_std(listener) else { return };
     let mut looks = tokio::time::interval(LOOK);
     let places = Arc::new(Semaphore::new(limits.clients.max(1)));
-    let app = router(backend, limits);
     let own_uid = rustix::process::geteuid().as_raw();
     let spare = Spare::default();
     spare.fill();
@@ -291,7 +303,7 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
 }
 
 /// Waits for a slot for one more client: one leaves, or has been silent for too long.
-async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limits: Limits) -> OwnedSemaphorePermit {
+pub(super) async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limits: Limits) -> OwnedSemaphorePermit {
     let mut look = Duration::ZERO;
     loop {
         guests.retain(|guest| !guest.is_gone.load(Ordering::Relaxed));
@@ -312,7 +324,7 @@ async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limit
 
 /// Serves one client until it leaves, is silent for too long, or the server stops. With
 /// `half_close`, a client that has closed its sending side is still answered.
-async fn converse<S>(stream: S, app: Router, limits: Limits, half_close: bool, mut stopped: watch::Receiver<bool>)
+pub(super) async fn converse<S>(stream: S, app: Router, limits: Limits, half_close: bool, mut stopped: watch::Receiver<bool>)
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin,
 {

@@ -735,6 +735,61 @@ mod tests {
         crate::in_the_tree::page("ref-metrics.md", &page);
     }
 
+    /// The names of all samples that a daemon may write.
+    fn names_of_samples() -> BTreeSet<String> {
+        let controller = Some(Openflow::default());
+        let text = exposition(&Stats { status: Status { openflow: controller, ..Status::default() }, ..Stats::default() });
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let names = families.flat_map(|(name, kind)| {
+            let suffixes: &[&str] = match kind {
+                "summary" => &["", "_sum", "_count"],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                _ => &[""],
+            };
+            suffixes.iter().map(move |suffix| format!("{name}{suffix}"))
+        });
+        names.collect()
+    }
+
+    /// The words of a text that begin as metrics do.
+    fn words_of(text: &str) -> BTreeSet<String> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("sluice_")).map(str::to_string).collect()
+    }
+
+    fn deployed(path: &str) -> String {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    #[test]
+    fn the_dashboard_and_the_alerts_name_metrics_that_there_are() {
+        let known = names_of_samples();
+        for path in ["deploy/grafana-dashboard.json", "deploy/alerts.yml"] {
+            let named = words_of(&deployed(path));
+            let unknown: Vec<_> = named.difference(&known).collect();
+            assert!(unknown.is_empty(), "{path}: {unknown:?}");
+            assert!(named.len() >= 10, "{path} names {named:?} alone");
+        }
+        let dashboard: serde_json::Value = serde_json::from_str(&deployed("deploy/grafana-dashboard.json")).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let of_panels = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+        let exprs: Vec<&str> = of_panels.map(|target| target["expr"].as_str().unwrap()).collect();
+        assert!(exprs.len() > 20);
+        assert!(exprs.iter().all(|expr| !words_of(expr).is_empty()), "{exprs:?}");
+    }
+
+    #[test]
+    fn the_book_lists_each_alert_with_what_to_do() {
+        let page = deployed("docs/src/operate-metrics.md");
+        let alerts = deployed("deploy/alerts.yml");
+        let names: Vec<&str> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+        assert!(names.len() >= 10, "{names:?}");
+        for name in names {
+            assert!(page.contains(&format!("| `{name}` |")), "{name} is not on the page about metrics and alerts");
+        }
+    }
+
     #[test]
     fn nothing_counted_is_still_well_formed() {
         parse(&exposition(&Stats::default()));

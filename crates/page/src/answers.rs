@@ -1,0 +1,145 @@
+//! What is served, by path.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use sluice_api::health::Health;
+use sluice_api::{ApiError, ErrorKind};
+
+use crate::gate::guarded;
+use crate::{Hub, PageSource};
+
+const HTML: &str = include_str!("../assets/page.html");
+const CSS: &str = include_str!("../assets/page.css");
+const JS: &str = include_str!("../assets/page.js");
+
+/// For how long an answer that is made of the whole report answers further requests.
+const RECENT: Duration = Duration::from_millis(250);
+
+/// The routes:
+///
+/// | path | answer |
+/// |---|---|
+/// | `/`, `/page.css`, `/page.js` | the page |
+/// | `/page/events` | its server-sent events; 503 without a free place |
+/// | `/metrics` | all counters, for Prometheus |
+/// | `/healthz` | `alive`; 503 if the daemon does not answer or stops |
+/// | `/readyz` | `ready`; 503 while something does not work |
+pub fn router(hub: &Hub) -> Router {
+    let answers = Arc::new(Answers { hub: hub.clone(), metrics: Recent::default(), health: Recent::default() });
+    Router::new()
+        .route("/", get(|| async { file("text/html; charset=utf-8", HTML) }))
+        .route("/page.css", get(|| async { file("text/css; charset=utf-8", CSS) }))
+        .route("/page.js", get(|| async { file("text/javascript; charset=utf-8", JS) }))
+        .route("/page/events", get(events))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(alive))
+        .route("/readyz", get(ready))
+        .route_layer(from_fn(guarded))
+        .with_state(answers)
+}
+
+struct Answers {
+    hub: Hub,
+    metrics: Recent<(&'static str, String)>,
+    health: Recent<Health>,
+}
+
+fn file(kind: &'static str, text: &'static str) -> Response {
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+fn words(status: StatusCode, text: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
+}
+
+async fn events(State(answers): State<Arc<Answers>>) -> Response {
+    match answers.hub.join() {
+        Ok(stream) => ([(header::CONTENT_TYPE, "text/event-stream")], Body::new(stream)).into_response(),
+        Err(_) => words(StatusCode::SERVICE_UNAVAILABLE, format!("there are {} viewers, the most at a time\n", crate::VIEWERS)),
+    }
+}
+
+async fn metrics(State(answers): State<Arc<Answers>>) -> Response {
+    match answers.ask(|answers| answers.metrics.or(|| answers.source().metrics())).await {
+        Ok((kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
+        Err(error) => failure(&error),
+    }
+}
+
+async fn alive(State(answers): State<Arc<Answers>>) -> Response {
+    match answers.ask(|answers| answers.health.or(|| answers.source().health())).await {
+        Ok(_) => words(StatusCode::OK, "alive\n".into()),
+        Err(error) => failure(&error),
+    }
+}
+
+async fn ready(State(answers): State<Arc<Answers>>) -> Response {
+    match answers.ask(|answers| answers.health.or(|| answers.source().health())).await {
+        Ok(health) if health.problems.is_empty() => words(StatusCode::OK, "ready\n".into()),
+        // No names: this is answered without a token.
+        Ok(health) => words(StatusCode::SERVICE_UNAVAILABLE, format!("{} problems, see `sluice status`\n", health.problems.len())),
+        Err(error) => failure(&error),
+    }
+}
+
+fn failure(error: &ApiError) -> Response {
+    let status = match error.kind {
+        ErrorKind::ShuttingDown | ErrorKind::Timeout => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    words(status, format!("{error}\n"))
+}
+
+impl Answers {
+    fn source(&self) -> Arc<dyn PageSource> {
+        self.hub.source()
+    }
+
+    /// Runs a call on a thread that may block.
+    async fn ask<T, F>(self: Arc<Self>, call: F) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    {
+        let answer = tokio::task::spawn_blocking(move || call(self.as_ref())).await;
+        answer.unwrap_or_else(|error| Err(ApiError::internal(format!("the request failed: {error}"))))
+    }
+}
+
+/// An answer that is made once for requests that come together.
+struct Recent<T>(Mutex<Option<(Instant, T)>>);
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T: Clone> Recent<T> {
+    /// The last answer if it is recent, or a new one. One is made at a time.
+    fn or(&self, make: impl FnOnce() -> Result<T, ApiError>) -> Result<T, ApiError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made, answer)) = &*last
+            && made.elapsed() < RECENT
+        {
+            return Ok(answer.clone());
+        }
+        // A former one is not kept for an error.
+        *last = None;
+        let answer = make()?;
+        *last = Some((Instant::now(), answer.clone()));
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+#[path = "answers_test.rs"]
+mod answers_test;

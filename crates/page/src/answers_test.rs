@@ -1,0 +1,176 @@
+//! The routes as a client sees them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::body::to_bytes;
+use axum::http::{Method, Request};
+use sluice_api::health::{HealthVerdict, Problem};
+use sluice_api::model::{Event, Stats};
+use tower::ServiceExt;
+
+use super::*;
+use crate::{Token, only_reads, with_token};
+
+#[derive(Default)]
+struct Played {
+    health: Mutex<Health>,
+    asked: AtomicU64,
+}
+
+impl PageSource for Played {
+    fn stats(&self) -> Result<Stats, ApiError> {
+        Ok(Stats::default())
+    }
+
+    fn events(&self) -> Result<Vec<Event>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    fn health(&self) -> Result<Health, ApiError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Ok(self.health.lock().unwrap().clone())
+    }
+
+    fn metrics(&self) -> Result<(&'static str, String), ApiError> {
+        Ok(("text/plain; version=0.0.4", "sluice_flows 3\n".into()))
+    }
+}
+
+fn app() -> (Arc<Played>, Hub, Router) {
+    let played = Arc::new(Played::default());
+    let hub = Hub::start(played.clone()).unwrap();
+    let app = only_reads(router(&hub).route("/v1/shutdown", axum::routing::post(|| async { "stopped" })));
+    (played, hub, app)
+}
+
+fn request(method: Method, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path);
+    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).body(Body::empty()).unwrap()
+}
+
+async fn answer(app: &Router, request: Request<Body>) -> (StatusCode, String, Response<()>) {
+    let (parts, body) = app.clone().oneshot(request).await.unwrap().into_parts();
+    let text = String::from_utf8(to_bytes(body, 1 << 20).await.unwrap().to_vec()).unwrap();
+    (parts.status, text, Response::from_parts(parts, ()))
+}
+
+async fn get_from(app: &Router, path: &str) -> (StatusCode, String, Response<()>) {
+    answer(app, request(Method::GET, path, &[("host", "localhost:9180")])).await
+}
+
+#[tokio::test]
+async fn the_page_and_its_files_come_with_a_strict_policy() {
+    let (_, hub, app) = app();
+    for (path, kind, part) in [
+        ("/", "text/html; charset=utf-8", "<script src=\"page.js\""),
+        ("/page.css", "text/css; charset=utf-8", "prefers-color-scheme"),
+        ("/page.js", "text/javascript; charset=utf-8", "textContent"),
+    ] {
+        let (status, text, answer) = get_from(&app, path).await;
+        assert_eq!((status, &answer.headers()["content-type"]), (StatusCode::OK, &kind.parse().unwrap()), "{path}");
+        assert!(text.contains(part), "{path}");
+        let policy = answer.headers()["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(answer.headers()["x-content-type-options"], "nosniff");
+    }
+    hub.close();
+}
+
+/// Markup of names, and anything from outside, would have to go through one of these.
+#[test]
+fn the_files_name_nothing_outside_and_make_no_markup_of_texts() {
+    for word in [
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "setAttribute(\"style\"",
+        "import(",
+    ] {
+        assert!(!JS.contains(word), "page.js has {word}");
+    }
+    for (name, text) in [("page.html", HTML), ("page.css", CSS), ("page.js", JS)] {
+        let outside = text.replace("http://www.w3.org/2000/svg", "");
+        for word in ["http:", "https:", "//cdn", "@import", "url("] {
+            assert!(!outside.contains(word), "{name} has {word}");
+        }
+    }
+    for word in ["style=", "onclick", "onload", "<style", "javascript:"] {
+        assert!(!HTML.contains(word), "page.html has {word}, which the policy forbids");
+    }
+}
+
+#[tokio::test]
+async fn a_name_of_elsewhere_is_refused() {
+    let (_, hub, app) = app();
+    for path in ["/", "/page/events", "/metrics", "/healthz"] {
+        let (status, text, _) = answer(&app, request(Method::GET, path, &[("host", "evil.example:9180")])).await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{path}");
+        assert!(text.contains("names of this host"), "{text}");
+    }
+    hub.close();
+}
+
+#[tokio::test]
+async fn a_page_of_a_browser_changes_nothing() {
+    let (_, hub, app) = app();
+    let from_page = request(Method::POST, "/v1/shutdown", &[("host", "localhost"), ("origin", "http://localhost")]);
+    assert_eq!(answer(&app, from_page).await.0, StatusCode::FORBIDDEN);
+    let from_client = request(Method::POST, "/v1/shutdown", &[("host", "localhost")]);
+    assert_eq!(answer(&app, from_client).await.1, "stopped");
+    let read = request(Method::GET, "/metrics", &[("host", "localhost"), ("origin", "http://localhost")]);
+    assert_eq!(answer(&app, read).await.0, StatusCode::OK);
+    assert_eq!(answer(&app, request(Method::POST, "/", &[("host", "localhost")])).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    hub.close();
+}
+
+#[tokio::test]
+async fn probes_and_scrapers_are_answered_and_share_a_report() {
+    let (played, hub, app) = app();
+    assert_eq!(get_from(&app, "/healthz").await.1, "alive\n");
+    assert_eq!(get_from(&app, "/readyz").await.1, "ready\n");
+    assert!(played.asked.load(Ordering::Relaxed) <= 2);
+    let (status, text, answer) = get_from(&app, "/metrics").await;
+    assert_eq!((status, text.as_str()), (StatusCode::OK, "sluice_flows 3\n"));
+    assert_eq!(answer.headers()["content-type"], "text/plain; version=0.0.4");
+    let problem = Problem { subject: "nf secret.0".into(), what: "has failed".into(), since_s: 1.0 };
+    *played.health.lock().unwrap() = Health { verdict: HealthVerdict::Degraded, problems: vec![problem], ..Health::default() };
+    // Of a state of its own, as the last answer is recent.
+    let app = router(&hub);
+    let (status, text, _) = get_from(&app, "/readyz").await;
+    assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "1 problems, see `sluice status`\n"));
+    assert_eq!(get_from(&app, "/healthz").await.0, StatusCode::OK);
+    hub.close();
+}
+
+#[tokio::test]
+async fn without_the_token_only_probes_are_answered() {
+    let (_, hub, app) = app();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, "0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let app = with_token(app, Token::read(&path).unwrap());
+    for path in ["/", "/page.js", "/page/events", "/metrics", "/nothing"] {
+        let (status, _, answer) = get_from(&app, path).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{path}");
+        assert!(answer.headers()["www-authenticate"].to_str().unwrap().starts_with("Basic "));
+    }
+    assert_eq!(get_from(&app, "/healthz").await.0, StatusCode::OK);
+    assert_eq!(get_from(&app, "/readyz").await.0, StatusCode::OK);
+    let headers = [("host", "localhost"), ("authorization", "Bearer 0123456789abcdef")];
+    assert_eq!(answer(&app, request(Method::GET, "/metrics", &headers)).await.0, StatusCode::OK);
+    hub.close();
+}
+
+#[tokio::test]
+async fn too_many_viewers_are_refused() {
+    let (_, hub, app) = app();
+    let streams: Vec<_> = (0..crate::VIEWERS).map(|_| hub.join().unwrap()).collect();
+    let (status, text, _) = get_from(&app, "/page/events").await;
+    assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "there are 16 viewers, the most at a time\n"));
+    drop(streams);
+    hub.close();
+}

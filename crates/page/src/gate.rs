@@ -1,0 +1,111 @@
+//! Which requests are answered.
+//!
+//! A browser is a stranger's program: any page that it shows can have it send requests to
+//! addresses of this host. What protects the daemon:
+//!
+//! - Such a request names its page in `Origin`, and one that could change something is refused for
+//!   it ([`only_reads`]). `sluice`, curl and Prometheus send no such header.
+//! - A page of a name that was made to lead here (DNS rebinding) still says its own name in
+//!   `Host`: pages and streams are for the names of this host alone.
+//! - A listener may ask for a token ([`with_token`]).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+
+use crate::token::Token;
+
+/// Paths that say one word, and need no token: probes have none.
+const PROBES: [&str; 2] = ["/healthz", "/readyz"];
+
+/// Refuses requests that a page of a browser sends and that could change something.
+pub fn only_reads(app: Router) -> Router {
+    app.layer(from_fn(is_read))
+}
+
+async fn is_read(request: Request, next: Next) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !reads && request.headers().contains_key(header::ORIGIN) {
+        return refusal(StatusCode::FORBIDDEN, "a page of a browser may only read here; use `sluice`, or curl without Origin\n");
+    }
+    next.run(request).await
+}
+
+/// Answers only requests that have this token, but for those of probes.
+pub fn with_token(app: Router, token: Token) -> Router {
+    app.layer(from_fn_with_state(Arc::new(token), has_token))
+}
+
+async fn has_token(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).is_some_and(|given| token.is_in(given.as_bytes()));
+    if given || PROBES.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let mut refusal =
+        refusal(StatusCode::UNAUTHORIZED, "this needs the token of page.token, as the password or as a bearer token\n");
+    refusal.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"sluice\", charset=\"UTF-8\""));
+    refusal
+}
+
+/// Answers requests that name this host, and adds the headers that a browser is held by.
+pub(crate) async fn guarded(request: Request, next: Next) -> Response {
+    // A request by HTTP/1.0 may have none; browsers send one.
+    let host = request.headers().get(header::HOST).map_or(Some("sluice"), |host| host.to_str().ok());
+    if !host.is_some_and(is_here) {
+        return refusal(StatusCode::FORBIDDEN, "this is served to names of this host alone: localhost, or its loopback address\n");
+    }
+    let mut answer = next.run(request).await;
+    for (name, value) in HEADERS {
+        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    answer
+}
+
+const HEADERS: [(&str, &str); 6] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    // Of another version of the daemon the files are others.
+    ("cache-control", "no-cache"),
+];
+
+/// Whether a `Host` header names this host: `sluice` is what clients of the Unix socket write.
+fn is_here(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _port)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name == "sluice" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+fn refusal(status: StatusCode, text: &'static str) -> Response {
+    // The rest of such a request is not read, so no other can follow.
+    (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::CONNECTION, "close")], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_this_host_are_known() {
+        for here in ["localhost", "LocalHost:9180", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9180", "sluice"] {
+            assert!(is_here(here), "{here}");
+        }
+        for other in ["", "example.org", "localhost.example.org:80", "127.0.0.1.example.org", "10.0.0.1:9180", "[::2]:80", "[", ":"]
+        {
+            assert!(!is_here(other), "{other}");
+        }
+    }
+}
