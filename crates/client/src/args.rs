@@ -591,6 +591,10 @@ pub struct CaptureArgs {
     /// Of this many packets in each packet thread capture one, before the filter
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub sample: u32,
+    /// Most packets of each kind in each packet thread, before the filter: of one hop, one chain and
+    /// one drop reason
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub each: Option<u32>,
     /// Most bytes of a packet
     #[arg(long, short, value_name = "BYTES", default_value_t = u16::MAX, value_parser = clap::value_parser!(u16).range(1..))]
     pub snaplen: u16,

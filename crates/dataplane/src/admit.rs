@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
-use crate::capture::Sight;
+use crate::capture::{DropPlace, Sight};
 use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
 use crate::frame::{self, CopyPlace, Held, Packet, SAMPLED, TRACED, URGENT, owner};
@@ -257,7 +257,7 @@ impl Plane {
         self.frames.count_starved(memory, packets.len());
         self.release_from(path, 0, packets.len() as u32);
         self.counters(path).drops[DropReason::NoFrame as usize].add(packets.len() as u64);
-        self.show(&Sight::lost(path, DropReason::NoFrame), packets);
+        self.show(&Sight::lost(path, DropReason::NoFrame, DropPlace::hop(path, 0)), packets);
         packets.iter().for_each(|packet| self.discard(packet.frame));
     }
 
