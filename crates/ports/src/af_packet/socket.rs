@@ -291,8 +291,7 @@ impl PacketSocket {
         };
         let slots = request.tp_frame_nr;
         let merger = (!options.bypass).then(|| {
-            let payload = Vec::with_capacity(options.room);
-            Box::new(Merger { headers: [None; BURST], payload, mtu: 0 })
+            Box::new(Merger { headers: [None; BURST], payload: Vec::with_capacity(options.room), mtu: 0 })
         });
         let mut socket = Self {
             fd,

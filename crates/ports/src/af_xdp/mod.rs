@@ -456,6 +456,11 @@ fn interface_of(settings: &AfXdp) -> Interface {
     Interface { name: settings.interface.clone(), netns: settings.netns.clone() }
 }
 
+/// The MTU of a port's interface, if that can be found.
+pub fn mtu(settings: &AfXdp) -> Option<u32> {
+    interface_of(settings).visit(|| link::mtu(&settings.interface).map_err(|error| ("ask", error))).ok()
+}
+
 /// Checks that the interface and its queues are there, and that frames suit.
 ///
 /// # Errors
