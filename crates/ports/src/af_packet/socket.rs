@@ -290,9 +290,8 @@ impl PacketSocket {
             return Err(("map the receive ring of", io::Error::last_os_error()));
         };
         let slots = request.tp_frame_nr;
-        let merger = (!options.bypass).then(|| {
-            Box::new(Merger { headers: [None; BURST], payload: Vec::with_capacity(options.room), mtu: 0 })
-        });
+        let merger = (!options.bypass)
+            .then(|| Box::new(Merger { headers: [None; BURST], payload: Vec::with_capacity(options.room), mtu: 0 }));
         let mut socket = Self {
             fd,
             ring,
