@@ -187,7 +187,10 @@ impl Plane {
                 return (sent == Sent::Violates).then_some(Violation::Destination);
             }
             None => {
-                self.lose(path, held, hop, clean.packet(), DropReason::Violation);
+                let packet = clean.packet();
+                let is_inside = self.frames.arena().geometry().contains(packet.frame, packet.offset, packet.len);
+                let packet = if is_inside { packet } else { self.as_received(packet.frame) };
+                self.lose(path, held, hop, packet, DropReason::Violation);
                 return Some(Violation::Descriptor);
             }
         }
@@ -304,8 +307,8 @@ impl Plane {
         taken
     }
 
-    /// The packet of a frame whose place in it went with its NF, to be shown: as a port received it,
-    /// if no NF has moved it, and as long as its headers say. Empty if nothing looks.
+    /// The packet of a frame whose place in it is lost, to be shown: as a port received it, if no NF
+    /// has moved it, and as long as its headers say. Empty if nothing looks.
     fn as_received(&self, frame: u32) -> Packet {
         if self.observers.is_none() {
             return Packet { frame, offset: 0, len: 0 };
