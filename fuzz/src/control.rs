@@ -123,6 +123,11 @@ impl Backend for Nobody {
         nothing()
     }
 
+    fn why(&self, request: &model::WhyRequest) -> Result<model::Why, ApiError> {
+        again(request);
+        nothing()
+    }
+
     fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError> {
         again(request);
         if !request.filter.is_empty()

@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
-    TraceRequest, Upgrade, Upgraded,
+    TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
@@ -285,6 +285,11 @@ impl Client {
     /// Traces packets.
     pub fn trace(&mut self, request: &TraceRequest) -> Result<Trace, ClientError> {
         self.post("/v1/trace", request)
+    }
+
+    /// What a packet would meet if it came now.
+    pub fn why(&mut self, request: &WhyRequest) -> Result<Why, ClientError> {
+        self.post("/v1/why", request)
     }
 
     /// Captures packets. `take` gets the pcapng in pieces as they come, and an empty one after a

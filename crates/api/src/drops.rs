@@ -156,7 +156,28 @@ pub enum PortDrop: u8 {
 }
 }
 
-fn all() -> impl Iterator<Item = &'static ReasonText> {
+impl ReasonText {
+    /// What an operator does about it, for a terminal: without links.
+    pub fn advice(&self) -> String {
+        let (mut text, mut rest) = (String::new(), self.remedy);
+        // A link is `[words](target)`.
+        while let Some((before, link)) = rest.split_once("](") {
+            let (lead, words) = before.rsplit_once('[').unwrap_or((before, ""));
+            text += lead;
+            text += words;
+            rest = link.split_once(')').map_or("", |(_, after)| after);
+        }
+        text + rest
+    }
+}
+
+/// The reason with this name, if there is one.
+pub fn find(name: &str) -> Option<&'static ReasonText> {
+    all().find(|reason| reason.name == name)
+}
+
+/// All reasons: of chains, of packet threads before a chain, and of ports.
+pub fn all() -> impl Iterator<Item = &'static ReasonText> {
     [DropReason::REASONS, Refusal::REASONS, PortDrop::REASONS].into_iter().flatten()
 }
 
@@ -198,6 +219,16 @@ mod tests {
             (DropReason::NoFrame.name(), Refusal::NoneIdle.name(), PortDrop::Oversize.name()),
             ("no_frame", "none_idle", "oversize")
         );
+    }
+
+    #[test]
+    fn advice_has_the_words_of_links_and_no_targets() {
+        let advice = |name: &str| find(name).unwrap().advice();
+        assert_eq!(advice("port_tx"), "As for `tx_full`.");
+        assert_eq!(advice("mtu"), "Make MTUs equal.");
+        assert!(advice("violation").ends_with("memory error in the NF. After too many it is stopped."), "{}", advice("violation"));
+        assert!(advice("no_frame").contains("(`[memory] tenants = { NAME = N }`); `sluice tenant list`"), "{}", advice("no_frame"));
+        assert!(find("none").is_none());
     }
 
     #[test]

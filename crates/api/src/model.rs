@@ -7,6 +7,7 @@
 
 mod nf;
 mod packet;
+mod why;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,7 @@ use crate::drops::{self, PortDrop};
 
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
+pub use why::{Fate, FlowEntry, MAX_DIGITS, Why, WhyNot, WhyRequest};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_api::DEFAULT_SOCKET;
 use sluice_api::config::{OnFailure, Run};
 use sluice_api::model::EventKind;
+use sluice_api::{drops, nearest};
 use sluice_cli::lab::LabCommand;
 use sluice_cli::usage::{Json, seconds};
 
@@ -133,6 +134,29 @@ Examples:
   sluice trace --chain web --count 3    three packets of one chain
   sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule")]
     Trace(TraceArgs),
+    /// Show what is dropped: each reason with its rate, where, a packet, and what to do about it
+    #[command(after_help = "\
+Examples:
+  sluice drops                            what is dropped within two seconds
+  sluice drops --chain web --seconds 60   of one chain, within a minute
+  sluice drops --reason no_rule --watch   one reason, again and again, until Ctrl-C
+  sluice drops --json | jq '.reasons[] | {reason, per_s}'
+
+A packet is shown of what is dropped meanwhile: its headers, its chain and path, and the NF or the port where it was dropped. The line of
+headers can be given to `sluice why`.")]
+    Drops(DropsArgs),
+    /// Say what a packet would meet: rule, chain, path, and what would drop or hold it now
+    #[command(after_help = "\
+Examples:
+  sluice why 'tcp 10.0.0.1:1234 > 10.0.1.2:80 on lan'
+  sluice why udp [2001:db8::1]:53 to [2001:db8::2]:99 --port lan
+  sluice why 'vlan 5 icmp 10.0.0.1 > 10.0.1.2 dscp 46 bytes 1400 on lan'
+  sluice why --port lan 0200000000010200000000020800450000280000000040060000
+  sluice why --port lan --pcap drops.pcapng --number 3
+
+Without a packet: the packet thread that would receive it is asked, and nothing is counted or kept. What happens behind the entry is not
+foreseen, as an NF's verdict.")]
+    Why(WhyArgs),
     /// Capture packets at hops of their way: pcapng, for Wireshark and others
     #[command(after_help = "\
 Examples:
@@ -572,6 +596,44 @@ pub struct TraceArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct DropsArgs {
+    /// Only packets of this chain
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only this reason, such as no_rule
+    #[arg(long, value_name = "NAME", value_parser = reason)]
+    pub reason: Option<String>,
+    /// How long to look, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Print repeatedly
+    #[arg(long)]
+    pub watch: bool,
+    /// Print JSON: with --watch one object to a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// Its headers in words, or its bytes from the Ethernet header on as hexadecimal digits
+    #[arg(required_unless_present = "pcap")]
+    pub packet: Vec<String>,
+    /// The port where it comes in, if the packet does not name it
+    #[arg(long)]
+    pub port: Option<String>,
+    /// Take it from a capture file: pcap or pcapng
+    #[arg(long, value_name = "FILE", conflicts_with = "packet")]
+    pub pcap: Option<PathBuf>,
+    /// Which packet of the file
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub number: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct CaptureArgs {
     /// The file to write; - is standard output
     #[arg(long, short, value_name = "FILE")]
@@ -594,6 +656,10 @@ pub struct CaptureArgs {
     /// Of this many packets in each packet thread capture one, before the filter
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub sample: u32,
+    /// Most packets of each kind in each packet thread, before the filter: of one hop, one chain and
+    /// one drop reason
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub each: Option<u32>,
     /// Most bytes of a packet
     #[arg(long, short, value_name = "BYTES", default_value_t = u16::MAX, value_parser = clap::value_parser!(u16).range(1..))]
     pub snaplen: u16,
@@ -631,6 +697,14 @@ pub struct Stop {
     /// How long to wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds, conflicts_with = "no_wait")]
     pub timeout: f64,
+}
+
+fn reason(text: &str) -> Result<String, String> {
+    let known: Vec<&str> = drops::all().map(|reason| reason.name).collect();
+    match drops::find(text) {
+        Some(_) => Ok(text.into()),
+        None => Err(format!("nothing is dropped for that; {}", nearest::hint(text, &known))),
+    }
 }
 
 fn kind(text: &str) -> Result<EventKind, String> {

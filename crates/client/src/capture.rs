@@ -45,6 +45,7 @@ pub fn run(client: &mut Client, args: CaptureArgs, out: &mut dyn Write) -> anyho
         count: args.count,
         duration_ms: args.seconds.map(|seconds| (seconds * 1e3) as u64),
         sample: args.sample,
+        each: args.each,
         snaplen: args.snaplen,
     };
     let output = if is_stdout { Output::Pipe(out) } else { Output::File(args.write, None) };

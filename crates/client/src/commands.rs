@@ -17,7 +17,7 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::{capture, doctor, init, man, other, replay, show, top, values};
+use crate::{capture, doctor, drops, init, man, other, replay, show, top, values, why};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -45,6 +45,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Stats(args) => stats(&mut client()?, &args, out),
         Command::Apply(args) => apply(&mut client()?, &args, out),
         Command::Trace(args) => trace(&mut client()?, args, out),
+        Command::Drops(args) => drops::run(&mut client()?, &args, out),
+        Command::Why(args) => why::run(&mut client()?, &args, out),
         Command::Capture(args) => capture::run(&mut client()?, args, out),
         Command::Replay(args) => replay::run(&args, out),
         Command::Extcap(args) => capture::extcap(&mut client()?, args, out),

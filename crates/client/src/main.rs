@@ -9,7 +9,9 @@ mod commands;
 mod doctor;
 #[cfg(test)]
 mod documents;
+mod drops;
 mod filter;
+mod header;
 mod init;
 mod man;
 mod other;
@@ -20,6 +22,7 @@ mod show;
 mod skip;
 mod top;
 mod values;
+mod why;
 
 use std::process::ExitCode;
 

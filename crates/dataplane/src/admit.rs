@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, flags};
 
-use crate::capture::Sight;
+use crate::capture::{DropPlace, Sight};
 use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
 use crate::frame::{self, CopyPlace, Held, Packet, SAMPLED, TRACED, URGENT, owner};
@@ -26,6 +26,36 @@ const LIMITED_EVERY: u32 = 16;
 /// packet thread that there is, and the part of the frames left that all threads let in together. A
 /// count reads what each thread writes, so the more threads there are, the more seldom it is made.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
+
+/// What keeps packets out of a path that goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Its chain has just changed, and packets of the former one are inside.
+    Former,
+    /// Its chain's rate limit.
+    Limit,
+    /// This NF is throttled: its queue is long.
+    Throttled(u16),
+    /// This NF has no room.
+    Full(u16),
+    /// This NF is gone, and the path has not ended yet.
+    Gone(u16),
+    /// There are no frames left for its chain.
+    Frames,
+    /// A port that its NFs, which run in this thread, send to takes no more.
+    Port,
+}
+
+impl Obstacle {
+    /// Why a packet is dropped that does not wait; `None` if it waits in any case.
+    pub fn reason(self) -> Option<DropReason> {
+        match self {
+            Self::Former => None,
+            Self::Limit => Some(DropReason::Policed),
+            _ => Some(DropReason::Entry),
+        }
+    }
+}
 
 /// A number below `n` without a pattern as `seed` grows. `n` is above 0.
 fn any_of(seed: u64, n: usize) -> u64 {
@@ -46,13 +76,7 @@ impl Plane {
     /// How many of `n` packets a path admits: every NF of it has room. 0 while an NF is throttled.
     #[inline]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
-        if path.hops.first().is_none_or(|hop| self.runs_inline(hop.nf)) && self.is_held_up(path) {
-            return 0;
-        }
-        let throttled = |end: &NfEnd| end.handle.gate.throttled.load(Ordering::Relaxed);
-        if self.settings.backpressure
-            && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end)))
-        {
+        if self.awaits_port(path) || self.throttling(path).is_some() {
             return 0;
         }
         let n = match self.rooms.get_mut(usize::from(path.chain.number)) {
@@ -64,6 +88,56 @@ impl Plane {
             _ => self.look_for_frames(path, n),
         };
         if n == 0 { 0 } else { self.admit_inside(path, n) }
+    }
+
+    /// Whether a full buffer of a port is all that holds a path's packets back.
+    #[inline(always)]
+    fn awaits_port(&self, path: &Path) -> bool {
+        path.hops.first().is_none_or(|hop| self.runs_inline(hop.nf)) && self.is_held_up(path)
+    }
+
+    /// An NF of a path that is throttled, if there is one.
+    #[inline(always)]
+    fn throttling(&self, path: &Path) -> Option<u16> {
+        let throttled = |end: &NfEnd| end.handle.gate.throttled.load(Ordering::Relaxed);
+        let is_it = |nf: &u16| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end));
+        if self.settings.backpressure { path.nfs.iter().copied().find(is_it) } else { None }
+    }
+
+    /// What would keep a packet of a path out now, if anything would: [`Plane::admit`] is asked, and
+    /// nothing is let in.
+    #[cold]
+    pub fn obstacle(&mut self, path: &Path) -> Option<Obstacle> {
+        if !self.changed.is_empty() && self.awaits_former(&path.chain) {
+            return Some(Obstacle::Former);
+        }
+        let is_within = path.chain.police.as_ref().is_none_or(|bucket| {
+            let taken = bucket.take(self.now_ns, 1);
+            bucket.give_back(taken);
+            taken > 0
+        });
+        if !is_within {
+            return Some(Obstacle::Limit);
+        }
+        if self.admit(path, 1) > 0 {
+            self.release_from(path, 0, 1);
+            return None;
+        }
+        if self.awaits_port(path) {
+            return Some(Obstacle::Port);
+        }
+        if let Some(nf) = self.throttling(path) {
+            return Some(Obstacle::Throttled(nf));
+        }
+        if self.look_for_frames(path, 1) == 0 {
+            return Some(Obstacle::Frames);
+        }
+        let end = |nf: u16| self.nfs.get(usize::from(nf)).and_then(Option::as_ref);
+        let gone = path.nfs.iter().copied().find(|nf| !end(*nf).is_some_and(NfEnd::is_there));
+        let full = || path.nfs.iter().copied().find(|nf| end(*nf).is_some_and(|end| end.handle.room() == 0));
+        // Without backpressure only the ring of the first NF counts.
+        let first = || path.hops.first().map_or(Obstacle::Frames, |hop| Obstacle::Full(hop.nf));
+        Some(gone.map(Obstacle::Gone).or_else(|| full().map(Obstacle::Full)).unwrap_or_else(first))
     }
 
     /// How many of `n` packets of a chain there are frames for. In every arena of the path, a chain
@@ -257,7 +331,7 @@ impl Plane {
         self.frames.count_starved(memory, packets.len());
         self.release_from(path, 0, packets.len() as u32);
         self.counters(path).drops[DropReason::NoFrame as usize].add(packets.len() as u64);
-        self.show(&Sight::lost(path, DropReason::NoFrame), packets);
+        self.show(&Sight::lost(path, DropReason::NoFrame, DropPlace::hop(path, 0)), packets);
         packets.iter().for_each(|packet| self.discard(packet.frame));
     }
 

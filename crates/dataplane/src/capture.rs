@@ -36,25 +36,46 @@ pub enum Point {
 }
 
 impl Point {
-    /// Its kind and its number.
-    fn bits(self) -> (u8, u16) {
-        match self {
-            Self::ToNf(number) => (0, number),
-            Self::FromNf(number) => (1, number),
-            Self::Received(number) => (2, number),
-            Self::Sent(number) => (3, number),
-            Self::Dropped => (4, 0),
+    /// Its kind and its number, with the place if packets are dropped there.
+    fn bits(self, place: Option<DropPlace>) -> (u8, u16) {
+        match (self, place) {
+            (Self::ToNf(number), _) => (0, number),
+            (Self::FromNf(number), _) => (1, number),
+            (Self::Received(number), _) => (2, number),
+            (Self::Sent(number), _) => (3, number),
+            (Self::Dropped, None) => (4, 0),
+            (Self::Dropped, Some(DropPlace::Nf(number))) => (5, number),
+            (Self::Dropped, Some(DropPlace::Port(number))) => (6, number),
         }
     }
 
-    fn from_bits(kind: u8, number: u16) -> Self {
+    fn from_bits(kind: u8, number: u16) -> (Self, Option<DropPlace>) {
         match kind {
-            0 => Self::ToNf(number),
-            1 => Self::FromNf(number),
-            2 => Self::Received(number),
-            3 => Self::Sent(number),
-            _ => Self::Dropped,
+            0 => (Self::ToNf(number), None),
+            1 => (Self::FromNf(number), None),
+            2 => (Self::Received(number), None),
+            3 => (Self::Sent(number), None),
+            5 => (Self::Dropped, Some(DropPlace::Nf(number))),
+            6 => (Self::Dropped, Some(DropPlace::Port(number))),
+            _ => (Self::Dropped, None),
         }
+    }
+}
+
+/// The place where packets are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DropPlace {
+    /// At this NF: it had them, or was to get them.
+    Nf(u16),
+    /// At this port: they came in there and have no path, or were to leave there.
+    Port(u16),
+}
+
+impl DropPlace {
+    /// A hop of a path; none behind the last one.
+    #[inline(always)]
+    pub fn hop(path: &Path, hop: usize) -> Option<Self> {
+        path.hops.get(hop).map(|hop| Self::Nf(hop.nf))
     }
 }
 
@@ -65,13 +86,13 @@ pub enum LossReason {
     Chain(DropReason),
     /// Before it had a path.
     Entry(Refusal),
-    /// Its port did not accept it in time, after it had left its chain.
-    Unsent,
+    /// By a port, before it was received or after it had left its chain.
+    Port(PortDrop),
 }
 
-/// First code of a [`Refusal`].
+/// First codes of a [`Refusal`] and of a [`PortDrop`].
 const REFUSALS: u8 = 64;
-const UNSENT: u8 = u8::MAX;
+const PORT_DROPS: u8 = 128;
 
 impl LossReason {
     /// Its name in statistics and metrics.
@@ -79,7 +100,7 @@ impl LossReason {
         match self {
             Self::Chain(why) => why.name(),
             Self::Entry(why) => why.name(),
-            Self::Unsent => PortDrop::Untaken.name(),
+            Self::Port(why) => why.name(),
         }
     }
 
@@ -88,13 +109,13 @@ impl LossReason {
         match self {
             Self::Chain(why) => why as u8 + 1,
             Self::Entry(why) => why as u8 + REFUSALS,
-            Self::Unsent => UNSENT,
+            Self::Port(why) => why as u8 + PORT_DROPS,
         }
     }
 
     fn from_code(code: u8) -> Option<Self> {
         match code {
-            UNSENT => Some(Self::Unsent),
+            code if code >= PORT_DROPS => PortDrop::ALL.get(usize::from(code - PORT_DROPS)).copied().map(Self::Port),
             code if code >= REFUSALS => Refusal::ALL.get(usize::from(code - REFUSALS)).copied().map(Self::Entry),
             code => DropReason::ALL.get(usize::from(code).checked_sub(1)?).copied().map(Self::Chain),
         }
@@ -113,6 +134,12 @@ impl From<Refusal> for LossReason {
     }
 }
 
+impl From<PortDrop> for LossReason {
+    fn from(why: PortDrop) -> Self {
+        Self::Port(why)
+    }
+}
+
 /// The point at which packets are, and what is known of them there.
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
@@ -120,6 +147,8 @@ pub struct Sight<'a> {
     pub point: Point,
     /// Why they are dropped, if they are.
     pub why: Option<LossReason>,
+    /// Where they are dropped, if they are and that is known.
+    pub place: Option<DropPlace>,
     /// Number of their chain, if it is known.
     pub chain: Option<u16>,
     /// The hops of their path; none if they have none.
@@ -130,19 +159,19 @@ impl<'a> Sight<'a> {
     /// Packets of a path.
     #[inline(always)]
     pub fn on(path: &'a Path, point: Point) -> Self {
-        Self { point, why: None, chain: Some(path.chain.number), hops: &path.hops }
+        Self { point, why: None, place: None, chain: Some(path.chain.number), hops: &path.hops }
     }
 
     /// Packets of a path that are dropped.
     #[inline(always)]
-    pub fn lost(path: &'a Path, why: DropReason) -> Self {
-        Self { why: Some(why.into()), ..Self::on(path, Point::Dropped) }
+    pub fn lost(path: &'a Path, why: DropReason, place: Option<DropPlace>) -> Self {
+        Self { why: Some(why.into()), place, ..Self::on(path, Point::Dropped) }
     }
 
-    /// Packets without a path that are dropped.
+    /// Packets without a path that a port drops.
     #[inline(always)]
-    pub fn refused(chain: Option<u16>, why: LossReason) -> Self {
-        Self { point: Point::Dropped, why: Some(why), chain, hops: &[] }
+    pub fn refused(chain: Option<u16>, why: LossReason, port: u16) -> Self {
+        Self { point: Point::Dropped, why: Some(why), place: Some(DropPlace::Port(port)), chain, hops: &[] }
     }
 }
 
@@ -155,6 +184,8 @@ pub struct CaptureScope {
     pub points: Vec<Point>,
     /// Of this many packets of each thread one is copied.
     pub every: u32,
+    /// Most packets of each point, chain and reason that a thread copies; none: all.
+    pub each: Option<u32>,
     /// Most bytes that are copied of a packet.
     pub snap: u16,
 }
@@ -207,6 +238,47 @@ impl Buffer {
     }
 }
 
+/// Packets that a tap has copied, by what was known of them: point, place, chain and reason. A hash
+/// table that never grows; what finds no slot near its own is not copied.
+#[derive(Debug)]
+struct SightCounts {
+    most: u32,
+    /// A sight in bits and its packets; 0 packets: free.
+    slots: Box<[(u64, u32)]>,
+}
+
+/// Sights that are counted. A power of two.
+const SIGHTS: usize = 1024;
+/// Slots that a sight may have.
+const PROBES: usize = 16;
+
+impl SightCounts {
+    fn new(most: u32) -> Self {
+        Self { most, slots: vec![(0, 0); SIGHTS].into() }
+    }
+
+    /// Counts a packet, unless there are as many of its sight as are wanted.
+    fn count(&mut self, sight: &Sight<'_>) -> bool {
+        let (kind, number) = sight.point.bits(sight.place);
+        let why = sight.why.map_or(0, LossReason::code);
+        let chain = sight.chain.unwrap_or(NO_CHAIN);
+        let bits = u64::from(kind) | u64::from(why) << 8 | u64::from(number) << 16 | u64::from(chain) << 32;
+        let first = (bits.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        for slot in first..first + PROBES {
+            let (known, packets) = &mut self.slots[slot % SIGHTS];
+            if *packets == 0 {
+                *known = bits;
+            }
+            if *known == bits {
+                let is_wanted = *packets < self.most;
+                *packets += u32::from(is_wanted);
+                return is_wanted;
+            }
+        }
+        false
+    }
+}
+
 /// The capture of one packet thread: copies packets, and never waits.
 #[derive(Debug)]
 pub struct Tap {
@@ -219,6 +291,8 @@ pub struct Tap {
     skip: u32,
     /// Packets missed since the last one that was copied.
     missed: u32,
+    /// What has been copied, if that is bounded.
+    counts: Option<SightCounts>,
     scratch: Box<[u8]>,
 }
 
@@ -236,7 +310,8 @@ pub fn pair(request: &Arc<CaptureScope>, words: usize) -> (Tap, CaptureReader) {
     });
     // Whole words.
     let scratch = vec![0; usize::from(request.snap).next_multiple_of(8)].into();
-    let tap = Tap { request: request.clone(), buffer: buffer.clone(), written: 0, read: 0, skip: 0, missed: 0, scratch };
+    let (request, counts) = (request.clone(), request.each.map(SightCounts::new));
+    let tap = Tap { request, buffer: buffer.clone(), written: 0, read: 0, skip: 0, missed: 0, counts, scratch };
     (tap, CaptureReader { buffer, read: 0, written: 0 })
 }
 
@@ -257,22 +332,42 @@ impl Tap {
             return;
         }
         for packet in packets {
-            if self.skip > 0 {
-                self.skip -= 1;
-                continue;
+            if self.takes(sight) {
+                let Packet { frame, offset, len } = packet.packet();
+                // An NF may have returned it with any offset and length.
+                let len = if arena.geometry().contains(frame, offset, len) { len } else { 0 };
+                // It lies in its frame, as was checked.
+                self.copy(at_ns, sight, len, len.into(), |bytes| {
+                    arena.read(frame, offset, bytes);
+                });
             }
-            self.skip = self.request.every.saturating_sub(1);
-            self.copy(arena, at_ns, sight, packet.packet());
         }
         // Release: the words of the records come before the cursor that shows them.
         self.buffer.written.0.store(self.written, Ordering::Release);
     }
 
-    fn copy(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packet: Packet) {
-        let Packet { frame, offset, len } = packet;
-        // An NF may have returned it with any offset and length.
-        let len = if arena.geometry().contains(frame, offset, len) { len } else { 0 };
-        let caught = usize::from(len.min(self.request.snap));
+    /// As [`Tap::show`] for a packet of `len` bytes that lies in no frame, of which these are first.
+    pub fn show_bytes(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, bytes: &[u8]) {
+        if self.request.covers(sight) && self.takes(sight) {
+            self.copy(at_ns, sight, len, bytes.len(), |to| to.copy_from_slice(&bytes[..to.len()]));
+            // Release: as above.
+            self.buffer.written.0.store(self.written, Ordering::Release);
+        }
+    }
+
+    /// Whether the next packet is copied.
+    fn takes(&mut self, sight: &Sight<'_>) -> bool {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        self.skip = self.request.every.saturating_sub(1);
+        self.counts.as_mut().is_none_or(|counts| counts.count(sight))
+    }
+
+    /// Copies a packet of `len` bytes, of which `have` can be read.
+    fn copy(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, have: usize, read: impl FnOnce(&mut [u8])) {
+        let caught = have.min(len.min(self.request.snap).into());
         let hops = sight.hops.len().min(usize::from(u8::MAX));
         let words = HEAD + words_of(hops, caught);
         if !self.has_room(words) {
@@ -280,7 +375,7 @@ impl Tap {
             self.buffer.missed.add(1);
             return;
         }
-        let (kind, number) = sight.point.bits();
+        let (kind, number) = sight.point.bits(sight.place);
         let why = sight.why.map_or(0, LossReason::code);
         let chain = sight.chain.unwrap_or(NO_CHAIN);
         let missed = std::mem::take(&mut self.missed);
@@ -295,8 +390,8 @@ impl Tap {
         for (to, four) in path.iter().zip(sight.hops[..hops].chunks(4)) {
             put(to, four.iter().rev().fold(0, |word, hop| word << 16 | u64::from(hop.nf)));
         }
-        // It lies in its frame, as was checked above. What is behind it in its last word is old.
-        arena.read(frame, offset, &mut self.scratch[..caught]);
+        // What is behind it in its last word is old.
+        read(&mut self.scratch[..caught]);
         let (eights, _) = self.scratch.as_chunks();
         content.iter().zip(eights).for_each(|(to, eight)| put(to, u64::from_le_bytes(*eight)));
         self.written += words;
@@ -319,6 +414,8 @@ pub struct Sighting {
     pub point: Point,
     /// Why it was dropped, if it was.
     pub why: Option<LossReason>,
+    /// Where it was dropped, if it was and that is known.
+    pub place: Option<DropPlace>,
     /// Number of its chain, if it was known.
     pub chain: Option<u16>,
     /// Numbers of the NFs of its path; none if it had none.
@@ -342,7 +439,7 @@ pub struct CapturedPacket {
 
 impl Default for CapturedPacket {
     fn default() -> Self {
-        let sighting = Sighting { point: Point::Dropped, why: None, chain: None, path: Vec::new() };
+        let sighting = Sighting { point: Point::Dropped, why: None, place: None, chain: None, path: Vec::new() };
         Self { at_ns: 0, sighting, missed: 0, len: 0, bytes: Vec::new() }
     }
 }
@@ -372,12 +469,12 @@ impl CaptureReader {
         let Some(at_ns) = self.next_ns() else { return false };
         let head = self.buffer.record(self.read, HEAD);
         let (second, third) = (head[1].load(Ordering::Relaxed), head[2].load(Ordering::Relaxed));
-        let point = Point::from_bits((second >> 48) as u8, (second >> 32) as u16);
+        let (point, place) = Point::from_bits((second >> 48) as u8, (second >> 32) as u16);
         record.at_ns = at_ns;
         record.len = second as u16;
         record.missed = third as u32;
         let chain = (third >> 32) as u16;
-        record.sighting.point = point;
+        (record.sighting.point, record.sighting.place) = (point, place);
         record.sighting.why = LossReason::from_code((second >> 56) as u8);
         record.sighting.chain = (chain != NO_CHAIN).then_some(chain);
         let (hops, caught) = (usize::from((third >> 48) as u8), usize::from((second >> 16) as u16));
@@ -407,6 +504,8 @@ impl CaptureReader {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use sluice_shm::arena::{Geometry, HEADROOM};
 
     use super::*;
@@ -425,7 +524,7 @@ mod tests {
     }
 
     fn request(snap: u16) -> CaptureScope {
-        CaptureScope { chain: None, points: Vec::new(), every: 1, snap }
+        CaptureScope { chain: None, points: Vec::new(), every: 1, each: None, snap }
     }
 
     fn taken(reader: &mut CaptureReader) -> Vec<CapturedPacket> {
@@ -434,18 +533,21 @@ mod tests {
     }
 
     fn at(point: Point) -> Sight<'static> {
-        Sight { point, why: None, chain: Some(3), hops: &[] }
+        Sight { point, why: None, place: None, chain: Some(3), hops: &[] }
     }
 
     #[test]
     fn every_point_and_reason_comes_back_from_its_bits() {
         for point in [Point::ToNf(7), Point::FromNf(u16::MAX), Point::Received(0), Point::Sent(258), Point::Dropped] {
-            let (kind, number) = point.bits();
-            assert_eq!(Point::from_bits(kind, number), point);
+            let (kind, number) = point.bits(None);
+            assert_eq!(Point::from_bits(kind, number), (point, None));
         }
-        let all =
-            DropReason::ALL.map(LossReason::from).into_iter().chain(Refusal::ALL.map(LossReason::from)).chain([LossReason::Unsent]);
-        for why in all {
+        for place in [DropPlace::Nf(0), DropPlace::Nf(u16::MAX), DropPlace::Port(7)] {
+            let (kind, number) = Point::Dropped.bits(Some(place));
+            assert_eq!(Point::from_bits(kind, number), (Point::Dropped, Some(place)));
+        }
+        let before = DropReason::ALL.map(LossReason::from).into_iter().chain(Refusal::ALL.map(LossReason::from));
+        for why in before.chain(PortDrop::ALL.map(LossReason::from)) {
             assert_eq!(LossReason::from_code(why.code()), Some(why));
         }
         assert_eq!(LossReason::from_code(0), None);
@@ -461,10 +563,10 @@ mod tests {
             let (packet, bytes) = packet(&arena, u32::from(len) % 64, len);
             let hops = &hops[..usize::from(len) % 10];
             let why = (len % 2 == 0).then_some(LossReason::Entry(Refusal::NoneIdle));
-            let sight = Sight { point: Point::FromNf(len), why, chain: (len % 3 > 0).then_some(len), hops };
+            let sight = Sight { point: Point::FromNf(len), why, place: None, chain: (len % 3 > 0).then_some(len), hops };
             tap.show(&arena, 1 << 40 | u64::from(len), &sight, &[packet]);
             let path = hops.iter().map(|hop| hop.nf).collect();
-            let sighting = Sighting { point: Point::FromNf(len), why, chain: sight.chain, path };
+            let sighting = Sighting { point: Point::FromNf(len), why, place: None, chain: sight.chain, path };
             let bytes = bytes[..bytes.len().min(100)].to_vec();
             assert_eq!(taken(&mut reader), [CapturedPacket { at_ns: 1 << 40 | u64::from(len), sighting, missed: 0, len, bytes }]);
         }
@@ -503,6 +605,40 @@ mod tests {
         let unknown = Sight { chain: None, ..at(Point::Received(0)) };
         assert_eq!(seen(CaptureScope { chain: Some(3), ..request(64) }, &unknown), 0);
         assert_eq!(seen(CaptureScope { every: 4, ..request(64) }, &at(Point::Sent(0))), 2);
+    }
+
+    #[test]
+    fn of_each_sight_there_are_as_many_as_were_asked_for() {
+        let arena = arena();
+        let (packet, _) = packet(&arena, 0, 60);
+        let (mut tap, mut reader) = pair(&Arc::new(CaptureScope { each: Some(2), ..request(64) }), 1 << 14);
+        let lost = |why: LossReason, port: u16| Sight::refused(None, why, port);
+        // A flood of one kind hides no other.
+        for port in 0..3 {
+            tap.show(&arena, 1, &lost(Refusal::NoRule.into(), port), &[packet; 32]);
+            tap.show(&arena, 2, &lost(Refusal::NfDown.into(), port), &[packet]);
+        }
+        tap.show(&arena, 3, &lost(Refusal::NoRule.into(), 0), &[packet; 32]);
+        let mut seen = HashMap::new();
+        for record in taken(&mut reader) {
+            *seen.entry((record.sighting.why.unwrap().name(), record.sighting.place.unwrap())).or_insert(0) += 1;
+        }
+        assert_eq!((seen.len(), reader.missed()), (6, 0), "{seen:?}");
+        assert!(seen.iter().all(|((why, _), n)| *n == if *why == "no_rule" { 2 } else { 1 }), "{seen:?}");
+        // However many kinds there are, the table stays as it is.
+        (0..u16::MAX).for_each(|port| tap.show(&arena, 4, &lost(Refusal::NoPath.into(), port), &[packet]));
+        assert!((SIGHTS / 2..=SIGHTS).contains(&taken(&mut reader).len()));
+    }
+
+    #[test]
+    fn bytes_that_lie_in_no_frame_are_shown_as_far_as_there_are_any() {
+        let (mut tap, mut reader) = pair(&Arc::new(request(100)), 1024);
+        let sight = Sight::refused(None, PortDrop::Mtu.into(), 7);
+        for (len, have) in [(1600, 128), (60, 60), (90, 0), (0, 5)] {
+            tap.show_bytes(9, &sight, len, &vec![len as u8; have]);
+        }
+        let seen: Vec<_> = taken(&mut reader).into_iter().map(|record| (record.len, record.bytes)).collect();
+        assert_eq!(seen, [(1600, vec![64; 100]), (60, vec![60; 60]), (90, vec![]), (0, vec![])]);
     }
 
     #[test]

@@ -25,10 +25,10 @@ use sluice_ownership::in_hand;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 
-use crate::capture::{Point, Sight};
+use crate::capture::{DropPlace, Point, Sight};
 use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
-use crate::classify::key::FlowKey;
+use crate::classify::key::{self, FlowKey, LONG};
 use crate::end::{Drain, Starts};
 use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, StopReason, Violation};
@@ -187,7 +187,10 @@ impl Plane {
                 return (sent == Sent::Violates).then_some(Violation::Destination);
             }
             None => {
-                self.lose(path, held, hop, clean.packet(), DropReason::Violation);
+                let packet = clean.packet();
+                let is_inside = self.frames.arena().geometry().contains(packet.frame, packet.offset, packet.len);
+                let packet = if is_inside { packet } else { self.as_received(packet.frame) };
+                self.lose(path, held, hop, packet, DropReason::Violation);
                 return Some(Violation::Descriptor);
             }
         }
@@ -230,7 +233,7 @@ impl Plane {
 
     pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, packet: Packet, why: DropReason) {
         self.tell(packet.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
-        self.show(&Sight::lost(path, why), &[packet]);
+        self.show(&Sight::lost(path, why, DropPlace::hop(path, hop)), &[packet]);
         self.release_from(path, hop, 1);
         self.counters(path).drops[why as usize].add(1);
         self.discard(packet.frame);
@@ -289,8 +292,10 @@ impl Plane {
             left -= 1;
             taken += 1;
             match registry.get(held.path) {
-                // Where in the frame it lay went with the NF.
-                Some(path) => self.lose(path, held, held.hop as usize, Packet { frame, offset: 0, len: 0 }, DropReason::NfDied),
+                Some(path) => {
+                    let packet = self.as_received(frame);
+                    self.lose(path, held, held.hop as usize, packet, DropReason::NfDied);
+                }
                 // Impossible, as in `take`.
                 None => {
                     debug_assert!(false, "frame {frame} names path {}, which is not there", held.path);
@@ -300,6 +305,17 @@ impl Plane {
         }
         debug_assert_eq!(left, 0, "{} has fewer frames than it was given and did not return", drain.handle.name);
         taken
+    }
+
+    /// The packet of a frame whose place in it is lost, to be shown: as a port received it, if no NF
+    /// has moved it, and as long as its headers say. Empty if nothing looks.
+    fn as_received(&self, frame: u32) -> Packet {
+        if self.observers.is_none() {
+            return Packet { frame, offset: 0, len: 0 };
+        }
+        let (bytes, there) = self.head_of(Packet::fresh(frame, LONG as u16));
+        let len = key::length(&bytes[..there]).unwrap_or(0);
+        Packet::fresh(frame, u16::try_from(len).unwrap_or(0))
     }
 
     /// Passes on packets that came back from hop `hop`. `word` is the table word of each once an NF
@@ -438,7 +454,7 @@ impl Plane {
     ) {
         self.release_from(path, hop, burst.len() as u32);
         self.counters(path).drops[why as usize].add(burst.len() as u64);
-        self.show(&Sight::lost(path, why), burst);
+        self.show(&Sight::lost(path, why, DropPlace::hop(path, hop)), burst);
         for (i, descriptor) in burst.iter().enumerate() {
             let held = Held::unpack(words(i));
             self.tell(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));

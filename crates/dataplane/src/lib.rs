@@ -48,6 +48,7 @@ pub mod link;
 pub mod load;
 pub mod mark;
 pub mod observers;
+pub mod outlook;
 pub mod plane;
 pub mod port;
 pub mod pressure;

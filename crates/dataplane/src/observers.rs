@@ -29,6 +29,11 @@ impl Observers {
         Some(self.taps.swap_remove(at))
     }
 
+    /// Shows a packet of `len` bytes that lies in no frame, of which these are first.
+    pub(crate) fn show_bytes(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, bytes: &[u8]) {
+        self.taps.iter_mut().for_each(|tap| tap.show_bytes(at_ns, sight, len, bytes));
+    }
+
     /// As [`show`].
     #[cold]
     #[inline(never)]

@@ -309,7 +309,7 @@ impl Plane {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
-        self.show(&Sight::refused(chain, why), &[packet]);
+        self.show(&Sight::refused(chain, why, key.ingress()), &[packet]);
     }
 
     /// Traces a packet that is dropped at the entry, and whose key the trace covers.

@@ -55,6 +55,11 @@ pub trait Kinds: Debug + Send + Sync {
     /// The interface, device or file of a port, for messages.
     fn uses(&self, port: &Port) -> String;
 
+    /// The MTU of a port's interface, if it has one; asks the system.
+    fn mtu(&self, _port: &Port) -> Option<u32> {
+        None
+    }
+
     /// Whether two ports use the same file or device: one must close before the other opens.
     fn share(&self, a: &Port, b: &Port) -> bool;
 

@@ -2,10 +2,12 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sluice_api::drops::PortDrop;
 use sluice_api::model::PortCounts;
 use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
 use sluice_shm::histogram::Histogram;
 
 use crate::counter::Counter;
@@ -82,6 +84,8 @@ pub struct QueueCounters {
     pub oversize: Counter,
     /// Packets due at the configured rate and never made, because the queue was polled too late.
     pub skipped: Counter,
+    /// Some of the packets that it dropped by itself, while something looks.
+    pub lost_packets: LostPackets,
 }
 
 impl QueueCounters {
@@ -97,6 +101,73 @@ impl QueueCounters {
     /// Packets, and their bytes, that it accepted for sending and dropped.
     pub(crate) fn lost(&self) -> (u64, u64) {
         (self.no_link.get() + self.mtu.get(), self.lost_bytes.get())
+    }
+}
+
+/// First bytes of a packet in [`LostPackets`].
+const KEPT: usize = 128;
+/// Stands for a packet in its slot, with its length and the number of bytes that are kept.
+const PRESENT: u64 = 1 << 63;
+
+/// The first packet that a queue dropped by itself for each reason since the thread has last taken
+/// it. Nothing is kept while nothing looks. Only the queue's thread reads and writes packets.
+#[derive(Debug, Default)]
+pub struct LostPackets {
+    is_watched: AtomicBool,
+    slots: [LostSlot; PortDrop::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct LostSlot {
+    head: AtomicU64,
+    words: [AtomicU64; KEPT / 8],
+}
+
+impl LostPackets {
+    /// Sets whether packets are kept, from the next one on.
+    pub(crate) fn watch(&self, is_watched: bool) {
+        // Relaxed, here and below: only one thread uses them.
+        self.slots.iter().for_each(|slot| slot.head.store(0, Ordering::Relaxed));
+        self.is_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    /// Keeps the beginning of a packet of `len` bytes, unless there is one for this reason.
+    #[cold]
+    pub fn keep(&self, why: PortDrop, len: usize, head: &[u8]) {
+        let slot = &self.slots[why as usize];
+        if !self.is_watched.load(Ordering::Relaxed) || slot.head.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        let mut bytes = [0; KEPT];
+        let kept = head.len().min(KEPT);
+        bytes[..kept].copy_from_slice(&head[..kept]);
+        let (eights, _) = bytes.as_chunks();
+        slot.words.iter().zip(eights).for_each(|(to, eight)| to.store(u64::from_le_bytes(*eight), Ordering::Relaxed));
+        slot.head.store(PRESENT | (kept as u64) << 32 | len.min(u16::MAX.into()) as u64, Ordering::Relaxed);
+    }
+
+    /// As [`LostPackets::keep`], of a packet in a frame.
+    #[cold]
+    pub fn keep_packet(&self, why: PortDrop, arena: &Arena, packet: &Packet) {
+        let mut head = [0; KEPT];
+        let len = usize::from(packet.len).min(KEPT);
+        let there = arena.read(packet.frame, packet.offset, &mut head[..len]);
+        self.keep(why, packet.len.into(), if there { &head[..len] } else { &[] });
+    }
+
+    /// Takes the packets out: reason, length, first bytes.
+    pub(crate) fn take(&self, mut each: impl FnMut(PortDrop, u16, &[u8])) {
+        for (why, slot) in PortDrop::ALL.into_iter().zip(&self.slots) {
+            let head = slot.head.load(Ordering::Relaxed);
+            if head == 0 {
+                continue;
+            }
+            let mut bytes = [0; KEPT];
+            let (eights, _) = bytes.as_chunks_mut();
+            eights.iter_mut().zip(&slot.words).for_each(|(to, word)| *to = word.load(Ordering::Relaxed).to_le_bytes());
+            each(why, head as u16, &bytes[..usize::from((head >> 32) as u8).min(KEPT)]);
+            slot.head.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -119,5 +190,41 @@ impl TxBuffer {
     #[inline(always)]
     pub fn is_full(&self) -> bool {
         self.packets.len() + BURST > TX_BUFFER
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_shm::arena::Geometry;
+
+    use super::*;
+
+    fn taken(lost: &LostPackets) -> Vec<(PortDrop, u16, Vec<u8>)> {
+        let mut all = Vec::new();
+        lost.take(|why, len, head| all.push((why, len, head.to_vec())));
+        all
+    }
+
+    #[test]
+    fn one_packet_of_each_reason_is_kept_while_something_looks() {
+        let lost = LostPackets::default();
+        lost.keep(PortDrop::Mtu, 60, &[1; 60]);
+        assert_eq!(taken(&lost), []);
+        lost.watch(true);
+        lost.keep(PortDrop::Oversize, 70_000, &[2; 300]);
+        lost.keep(PortDrop::Oversize, 60, &[3; 60]);
+        lost.keep(PortDrop::NoLink, 9, &[]);
+        let wanted = [(PortDrop::NoLink, 9, vec![]), (PortDrop::Oversize, u16::MAX, vec![2; KEPT])];
+        assert_eq!(taken(&lost), wanted);
+        assert_eq!(taken(&lost), [], "once");
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 2, stride: 576 }, false).unwrap();
+        let packet = Packet::fresh(1, 61);
+        assert!(arena.write(1, packet.offset, &[7; 61]));
+        lost.keep_packet(PortDrop::Mtu, &arena, &packet);
+        lost.keep_packet(PortDrop::NoLink, &arena, &Packet { frame: 2, ..packet });
+        assert_eq!(taken(&lost), [(PortDrop::NoLink, 61, vec![]), (PortDrop::Mtu, 61, vec![7; 61])]);
+        lost.keep(PortDrop::Mtu, 60, &[1; 60]);
+        lost.watch(false);
+        assert_eq!(taken(&lost), [], "nothing looks any more");
     }
 }

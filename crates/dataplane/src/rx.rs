@@ -73,7 +73,7 @@ pub(crate) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
 
 /// The terms of a flow on a chain, by the rule that names the chain. If no rule chose the chain,
 /// the terms that the rules would give the flow there, or else the default.
-fn terms_of(tables: &Tables, key: &FlowKey, chain: u16, rule: Option<usize>) -> RuleTerms {
+pub(crate) fn terms_of(tables: &Tables, key: &FlowKey, chain: u16, rule: Option<usize>) -> RuleTerms {
     let rules = tables.rules.rules();
     let rule = rule.or_else(|| tables.rules.first_rule(key)).map(|rule| &rules[rule]);
     rule.filter(|rule| rule.chain == chain).map(|rule| rule.terms).unwrap_or_default()
@@ -440,8 +440,7 @@ impl Rx {
             known = None;
         }
         if let Some(known) = known
-            && known.generation == generation
-            && self.registry.holds(known.decision)
+            && self.stands(&known, generation)
         {
             if known.note != 0 {
                 self.count_noted(plane, packet, i, known);
@@ -480,9 +479,15 @@ impl Rx {
         decision
     }
 
+    /// Whether a decision about a flow still stands under a generation.
+    #[inline(always)]
+    pub(crate) fn stands(&self, known: &Known, generation: u32) -> bool {
+        known.generation == generation && self.registry.holds(known.decision)
+    }
+
     /// A chain, if steering chooses its instances.
     #[inline]
-    fn steered<'a>(&self, tables: &'a Tables, number: u16) -> Option<&'a Arc<Chain>> {
+    pub(crate) fn steered<'a>(&self, tables: &'a Tables, number: u16) -> Option<&'a Arc<Chain>> {
         let chain = tables.chains.get(usize::from(number))?.as_ref()?;
         self.instances.as_ref().is_some_and(|instances| instances.concerns(chain)).then_some(chain)
     }

@@ -166,6 +166,15 @@ pub struct Wanted {
     pub terms: RuleTerms,
 }
 
+/// An instance that a packet would get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instance {
+    /// This NF.
+    Nf(u16),
+    /// One of this service, chosen when the packet comes.
+    OneOf(u16),
+}
+
 /// A packet that came in at the entry.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
@@ -198,6 +207,13 @@ pub trait ChooseInstances: Send {
 
     /// Decides about a packet. Decisions that hold for further packets go into the flow table.
     fn decide(&mut self, asked: &SteerRequest<'_>, env: &mut Env<'_>) -> Decision;
+
+    /// The instances that [`ChooseInstances::decide`] would choose for a packet, in the order of its
+    /// path; nothing is counted or changed.
+    ///
+    /// # Errors
+    /// The decision, if there is no path.
+    fn foresee_path(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Instance>, Decision>;
 
     /// What the packet decided last waits for, if it must wait for an instance.
     fn wanted(&self) -> Wanted;

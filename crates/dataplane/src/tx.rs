@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use sluice_api::drops::PortDrop;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::Producer;
 
 use crate::batch::OwnedQueue;
-use crate::capture::{LossReason, Point, Sight};
+use crate::capture::{DropPlace, Point, Sight};
 use crate::chain::{Chain, DropReason, Path};
 use crate::counter::Counter;
 use crate::frame::Packet;
@@ -30,7 +31,7 @@ impl Plane {
                 self.show(&Sight::on(path, Point::Sent(port)), &burst[..room]);
                 if room < burst.len() {
                     counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
-                    self.show(&Sight::lost(path, DropReason::TxFull), &burst[room..]);
+                    self.show(&Sight::lost(path, DropReason::TxFull, Some(DropPlace::Port(port))), &burst[room..]);
                     for descriptor in &burst[room..] {
                         self.discard(descriptor.frame);
                     }
@@ -38,7 +39,7 @@ impl Plane {
             }
             _ => {
                 self.counters(path).drops[DropReason::NoSuchPort as usize].add(burst.len() as u64);
-                self.show(&Sight::lost(path, DropReason::NoSuchPort), burst);
+                self.show(&Sight::lost(path, DropReason::NoSuchPort, Some(DropPlace::Port(port))), burst);
                 for descriptor in burst {
                     self.discard(descriptor.frame);
                 }
@@ -106,7 +107,7 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
     counters.api.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
     if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
         counters.api.tx_drops.add((packets.len() - sent) as u64);
-        plane.show(&Sight::refused(None, LossReason::Unsent), &packets[sent..]);
+        plane.show(&Sight::refused(None, PortDrop::Untaken.into(), owned.port), &packets[sent..]);
         for packet in &packets[sent..] {
             plane.frames.free(packet.frame);
         }
@@ -127,7 +128,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
         _ => {
             // The port has no owner any more.
             plane.unsent.add(packets.len() as u64);
-            plane.show(&Sight::refused(None, LossReason::Unsent), packets);
+            plane.show(&Sight::refused(None, PortDrop::Untaken.into(), port), packets);
             packets.iter().for_each(|packet| plane.discard(packet.frame));
             packets.len()
         }

@@ -291,6 +291,9 @@ impl Worker {
         if !self.closing.is_empty() {
             self.finish_closing();
         }
+        if self.setup.plane.observers.is_some() {
+            self.show_lost();
+        }
         if let Some(chains) = self.setup.rx.chains.as_mut().filter(|chains| chains.held() > 0) {
             chains.tend(&mut self.setup.plane);
         }

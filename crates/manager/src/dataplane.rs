@@ -7,6 +7,7 @@
 
 mod division;
 mod hooks;
+mod outlook;
 
 use std::any::Any;
 use std::collections::HashMap;

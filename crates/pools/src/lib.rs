@@ -38,6 +38,7 @@ pub mod classes;
 pub mod connections;
 mod held;
 mod members;
+mod search;
 pub mod waiting;
 
 pub use members::{PoolCounters, PoolMember, PoolTable};
@@ -53,7 +54,7 @@ use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
 
-use sluice_api::config::{Isolation, OnFailure, Per, WhenEmpty};
+use sluice_api::config::{Isolation, OnFailure, Per};
 use sluice_api::protocol;
 use sluice_dataplane::chain::registry::{Course, End};
 use sluice_dataplane::chain::ways::{MAX_NFS, Ways};
@@ -66,11 +67,11 @@ use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::roles::Portion;
 use sluice_dataplane::rx::is_urgent;
-use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, SteerRequest, Wanted};
+use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, Instance, SteerRequest, Wanted};
 use sluice_policy::tcp;
 
 use classes::ClassKey;
-use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, MOST_MEMBERS, NONE};
+use connections::{Connections, FALLEN_BACK, Flow, Holding, LOST, NONE};
 use members::Members;
 use waiting::Lines;
 use waiting::Waiting;
@@ -427,65 +428,6 @@ impl PoolSteering {
         Ok((place, first))
     }
 
-    /// The pools of a chain that the connection `found` has no member of, and how each finds one.
-    fn lacking(
-        &mut self,
-        chain: &Chain,
-        found: Option<u32>,
-        asked: &SteerRequest<'_>,
-    ) -> Result<([(u16, Finds); MOST_MEMBERS], usize), Decision> {
-        let known = found.and_then(|place| self.connections.get(place));
-        // All or nothing: a waiting connection holds no member for which another waits.
-        let mut lacking = [(0u16, Finds::Idle); MOST_MEMBERS];
-        let (mut n, mut lacked) = (0, false);
-        for service in &chain.services {
-            let Some(members) = self.members(*service).filter(|members| members.table.per.is_held()) else { continue };
-            let has = known.and_then(|c| c.holding(*service)).is_some_and(|held| members.holds(held));
-            if has || lacking[..n].iter().any(|(other, _)| other == service) {
-                continue;
-            }
-            if known.is_some_and(|c| c.life.has_ended()) {
-                // A late packet takes no other member.
-                members.counters(self.thread).api.drops.add(1);
-                return Err(Decision::Drop(Refusal::NoneIdle));
-            }
-            let bypassed = members.table.members.is_empty() && chain.on_failure == OnFailure::Bypass;
-            if bypassed {
-                continue;
-            }
-            if n == MOST_MEMBERS || known.is_some_and(|c| c.member(*service).is_none() && c.room() <= n) {
-                return Err(Decision::Drop(Refusal::NoPath));
-            }
-            if let Some(slot) = members.of_class(asked) {
-                lacking[n] = (*service, Finds::Class(slot));
-                n += 1;
-                continue;
-            }
-            let others_wait = self.waiting.of(*service) > 0 && !asked.has_waited;
-            let idle = members.pool.count(State::Idle) > 0 && !others_wait;
-            lacked |= members.pool.count(State::Idle) == 0 && members.pool.count(State::Lingering) > 0;
-            if !idle {
-                members.table.lacks_one();
-            }
-            match members.table.pool.when_empty {
-                WhenEmpty::Wait if !idle => {
-                    self.lacked |= lacked;
-                    return Err(self.waits_for(*service, chain, asked));
-                }
-                WhenEmpty::Drop if !idle => {
-                    members.counters(self.thread).api.drops.add(1);
-                    self.lacked |= lacked;
-                    return Err(Decision::Drop(Refusal::NoneIdle));
-                }
-                _ => {}
-            }
-            lacking[n] = (*service, if idle { Finds::Idle } else { Finds::Nobody });
-            n += 1;
-        }
-        self.lacked |= lacked;
-        Ok((lacking, n))
-    }
-
     /// Gives a connection a member of each pool that it lacks. Returns the first pool that had an
     /// idle one.
     fn take_members(&mut self, place: u32, lacking: &[(u16, Finds)], asked: &SteerRequest<'_>, now_ns: u64) -> Option<u16> {
@@ -552,26 +494,15 @@ impl PoolSteering {
         let mut kind = PathKind::Whole;
         let hash = asked.key.symmetric_hash();
         for (i, service) in chain.services.iter().enumerate() {
-            let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
+            if let Some(members) = self.members_mut(*service).filter(|members| members.table.per == Per::RoundRobin) {
+                members.turn += 1;
+            }
+            let nf = match self.members(*service) {
                 None => shared(env.tables, *service, hash, old.and_then(|p| p.hops.get(i)).map(|hop| hop.nf), self.thread),
-                Some(members) => match members.table.per {
-                    Per::Flow | Per::Class => match self.connections.get(place).and_then(|c| c.member(*service)) {
-                        Some(FALLEN_BACK) => {
-                            members.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None, self.thread))
-                        }
-                        Some(slot) => members.nfs.get(slot as usize).and_then(Option::as_ref).map(|handle| handle.number),
-                        None => None,
-                    },
-                    Per::RoundRobin => {
-                        members.turn += 1;
-                        let all = &members.table.members;
-                        (!all.is_empty()).then(|| all[members.turn % all.len()].nf)
-                    }
-                    Per::Rss | Per::Shared => {
-                        let members = &members.table.members;
-                        (!members.is_empty()).then(|| members[hash as usize % members.len()].nf)
-                    }
-                },
+                Some(members) => {
+                    let slot = self.connections.get(place).and_then(|c| c.member(*service));
+                    self.instance(members, slot, hash, env.tables)
+                }
             };
             match nf {
                 Some(nf) if len < MAX_NFS => {
@@ -696,6 +627,10 @@ impl ChooseInstances for PoolSteering {
             members.setup.record(env.clock.now_ns().saturating_sub(asked.since_ns));
         }
         decision
+    }
+
+    fn foresee_path(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Instance>, Decision> {
+        self.foresee(asked, tables)
     }
 
     fn wanted(&self) -> Wanted {

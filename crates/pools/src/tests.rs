@@ -4,7 +4,7 @@ use sluice_policy::sched::priority::Weight;
 
 use super::waiting::LONGEST_WAIT_NS;
 use super::*;
-use sluice_api::config as model;
+use sluice_api::config::{self as model, WhenEmpty};
 use sluice_config::class::TrafficClass;
 use sluice_dataplane::assigned::Assigned;
 use sluice_dataplane::chain::{ChainCounters, Member};
@@ -129,6 +129,24 @@ impl Rig {
         };
         let decision = steering.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.of(decision.into()).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(decision)
+    }
+
+    /// What a packet of connection `n` would meet.
+    fn foresee(&self, chain: usize, n: u16) -> Result<Vec<Instance>, Decision> {
+        let key = key(n, false);
+        let asked = SteerRequest {
+            key: &key,
+            hash: self.flows.hash_of(&key),
+            chain: self.tables.chains[chain].as_ref().unwrap(),
+            flags: 0,
+            old: None,
+            has_waited: false,
+            settles: false,
+            note: 0,
+            terms: self.terms,
+            since_ns: self.clock.now_ns(),
+        };
+        self.steering.foresee_path(&asked, &self.tables)
     }
 
     /// Waits until the time for late packets is over.
@@ -317,6 +335,26 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     rig.step();
     assert_eq!(rig.packet(1, 8, true, tcp::ACK).unwrap(), [16, 16], "to its end");
     assert_eq!(rig.counters[0][0].api.fallbacks.get(), 1);
+}
+
+#[test]
+fn what_is_foreseen_is_what_is_decided_and_takes_no_member() {
+    let one_of_each = Ok(vec![Instance::OneOf(0), Instance::Nf(16), Instance::OneOf(1)]);
+    let mut rig = Rig::new(drops());
+    for n in 0..8 {
+        assert_eq!(rig.foresee(0, n), one_of_each);
+        assert_eq!(rig.count(State::Idle), 16 - 2 * u32::from(n));
+        let met = rig.packet(0, n, false, tcp::ACK).unwrap();
+        assert_eq!(rig.foresee(0, n), Ok(met.into_iter().map(Instance::Nf).collect()), "its members are known");
+    }
+    assert_eq!(rig.foresee(0, 8), Err(Decision::Drop(Refusal::NoneIdle)));
+    assert_eq!(rig.counters.iter().map(|of| of[0].api.drops.get()).sum::<u64>(), 0, "nothing is counted");
+    let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Wait, ..Default::default() });
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+    assert_eq!(rig.foresee(0, 8), Err(Decision::Wait(WaitFor::Instance)));
+    let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+    assert_eq!(rig.foresee(0, 8), Ok(vec![Instance::Nf(16); 3]));
 }
 
 #[test]

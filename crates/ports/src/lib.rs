@@ -94,6 +94,14 @@ impl Kinds for All {
         }
     }
 
+    fn mtu(&self, port: &Port) -> Option<u32> {
+        match &port.kind {
+            PortKind::AfPacket(settings) => af_packet::mtu(settings),
+            PortKind::AfXdp(settings) => af_xdp::mtu(settings),
+            PortKind::Gen(_) | PortKind::Sink(_) | PortKind::Pcap(_) | PortKind::Dpdk(_) => None,
+        }
+    }
+
     fn share(&self, a: &Port, b: &Port) -> bool {
         match (&a.kind, &b.kind) {
             (PortKind::Pcap(a), PortKind::Pcap(b)) => {

@@ -101,8 +101,13 @@ pub struct CaptureRequest {
     pub duration_ms: Option<u64>,
     /// Of this many packets in each packet thread one is captured, before the filter.
     #[schemars(range(min = 1))]
-    #[serde(default = "each")]
+    #[serde(default = "one")]
     pub sample: u32,
+    /// Most packets of each kind in each packet thread, before the filter: those at one hop, of one
+    /// chain, dropped for one reason at one place; none: all.
+    #[schemars(range(min = 1))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub each: Option<u32>,
     /// Most bytes that are captured of a packet.
     #[schemars(range(min = 1))]
     #[serde(default = "whole")]
@@ -126,7 +131,7 @@ pub struct Instruction {
 /// Most captures at a time.
 pub const MAX_CAPTURES: usize = 8;
 
-fn each() -> u32 {
+fn one() -> u32 {
     1
 }
 
@@ -136,6 +141,15 @@ fn whole() -> u16 {
 
 impl Default for CaptureRequest {
     fn default() -> Self {
-        Self { chain: None, hops: Vec::new(), filter: Vec::new(), count: None, duration_ms: None, sample: each(), snaplen: whole() }
+        Self {
+            chain: None,
+            hops: Vec::new(),
+            filter: Vec::new(),
+            count: None,
+            duration_ms: None,
+            sample: one(),
+            each: None,
+            snaplen: whole(),
+        }
     }
 }

@@ -165,12 +165,12 @@ fn dropped_packets_are_shown_with_the_reason() {
     });
     let comments = |captured: &Captured| captured.packets["drop"].iter().map(|packet| packet.comment.clone()).collect::<Vec<_>>();
     let of_chain = capture(&daemon, &["--hop", "drop", "--chain", "much", "--count", "500"]);
-    assert_eq!(comments(&of_chain), vec!["chain=much drop=entry"; 500]);
+    assert_eq!(comments(&of_chain), vec!["chain=much port=much drop=entry"; 500]);
     assert!(of_chain.packets["drop"].iter().all(|packet| packet.bytes.len() == 60));
     daemon.silence("much", "much");
     let of_none = capture(&daemon, &["--hop", "drop", "--count", "100"]);
     let (last, count) = (comments(&of_none).pop().unwrap(), comments(&of_none).len());
-    assert_eq!((last.as_str(), count), ("drop=no_rule", 100));
+    assert_eq!((last.as_str(), count), ("port=stray drop=no_rule", 100));
     daemon.stop();
 }
 

@@ -293,6 +293,23 @@ fn what_is_too_large_stands_among_the_drops_and_says_what_to_do() {
     let check = Command::new(crate::support::sluice()).arg("check").arg(daemon.folder().join("sluice.toml")).output().unwrap();
     let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
     assert!(check.status.success() && said.contains("its MTU is 9000") && said.contains("packet_bytes = 9018"), "{said}");
+    // Each with a packet, though a port has counted it by itself.
+    let shows = |reason: &str, bytes: usize, port: &str| {
+        let row = crate::drops::ask_while(&daemon, reason, || {
+            send(bytes);
+        });
+        let sample = &row["samples"][0];
+        let headers = sample["headers"].as_str().unwrap();
+        assert!(headers.starts_with("udp 10.0.0.2:") && headers.ends_with(" > 10.0.1.2:9"), "{row}");
+        assert_eq!((&sample["port"], &row["places"][0]["what"]), (&port.into(), &format!("port {port}").into()), "{row}");
+        assert!(sample["bytes"].as_u64().unwrap() > bytes as u64, "{row}");
+    };
+    shows("oversize", 5000, "c");
+    shows("mtu", 1700, "s");
+    let large = crate::drops::why(&daemon, "udp 10.0.0.2:1 > 10.0.1.2:9 bytes 1742 on c");
+    assert_eq!(large.obstacles[0].reason.as_deref(), Some("mtu"), "{large:?}");
+    site.run_in_middle("ip link set s down");
+    shows("no_link", 100, "s");
     daemon.wait_until_empty();
     daemon.stop();
 }

@@ -15,6 +15,7 @@ mod counters;
 mod deaths;
 #[cfg(feature = "dpdk")]
 mod dpdk;
+mod drops;
 mod ecn;
 mod estimate;
 mod faults;

@@ -403,6 +403,20 @@ fn a_controller_that_falls_silent_is_given_up() {
 }
 
 #[test]
+fn packets_that_find_no_place_to_wait_are_shown_with_that() {
+    let controller = Controller::new();
+    let body = controller.section("miss = \"wait\"\nwait_ms = 60000\nheld = 4") + &traffic(2000, 4, "");
+    let daemon = Daemon::start("", &body);
+    let mut talk = controller.greet();
+    talk.ask_for_misses();
+    let row = crate::drops::ask(&daemon, "unanswered");
+    let sample = &row["samples"][0];
+    assert!(sample["headers"].as_str().unwrap().starts_with("udp 10.0.0.") && sample["port"] == "in", "{row}");
+    drop(talk);
+    daemon.stop();
+}
+
+#[test]
 fn packets_wait_for_an_answer_and_not_for_ever() {
     let controller = Controller::new();
     let keys = "miss = \"wait\"\nwait_ms = 60000\nheld = 1024";

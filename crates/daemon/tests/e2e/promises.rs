@@ -98,6 +98,8 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     assert!(rogue.violations.is_empty(), "it gets what it was promised: {rogue:?}");
     assert!(find_chain(&stats, "rogue").drops["policed"] > 0 && stats.drops["policed"] > 0);
     assert!(!find_chain(&stats, "acme").drops.contains_key("policed"));
+    let row = crate::drops::ask(&daemon, "policed");
+    assert_eq!((&row["samples"][0]["chain"], &row["samples"][0]["port"]), (&"rogue".into(), &"rogue-in".into()), "{row}");
     assert!(find_port(&stats, "rogue-in").entry_drops > 0);
     daemon.wait("parts of cores", |s| ["rogue-nf.0", "acme-nf.1"].iter().all(|nf| find_nf(s, nf).sched.share >= 0.45));
     assert!(stats.status.promises["exceeded"].contains(&"rogue".to_string()), "{:?}", stats.status.promises);

@@ -77,7 +77,8 @@ pub struct Course<'a> {
 }
 
 impl Course<'_> {
-    fn path(&self) -> Path {
+    /// A path of it, which has no number.
+    pub fn path(&self) -> Path {
         let Self { ingress, chain, nfs, reversed, kind, .. } = *self;
         let reverse = |i: usize| reversed.get(i).copied().unwrap_or(false);
         let hop = |(i, nf): (usize, &u16)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf), reverse: reverse(i) };
@@ -90,6 +91,31 @@ impl Course<'_> {
         let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
         Path { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, moves: Moves::default(), stops, has_ended }
     }
+}
+
+/// The instances that a flow gets on a chain.
+struct Picked {
+    nfs: [u16; MAX_HOPS],
+    reversed: [bool; MAX_HOPS],
+    len: usize,
+    kind: PathKind,
+}
+
+impl Picked {
+    #[inline(always)]
+    fn course<'a>(&'a self, ingress: u16, chain: &'a Arc<Chain>, tables: &Tables) -> Course<'a> {
+        let (nfs, reversed) = (&self.nfs[..self.len], &self.reversed[..self.len]);
+        Course { ingress, chain, nfs, reversed, kind: self.kind, under: tables.generation }
+    }
+}
+
+/// A path that a flow would take.
+#[derive(Debug)]
+pub enum Foreseen {
+    /// It has this number.
+    Known(u32),
+    /// It would be made.
+    New(Box<Path>),
 }
 
 /// Stands for "no path" in a place: a number that is never looked up there.
@@ -507,6 +533,42 @@ impl PathRegistry {
     #[cold]
     pub fn decide(&self, ways: &mut Ways, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
         let Some(Some(chain)) = tables.chains.get(chain as usize) else { return Decision::Drop(Refusal::NoRule) };
+        let picked = self.pick(tables, ways.thread, chain, hash, old);
+        let number = self.find(ways, &picked.course(ingress, chain, tables));
+        let number = number.or_else(|| self.shared(tables, ways.thread, ingress, chain, hash));
+        number.map_or(Decision::Drop(Refusal::NoPath), Decision::Path)
+    }
+
+    /// The path that [`PathRegistry::decide`] would find or make for a flow; makes none.
+    ///
+    /// # Errors
+    /// Why there is none.
+    #[cold]
+    pub fn foresee(
+        &self,
+        tables: &Tables,
+        thread: usize,
+        ingress: u16,
+        chain: u16,
+        hash: u32,
+        old: Option<u32>,
+    ) -> Result<Foreseen, Refusal> {
+        let Some(Some(chain)) = tables.chains.get(chain as usize) else { return Err(Refusal::NoRule) };
+        let path = self.pick(tables, thread, chain, hash, old).course(ingress, chain, tables).path();
+        let has_place = {
+            let numbers = self.lock();
+            let is_free = numbers.fresh < self.slots.len() || !numbers.free.is_empty();
+            is_free || numbers.of.get(&PathKey::of(&path)).is_some_and(|number| self.goes(*number))
+        };
+        if has_place {
+            return Ok(Foreseen::New(path.into()));
+        }
+        self.shared(tables, thread, ingress, chain, hash).map(Foreseen::Known).ok_or(Refusal::NoPath)
+    }
+
+    /// An instance of each service of a chain for a flow, as [`PathRegistry::decide`] says.
+    #[inline(always)]
+    fn pick(&self, tables: &Tables, thread: usize, chain: &Chain, hash: u32, old: Option<u32>) -> Picked {
         let old = old
             .and_then(|number| self.get(number))
             .filter(|p| p.kind == PathKind::Whole && p.chain.number == chain.number && p.chain.services == chain.services);
@@ -518,14 +580,14 @@ impl PathRegistry {
         for (i, service) in chain.services.iter().enumerate().take(MAX_HOPS) {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
             // The flow's instance of this hop stays, if it lives; a bypass has its hops shifted.
-            let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf, ways.thread));
+            let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf, thread));
             // A service that occurs twice in a chain is the same instance.
             let same = chain.services[..i]
                 .iter()
                 .position(|s| s == service)
                 .filter(|at| kind == PathKind::Whole && *at < len)
                 .map(|at| nfs[at]);
-            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by, ways.thread));
+            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by, thread));
             match chosen {
                 Some(nf) => {
                     (nfs[len], reversed[len]) = (nf, chain.is_reversed(i));
@@ -538,9 +600,7 @@ impl PathRegistry {
                 }
             }
         }
-        let course = Course { ingress, chain, nfs: &nfs[..len], reversed: &reversed[..len], kind, under: tables.generation };
-        let number = self.find(ways, &course).or_else(|| self.shared(tables, ways.thread, ingress, chain, hash));
-        number.map_or(Decision::Drop(Refusal::NoPath), Decision::Path)
+        Picked { nfs, reversed, len, kind }
     }
 
     /// The number of a path, from the thread's notes where possible.
@@ -731,6 +791,36 @@ mod tests {
         assert!(goes(whole));
         registry.end(&ends(&fewer, &now), Some(6));
         assert!(!goes(whole) && goes(other));
+    }
+
+    #[test]
+    fn what_is_foreseen_is_what_is_decided_and_nothing_is_made() {
+        let now = tables(
+            vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[2], OnFailure::Bypass), chain(2, 1, &[2], OnFailure::Drop)],
+            vec![vec![1, 2, 5], vec![3, 7], vec![]],
+        );
+        let hops = |path: &Path| path.hops.iter().map(|hop| hop.nf).collect::<Vec<_>>();
+        let registry = PathRegistry::new(64);
+        let mut ways = Ways::new(16, 0);
+        for hash in (0..60u32).map(|n| n.wrapping_mul(0x9e37_79b9)) {
+            for number in 0..3 {
+                let before = registry.len();
+                let Ok(Foreseen::New(path)) = registry.foresee(&now, 0, 0, number, hash, None) else { panic!("{hash}") };
+                assert_eq!(registry.len(), before);
+                let Decision::Path(made) = registry.decide(&mut ways, &now, 0, number, hash, None) else { panic!("{hash}") };
+                let made = registry.get(made).unwrap();
+                assert_eq!((hops(&path), path.kind, path.egress), (hops(made), made.kind, made.egress));
+            }
+        }
+        assert_eq!(registry.foresee(&now, 0, 0, 9, 0, None).unwrap_err(), Refusal::NoRule);
+        // All places are taken: a flow shares what its chain has, or finds none.
+        let registry = PathRegistry::new(2);
+        let has = |nfs: &[u16]| registry.number(&course(now.chains[0].as_ref().unwrap(), nfs, 1)).unwrap();
+        let taken = [has(&[1, 3]), has(&[2, 3])];
+        let foreseen = (0..60).map(|hash| registry.foresee(&now, 0, 0, 0, hash, None).unwrap());
+        let known = foreseen.filter_map(|path| if let Foreseen::Known(number) = path { Some(number) } else { None });
+        assert!({ known }.all(|number| taken.contains(&number)));
+        assert_eq!(registry.foresee(&now, 0, 0, 2, 0, None).unwrap_err(), Refusal::NoPath);
     }
 
     #[test]

@@ -282,6 +282,11 @@ impl FlowTable {
         Some(known(slot))
     }
 
+    /// What is known of a flow. Nothing is counted or recorded.
+    pub fn peek(&self, key: &FlowKey, hash: u64) -> Option<Known> {
+        self.find(key, self.place(hash)).map(|at| known(&self.slots.get()[at]))
+    }
+
     /// A flow's decision, and its idle time in milliseconds to within two ticks. Is not counted.
     pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<(u64, Packed)> {
         let slot = &self.slots.get()[self.find(key, self.place(hash))?];

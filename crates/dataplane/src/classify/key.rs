@@ -43,6 +43,9 @@ pub const MAX_EXTENSIONS: usize = 8;
 
 const ETHERNET: usize = 14;
 
+/// Shortest Ethernet frame, without FCS.
+const SHORTEST: usize = 60;
+
 /// EtherTypes, as loaded in little-endian order.
 const V4: u16 = 0x0800u16.swap_bytes();
 const V6: u16 = 0x86ddu16.swap_bytes();
@@ -396,6 +399,17 @@ pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     // Below 0x600 it is a length, and differs between packets.
     let ethertype = if ethertype < 0x600 { 0 } else { ethertype };
     Some((vlan.unwrap_or(0), ethertype, at))
+}
+
+/// Length in bytes of a packet from its Ethernet header on, as its IP header says, or the shortest
+/// frame if it is not IP; `None` if the bytes end before.
+pub fn length(bytes: &[u8]) -> Option<usize> {
+    let (_, ethertype, ip) = link(bytes)?;
+    Some(match ethertype {
+        0x0800 => ip + usize::from(u16_at(bytes, ip + 2)?),
+        0x86dd => ip + 40 + usize::from(u16_at(bytes, ip + 4)?),
+        _ => SHORTEST,
+    })
 }
 
 /// The words of an IPv4 packet; the fifth holds only ports. None: the headers contradict

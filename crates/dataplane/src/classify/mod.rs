@@ -122,6 +122,11 @@ impl Classifier {
         self.table.stats()
     }
 
+    /// The flow table, to look at.
+    pub fn flows(&self) -> &FlowTable {
+        &self.table
+    }
+
     /// The flow table.
     pub fn table(&mut self) -> &mut FlowTable {
         &mut self.table

@@ -11,7 +11,7 @@ use super::drain::{MOST_LOOKED_AT, Returns};
 use super::handover::Handover;
 use super::{Closing, Progress, Worker};
 use crate::batch::OwnedQueue;
-use crate::capture::{CaptureScope, Tap};
+use crate::capture::{CaptureScope, Sight, Tap};
 use crate::chain::Tables;
 use crate::end::{Drain, NfEnd};
 use crate::frame::Stack;
@@ -156,6 +156,7 @@ impl Worker {
     /// Takes over a port queue.
     pub fn add_queue(&mut self, mut owned: OwnedQueue) {
         owned.use_memory(&self.setup.plane.tables);
+        owned.counters.lost_packets.watch(self.setup.plane.observers.is_some());
         self.queues.push(owned);
     }
 
@@ -232,7 +233,20 @@ impl Worker {
         let mut observers = self.setup.plane.observers.take().unwrap_or_default();
         let changed = change(&mut observers);
         self.setup.plane.observers = observers.unless_empty();
+        let is_watched = self.setup.plane.observers.is_some();
+        self.queues.iter().for_each(|owned| owned.counters.lost_packets.watch(is_watched));
         changed
+    }
+
+    /// Shows what port queues have dropped by themselves.
+    #[cold]
+    pub(super) fn show_lost(&mut self) {
+        let Plane { observers: Some(observers), now_ns, .. } = &mut self.setup.plane else { return };
+        for owned in &self.queues {
+            owned.counters.lost_packets.take(|why, len, head| {
+                observers.show_bytes(*now_ns, &Sight::refused(None, why.into(), owned.port), len, head);
+            });
+        }
     }
 
     /// Closes all ports, returns all frames, and ends the thread.

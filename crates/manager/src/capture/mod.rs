@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, Point, Sighting};
+use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, DropPlace, Point, Sighting};
 use sluice_shm::clock::monotonic_ns;
 
 use filter::PacketFilter;
@@ -90,8 +90,12 @@ impl HopNames {
             let path: Vec<String> = sighting.path.iter().map(|nf| name(&self.nfs, *nf)).collect();
             words.push(format!("path={}", path.join(",")));
         }
-        if let Point::ToNf(nf) | Point::FromNf(nf) = sighting.point {
-            words.push(format!("nf={}", name(&self.nfs, nf)));
+        match (sighting.point, sighting.place) {
+            (Point::ToNf(nf) | Point::FromNf(nf), _) | (Point::Dropped, Some(DropPlace::Nf(nf))) => {
+                words.push(format!("nf={}", name(&self.nfs, nf)));
+            }
+            (Point::Dropped, Some(DropPlace::Port(port))) => words.push(format!("port={}", name(&self.ports, port))),
+            _ => {}
         }
         words.extend(sighting.why.map(|why| format!("drop={}", why.name())));
         words.join(" ")
@@ -103,7 +107,11 @@ impl HopNames {
         let is_known = match &sighting.point {
             Point::ToNf(number) | Point::FromNf(number) => nf(number),
             Point::Received(port) | Point::Sent(port) => self.ports.contains_key(port),
-            Point::Dropped => true,
+            Point::Dropped => match &sighting.place {
+                Some(DropPlace::Nf(number)) => nf(number),
+                Some(DropPlace::Port(port)) => self.ports.contains_key(port),
+                None => true,
+            },
         };
         is_known && sighting.path.iter().all(nf) && sighting.chain.is_none_or(|chain| self.chains.contains_key(&chain))
     }

@@ -2,8 +2,9 @@
 
 use std::sync::Mutex;
 
+use sluice_api::drops::PortDrop;
 use sluice_api::model::Instruction;
-use sluice_dataplane::capture::{LossReason, Sight, Tap, pair};
+use sluice_dataplane::capture::{Sight, Tap, pair};
 use sluice_dataplane::chain::{DropReason, Hop};
 use sluice_dataplane::frame::Packet;
 use sluice_shm::arena::{Arena, Geometry, HEADROOM};
@@ -47,12 +48,12 @@ struct Rig {
 const HOPS: [Hop; 2] = [Hop { nf: 1, last_visit: true, reverse: false }, Hop { nf: 2, last_visit: true, reverse: false }];
 
 fn on(point: Point) -> Sight<'static> {
-    Sight { point, why: None, chain: Some(0), hops: &HOPS }
+    Sight { point, why: None, place: None, chain: Some(0), hops: &HOPS }
 }
 
 impl Rig {
     fn new(points: Vec<Point>, words: usize, limits: CaptureLimits) -> Self {
-        let request = Arc::new(CaptureScope { chain: None, points, every: 1, snap: 100 });
+        let request = Arc::new(CaptureScope { chain: None, points, every: 1, each: None, snap: 100 });
         let (taps, readers) = (0..2).map(|_| pair(&request, words)).unzip();
         let played = Arc::new(Mutex::new(Played { names: Some(names()), ends: 0 }));
         let mut stream = Stream::new(Supervisor(played.clone()), request, readers, limits, names());
@@ -141,8 +142,9 @@ fn each_hop_is_an_interface_and_a_comment_says_the_rest() {
     rig.show(0, 20, &on(Point::ToNf(2)), 2..3);
     // The thread that sends has copied one before.
     rig.show(1, 15, &on(Point::Sent(0)), 3..4);
-    rig.show(1, 30, &Sight::refused(None, LossReason::Unsent), 4..5);
-    rig.show(1, 31, &Sight { why: Some(DropReason::Verdict.into()), ..on(Point::Dropped) }, 5..6);
+    rig.show(1, 30, &Sight::refused(None, PortDrop::Untaken.into(), 1), 4..5);
+    let by_nat = Sight { why: Some(DropReason::Verdict.into()), place: Some(DropPlace::Nf(2)), ..on(Point::Dropped) };
+    rig.show(1, 31, &by_nat, 5..6);
     let interface = |name: &str| Block::Interface(name.into());
     let wanted = [
         Block::Section,
@@ -152,8 +154,8 @@ fn each_hop_is_an_interface_and_a_comment_says_the_rest() {
         interface("nat.0:in"),
         packet(1, 2, "chain=web path=fw.0,nat.0 nf=nat.0"),
         interface("drop"),
-        packet(2, 4, "drop=port_tx"),
-        packet(2, 5, "chain=web path=fw.0,nat.0 drop=verdict"),
+        packet(2, 4, "port=wan drop=port_tx"),
+        packet(2, 5, "chain=web path=fw.0,nat.0 nf=nat.0 drop=verdict"),
     ];
     assert_eq!(rig.read(), wanted);
 }

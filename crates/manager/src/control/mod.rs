@@ -109,6 +109,9 @@ pub trait Backend: Send + Sync {
     /// Traces packets. Blocks until there are as many as requested, or the time is over.
     fn trace(&self, request: &model::TraceRequest) -> Result<model::Trace, ApiError>;
 
+    /// What a packet would meet if it came now; nothing changes.
+    fn why(&self, request: &model::WhyRequest) -> Result<model::Why, ApiError>;
+
     /// Captures packets: the stream begins at once, and its end or its drop ends the capture.
     fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError>;
 

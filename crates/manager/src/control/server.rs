@@ -52,6 +52,7 @@ use crate::telemetry::{metrics, prometheus};
 use sluice_api::ErrorKind::{Conflict, NotFound};
 use sluice_api::model::{
     self, AddNf, AddRule, Apply, CaptureRequest, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade,
+    WhyRequest,
 };
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};
@@ -677,6 +678,16 @@ fn of_sights() -> Vec<Route> {
                     return Err(Refusal(ApiError::unprocessable(what, format!("ask for 1 to {MAX_TRACE_MS} ms"))));
                 }
                 cx.call(move |b| b.trace(&request)).await
+            },
+        ),
+        route(
+            post("/v1/why", "why", "What a packet would meet if it came now: rule, chain, path, and what would drop or hold it")
+                .takes::<WhyRequest>()
+                .answers::<model::Why>(200)
+                .refuses(&[NotFound]),
+            |State(cx): State<Context>, request: Request| async move {
+                let request: WhyRequest = cx.body(request).await?;
+                cx.call(move |b| b.why(&request)).await
             },
         ),
         route(

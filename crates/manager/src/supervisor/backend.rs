@@ -11,6 +11,7 @@ use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
 use super::nfs::Nf;
+use super::why::Imagined;
 use super::{Job, Supervisor, SupervisorError, promises};
 use crate::control::{Backend, Pieces};
 use crate::controller::events::Subject;
@@ -524,6 +525,11 @@ impl Backend for Remote {
         }
         let count = request.count;
         self.call(move |s| s.tell_trace(&trace, events, count))
+    }
+
+    fn why(&self, request: &api::WhyRequest) -> Result<api::Why, ApiError> {
+        let packet = Imagined::of(request)?;
+        Ok(self.call(move |s| s.why(&packet))??)
     }
 
     fn capture(&self, request: &api::CaptureRequest) -> Result<Pieces, ApiError> {

@@ -17,6 +17,8 @@ use crate::control::Pieces;
 /// Words of eight bytes that a packet thread may be ahead of a capture: packets of 64 bytes at
 /// 1,000,000 a second for a sixth of a second.
 const WORDS: usize = 1 << 21;
+/// The same for each packet of a kind, where their number is bounded.
+const WORDS_OF_EACH: usize = 1 << 15;
 /// Longest wait of a capture's end for the packet threads.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most hops that a request names: packets are compared with each.
@@ -50,7 +52,8 @@ impl Remote {
             [] => None,
             program => Some(PacketFilter::new(program.to_vec()).map_err(|error| ApiError::unprocessable(error.to_string(), ""))?),
         };
-        for (what, value) in [("count", request.count), ("duration_ms", request.duration_ms)] {
+        for (what, value) in [("count", request.count), ("duration_ms", request.duration_ms), ("each", request.each.map(u64::from))]
+        {
             if value == Some(0) {
                 return Err(ApiError::unprocessable(format!("{what} is 0"), "leave it out, or give at least 1"));
             }
@@ -66,7 +69,8 @@ impl Remote {
         // From here on it ends when this is dropped.
         let live = Live { remote: self.clone(), request: request.clone() };
         // The supervisor does not wait for the memory.
-        let (taps, readers): (Vec<_>, Vec<_>) = (0..threads).map(|_| pair(&request, WORDS)).unzip();
+        let words = request.each.map_or(WORDS, |each| WORDS_OF_EACH.saturating_mul(each as usize).min(WORDS));
+        let (taps, readers): (Vec<_>, Vec<_>) = (0..threads).map(|_| pair(&request, words)).unzip();
         let stream = Stream::new(live, request, readers, limits, names);
         self.change(move |supervisor| supervisor.begin_capture(taps))?;
         Ok(Box::new(stream))
@@ -94,7 +98,7 @@ impl Supervisor {
         let points = request.hops.iter().map(|hop| self.points(hop)).collect::<Result<Vec<_>, _>>()?;
         let points = points.into_iter().flatten().collect();
         let snap = if request.filter.is_empty() { request.snaplen } else { u16::MAX };
-        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, snap });
+        let planned = Arc::new(CaptureScope { chain, points, every: request.sample, each: request.each, snap });
         self.seen.captures.push(Arc::downgrade(&planned));
         Ok((planned, self.names(), self.plane.threads()))
     }

@@ -50,6 +50,7 @@ mod steering;
 mod tick;
 mod tuning;
 mod upgrade;
+mod why;
 mod zygote;
 
 use std::collections::HashMap;

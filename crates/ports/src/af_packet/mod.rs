@@ -32,6 +32,7 @@ use crate::error::PortError;
 use crate::watch::{self, Failed, Interface, SocketSource, Watched};
 use segment::{Cut, MAX_SEGMENTS};
 use sluice_api::config::AfPacket;
+use sluice_api::drops::PortDrop;
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_dataplane::port::OpenPort;
@@ -39,6 +40,7 @@ use sluice_dataplane::port::WireEnd;
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::queue::{PortQueue, QueueCounters};
 use sluice_host::link;
+use sluice_shm::arena::Arena;
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
 
 /// Ethernet header and a VLAN tag, which an MTU does not include.
@@ -87,11 +89,12 @@ impl InterfaceQueue {
 
     /// For a port, drops packets that cannot leave without a link, and returns how many.
     #[cold]
-    fn drop_without_link(&self, packets: &[Packet]) -> usize {
+    fn drop_without_link(&self, arena: &Arena, packets: &[Packet]) -> usize {
         if self.source.is_none() {
             return 0;
         }
         if let Some(counters) = &self.counters {
+            packets.first().into_iter().for_each(|packet| counters.lost_packets.keep_packet(PortDrop::NoLink, arena, packet));
             counters.no_link.add(packets.len() as u64);
             counters.lost_bytes.add(packets.iter().map(|packet| u64::from(packet.len)).sum());
         }
@@ -117,7 +120,12 @@ impl PortQueue for InterfaceQueue {
             let Some(socket) = self.socket.as_mut().filter(|_| used < had) else { break };
             let (frame, room, waiting) = (fresh[used], self.room, &mut self.waiting);
             let mut refused = false;
-            let came = socket.receive(|received| {
+            let lost = |bytes: &[u8]| {
+                if let Some(counters) = &self.counters {
+                    counters.lost_packets.keep(PortDrop::Oversize, bytes.len(), bytes);
+                }
+            };
+            let take = |received: Received<'_>| {
                 let Some((offload, size, start)) = received.large else {
                     let packet = Packet::fresh(frame, received.len() as u16);
                     // It fits: the socket compared it with the space of a frame.
@@ -126,9 +134,13 @@ impl PortQueue for InterfaceQueue {
                 };
                 let cut = Cut::of(received.bytes, offload, size, start).filter(|cut| cut.largest() + received.tag_len() <= room);
                 refused = cut.is_none();
+                if refused {
+                    lost(received.bytes);
+                }
                 // `None` while there are not enough frames: the segment stays where it is.
                 split(&received, &cut?, frames, waiting).then_some(None)
-            });
+            };
+            let came = socket.receive(take, lost);
             match came {
                 Some(Some(packet)) => {
                     out[n] = packet;
@@ -155,6 +167,8 @@ impl PortQueue for InterfaceQueue {
                 sent = socket.send(frames.arena(), packets);
                 let now = socket.counters();
                 if let Some(counters) = self.counters.as_ref().filter(|_| now.refused > before.refused) {
+                    let refused = socket.refused_packet();
+                    refused.iter().for_each(|packet| counters.lost_packets.keep_packet(PortDrop::Mtu, frames.arena(), packet));
                     counters.mtu.add(now.refused - before.refused);
                     counters.lost_bytes.add(now.refused_bytes - before.refused_bytes);
                 }
@@ -163,7 +177,7 @@ impl PortQueue for InterfaceQueue {
             None => true,
         };
         if is_down {
-            sent += self.drop_without_link(&packets[sent..]);
+            sent += self.drop_without_link(frames.arena(), &packets[sent..]);
         }
         frames.free_packets(&packets[..sent]);
         sent

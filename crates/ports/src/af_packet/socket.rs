@@ -162,6 +162,8 @@ pub struct PacketSocket {
     name: String,
     /// The interface was down or missing at the last send.
     is_down: bool,
+    /// The packet that the kernel has refused last.
+    refused: Option<Packet>,
 }
 
 #[derive(Debug)]
@@ -288,10 +290,8 @@ impl PacketSocket {
             return Err(("map the receive ring of", io::Error::last_os_error()));
         };
         let slots = request.tp_frame_nr;
-        let merger = (!options.bypass).then(|| {
-            let payload = Vec::with_capacity(options.room);
-            Box::new(Merger { headers: [None; BURST], payload, mtu: 0 })
-        });
+        let merger = (!options.bypass)
+            .then(|| Box::new(Merger { headers: [None; BURST], payload: Vec::with_capacity(options.room), mtu: 0 }));
         let mut socket = Self {
             fd,
             ring,
@@ -306,6 +306,7 @@ impl PacketSocket {
             merger,
             name: options.interface.into(),
             is_down: false,
+            refused: None,
         };
         socket.look_at_mtu();
         bind(&socket.fd, index, options.promiscuous)?;
@@ -355,9 +356,15 @@ impl PacketSocket {
         self.status().0.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0
     }
 
+    /// The packet that the kernel has refused last, if it has refused one.
+    pub fn refused_packet(&self) -> Option<Packet> {
+        self.refused
+    }
+
     /// Passes the next packet to `take`. `None` if there is none, or if `take` leaves it for later.
+    /// `lost` gets what is known of packets that are too large.
     #[inline]
-    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> Option<T>) -> Option<T> {
+    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> Option<T>, lost: impl Fn(&[u8])) -> Option<T> {
         loop {
             let (status, slot) = self.status();
             // Acquire: the packet was written before the status.
@@ -387,10 +394,14 @@ impl PacketSocket {
                 [a, b, c, d]
             });
             let large = large.flatten();
-            let fits = packet.map(|bytes| Received { bytes, tag, large }).filter(|it| large.is_some() || it.len() <= self.room);
+            let packet = packet.map(|bytes| Received { bytes, tag, large });
             let is_large = large.is_some();
-            let (is_oversize, taken) = match fits {
-                Some(packet) => (false, take(packet)),
+            let (is_oversize, taken) = match packet {
+                Some(packet) if is_large || packet.len() <= self.room => (false, take(packet)),
+                Some(packet) => {
+                    lost(packet.bytes);
+                    (true, None)
+                }
                 // The beginning of a large segment that the kernel had no space to queue.
                 None if !is_whole && word & TP_STATUS_COPY == 0 => {
                     self.counters.overruns += 1;
@@ -467,6 +478,7 @@ impl PacketSocket {
                 Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) if groups[0] > 1 => one_by_one = groups[0],
                 // Waiting would not help, also where an NF has made a hole under the packet.
                 Some(libc::EMSGSIZE | libc::EINVAL | libc::EFAULT) => {
+                    self.refused = Some(packets[done]);
                     self.counters.refused += 1;
                     self.counters.refused_bytes += u64::from(packets[done].len);
                     done += 1;

@@ -41,6 +41,7 @@ use crate::error::PortError;
 use crate::watch::{self, Failed, Interface, SocketSource, Watched};
 use ring::{Rings, bind, is_zero_copy, kick, overruns, socket};
 use sluice_api::config::AfXdp;
+use sluice_api::drops::PortDrop;
 use sluice_api::model::PortState;
 use sluice_dataplane::frame::{CopyPlace, FrameCache, FramePool, Packet};
 use sluice_dataplane::port::OpenPort;
@@ -212,6 +213,8 @@ impl Queue {
     #[cold]
     fn drop_without_link(&self, packets: &[Packet], frames: &mut FrameCache) -> usize {
         if let Some(counters) = &self.counters {
+            let first = packets.first().into_iter();
+            first.for_each(|packet| counters.lost_packets.keep_packet(PortDrop::NoLink, frames.arena(), packet));
             counters.no_link.add(packets.len() as u64);
             counters.lost_bytes.add(packets.iter().map(|packet| u64::from(packet.len)).sum());
         }
@@ -223,6 +226,7 @@ impl Queue {
 #[cold]
 fn drop_as_too_large(counters: Option<&QueueCounters>, packet: &Packet, frames: &mut FrameCache) {
     if let Some(counters) = counters {
+        counters.lost_packets.keep_packet(PortDrop::Mtu, frames.arena(), packet);
         counters.mtu.add(1);
         counters.lost_bytes.add(u64::from(packet.len));
     }
@@ -450,6 +454,11 @@ fn slots_of(settings: &AfXdp) -> u32 {
 
 fn interface_of(settings: &AfXdp) -> Interface {
     Interface { name: settings.interface.clone(), netns: settings.netns.clone() }
+}
+
+/// The MTU of a port's interface, if that can be found.
+pub fn mtu(settings: &AfXdp) -> Option<u32> {
+    interface_of(settings).visit(|| link::mtu(&settings.interface).map_err(|error| ("ask", error))).ok()
 }
 
 /// Checks that the interface and its queues are there, and that frames suit.
