@@ -83,8 +83,8 @@ impl LossReason {
         }
     }
 
-    /// A code, above 0.
-    fn code(self) -> u8 {
+    /// A code, above 0; 0 stands for none.
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Chain(why) => why as u8 + 1,
             Self::Entry(why) => why as u8 + REFUSALS,
@@ -92,7 +92,7 @@ impl LossReason {
         }
     }
 
-    fn from_code(code: u8) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         match code {
             UNSENT => Some(Self::Unsent),
             code if code >= REFUSALS => Refusal::ALL.get(usize::from(code - REFUSALS)).copied().map(Self::Entry),
@@ -120,6 +120,8 @@ pub struct Sight<'a> {
     pub point: Point,
     /// Why they are dropped, if they are.
     pub why: Option<LossReason>,
+    /// Number of the port where they came in, if it is known.
+    pub ingress: Option<u16>,
     /// Number of their chain, if it is known.
     pub chain: Option<u16>,
     /// The hops of their path; none if they have none.
@@ -130,7 +132,7 @@ impl<'a> Sight<'a> {
     /// Packets of a path.
     #[inline(always)]
     pub fn on(path: &'a Path, point: Point) -> Self {
-        Self { point, why: None, chain: Some(path.chain.number), hops: &path.hops }
+        Self { point, why: None, ingress: Some(path.ingress), chain: Some(path.chain.number), hops: &path.hops }
     }
 
     /// Packets of a path that are dropped.
@@ -141,8 +143,8 @@ impl<'a> Sight<'a> {
 
     /// Packets without a path that are dropped.
     #[inline(always)]
-    pub fn refused(chain: Option<u16>, why: LossReason) -> Self {
-        Self { point: Point::Dropped, why: Some(why), chain, hops: &[] }
+    pub fn refused(ingress: Option<u16>, chain: Option<u16>, why: LossReason) -> Self {
+        Self { point: Point::Dropped, why: Some(why), ingress, chain, hops: &[] }
     }
 }
 
@@ -434,7 +436,7 @@ mod tests {
     }
 
     fn at(point: Point) -> Sight<'static> {
-        Sight { point, why: None, chain: Some(3), hops: &[] }
+        Sight { point, why: None, ingress: None, chain: Some(3), hops: &[] }
     }
 
     #[test]
@@ -461,7 +463,7 @@ mod tests {
             let (packet, bytes) = packet(&arena, u32::from(len) % 64, len);
             let hops = &hops[..usize::from(len) % 10];
             let why = (len % 2 == 0).then_some(LossReason::Entry(Refusal::NoneIdle));
-            let sight = Sight { point: Point::FromNf(len), why, chain: (len % 3 > 0).then_some(len), hops };
+            let sight = Sight { point: Point::FromNf(len), why, ingress: None, chain: (len % 3 > 0).then_some(len), hops };
             tap.show(&arena, 1 << 40 | u64::from(len), &sight, &[packet]);
             let path = hops.iter().map(|hop| hop.nf).collect();
             let sighting = Sighting { point: Point::FromNf(len), why, chain: sight.chain, path };

@@ -106,7 +106,7 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
     counters.api.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
     if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
         counters.api.tx_drops.add((packets.len() - sent) as u64);
-        plane.show(&Sight::refused(None, LossReason::Unsent), &packets[sent..]);
+        plane.show(&Sight::refused(None, None, LossReason::Unsent), &packets[sent..]);
         for packet in &packets[sent..] {
             plane.frames.free(packet.frame);
         }
@@ -127,7 +127,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
         _ => {
             // The port has no owner any more.
             plane.unsent.add(packets.len() as u64);
-            plane.show(&Sight::refused(None, LossReason::Unsent), packets);
+            plane.show(&Sight::refused(None, None, LossReason::Unsent), packets);
             packets.iter().for_each(|packet| plane.discard(packet.frame));
             packets.len()
         }

@@ -263,6 +263,9 @@ impl Worker {
         if let Some(instances) = instances {
             instances.age(classifier.table(), now_ms, timeout_ms);
         }
+        if let Some(observers) = &mut self.setup.plane.observers {
+            observers.age(now, budget);
+        }
     }
 
     #[cold]

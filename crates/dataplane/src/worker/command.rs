@@ -18,6 +18,7 @@ use crate::frame::Stack;
 use crate::handle::NfHandle;
 use crate::handlers::Inline;
 use crate::hooks::{Feeder, Sharing};
+use crate::meter::{FlowMeter, MeteredFlows};
 use crate::observers::Observers;
 use crate::plane::Plane;
 use crate::queue::PortQueue;
@@ -226,6 +227,16 @@ impl Worker {
     /// Ends a capture, and returns its tap: to free it takes time.
     pub fn end_capture(&mut self, capture: &Arc<CaptureScope>) -> Option<Tap> {
         self.observe(|observers| observers.end(capture))
+    }
+
+    /// Begins to meter flows, instead of what it meters now.
+    pub fn meter(&mut self, meter: Box<FlowMeter>) {
+        self.observe(|observers| observers.meter = Some(meter));
+    }
+
+    /// Meters these flows no more, and returns their meter: to free it takes time.
+    pub fn end_meter(&mut self, flows: &Arc<MeteredFlows>) -> Option<Box<FlowMeter>> {
+        self.observe(|observers| observers.end_meter(flows))
     }
 
     fn observe<T>(&mut self, change: impl FnOnce(&mut Observers) -> T) -> T {
