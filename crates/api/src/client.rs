@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
+    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
     TraceRequest, Upgrade, Upgraded,
 };
 use super::promise::{Placed, Promises};
@@ -285,6 +285,11 @@ impl Client {
     /// Traces packets.
     pub fn trace(&mut self, request: &TraceRequest) -> Result<Trace, ClientError> {
         self.post("/v1/trace", request)
+    }
+
+    /// The flows that there are, and those that have ended lately.
+    pub fn flows(&mut self, request: &FlowsRequest) -> Result<FlowsReply, ClientError> {
+        self.post("/v1/flows", request)
     }
 
     /// Captures packets. `take` gets the pcapng in pieces as they come, and an empty one after a

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod flow_log;
 mod interface;
 mod order;
 pub mod pool;
@@ -16,6 +17,7 @@ pub mod promise;
 mod service;
 pub mod wakeup;
 
+pub use flow_log::FlowLogConfig;
 pub use interface::{AfPacket, AfXdp, WhenMissing};
 use order::in_order;
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
@@ -50,6 +52,8 @@ pub struct Config {
     pub openflow: Openflow,
     /// SLOs: where the instances of a placement may run, and how promises are kept.
     pub promises: Promises,
+    /// The log of flows: what each flow had, and how it ended.
+    pub flow_log: FlowLogConfig,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,

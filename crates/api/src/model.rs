@@ -5,6 +5,7 @@
 //! `time_ns`. Times are in nanoseconds unless the name has another unit. A test keeps
 //! `deploy/openapi.json` equal. A later version may add fields; readers ignore unknown ones.
 
+mod flow;
 mod nf;
 mod packet;
 
@@ -20,6 +21,7 @@ use crate::config;
 use crate::counted::counted;
 use crate::drops::{self, PortDrop};
 
+pub use flow::{FlowEndReason, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS, TcpState};
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
 

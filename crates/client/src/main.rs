@@ -10,6 +10,7 @@ mod doctor;
 #[cfg(test)]
 mod documents;
 mod filter;
+mod flows;
 mod init;
 mod man;
 mod other;

@@ -5,6 +5,7 @@
 //! never match is found only if a single earlier rule covers it.
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 
 use serde_json::Value as Json;
 
@@ -42,6 +43,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.sched();
     v.workflow();
     v.openflow();
+    v.flow_log();
     v.ports();
     v.services();
     v.chains();
@@ -177,6 +179,19 @@ impl Validation<'_> {
                 At::key("sched", "weights"),
                 "the kernel's weights mean nothing to NFs of class \"rr\", and these do not divide their core by themselves",
                 "write handover = true, by which they do, or another class, or weights = false",
+            );
+        }
+    }
+
+    fn flow_log(&mut self) {
+        let log = &self.config.flow_log;
+        if let Some(text) = &log.collector
+            && text.parse::<SocketAddr>().is_err()
+        {
+            self.error(
+                At::key("flow_log", "collector"),
+                format!("{text:?} is no address of a collector"),
+                "write it like \"192.0.2.1:4739\" or \"[2001:db8::1]:4739\"",
             );
         }
     }

@@ -282,7 +282,7 @@ impl FlowMeter {
     }
 
     /// Counts packets that were received, and what is decided about them.
-    pub(crate) fn count(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packets: &[Packet]) {
+    pub fn count(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packets: &[Packet]) {
         let Some(ingress) = sight.ingress else { return };
         let nfs = nf_words(sight.hops);
         for packet in packets {
@@ -305,7 +305,7 @@ impl FlowMeter {
     }
 
     /// Counts packets that are dropped, as far as they can be read.
-    pub(crate) fn lose<T: InFrame>(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, why: LossReason, packets: &[T]) {
+    pub fn lose<T: InFrame>(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, why: LossReason, packets: &[T]) {
         let Some(ingress) = sight.ingress else { return };
         let nfs = nf_words(sight.hops);
         for packet in packets.iter().map(InFrame::packet) {
@@ -330,7 +330,7 @@ impl FlowMeter {
     }
 
     /// Records the latency of a packet that leaves, if its flow is known.
-    pub(crate) fn time(&mut self, arena: &Arena, ingress: u16, packet: Packet, took_ns: u64) {
+    pub fn time(&mut self, arena: &Arena, ingress: u16, packet: Packet, took_ns: u64) {
         let key = key_of(arena, packet, ingress).without_dscp();
         let (set, tag) = self.set_of(key.hash(&self.keys));
         let Some(at) = self.find(&key, set, tag) else { return };
@@ -347,7 +347,7 @@ impl FlowMeter {
 
     /// Ends flows that are over, among the next `budget` slots (rounded up to whole sets). It stops
     /// while the queue of ended flows is full: they end later.
-    pub(crate) fn age(&mut self, now_ns: u64, budget: usize) {
+    pub fn age(&mut self, now_ns: u64, budget: usize) {
         let sets = self.tags.len();
         for _ in 0..budget.div_ceil(WAYS).min(sets) {
             if self.flows.ended.len() + WAYS > self.flows.ended.capacity() {
