@@ -309,7 +309,8 @@ impl FlowMeter {
         let Some(ingress) = sight.ingress else { return };
         let nfs = nf_words(sight.hops);
         for packet in packets.iter().map(InFrame::packet) {
-            // An NF may have returned it with any offset and length; without one, it went with its NF.
+            // An NF may have returned it with any offset and length. Without a length, it went with
+            // its NF.
             if !arena.geometry().contains(packet.frame, packet.offset, packet.len) {
                 continue;
             }

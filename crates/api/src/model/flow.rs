@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Instruction;
+use super::packet::Instruction;
 
 /// A flow: packets of one ingress port, VLAN, protocol, pair of addresses and pair of ports. A
 /// connection has one for each direction.

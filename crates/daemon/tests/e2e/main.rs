@@ -18,6 +18,7 @@ mod dpdk;
 mod ecn;
 mod estimate;
 mod faults;
+mod flows;
 mod foreign;
 mod fused;
 mod guards;

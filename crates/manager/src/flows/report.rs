@@ -137,7 +137,7 @@ pub fn headers(record: &FlowRecord) -> ([u8; HEADERS], usize) {
     let rest: &[u8] = match key.protocol() {
         _ if ports.is_empty() => &[],
         protocol::TCP => &tcp,
-        _ => &[0; 4],
+        _ => &[0, 8, 0, 0],
     };
     let len = (ports.len() + rest.len()) as u8;
     match key.addresses() {
