@@ -264,7 +264,7 @@ impl Worker {
             instances.age(classifier.table(), now_ms, timeout_ms);
         }
         if let Some(observers) = &mut self.setup.plane.observers {
-            observers.age(now, budget);
+            observers.age(now, 4 * budget);
         }
     }
 
