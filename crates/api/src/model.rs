@@ -21,7 +21,7 @@ use crate::config;
 use crate::counted::counted;
 use crate::drops::{self, PortDrop};
 
-pub use flow::{FlowEndReason, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS, TcpState};
+pub use flow::{FlowEndReason, FlowLogCounts, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS, TcpState};
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
 
@@ -58,6 +58,9 @@ pub struct Status {
     /// The SDN controller, if the configuration names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub openflow: Option<Openflow>,
+    /// The flow log, if the configuration has a file or a collector for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow_log: Option<FlowLogCounts>,
     /// The instances of pooled services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<Pool>,

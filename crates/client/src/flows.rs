@@ -7,7 +7,7 @@ use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluice_api::client::Client;
-use sluice_api::model::{FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS};
+use sluice_api::model::{FlowLogCounts, FlowOrder, FlowReport, FlowsRequest, MAX_FLOWS};
 use sluice_cli::number::{age, grouped, time};
 use sluice_cli::table::{Cell, Table, Tone, colour};
 use sluice_cli::usage::json;
@@ -46,8 +46,8 @@ pub fn run(client: &mut Client, args: FlowsArgs, out: &mut dyn Write) -> anyhow:
 
 fn list(client: &mut Client, request: &FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut reply = client.flows(request)?;
-    if reply.metered_s < SETTLED_S {
-        std::thread::sleep(Duration::from_secs_f64(SETTLED_S - reply.metered_s.max(0.0)));
+    if reply.log.metered_s < SETTLED_S {
+        std::thread::sleep(Duration::from_secs_f64(SETTLED_S - reply.log.metered_s.max(0.0)));
         reply = client.flows(request)?;
     }
     if as_json {
@@ -59,7 +59,7 @@ fn list(client: &mut Client, request: &FlowsRequest, as_json: bool, out: &mut dy
         let since_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         table(&reply.flows, since_ns).print(out, colour())?;
     }
-    eprintln!("sluice: {}", summary(&reply));
+    eprintln!("sluice: {}", summary(&reply.log));
     Ok(())
 }
 
@@ -88,9 +88,9 @@ fn follow(client: &mut Client, mut request: FlowsRequest, as_json: bool, out: &m
 }
 
 /// What the answer says of all flows: `1,200 live, 35 ended in 61 s`.
-fn summary(reply: &FlowsReply) -> String {
-    let mut text = format!("{} live, {} ended in {}", grouped(reply.live), grouped(reply.ended), age(reply.metered_s));
-    for (number, what) in [(reply.lost, "lost"), (reply.unwritten, "unwritten"), (reply.unsent, "not sent to the collector")] {
+fn summary(log: &FlowLogCounts) -> String {
+    let mut text = format!("{} live, {} ended in {}", grouped(log.live), grouped(log.ended), age(log.metered_s));
+    for (number, what) in [(log.lost, "lost"), (log.unwritten, "unwritten"), (log.unsent, "not sent to the collector")] {
         if number > 0 {
             text += &format!(", {} {what}", grouped(number));
         }
@@ -211,9 +211,7 @@ mod tests {
         };
         let text = line(&FlowReport { packets: 1, bytes: 60, end: Some(FlowEndReason::Idle), ..arp });
         assert!(text.starts_with("0x0806 02:00:00:00:00:01 → ff:ff:ff:ff:ff:ff  1 packets, 60 bytes in "), "{text}");
-        let reply = FlowsReply { live: 1200, ended: 35, metered_s: 61.0, unsent: 2, ..FlowsReply::default() };
-        assert!(
-            summary(&reply).starts_with("1,200 live, 35 ended in ") && summary(&reply).ends_with(", 2 not sent to the collector")
-        );
+        let log = FlowLogCounts { live: 1200, ended: 35, metered_s: 61.0, unsent: 2, ..FlowLogCounts::default() };
+        assert_eq!(summary(&log), "1,200 live, 35 ended in 1 min 1 s, 2 not sent to the collector");
     }
 }

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::packet::Instruction;
+use crate::counted::counted;
 
 /// A flow: packets of one ingress port, VLAN, protocol, pair of addresses and pair of ports. A
 /// connection has one for each direction.
@@ -201,19 +202,25 @@ pub struct FlowsReply {
     /// Flows that ended after `after` and are not kept any more.
     #[serde(default)]
     pub missed: u64,
-    /// Flows that go on now, of all chains.
+    /// What is counted of flows, of all chains.
+    pub log: FlowLogCounts,
+}
+
+counted! {
+/// What is counted of flows since they are metered.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
+pub struct FlowLogCounts {
+    /// Flows that go on now.
     pub live: u64,
-    /// Flows that have ended since they are metered.
-    pub ended: u64,
+    /// Flows that have ended.
+    pub ended: u64 => "sluice_flow_log_ended_total",
     /// Flows that have ended and whose record was lost: the flow log did not take it in time.
-    #[serde(default)]
-    pub lost: u64,
+    pub lost: u64 => "sluice_flow_log_lost_total",
     /// Flows that could not be written to the file of the flow log.
-    #[serde(default)]
-    pub unwritten: u64,
-    /// Flows that could not be sent to the collector.
-    #[serde(default)]
-    pub unsent: u64,
+    pub unwritten: u64 => "sluice_flow_log_unwritten_total",
+    /// Flows that could not be sent to the collector of the flow log.
+    pub unsent: u64 => "sluice_flow_log_unsent_total",
     /// Seconds for which flows are metered.
     pub metered_s: f64,
+}
 }

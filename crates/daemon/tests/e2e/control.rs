@@ -65,6 +65,7 @@ impl Mock {
                 tuning_percent: 0.5,
                 schedules: Vec::new(),
                 openflow: None,
+                flow_log: None,
                 pools: Vec::new(),
                 buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
                 promises: BTreeMap::new(),
@@ -362,7 +363,12 @@ impl Backend for Mock {
             Some(7) => (vec![flow(Some(8)), flow(Some(9))], 9),
             Some(_) => return Err(ApiError::shutting_down()),
         };
-        Ok(FlowsReply { flows, next, live: 1, ended: next, metered_s: 61.0, ..FlowsReply::default() })
+        Ok(FlowsReply {
+            flows,
+            next,
+            missed: 0,
+            log: FlowLogCounts { live: 1, ended: next, metered_s: 61.0, ..FlowLogCounts::default() },
+        })
     }
 
     fn shutdown(&self) -> Result<(), ApiError> {

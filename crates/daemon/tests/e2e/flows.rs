@@ -90,8 +90,8 @@ fn flows_are_listed_and_logged_with_what_was_sent() {
     daemon.wait("all are sent", |s| find_port(s, "in").finished && find_port(s, "out").tx_packets == all);
     let request = FlowsRequest { order: FlowOrder::Bytes, ..FlowsRequest::default() };
     // The connection that has finished ends by itself.
-    let reply = wait_for(&daemon, "the connection has ended", &request, |reply| reply.ended == 1);
-    assert_eq!((counts(&reply.flows), reply.live, reply.lost), (sent.clone(), 20, 0));
+    let reply = wait_for(&daemon, "the connection has ended", &request, |reply| reply.log.ended == 1);
+    assert_eq!((counts(&reply.flows), reply.log.live, reply.log.lost), (sent.clone(), 20, 0));
     let most = reply.flows.iter().map(|flow| flow.bytes).max().unwrap();
     assert_eq!((reply.flows[0].src_port, reply.flows[0].bytes), (Some(1019), most));
     for flow in &reply.flows {
@@ -129,7 +129,7 @@ fn flows_are_metered_on_demand_and_dropped_packets_have_their_reason() {
         + &chain("c", "in", &["s"], "out", "");
     let daemon = Daemon::start("", &body);
     let dropped = FlowsRequest { dropped: Some(true), ..FlowsRequest::default() };
-    let reply = wait_for(&daemon, "all are seen", &dropped, |reply| reply.live == 7 && reply.flows.len() == 3);
+    let reply = wait_for(&daemon, "all are seen", &dropped, |reply| reply.log.live == 7 && reply.flows.len() == 3);
     for flow in &reply.flows {
         assert_eq!((flow.port.as_str(), flow.chain.as_deref(), flow.drop_reason.as_deref()), ("stray", None, Some("no_rule")));
         assert!(flow.dropped_packets > 0 && flow.packets > 0, "{flow:?}");
@@ -192,9 +192,11 @@ fn a_real_collector_takes_every_flow() {
     }
     let (body, sent) = body(files.path(), &format!("collector = \"127.0.0.1:{port}\"\nidle_ms = 100"));
     let daemon = Daemon::start("", &body);
-    wait_for(&daemon, "all flows have ended", &FlowsRequest::default(), |reply| reply.live == 0 && counts(&reply.flows) == sent);
+    wait_for(&daemon, "all flows have ended", &FlowsRequest::default(), |reply| {
+        reply.log.live == 0 && counts(&reply.flows) == sent
+    });
     let reply = daemon.client().flows(&FlowsRequest::default()).unwrap();
-    assert_eq!((reply.unsent, reply.lost), (0, 0));
+    assert_eq!((reply.log.unsent, reply.log.lost), (0, 0));
     daemon.stop();
     while !has_read_all(port) {
         assert!(Instant::now() < until, "nfcapd does not read");

@@ -78,6 +78,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Done", through::<Done>),
     ("Error", through::<ErrorBody>),
     ("Event", through::<model::Event>),
+    ("FlowLogCounts", through::<model::FlowLogCounts>),
     ("FlowReport", through::<model::FlowReport>),
     ("FlowsReply", through::<model::FlowsReply>),
     ("FlowsRequest", through::<FlowsRequest>),

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use sluice_api::model::{FlowOrder, FlowsReply, FlowsRequest, MAX_FLOWS};
@@ -80,18 +79,7 @@ impl FlowLog {
             None => (0, self.all(&question, &Arc::new(names), &mut all)),
         };
         let flows = all.iter().map(|one| report(&one.record, &one.names, self.epoch_ns, one.number)).collect();
-        FlowsReply {
-            flows,
-            next,
-            missed,
-            live: self.live(),
-            ended: locked(&self.ended).last,
-            lost: self.lost(),
-            // Relaxed: numbers for people.
-            unwritten: self.unwritten.load(Ordering::Relaxed),
-            unsent: self.unsent.load(Ordering::Relaxed),
-            metered_s: self.began.elapsed().as_secs_f64(),
-        }
+        FlowsReply { flows, next, missed, log: self.counts() }
     }
 
     /// Adds the flows with the greatest scores, up to the limit. Returns the number of the last one

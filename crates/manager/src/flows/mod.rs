@@ -29,6 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sluice_api::config::FlowLogConfig;
+use sluice_api::model::FlowLogCounts;
 use sluice_dataplane::meter::{FlowEnd, FlowMeter, FlowRecord, MeteredFlows};
 use sluice_shm::clock::monotonic_ns;
 
@@ -115,7 +116,11 @@ struct Ended {
 #[derive(Debug)]
 pub struct FlowLog {
     flows: Vec<Arc<MeteredFlows>>,
+    /// Whether it goes on while nothing asks.
+    pub is_kept: bool,
     ended: Mutex<Ended>,
+    /// Number of the last flow in `ended`: reports must not wait for answers.
+    count: AtomicU64,
     /// The names, and how often they came.
     names: Mutex<(Arc<FlowNames>, u64)>,
     named: Condvar,
@@ -147,7 +152,9 @@ impl FlowLog {
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let log = Arc::new(Self {
             flows,
+            is_kept: outputs.is_some(),
             ended: Mutex::default(),
+            count: AtomicU64::new(0),
             names: Mutex::new((Arc::new(names), 0)),
             named: Condvar::new(),
             began: Instant::now(),
@@ -189,12 +196,18 @@ impl FlowLog {
         self.flows.get(thread)
     }
 
-    fn live(&self) -> u64 {
-        self.flows.iter().map(|flows| flows.count()).sum()
-    }
-
-    fn lost(&self) -> u64 {
-        self.flows.iter().map(|flows| flows.lost()).sum()
+    /// What is counted. Without `is_kept`, it begins anew with each metering.
+    pub fn counts(&self) -> FlowLogCounts {
+        FlowLogCounts {
+            live: self.flows.iter().map(|flows| flows.count()).sum(),
+            // Acquire: those that are counted are kept, for one that asks then.
+            ended: self.count.load(Ordering::Acquire),
+            lost: self.flows.iter().map(|flows| flows.lost()).sum(),
+            // Relaxed: numbers for people.
+            unwritten: self.unwritten.load(Ordering::Relaxed),
+            unsent: self.unsent.load(Ordering::Relaxed),
+            metered_s: self.began.elapsed().as_secs_f64(),
+        }
     }
 }
 
@@ -224,7 +237,7 @@ impl<S: FlowSource> Writer<S> {
             if self.looked.elapsed() >= LOOK {
                 self.looked = Instant::now();
                 self.source.ask_names();
-                if !self.outputs.is_some() && self.log.silence() >= FORGET {
+                if !self.log.is_kept && self.log.silence() >= FORGET {
                     self.source.ask_end();
                 }
             }
@@ -294,6 +307,8 @@ impl<S: FlowSource> Writer<S> {
             ended.kept.extend(self.batch.drain(..).map(|record| (record, names.clone())));
             let surplus = ended.kept.len().saturating_sub(KEPT);
             ended.kept.drain(..surplus);
+            // Release: as for the load.
+            self.log.count.store(self.last, Ordering::Release);
         }
         // Relaxed: numbers for people.
         if let Some(file) = &mut self.outputs.file {

@@ -153,6 +153,11 @@ impl Supervisor {
         Some(thread)
     }
 
+    /// What the log has counted, if the configuration asks for one.
+    pub(super) fn flow_log_counts(&self) -> Option<api::FlowLogCounts> {
+        self.seen.flows.as_ref().filter(|keeper| keeper.log.is_kept).map(|keeper| keeper.log.counts())
+    }
+
     fn flow_names(&self) -> FlowNames {
         let tenant = |service: &u16| self.services.get(usize::from(*service))?.as_ref()?.config.tenant.clone();
         let of_chains = self.chains.iter().flatten();
