@@ -185,7 +185,7 @@ fn a_log_of_flows() {
         (
             "+[flow_log]\nflows = 1000\nidle_ms = 0\n",
             &[
-                "2:9: flows cannot be 1000 | write a whole number, 1024 to 16777216",
+                "2:9: flows cannot be 1000 | write a whole number, 1024 to 4194304",
                 "3:11: idle_ms cannot be 0 | write a whole number, 100 to 86400000",
             ],
         ),

@@ -28,7 +28,7 @@ pub struct FlowLogConfig {
     pub collector: Option<String>,
     /// Most flows that are metered in each packet thread. Each takes about 200 bytes while flows are
     /// metered. A further flow ends the record of another one.
-    #[schemars(range(min = 1_024, max = 1 << 24))]
+    #[schemars(range(min = 1_024, max = 1 << 22))]
     pub flows: u32,
     /// Time without a packet after which a flow has ended, in milliseconds.
     #[schemars(range(min = 100, max = 86_400_000))]
