@@ -16,18 +16,18 @@ pub struct FlowLogConfig {
     /// File that gets a line of JSON for each flow that has ended. Left out: none.
     #[schemars(extend("format" = "path"))]
     pub file: Option<PathBuf>,
-    /// Largest size of the file, in MiB. Then it is renamed to `FILE.1`, `FILE.1` to `FILE.2`, and so
-    /// on.
+    /// Largest size of the file, in MiB. Then it is renamed to `FILE.1`, `FILE.1` to `FILE.2`, and
+    /// so on.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub file_mib: u32,
     /// Most files that are kept, `FILE` among them.
     #[schemars(range(min = 1, max = 1_000))]
     pub files: u32,
-    /// Address of an IPFIX collector, which gets each IP flow that has ended, by UDP: `ADDRESS:PORT`.
-    /// Left out: there is none.
+    /// Address of an IPFIX collector, which gets each IP flow that has ended, by UDP:
+    /// `ADDRESS:PORT`. Left out: there is none.
     pub collector: Option<String>,
-    /// Most flows that are metered in each packet thread. Each takes about 200 bytes while flows are
-    /// metered. A further flow ends the record of another one.
+    /// Most flows that are metered in each packet thread. Each takes about 200 bytes while flows
+    /// are metered. A further flow ends the record of another one.
     #[schemars(range(min = 1_024, max = 1 << 22))]
     pub flows: u32,
     /// Time without a packet after which a flow has ended, in milliseconds.

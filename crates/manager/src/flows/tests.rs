@@ -433,7 +433,7 @@ fn a_collector_gets_each_ip_flow_once() {
     let seventh = collector.records.iter().find(of(8, number(&[10, 0, 0, 7]))).unwrap();
     let began_ms = u128::from(epoch_ns / 1_000_000) + 7;
     for (element, value) in [
-        (12, number(&[192, 0, 2, 1])),
+        (12u16, number(&[192, 0, 2, 1])),
         (7, 1000),
         (11, 2000),
         (4, 17),
