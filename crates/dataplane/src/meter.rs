@@ -41,9 +41,10 @@ const LINGER_NS: u64 = 2_000_000_000;
 const SLOT: usize = 16;
 /// Chain (16 bits), TCP flags (8), drop reason (8), version (32).
 const META: usize = WORDS;
-/// Times of the first and the last packet, in nanoseconds.
-const FIRST: usize = WORDS + 1;
-const LAST: usize = WORDS + 2;
+/// Time of the last packet, in nanoseconds. Ageing reads no more than these words.
+const LAST: usize = WORDS + 1;
+/// Time of the first packet, in nanoseconds.
+const FIRST: usize = WORDS + 2;
 const PACKETS: usize = WORDS + 3;
 const BYTES: usize = WORDS + 4;
 const DROPPED: usize = WORDS + 5;
@@ -165,6 +166,8 @@ impl FlowRecord {
 #[derive(Debug)]
 pub struct MeteredFlows {
     slots: Box<[AtomicU64]>,
+    /// Words before the first slot, which begins a cache line.
+    start: usize,
     ended: ArrayQueue<FlowRecord>,
     live: Counter,
     lost: Counter,
@@ -191,7 +194,7 @@ fn show(slot: &[AtomicU64; SLOT], meta: u64) {
 
 impl MeteredFlows {
     fn slot(&self, at: usize) -> &[AtomicU64; SLOT] {
-        let (slots, _) = self.slots.as_chunks();
+        let (slots, _) = self.slots[self.start..].as_chunks();
         &slots[at]
     }
 
@@ -249,9 +252,12 @@ pub struct FlowMeter {
 pub fn meter(settings: MeterSettings) -> (Box<FlowMeter>, Arc<MeteredFlows>) {
     // Half as many again, so that few sets are full.
     let sets = (settings.flows + settings.flows / 2).div_ceil(WAYS).max(1);
+    // Written here, so that no page is missing when the first packet comes. Seven more words leave
+    // space for the alignment.
+    let slots: Box<[AtomicU64]> = (0..sets * WAYS * SLOT + 7).map(|_| AtomicU64::new(0)).collect();
     let flows = Arc::new(MeteredFlows {
-        // Written here, so that no page is missing when the first packet comes.
-        slots: (0..sets * WAYS * SLOT).map(|_| AtomicU64::new(0)).collect(),
+        start: slots.as_ptr().align_offset(64).min(7),
+        slots,
         ended: ArrayQueue::new(QUEUE),
         live: Counter::default(),
         lost: Counter::default(),
@@ -629,7 +635,7 @@ mod tests {
     #[test]
     fn a_full_set_evicts_the_flow_without_packets_for_longest_and_none_is_lost() {
         let mut rig = Rig::new(MeterSettings { flows: 10, ..SETTINGS });
-        assert_eq!(rig.flows.slots.len(), SLOT * WAYS);
+        assert_eq!(rig.flows.slots.len() / SLOT, WAYS);
         for n in 0..40 {
             rig.udp(n, u64::from(n));
             rig.udp(0, u64::from(n));

@@ -18,6 +18,8 @@ const HEADER: usize = 16;
 const MOST: usize = 1400;
 /// Time after which the collector gets the templates again: it may have started anew.
 const TEMPLATES: Duration = Duration::from_secs(30);
+/// Longest wait for space in the socket, for each message.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// Observation domain.
 const DOMAIN: u32 = 1;
 /// The set of templates.
@@ -133,8 +135,8 @@ impl Exporter {
         let own: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((own, 0))?;
         socket.connect(address)?;
-        // A full socket must not delay the file.
-        socket.set_nonblocking(true)?;
+        // A socket without space must not delay the file for long.
+        socket.set_write_timeout(Some(PATIENCE))?;
         let (v4, v6) = (DataSet::new(V4), DataSet::new(V6));
         Ok(Self { socket, address, v4, v6, sequence: 0, introduced: None, is_failing: false, lost: 0 })
     }
