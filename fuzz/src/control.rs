@@ -138,6 +138,11 @@ impl Backend for Nobody {
         nothing()
     }
 
+    fn flows(&self, request: &model::FlowsRequest) -> Result<model::FlowsReply, ApiError> {
+        again(request);
+        nothing()
+    }
+
     fn shutdown(&self) -> Result<(), ApiError> {
         nothing()
     }

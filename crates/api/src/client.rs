@@ -20,8 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
-    TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
+    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, Rule, Service,
+    Stats, Status, Trace, TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
@@ -290,6 +290,11 @@ impl Client {
     /// What a packet would meet if it came now.
     pub fn why(&mut self, request: &WhyRequest) -> Result<Why, ClientError> {
         self.post("/v1/why", request)
+    }
+
+    /// The flows that there are, and those that have ended lately.
+    pub fn flows(&mut self, request: &FlowsRequest) -> Result<FlowsReply, ClientError> {
+        self.post("/v1/flows", request)
     }
 
     /// Captures packets. `take` gets the pcapng in pieces as they come, and an empty one after a

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod flow_log;
 mod interface;
 mod order;
 mod pcap;
@@ -18,6 +19,7 @@ mod service;
 pub mod wakeup;
 mod web;
 
+pub use flow_log::FlowLogConfig;
 pub use interface::{AfPacket, AfXdp, WhenMissing};
 use order::in_order;
 pub use pcap::{Pcap, PcapSpeed, PcapTimes};
@@ -56,6 +58,8 @@ pub struct Config {
     pub promises: Promises,
     /// The web page, and what Prometheus and probes read by HTTP.
     pub page: WebPage,
+    /// The log of flows: what each flow had, and how it ended.
+    pub flow_log: FlowLogConfig,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,

@@ -5,6 +5,7 @@
 //! `time_ns`. Times are in nanoseconds unless the name has another unit. A test keeps
 //! `deploy/openapi.json` equal. A later version may add fields; readers ignore unknown ones.
 
+mod flow;
 mod nf;
 mod packet;
 mod why;
@@ -21,6 +22,7 @@ use crate::config;
 use crate::counted::counted;
 use crate::drops::{self, PortDrop};
 
+pub use flow::{FlowEndReason, FlowLogCounts, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS, TcpState};
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
 pub use why::{Fate, FlowEntry, MAX_DIGITS, Why, WhyNot, WhyRequest};
@@ -58,6 +60,9 @@ pub struct Status {
     /// The SDN controller, if the configuration names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub openflow: Option<Openflow>,
+    /// The flow log, if the configuration has a file or a collector for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow_log: Option<FlowLogCounts>,
     /// The instances of pooled services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<Pool>,

@@ -172,6 +172,18 @@ No packet waits for a capture: what is not written in time is missed, and counte
     /// Send a capture through NFs, and print what becomes of its packets; no daemon is needed
     #[command(after_help = crate::replay::HELP)]
     Replay(crate::replay::ReplayArgs),
+    /// Flows: what each had, where it went, how it ended
+    #[command(after_help = "\
+Examples:
+  sluice flows                             those with the latest packets, live and ended
+  sluice flows --top bytes --live -n 10    the ten that have sent most
+  sluice flows --verdict dropped           with packets that were dropped, and why
+  sluice flows --follow --chain web        a line for each flow of a chain that ends, until Ctrl-C
+  sluice flows --filter 'tcp port 443 and net 10.0.0.0/8' --json
+
+A flow is one direction of a connection. Flows are metered from the first question on, and until a minute after the last one; with a file
+or a collector in [flow_log] of the configuration, at all times. `man pcap-filter` describes filters.")]
+    Flows(FlowsArgs),
     /// Answer Wireshark, which lists the hops as interfaces (extcap)
     #[command(hide = true)]
     Extcap(ExtcapArgs),
@@ -663,6 +675,63 @@ pub struct CaptureArgs {
     /// Most bytes of a packet
     #[arg(long, short, value_name = "BYTES", default_value_t = u16::MAX, value_parser = clap::value_parser!(u16).range(1..))]
     pub snaplen: u16,
+}
+
+#[derive(Debug, Args)]
+pub struct FlowsArgs {
+    /// Show each flow when it ends, until Ctrl-C
+    #[arg(long, short, conflicts_with_all = ["top", "live", "ended", "count"])]
+    pub follow: bool,
+    /// Only flows with packets that were dropped, or without
+    #[arg(long, value_enum)]
+    pub verdict: Option<FlowVerdict>,
+    /// Only flows of this chain
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only flows of chains of this tenant
+    #[arg(long)]
+    pub tenant: Option<String>,
+    /// Only flows whose packets this filter accepts, in libpcap's language
+    #[arg(long, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
+    /// Those with most of it first, not those with the latest packets
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub top: Option<TopFlows>,
+    /// Only flows that go on
+    #[arg(long, conflicts_with = "ended")]
+    pub live: bool,
+    /// Only flows that have ended
+    #[arg(long)]
+    pub ended: bool,
+    /// How many flows
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_api::model::MAX_FLOWS)))]
+    pub count: u32,
+    /// Print JSON, as the API returns it; with --follow a line for each flow
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What became of the packets of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FlowVerdict {
+    /// Some were dropped
+    Dropped,
+    /// None was dropped
+    Forwarded,
+}
+
+/// What flows are sorted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TopFlows {
+    /// Bytes
+    Bytes,
+    /// Packets
+    Packets,
+    /// Packets that were dropped
+    Dropped,
+    /// Average latency
+    Latency,
 }
 
 /// What Wireshark asks for.

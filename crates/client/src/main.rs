@@ -11,6 +11,7 @@ mod doctor;
 mod documents;
 mod drops;
 mod filter;
+mod flows;
 mod header;
 mod init;
 mod man;

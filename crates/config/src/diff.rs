@@ -8,7 +8,7 @@
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
 //! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
-//! `[openflow]`, `[promises]` and `[page]` take effect only at a restart.
+//! `[openflow]`, `[promises]`, `[page]` and `[flow_log]` take effect only at a restart.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -241,6 +241,7 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("openflow", serde_json::to_value(&c.openflow)),
             ("promises", serde_json::to_value(&c.promises)),
             ("page", serde_json::to_value(&c.page)),
+            ("flow_log", serde_json::to_value(&c.flow_log)),
         ];
         pairs.map(|(name, table)| (name, table.unwrap_or_default()))
     };

@@ -197,6 +197,25 @@ fn a_controller_to_ask() {
 }
 
 #[test]
+fn a_log_of_flows() {
+    check(&[
+        ("+[flow_log]\nfile = \"/var/log/flows.json\"\ncollector = \"[2001:db8::1]:4739\"\n", &[]),
+        (
+            "+[flow_log]\ncollector = \"collector.example.org:4739\"\n",
+            &["2:13: \"collector.example.org:4739\" is no address of a collector | write it like \"192.0.2.1:4739\" or \
+                 \"[2001:db8::1]:4739\""],
+        ),
+        (
+            "+[flow_log]\nflows = 1000\nidle_ms = 0\n",
+            &[
+                "2:9: flows cannot be 1000 | write a whole number, 1024 to 4194304",
+                "3:11: idle_ms cannot be 0 | write a whole number, 100 to 86400000",
+            ],
+        ),
+    ]);
+}
+
+#[test]
 fn types_and_ranges() {
     check(&[
         (

@@ -5,6 +5,7 @@
 //! never match is found only if a single earlier rule covers it.
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 
 use serde_json::Value as Json;
 
@@ -44,6 +45,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.workflow();
     v.openflow();
     v.page();
+    v.flow_log();
     v.ports();
     v.services();
     v.chains();
@@ -179,6 +181,19 @@ impl Validation<'_> {
                 At::key("sched", "weights"),
                 "the kernel's weights mean nothing to NFs of class \"rr\", and these do not divide their core by themselves",
                 "write handover = true, by which they do, or another class, or weights = false",
+            );
+        }
+    }
+
+    fn flow_log(&mut self) {
+        let log = &self.config.flow_log;
+        if let Some(text) = &log.collector
+            && text.parse::<SocketAddr>().is_err()
+        {
+            self.error(
+                At::key("flow_log", "collector"),
+                format!("{text:?} is no address of a collector"),
+                "write it like \"192.0.2.1:4739\" or \"[2001:db8::1]:4739\"",
             );
         }
     }

@@ -184,9 +184,10 @@ impl OwnedQueue {
             let point = Point::Received(self.port);
             let sight = match registry.of(run[0]) {
                 Some(path) => Sight::on(path, point),
-                None => Sight { point, why: None, place: None, chain: None, hops: &[] },
+                None => Sight { point, why: None, place: None, ingress: Some(self.port), chain: None, hops: &[] },
             };
             observers.show(arena, now_ns, &sight, these);
+            observers.meter(arena, now_ns, &sight, these);
             packets = others;
         }
     }

@@ -104,8 +104,8 @@ impl LossReason {
         }
     }
 
-    /// A code, above 0.
-    fn code(self) -> u8 {
+    /// A code, above 0; 0 stands for none.
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Chain(why) => why as u8 + 1,
             Self::Entry(why) => why as u8 + REFUSALS,
@@ -113,7 +113,7 @@ impl LossReason {
         }
     }
 
-    fn from_code(code: u8) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         match code {
             code if code >= PORT_DROPS => PortDrop::ALL.get(usize::from(code - PORT_DROPS)).copied().map(Self::Port),
             code if code >= REFUSALS => Refusal::ALL.get(usize::from(code - REFUSALS)).copied().map(Self::Entry),
@@ -149,6 +149,8 @@ pub struct Sight<'a> {
     pub why: Option<LossReason>,
     /// Where they are dropped, if they are and that is known.
     pub place: Option<DropPlace>,
+    /// Number of the port where they came in, if it is known.
+    pub ingress: Option<u16>,
     /// Number of their chain, if it is known.
     pub chain: Option<u16>,
     /// The hops of their path; none if they have none.
@@ -159,7 +161,7 @@ impl<'a> Sight<'a> {
     /// Packets of a path.
     #[inline(always)]
     pub fn on(path: &'a Path, point: Point) -> Self {
-        Self { point, why: None, place: None, chain: Some(path.chain.number), hops: &path.hops }
+        Self { point, why: None, place: None, ingress: Some(path.ingress), chain: Some(path.chain.number), hops: &path.hops }
     }
 
     /// Packets of a path that are dropped.
@@ -170,8 +172,8 @@ impl<'a> Sight<'a> {
 
     /// Packets without a path that a port drops.
     #[inline(always)]
-    pub fn refused(chain: Option<u16>, why: LossReason, port: u16) -> Self {
-        Self { point: Point::Dropped, why: Some(why), place: Some(DropPlace::Port(port)), chain, hops: &[] }
+    pub fn refused(ingress: Option<u16>, chain: Option<u16>, why: LossReason, port: u16) -> Self {
+        Self { point: Point::Dropped, why: Some(why), place: Some(DropPlace::Port(port)), ingress, chain, hops: &[] }
     }
 }
 
@@ -533,7 +535,7 @@ mod tests {
     }
 
     fn at(point: Point) -> Sight<'static> {
-        Sight { point, why: None, place: None, chain: Some(3), hops: &[] }
+        Sight { point, why: None, place: None, ingress: None, chain: Some(3), hops: &[] }
     }
 
     #[test]
@@ -563,7 +565,8 @@ mod tests {
             let (packet, bytes) = packet(&arena, u32::from(len) % 64, len);
             let hops = &hops[..usize::from(len) % 10];
             let why = (len % 2 == 0).then_some(LossReason::Entry(Refusal::NoneIdle));
-            let sight = Sight { point: Point::FromNf(len), why, place: None, chain: (len % 3 > 0).then_some(len), hops };
+            let sight =
+                Sight { point: Point::FromNf(len), why, place: None, ingress: None, chain: (len % 3 > 0).then_some(len), hops };
             tap.show(&arena, 1 << 40 | u64::from(len), &sight, &[packet]);
             let path = hops.iter().map(|hop| hop.nf).collect();
             let sighting = Sighting { point: Point::FromNf(len), why, place: None, chain: sight.chain, path };
@@ -612,7 +615,7 @@ mod tests {
         let arena = arena();
         let (packet, _) = packet(&arena, 0, 60);
         let (mut tap, mut reader) = pair(&Arc::new(CaptureScope { each: Some(2), ..request(64) }), 1 << 14);
-        let lost = |why: LossReason, port: u16| Sight::refused(None, why, port);
+        let lost = |why: LossReason, port: u16| Sight::refused(None, None, why, port);
         // A flood of one kind hides no other.
         for port in 0..3 {
             tap.show(&arena, 1, &lost(Refusal::NoRule.into(), port), &[packet; 32]);
@@ -633,7 +636,7 @@ mod tests {
     #[test]
     fn bytes_that_lie_in_no_frame_are_shown_as_far_as_there_are_any() {
         let (mut tap, mut reader) = pair(&Arc::new(request(100)), 1024);
-        let sight = Sight::refused(None, PortDrop::Mtu.into(), 7);
+        let sight = Sight::refused(None, None, PortDrop::Mtu.into(), 7);
         for (len, have) in [(1600, 128), (60, 60), (90, 0), (0, 5)] {
             tap.show_bytes(9, &sight, len, &vec![len as u8; have]);
         }

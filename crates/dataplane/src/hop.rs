@@ -214,6 +214,9 @@ impl Plane {
                 if held.flags & SAMPLED != 0 {
                     let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
                     let chain = path.chain.number as usize;
+                    if let Some(observers) = &mut self.observers {
+                        observers.time(self.frames.arena(), path.ingress, descriptor.packet(), took);
+                    }
                     // The last packets of a chain that is gone are in no report.
                     if self.tables.chains.get(chain).is_some_and(Option::is_some) {
                         if self.latencies.len() <= chain {

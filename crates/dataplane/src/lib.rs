@@ -47,6 +47,7 @@ pub mod inline;
 pub mod link;
 pub mod load;
 pub mod mark;
+pub mod meter;
 pub mod observers;
 pub mod outlook;
 pub mod plane;

@@ -1,11 +1,12 @@
-//! What looks at packets on their way: traces and captures.
+//! What looks at packets on their way: traces, captures and a meter of flows.
 
 use std::sync::Arc;
 
 use sluice_shm::arena::Arena;
 
 use crate::capture::{CaptureScope, Sight, Tap};
-use crate::frame::InFrame;
+use crate::frame::{InFrame, Packet};
+use crate::meter::{FlowMeter, MeteredFlows};
 use crate::trace::TraceRequest;
 
 /// A packet thread's observers. It has none of these while nothing looks.
@@ -15,12 +16,14 @@ pub struct Observers {
     pub trace: Option<Arc<TraceRequest>>,
     /// Its taps of the active captures.
     pub taps: Vec<Tap>,
+    /// Its meter of flows.
+    pub meter: Option<Box<FlowMeter>>,
 }
 
 impl Observers {
     /// Itself, unless it is empty.
     pub(crate) fn unless_empty(self: Box<Self>) -> Option<Box<Self>> {
-        (self.trace.is_some() || !self.taps.is_empty()).then_some(self)
+        (self.trace.is_some() || !self.taps.is_empty() || self.meter.is_some()).then_some(self)
     }
 
     /// Takes the tap of a capture out.
@@ -34,12 +37,44 @@ impl Observers {
         self.taps.iter_mut().for_each(|tap| tap.show_bytes(at_ns, sight, len, bytes));
     }
 
+    /// Takes the meter of these flows out.
+    pub(crate) fn end_meter(&mut self, flows: &Arc<MeteredFlows>) -> Option<Box<FlowMeter>> {
+        self.meter.take_if(|meter| meter.is_of(flows))
+    }
+
+    /// Counts packets that were received, for their flows.
+    #[inline(never)]
+    pub(crate) fn meter(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packets: &[Packet]) {
+        if let Some(meter) = &mut self.meter {
+            meter.count(arena, at_ns, sight, packets);
+        }
+    }
+
+    /// Records the latency of a packet that came in at a port, for its flow.
+    #[cold]
+    pub(crate) fn time(&mut self, arena: &Arena, ingress: u16, packet: Packet, took_ns: u64) {
+        if let Some(meter) = &mut self.meter {
+            meter.time(arena, ingress, packet, took_ns);
+        }
+    }
+
+    /// Ends flows that are over, among the next `budget`.
+    #[cold]
+    pub(crate) fn age(&mut self, now_ns: u64, budget: usize) {
+        if let Some(meter) = &mut self.meter {
+            meter.age(now_ns, budget);
+        }
+    }
+
     /// As [`show`].
     #[cold]
     #[inline(never)]
     pub(crate) fn show<T: InFrame>(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, packets: &[T]) {
         for tap in &mut self.taps {
             tap.show(arena, at_ns, sight, packets);
+        }
+        if let (Some(meter), Some(why)) = (&mut self.meter, sight.why) {
+            meter.lose(arena, at_ns, sight, why, packets);
         }
     }
 }

@@ -294,7 +294,8 @@ impl Plane {
     /// Whether anything looks at packets that are dropped at the entry.
     #[inline(always)]
     pub(crate) fn is_watched(&self) -> bool {
-        self.observers.as_ref().is_some_and(|observers| observers.taps.iter().any(Tap::shows_drops)) || self.is_tracing()
+        let shows = |observers: &Observers| observers.meter.is_some() || observers.taps.iter().any(Tap::shows_drops);
+        self.observers.as_deref().is_some_and(shows) || self.is_tracing()
     }
 
     /// Whether the active trace covers packets with this key, whatever their chain.
@@ -309,7 +310,7 @@ impl Plane {
         if self.traces(key) {
             self.note_refused(packet, key.ingress(), chain, why);
         }
-        self.show(&Sight::refused(chain, why, key.ingress()), &[packet]);
+        self.show(&Sight::refused(Some(key.ingress()), chain, why, key.ingress()), &[packet]);
     }
 
     /// Traces a packet that is dropped at the entry, and whose key the trace covers.

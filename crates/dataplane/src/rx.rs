@@ -5,39 +5,19 @@ use std::sync::Arc;
 
 use sluice_api::protocol;
 use sluice_shm::BURST;
-use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
 use crate::batch::{Basis, Batch, OwnedQueue, Sole, gather};
 use crate::capture::LossReason;
 use crate::chain::{Chain, DropReason, Path, PathKind, PathRegistry, Tables};
 use crate::classify::flow_table::Known;
-use crate::classify::key::{FlowKey, LONG, SHORT};
+use crate::classify::key::FlowKey;
 use crate::classify::rule::{Rule, RuleTerms};
-use crate::classify::{Classifier, Lookup, copy_long, tcp};
+use crate::classify::{Classifier, Lookup, tcp, tcp_flags};
 use crate::decision::{Decision, Packed, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
 use crate::steer::{Arrival, ChooseChain, ChooseInstances, Chosen, Env, Released, SteerRequest};
-
-/// TCP flags of a packet with this key; 0 if it has none, or they cannot be read.
-#[inline(always)]
-fn tcp_flags(key: &FlowKey, arena: &Arena, packet: Packet) -> u8 {
-    if key.protocol() != protocol::TCP || key.flags() != 0 {
-        return 0;
-    }
-    let short: Option<[u8; SHORT]> = arena.read_array(packet.frame, packet.offset);
-    let flags = short.and_then(|header| tcp::flags(&header[..SHORT.min(packet.len.into())]));
-    flags.unwrap_or_else(|| long_tcp_flags(arena, packet))
-}
-
-#[cold]
-#[inline(never)]
-fn long_tcp_flags(arena: &Arena, packet: Packet) -> u8 {
-    let mut bytes = [0; LONG];
-    let copied = copy_long(arena, packet, &mut bytes);
-    tcp::flags(&bytes[..copied]).unwrap_or(0)
-}
 
 /// Whether NFs are woken at once for these TCP flags, which end a connection or half of it.
 #[inline(always)]

@@ -107,7 +107,7 @@ fn transmit(plane: &mut Plane, owned: &mut OwnedQueue, packets: &mut Vec<Packet>
     counters.api.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
     if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
         counters.api.tx_drops.add((packets.len() - sent) as u64);
-        plane.show(&Sight::refused(None, PortDrop::Untaken.into(), owned.port), &packets[sent..]);
+        plane.show(&Sight::refused(None, None, PortDrop::Untaken.into(), owned.port), &packets[sent..]);
         for packet in &packets[sent..] {
             plane.frames.free(packet.frame);
         }
@@ -128,7 +128,7 @@ fn pass_to_owner(plane: &mut Plane, lanes: &mut [Option<Producer>], port: u16, p
         _ => {
             // The port has no owner any more.
             plane.unsent.add(packets.len() as u64);
-            plane.show(&Sight::refused(None, PortDrop::Untaken.into(), port), packets);
+            plane.show(&Sight::refused(None, None, PortDrop::Untaken.into(), port), packets);
             packets.iter().for_each(|packet| plane.discard(packet.frame));
             packets.len()
         }

@@ -56,6 +56,8 @@ const REFRESH_NS: u64 = 10_000_000;
 const HOUSEKEEPING_NS: u64 = 50_000_000;
 /// Flow table slots visited for ageing in each duty.
 const AGE_BUDGET: usize = 64;
+/// Slots of a meter of flows visited for ageing in each duty, at least.
+const METER_BUDGET: usize = 256;
 /// Nanoseconds between two comparisons of the cycle counter with the clock.
 const RESYNC_NS: u64 = 1_000_000_000;
 
@@ -262,6 +264,9 @@ impl Worker {
         classifier.age(now_ms, timeout_ms, budget);
         if let Some(instances) = instances {
             instances.age(classifier.table(), now_ms, timeout_ms);
+        }
+        if let Some(observers) = &mut self.setup.plane.observers {
+            observers.age(now, budget.max(METER_BUDGET));
         }
     }
 

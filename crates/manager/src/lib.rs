@@ -15,6 +15,8 @@ pub mod features;
 
 pub mod capture;
 
+mod flows;
+
 pub mod nf;
 
 pub mod controller;

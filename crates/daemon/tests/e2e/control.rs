@@ -65,6 +65,7 @@ impl Mock {
                 tuning_percent: 0.5,
                 schedules: Vec::new(),
                 openflow: None,
+                flow_log: None,
                 pools: Vec::new(),
                 buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
                 promises: BTreeMap::new(),
@@ -357,6 +358,41 @@ impl Backend for Mock {
         };
         let (first, second) = (packet(40), packet(20));
         Ok(Box::new(vec![first[..10].to_vec(), first[10..].to_vec(), Vec::new(), second].into_iter()))
+    }
+
+    fn flows(&self, request: &FlowsRequest) -> Result<FlowsReply, ApiError> {
+        if let Some(unknown) = request.chain.as_ref().filter(|chain| *chain != "web") {
+            return Err(ApiError::not_found("chain", unknown, &["web"]));
+        }
+        let flow = |number: Option<u64>| FlowReport {
+            number,
+            protocol: "udp".into(),
+            src: "10.0.0.1".into(),
+            src_port: Some(1000),
+            dst: "192.0.2.1".into(),
+            dst_port: Some(53),
+            port: "in".into(),
+            chain: Some("web".into()),
+            nfs: vec!["fw.0".into()],
+            packets: 1_234,
+            bytes: 99_000,
+            dropped_packets: 2,
+            drop_reason: Some("verdict".into()),
+            end: number.map(|_| FlowEndReason::Idle),
+            ..FlowReport::default()
+        };
+        // After the number that the first answer gives, two flows end; then the daemon does.
+        let (flows, next) = match request.after {
+            None => (vec![flow(None)], 7),
+            Some(7) => (vec![flow(Some(8)), flow(Some(9))], 9),
+            Some(_) => return Err(ApiError::shutting_down()),
+        };
+        Ok(FlowsReply {
+            flows,
+            next,
+            missed: 0,
+            log: FlowLogCounts { live: 1, ended: next, metered_s: 61.0, ..FlowLogCounts::default() },
+        })
     }
 
     fn shutdown(&self) -> Result<(), ApiError> {
@@ -795,6 +831,33 @@ fn a_capture_is_written_as_it_comes_and_a_refused_one_not_at_all() {
     assert_eq!(daemon.output(&["capture", "-w", "-"]).stdout, written);
     assert!(daemon.fails(1, &["capture", "-w", "/nowhere/a.pcapng"]).contains("cannot write /nowhere/a.pcapng"));
     for usage in [&["capture"][..], &["capture", "-w", name, "--count", "0"], &["capture", "-w", name, "--sample", "0"]] {
+        assert!(!daemon.fails(2, usage).is_empty());
+    }
+}
+
+#[test]
+fn flows_are_a_table_or_lines_as_they_end() {
+    let daemon = Daemon::start();
+    let output = daemon.output(&["flows", "--top", "bytes", "--verdict", "dropped", "--chain", "web"]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    for word in ["PROTOCOL", "10.0.0.1:1000", "192.0.2.1:53", "fw.0", "1,234", "2 verdict", "live"] {
+        assert!(table.contains(word), "{word} is not in\n{table}");
+    }
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "sluice: 1 live, 7 ended in 1 min 1 s\n");
+    let json: FlowsReply = serde_json::from_str(&daemon.ok(&["flows", "--json"])).unwrap();
+    assert_eq!((json.flows.len(), json.next), (1, 7));
+    let followed = daemon.output(&["flows", "--follow"]);
+    let lines = String::from_utf8(followed.stdout).unwrap();
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(lines.starts_with("udp 10.0.0.1:1000 → 192.0.2.1:53  chain web  fw.0  1,234 packets, 99,000 bytes in "), "{lines}");
+    assert!(lines.ends_with("  dropped 2 verdict  idle\n"), "{lines}");
+    assert!(String::from_utf8(followed.stderr).unwrap().contains("shutting down"));
+    let followed = daemon.output(&["flows", "--follow", "--json"]);
+    let numbers = String::from_utf8(followed.stdout).unwrap();
+    let numbers = numbers.lines().map(|line| serde_json::from_str::<FlowReport>(line).unwrap().number);
+    assert_eq!(numbers.collect::<Vec<_>>(), [Some(8), Some(9)]);
+    assert!(daemon.fails(1, &["flows", "--chain", "wbe"]).contains("no chain is named"));
+    for usage in [&["flows", "--follow", "--live"][..], &["flows", "--live", "--ended"], &["flows", "-n", "0"]] {
         assert!(!daemon.fails(2, usage).is_empty());
     }
 }

@@ -19,6 +19,7 @@ mod drops;
 mod ecn;
 mod estimate;
 mod faults;
+mod flows;
 mod foreign;
 mod fused;
 mod guards;

@@ -222,6 +222,19 @@ impl FlowKey {
         &self.words
     }
 
+    /// The key with these words.
+    #[inline]
+    pub(crate) fn of_words(words: [u64; WORDS]) -> Self {
+        Self { words }
+    }
+
+    /// The key of all packets that differ from this one's in their DSCP alone.
+    #[inline]
+    pub fn without_dscp(mut self) -> Self {
+        self.words[5] &= !0xff00;
+        self
+    }
+
     /// Kind of the packet.
     #[inline(always)]
     pub fn kind(&self) -> PacketKind {
@@ -267,6 +280,15 @@ impl FlowKey {
     #[inline(always)]
     pub fn dscp(&self) -> u8 {
         (self.words[5] >> 8) as u8
+    }
+
+    /// Source and destination MAC address, if the packet is not IP or malformed.
+    pub fn macs(&self) -> Option<([u8; 6], [u8; 6])> {
+        let mac = |word: u64| {
+            let [_, _, mac @ ..] = word.to_be_bytes();
+            mac
+        };
+        (self.version() == 0).then(|| (mac(self.words[1]), mac(self.words[3])))
     }
 
     /// EtherType behind the VLAN tags if the packet is not IP or malformed, else 0.

@@ -13,11 +13,12 @@ pub mod rss;
 pub mod rule;
 pub mod tcp;
 
+use sluice_api::protocol;
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, Packet};
 
 use flow_table::{FlowTable, FlowTableStats, Known};
-use key::{FlowKey, LONG};
+use key::{FlowKey, LONG, SHORT};
 
 /// Result of a flow table lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -139,6 +140,33 @@ fn parse_long(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
     let mut bytes = [0; LONG];
     let copied = copy_long(arena, packet, &mut bytes);
     FlowKey::parse(&bytes[..copied], packet.len, ingress)
+}
+
+/// The flow key of a packet from port number `ingress`.
+#[inline]
+pub(crate) fn key_of(arena: &Arena, packet: Packet, ingress: u16) -> FlowKey {
+    let head = arena.head(packet.frame, packet.offset);
+    let plain = head.and_then(|head| FlowKey::parse_plain(head, packet.len, ingress));
+    plain.unwrap_or_else(|| parse_long(arena, packet, ingress))
+}
+
+/// TCP flags of a packet with this key; 0 if it has none, or they cannot be read.
+#[inline(always)]
+pub(crate) fn tcp_flags(key: &FlowKey, arena: &Arena, packet: Packet) -> u8 {
+    if key.protocol() != protocol::TCP || key.flags() != 0 {
+        return 0;
+    }
+    let short: Option<[u8; SHORT]> = arena.read_array(packet.frame, packet.offset);
+    let flags = short.and_then(|header| tcp::flags(&header[..SHORT.min(packet.len.into())]));
+    flags.unwrap_or_else(|| long_tcp_flags(arena, packet))
+}
+
+#[cold]
+#[inline(never)]
+fn long_tcp_flags(arena: &Arena, packet: Packet) -> u8 {
+    let mut bytes = [0; LONG];
+    let copied = copy_long(arena, packet, &mut bytes);
+    tcp::flags(&bytes[..copied]).unwrap_or(0)
 }
 
 /// Copies the first bytes of a packet, at most [`LONG`]; returns how many.

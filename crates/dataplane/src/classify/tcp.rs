@@ -1,6 +1,6 @@
 //! TCP header flags, behind headers of any length.
 
-pub use sluice_policy::tcp::{FIN, RST, SYN};
+pub use sluice_policy::tcp::{ACK, FIN, RST, SYN};
 
 use super::key::{is_extension, link};
 

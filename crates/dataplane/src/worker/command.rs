@@ -18,6 +18,7 @@ use crate::frame::Stack;
 use crate::handle::NfHandle;
 use crate::handlers::Inline;
 use crate::hooks::{Feeder, Sharing};
+use crate::meter::{FlowMeter, MeteredFlows};
 use crate::observers::Observers;
 use crate::plane::Plane;
 use crate::queue::PortQueue;
@@ -229,6 +230,16 @@ impl Worker {
         self.observe(|observers| observers.end(capture))
     }
 
+    /// Begins to meter flows, instead of what it meters now.
+    pub fn meter(&mut self, meter: Box<FlowMeter>) {
+        self.observe(|observers| observers.meter = Some(meter));
+    }
+
+    /// Meters these flows no more, and returns their meter: to free it takes time.
+    pub fn end_meter(&mut self, flows: &Arc<MeteredFlows>) -> Option<Box<FlowMeter>> {
+        self.observe(|observers| observers.end_meter(flows))
+    }
+
     fn observe<T>(&mut self, change: impl FnOnce(&mut Observers) -> T) -> T {
         let mut observers = self.setup.plane.observers.take().unwrap_or_default();
         let changed = change(&mut observers);
@@ -244,7 +255,7 @@ impl Worker {
         let Plane { observers: Some(observers), now_ns, .. } = &mut self.setup.plane else { return };
         for owned in &self.queues {
             owned.counters.lost_packets.take(|why, len, head| {
-                observers.show_bytes(*now_ns, &Sight::refused(None, why.into(), owned.port), len, head);
+                observers.show_bytes(*now_ns, &Sight::refused(None, None, why.into(), owned.port), len, head);
             });
         }
     }

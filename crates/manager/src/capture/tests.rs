@@ -48,7 +48,7 @@ struct Rig {
 const HOPS: [Hop; 2] = [Hop { nf: 1, last_visit: true, reverse: false }, Hop { nf: 2, last_visit: true, reverse: false }];
 
 fn on(point: Point) -> Sight<'static> {
-    Sight { point, why: None, place: None, chain: Some(0), hops: &HOPS }
+    Sight { point, why: None, place: None, ingress: None, chain: Some(0), hops: &HOPS }
 }
 
 impl Rig {
@@ -142,7 +142,7 @@ fn each_hop_is_an_interface_and_a_comment_says_the_rest() {
     rig.show(0, 20, &on(Point::ToNf(2)), 2..3);
     // The thread that sends has copied one before.
     rig.show(1, 15, &on(Point::Sent(0)), 3..4);
-    rig.show(1, 30, &Sight::refused(None, PortDrop::Untaken.into(), 1), 4..5);
+    rig.show(1, 30, &Sight::refused(None, None, PortDrop::Untaken.into(), 1), 4..5);
     let by_nat = Sight { why: Some(DropReason::Verdict.into()), place: Some(DropPlace::Nf(2)), ..on(Point::Dropped) };
     rig.show(1, 31, &by_nat, 5..6);
     let interface = |name: &str| Block::Interface(name.into());

@@ -115,6 +115,9 @@ pub trait Backend: Send + Sync {
     /// Captures packets: the stream begins at once, and its end or its drop ends the capture.
     fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError>;
 
+    /// The flows that there are, and those that have ended lately.
+    fn flows(&self, request: &model::FlowsRequest) -> Result<model::FlowsReply, ApiError>;
+
     /// Starts the daemon's shutdown and returns at once.
     fn shutdown(&self) -> Result<(), ApiError>;
 }

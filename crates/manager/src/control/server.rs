@@ -51,8 +51,8 @@ use super::stream::streamed;
 use crate::telemetry::{metrics, prometheus};
 use sluice_api::ErrorKind::{Conflict, NotFound};
 use sluice_api::model::{
-    self, AddNf, AddRule, Apply, CaptureRequest, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade,
-    WhyRequest,
+    self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest,
+    Upgrade, WhyRequest,
 };
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};
@@ -688,6 +688,16 @@ fn of_sights() -> Vec<Route> {
             |State(cx): State<Context>, request: Request| async move {
                 let request: WhyRequest = cx.body(request).await?;
                 cx.call(move |b| b.why(&request)).await
+            },
+        ),
+        route(
+            post("/v1/flows", "flows", "The flows that there are, and those that have ended lately")
+                .takes::<FlowsRequest>()
+                .answers::<model::FlowsReply>(200)
+                .refuses(&[NotFound]),
+            |State(cx): State<Context>, request: Request| async move {
+                let request: FlowsRequest = cx.body(request).await?;
+                cx.call(move |b| b.flows(&request)).await
             },
         ),
         route(

@@ -536,6 +536,10 @@ impl Backend for Remote {
         self.begin_capture(request)
     }
 
+    fn flows(&self, request: &api::FlowsRequest) -> Result<api::FlowsReply, ApiError> {
+        self.look_at_flows(request)
+    }
+
     fn shutdown(&self) -> Result<(), ApiError> {
         self.call(Supervisor::quit)
     }

@@ -144,7 +144,7 @@ impl Supervisor {
         (0..self.plane.threads()).map(end).collect()
     }
 
-    fn names(&self) -> HopNames {
+    pub(super) fn names(&self) -> HopNames {
         let ports = self.ports.iter().enumerate().filter_map(|(i, port)| Some((i as u16, port.as_ref()?.config.name.clone())));
         HopNames {
             nfs: self.nfs.values().map(|nf| (nf.number, nf.name.clone())).collect(),

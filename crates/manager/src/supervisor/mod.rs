@@ -17,6 +17,7 @@ mod capture;
 mod change;
 mod container;
 mod end;
+mod flows;
 #[cfg_attr(not(feature = "foreign"), path = "without/foreign.rs")]
 mod foreign;
 mod fusing;
@@ -66,6 +67,7 @@ use sluice_shm::clock::monotonic_ns;
 use crate::control::totals;
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, PlaneError};
+use crate::flows::{FlowLogError, FlowOutputs};
 use sluice_api::config::{self as model, Config};
 use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
 use sluice_dataplane::classify::compile::compile;
@@ -101,6 +103,8 @@ pub enum SupervisorError {
     Attach(#[from] sluice_host::attach::AttachError),
     #[error(transparent)]
     Class(#[from] sluice_host::class::ClassError),
+    #[error(transparent)]
+    FlowLog(#[from] FlowLogError),
     #[error("cannot {doing}: {source}")]
     System { doing: &'static str, source: rustix::io::Errno },
     #[error("{0}")]
@@ -259,6 +263,7 @@ impl Supervisor {
 
     /// Starts everything in the order in which packets need it, ports last.
     fn build(&mut self, wanted: Config, stop: &AtomicBool) -> Result<(), SupervisorError> {
+        let outputs = FlowOutputs::open(&wanted.flow_log)?;
         let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
         for port in &wanted.ports {
@@ -282,6 +287,7 @@ impl Supervisor {
         let started = self.published.sdn.start(&self.config, &self.plane);
         started.map_err(|source| PlaneError::Thread { core: self.config.manager.first_monitor(), source })?;
         self.tell_agent();
+        self.start_flow_log(outputs)?;
         // Only now: a generator that starts before the sink loses packets.
         self.plane.start_rx();
         self.seen.watch.is_up = true;
@@ -392,6 +398,7 @@ impl Supervisor {
         for number in 0..self.ports.len() {
             let _ = self.close(number as u16);
         }
+        self.stop_flow_log();
         self.plane.stop();
         self.controller.stop();
         self.restore_pens();

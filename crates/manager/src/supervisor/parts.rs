@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::buffers::DeviceWays;
 use super::nfs::Process;
 use super::{Job, RuleCount, SupervisorError, token};
-use super::{apply, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
+use super::{apply, flows, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
 use sluice_api::config::Config;
@@ -221,6 +221,8 @@ pub(super) struct Observed {
     pub(super) tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// The captures under way.
     pub(super) captures: Vec<Weak<capture::CaptureScope>>,
+    /// The log of flows, while they are metered.
+    pub(super) flows: Option<flows::FlowKeeper>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
 }
@@ -235,6 +237,7 @@ impl Observed {
             past: past::Past::default(),
             tracing: None,
             captures: Vec::new(),
+            flows: None,
             watch: health::HealthWatch::default(),
         }
     }

@@ -113,6 +113,7 @@ impl Supervisor {
             },
             schedules: self.schedule_reports(),
             openflow: self.published.sdn.status(),
+            flow_log: self.flow_log_counts(),
             pools: self.pool_reports(snapshots),
             buffers: self.host.opener.room.report(&self.config.ports),
             promises: self.promise_states(),

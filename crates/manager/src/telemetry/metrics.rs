@@ -17,7 +17,7 @@ use sluice_slo::watch::What;
 use super::prometheus::{Family, NS, Object, Rows, Text};
 use crate::control::totals::{self, Counted};
 use sluice_api::model::{
-    Chain, Memory, Nf, NfForeign, NfPart, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread,
+    Chain, FlowLogCounts, Memory, Nf, NfForeign, NfPart, NfSched, Openflow, Pool, Port, PortState, Rule, Schedule, Stats, Thread,
 };
 use sluice_api::promise::Promise;
 
@@ -114,6 +114,9 @@ const OPENFLOW: &[Family<Openflow>] = &[
     Family::gauge("sluice_openflow_entries", "Flow entries in force.", |o, r| r.is(o.entries)),
     Family::gauge("sluice_openflow_held_packets", "Packets that wait for the SDN controller's answer.", |o, r| r.is(o.held)),
 ];
+
+const FLOW_LOG: &[Family<FlowLogCounts>] =
+    &[Family::gauge("sluice_flow_log_live", "Flows that are metered for the flow log and go on.", |log, r| r.is(log.live))];
 
 const PORTS: &[Family<Port>] = &[
     Family::counter_of_each(
@@ -323,6 +326,11 @@ pub fn exposition(stats: &Stats) -> String {
         let controller = [(vec![("controller", openflow.controller.as_str().into())], openflow)];
         out.write_counters(&controller);
         out.write(OPENFLOW, &controller);
+    }
+    if let Some(log) = &status.flow_log {
+        let log = [(Vec::new(), log)];
+        out.write_counters(&log);
+        out.write(FLOW_LOG, &log);
     }
     ports(&mut out, stats);
     nfs(&mut out, stats);
@@ -721,7 +729,9 @@ mod tests {
     #[test]
     fn the_page_in_the_tree_is_that_of_the_tables() {
         let controller = Some(Openflow::default());
-        let text = exposition(&Stats { status: Status { openflow: controller, ..Status::default() }, ..Stats::default() });
+        let flow_log = Some(FlowLogCounts::default());
+        let text =
+            exposition(&Stats { status: Status { openflow: controller, flow_log, ..Status::default() }, ..Stats::default() });
         let mut page = "\n| metric | type | what it says |\n|---|---|---|\n".to_string();
         let lines: Vec<&str> = text.lines().collect();
         for pair in lines.windows(2) {

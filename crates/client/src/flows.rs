@@ -1,0 +1,217 @@
+//! `sluice flows`.
+//!
+//! `--follow` asks again and again for the flows that have ended since: the daemon keeps the last
+//! ones, and says how many it does not have any more.
+
+use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sluice_api::client::Client;
+use sluice_api::model::{FlowLogCounts, FlowOrder, FlowReport, FlowsRequest, MAX_FLOWS};
+use sluice_cli::number::{age, grouped, time};
+use sluice_cli::table::{Cell, Table, Tone, colour};
+use sluice_cli::usage::json;
+
+use crate::args::{FlowVerdict, FlowsArgs, TopFlows};
+use crate::filter;
+
+/// Time between two questions of `--follow`, unless more flows are left.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Time for which flows are metered before the first answer is of use.
+const SETTLED_S: f64 = 1.0;
+
+/// `sluice flows`.
+pub fn run(client: &mut Client, args: FlowsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let filter = args.filter.as_deref().map(filter::compile).transpose()?.unwrap_or_default();
+    let order = match args.top {
+        None => FlowOrder::Last,
+        Some(TopFlows::Bytes) => FlowOrder::Bytes,
+        Some(TopFlows::Packets) => FlowOrder::Packets,
+        Some(TopFlows::Dropped) => FlowOrder::Dropped,
+        Some(TopFlows::Latency) => FlowOrder::Latency,
+    };
+    let request = FlowsRequest {
+        chain: args.chain,
+        tenant: args.tenant,
+        dropped: args.verdict.map(|verdict| verdict == FlowVerdict::Dropped),
+        filter,
+        live: !args.ended,
+        ended: !args.live,
+        after: None,
+        order,
+        limit: args.count,
+    };
+    if args.follow { follow(client, request, args.json, out) } else { list(client, &request, args.json, out) }
+}
+
+fn list(client: &mut Client, request: &FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut reply = client.flows(request)?;
+    if reply.log.metered_s < SETTLED_S {
+        std::thread::sleep(Duration::from_secs_f64(SETTLED_S - reply.log.metered_s.max(0.0)));
+        reply = client.flows(request)?;
+    }
+    if as_json {
+        return json(out, &reply);
+    }
+    if reply.flows.is_empty() {
+        writeln!(out, "no such flow")?;
+    } else {
+        let since_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        table(&reply.flows, since_ns).print(out, colour())?;
+    }
+    eprintln!("sluice: {}", summary(&reply.log));
+    Ok(())
+}
+
+fn follow(client: &mut Client, mut request: FlowsRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let first = client.flows(&FlowsRequest { limit: 1, ..request.clone() })?;
+    (request.limit, request.after) = (MAX_FLOWS, Some(first.next));
+    loop {
+        let reply = client.flows(&request)?;
+        if reply.missed > 0 {
+            eprintln!("sluice: {} flows ended too fast to be shown", grouped(reply.missed));
+        }
+        for flow in &reply.flows {
+            if as_json {
+                writeln!(out, "{}", serde_json::to_string(flow)?)?;
+            } else {
+                writeln!(out, "{}", line(flow))?;
+            }
+        }
+        // What looks on waits for it.
+        out.flush()?;
+        request.after = Some(reply.next);
+        if reply.flows.len() < MAX_FLOWS as usize {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// What the answer says of all flows: `1,200 live, 35 ended in 61 s`.
+fn summary(log: &FlowLogCounts) -> String {
+    let mut text = format!("{} live, {} ended in {}", grouped(log.live), grouped(log.ended), age(log.metered_s));
+    for (number, what) in [(log.lost, "lost"), (log.unwritten, "unwritten"), (log.unsent, "not sent to the collector")] {
+        if number > 0 {
+            text += &format!(", {} {what}", grouped(number));
+        }
+    }
+    text
+}
+
+/// An address, with its port if it has one.
+fn end(address: &str, port: Option<u16>) -> String {
+    match port {
+        None => address.into(),
+        Some(port) if address.contains(':') => format!("[{address}]:{port}"),
+        Some(port) => format!("{address}:{port}"),
+    }
+}
+
+fn state(flow: &FlowReport) -> &'static str {
+    match (flow.end, flow.tcp) {
+        (Some(end), _) => end.word(),
+        (None, Some(tcp)) => tcp.word(),
+        (None, None) => "live",
+    }
+}
+
+fn dropped(flow: &FlowReport) -> String {
+    match (&flow.drop_reason, flow.dropped_packets) {
+        (_, 0) => "-".into(),
+        (None, n) => grouped(n),
+        (Some(why), n) => format!("{} {why}", grouped(n)),
+    }
+}
+
+fn table(flows: &[FlowReport], now_ns: u64) -> Table {
+    let columns =
+        ["PROTOCOL", "FROM", "TO", "TENANT", "CHAIN", "NFS", ">PACKETS", ">BYTES", ">DROPPED", ">LATENCY", "STATE", ">LAST"];
+    let mut table = Table::new(&columns);
+    for flow in flows {
+        let word = |word: &Option<String>| Cell::from(word.as_deref().unwrap_or("-"));
+        let tone = if flow.dropped_packets > 0 { Tone::Warn } else { Tone::Plain };
+        table.row(vec![
+            flow.protocol.as_str().into(),
+            end(&flow.src, flow.src_port).into(),
+            end(&flow.dst, flow.dst_port).into(),
+            word(&flow.tenant),
+            word(&flow.chain),
+            if flow.nfs.is_empty() { "-".into() } else { flow.nfs.join(",").into() },
+            grouped(flow.packets).into(),
+            grouped(flow.bytes).into(),
+            Cell::toned(dropped(flow), tone),
+            flow.latency_ns.map_or("-".into(), |ns| time(ns).into()),
+            state(flow).into(),
+            age(now_ns.saturating_sub(flow.last_ns) as f64 / 1e9).into(),
+        ]);
+    }
+    table
+}
+
+/// A flow that has ended, in a line.
+fn line(flow: &FlowReport) -> String {
+    let mut words = vec![format!("{} {} → {}", flow.protocol, end(&flow.src, flow.src_port), end(&flow.dst, flow.dst_port))];
+    words.extend(flow.tenant.as_ref().map(|tenant| format!("tenant {tenant}")));
+    words.extend(flow.chain.as_ref().map(|chain| format!("chain {chain}")));
+    words.extend((!flow.nfs.is_empty()).then(|| flow.nfs.join(",")));
+    let lasted = time(flow.last_ns.saturating_sub(flow.first_ns));
+    words.push(format!("{} packets, {} bytes in {lasted}", grouped(flow.packets), grouped(flow.bytes)));
+    words.extend((flow.dropped_packets > 0).then(|| format!("dropped {}", dropped(flow))));
+    words.extend(flow.latency_ns.map(|ns| format!("latency {}", time(ns))));
+    words.push(state(flow).into());
+    words.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_api::model::{FlowEndReason, TcpState};
+
+    use super::*;
+
+    fn flow() -> FlowReport {
+        FlowReport {
+            protocol: "tcp".into(),
+            src: "2001:db8::1".into(),
+            src_port: Some(1024),
+            dst: "2001:db8::2".into(),
+            dst_port: Some(80),
+            port: "lan".into(),
+            chain: Some("web".into()),
+            nfs: vec!["fw.0".into(), "nat.1".into()],
+            packets: 12_345,
+            bytes: 1_000_000,
+            dropped_packets: 3,
+            drop_reason: Some("verdict".into()),
+            tcp: Some(TcpState::Open),
+            ..FlowReport::default()
+        }
+    }
+
+    #[test]
+    fn a_flow_is_a_row_while_it_goes_on_and_a_line_when_it_has_ended() {
+        let mut out = Vec::new();
+        table(&[flow()], 0).print(&mut out, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        for word in ["[2001:db8::1]:1024", "[2001:db8::2]:80", "fw.0,nat.1", "12,345", "3 verdict", " open "] {
+            assert!(text.contains(word), "{word:?} is not in\n{text}");
+        }
+        let ended = FlowReport { end: Some(FlowEndReason::Finished), tenant: Some("gold".into()), ..flow() };
+        let text = line(&ended);
+        assert!(text.starts_with("tcp [2001:db8::1]:1024 → [2001:db8::2]:80  tenant gold  chain web  fw.0,nat.1  "), "{text}");
+        assert!(text.ends_with("  dropped 3 verdict  finished"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_flow_is_left_out() {
+        let arp = FlowReport {
+            protocol: "0x0806".into(),
+            src: "02:00:00:00:00:01".into(),
+            dst: "ff:ff:ff:ff:ff:ff".into(),
+            ..Default::default()
+        };
+        let text = line(&FlowReport { packets: 1, bytes: 60, end: Some(FlowEndReason::Idle), ..arp });
+        assert!(text.starts_with("0x0806 02:00:00:00:00:01 → ff:ff:ff:ff:ff:ff  1 packets, 60 bytes in "), "{text}");
+        let log = FlowLogCounts { live: 1200, ended: 35, metered_s: 61.0, unsent: 2, ..FlowLogCounts::default() };
+        assert_eq!(summary(&log), "1,200 live, 35 ended in 1 min 1 s, 2 not sent to the collector");
+    }
+}

@@ -1,0 +1,219 @@
+//! Flows of a running chain: what is reported and logged of them is what was sent.
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_api::model::{FlowEndReason, FlowOrder, FlowReport, FlowsReply, FlowsRequest, TcpState};
+
+use crate::pcap::{MICROS, Order, pcap};
+use crate::skip::skip;
+use crate::support::{Daemon, PATIENCE, chain, find_port, open_folder, port, service, sluice};
+
+/// Source port, packets and bytes of each flow that is sent.
+type Sent = BTreeMap<u16, (u64, u64)>;
+
+/// Packets of 20 flows, in turn, and of a TCP connection that begins and ends.
+fn packets() -> (Vec<Vec<u8>>, Sent) {
+    let mut all = Vec::new();
+    for round in 0..30 {
+        for flow in (0..20).filter(|flow| round <= *flow) {
+            let mut packet = Vec::new();
+            let builder = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+            let builder = builder.ipv4([10, 0, 0, 1], [192, 0, 2, 1], 64).udp(1000 + flow, 2000);
+            builder.write(&mut packet, &vec![round as u8; 18 + usize::from(flow)]).unwrap();
+            all.push((1000 + flow, packet));
+        }
+    }
+    // SYN, ACK, FIN and ACK.
+    for flags in [0x02, 0x10, 0x11] {
+        let mut packet = Vec::new();
+        let builder = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+        builder.ipv4([10, 0, 0, 1], [192, 0, 2, 1], 64).tcp(5000, 80, 1, 1).write(&mut packet, &[0; 6]).unwrap();
+        packet[14 + 20 + 13] = flags;
+        all.push((5000, packet));
+    }
+    let mut sent = Sent::new();
+    for (source, packet) in &all {
+        let counts = sent.entry(*source).or_default();
+        *counts = (counts.0 + 1, counts.1 + packet.len() as u64);
+    }
+    (all.into_iter().map(|(_, packet)| packet).collect(), sent)
+}
+
+/// A chain of a bridge that gets all packets once, behind this section of the log.
+fn body(folder: &Path, flow_log: &str) -> (String, Sent) {
+    let source = folder.join("in.pcap");
+    let (packets, sent) = packets();
+    std::fs::write(&source, pcap(Order::Little, MICROS, 1, &packets)).unwrap();
+    let body = format!("[flow_log]\n{flow_log}\n")
+        + &port("in", "pcap", &format!("read = {source:?}\nrepeat = 1\noverload = \"wait\""))
+        + &port("out", "sink", "")
+        + &service("s", "sluice-nf-bridge", "")
+        + &chain("c", "in", &["s"], "out", "");
+    (body, sent)
+}
+
+fn counts<'a>(flows: impl IntoIterator<Item = &'a FlowReport>) -> Sent {
+    let mut all = Sent::new();
+    for flow in flows {
+        let counts = all.entry(flow.src_port.unwrap()).or_default();
+        *counts = (counts.0 + flow.packets, counts.1 + flow.bytes);
+    }
+    all
+}
+
+/// Waits until what the daemon says of flows fulfils `is`.
+#[track_caller]
+fn wait_for(daemon: &Daemon, what: &str, request: &FlowsRequest, is: impl Fn(&FlowsReply) -> bool) -> FlowsReply {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let reply = daemon.client().flows(request).unwrap();
+        if is(&reply) {
+            return reply;
+        }
+        assert!(Instant::now() < until, "waited in vain until {what}:\n{reply:#?}\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn flows_are_listed_and_logged_with_what_was_sent() {
+    let files = open_folder();
+    let log = files.path().join("flows.json");
+    let (body, sent) = body(files.path(), &format!("file = {log:?}\nidle_ms = 3600000"));
+    let mut daemon = Daemon::start("latency_sample = 1", &body);
+    let all: u64 = sent.values().map(|(packets, _)| packets).sum();
+    daemon.wait("all are sent", |s| find_port(s, "in").finished && find_port(s, "out").tx_packets == all);
+    let request = FlowsRequest { order: FlowOrder::Bytes, ..FlowsRequest::default() };
+    // The connection that has finished ends by itself.
+    let reply = wait_for(&daemon, "the connection has ended", &request, |reply| reply.log.ended == 1);
+    assert_eq!((counts(&reply.flows), reply.log.live, reply.log.lost), (sent.clone(), 20, 0));
+    let most = reply.flows.iter().map(|flow| flow.bytes).max().unwrap();
+    assert_eq!((reply.flows[0].src_port, reply.flows[0].bytes), (Some(1019), most));
+    for flow in &reply.flows {
+        assert_eq!((flow.src.as_str(), flow.dst.as_str(), flow.port.as_str()), ("10.0.0.1", "192.0.2.1", "in"));
+        assert_eq!((flow.chain.as_deref(), &flow.nfs[..], flow.dropped_packets), (Some("c"), &["s.0".to_string()][..], 0));
+        assert!(flow.first_ns <= flow.last_ns);
+        let is_tcp = flow.src_port == Some(5000);
+        assert_eq!(flow.tcp, is_tcp.then_some(TcpState::Finished));
+        assert_eq!(flow.end, is_tcp.then_some(FlowEndReason::Finished));
+    }
+    assert!(reply.flows.iter().any(|flow| flow.latency_ns.is_some()), "{reply:#?}");
+    let mut command = Command::new(sluice());
+    command
+        .arg("--socket")
+        .arg(daemon.run_dir().join("control.sock"))
+        .args(["flows", "--chain", "c", "--top", "packets", "-n", "3"]);
+    let output = command.output().unwrap();
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && table.lines().count() == 4 && table.contains("10.0.0.1:1019"), "{output:?}");
+    let refused = daemon.client().flows(&FlowsRequest { chain: Some("d".into()), ..FlowsRequest::default() }).unwrap_err();
+    assert!(refused.to_string().contains("there is no chain `d`"), "{refused}");
+    daemon.stop();
+    let logged: Vec<FlowReport> =
+        std::fs::read_to_string(&log).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(counts(&logged), sent);
+    assert_eq!(logged.iter().filter(|flow| flow.end == Some(FlowEndReason::Stopped)).count(), 20);
+}
+
+#[test]
+fn flows_are_metered_on_demand_and_dropped_packets_have_their_reason() {
+    let body = port("stray", "gen", "rate = 5000\nflows = 3")
+        + &port("in", "gen", "rate = 5000\nflows = 4\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("s", "sluice-nf-bridge", "")
+        + &chain("c", "in", &["s"], "out", "");
+    let daemon = Daemon::start("", &body);
+    let dropped = FlowsRequest { dropped: Some(true), ..FlowsRequest::default() };
+    let reply = wait_for(&daemon, "all are seen", &dropped, |reply| reply.log.live == 7 && reply.flows.len() == 3);
+    for flow in &reply.flows {
+        assert_eq!((flow.port.as_str(), flow.chain.as_deref(), flow.drop_reason.as_deref()), ("stray", None, Some("no_rule")));
+        assert!(flow.dropped_packets > 0 && flow.packets > 0, "{flow:?}");
+    }
+    let others = FlowsRequest { dropped: Some(false), ..FlowsRequest::default() };
+    let reply = wait_for(&daemon, "the others are seen", &others, |reply| reply.flows.len() == 4);
+    assert!(reply.flows.iter().all(|flow| flow.chain.as_deref() == Some("c") && flow.nfs == ["s.0"]), "{reply:#?}");
+    daemon.stop();
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_refused_before_anything_starts() {
+    let files = open_folder();
+    let (body, _) = body(files.path(), "file = \"/proc/none/flows.json\"");
+    let output = crate::support::refusal(files.path(), &(crate::support::head(files.path(), "") + &body));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("cannot write the log of flows to /proc/none/flows.json"), "{said}");
+}
+
+/// A collector that is killed with its test.
+struct Collector(Child);
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a UDP socket is bound to a port of 127.0.0.1, and has no packets to read.
+fn has_read_all(port: u16) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
+    let own = format!("0100007F:{port:04X}");
+    let mut lines = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    // Local address, remote address, state, queues to send and to receive.
+    lines.any(|words| words.get(1) == Some(&own.as_str()) && words.get(4).is_some_and(|queues| queues.ends_with(":00000000")))
+}
+
+#[test]
+fn a_real_collector_takes_every_flow() {
+    let files = open_folder();
+    let folder = files.path().join("collected");
+    std::fs::create_dir(&folder).unwrap();
+    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = Command::new("nfcapd");
+    command
+        .args(["-b", "127.0.0.1", "-p", &port.to_string(), "-t", "3600", "-w"])
+        .arg(&folder)
+        .arg("-P")
+        .arg(files.path().join("pid"));
+    let collector = match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+        Ok(child) => child,
+        Err(_) => return skip("nfdump is not installed"),
+    };
+    let mut collector = Collector(collector);
+    let until = Instant::now() + PATIENCE;
+    while !has_read_all(port) {
+        assert!(Instant::now() < until && collector.0.try_wait().unwrap().is_none(), "nfcapd does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (body, sent) = body(files.path(), &format!("collector = \"127.0.0.1:{port}\"\nidle_ms = 100"));
+    let daemon = Daemon::start("", &body);
+    wait_for(&daemon, "all flows have ended", &FlowsRequest::default(), |reply| {
+        reply.log.live == 0 && counts(&reply.flows) == sent
+    });
+    let reply = daemon.client().flows(&FlowsRequest::default()).unwrap();
+    assert_eq!((reply.log.unsent, reply.log.lost), (0, 0));
+    daemon.stop();
+    while !has_read_all(port) {
+        assert!(Instant::now() < until, "nfcapd does not read");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&collector.0), Signal::TERM).unwrap();
+    collector.0.wait().unwrap();
+    let mut command = Command::new("nfdump");
+    let output = command.args(["-q", "-N", "-o", "fmt:%sa,%da,%sp,%dp,%pkt,%byt", "-R"]).arg(&folder).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut collected = Sent::new();
+    for line in text.lines().filter(|line| line.contains(',')) {
+        let words: Vec<&str> = line.split(',').map(str::trim).collect();
+        assert_eq!((words[0], words[1]), ("10.0.0.1", "192.0.2.1"), "{line}");
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let counts = collected.entry(number(2) as u16).or_default();
+        *counts = (counts.0 + number(4), counts.1 + number(5));
+    }
+    assert_eq!(collected, sent, "{text}");
+}

@@ -1,0 +1,323 @@
+//! The log of flows: takes the records of flows that have ended, and answers what flows there are.
+//!
+//! Problem: packet threads [meter] flows and must never wait for a file, a network or a client.
+//! Approach: a thread takes the records of ended flows from the packet threads' queues, writes them
+//! to a [file](FlowFile) and to a [collector](Exporter), and keeps the last ones. Flows that go on
+//! are read where the packet threads count them, by the thread that answers. Names come from the
+//! supervisor, once a second and when the name of a number is missing; nothing waits for it long.
+//!
+//! Limits: a record has the names of its numbers as they were when it was taken. What the file or
+//! the collector does not take is lost, and counted.
+//!
+//! [meter]: sluice_dataplane::meter::FlowMeter
+
+mod answer;
+mod file;
+mod ipfix;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use sluice_api::config::FlowLogConfig;
+use sluice_api::model::FlowLogCounts;
+use sluice_dataplane::meter::{FlowEnd, FlowMeter, FlowRecord, MeteredFlows};
+use sluice_shm::clock::monotonic_ns;
+
+use file::FlowFile;
+use ipfix::Exporter;
+pub use report::FlowNames;
+
+/// Flows that have ended and are kept for answers.
+const KEPT: usize = 1 << 15;
+/// Records that are taken from all packet threads before names are looked for.
+const AT_ONCE: usize = 8192;
+/// Time between two looks for ended flows, unless more are left.
+const NAP: Duration = Duration::from_millis(20);
+/// Time between two looks at names.
+const LOOK: Duration = Duration::from_secs(1);
+/// Longest wait for a missing name.
+const NAMED: Duration = Duration::from_millis(100);
+/// Time without a question after which metering ends, if the configuration does not ask for it.
+pub const FORGET: Duration = Duration::from_secs(60);
+/// Longest wait of the end for the packet threads.
+const RETURNED: Duration = Duration::from_secs(10);
+
+/// Why flows cannot be logged. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum FlowLogError {
+    #[error("cannot write the log of flows to {path}: {source}; flow_log.file names a file in a folder that sluiced may write to")]
+    File { path: PathBuf, source: io::Error },
+    #[error("cannot send flows to {address}: {source}; flow_log.collector is the address of an IPFIX collector")]
+    Collector { address: SocketAddr, source: io::Error },
+    #[error("cannot start the thread that logs flows: {0}")]
+    Thread(io::Error),
+}
+
+/// Where records go besides to those that ask.
+#[derive(Debug, Default)]
+pub struct FlowOutputs {
+    file: Option<FlowFile>,
+    collector: Option<Exporter>,
+}
+
+impl FlowOutputs {
+    /// Opens what the configuration names.
+    ///
+    /// # Errors
+    /// [`FlowLogError::File`], [`FlowLogError::Collector`].
+    pub fn open(config: &FlowLogConfig) -> Result<Self, FlowLogError> {
+        let file = config.file.clone().map(|path| {
+            let opened = FlowFile::open(path.clone(), u64::from(config.file_mib) << 20, config.files);
+            opened.map_err(|source| FlowLogError::File { path, source })
+        });
+        // The configuration was checked.
+        let address = config.collector.as_deref().and_then(|text| text.parse::<SocketAddr>().ok());
+        let collector = address.map(|address| Exporter::new(address).map_err(|source| FlowLogError::Collector { address, source }));
+        Ok(Self { file: file.transpose()?, collector: collector.transpose()? })
+    }
+
+    /// Whether there are any.
+    pub fn is_some(&self) -> bool {
+        self.file.is_some() || self.collector.is_some()
+    }
+}
+
+/// The supervisor, as the log of flows needs it. No call waits.
+pub trait FlowSource: Send + 'static {
+    /// Has it call [`FlowLog::name`].
+    fn ask_names(&self);
+
+    /// Has it end the log, if nothing has asked for long.
+    fn ask_end(&self);
+}
+
+/// A packet thread's meter, once the thread has given it back.
+pub type Returned = Receiver<Option<Box<FlowMeter>>>;
+
+/// The flows that have ended, as far as they are kept.
+#[derive(Debug, Default)]
+struct Ended {
+    kept: VecDeque<(FlowRecord, Arc<FlowNames>)>,
+    /// Number of the last one; the first of all has 1.
+    last: u64,
+}
+
+/// What is known of flows: shared by the thread that logs and those that answer.
+#[derive(Debug)]
+pub struct FlowLog {
+    flows: Vec<Arc<MeteredFlows>>,
+    /// Whether it goes on while nothing asks.
+    pub is_kept: bool,
+    ended: Mutex<Ended>,
+    /// Number of the last flow in `ended`: reports must not wait for answers.
+    count: AtomicU64,
+    /// The names, and how often they came.
+    names: Mutex<(Arc<FlowNames>, u64)>,
+    named: Condvar,
+    began: Instant,
+    /// Wall clock minus monotonic clock, in nanoseconds.
+    epoch_ns: u64,
+    asked: Mutex<Instant>,
+    unwritten: AtomicU64,
+    unsent: AtomicU64,
+    /// What to wait for, once the log is to end.
+    ending: Mutex<Option<Vec<Returned>>>,
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FlowLog {
+    /// Starts the thread that logs the flows of these packet threads.
+    ///
+    /// # Errors
+    /// [`FlowLogError::Thread`].
+    pub fn start(
+        flows: Vec<Arc<MeteredFlows>>,
+        outputs: FlowOutputs,
+        names: FlowNames,
+        source: impl FlowSource,
+    ) -> Result<(Arc<Self>, JoinHandle<()>), FlowLogError> {
+        let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let log = Arc::new(Self {
+            flows,
+            is_kept: outputs.is_some(),
+            ended: Mutex::default(),
+            count: AtomicU64::new(0),
+            names: Mutex::new((Arc::new(names), 0)),
+            named: Condvar::new(),
+            began: Instant::now(),
+            epoch_ns: wall_ns.wrapping_sub(monotonic_ns()),
+            asked: Mutex::new(Instant::now()),
+            unwritten: AtomicU64::new(0),
+            unsent: AtomicU64::new(0),
+            ending: Mutex::new(None),
+        });
+        let mut writer =
+            Writer { log: log.clone(), outputs, source, last: 0, looked: Instant::now(), waited: None, batch: Vec::new() };
+        let thread = std::thread::Builder::new().name("sluice-flows".into()).spawn(move || writer.run());
+        Ok((log, thread.map_err(FlowLogError::Thread)?))
+    }
+
+    /// Sets the names that there are now.
+    pub fn name(&self, names: FlowNames) {
+        let mut known = locked(&self.names);
+        if *known.0 != names {
+            known.0 = Arc::new(names);
+        }
+        known.1 += 1;
+        self.named.notify_all();
+    }
+
+    /// The time since something asked last.
+    pub fn silence(&self) -> Duration {
+        locked(&self.asked).elapsed()
+    }
+
+    /// Ends it: the thread waits for the packet threads' meters, logs all flows that go on as
+    /// stopped, and returns.
+    pub fn end(&self, meters: Vec<Returned>) {
+        *locked(&self.ending) = Some(meters);
+    }
+
+    /// Its flows of a packet thread.
+    pub fn flows_of(&self, thread: usize) -> Option<&Arc<MeteredFlows>> {
+        self.flows.get(thread)
+    }
+
+    /// What is counted. Without `is_kept`, it begins anew with each metering.
+    pub fn counts(&self) -> FlowLogCounts {
+        FlowLogCounts {
+            live: self.flows.iter().map(|flows| flows.count()).sum(),
+            // Acquire: those that are counted are kept, for one that asks then.
+            ended: self.count.load(Ordering::Acquire),
+            lost: self.flows.iter().map(|flows| flows.lost()).sum(),
+            // Relaxed: numbers for people.
+            unwritten: self.unwritten.load(Ordering::Relaxed),
+            unsent: self.unsent.load(Ordering::Relaxed),
+            metered_s: self.began.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// The thread that logs.
+struct Writer<S> {
+    log: Arc<FlowLog>,
+    outputs: FlowOutputs,
+    source: S,
+    /// Number of the last flow.
+    last: u64,
+    looked: Instant,
+    /// When it last waited for names.
+    waited: Option<Instant>,
+    batch: Vec<FlowRecord>,
+}
+
+impl<S: FlowSource> Writer<S> {
+    fn run(&mut self) {
+        loop {
+            let ending = locked(&self.log.ending).take();
+            if let Some(meters) = ending {
+                return self.end(meters);
+            }
+            if !self.step() {
+                std::thread::sleep(NAP);
+            }
+            if self.looked.elapsed() >= LOOK {
+                self.looked = Instant::now();
+                self.source.ask_names();
+                if !self.log.is_kept && self.log.silence() >= FORGET {
+                    self.source.ask_end();
+                }
+            }
+        }
+    }
+
+    /// Takes records of all packet threads, and delivers them. Returns whether more are left.
+    fn step(&mut self) -> bool {
+        let each = AT_ONCE.div_ceil(self.log.flows.len().max(1));
+        let mut is_more = false;
+        for flows in &self.log.flows {
+            let before = self.batch.len();
+            self.batch.extend(std::iter::from_fn(|| flows.take()).take(each));
+            is_more |= self.batch.len() - before == each;
+        }
+        self.deliver();
+        is_more
+    }
+
+    fn end(&mut self, meters: Vec<Returned>) {
+        let until = Instant::now() + RETURNED;
+        // They are freed here, not in the packet threads.
+        meters.into_iter().for_each(|meter| drop(meter.recv_timeout(until.saturating_duration_since(Instant::now()))));
+        while self.step() {}
+        for flows in self.log.flows.clone() {
+            flows.live(|mut record| {
+                record.end = Some(FlowEnd::Stopped);
+                self.batch.push(record);
+                if self.batch.len() >= AT_ONCE {
+                    self.deliver();
+                }
+            });
+        }
+        self.deliver();
+    }
+
+    /// The names for the records at hand.
+    fn names(&mut self) -> Arc<FlowNames> {
+        let (names, version) = locked(&self.log.names).clone();
+        let is_new = self.waited.is_none_or(|waited| waited.elapsed() >= LOOK);
+        if !is_new || self.batch.iter().all(|record| names.know(record)) {
+            return names;
+        }
+        self.waited = Some(Instant::now());
+        self.source.ask_names();
+        let known = locked(&self.log.names);
+        let waited = self.log.named.wait_timeout_while(known, NAMED, |(_, now)| *now == version);
+        let (known, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        known.0.clone()
+    }
+
+    /// Writes and keeps the records at hand.
+    fn deliver(&mut self) {
+        if !self.batch.is_empty() {
+            let (names, epoch_ns) = (self.names(), self.log.epoch_ns);
+            for (record, number) in self.batch.iter().zip(self.last + 1..) {
+                if let Some(file) = &mut self.outputs.file {
+                    file.push(&report::report(record, &names, epoch_ns, Some(number)));
+                }
+                if let Some(collector) = &mut self.outputs.collector {
+                    collector.push(record, epoch_ns);
+                }
+            }
+            self.last += self.batch.len() as u64;
+            let mut ended = locked(&self.log.ended);
+            ended.last = self.last;
+            ended.kept.extend(self.batch.drain(..).map(|record| (record, names.clone())));
+            let surplus = ended.kept.len().saturating_sub(KEPT);
+            ended.kept.drain(..surplus);
+            // Release: as for the load.
+            self.log.count.store(self.last, Ordering::Release);
+        }
+        // Relaxed: numbers for people.
+        if let Some(file) = &mut self.outputs.file {
+            file.flush();
+            self.log.unwritten.store(file.lost, Ordering::Relaxed);
+        }
+        if let Some(collector) = &mut self.outputs.collector {
+            collector.flush();
+            self.log.unsent.store(collector.lost, Ordering::Relaxed);
+        }
+    }
+}

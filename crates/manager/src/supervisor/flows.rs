@@ -1,0 +1,167 @@
+//! Flows: what the supervisor begins and ends of their metering.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+
+use sluice_api::ApiError;
+use sluice_api::config::FlowLogConfig;
+use sluice_api::model::{self as api, MAX_FLOWS};
+use sluice_dataplane::meter::{FlowMeter, MeterSettings, MeteredFlows, meter};
+
+use super::backend::Remote;
+use super::{Supervisor, SupervisorError};
+use crate::capture::filter::PacketFilter;
+use crate::flows::{FORGET, FlowLog, FlowNames, FlowOutputs, FlowSource};
+
+/// The log of flows, while flows are metered.
+pub(super) struct FlowKeeper {
+    log: Arc<FlowLog>,
+    thread: JoinHandle<()>,
+}
+
+/// The meters of all packet threads, and what they count.
+#[derive(Default)]
+struct Meters {
+    meters: Vec<Box<FlowMeter>>,
+    flows: Vec<Arc<MeteredFlows>>,
+}
+
+impl Meters {
+    /// Takes time: the memory of all flows is written.
+    fn new(config: &FlowLogConfig, threads: usize) -> Self {
+        let settings = MeterSettings {
+            flows: config.flows as usize,
+            idle_ns: config.idle_ms * 1_000_000,
+            active_ns: config.active_ms * 1_000_000,
+        };
+        let (meters, flows) = (0..threads).map(|_| meter(settings)).unzip();
+        Self { meters, flows }
+    }
+}
+
+impl FlowSource for Remote {
+    fn ask_names(&self) {
+        self.hand(Box::new(|supervisor| {
+            if let Some(keeper) = &supervisor.seen.flows {
+                keeper.log.name(supervisor.flow_names());
+            }
+        }));
+    }
+
+    fn ask_end(&self) {
+        self.hand(Box::new(|supervisor| {
+            if supervisor.seen.flows.as_ref().is_some_and(|keeper| keeper.log.silence() >= FORGET) {
+                // It ends by itself.
+                drop(supervisor.end_metering());
+            }
+        }));
+    }
+}
+
+/// What a request for flows finds.
+struct Found {
+    /// None: flows are not metered yet.
+    log: Option<Arc<FlowLog>>,
+    names: FlowNames,
+    config: FlowLogConfig,
+    threads: usize,
+}
+
+impl Remote {
+    /// Answers a request for flows, from whose first on they are metered.
+    pub(super) fn look_at_flows(&self, request: &api::FlowsRequest) -> Result<api::FlowsReply, ApiError> {
+        let filter = match &request.filter[..] {
+            [] => None,
+            program => Some(PacketFilter::new(program.to_vec()).map_err(|error| ApiError::unprocessable(error.to_string(), ""))?),
+        };
+        if request.limit == 0 || request.limit > MAX_FLOWS {
+            let what = format!("cannot report {} flows", request.limit);
+            return Err(ApiError::unprocessable(what, format!("ask for 1 to {MAX_FLOWS}")));
+        }
+        let asked = request.clone();
+        let Found { log, names, config, threads } = self.change(move |supervisor| supervisor.find_flows(&asked))?;
+        let log = match log {
+            Some(log) => log,
+            None => {
+                // The supervisor does not wait for the memory.
+                let meters = Meters::new(&config, threads);
+                self.change(move |supervisor| supervisor.begin_metering(FlowOutputs::default(), meters))?
+            }
+        };
+        Ok(log.answer(request, filter.as_ref(), names))
+    }
+}
+
+impl Supervisor {
+    /// Begins to log flows, if the configuration asks for it.
+    pub(super) fn start_flow_log(&mut self, outputs: FlowOutputs) -> Result<(), SupervisorError> {
+        if outputs.is_some() {
+            let meters = Meters::new(&self.config.flow_log, self.plane.threads());
+            self.begin_metering(outputs, meters)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the log of flows; those that go on are logged as stopped.
+    pub(super) fn stop_flow_log(&mut self) {
+        // A thread that panicked has said so.
+        self.end_metering().into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    fn find_flows(&self, request: &api::FlowsRequest) -> Result<Found, SupervisorError> {
+        if let Some(chain) = &request.chain {
+            self.chain_number(chain).ok_or_else(|| self.no_such("chain", chain))?;
+        }
+        if let Some(tenant) = &request.tenant
+            && !self.config.services.iter().any(|service| service.tenant.as_ref() == Some(tenant))
+        {
+            return Err(SupervisorError::NoSuch(format!("no service is of a tenant \"{tenant}\"; see `sluice tenant list`")));
+        }
+        Ok(Found {
+            log: self.seen.flows.as_ref().map(|keeper| keeper.log.clone()),
+            names: self.flow_names(),
+            config: self.config.flow_log.clone(),
+            threads: self.plane.threads(),
+        })
+    }
+
+    /// Gives each packet thread its meter, unless flows are metered already.
+    fn begin_metering(&mut self, outputs: FlowOutputs, meters: Meters) -> Result<Arc<FlowLog>, SupervisorError> {
+        if let Some(keeper) = &self.seen.flows {
+            return Ok(keeper.log.clone());
+        }
+        let Meters { meters, flows } = meters;
+        let (log, thread) = FlowLog::start(flows, outputs, self.flow_names(), self.remote())?;
+        for (thread, meter) in meters.into_iter().enumerate() {
+            self.plane.tell(thread, move |worker| worker.meter(meter));
+        }
+        self.seen.flows = Some(FlowKeeper { log: log.clone(), thread });
+        Ok(log)
+    }
+
+    /// Has the packet threads give their meters back, and the log end. Returns its thread.
+    fn end_metering(&mut self) -> Option<JoinHandle<()>> {
+        let FlowKeeper { log, thread } = self.seen.flows.take()?;
+        let end = |thread| {
+            let (to, meter) = channel();
+            let flows = log.flows_of(thread)?.clone();
+            self.plane.tell(thread, move |worker| drop(to.send(worker.end_meter(&flows))));
+            Some(meter)
+        };
+        log.end((0..self.plane.threads()).filter_map(end).collect());
+        Some(thread)
+    }
+
+    /// What the log has counted, if the configuration asks for one.
+    pub(super) fn flow_log_counts(&self) -> Option<api::FlowLogCounts> {
+        self.seen.flows.as_ref().filter(|keeper| keeper.log.is_kept).map(|keeper| keeper.log.counts())
+    }
+
+    fn flow_names(&self) -> FlowNames {
+        let tenant = |service: &u16| self.services.get(usize::from(*service))?.as_ref()?.config.tenant.clone();
+        let of_chains = self.chains.iter().flatten();
+        let tenants = of_chains.filter_map(|chain| Some((chain.number, chain.services.iter().find_map(tenant)?))).collect();
+        FlowNames { hops: self.names(), tenants }
+    }
+}
