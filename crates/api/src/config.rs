@@ -13,6 +13,7 @@ mod order;
 pub mod pool;
 mod port;
 pub mod promise;
+mod recorder;
 mod service;
 pub mod wakeup;
 
@@ -21,6 +22,7 @@ use order::in_order;
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use port::PortKind;
 pub use promise::Promises;
+pub use recorder::Recorder;
 pub use service::Run;
 pub use wakeup::Wakeup;
 
@@ -50,6 +52,8 @@ pub struct Config {
     pub openflow: Openflow,
     /// SLOs: where the instances of a placement may run, and how promises are kept.
     pub promises: Promises,
+    /// The flight recorder: what happened before something went wrong, as a timeline.
+    pub recorder: Recorder,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,

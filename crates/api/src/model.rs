@@ -7,6 +7,7 @@
 
 mod nf;
 mod packet;
+mod timeline;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,7 @@ use crate::drops::{self, PortDrop};
 
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
+pub use timeline::{MAX_TIMELINE_HZ, MAX_TIMELINE_MS, MAX_TIMELINES, MIN_TIMELINE_HZ, RecordRequest, Timeline};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]
@@ -456,11 +458,15 @@ pub enum EventKind {
     Remove,
     /// A chain changed what it does with packets at its entry.
     Chain,
+    /// An SLO was broken: its throughput or its latency.
+    Promise,
+    /// The flight recorder wrote a timeline.
+    Timeline,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Throttle,
         Self::Share,
         Self::Death,
@@ -472,6 +478,8 @@ impl EventKind {
         Self::Remove,
         Self::Chain,
         Self::Port,
+        Self::Promise,
+        Self::Timeline,
     ];
 
     /// Its name in the API.
@@ -488,6 +496,8 @@ impl EventKind {
             Self::Add => "add",
             Self::Remove => "remove",
             Self::Chain => "chain",
+            Self::Promise => "promise",
+            Self::Timeline => "timeline",
         }
     }
 }

@@ -17,7 +17,7 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::{capture, doctor, init, man, other, show, top, values};
+use crate::{capture, doctor, init, man, other, record, show, top, values};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -46,6 +46,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Apply(args) => apply(&mut client()?, &args, out),
         Command::Trace(args) => trace(&mut client()?, args, out),
         Command::Capture(args) => capture::run(&mut client()?, args, out),
+        Command::Record(args) => record::run(&mut client()?, args, out),
         Command::Extcap(args) => capture::extcap(&mut client()?, args, out),
         Command::Lab(_) => other::become_lab(),
         Command::Doctor(args) => doctor::run(&args, out),

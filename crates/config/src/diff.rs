@@ -8,7 +8,7 @@
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
 //! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
-//! `[openflow]` and `[promises]` take effect only at a restart.
+//! `[openflow]`, `[promises]` and `[recorder]` take effect only at a restart.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -240,6 +240,7 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("workflow", serde_json::to_value(&c.workflow)),
             ("openflow", serde_json::to_value(&c.openflow)),
             ("promises", serde_json::to_value(&c.promises)),
+            ("recorder", serde_json::to_value(&c.recorder)),
         ];
         pairs.map(|(name, table)| (name, table.unwrap_or_default()))
     };

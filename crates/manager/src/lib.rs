@@ -27,6 +27,8 @@ pub mod supervisor;
 
 pub mod telemetry;
 
+pub mod timeline;
+
 pub mod control;
 
 #[cfg(test)]

@@ -38,6 +38,10 @@ mod pools;
 mod profile;
 mod programs;
 mod promises;
+#[path = "../../../manager/src/timeline/reader.rs"]
+#[allow(dead_code)] // the tests of the manager use all of it
+mod reader;
+mod record;
 mod scheduling;
 mod shards;
 #[path = "../../../host/src/skip.rs"]
