@@ -14,7 +14,7 @@ use super::order::in_order;
 #[schemars(transform = in_order::<Self>)]
 pub struct Recorder {
     /// Memory for the last seconds, in MiB; 0: there is no flight recorder. A MiB holds 43,690
-    /// changes: with 1,000 samples a second and one busy chain of three NFs, about three seconds.
+    /// changes. A busy NF has about five in a sample.
     #[schemars(range(max = 4_096))]
     pub memory_mib: u32,
     /// Samples a second. Each reads words that the packet threads and the NFs write.

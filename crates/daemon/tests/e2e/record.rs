@@ -8,7 +8,9 @@ use rustix::process::Signal;
 use sluice_api::model::{Event, EventKind, MAX_TIMELINES, RecordRequest};
 
 use crate::reader::{ReadTrace, ReadWhat};
-use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, find_port, open_folder, port, service, signal, sluice};
+use crate::support::{
+    Daemon, PATIENCE, chain, find_chain, find_nf, find_port, head, open_folder, port, refusal, service, signal, sluice,
+};
 
 fn run(daemon: &Daemon, args: &[&str]) -> Output {
     let mut command = Command::new(sluice());
@@ -173,6 +175,24 @@ fn the_flight_recorder_keeps_what_was_before_an_nf_died() {
 
 fn is_death(what: &ReadWhat) -> bool {
     matches!(what, ReadWhat::Instant(name, _) if name == "death")
+}
+
+#[test]
+fn a_folder_that_takes_no_file_is_refused_at_the_start() {
+    let folder = open_folder();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let body = port("in", "gen", "rate = 100") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");
+    for (keys, word) in [
+        (format!("memory_mib = 1\nfolder = {:?}", file.join("x")), "set recorder.folder to another folder"),
+        ("memory_mib = 5000".into(), "memory_mib"),
+        ("rate_hz = 9".into(), "rate_hz"),
+    ] {
+        let output = refusal(folder.path(), &(head(folder.path(), "") + &body + &format!("[recorder]\n{keys}\n")));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(word), "{keys}: {said}");
+    }
+    assert!(!folder.path().join("run").exists(), "nothing is left");
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl EventLog {
         if inner.last <= number {
             return Vec::new();
         }
-        let newer = inner.events.values().flat_map(|ring| ring.iter().rev().take_while(|event| event.number > number));
+        let newer = inner.events.values().flat_map(|ring| ring.iter().rev().take_while(move |event| event.number > number));
         let mut newer: Vec<Event> = newer.cloned().collect();
         drop(inner);
         newer.sort_unstable_by_key(|event| event.number);

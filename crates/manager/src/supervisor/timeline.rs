@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use rustix::io::Errno;
-
 use super::backend::Remote;
 use super::nfs::Nf;
 use super::{Supervisor, SupervisorError};
@@ -87,18 +85,21 @@ impl Supervisor {
     /// Starts the flight recorder, if the configuration asks for it.
     ///
     /// # Errors
-    /// The system's, if it makes no thread.
+    /// [`SupervisorError::Invalid`]: its folder takes no file, or there is no memory or thread.
     pub(super) fn start_recorder(&mut self) -> Result<(), SupervisorError> {
         if self.config.recorder.memory_mib == 0 {
             return Ok(());
         }
+        let folder = &self.config.recorder.folder;
+        kept::prepare(folder).map_err(|error| {
+            let folder = folder.display();
+            SupervisorError::Invalid(format!("cannot write into {folder}: {error}; set recorder.folder to another folder"))
+        })?;
         let log = self.controller.events().clone();
         let started = FlightRecorder::start(&self.config.recorder, asks(self.remote()), log);
-        let failed = |error: io::Error| SupervisorError::System {
-            doing: "start the flight recorder",
-            source: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
-        };
-        self.seen.recorder = Some(started.map_err(failed)?);
+        self.seen.recorder = Some(started.map_err(|error| {
+            SupervisorError::Invalid(format!("cannot start the flight recorder: {error}; set recorder.memory_mib to less, or to 0"))
+        })?);
         Ok(())
     }
 

@@ -49,9 +49,14 @@ pub(super) struct Backwards {
 
 impl Backwards {
     /// A ring of this many bytes, which begins at `now_ns`.
-    pub fn new(bytes: usize, now_ns: u64) -> Self {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new(bytes: usize, now_ns: u64) -> io::Result<Self> {
         let most = (bytes / size_of::<Observation>()).max(1);
-        Self { observed: VecDeque::with_capacity(most), most, before: HashMap::new(), since_ns: now_ns }
+        let mut observed = VecDeque::new();
+        observed.try_reserve_exact(most).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Self { observed, most, before: HashMap::new(), since_ns: now_ns })
     }
 
     /// Adds an observation in place of the oldest one.
@@ -217,13 +222,13 @@ impl FlightRecorder {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system's, if it makes no thread.
+    /// The system's, if there is no memory or no thread for it.
     pub fn start(settings: &Recorder, ask: Ask, log: Arc<EventLog>) -> io::Result<Self> {
         let period = Duration::from_secs(1) / settings.rate_hz.max(1);
         let flight = Flight {
             watcher: Watcher::new(period, ask, log),
             period,
-            ring: Backwards::new((settings.memory_mib as usize) << 20, monotonic_ns()),
+            ring: Backwards::new((settings.memory_mib as usize) << 20, monotonic_ns())?,
             settings: settings.clone(),
             due: None,
             written: None,

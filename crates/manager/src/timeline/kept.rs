@@ -84,20 +84,35 @@ impl Iterator for FilePieces {
     }
 }
 
+/// Opens the file to write in a folder, which is made if it is missing.
+fn open(folder: &Path, unfinished: &Path) -> io::Result<File> {
+    fs::DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
+    match fs::remove_file(unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().write(true).create_new(true).mode(0o640).open(unfinished)
+}
+
+/// Makes a folder, if it is missing, and tries whether it takes a file.
+///
+/// # Errors
+/// The system's.
+pub fn prepare(folder: &Path) -> io::Result<()> {
+    let unfinished = folder.join(UNFINISHED);
+    open(folder, &unfinished)?;
+    fs::remove_file(&unfinished)
+}
+
 /// Writes a file into a folder, which is made if it is missing, and removes the oldest ones above
 /// `most`. Returns its path.
 ///
 /// # Errors
 /// The system's. There is no new file then.
 pub fn write(folder: &Path, unix_ms: u64, why: &str, bytes: &[u8], most: usize) -> io::Result<PathBuf> {
-    fs::DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
     let unfinished = folder.join(UNFINISHED);
-    match fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
     let path = folder.join(name_of(unix_ms, why));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o640).open(&unfinished)?;
+    let mut file = open(folder, &unfinished)?;
     let written = file.write_all(bytes).and_then(|()| fs::rename(&unfinished, &path));
     if let Err(error) = written {
         let _ = fs::remove_file(&unfinished);
@@ -121,6 +136,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("a/b");
         assert_eq!(list(&inner).unwrap(), []);
+        prepare(&inner).unwrap();
+        assert_eq!(fs::read_dir(&inner).unwrap().count(), 0);
         // The order is that of the times, not that of the names.
         let written =
             [(20, "early"), (999, "death nf b.0"), (1_000, "promise slo \"x\"/../y"), (1_001, "death nf b.0"), (30, "set back")];

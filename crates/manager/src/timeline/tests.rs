@@ -281,7 +281,7 @@ fn events_are_instants_of_what_they_are_about() {
 fn the_ring_begins_with_what_was_known_when_its_first_observation_was_made() {
     let mut objects = Objects::default();
     let (core, nf, web) = (objects.number("core 1"), objects.number("nf a.0"), objects.number("chain web"));
-    let mut ring = Backwards::new(4 * size_of::<Observation>(), 0);
+    let mut ring = Backwards::new(4 * size_of::<Observation>(), 0).unwrap();
     assert_eq!(ring.since_ns(), 0);
     let entry = Track::Dropped(DropReason::Entry as u8);
     for (at_ns, object, track, value) in [
