@@ -345,6 +345,7 @@ mod tests {
     fn what_is_new_comes_first_and_what_is_gone_goes_last() {
         let new = r#"
             memory = { frames = 65536 }
+            recorder = { memory_mib = 4 }
             port = [{ name = "a", kind = "gen", flows = 7 }, { name = "b", kind = "sink" }, { name = "d", kind = "sink" }]
             service = [{ name = "nat", exec = "nat", instances = 2 }, { name = "ids", exec = "ids", instances = 4 },
                        { name = "lb", exec = "lb" }]
@@ -355,6 +356,7 @@ mod tests {
             said(OLD, new),
             [
                 "memory.frames changes when sluiced is restarted",
+                "recorder.memory_mib changes when sluiced is restarted",
                 "add port d",
                 "replace port a",
                 "add service lb (1 instances)",

@@ -2,7 +2,7 @@
 //!
 //! What decisions of the manager depend on is read from the manager's own memory. Which NF has a
 //! core, whether an NF sleeps, and its hand-overs are words of pages that NFs write: they are shown
-//! and nothing else. Limits: of more than [`AT_ONCE`] NFs a sample reads the next ones in turn.
+//! and nothing else. Limits: of more than `AT_ONCE` NFs a sample reads the next ones in turn.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
