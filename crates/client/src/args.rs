@@ -615,7 +615,7 @@ pub struct RecordArgs {
     /// How long, in seconds, up to 600
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Samples a second
+    /// Samples a second, if the host has time for them
     #[arg(long, value_name = "N", default_value_t = 2_000,
           value_parser = clap::value_parser!(u32).range(i64::from(MIN_TIMELINE_HZ)..=i64::from(MAX_TIMELINE_HZ)))]
     pub rate: u32,

@@ -11,7 +11,7 @@ pub struct RecordRequest {
     #[schemars(range(min = 1, max = MAX_TIMELINE_MS))]
     #[serde(default = "five_seconds")]
     pub duration_ms: u64,
-    /// Samples a second.
+    /// Samples a second, if the host has time for them.
     #[schemars(range(min = MIN_TIMELINE_HZ, max = MAX_TIMELINE_HZ))]
     #[serde(default = "often")]
     pub rate_hz: u32,

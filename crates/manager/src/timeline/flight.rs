@@ -4,8 +4,8 @@
 //! A thread of its own samples and keeps observations in a ring of a fixed size. When one leaves
 //! the ring its value stays, so that states and counts are known where the ring begins. The log of
 //! events says when a file is to be written: an NF died or was stopped for cause, or an SLO was
-//! broken. The file is written a moment after that (`AFTER`), with what followed, and some time after
-//! the one before (`EVERY`): what happens meanwhile is in one file.
+//! broken. The file is written a moment after that (`AFTER`), with what followed, and some time
+//! after the one before (`EVERY`): what happens meanwhile is in one file.
 //!
 //! Limits: the length in seconds depends on how much changes. While a file is written nothing is
 //! sampled, and the timeline says so.
