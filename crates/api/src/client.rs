@@ -20,8 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, Rule, Service,
-    Stats, Status, Trace, TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
+    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, RecordRequest,
+    Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
@@ -300,15 +300,43 @@ impl Client {
     /// Captures packets. `take` gets the pcapng in pieces as they come, and an empty one after a
     /// while without; the capture ends when it returns false, or by itself. A connection of its own
     /// serves it.
-    pub fn capture(&mut self, request: &CaptureRequest, mut take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
-        let address = "/v1/captures";
-        let body = serde_json::to_vec(request)
+    pub fn capture(&mut self, request: &CaptureRequest, take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
+        self.post_stream("/v1/captures", request, take)
+    }
+
+    /// Records a timeline. `take` gets the trace in pieces, as [`Client::capture`] does.
+    pub fn record(&mut self, request: &RecordRequest, take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
+        self.post_stream("/v1/timelines", request, take)
+    }
+
+    /// The timelines that the flight recorder has written, oldest first.
+    pub fn timelines(&mut self) -> Result<Vec<Timeline>, ClientError> {
+        self.get("/v1/timelines")
+    }
+
+    /// One of these. `take` gets it in pieces, as [`Client::capture`] does.
+    pub fn timeline(&mut self, name: &str, take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
+        self.stream(Method::GET, &format!("/v1/timelines/{}", escaped(name)), Vec::new(), take)
+    }
+
+    fn post_stream<B: Serialize>(&mut self, address: &str, body: &B, take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(body)
             .map_err(|error| ClientError::Answer { request: format!("POST {address}"), what: error.to_string() })?;
+        self.stream(Method::POST, address, body, take)
+    }
+
+    fn stream(
+        &mut self,
+        method: Method,
+        address: &str,
+        body: Vec<u8>,
+        mut take: impl FnMut(&[u8]) -> bool,
+    ) -> Result<(), ClientError> {
         let path = &self.path;
         self.runtime.block_on(async {
             let (mut sender, connection) = connect(path).await?;
             let begins = async {
-                let response = send(path, &mut sender, &Method::POST, address, body).await?;
+                let response = send(path, &mut sender, &method, address, body).await?;
                 let status = response.status();
                 if status.is_success() {
                     return Ok(response.into_body());

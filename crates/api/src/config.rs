@@ -15,6 +15,7 @@ mod pcap;
 pub mod pool;
 mod port;
 pub mod promise;
+mod recorder;
 mod service;
 pub mod wakeup;
 mod web;
@@ -26,6 +27,7 @@ pub use pcap::{Pcap, PcapSpeed, PcapTimes};
 pub use pool::{Isolation, Per, Pool, WhenEmpty};
 pub use port::PortKind;
 pub use promise::Promises;
+pub use recorder::Recorder;
 pub use service::Run;
 pub use wakeup::Wakeup;
 pub use web::WebPage;
@@ -60,6 +62,8 @@ pub struct Config {
     pub page: WebPage,
     /// The log of flows: what each flow had, and how it ended.
     pub flow_log: FlowLogConfig,
+    /// The flight recorder: what happened before something went wrong, as a timeline.
+    pub recorder: Recorder,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,

@@ -8,6 +8,7 @@
 mod flow;
 mod nf;
 mod packet;
+mod timeline;
 mod why;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use crate::drops::{self, PortDrop};
 pub use flow::{FlowEndReason, FlowLogCounts, FlowOrder, FlowReport, FlowsReply, FlowsRequest, MAX_FLOWS, TcpState};
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
+pub use timeline::{MAX_TIMELINE_HZ, MAX_TIMELINE_MS, MAX_TIMELINES, MIN_TIMELINE_HZ, RecordRequest, Timeline};
 pub use why::{Fate, FlowEntry, MAX_DIGITS, Why, WhyNot, WhyRequest};
 
 /// State of the daemon.
@@ -463,11 +465,15 @@ pub enum EventKind {
     Remove,
     /// A chain changed what it does with packets at its entry.
     Chain,
+    /// An SLO was broken: its throughput or its latency.
+    Promise,
+    /// The flight recorder wrote a timeline.
+    Timeline,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Throttle,
         Self::Share,
         Self::Death,
@@ -479,6 +485,8 @@ impl EventKind {
         Self::Remove,
         Self::Chain,
         Self::Port,
+        Self::Promise,
+        Self::Timeline,
     ];
 
     /// Its name in the API.
@@ -495,6 +503,8 @@ impl EventKind {
             Self::Add => "add",
             Self::Remove => "remove",
             Self::Chain => "chain",
+            Self::Promise => "promise",
+            Self::Timeline => "timeline",
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_api::DEFAULT_SOCKET;
 use sluice_api::config::{OnFailure, Run};
-use sluice_api::model::EventKind;
+use sluice_api::model::{EventKind, MAX_TIMELINE_HZ, MIN_TIMELINE_HZ};
 use sluice_api::{drops, nearest};
 use sluice_cli::lab::LabCommand;
 use sluice_cli::usage::{Json, seconds};
@@ -91,8 +91,8 @@ Examples:
   sluice events --json | jq '.[] | select(.event == \"death\")'
 
 Kinds: death, restart, upgrade, move, apply, add, remove; chain (it refuses, bypasses, drops or takes packets again); throttle (chains
-refused and let in again because of an NF) and share (of a core), of which a line sums up a tenth of a second. The daemon keeps the last
-1,024 of each kind. Times of day are UTC.")]
+refused and let in again because of an NF) and share (of a core), of which a line sums up a tenth of a second; promise (an SLO was
+broken) and timeline (the flight recorder wrote a file). The daemon keeps the last 1,024 of each kind. Times of day are UTC.")]
     Events(EventsArgs),
     /// NFs: processes of a service
     #[command(subcommand, visible_alias = "nfs")]
@@ -184,6 +184,17 @@ Examples:
 A flow is one direction of a connection. Flows are metered from the first question on, and until a minute after the last one; with a file
 or a collector in [flow_log] of the configuration, at all times. `man pcap-filter` describes filters.")]
     Flows(FlowsArgs),
+    /// Record a timeline: which NF had which core, queues, throttles, wakes, drops; for Perfetto
+    #[command(after_help = "\
+Examples:
+  sluice record --seconds 5 -w trace.pftrace    open it at https://ui.perfetto.dev; it stays in the browser
+  sluice record --rate 20000 --seconds 1 -w t.pftrace
+  sluice record --list                          what the flight recorder has written when something went wrong
+  sluice record --last -w last.pftrace          the last one of these
+
+The daemon samples: what begins and ends between two samples shows in counts alone. More samples show more, and cost more.
+The flight recorder is part of the configuration (recorder.memory_mib).")]
+    Record(RecordArgs),
     /// Answer Wireshark, which lists the hops as interfaces (extcap)
     #[command(hide = true)]
     Extcap(ExtcapArgs),
@@ -732,6 +743,32 @@ pub enum TopFlows {
     Dropped,
     /// Average latency
     Latency,
+}
+
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// The file to write; - is standard output
+    #[arg(long, short, value_name = "FILE", required_unless_present = "list", conflicts_with = "list")]
+    pub write: Option<PathBuf>,
+    /// How long, in seconds, up to 600
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Samples a second, if the host has time for them
+    #[arg(long, value_name = "N", default_value_t = 2_000,
+          value_parser = clap::value_parser!(u32).range(i64::from(MIN_TIMELINE_HZ)..=i64::from(MAX_TIMELINE_HZ)))]
+    pub rate: u32,
+    /// List what the flight recorder has written
+    #[arg(long, conflicts_with_all = ["seconds", "rate", "last", "name"])]
+    pub list: bool,
+    /// Write the last timeline of the flight recorder, and record none
+    #[arg(long, conflicts_with_all = ["seconds", "rate", "name"])]
+    pub last: bool,
+    /// Write this timeline of the flight recorder, and record none
+    #[arg(long, conflicts_with_all = ["seconds", "rate"])]
+    pub name: Option<String>,
+    /// Print the list as JSON
+    #[arg(long, requires = "list")]
+    pub json: bool,
 }
 
 /// What Wireshark asks for.

@@ -6,21 +6,17 @@
 //! Protocol of Wireshark: doc/extcap.adoc of its sources.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
+use std::sync::atomic::Ordering;
 
-use anyhow::Context;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_api::client::Client;
 use sluice_api::model::CaptureRequest;
 use sluice_cli::usage::Usage;
 
 use crate::args::{CaptureArgs, ExtcapArgs};
 use crate::filter;
+use crate::output::{self, Output};
 
 /// Of blocks of pcapng.
 const STATISTICS: u32 = 5;
@@ -101,48 +97,9 @@ fn hops(client: &mut Client) -> anyhow::Result<Vec<String>> {
     Ok(nfs.chain(ports).chain(["drop".into()]).collect())
 }
 
-/// Where a capture goes.
-enum Output<'a> {
-    Pipe(&'a mut dyn Write),
-    /// It is made when the capture has begun.
-    File(PathBuf, Option<File>),
-}
-
-impl Output<'_> {
-    fn write(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        match self {
-            Self::Pipe(out) => {
-                out.write_all(bytes)?;
-                // What looks on waits for it.
-                out.flush()?;
-            }
-            Self::File(path, file) => {
-                let file = match file {
-                    Some(file) => file,
-                    // Not easier to read than the traffic.
-                    None => {
-                        let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&*path);
-                        file.insert(made.with_context(|| format!("cannot write {}", path.display()))?)
-                    }
-                };
-                file.write_all(bytes).map_err(|error| match error.kind() {
-                    io::ErrorKind::BrokenPipe => error.into(),
-                    _ => anyhow::Error::from(error).context(format!("cannot write {}", path.display())),
-                })?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Captures until it ends by itself, a signal comes, or the output takes no more.
 fn write(client: &mut Client, request: &CaptureRequest, mut output: Output<'_>) -> anyhow::Result<Blocks> {
-    let stops = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // A second signal ends it at once, where the output takes no more.
-        signal_hook::flag::register_conditional_default(signal, stops.clone()).context("cannot wait for signals")?;
-        signal_hook::flag::register(signal, stops.clone()).context("cannot wait for signals")?;
-    }
+    let stops = output::stops()?;
     let mut blocks = Blocks::default();
     let mut failed = None;
     client.capture(request, |piece| {

@@ -17,7 +17,7 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::{capture, doctor, drops, flows, init, man, other, replay, show, top, values, why};
+use crate::{capture, doctor, drops, flows, init, man, other, record, replay, show, top, values, why};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -50,6 +50,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Capture(args) => capture::run(&mut client()?, args, out),
         Command::Replay(args) => replay::run(&args, out),
         Command::Flows(args) => flows::run(&mut client()?, args, out),
+        Command::Record(args) => record::run(&mut client()?, args, out),
         Command::Extcap(args) => capture::extcap(&mut client()?, args, out),
         Command::Lab(_) => other::become_lab(),
         Command::Doctor(args) => doctor::run(&args, out),

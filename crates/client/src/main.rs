@@ -16,6 +16,8 @@ mod header;
 mod init;
 mod man;
 mod other;
+mod output;
+mod record;
 mod replay;
 mod show;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use sluice_api::config;
 use sluice_api::health::Death;
 use sluice_api::model::{
     Chain, ChainState, Event, EventKind, Fusable, Memory, Nf, NfPart, NfState, Openflow, Pool, Port, PortState, Rule, Schedule,
-    Service, Stats, Status, Thread, Trace, Woken,
+    Service, Stats, Status, Thread, Timeline, Trace, Woken,
 };
 use sluice_api::promise::Buffers;
 
@@ -604,6 +604,20 @@ fn decision(event: &Event) -> String {
         EventKind::Port => event.state.unwrap_or_default().words().into(),
         kind => format!("{}: {}", kind.word(), event.text.as_deref().unwrap_or("")),
     }
+}
+
+/// `sluice record --list`.
+pub fn timelines(timelines: &[Timeline]) -> Table {
+    let mut table = Table::new(&["NAME", "WRITTEN", "WHY", ">BYTES"]);
+    for timeline in timelines {
+        table.row(vec![
+            timeline.name.as_str().into(),
+            clock(timeline.unix_ms).into(),
+            timeline.why.as_str().into(),
+            grouped(timeline.bytes).into(),
+        ]);
+    }
+    table
 }
 
 /// `sluice trace`.

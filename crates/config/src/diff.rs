@@ -8,7 +8,8 @@
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
 //! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
-//! `[openflow]`, `[promises]`, `[page]` and `[flow_log]` take effect only at a restart.
+//! `[openflow]`, `[promises]`, `[page]`, `[flow_log]` and `[recorder]` take effect only at a
+//! restart.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -242,6 +243,7 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("promises", serde_json::to_value(&c.promises)),
             ("page", serde_json::to_value(&c.page)),
             ("flow_log", serde_json::to_value(&c.flow_log)),
+            ("recorder", serde_json::to_value(&c.recorder)),
         ];
         pairs.map(|(name, table)| (name, table.unwrap_or_default()))
     };
@@ -346,6 +348,7 @@ mod tests {
     fn what_is_new_comes_first_and_what_is_gone_goes_last() {
         let new = r#"
             memory = { frames = 65536 }
+            recorder = { memory_mib = 4 }
             port = [{ name = "a", kind = "gen", flows = 7 }, { name = "b", kind = "sink" }, { name = "d", kind = "sink" }]
             service = [{ name = "nat", exec = "nat", instances = 2 }, { name = "ids", exec = "ids", instances = 4 },
                        { name = "lb", exec = "lb" }]
@@ -356,6 +359,7 @@ mod tests {
             said(OLD, new),
             [
                 "memory.frames changes when sluiced is restarted",
+                "recorder.memory_mib changes when sluiced is restarted",
                 "add port d",
                 "replace port a",
                 "add service lb (1 instances)",

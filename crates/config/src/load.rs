@@ -61,6 +61,7 @@ pub fn anchor(config: &mut Config, folder: &Path) {
     anchored(&mut config.promises.resctrl);
     config.promises.placement.iter_mut().chain(&mut config.page.token).for_each(anchored);
     config.flow_log.file.iter_mut().for_each(anchored);
+    anchored(&mut config.recorder.folder);
     for port in &mut config.ports {
         if let PortKind::Pcap(pcap) = &mut port.kind {
             pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchored);

@@ -29,6 +29,8 @@ pub mod supervisor;
 
 pub mod telemetry;
 
+pub mod timeline;
+
 pub mod control;
 
 #[cfg_attr(not(feature = "page"), path = "without/page.rs")]

@@ -395,6 +395,34 @@ impl Backend for Mock {
         })
     }
 
+    fn record(&self, request: &RecordRequest) -> Result<Pieces, ApiError> {
+        if request.rate_hz == 666 {
+            return Err(ApiError::conflict("2 recordings go on", "wait"));
+        }
+        // A packet in two pieces, and one after a while.
+        let packet = |body: usize| [&[0x0a, body as u8][..], &vec![7; body]].concat();
+        let (first, second) = (packet(request.duration_ms as usize / 100), packet(20));
+        Ok(Box::new(vec![first[..10].to_vec(), first[10..].to_vec(), Vec::new(), second].into_iter()))
+    }
+
+    fn timelines(&self) -> Result<Vec<Timeline>, ApiError> {
+        let one = |unix_ms: u64, why: &str, bytes| Timeline {
+            name: format!("flight-{unix_ms}-{why}.pftrace"),
+            unix_ms,
+            why: why.into(),
+            bytes,
+        };
+        Ok(vec![one(1_764_036_100_123, "death-nf-fw.0", 12), one(1_764_036_200_456, "promise-slo-a-b", 1_234_567)])
+    }
+
+    fn timeline(&self, name: &str) -> Result<Pieces, ApiError> {
+        let all = self.timelines()?;
+        let known: Vec<&str> = all.iter().map(|known| known.name.as_str()).collect();
+        let place = known.iter().position(|known| *known == name);
+        let place = place.ok_or_else(|| ApiError::not_found("timeline", name, &known))?;
+        Ok(Box::new(std::iter::once(vec![0x0a, 2, place as u8, 9])))
+    }
+
     fn shutdown(&self) -> Result<(), ApiError> {
         self.state.lock().unwrap().down = true;
         if let Some(mut process) = self.process.lock().unwrap().take() {
@@ -858,6 +886,42 @@ fn flows_are_a_table_or_lines_as_they_end() {
     assert_eq!(numbers.collect::<Vec<_>>(), [Some(8), Some(9)]);
     assert!(daemon.fails(1, &["flows", "--chain", "wbe"]).contains("no chain is named"));
     for usage in [&["flows", "--follow", "--live"][..], &["flows", "--live", "--ended"], &["flows", "-n", "0"]] {
+        assert!(!daemon.fails(2, usage).is_empty());
+    }
+}
+
+#[test]
+fn a_recording_is_written_as_it_comes_and_those_of_the_flight_recorder_are_listed() {
+    let daemon = Daemon::start();
+    let file = daemon.folder.path().join("a.pftrace");
+    let name = file.to_str().unwrap();
+    assert!(daemon.fails(1, &["record", "--rate", "666", "-w", name]).contains("2 recordings go on"));
+    assert!(!file.exists());
+    let output = daemon.output(&["record", "--seconds", "4", "-w", name]);
+    let said = format!("sluice: 2 packets in {name}; open it at https://ui.perfetto.dev\n");
+    assert_eq!((String::from_utf8(output.stderr).unwrap(), output.stdout), (said, Vec::new()));
+    let written = std::fs::read(&file).unwrap();
+    assert_eq!(written.len(), 42 + 22);
+    assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o777 & !0o640, 0, "others cannot read it");
+    assert_eq!(daemon.output(&["record", "--seconds", "4", "-w", "-"]).stdout, written);
+
+    let listed = daemon.ok(&["record", "--list"]);
+    let lines: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NAME", "WRITTEN", "WHY", "BYTES"]);
+    let second = ["flight-1764036200456-promise-slo-a-b.pftrace", "2025-11-25T02:03:20.456Z", "promise-slo-a-b", "1,234,567"];
+    assert_eq!((lines.len(), &lines[2][..]), (3, &second[..]));
+    let json: Vec<Timeline> = serde_json::from_str(&daemon.ok(&["record", "--list", "--json"])).unwrap();
+    assert_eq!((json.len(), json[0].bytes), (2, 12));
+    assert_eq!(daemon.output(&["record", "--last", "-w", "-"]).stdout, [0x0a, 2, 1, 9]);
+    assert_eq!(daemon.output(&["record", "--name", &json[0].name, "-w", "-"]).stdout, [0x0a, 2, 0, 9]);
+    assert!(daemon.fails(1, &["record", "--name", "x/../y", "-w", "-"]).contains("no timeline is named \"x/../y\""));
+    for usage in [
+        &["record"][..],
+        &["record", "-w", name, "--rate", "9"],
+        &["record", "--list", "-w", name],
+        &["record", "--last", "--seconds", "1", "-w", name],
+        &["record", "-w", name, "--json"],
+    ] {
         assert!(!daemon.fails(2, usage).is_empty());
     }
 }

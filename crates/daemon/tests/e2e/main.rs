@@ -42,6 +42,10 @@ mod pools;
 mod profile;
 mod programs;
 mod promises;
+#[path = "../../../manager/src/timeline/reader.rs"]
+#[allow(dead_code)] // the tests of the manager use all of it
+mod reader;
+mod record;
 mod replay;
 mod scheduling;
 mod shards;

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use serde_json::json;
 use sluice_api::client::ClientError;
-use sluice_api::model::{Apply, NfState, Stats, Upgrade};
+use sluice_api::model::{Apply, EventKind, NfState, Stats, Upgrade};
 use sluice_api::promise::Promise;
 use sluice_api::{ApiError, ErrorKind};
 use sluice_cache::host::Processor;
@@ -21,8 +22,9 @@ use sluice_slo::profile::{Key, Profile};
 use sluice_slo::slo::{self, Slo, Workload};
 
 use crate::profile::measured;
+use crate::reader::ReadTrace;
 use crate::skip::skip;
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_nf, port, service};
+use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, find_port, head, nf, open_nf, port, service};
 
 /// A server of four places.
 fn shape(cpu: &str) -> ServerShape {
@@ -407,6 +409,38 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     assert!(acme.offered_pps > 0.0 && acme.delivered_pps > 0.0, "{acme:?}");
     let listed = sluice(&["slo", "list", "--live"]);
     assert!(String::from_utf8_lossy(&listed.stdout).contains("acme"), "{listed:?}");
+    daemon.stop();
+}
+
+#[test]
+fn a_broken_slo_is_an_event_and_the_flight_recorder_writes_what_was_before() {
+    let folder = crate::support::open_folder();
+    let kept = folder.path().join("kept");
+    // Of 10,000 packets a second that are promised and offered, some hundred can pass.
+    let body = port("in", "gen", "rate = 20000")
+        + &port("out", "sink", "")
+        + &service("nf", "sluice-nf-cost", "args = [\"--cycles\", \"10000000\"]\nring = 64")
+        + &chain("acme", "in", &["nf"], "out", "")
+        + &format!("{PROMISES}cache = \"none\"\n[recorder]\nmemory_mib = 4\nfolder = {kept:?}\n");
+    let mut daemon = Daemon::start("", &body);
+    daemon.client().place(&assignment(&[("acme", &[0, 2], 0, 5e3)])).unwrap();
+    daemon.wait("it is broken", |s| !promise(&s.promises, "acme").violations.is_empty());
+    let events = daemon.client().events().unwrap();
+    let broken = events.iter().find(|event| event.event == EventKind::Promise).expect("it is an event");
+    assert_eq!(broken.subject.as_deref(), Some("slo acme"));
+    let said = broken.text.as_deref().unwrap_or_default();
+    assert!(said.starts_with("broken: ") && said.contains(" promised"), "{said}");
+    let until = Instant::now() + PATIENCE;
+    let written = loop {
+        if let Some(first) = daemon.client().timelines().unwrap().into_iter().find(|one| one.why == "promise-slo-acme") {
+            break std::fs::read(kept.join(first.name)).unwrap();
+        }
+        assert!(Instant::now() < until, "there is no file:\n{}", daemon.log());
+        std::thread::yield_now();
+    };
+    let trace = ReadTrace::of(&written);
+    assert_eq!(trace.instants("slo acme", "promise")[0]["what"], said);
+    assert!(trace.values(Some("nf acme-nf.0"), "queue").iter().any(|queue| *queue > 0), "it shows why");
     daemon.stop();
 }
 

@@ -118,6 +118,15 @@ pub trait Backend: Send + Sync {
     /// The flows that there are, and those that have ended lately.
     fn flows(&self, request: &model::FlowsRequest) -> Result<model::FlowsReply, ApiError>;
 
+    /// Records a timeline: the stream is a trace of Perfetto. Its drop ends the recording.
+    fn record(&self, request: &model::RecordRequest) -> Result<Pieces, ApiError>;
+
+    /// The timelines that the flight recorder has written, oldest first.
+    fn timelines(&self) -> Result<Vec<model::Timeline>, ApiError>;
+
+    /// One of these.
+    fn timeline(&self, name: &str) -> Result<Pieces, ApiError>;
+
     /// Starts the daemon's shutdown and returns at once.
     fn shutdown(&self) -> Result<(), ApiError>;
 }

@@ -166,7 +166,7 @@ fn schemas(mut requests: SchemaGenerator, mut answers: SchemaGenerator) -> Map<S
 fn named(path: &str) -> Option<&'static str> {
     let (what, _) = path.strip_prefix("/v1/")?.split_once("/{name}")?;
     let of = [("nfs", "NF"), ("services", "service"), ("chains", "chain"), ("rules", "rule"), ("ports", "port")];
-    let of = of.into_iter().chain([("tenants", "tenant; `-` is that of services without one")]);
+    let of = of.into_iter().chain([("tenants", "tenant; `-` is that of services without one"), ("timelines", "timeline")]);
     of.into_iter().find_map(|(plural, one)| (plural == what).then_some(one))
 }
 

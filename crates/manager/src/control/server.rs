@@ -61,6 +61,9 @@ use sluice_host::record::is_ours;
 pub static OPENAPI: LazyLock<String> =
     LazyLock::new(|| document(&routes().into_iter().map(|route| route.operation).collect::<Vec<_>>()));
 
+/// The kind of a trace of Perfetto.
+const PERFETTO: &str = "application/x-protobuf";
+
 pub const SPARE: usize = 8;
 
 /// Time between two checks of the socket's file.
@@ -535,7 +538,10 @@ macro_rules! addition {
 }
 
 fn routes() -> Vec<Route> {
-    [questions(), of_nfs(), of_services(), of_packets(), of_sights(), of_the_whole()].into_iter().flatten().collect()
+    [questions(), of_nfs(), of_services(), of_packets(), of_sights(), of_timelines(), of_the_whole()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Routes that change nothing.
@@ -708,6 +714,32 @@ fn of_sights() -> Vec<Route> {
             |State(cx): State<Context>, request: Request| async move {
                 let request: CaptureRequest = cx.body(request).await?;
                 Ok::<_, Refusal>(streamed("application/x-pcapng", cx.blocking(move |b| b.capture(&request)).await?))
+            },
+        ),
+    ]
+}
+
+/// Routes that show what ran when.
+fn of_timelines() -> Vec<Route> {
+    vec![
+        question!(
+            get("/v1/timelines", "listTimelines", "The timelines that the flight recorder has written, oldest first"),
+            timelines -> Vec<model::Timeline>
+        ),
+        route(
+            get("/v1/timelines/{name}", "getTimeline", "One of these: a trace of Perfetto").streams(PERFETTO),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
+                Ok::<_, Refusal>(streamed(PERFETTO, cx.blocking(move |b| b.timeline(&name)).await?))
+            },
+        ),
+        route(
+            post("/v1/timelines", "record", "Record a timeline: a trace of Perfetto, until its end or until the client leaves")
+                .takes::<model::RecordRequest>()
+                .streams(PERFETTO)
+                .refuses(&[Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let request: model::RecordRequest = cx.body(request).await?;
+                Ok::<_, Refusal>(streamed(PERFETTO, cx.blocking(move |b| b.record(&request)).await?))
             },
         ),
     ]

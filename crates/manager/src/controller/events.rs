@@ -105,6 +105,24 @@ impl EventLog {
         self.inner().push(Event { time_ns, nf, subject, event: kind, count: 1, text: Some(text.into()), ..Event::default() });
     }
 
+    /// The events with numbers above this one, oldest first.
+    pub fn since(&self, number: u64) -> Vec<Event> {
+        let inner = self.inner();
+        if inner.last <= number {
+            return Vec::new();
+        }
+        let newer = inner.events.values().flat_map(|ring| ring.iter().rev().take_while(move |event| event.number > number));
+        let mut newer: Vec<Event> = newer.cloned().collect();
+        drop(inner);
+        newer.sort_unstable_by_key(|event| event.number);
+        newer
+    }
+
+    /// The number of the last event; 0 before the first.
+    pub fn last(&self) -> u64 {
+        self.inner().last
+    }
+
     /// All events, oldest first.
     pub fn all(&self) -> Vec<Event> {
         let inner = self.inner();
@@ -148,6 +166,17 @@ mod tests {
         log.add(9, "wan", What::Port(PortState::Gone));
         let last = log.all().pop().unwrap();
         assert_eq!((last.nf.as_str(), last.port.as_deref(), last.state), ("", Some("wan"), Some(PortState::Gone)));
+    }
+
+    #[test]
+    fn events_since_another_are_in_order_whatever_their_kinds() {
+        let log = EventLog::default();
+        assert_eq!((log.last(), log.since(0)), (0, Vec::new()));
+        for i in 0..6 {
+            log.note(if i % 2 == 0 { EventKind::Death } else { EventKind::Add }, Subject::Nf("ids.0"), "x");
+        }
+        let numbers = |since| log.since(since).iter().map(|event| event.number).collect::<Vec<_>>();
+        assert_eq!((log.last(), numbers(0), numbers(3), numbers(6)), (6, vec![1, 2, 3, 4, 5, 6], vec![4, 5, 6], vec![]));
     }
 
     #[test]

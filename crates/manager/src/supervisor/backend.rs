@@ -540,6 +540,18 @@ impl Backend for Remote {
         self.look_at_flows(request)
     }
 
+    fn record(&self, request: &api::RecordRequest) -> Result<Pieces, ApiError> {
+        self.begin_timeline(request)
+    }
+
+    fn timelines(&self) -> Result<Vec<api::Timeline>, ApiError> {
+        self.kept_timelines()
+    }
+
+    fn timeline(&self, name: &str) -> Result<Pieces, ApiError> {
+        self.kept_timeline(name)
+    }
+
     fn shutdown(&self) -> Result<(), ApiError> {
         self.call(Supervisor::quit)
     }

@@ -17,6 +17,7 @@ use super::{Job, RuleCount, SupervisorError, token};
 use super::{apply, flows, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
+use crate::timeline::flight::FlightRecorder;
 use sluice_api::config::Config;
 use sluice_config::estimates::Kept;
 use sluice_dataplane::capture;
@@ -223,6 +224,10 @@ pub(super) struct Observed {
     pub(super) captures: Vec<Weak<capture::CaptureScope>>,
     /// The log of flows, while they are metered.
     pub(super) flows: Option<flows::FlowKeeper>,
+    /// The recordings of timelines under way.
+    pub(super) timelines: Vec<Weak<()>>,
+    /// The flight recorder, if there is one.
+    pub(super) recorder: Option<FlightRecorder>,
     /// The parts that do not work, and since when.
     pub(super) watch: health::HealthWatch,
 }
@@ -238,6 +243,8 @@ impl Observed {
             tracing: None,
             captures: Vec::new(),
             flows: None,
+            timelines: Vec::new(),
+            recorder: None,
             watch: health::HealthWatch::default(),
         }
     }

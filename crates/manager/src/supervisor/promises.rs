@@ -25,12 +25,14 @@ use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
 use sluice_slo::slo::Slo;
-use sluice_slo::watch::{Evaluation, TenantWindow, Terms, Watch};
+use sluice_slo::watch::{Evaluation, TenantWindow, Terms, Violation, Watch, What};
 
 use super::change::Gone;
 use super::nfs::State;
 use super::{Supervisor, SupervisorError};
+use crate::controller::events::Subject;
 use sluice_api::config::{self as model, Config, Service};
+use sluice_api::model::EventKind;
 use sluice_api::promise::{self as report, Placed};
 use sluice_config::diff::{self, Change};
 use sluice_config::host;
@@ -233,6 +235,12 @@ impl PromiseKeeper {
         self.last = last;
     }
 
+    /// The SLOs that are violated, by the last window.
+    fn broken(&self) -> BTreeSet<String> {
+        let broken = self.last.iter().filter(|(_, last)| !last.evaluated.violations.is_empty());
+        broken.map(|(slo, _)| slo.clone()).collect()
+    }
+
     fn notes(&self) -> Vec<String> {
         let none = self.classes.why_none().filter(|_| self.kept.is_some());
         let mut notes: Vec<String> = none.map(|why| format!("no cache classes: {why}")).into_iter().collect();
@@ -245,6 +253,16 @@ impl PromiseKeeper {
         notes.extend(self.troubles.iter().cloned());
         notes
     }
+}
+
+fn said_of_violation(violation: &Violation) -> String {
+    let (measured, promised) = (violation.measured, violation.promised);
+    let what = match violation.what {
+        What::Throughput => format!("broken: {measured:.0} packets per second are delivered of {promised:.0} promised"),
+        What::Latency => format!("broken: the latency is {measured:.1} us, and {promised:.1} us are promised"),
+    };
+    let cause = violation.cause.as_ref().map_or(String::new(), |cause| format!("; {} takes more than it may", cause.tenant));
+    format!("{what}{cause}")
 }
 
 /// An NF, and the instance of an SLO that it belongs to.
@@ -533,12 +551,23 @@ impl Supervisor {
         }
         seen.extend(self.others(&members, cpu_of));
         if !last.is_empty() {
+            let before = self.promises.broken();
             self.promises.evaluate(began, now, &seen, last);
+            self.note_broken(&before);
             self.promises.on_demand.clone_from(&on_demand);
         }
         let names: Vec<&str> = assignment.slos.iter().map(|promised| promised.slo.name.as_str()).collect();
         self.promises.windows.next(now, &names);
         self.steer(now, &assignment, &on_demand);
+    }
+
+    /// Logs the SLOs that are violated and were not before.
+    fn note_broken(&self, before: &BTreeSet<String>) {
+        for (slo, last) in self.promises.last.iter().filter(|(slo, _)| !before.contains(*slo)) {
+            if let Some(first) = last.evaluated.violations.first() {
+                self.controller.events().note(EventKind::Promise, Subject::Other("slo", slo), said_of_violation(first));
+            }
+        }
     }
 
     /// Cores that an SLO has got.
