@@ -19,6 +19,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use super::change::{FormerConfig, SetKeys, Undo};
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
     TraceRequest, Upgrade, Upgraded,
@@ -280,6 +281,21 @@ impl Client {
     /// Applies another configuration.
     pub fn apply(&mut self, apply: &Apply) -> Result<Applied, ClientError> {
         self.post("/v1/apply", apply)
+    }
+
+    /// Changes keys of the configuration in force.
+    pub fn set(&mut self, set: &SetKeys) -> Result<Applied, ClientError> {
+        self.post("/v1/set", set)
+    }
+
+    /// The configurations before the one in force, the latest first.
+    pub fn history(&mut self) -> Result<Vec<FormerConfig>, ClientError> {
+        self.get("/v1/history")
+    }
+
+    /// Goes back to a former configuration.
+    pub fn undo(&mut self, undo: Undo) -> Result<Applied, ClientError> {
+        self.post("/v1/undo", &undo)
     }
 
     /// Traces packets.

@@ -27,6 +27,9 @@ pub use wakeup::Wakeup;
 /// Default file of the estimates of NFs.
 pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
 
+/// Default folder of former configurations.
+pub const HISTORY: &str = "/var/lib/sluice/history";
+
 /// Largest core number.
 pub const MAX_CORE: u32 = 65_535;
 
@@ -72,6 +75,13 @@ pub struct Manager {
     /// Folder of the sockets and of the record by which a later start cleans up.
     #[schemars(extend("format" = "path"))]
     pub runtime_dir: PathBuf,
+    /// Folder of the last ten configurations before the present one, to which `sluice undo` goes
+    /// back. It is made in a folder that exists; where it cannot be, they are kept until a stop.
+    #[schemars(extend("format" = "path"))]
+    pub history: PathBuf,
+    /// The least level that is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, or by
+    /// module, such as `warn,sluice_sdn=debug`. Left out: as the command line of `sluiced` says.
+    pub log_level: Option<String>,
     /// File of packet costs from `sluice estimate --keep`: first estimates for new NFs. Optional.
     #[schemars(extend("format" = "path"))]
     pub estimates: PathBuf,
@@ -139,6 +149,8 @@ impl Default for Manager {
     fn default() -> Self {
         Self {
             runtime_dir: "/run/sluice".into(),
+            history: HISTORY.into(),
+            log_level: None,
             estimates: ESTIMATES.into(),
             shards: Vec::new(),
             rx: vec![0],

@@ -55,6 +55,11 @@ pub trait Kinds: Debug + Send + Sync {
     /// The interface, device or file of a port, for messages.
     fn uses(&self, port: &Port) -> String;
 
+    /// What a port with these settings would describe itself as, if that is up to its settings alone.
+    fn description(&self, _port: &Port) -> Option<String> {
+        None
+    }
+
     /// Whether two ports use the same file or device: one must close before the other opens.
     fn share(&self, a: &Port, b: &Port) -> bool;
 

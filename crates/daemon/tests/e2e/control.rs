@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-use sluice_api::change::{Action, Change};
+use sluice_api::change::{Action, Change, ChangedKey, FormerConfig, SetKeys, Undo};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::config;
 use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
@@ -271,10 +271,31 @@ impl Backend for Mock {
             return Err(ApiError::unprocessable(format!("{}:1: a mistake", file.unwrap_or("-")), "mend it"));
         }
         let detail = if dry_run { "would be new" } else { "" };
-        let add = Change { action: Action::Add, kind: "chain".into(), name: "dns".into(), detail: detail.into() };
+        let (kind, name, keys) = ("chain".into(), "dns".into(), Vec::new());
+        let add = Change { action: Action::Add, kind, name, detail: detail.into(), keys };
         let changes = if config.contains("same") { Vec::new() } else { vec![add] };
         let warnings = if config.contains("odd") { vec!["new.toml:1:1: warning: this is odd".into()] } else { Vec::new() };
         Ok(Applied { dry_run, changes, warnings })
+    }
+
+    fn set(&self, set: &SetKeys) -> Result<Applied, ApiError> {
+        let keys: Vec<ChangedKey> = (set.keys.iter())
+            .map(|(key, value)| ChangedKey { key: key.clone(), before: Some("1".into()), after: Some(value.to_string()) })
+            .collect();
+        let (name, detail) = (set.name.clone().unwrap_or_default(), "in words".into());
+        let change = Change { action: Action::Change, kind: set.kind.clone(), name, detail, keys };
+        Ok(Applied { dry_run: set.dry_run, changes: vec![change], warnings: Vec::new() })
+    }
+
+    fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {
+        Ok(vec![FormerConfig { number: 7, unix_ms: 1_764_036_100_123, source: "/etc/sluice.toml".into() }])
+    }
+
+    fn undo(&self, undo: Undo) -> Result<Applied, ApiError> {
+        match undo.to {
+            None | Some(7) => self.apply("", None, undo.dry_run),
+            Some(other) => Err(ApiError::not_found("former configuration", &other.to_string(), &["7"])),
+        }
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {

@@ -22,6 +22,7 @@ mod foreign;
 mod fusing;
 mod grouping;
 mod health;
+mod history;
 mod holes;
 #[cfg_attr(not(feature = "inline"), path = "without/inline.rs")]
 mod inline;
@@ -42,9 +43,11 @@ mod priorities;
 #[cfg_attr(not(feature = "promises"), path = "without/promises.rs")]
 mod promises;
 mod report;
+mod revise;
 mod runtime_dir;
 #[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]
 mod sdn;
+mod settings;
 #[cfg(feature = "promises")]
 mod steering;
 mod tick;
@@ -237,7 +240,7 @@ impl Supervisor {
             services: Vec::new(),
             chains: Vec::new(),
             nfs: NfSet::default(),
-            changes: Changes::new(),
+            changes: Changes::new(&wanted),
             published,
             host,
             turns,

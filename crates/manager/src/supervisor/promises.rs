@@ -170,7 +170,7 @@ impl PromiseKeeper {
     }
 
     /// A configuration without what this agent has added to it.
-    fn base(&self, config: &Config) -> Config {
+    pub(super) fn base(&self, config: &Config) -> Config {
         let mut config = self.kept.as_ref().map_or_else(|| config.clone(), |kept| strip(config, &kept.services, &kept.base));
         let started: BTreeSet<&String> = self.placing.iter().flat_map(|placing| &placing.started).collect();
         config.services.retain(|service| !started.contains(&service.name));
@@ -231,6 +231,11 @@ impl PromiseKeeper {
             }
         }
         self.last = last;
+    }
+
+    /// Notes whether latencies are measured from now on.
+    pub(super) fn time(&mut self, times: bool) {
+        self.times = times;
     }
 
     fn notes(&self) -> Vec<String> {
