@@ -123,9 +123,37 @@ Examples:
     #[command(after_help = "\
 Examples:
   sluice apply --dry-run sluice.toml    what would change: old and new values
-  sluice apply sluice.toml              change it; what is new in services is tried out first, and if that does not
-                                        work, nothing has changed")]
+  sluice apply sluice.toml              show that, ask, and change it; what is new in services is tried out first, and
+                                        if that does not work, nothing has changed
+  sluice apply --yes sluice.toml        ask nothing, as where there is no terminal
+  sluice undo                           go back")]
     Apply(ApplyArgs),
+    /// Set keys of the running configuration
+    #[command(after_help = "\
+Examples:
+  sluice set service ids priority=2              an object has a name
+  sluice set sched high_watermark=70 ecn=false   a section that stands once has none
+  sluice set port load rate=1e6 --save           and in the daemon's configuration file
+  sluice set service ids pool.max=128            a key of a nested table
+  sluice set service ids memory=                 back to its default
+
+What is set is checked as a whole configuration is, and put in force as by an apply. Without --save it holds until the daemon ends or
+another configuration is applied. `sluice check --explain` lists the keys. These change while packets move, and replace nothing:
+priority of services and rules; rate of generators; keys of pools but ring and class; cores and number of instances; log_level and
+latency_sample of manager; ecn, the watermarks, queueing_us, weight_every_ms, weight_margin_percent, min_share_percent and tenants of
+sched. Other keys of services and ports replace the object; those of sections that stand once need a restart, and are refused.")]
+    Set(SetArgs),
+    /// Go back to the configuration before the last apply or set
+    #[command(after_help = "\
+Examples:
+  sluice undo              go back by one; once more: by two
+  sluice undo --list       the last ten that are kept, with what replaced each
+  sluice undo --to 7       back to one of these
+  sluice undo --dry-run    what that would change
+
+The daemon keeps them in manager.history, over its restarts. Those that it has gone back to or behind are kept no more. What was added and
+removed by single commands since then (sluice nf add, sluice rule add) is undone, too.")]
+    Undo(UndoArgs),
     /// Follow packets on their way, hop by hop
     #[command(after_help = "\
 Examples:
@@ -540,12 +568,52 @@ pub struct EventsArgs {
 pub struct ApplyArgs {
     /// The configuration
     pub config: PathBuf,
+    #[command(flatten)]
+    pub how: Caution,
+}
+
+/// How carefully a configuration is changed.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Caution {
+    /// Print what would change, and change nothing
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Do not ask before the change; without a terminal nothing is asked anyway
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// Print JSON, and ask nothing
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// The section: service, port, chain, rule, sched, manager, …
+    pub kind: String,
+    /// The object's name, in sections that have several, and the keys
+    #[arg(value_name = "[NAME] KEY=VALUE", required = true)]
+    pub rest: Vec<String>,
+    /// Write the keys into the daemon's configuration file, too, which stays as it is otherwise
+    #[arg(long)]
+    pub save: bool,
     /// Print what would change, and change nothing
     #[arg(long, short = 'n')]
     pub dry_run: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UndoArgs {
+    /// List the configurations that are kept, the latest first
+    #[arg(long, conflicts_with_all = ["to", "yes", "dry_run"])]
+    pub list: bool,
+    /// Number of the configuration to go back to; by default the latest
+    #[arg(long, value_name = "N")]
+    pub to: Option<u64>,
+    #[command(flatten)]
+    pub how: Caution,
 }
 
 #[derive(Debug, Args)]

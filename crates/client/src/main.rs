@@ -13,6 +13,8 @@ mod filter;
 mod init;
 mod man;
 mod other;
+mod revise;
+mod save;
 mod show;
 #[cfg(test)]
 #[path = "../../host/src/skip.rs"]

@@ -197,7 +197,7 @@ impl Supervisor {
     /// Notes each key that was set.
     fn note_set(&self, done: &[Described]) {
         for Described { kind, name, detail, .. } in done {
-            self.controller.events().note(EventKind::Apply, Subject::Other(kind, name), format!("set: {detail}"));
+            self.controller.events().note(EventKind::Apply, Subject::Other(kind, name), format!("set {detail}"));
         }
     }
 
