@@ -3,7 +3,7 @@
 //! bounds of keys from them (`sluice_config::schema`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -27,8 +27,9 @@ pub use wakeup::Wakeup;
 /// Default file of the estimates of NFs.
 pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
 
-/// Default folder of former configurations.
-pub const HISTORY: &str = "/var/lib/sluice/history";
+/// Default runtime directory, and the folder of former configurations that goes with it.
+const RUNTIME_DIR: &str = "/run/sluice";
+const HISTORY: &str = "/var/lib/sluice/history";
 
 /// Largest core number.
 pub const MAX_CORE: u32 = 65_535;
@@ -76,9 +77,10 @@ pub struct Manager {
     #[schemars(extend("format" = "path"))]
     pub runtime_dir: PathBuf,
     /// Folder of the last ten configurations before the present one, to which `sluice undo` goes
-    /// back. It is made in a folder that exists; where it cannot be, they are kept until a stop.
+    /// back. Left out: `/var/lib/sluice/history` with the usual `runtime_dir`, else
+    /// `RUNTIME_DIR.history`. Where it cannot be made, they are kept until a stop.
     #[schemars(extend("format" = "path"))]
-    pub history: PathBuf,
+    pub history: Option<PathBuf>,
     /// The least level that is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, or by
     /// module, such as `warn,sluice_sdn=debug`. Left out: as the command line of `sluiced` says.
     pub log_level: Option<String>,
@@ -148,8 +150,8 @@ pub struct Manager {
 impl Default for Manager {
     fn default() -> Self {
         Self {
-            runtime_dir: "/run/sluice".into(),
-            history: HISTORY.into(),
+            runtime_dir: RUNTIME_DIR.into(),
+            history: None,
             log_level: None,
             estimates: ESTIMATES.into(),
             shards: Vec::new(),
@@ -933,6 +935,19 @@ impl Manager {
         }
     }
 
+    /// The folder of former configurations.
+    pub fn history_folder(&self) -> PathBuf {
+        match &self.history {
+            Some(folder) => folder.clone(),
+            None if self.runtime_dir == Path::new(RUNTIME_DIR) => HISTORY.into(),
+            None => {
+                let mut beside = self.runtime_dir.clone().into_os_string();
+                beside.push(".history");
+                beside.into()
+            }
+        }
+    }
+
     /// The cores of its packet threads; one with several roles is repeated.
     pub fn cores(&self) -> impl Iterator<Item = usize> {
         self.roles().into_iter().flat_map(|(_, cores)| cores.iter().copied())
@@ -1188,6 +1203,17 @@ mod tests {
                 format!("{wrong:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")
             );
         }
+    }
+
+    #[test]
+    fn former_configurations_are_apart_for_each_runtime_directory() {
+        let of = |runtime_dir: &str, history: Option<&str>| {
+            let (runtime_dir, history) = (runtime_dir.into(), history.map(PathBuf::from));
+            Manager { runtime_dir, history, ..Manager::default() }.history_folder()
+        };
+        assert_eq!(of("/run/sluice", None), Path::new("/var/lib/sluice/history"));
+        assert_eq!(of("/tmp/run", None), Path::new("/tmp/run.history"));
+        assert_eq!(of("/tmp/run", Some("/x")), Path::new("/x"));
     }
 
     #[test]

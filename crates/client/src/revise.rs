@@ -4,7 +4,7 @@
 //! after a yes. In scripts, where standard input or error is no terminal, nothing is asked.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use sluice_api::change::{Action, Change, SetKeys, Undo};
@@ -81,11 +81,12 @@ fn keys_of(args: &SetArgs) -> Result<SetKeys, Usage> {
 }
 
 /// The daemon's configuration file, and its text with these keys, which is valid.
-fn to_save(client: &mut Client, set: &SetKeys) -> anyhow::Result<(std::path::PathBuf, String)> {
+fn to_save(client: &mut Client, set: &SetKeys) -> anyhow::Result<(PathBuf, String)> {
     let path = save::file_of(&client.status()?).map_err(|why| anyhow!(why))?;
     let text = read(&path)?;
-    let wrong =
-        |why| anyhow!("{} cannot take it, so nothing was changed: {why}; leave --save out, or mend the file", path.display());
+    let wrong = |why: String| {
+        anyhow!("{} cannot take it, so nothing was changed: {why}; leave --save out, or mend the file", path.display())
+    };
     let text = save::edited(&text, set).map_err(wrong)?;
     load::read_text(&text, &path.display().to_string())?;
     Ok((path, text))

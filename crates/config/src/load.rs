@@ -58,7 +58,7 @@ pub fn anchor(config: &mut Config, folder: &Path) {
     };
     anchored(&mut config.manager.runtime_dir);
     anchored(&mut config.manager.estimates);
-    anchored(&mut config.manager.history);
+    config.manager.history.iter_mut().for_each(anchored);
     anchored(&mut config.promises.resctrl);
     config.promises.placement.iter_mut().for_each(anchored);
     for port in &mut config.ports {

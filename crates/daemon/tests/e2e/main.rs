@@ -38,6 +38,7 @@ mod pools;
 mod profile;
 mod programs;
 mod promises;
+mod revise;
 mod scheduling;
 mod shards;
 #[path = "../../../host/src/skip.rs"]

@@ -52,7 +52,7 @@ pub(super) struct Changes {
 impl Changes {
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            history: history::History::open(&config.manager.history, &config.manager.runtime_dir),
+            history: history::History::open(&config.manager.history_folder(), &config.manager.runtime_dir),
             upgrades: Vec::new(),
             applying: Vec::new(),
             next_apply: 0,
