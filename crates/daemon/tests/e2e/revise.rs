@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Output};
 
 use rustix::process::Signal;
@@ -11,7 +12,7 @@ use sluice_api::change::{SetKeys, Undo};
 use sluice_api::model::{Applied, Apply, EventKind, NfState, Stats};
 
 use crate::support::{
-    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, open_folder, port, service, sluice,
+    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, open_folder, port, service, signal, sluice,
 };
 
 /// A chain from a generator with this rate through one NF.
@@ -97,9 +98,9 @@ fn what_cannot_be_set_is_refused_before_anything_changes() {
     let before = state(&daemon.stats()).0;
     let mut client = daemon.client();
     for (set, what) in [
-        (keys("service", "t", json!({ "priority": 2 })), "did you mean"),
+        (keys("service", "nat", json!({ "priority": 2 })), "no service is called \"nat\""),
         (keys("service", "s", json!({ "prio": 2 })), "has no key \"prio\""),
-        (keys("service", "s", json!({ "priority": 0, "ring": 64 })), "priority"),
+        (keys("service", "s", json!({ "priority": -1, "ring": 64 })), "priority"),
         (keys("sched", "", json!({ "low_watermark": 90 })), "low watermark"),
         (keys("manager", "", json!({ "max_nfs": 9 })), "manager.max_nfs cannot be changed on a running daemon"),
         (keys("manager", "", json!({ "log_level": "loud" })), "is no level"),
@@ -114,18 +115,21 @@ fn what_cannot_be_set_is_refused_before_anything_changes() {
 
 #[test]
 fn the_level_of_the_log_changes_and_goes_back() {
-    let daemon = Daemon::start("log_level = \"warn\"", &steady(1_000));
+    let mut daemon = Daemon::start("", &steady(1_000));
     let mut client = daemon.client();
-    let line = |client: &mut sluice_api::client::Client, name: &str| {
-        // Its start is logged as an information, in any case before its answer.
-        client.add_service(&toml::from_str(&format!("name = \"{name}\"\nexec = \"sluice-nf-bridge\"")).unwrap()).unwrap();
+    let dies = |daemon: &mut Daemon, deaths: u64| {
+        signal(find_nf(&daemon.stats(), "s.0"), Signal::KILL);
+        daemon.wait("it is back", |s| {
+            let nf = find_nf(s, "s.0");
+            nf.restarts == deaths && nf.state == NfState::Running
+        });
     };
-    line(&mut client, "a");
-    client.set(&keys("manager", "", json!({ "log_level": "trace" }))).unwrap();
+    client.set(&keys("manager", "", json!({ "log_level": "error" }))).unwrap();
+    dies(&mut daemon, 1);
+    assert!(!daemon.log().contains("has ended after"), "{}", daemon.log());
     client.set(&keys("manager", "", json!({ "log_level": null }))).unwrap();
-    line(&mut client, "b");
-    let stats = client.stats().unwrap();
-    assert!(stats.nfs.iter().any(|nf| nf.name == "a.0") && stats.nfs.iter().any(|nf| nf.name == "b.0"));
+    dies(&mut daemon, 2);
+    daemon.wait_for_log("s.0 has ended after");
     daemon.stop();
 }
 
@@ -210,7 +214,8 @@ fn on_terminal(daemon: &Daemon, args: &[&str], answer: &str) -> String {
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
     let name = ptsname(&ours, Vec::new()).unwrap();
-    let theirs = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let path = name.to_str().unwrap();
+    let theirs = || File::options().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path).unwrap();
     let mut command = Command::new(sluice());
     command.args(args).env("SLUICE_CONTROL", daemon.run_dir().join("control.sock")).env("NO_COLOR", "1");
     let mut child = command.stdin(theirs()).stdout(theirs()).stderr(theirs()).spawn().unwrap();
