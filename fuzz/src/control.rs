@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_api::ApiError;
-use sluice_api::change::{FormerConfig, SetKeys, Undo};
+use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
@@ -47,6 +47,15 @@ impl Backend for Nobody {
 
     fn upgrade(&self, _: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError> {
         again(to);
+        nothing()
+    }
+
+    fn canary(&self, _: &str, to: &CanaryRequest) -> Result<model::Upgraded, ApiError> {
+        again(to);
+        nothing()
+    }
+
+    fn abort_canary(&self, _: &str) -> Result<(), ApiError> {
         nothing()
     }
 

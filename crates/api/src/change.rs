@@ -36,6 +36,34 @@ pub struct Undo {
     pub dry_run: bool,
 }
 
+/// Body of `POST /v1/services/{name}/canary`: another version of the service's program, which gets
+/// a part of new flows for a time.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CanaryRequest {
+    /// Its program, as in an upgrade.
+    pub exec: String,
+    /// Its arguments; by default those of the old version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
+    /// Its part of new flows, in percent.
+    #[schemars(range(min = 1, max = 50))]
+    pub percent: u32,
+    /// How long it has to do without a fault, in seconds; then its version takes over.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub seconds: u64,
+    /// By how many percent of its packets it may drop more than the old version.
+    #[serde(default = "one")]
+    pub drops_percent: f64,
+    /// Longest time for a burst, which 99 of 100 must keep, in microseconds. Left out: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_us: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
 /// A former configuration, to which the daemon can go back.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct FormerConfig {

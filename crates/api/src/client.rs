@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::change::{FormerConfig, SetKeys, Undo};
+use super::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
     TraceRequest, Upgrade, Upgraded,
@@ -240,6 +240,17 @@ impl Client {
     /// Upgrades a service to another version of its program.
     pub fn upgrade(&mut self, service: &str, to: &Upgrade) -> Result<Upgraded, ClientError> {
         self.post(&format!("/v1/services/{}/upgrade", escaped(service)), to)
+    }
+
+    /// Gives another version of a service a part of new flows. Returns when it gets them.
+    pub fn canary(&mut self, service: &str, to: &CanaryRequest) -> Result<Upgraded, ClientError> {
+        self.post(&format!("/v1/services/{}/canary", escaped(service)), to)
+    }
+
+    /// Gives up the version that has a part of a service's new flows.
+    pub fn abort_canary(&mut self, service: &str) -> Result<(), ClientError> {
+        let _: Done = self.ask(Method::DELETE, &format!("/v1/services/{}/canary", escaped(service)), Vec::new())?;
+        Ok(())
     }
 
     /// Adds a chain.

@@ -301,22 +301,49 @@ the old one knew of its flows is not handed over. Foreign NFs, those that attach
 Examples:
   sluice nf upgrade ids --exec /opt/nfs/ids-2
   sluice nf upgrade fw --exec ./firewall --args --rules /etc/sluice/rules
+  sluice nf upgrade ids --exec ids-2 --canary 1% --for 60s   on a part of new flows first; a fault brings them back
+  sluice nf upgrade ids --abort                              end that
 
 The new version is started beside the old one. When it is ready, each instance hands its place over: no packet is lost, and none
 overtakes another. In a pool new flows go to new members, and old ones leave with their flows. A version that does not work changes
 nothing. It stays until the daemon ends or another configuration is applied: write it into the file too, or the next
-`sluice apply` goes back to the one that stands there.")]
-    Upgrade {
-        /// The service
-        service: String,
-        /// Program of the new version: a path, or a name that is looked for beside sluiced, then in
-        /// PATH
-        #[arg(long, value_name = "PROGRAM")]
-        exec: PathBuf,
-        /// All its arguments, to the end of the line; by default those of the old version
-        #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
-        args: Option<Vec<String>>,
-    },
+`sluice apply` goes back to the one that stands there.
+
+With --canary one instance of the new version gets that part of new flows. Its flows go back, without a loss, if it ends or breaks the
+rules, drops more than the old version by --max-drops, takes longer for bursts than --max-burst, or if an SLO of this host is violated
+meanwhile. Else its version takes over after --for.")]
+    Upgrade(NfUpgrade),
+}
+
+#[derive(Debug, Args)]
+pub struct NfUpgrade {
+    /// The service
+    pub service: String,
+    /// Program of the new version: a path, or a name that is looked for beside sluiced, then in
+    /// PATH
+    #[arg(long, value_name = "PROGRAM", required_unless_present = "abort")]
+    pub exec: Option<PathBuf>,
+    /// Give it this part of new flows first, 1% to 50%
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub canary: Option<u32>,
+    /// How long, such as 60s, 5m or 1h
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "canary")]
+    pub lasts: u64,
+    /// By how many percent of its packets it may drop more than the old version
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "canary")]
+    pub max_drops: f64,
+    /// Longest time for a burst in microseconds, which 99 of 100 must keep
+    #[arg(long, value_name = "US", requires = "canary")]
+    pub max_burst: Option<f64>,
+    /// Do not wait for the end of the canary
+    #[arg(long, requires = "canary")]
+    pub no_wait: bool,
+    /// End the canary of the service
+    #[arg(long, conflicts_with_all = ["exec", "canary", "args"])]
+    pub abort: bool,
+    /// All its arguments, to the end of the line; by default those of the old version
+    #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
+    pub args: Option<Vec<String>>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -698,6 +725,24 @@ pub struct Stop {
     pub timeout: f64,
 }
 
+/// A part of new flows: `1%` or `1`.
+fn percent(text: &str) -> Result<u32, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|percent| (1..=50).contains(percent));
+    percent.ok_or_else(|| "write a whole number of percent, 1% to 50%".into())
+}
+
+/// A time in whole seconds: `60s`, `5m`, `1h` or `60`.
+fn span(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
+        Some(at) => text.split_at(at),
+        None => (text, "s"),
+    };
+    let factor = [("s", 1u64), ("m", 60), ("h", 3_600)].into_iter().find(|(word, _)| *word == unit).map(|(_, factor)| factor);
+    let seconds = number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
+    let seconds = seconds.filter(|seconds| (1..=86_400).contains(seconds));
+    seconds.ok_or_else(|| "write a time from 1s to 24h, such as 60s, 5m or 1h".into())
+}
+
 fn kind(text: &str) -> Result<EventKind, String> {
     let found = EventKind::ALL.into_iter().find(|kind| kind.word() == text);
     found.ok_or_else(|| format!("the kinds are {}", EventKind::ALL.map(EventKind::word).join(", ")))
@@ -726,6 +771,31 @@ mod tests {
         }
         let error = Cli::try_parse_from(["sluice", "chain", "add", "web", "fw", "--egress", "out", "--run", "fast"]).unwrap_err();
         assert!(error.to_string().contains("[possible values: isolated, fused, inline]"), "{error}");
+    }
+
+    #[test]
+    fn a_canary_has_a_part_and_a_time() {
+        let of = |words: &str| {
+            let cli =
+                Cli::try_parse_from(format!("sluice nf upgrade ids {words}").split_whitespace()).map_err(|e| e.to_string())?;
+            let Command::Nf(NfCommand::Upgrade(upgrade)) = cli.command else { panic!("{words}") };
+            Ok::<_, String>((upgrade.canary, upgrade.lasts, upgrade.abort))
+        };
+        assert_eq!(of("--exec x"), Ok((None, 60, false)));
+        assert_eq!(of("--exec x --canary 1% --for 5m"), Ok((Some(1), 300, false)));
+        assert_eq!(of("--exec x --canary 25 --for 90"), Ok((Some(25), 90, false)));
+        assert_eq!(of("--abort"), Ok((None, 60, true)));
+        for wrong in [
+            "",
+            "--exec x --canary 0%",
+            "--exec x --canary 51%",
+            "--exec x --canary 1% --for 25h",
+            "--exec x --for 1s",
+            "--exec x --canary 1% --for s",
+            "--abort --exec x",
+        ] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

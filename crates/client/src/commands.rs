@@ -9,7 +9,7 @@ use serde::Serialize;
 use sluice_api::client::Client;
 use sluice_api::config::{self as config, Config, PortRange};
 use sluice_api::health::HealthVerdict;
-use sluice_api::model::{Event, TraceRequest, Upgrade};
+use sluice_api::model::{Event, TraceRequest};
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Degraded, Usage, json, read};
 use sluice_config::host::Host;
@@ -17,7 +17,7 @@ use sluice_config::{ConfigErrors, load, problem};
 
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
 use crate::args::{Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
-use crate::{capture, doctor, init, man, other, revise, show, top, values};
+use crate::{capture, doctor, init, man, other, revise, show, top, upgrade, values};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -134,18 +134,7 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
             warn(&nf.warnings);
             Ok(writeln!(out, "moved {name} to core {}: it is {} now", nf.core, nf.name)?)
         }
-        NfCommand::Upgrade { service, exec, args } => {
-            // The daemon may have another working directory.
-            let exec = if exec.as_os_str().to_string_lossy().contains('/') { std::path::absolute(exec)? } else { exec };
-            let to = Upgrade { exec: exec.display().to_string(), args };
-            let done = client.upgrade(&service, &to)?;
-            let leaving = match done.leaving {
-                0 => String::new(),
-                1 => "; 1 of the old version leaves with its flow".into(),
-                n => format!("; {n} of the old version leave, each with its flow"),
-            };
-            Ok(writeln!(out, "upgraded {} to {}: {}{leaving}", done.service, done.exec, done.instances.join(", "))?)
-        }
+        NfCommand::Upgrade(args) => upgrade::run(client, args, out),
     }
 }
 

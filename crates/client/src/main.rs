@@ -20,6 +20,7 @@ mod show;
 #[path = "../../host/src/skip.rs"]
 mod skip;
 mod top;
+mod upgrade;
 mod values;
 
 use std::process::ExitCode;

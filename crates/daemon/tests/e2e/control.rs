@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-use sluice_api::change::{Action, Change, ChangedKey, FormerConfig, SetKeys, Undo};
+use sluice_api::change::{Action, CanaryRequest, Change, ChangedKey, FormerConfig, SetKeys, Undo};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::config;
 use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
@@ -158,6 +158,19 @@ impl Backend for Mock {
             let instances = vec!["fw.1".into(), "fw.2".into()];
             Ok(Upgraded { service: service.into(), exec: to.exec.clone(), args, instances, leaving: 2 })
         })
+    }
+
+    fn canary(&self, service: &str, to: &CanaryRequest) -> Result<Upgraded, ApiError> {
+        let upgraded = self.upgrade(service, &Upgrade { exec: to.exec.clone(), args: to.args.clone() })?;
+        let (subject, text) = (Some(format!("service {service}")), Some(format!("upgraded to {}: fw.9", to.exec)));
+        let mut state = self.state.lock().unwrap();
+        let number = state.events.len() as u64 + 1;
+        state.events.push(Event { number, event: EventKind::Upgrade, subject, text, count: 1, ..Event::default() });
+        Ok(Upgraded { instances: vec!["fw.8".into()], ..upgraded })
+    }
+
+    fn abort_canary(&self, service: &str) -> Result<(), ApiError> {
+        Err(ApiError::not_found("canary", service, &[]))
     }
 
     fn move_nf(&self, name: &str, core: usize) -> Result<Nf, ApiError> {
@@ -627,6 +640,9 @@ fn things_are_added_and_removed() {
     let upgraded = "upgraded fw to /opt/fw2: fw.1, fw.2; 2 of the old version leave, each with its flow\n";
     assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--args", "--rules", "x"]), upgraded);
     assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--exec", "/bin/true"]).contains("it is no NF"));
+    let canary = "canary fw.8 gets 1 % of new flows for 60 s; `sluice nf upgrade fw --abort` ends it\nupgraded to /opt/fw2: fw.9\n";
+    assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--canary", "1%", "--for", "60s"]), canary);
+    assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--abort"]).contains("no canary is named"));
     assert_eq!(
         daemon.ok(&["port", "add", "load", "gen", "size=60", "rate=1e6", "--overload", "wait"]),
         "added port load: as asked\n"

@@ -54,6 +54,13 @@ pub trait Backend: Send + Sync {
     /// version that does not work changes nothing.
     fn upgrade(&self, service: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError>;
 
+    /// Gives another version of a service a part of new flows. Returns when it gets them; the
+    /// version then takes over, or is given up, by itself.
+    fn canary(&self, service: &str, to: &change::CanaryRequest) -> Result<model::Upgraded, ApiError>;
+
+    /// Gives up the version that has a part of a service's new flows.
+    fn abort_canary(&self, service: &str) -> Result<(), ApiError>;
+
     /// Replaces an instance by one on another core while packets flow: none is lost or overtakes
     /// another. Returns when the old one has left. If the new one does not start, nothing has
     /// changed. Its `warnings` report what is probably unintended.

@@ -50,7 +50,7 @@ use super::openapi::{Operation, document};
 use super::stream::streamed;
 use crate::telemetry::{metrics, prometheus};
 use sluice_api::ErrorKind::{Conflict, NotFound};
-use sluice_api::change::{FormerConfig, SetKeys, Undo};
+use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::model::{
     self, AddNf, AddRule, Apply, CaptureRequest, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade,
 };
@@ -630,6 +630,22 @@ fn of_services() -> Vec<Route> {
                 cx.call(move |b| b.upgrade(&name, &to)).await
             },
         ),
+        route(
+            post(
+                "/v1/services/{name}/canary",
+                "canaryService",
+                "Give another version of a service's program a part of new flows for a time. Without a fault it takes over then, as in an \
+                 upgrade; with one its flows go back. The answer comes when it gets packets, and the end is an event",
+            )
+            .takes::<CanaryRequest>()
+            .answers::<model::Upgraded>(200)
+            .refuses(&[NotFound, Conflict]),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
+                let to: CanaryRequest = cx.body(request).await?;
+                cx.call(move |b| b.canary(&name, &to)).await
+            },
+        ),
+        removal!("/v1/services/{name}/canary", "abortCanary", "Give up a version that has a part of new flows", abort_canary),
     ]
 }
 

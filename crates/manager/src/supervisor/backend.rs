@@ -14,7 +14,7 @@ use super::nfs::Nf;
 use super::{Job, Supervisor, SupervisorError, promises};
 use crate::control::{Backend, Pieces};
 use crate::controller::events::Subject;
-use sluice_api::change::{FormerConfig, SetKeys, Undo};
+use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
@@ -305,6 +305,17 @@ impl Backend for Remote {
         let (service, to) = (service.to_string(), to.clone());
         let told = self.change(move |s| s.begin_upgrade(&service, &to))?;
         outcome(&told, "the upgrade takes long")
+    }
+
+    fn canary(&self, service: &str, to: &CanaryRequest) -> Result<api::Upgraded, ApiError> {
+        let (service, to) = (service.to_string(), to.clone());
+        let told = self.change(move |s| s.begin_canary(&service, to))?;
+        outcome(&told, "the new version takes long until it is ready")
+    }
+
+    fn abort_canary(&self, service: &str) -> Result<(), ApiError> {
+        let service = service.to_string();
+        self.change(move |s| s.abort_canary(&service))
     }
 
     fn move_nf(&self, name: &str, core: usize) -> Result<api::Nf, ApiError> {

@@ -13,6 +13,7 @@ mod admit;
 mod apply;
 mod backend;
 mod buffers;
+mod canary;
 mod capture;
 mod change;
 mod container;
@@ -27,6 +28,7 @@ mod holes;
 #[cfg_attr(not(feature = "inline"), path = "without/inline.rs")]
 mod inline;
 mod launch;
+mod members;
 mod memory;
 mod nfs;
 mod notice;
@@ -69,7 +71,7 @@ use crate::control::totals;
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, PlaneError};
 use sluice_api::config::{self as model, Config};
-use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
+use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Places, PortInfo, Tables};
 use sluice_dataplane::classify::compile::compile;
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::classify::rule::RuleSet;
@@ -418,33 +420,7 @@ impl Supervisor {
         self.bind();
         let rules = self.rules();
         let parts = self.spread_parts();
-        let services = self
-            .services
-            .iter()
-            .map(|service| {
-                // Only the pool's steering chooses its members.
-                let shared = service.as_ref().filter(|s| s.pool.is_none());
-                let instances = shared.map_or(&[][..], |s| &s.instances);
-                let runs = |nf: &&Nf| nf.life().takes_packets();
-                let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
-                let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
-                // Where all running instances are to end their flows, new flows still go to them.
-                let none_open = living.clone().all(|nf| parts_of(nf) == 0);
-                let thread_of = |nf: &Nf| match shared {
-                    Some(service) if service.config.is_inline() => Some(self.plane.receiver(nf.core)),
-                    Some(service) if self.is_sharded(&service.config) => Some(self.plane.division().drains(nf.number) as u16),
-                    _ => None,
-                };
-                let member = |nf: &Nf, parts: u32| Member {
-                    thread: thread_of(nf),
-                    nf: nf.number,
-                    id: nf.position.spread_id,
-                    former: nf.position.former,
-                    is_open: none_open || parts > 0,
-                };
-                living.flat_map(|nf| several(member(nf, parts_of(nf)), parts_of(nf).max(1))).collect()
-            })
-            .collect();
+        let services = self.spread(&parts);
         let ports = self
             .ports
             .iter()
@@ -585,9 +561,4 @@ impl Supervisor {
     fn fresh_counters(&self) -> Arc<[ChainCounters]> {
         (0..self.plane.threads()).map(|_| ChainCounters::default()).collect()
     }
-}
-
-/// A member repeated `times` times under different ids, so that it gets that many times the flows.
-fn several(member: Member, times: u32) -> impl Iterator<Item = Member> {
-    (0..u64::from(times)).map(move |n| Member { id: member.id.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)), ..member })
 }
