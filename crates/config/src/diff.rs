@@ -298,7 +298,7 @@ fn is_living_change(before: &Service, after: &Service) -> bool {
     alike && after.is_pooled() && old.ring == new.ring && old.class == new.class && (may_shrink || new.min >= old.min)
 }
 
-/// Reports differences in keys of tables: those that take effect only at a restart, then the others.
+/// Reports differences in keys of tables: those that take effect at a restart, then the others.
 fn settings(old: &Config, new: &Config) -> Vec<Change> {
     let (manager, sched) = (living_manager(&old.manager, &new.manager), living_sched(&old.sched, &new.sched));
     let Config { memory, workflow, openflow, promises, .. } = old;

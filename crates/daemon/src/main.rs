@@ -61,8 +61,8 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::parse();
-    let levels = Arc::new(log::start(args.log, args.log_level.clone()));
-    match run(&args, &levels) {
+    let levels = log::start(args.log, args.log_level.clone());
+    match run(&args, levels) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             match error.downcast_ref::<ConfigErrors>() {
@@ -86,7 +86,7 @@ fn problems(config: &Config) -> Vec<Problem> {
     found
 }
 
-fn run(args: &Args, levels: &Arc<log::Levels>) -> anyhow::Result<()> {
+fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     if args.ports {
         let found = problems(&load::read(&args.config)?.config);
         return Ok(serde_json::to_writer(std::io::stdout(), &found)?);
@@ -98,8 +98,7 @@ fn run(args: &Args, levels: &Arc<log::Levels>) -> anyhow::Result<()> {
     }
     let config = loaded.config;
     levels.set(config.manager.log_level.as_deref());
-    let live = levels.clone();
-    levels::on_change(move |wanted| live.set(wanted));
+    levels::on_change(move |wanted| levels.set(wanted));
     raise_open_files(&config)?;
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {

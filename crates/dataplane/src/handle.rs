@@ -40,6 +40,11 @@ pub struct NfCounters {
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
+    /// A gauge with this value.
+    pub fn new(value: f64) -> Self {
+        Self(AtomicU64::new(value.to_bits()))
+    }
+
     /// Sets it.
     pub fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Ordering::Relaxed);
@@ -260,10 +265,6 @@ impl NfHandle {
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         let gauges = (0..region.page.layout().rx_rings).filter_map(|ring| region.rx_gauge(ring)).collect();
-        let flow_weight = Gauge::default();
-        flow_weight.set(1.0);
-        let own = Gauge::default();
-        own.set(priority);
         let handle = Self {
             number,
             name,
@@ -285,8 +286,8 @@ impl NfHandle {
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
             gate: Holds::default(),
             load: Load::default(),
-            priority: own,
-            flow_weight,
+            priority: Gauge::new(priority),
+            flow_weight: Gauge::new(1.0),
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
             is_fed: AtomicBool::new(false),

@@ -55,7 +55,7 @@ pub trait Kinds: Debug + Send + Sync {
     /// The interface, device or file of a port, for messages.
     fn uses(&self, port: &Port) -> String;
 
-    /// What a port with these settings would describe itself as, if that is up to its settings alone.
+    /// The description of a port with these settings, if it is up to them alone.
     fn description(&self, _port: &Port) -> Option<String> {
         None
     }

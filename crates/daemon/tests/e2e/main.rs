@@ -6,6 +6,7 @@
 mod acceptance;
 mod apply;
 mod attach;
+mod canary;
 mod capture;
 mod changes;
 mod chaos;

@@ -9,7 +9,7 @@
 //! 4. Without a fault the service is upgraded as usual, and the canary leaves just before.
 //!
 //! A fault is an end of its process, also for cause (forged descriptors, standing still); more
-//! drops than the others by a margin; bursts that take too long.
+//! drops than the others by a margin; bursts that take too long; an SLO that is violated since.
 //!
 //! # Limits
 //! Flows are counted, not packets, so the part of packets may differ. Where flows are not looked up
