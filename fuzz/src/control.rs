@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_api::ApiError;
+use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model;
 use sluice_api::promise::{Placed, Promises};
@@ -46,6 +47,15 @@ impl Backend for Nobody {
 
     fn upgrade(&self, _: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError> {
         again(to);
+        nothing()
+    }
+
+    fn canary(&self, _: &str, to: &CanaryRequest) -> Result<model::Upgraded, ApiError> {
+        again(to);
+        nothing()
+    }
+
+    fn abort_canary(&self, _: &str) -> Result<(), ApiError> {
         nothing()
     }
 
@@ -100,6 +110,21 @@ impl Backend for Nobody {
     fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<model::Applied, ApiError> {
         sluice_config::load::parse(config, file.unwrap_or("request"))?;
         Ok(model::Applied { dry_run, ..model::Applied::default() })
+    }
+
+    fn set(&self, set: &SetKeys) -> Result<model::Applied, ApiError> {
+        again(set);
+        sluice_config::edit::with_keys(&config::Config::default(), set)?;
+        Ok(model::Applied::default())
+    }
+
+    fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    fn undo(&self, undo: Undo) -> Result<model::Applied, ApiError> {
+        again(&undo);
+        nothing()
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {

@@ -19,6 +19,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use super::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, RecordRequest,
     Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
@@ -241,6 +242,17 @@ impl Client {
         self.post(&format!("/v1/services/{}/upgrade", escaped(service)), to)
     }
 
+    /// Gives another version of a service a part of new flows. Returns when it gets them.
+    pub fn canary(&mut self, service: &str, to: &CanaryRequest) -> Result<Upgraded, ClientError> {
+        self.post(&format!("/v1/services/{}/canary", escaped(service)), to)
+    }
+
+    /// Gives up the version that has a part of a service's new flows.
+    pub fn abort_canary(&mut self, service: &str) -> Result<(), ClientError> {
+        let _: Done = self.ask(Method::DELETE, &format!("/v1/services/{}/canary", escaped(service)), Vec::new())?;
+        Ok(())
+    }
+
     /// Adds a chain.
     pub fn add_chain(&mut self, chain: &config::Chain) -> Result<Chain, ClientError> {
         self.post("/v1/chains", chain)
@@ -280,6 +292,21 @@ impl Client {
     /// Applies another configuration.
     pub fn apply(&mut self, apply: &Apply) -> Result<Applied, ClientError> {
         self.post("/v1/apply", apply)
+    }
+
+    /// Changes keys of the configuration in force.
+    pub fn set(&mut self, set: &SetKeys) -> Result<Applied, ClientError> {
+        self.post("/v1/set", set)
+    }
+
+    /// The configurations before the one in force, the latest first.
+    pub fn history(&mut self) -> Result<Vec<FormerConfig>, ClientError> {
+        self.get("/v1/history")
+    }
+
+    /// Goes back to a former configuration.
+    pub fn undo(&mut self, undo: Undo) -> Result<Applied, ClientError> {
+        self.post("/v1/undo", &undo)
     }
 
     /// Traces packets.

@@ -3,7 +3,7 @@
 //! bounds of keys from them (`sluice_config::schema`).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,10 @@ pub use web::WebPage;
 
 /// Default file of the estimates of NFs.
 pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
+
+/// Default runtime directory, and the folder of former configurations that goes with it.
+const RUNTIME_DIR: &str = "/run/sluice";
+const HISTORY: &str = "/var/lib/sluice/history";
 
 /// Largest core number.
 pub const MAX_CORE: u32 = 65_535;
@@ -86,6 +90,14 @@ pub struct Manager {
     /// Folder of the sockets and of the record by which a later start cleans up.
     #[schemars(extend("format" = "path"))]
     pub runtime_dir: PathBuf,
+    /// Folder of the last ten configurations before the present one, to which `sluice undo` goes
+    /// back. Left out: `/var/lib/sluice/history` with the usual `runtime_dir`, else
+    /// `RUNTIME_DIR.history`. Where it cannot be made, they are kept until a stop.
+    #[schemars(extend("format" = "path"))]
+    pub history: Option<PathBuf>,
+    /// The least level that is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, or by
+    /// module, such as `warn,sluice_sdn=debug`. Left out: as the command line of `sluiced` says.
+    pub log_level: Option<String>,
     /// File of packet costs from `sluice estimate --keep`: first estimates for new NFs. Optional.
     #[schemars(extend("format" = "path"))]
     pub estimates: PathBuf,
@@ -152,7 +164,9 @@ pub struct Manager {
 impl Default for Manager {
     fn default() -> Self {
         Self {
-            runtime_dir: "/run/sluice".into(),
+            runtime_dir: RUNTIME_DIR.into(),
+            history: None,
+            log_level: None,
             estimates: ESTIMATES.into(),
             shards: Vec::new(),
             rx: vec![0],
@@ -902,6 +916,19 @@ impl Manager {
         }
     }
 
+    /// The folder of former configurations.
+    pub fn history_folder(&self) -> PathBuf {
+        match &self.history {
+            Some(folder) => folder.clone(),
+            None if self.runtime_dir == Path::new(RUNTIME_DIR) => HISTORY.into(),
+            None => {
+                let mut beside = self.runtime_dir.clone().into_os_string();
+                beside.push(".history");
+                beside.into()
+            }
+        }
+    }
+
     /// The cores of its packet threads; one with several roles is repeated.
     pub fn cores(&self) -> impl Iterator<Item = usize> {
         self.roles().into_iter().flat_map(|(_, cores)| cores.iter().copied())
@@ -1157,6 +1184,17 @@ mod tests {
                 format!("{wrong:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")
             );
         }
+    }
+
+    #[test]
+    fn former_configurations_are_apart_for_each_runtime_directory() {
+        let of = |runtime_dir: &str, history: Option<&str>| {
+            let (runtime_dir, history) = (runtime_dir.into(), history.map(PathBuf::from));
+            Manager { runtime_dir, history, ..Manager::default() }.history_folder()
+        };
+        assert_eq!(of("/run/sluice", None), Path::new("/var/lib/sluice/history"));
+        assert_eq!(of("/tmp/run", None), Path::new("/tmp/run.history"));
+        assert_eq!(of("/tmp/run", Some("/x")), Path::new("/x"));
     }
 
     #[test]

@@ -457,7 +457,7 @@ pub enum EventKind {
     Upgrade,
     /// An NF moved to another core, or the move failed.
     Move,
-    /// A configuration was applied, at least in part.
+    /// A configuration was applied, or keys of it were set, at least in part.
     Apply,
     /// An NF, a service, a chain, a rule or a port was added.
     Add,

@@ -65,6 +65,24 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
     Ok((address, bits))
 }
 
+/// The words that [`log_levels`] accepts as levels.
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// Checks the least level that is logged, by module: `info`, or `warn,sluice_sdn=debug`.
+///
+/// # Errors
+/// A sentence that names the part which is no level.
+pub fn log_levels(text: &str) -> Result<(), String> {
+    for part in text.split(',') {
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        let has_module = part.split_once('=').is_none_or(|(module, _)| !module.is_empty());
+        if !LEVELS.contains(&level) || !has_module {
+            return Err(format!("{part:?} is no level; write {}, or MODULE=LEVEL, with commas between", LEVELS.join(", ")));
+        }
+    }
+    Ok(())
+}
+
 /// A number of bits from 0 to `most`; only digits are accepted.
 pub fn bits(text: &str, most: u8) -> Option<u8> {
     text.parse().ok().filter(|bits| is_digits(text) && *bits <= most)
@@ -102,6 +120,16 @@ mod tests {
     use crate::config::PortRange;
 
     use super::*;
+
+    #[test]
+    fn levels_are_words_or_words_of_modules() {
+        for good in ["info", "off", "warn,sluice_sdn=debug", "sluice_manager=trace"] {
+            assert_eq!(log_levels(good), Ok(()), "{good}");
+        }
+        for wrong in ["", "loud", "warn,", "sluice_sdn", "=debug", "sluice_sdn=", "Info"] {
+            assert!(log_levels(wrong).unwrap_err().contains("is no level"), "{wrong}");
+        }
+    }
 
     #[test]
     fn controllers() {

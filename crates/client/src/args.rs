@@ -124,9 +124,37 @@ Examples:
     #[command(after_help = "\
 Examples:
   sluice apply --dry-run sluice.toml    what would change: old and new values
-  sluice apply sluice.toml              change it; what is new in services is tried out first, and if that does not
-                                        work, nothing has changed")]
+  sluice apply sluice.toml              show that, ask, and change it; what is new in services is tried out first, and
+                                        if that does not work, nothing has changed
+  sluice apply --yes sluice.toml        ask nothing, as where there is no terminal
+  sluice undo                           go back")]
     Apply(ApplyArgs),
+    /// Set keys of the running configuration
+    #[command(after_help = "\
+Examples:
+  sluice set service ids priority=2              an object has a name
+  sluice set sched high_watermark=70 ecn=false   a section that stands once has none
+  sluice set port load rate=1e6 --save           and in the daemon's configuration file
+  sluice set service ids pool.max=128            a key of a nested table
+  sluice set service ids memory=                 back to its default
+
+What is set is checked as a whole configuration is, and put in force as by an apply. Without --save it holds until the daemon ends or
+another configuration is applied. `sluice check --explain` lists the keys. These change while packets move, and replace nothing:
+priority of services and rules; rate of generators; keys of pools but ring and class; cores and number of instances; log_level and
+latency_sample of manager; ecn, the watermarks, queueing_us, weight_every_ms, weight_margin_percent, min_share_percent and tenants of
+sched. Other keys of services and ports replace the object; those of sections that stand once need a restart, and are refused.")]
+    Set(SetArgs),
+    /// Go back to the configuration before the last apply or set
+    #[command(after_help = "\
+Examples:
+  sluice undo              go back by one; once more: by two
+  sluice undo --list       the last ten that are kept, with what replaced each
+  sluice undo --to 7       back to one of these
+  sluice undo --dry-run    what that would change
+
+The daemon keeps them in manager.history, over its restarts. Those that it has gone back to or behind are kept no more. What was added and
+removed by single commands since then (sluice nf add, sluice rule add) is undone, too.")]
+    Undo(UndoArgs),
     /// Follow packets on their way, hop by hop
     #[command(after_help = "\
 Examples:
@@ -323,22 +351,49 @@ the old one knew of its flows is not handed over. Foreign NFs, those that attach
 Examples:
   sluice nf upgrade ids --exec /opt/nfs/ids-2
   sluice nf upgrade fw --exec ./firewall --args --rules /etc/sluice/rules
+  sluice nf upgrade ids --exec ids-2 --canary 1% --for 60s   on a part of new flows first; a fault brings them back
+  sluice nf upgrade ids --abort                              end that
 
 The new version is started beside the old one. When it is ready, each instance hands its place over: no packet is lost, and none
 overtakes another. In a pool new flows go to new members, and old ones leave with their flows. A version that does not work changes
 nothing. It stays until the daemon ends or another configuration is applied: write it into the file too, or the next
-`sluice apply` goes back to the one that stands there.")]
-    Upgrade {
-        /// The service
-        service: String,
-        /// Program of the new version: a path, or a name that is looked for beside sluiced, then in
-        /// PATH
-        #[arg(long, value_name = "PROGRAM")]
-        exec: PathBuf,
-        /// All its arguments, to the end of the line; by default those of the old version
-        #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
-        args: Option<Vec<String>>,
-    },
+`sluice apply` goes back to the one that stands there.
+
+With --canary one instance of the new version gets that part of new flows. Its flows go back, without a loss, if it ends or breaks the
+rules, drops more than the old version by --max-drops, takes longer for bursts than --max-burst, or if an SLO of this host is violated
+meanwhile. Else its version takes over after --for.")]
+    Upgrade(NfUpgrade),
+}
+
+#[derive(Debug, Args)]
+pub struct NfUpgrade {
+    /// The service
+    pub service: String,
+    /// Program of the new version: a path, or a name that is looked for beside sluiced, then in
+    /// PATH
+    #[arg(long, value_name = "PROGRAM", required_unless_present = "abort")]
+    pub exec: Option<PathBuf>,
+    /// Give it this part of new flows first, 1% to 50%
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub canary: Option<u32>,
+    /// How long, such as 60s, 5m or 1h
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = span, requires = "canary")]
+    pub lasts: u64,
+    /// By how many percent of its packets it may drop more than the old version
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, requires = "canary")]
+    pub max_drops: f64,
+    /// Longest time for a burst in microseconds, which 99 of 100 must keep
+    #[arg(long, value_name = "US", requires = "canary")]
+    pub max_burst: Option<f64>,
+    /// Do not wait for the end of the canary
+    #[arg(long, requires = "canary")]
+    pub no_wait: bool,
+    /// End the canary of the service
+    #[arg(long, conflicts_with_all = ["exec", "canary", "args"])]
+    pub abort: bool,
+    /// All its arguments, to the end of the line; by default those of the old version
+    #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
+    pub args: Option<Vec<String>>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -590,12 +645,52 @@ pub struct EventsArgs {
 pub struct ApplyArgs {
     /// The configuration
     pub config: PathBuf,
+    #[command(flatten)]
+    pub how: Caution,
+}
+
+/// How carefully a configuration is changed.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Caution {
+    /// Print what would change, and change nothing
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Do not ask before the change; without a terminal nothing is asked anyway
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// Print JSON, and ask nothing
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// The section: service, port, chain, rule, sched, manager, …
+    pub kind: String,
+    /// The object's name, in sections that have several, and the keys
+    #[arg(value_name = "[NAME] KEY=VALUE", required = true)]
+    pub rest: Vec<String>,
+    /// Write the keys into the daemon's configuration file, too, which stays as it is otherwise
+    #[arg(long)]
+    pub save: bool,
     /// Print what would change, and change nothing
     #[arg(long, short = 'n')]
     pub dry_run: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UndoArgs {
+    /// List the configurations that are kept, the latest first
+    #[arg(long, conflicts_with_all = ["to", "yes", "dry_run"])]
+    pub list: bool,
+    /// Number of the configuration to go back to; by default the latest
+    #[arg(long, value_name = "N")]
+    pub to: Option<u64>,
+    #[command(flatten)]
+    pub how: Caution,
 }
 
 #[derive(Debug, Args)]
@@ -813,6 +908,24 @@ fn reason(text: &str) -> Result<String, String> {
     }
 }
 
+/// A part of new flows: `1%` or `1`.
+fn percent(text: &str) -> Result<u32, String> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|percent| (1..=50).contains(percent));
+    percent.ok_or_else(|| "write a whole number of percent, 1% to 50%".into())
+}
+
+/// A time in whole seconds: `60s`, `5m`, `1h` or `60`.
+fn span(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
+        Some(at) => text.split_at(at),
+        None => (text, "s"),
+    };
+    let factor = [("s", 1u64), ("m", 60), ("h", 3_600)].into_iter().find(|(word, _)| *word == unit).map(|(_, factor)| factor);
+    let seconds = number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
+    let seconds = seconds.filter(|seconds| (1..=86_400).contains(seconds));
+    seconds.ok_or_else(|| "write a time from 1s to 24h, such as 60s, 5m or 1h".into())
+}
+
 fn kind(text: &str) -> Result<EventKind, String> {
     let found = EventKind::ALL.into_iter().find(|kind| kind.word() == text);
     found.ok_or_else(|| format!("the kinds are {}", EventKind::ALL.map(EventKind::word).join(", ")))
@@ -841,6 +954,31 @@ mod tests {
         }
         let error = Cli::try_parse_from(["sluice", "chain", "add", "web", "fw", "--egress", "out", "--run", "fast"]).unwrap_err();
         assert!(error.to_string().contains("[possible values: isolated, fused, inline]"), "{error}");
+    }
+
+    #[test]
+    fn a_canary_has_a_part_and_a_time() {
+        let of = |words: &str| {
+            let cli =
+                Cli::try_parse_from(format!("sluice nf upgrade ids {words}").split_whitespace()).map_err(|e| e.to_string())?;
+            let Command::Nf(NfCommand::Upgrade(upgrade)) = cli.command else { panic!("{words}") };
+            Ok::<_, String>((upgrade.canary, upgrade.lasts, upgrade.abort))
+        };
+        assert_eq!(of("--exec x"), Ok((None, 60, false)));
+        assert_eq!(of("--exec x --canary 1% --for 5m"), Ok((Some(1), 300, false)));
+        assert_eq!(of("--exec x --canary 25 --for 90"), Ok((Some(25), 90, false)));
+        assert_eq!(of("--abort"), Ok((None, 60, true)));
+        for wrong in [
+            "",
+            "--exec x --canary 0%",
+            "--exec x --canary 51%",
+            "--exec x --canary 1% --for 25h",
+            "--exec x --for 1s",
+            "--exec x --canary 1% --for s",
+            "--abort --exec x",
+        ] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

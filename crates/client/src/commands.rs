@@ -9,15 +9,15 @@ use serde::Serialize;
 use sluice_api::client::Client;
 use sluice_api::config::{self as config, Config, PortRange};
 use sluice_api::health::HealthVerdict;
-use sluice_api::model::{Apply, Event, TraceRequest, Upgrade};
+use sluice_api::model::{Event, TraceRequest};
 use sluice_cli::table::{Table, colour};
 use sluice_cli::usage::{Degraded, Usage, json, read};
 use sluice_config::host::Host;
 use sluice_config::{ConfigErrors, load, problem};
 
-use crate::args::{ApplyArgs, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
-use crate::{capture, doctor, drops, flows, init, man, other, record, replay, show, top, values, why};
+use crate::args::{Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
+use crate::{capture, doctor, drops, flows, init, man, other, record, replay, revise, show, top, upgrade, values, why};
 
 /// Runs a command, which prints to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -43,7 +43,9 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Tenant(command) => tenant(&mut client()?, command, out),
         Command::Port(command) => port(&mut client()?, command, out),
         Command::Stats(args) => stats(&mut client()?, &args, out),
-        Command::Apply(args) => apply(&mut client()?, &args, out),
+        Command::Apply(args) => revise::apply(&mut client()?, &args, out),
+        Command::Set(args) => revise::set(&mut client()?, &args, out),
+        Command::Undo(args) => revise::undo(&mut client()?, &args, out),
         Command::Trace(args) => trace(&mut client()?, args, out),
         Command::Drops(args) => drops::run(&mut client()?, &args, out),
         Command::Why(args) => why::run(&mut client()?, &args, out),
@@ -137,18 +139,7 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
             warn(&nf.warnings);
             Ok(writeln!(out, "moved {name} to core {}: it is {} now", nf.core, nf.name)?)
         }
-        NfCommand::Upgrade { service, exec, args } => {
-            // The daemon may have another working directory.
-            let exec = if exec.as_os_str().to_string_lossy().contains('/') { std::path::absolute(exec)? } else { exec };
-            let to = Upgrade { exec: exec.display().to_string(), args };
-            let done = client.upgrade(&service, &to)?;
-            let leaving = match done.leaving {
-                0 => String::new(),
-                1 => "; 1 of the old version leaves with its flow".into(),
-                n => format!("; {n} of the old version leave, each with its flow"),
-            };
-            Ok(writeln!(out, "upgraded {} to {}: {}{leaving}", done.service, done.exec, done.instances.join(", "))?)
-        }
+        NfCommand::Upgrade(args) => upgrade::run(client, args, out),
     }
 }
 
@@ -364,29 +355,6 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
         std::thread::sleep(FOLLOWED);
         all = client.events()?;
     }
-}
-
-fn apply(client: &mut Client, args: &ApplyArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let text = read(&args.config)?;
-    // The absolute path: relative paths in the file start at its folder, which the daemon must
-    // know.
-    let file = std::fs::canonicalize(&args.config).ok().map(|path| path.display().to_string());
-    let applied = client.apply(&Apply { config: text, file, dry_run: args.dry_run })?;
-    if args.json {
-        return json(out, &applied);
-    }
-    for warning in &applied.warnings {
-        eprintln!("{warning}");
-    }
-    if applied.changes.is_empty() {
-        return Ok(writeln!(out, "nothing to change: sluiced runs this configuration already")?);
-    }
-    for change in &applied.changes {
-        writeln!(out, "{change}")?;
-    }
-    let n = applied.changes.len();
-    let changes = if n == 1 { "1 change".into() } else { format!("{n} changes") };
-    Ok(writeln!(out, "{changes}{}", if applied.dry_run { "; nothing was done, as asked" } else { " done" })?)
 }
 
 fn trace(client: &mut Client, args: TraceArgs, out: &mut dyn Write) -> anyhow::Result<()> {

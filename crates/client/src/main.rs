@@ -19,11 +19,14 @@ mod other;
 mod output;
 mod record;
 mod replay;
+mod revise;
+mod save;
 mod show;
 #[cfg(test)]
 #[path = "../../host/src/skip.rs"]
 mod skip;
 mod top;
+mod upgrade;
 mod values;
 mod why;
 

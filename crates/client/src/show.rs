@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use sluice_api::change::FormerConfig;
 use sluice_api::config;
 use sluice_api::health::Death;
 use sluice_api::model::{
@@ -362,6 +363,20 @@ fn clock(unix_ms: u64) -> String {
     let (year, month, day) = at.to_calendar_date();
     let (hour, minute, second, ms) = at.to_hms_milli();
     format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z", u8::from(month))
+}
+
+/// `sluice undo --list`.
+pub fn history(history: &[FormerConfig]) -> Table {
+    let mut table = Table::new(&[">NUMBER", "UNTIL", "REPLACED BY"]);
+    for former in history {
+        table.row(vec![former.number.to_string().into(), clock(former.unix_ms).into(), former.source.clone().into()]);
+    }
+    table
+}
+
+/// Until when a former configuration was in force, and what replaced it.
+pub fn until(former: &FormerConfig) -> String {
+    format!("in force until {}, when it was replaced by {}", clock(former.unix_ms), former.source)
 }
 
 /// `sluice service list`.

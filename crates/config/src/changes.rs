@@ -6,51 +6,59 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use serde_json::Value;
-use sluice_api::change::{Action, Change};
+use serde_json::{Value, json};
+use sluice_api::change::{Action, Change, ChangedKey};
 use sluice_api::config;
 
 use super::diff::Change as Step;
 
 /// Describes a step: for each key that changes, its old and its new value.
 pub fn describe(step: &Step, before: &config::Config) -> Change {
-    let change = |action, kind: &str, name: &str, detail| Change { action, kind: kind.into(), name: name.into(), detail };
+    let change = |action, kind: &str, name: &str, (detail, keys): (String, Vec<ChangedKey>)| Change {
+        action,
+        kind: kind.into(),
+        name: name.into(),
+        detail,
+        keys,
+    };
+    let named_only = |keys: Vec<ChangedKey>| (String::new(), keys);
+    let (add, remove) = (Action::Add, Action::Remove);
     let service_before = |name: &str| before.services.iter().find(|known| known.name == name);
+    let port_before = |name: &str| before.ports.iter().find(|known| known.name == name);
+    let chain_before = |name: &str| before.chains.iter().find(|known| known.name == name);
+    let of_service = |kind, service: &config::Service| {
+        change(Action::Change, kind, &service.name, both(service_before(&service.name), Some(service)))
+    };
     match step {
-        Step::NeedsRestart { key } => change(Action::Restart, "key", key, "changes when sluiced is restarted".into()),
-        Step::AddPort { port } => change(Action::Add, "port", &port.name, String::new()),
-        Step::ReplacePort { port } => {
-            let old = before.ports.iter().find(|known| known.name == port.name);
-            change(Action::Change, "port", &port.name, differences(old, Some(port)))
+        Step::NeedsRestart { key } => change(Action::Restart, "key", key, ("changes when sluiced is restarted".into(), Vec::new())),
+        Step::ChangeManager { manager } => change(Action::Change, "section", "manager", both(Some(&before.manager), Some(manager))),
+        Step::ChangeSched { sched } => change(Action::Change, "section", "sched", both(Some(&before.sched), Some(sched))),
+        Step::AddPort { port } => change(add, "port", &port.name, named_only(changed(None, Some(port)))),
+        Step::ReplacePort { port } | Step::ChangeRate { port } => {
+            change(Action::Change, "port", &port.name, both(port_before(&port.name), Some(port)))
         }
         Step::AddService { service } => {
-            change(Action::Add, "service", &service.name, number_of(service.first_instances(), "instance"))
+            let detail = number_of(service.first_instances(), "instance");
+            change(add, "service", &service.name, (detail, changed(None, Some(service))))
         }
-        Step::ReplaceService { service } => {
-            change(Action::Change, "service", &service.name, differences(service_before(&service.name), Some(service)))
-        }
-        Step::ChangePool { service } => {
-            change(Action::Change, "pool", &service.name, differences(service_before(&service.name), Some(service)))
-        }
+        Step::ReplaceService { service } | Step::ChangePriority { service } => of_service("service", service),
+        Step::ChangePool { service } => of_service("pool", service),
         Step::ChangeInstances { service, before: had, instances, cores } => {
             let action = match instances.cmp(had) {
-                Ordering::Greater => Action::Add,
+                Ordering::Greater => add,
                 Ordering::Equal => Action::Change,
-                Ordering::Less => Action::Remove,
+                Ordering::Less => remove,
             };
             let old = service_before(service);
             let new = old.map(|old| config::Service { instances: *instances, cores: cores.clone(), ..old.clone() });
-            change(action, "instances", service, differences(old, new.as_ref()))
+            change(action, "instances", service, both(old, new.as_ref()))
         }
-        Step::AddChain { chain } => change(Action::Add, "chain", &chain.name, String::new()),
-        Step::ReplaceChain { chain } => {
-            let old = before.chains.iter().find(|known| known.name == chain.name);
-            change(Action::Change, "chain", &chain.name, differences(old, Some(chain)))
-        }
-        Step::ReplaceRules { rules } => change(Action::Change, "rules", "all", differences_of_rules(&before.rules, rules)),
-        Step::RemoveChain { chain } => change(Action::Remove, "chain", chain, String::new()),
-        Step::RemoveService { service } => change(Action::Remove, "service", service, String::new()),
-        Step::RemovePort { port } => change(Action::Remove, "port", port, String::new()),
+        Step::AddChain { chain } => change(add, "chain", &chain.name, named_only(changed(None, Some(chain)))),
+        Step::ReplaceChain { chain } => change(Action::Change, "chain", &chain.name, both(chain_before(&chain.name), Some(chain))),
+        Step::ReplaceRules { rules } => change(Action::Change, "rules", "all", of_rules(&before.rules, rules)),
+        Step::RemoveChain { chain } => change(remove, "chain", chain, named_only(changed(chain_before(chain), None))),
+        Step::RemoveService { service } => change(remove, "service", service, named_only(changed(service_before(service), None))),
+        Step::RemovePort { port } => change(remove, "port", port, named_only(changed(port_before(port), None))),
     }
 }
 
@@ -85,6 +93,83 @@ fn keys(of: Option<&impl Serialize>) -> BTreeMap<String, Value> {
     keys
 }
 
+/// A value of a key, as it is shown, if it has one.
+fn shown(value: Option<&Value>) -> Option<String> {
+    value.filter(|value| !value.is_null()).map(plain)
+}
+
+/// The keys in which two objects differ. Without one of them: the keys of the other that are no
+/// defaults, apart from its name.
+fn changed<T: Serialize + WithDefaults>(old: Option<&T>, new: Option<&T>) -> Vec<ChangedKey> {
+    let defaults = |other: Option<&T>| other.map_or_else(BTreeMap::new, |other| keys(other.with_defaults().as_ref()));
+    let mut old_keys = old.map_or_else(|| defaults(new), |old| keys(Some(old)));
+    let mut new_keys = new.map_or_else(|| defaults(old), |new| keys(Some(new)));
+    let all: BTreeSet<String> = old_keys.keys().chain(new_keys.keys()).cloned().collect();
+    let differ = all.into_iter().filter_map(|key| {
+        let (before, after) = (old_keys.remove(&key), new_keys.remove(&key));
+        if before.clone().unwrap_or_default() == after.clone().unwrap_or_default() {
+            return None;
+        }
+        // What has a default instead is not there.
+        let before = shown(before.as_ref()).filter(|_| old.is_some());
+        let after = shown(after.as_ref()).filter(|_| new.is_some());
+        Some(ChangedKey { key, before, after })
+    });
+    differ.collect()
+}
+
+/// The keys that differ, in words and as a list.
+fn both<T: Serialize + WithDefaults>(old: Option<&T>, new: Option<&T>) -> (String, Vec<ChangedKey>) {
+    (differences(old, new), changed(old, new))
+}
+
+/// An object of the same name without the keys that may be left out.
+trait WithDefaults: Sized {
+    fn with_defaults(&self) -> Option<Self>;
+}
+
+/// The smallest object with these keys.
+fn smallest<T: serde::de::DeserializeOwned>(keys: Value) -> Option<T> {
+    serde_json::from_value(keys).ok()
+}
+
+impl WithDefaults for config::Manager {
+    fn with_defaults(&self) -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+impl WithDefaults for config::Sched {
+    fn with_defaults(&self) -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+impl WithDefaults for config::Port {
+    fn with_defaults(&self) -> Option<Self> {
+        smallest(json!({ "name": self.name, "kind": self.kind.word() }))
+    }
+}
+
+impl WithDefaults for config::Service {
+    fn with_defaults(&self) -> Option<Self> {
+        smallest(json!({ "name": self.name }))
+    }
+}
+
+impl WithDefaults for config::Chain {
+    fn with_defaults(&self) -> Option<Self> {
+        // Its egress is no default, and is shown.
+        smallest(json!({ "name": self.name, "egress": "" }))
+    }
+}
+
+impl WithDefaults for config::Rule {
+    fn with_defaults(&self) -> Option<Self> {
+        Some(Self { name: self.name.clone(), ..Self::default() })
+    }
+}
+
 /// The keys that differ, in words: `args unset → -v; ring 256 → 512`.
 fn differences(old: Option<&impl Serialize>, new: Option<&impl Serialize>) -> String {
     let (old, new) = (keys(old), keys(new));
@@ -95,21 +180,26 @@ fn differences(old: Option<&impl Serialize>, new: Option<&impl Serialize>) -> St
 }
 
 /// Rules that are added, removed or changed, by name; or a note that their order changed.
-fn differences_of_rules(old: &[config::Rule], new: &[config::Rule]) -> String {
+fn of_rules(old: &[config::Rule], new: &[config::Rule]) -> (String, Vec<ChangedKey>) {
     let named = |rules: &[config::Rule]| -> BTreeMap<String, config::Rule> {
-        let name = |(at, rule): (usize, &config::Rule)| (rule.name.clone().unwrap_or_else(|| format!("rule.{at}")), rule.clone());
-        rules.iter().enumerate().map(name).collect()
+        rules.iter().enumerate().map(|(at, rule)| (rule.label(at), rule.clone())).collect()
     };
     let (old, new) = (named(old), named(new));
     let all: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let differ = all.into_iter().filter_map(|name| match (old.get(name), new.get(name)) {
-        (None, Some(rule)) => Some(format!("+ {name} to chain {}", rule.chain)),
-        (Some(_), None) => Some(format!("- {name}")),
-        (before, after) if before != after => Some(format!("{name}: {}", differences(before, after))),
-        _ => None,
-    });
-    let differ: Vec<String> = differ.collect();
-    if differ.is_empty() { "another order".into() } else { differ.join("; ") }
+    let (mut words, mut keys) = (Vec::new(), Vec::new());
+    for name in all {
+        let (before, after) = (old.get(name), new.get(name));
+        if before == after {
+            continue;
+        }
+        words.push(match (before, after) {
+            (None, Some(rule)) => format!("+ {name} to chain {}", rule.chain),
+            (Some(_), None) => format!("- {name}"),
+            _ => format!("{name}: {}", differences(before, after)),
+        });
+        keys.extend(changed(before, after).into_iter().map(|key| ChangedKey { key: format!("{name}.{}", key.key), ..key }));
+    }
+    (if words.is_empty() { "another order".into() } else { words.join("; ") }, keys)
 }
 
 #[cfg(test)]
@@ -164,6 +254,19 @@ mod tests {
                 "~ rules all: a: vlan 1 → 2; - b; + d to chain web",
             ]
         );
+        let keys = |step: &Step| -> Vec<String> {
+            let show = |key: ChangedKey| format!("{} {:?} {:?}", key.key, key.before, key.after);
+            describe(step, &old).keys.into_iter().map(show).collect()
+        };
+        let steps = diff(&old, &new);
+        assert_eq!(keys(&steps[0]), ["rate Some(\"5.0\") Some(\"7.5\")"]);
+        let last = steps.last().unwrap();
+        let rules = ["a.vlan Some(\"1\") Some(\"2\")", "b.chain Some(\"web\") None", "d.chain None Some(\"web\")"];
+        assert_eq!(keys(last), rules);
+        let chain = Step::AddChain { chain: new.chains[0].clone() };
+        assert_eq!(keys(&chain), ["egress None Some(\"in\")", "services None Some(\"fw, nat\")"]);
+        let gone = Step::RemoveService { service: "fw".into() };
+        assert_eq!(keys(&gone), ["exec Some(\"fw\") None", "instances Some(\"2\") None"]);
         let swapped = config::Config { rules: old.rules.iter().rev().cloned().collect(), ..old.clone() };
         assert_eq!(lines(&old, &swapped), ["~ rules all: another order"]);
     }

@@ -7,16 +7,17 @@
 //! Terms: an entry is *changed* if it differs from the one of the same name.
 //! Limits: a changed port or service is replaced, which affects its own packets. If only the number
 //! or cores of a service's instances change, those on cores that remain are kept. A changed name is
-//! a removal and an addition. Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`,
-//! `[openflow]`, `[promises]`, `[page]`, `[flow_log]` and `[recorder]` take effect only at a
-//! restart.
+//! a removal and an addition. Of the keys of `[manager]` and `[sched]` only those of
+//! [`living_manager`] and [`living_sched`] change on a running daemon; the others, and the keys of
+//! `[memory]`, `[workflow]`, `[openflow]`, `[promises]`, `[page]`, `[flow_log]` and `[recorder]`,
+//! take effect only at a restart.
 
 use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use sluice_api::config::{Chain, Config, Port, Rule, Service};
+use sluice_api::config::{Chain, Config, Gen, Manager, Port, PortKind, Rule, Sched, Service};
 
 /// One step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,16 @@ pub enum Change {
     NeedsRestart {
         /// The key, such as `memory.frames`.
         key: String,
+    },
+    /// Change keys of `[manager]` that the running daemon can change.
+    ChangeManager {
+        /// The section, with its other keys as they were.
+        manager: Manager,
+    },
+    /// Change keys of `[sched]` that the running daemon can change.
+    ChangeSched {
+        /// The section, with its other keys as they were.
+        sched: Sched,
     },
     /// Open a port.
     AddPort {
@@ -37,6 +48,11 @@ pub enum Change {
         /// The new port.
         port: Port,
     },
+    /// Change the rate of a generator, which goes on.
+    ChangeRate {
+        /// The port, with its new rate.
+        port: Port,
+    },
     /// Start a service and its instances.
     AddService {
         /// The service.
@@ -45,6 +61,11 @@ pub enum Change {
     /// Replace the instances of a service, one after another.
     ReplaceService {
         /// The new service, with its new number of instances.
+        service: Service,
+    },
+    /// Change the priority of a service. Instances stay.
+    ChangePriority {
+        /// The service as it was, with its new priority.
         service: Service,
     },
     /// Change the number of instances of a pool, or what it does with flows. Instances stay.
@@ -99,12 +120,16 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NeedsRestart { key } => write!(f, "{key} changes when sluiced is restarted"),
+            Self::ChangeManager { .. } => write!(f, "change settings of the manager"),
+            Self::ChangeSched { .. } => write!(f, "change settings of scheduling"),
             Self::AddPort { port } => write!(f, "add port {}", port.name),
+            Self::ChangeRate { port } => write!(f, "change the rate of port {}", port.name),
             Self::ReplacePort { port } => write!(f, "replace port {}", port.name),
             Self::AddService { service } => write!(f, "add service {} ({} instances)", service.name, service.first_instances()),
             Self::ReplaceService { service } => {
                 write!(f, "replace service {} ({} instances)", service.name, service.first_instances())
             }
+            Self::ChangePriority { service } => write!(f, "change the priority of service {}", service.name),
             Self::ChangePool { service } => write!(f, "change the pool of service {}", service.name),
             Self::ChangeInstances { service, before, instances, .. } => match instances.cmp(before) {
                 Ordering::Greater => write!(f, "add instances of service {service}, up to {instances}"),
@@ -123,19 +148,31 @@ impl fmt::Display for Change {
 
 /// The ordered steps from `old` to `new`, both of which must be valid.
 pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
-    let mut changes = restarts(old, new);
+    let mut changes = settings(old, new);
     let mut removals = Vec::new();
 
     let ports = compare(&old.ports, &new.ports, |p| &p.name);
     changes.extend(ports.added.into_iter().map(|port| Change::AddPort { port }));
-    changes.extend(ports.changed.into_iter().map(|(_, port)| Change::ReplacePort { port }));
+    changes.extend(ports.changed.into_iter().map(|(before, port)| match is_rate_change(&before, &port) {
+        true => Change::ChangeRate { port },
+        false => Change::ReplacePort { port },
+    }));
 
     let services = compare(&old.services, &new.services, |s| &s.name);
     changes.extend(services.added.into_iter().map(|service| Change::AddService { service }));
     for (before, service) in services.changed {
-        if is_living_change(&before, &service) {
+        let tuned = Service { priority: service.priority, ..before.clone() };
+        let lives = is_living_change(&tuned, &service);
+        let stays = some_stay(&tuned, &service) && !changes_shards(new, &tuned, &service);
+        if tuned != before && (tuned == service || lives || stays) {
+            changes.push(Change::ChangePriority { service: tuned.clone() });
+        }
+        if tuned == service {
+            continue;
+        }
+        if lives {
             changes.push(Change::ChangePool { service });
-        } else if some_stay(&before, &service) && !changes_shards(new, &before, &service) {
+        } else if stays {
             let Service { name, instances, cores, .. } = service;
             let change = Change::ChangeInstances { service: name, before: before.instances, instances, cores };
             if instances < before.instances { &mut removals } else { &mut changes }.push(change);
@@ -157,9 +194,40 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes
 }
 
-/// Whether services differ only in the number and cores of instances, and some instances can stay.
+/// `[manager]` as a daemon that was started with `old` can go over to it without a restart: its
+/// keys of `new` are those that change on a running daemon.
+pub fn living_manager(old: &Manager, new: &Manager) -> Manager {
+    Manager { latency_sample: new.latency_sample, log_level: new.log_level.clone(), ..old.clone() }
+}
+
+/// `[sched]`, as [`living_manager`].
+pub fn living_sched(old: &Sched, new: &Sched) -> Sched {
+    Sched {
+        ecn: new.ecn,
+        high_watermark: new.high_watermark,
+        low_watermark: new.low_watermark,
+        queueing_us: new.queueing_us,
+        ecn_watermark: new.ecn_watermark,
+        weight_every_ms: new.weight_every_ms,
+        weight_margin_percent: new.weight_margin_percent,
+        min_share_percent: new.min_share_percent,
+        tenants: new.tenants.clone(),
+        ..old.clone()
+    }
+}
+
+/// Whether ports are generators that differ only in their rate.
+fn is_rate_change(before: &Port, after: &Port) -> bool {
+    let (PortKind::Gen(old), PortKind::Gen(new)) = (&before.kind, &after.kind) else { return false };
+    let kind = PortKind::Gen(Gen { rate: new.rate, ..old.clone() });
+    old.rate != new.rate && Port { kind, ..before.clone() } == *after
+}
+
+/// Whether services differ only in priority and in the number and cores of instances, and some
+/// instances can stay.
 pub fn some_stay(before: &Service, after: &Service) -> bool {
-    let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
+    let Service { instances, cores, priority, .. } = after;
+    let alike = Service { instances: *instances, cores: cores.clone(), priority: *priority, ..before.clone() } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
     alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
 }
@@ -231,7 +299,25 @@ fn is_living_change(before: &Service, after: &Service) -> bool {
     alike && after.is_pooled() && old.ring == new.ring && old.class == new.class && (may_shrink || new.min >= old.min)
 }
 
-/// Reports differences in keys that take effect only at a restart.
+/// Reports differences in keys of tables: those that take effect at a restart, then the others.
+fn settings(old: &Config, new: &Config) -> Vec<Change> {
+    let (manager, sched) = (living_manager(&old.manager, &new.manager), living_sched(&old.sched, &new.sched));
+    let Config { memory, workflow, openflow, promises, .. } = old;
+    let kept = Config {
+        manager: manager.clone(),
+        sched: sched.clone(),
+        memory: memory.clone(),
+        workflow: workflow.clone(),
+        openflow: openflow.clone(),
+        promises: promises.clone(),
+        ..Config::default()
+    };
+    let mut changes = restarts(&kept, new);
+    changes.extend((manager != old.manager).then_some(Change::ChangeManager { manager }));
+    changes.extend((sched != old.sched).then_some(Change::ChangeSched { sched }));
+    changes
+}
+
 fn restarts(old: &Config, new: &Config) -> Vec<Change> {
     let tables = |c: &Config| {
         let pairs = [
@@ -282,7 +368,10 @@ impl Change {
     /// The service that the step changes, if it changes one.
     pub fn service(&self) -> Option<&str> {
         match self {
-            Self::AddService { service } | Self::ReplaceService { service } | Self::ChangePool { service } => Some(&service.name),
+            Self::AddService { service }
+            | Self::ReplaceService { service }
+            | Self::ChangePriority { service }
+            | Self::ChangePool { service } => Some(&service.name),
             Self::ChangeInstances { service, .. } | Self::RemoveService { service } => Some(service),
             _ => None,
         }
@@ -295,10 +384,12 @@ impl Change {
         }
         match self {
             Self::NeedsRestart { .. } => {}
+            Self::ChangeManager { manager } => config.manager = living_manager(&config.manager, manager),
+            Self::ChangeSched { sched } => config.sched = living_sched(&config.sched, sched),
             Self::AddPort { port } => config.ports.push(port.clone()),
-            Self::ReplacePort { port } => replace(&mut config.ports, port, |a, b| a.name == b.name),
+            Self::ReplacePort { port } | Self::ChangeRate { port } => replace(&mut config.ports, port, |a, b| a.name == b.name),
             Self::AddService { service } => config.services.push(service.clone()),
-            Self::ReplaceService { service } | Self::ChangePool { service } => {
+            Self::ReplaceService { service } | Self::ChangePriority { service } | Self::ChangePool { service } => {
                 replace(&mut config.services, service, |a, b| a.name == b.name)
             }
             Self::ChangeInstances { service, instances, cores, .. } => {
@@ -379,6 +470,27 @@ mod tests {
     fn a_changed_program_replaces_the_instances() {
         let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
         assert_eq!(said(OLD, &new), ["replace service nat (2 instances)"]);
+    }
+
+    #[test]
+    fn what_changes_while_packets_move_replaces_nothing() {
+        let sched = "sched = { ecn = false, high_watermark = 70, tenants = { gold = 2 } }\n";
+        assert_eq!(said(OLD, &format!("{sched}{OLD}")), ["change settings of scheduling"]);
+        let manager = "manager = { latency_sample = 0, log_level = \"debug\", stall_ms = 5 }\n";
+        let both = ["manager.stall_ms changes when sluiced is restarted", "change settings of the manager"];
+        assert_eq!(said(OLD, &format!("{manager}{OLD}")), both);
+        let rate = OLD.replace("name = \"a\", kind = \"gen\"", "name = \"a\", kind = \"gen\", rate = 5");
+        assert_eq!(said(OLD, &rate), ["change the rate of port a"]);
+        assert_eq!(said(OLD, &rate.replace("rate = 5", "rate = 5, size = 99")), ["replace port a"]);
+    }
+
+    #[test]
+    fn a_priority_changes_alone_unless_the_instances_are_replaced_anyway() {
+        let of = |keys: &str| OLD.replace("exec = \"nat\", instances = 3", &format!("exec = \"nat\", priority = 2, {keys}"));
+        assert_eq!(said(OLD, &of("instances = 3")), ["change the priority of service nat"]);
+        let both = ["change the priority of service nat", "add instances of service nat, up to 4"];
+        assert_eq!(said(OLD, &of("instances = 4")), both);
+        assert_eq!(said(OLD, &of("instances = 3, ring = 64")), ["replace service nat (3 instances)"]);
     }
 
     #[test]

@@ -227,6 +227,18 @@ pub fn expand(config: &mut Config) {
     }
 }
 
+/// Undoes [`expand`]: chains name their services again, and there are no groups.
+pub fn contract(config: &mut Config) {
+    let groups: Vec<Service> = config.services.extract_if(.., |service| service.is_group()).collect();
+    for group in &groups {
+        let chains = config.chains.iter_mut().filter(|chain| chain.services == [group.name.as_str()]);
+        chains.for_each(|chain| chain.services.clone_from(&group.parts));
+        for part in config.services.iter_mut().filter(|service| group.parts.contains(&service.name) && service.instances == 0) {
+            part.instances = std::mem::take(&mut part.apart);
+        }
+    }
+}
+
 /// Whether an isolated chain could be fused with nothing else changed. A name has at most
 /// `longest_name` bytes.
 pub fn could_fuse(config: &Config, chain: &Chain, longest_name: usize, host: &Host) -> bool {
@@ -382,6 +394,21 @@ mod tests {
         config.services.retain(|service| !service.is_group());
         expand(&mut config);
         assert_eq!((config.services[0].instances, config.services[0].apart), (0, 1));
+    }
+
+    #[test]
+    fn a_configuration_with_groups_is_written_as_before_and_has_them_again() {
+        let alone = TEXT.replace("may_send_to = [\"out\"]", "priority = 1.0").replace("[\"nat\", \"ids\"]", "[\"ids\"]");
+        for text in [TEXT.to_string(), alone] {
+            let written = config(&text);
+            let mut config = written.clone();
+            expand(&mut config);
+            let expanded = config.clone();
+            contract(&mut config);
+            assert_eq!(config, written);
+            expand(&mut config);
+            assert_eq!(config, expanded);
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! [`sluice_api::config`] holds the types and [`schema`] describes them. [`load`] reads a file.
 //! [`validate`] checks what can be known without the host, [`on_host`] checks the rest. [`diff`]
-//! finds what has to change on a running daemon. [`fuse`] makes groups of fused chains.
-//! [`estimates`] is the file that `[manager] estimates` names.
+//! finds what has to change on a running daemon, and [`edit`] changes single keys. [`fuse`] makes
+//! groups of fused chains. [`estimates`] is the file that `[manager] estimates` names.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
 #![warn(missing_docs)]
@@ -12,6 +12,7 @@ pub mod changes;
 pub mod class;
 pub mod container;
 pub mod diff;
+pub mod edit;
 pub mod estimates;
 pub mod fuse;
 pub mod host;

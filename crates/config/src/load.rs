@@ -58,6 +58,7 @@ pub fn anchor(config: &mut Config, folder: &Path) {
     };
     anchored(&mut config.manager.runtime_dir);
     anchored(&mut config.manager.estimates);
+    config.manager.history.iter_mut().for_each(anchored);
     anchored(&mut config.promises.resctrl);
     config.promises.placement.iter_mut().chain(&mut config.page.token).for_each(anchored);
     config.flow_log.file.iter_mut().for_each(anchored);

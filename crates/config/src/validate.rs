@@ -149,6 +149,9 @@ impl Validation<'_> {
                 }
             }
         }
+        if let Some(Err(what)) = m.log_level.as_deref().map(parse::log_levels) {
+            self.error(At::key("manager", "log_level"), what, "write log_level = \"info\", or leave it out");
+        }
         let length = m.runtime_dir.as_os_str().len();
         if length == 0 || length > MAX_RUNTIME_DIR {
             self.error(

@@ -25,6 +25,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
 
 /// Target of a configuration's problems: several lines each, with their place.
 pub const CONFIG: &str = "config";
@@ -51,8 +52,24 @@ pub fn levels(text: &str) -> Result<Targets, String> {
     text.parse::<Targets>().map_err(|error| format!("{error}"))
 }
 
+/// The levels of a log that runs.
+pub struct Levels {
+    handle: reload::Handle<Targets, Registry>,
+    /// Those of the command line.
+    usual: Targets,
+}
+
+impl Levels {
+    /// Uses other levels from now on; without any, or if they are none, those of the command line.
+    pub fn set(&self, text: Option<&str>) {
+        let wanted = text.and_then(|text| levels(text).ok()).unwrap_or_else(|| self.usual.clone());
+        // It fails only if there is no log.
+        let _ = self.handle.reload(wanted);
+    }
+}
+
 /// Starts to write events of these levels to stderr.
-pub fn start(format: Format, levels: Targets) {
+pub fn start(format: Format, levels: Targets) -> Levels {
     let stderr = std::io::stderr();
     let journal = std::env::var("JOURNAL_STREAM").ok();
     let to_stderr = ToStderr {
@@ -60,8 +77,10 @@ pub fn start(format: Format, levels: Targets) {
         on_terminal: stderr.is_terminal(),
         to_journal: rustix::fs::fstat(&stderr).is_ok_and(|stat| journal == Some(format!("{}:{}", stat.st_dev, stat.st_ino))),
     };
+    let (filter, handle) = reload::Layer::new(levels.clone());
     // Only a second start fails, and the first stays in force.
-    let _ = tracing_subscriber::registry().with(levels).with(to_stderr).try_init();
+    let _ = tracing_subscriber::registry().with(filter).with(to_stderr).try_init();
+    Levels { handle, usual: levels }
 }
 
 struct ToStderr {

@@ -21,9 +21,9 @@ use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
-use sluice_manager::features;
 use sluice_manager::page::{self, PageListener, PageServer};
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
+use sluice_manager::{features, levels};
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::Targets;
 
@@ -62,8 +62,8 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::parse();
-    log::start(args.log, args.log_level.clone());
-    match run(&args) {
+    let levels = log::start(args.log, args.log_level.clone());
+    match run(&args, levels) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             match error.downcast_ref::<ConfigErrors>() {
@@ -87,7 +87,7 @@ fn problems(config: &Config) -> Vec<Problem> {
     found
 }
 
-fn run(args: &Args) -> anyhow::Result<()> {
+fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     if args.ports {
         let found = problems(&load::read(&args.config)?.config);
         return Ok(serde_json::to_writer(std::io::stdout(), &found)?);
@@ -98,6 +98,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
         warn!(target: log::CONFIG, "{warning}");
     }
     let config = loaded.config;
+    levels.set(config.manager.log_level.as_deref());
+    levels::on_change(move |wanted| levels.set(wanted));
     raise_open_files(&config)?;
     let listener = page::bind(&config.page)?;
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;

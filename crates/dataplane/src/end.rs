@@ -74,6 +74,16 @@ impl NfEnd {
         Self { handle, producer, inline, has_failed, fills: 0, posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
     }
 
+    /// Changes the queue lengths from which the Wakeup role is alerted, and packets are marked.
+    pub(crate) fn tune(&mut self, sched: &Sched) {
+        let ring = self.handle.limit;
+        // Nobody is alerted for an inline NF, which has no queue.
+        if self.high != u32::MAX {
+            self.high = Watermarks::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
+        }
+        self.marker.mark_from(ring, sched.ecn_watermark);
+    }
+
     /// Whether this thread can give it packets.
     #[inline(always)]
     pub(crate) fn is_there(&self) -> bool {

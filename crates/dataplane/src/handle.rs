@@ -40,6 +40,11 @@ pub struct NfCounters {
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
+    /// A gauge with this value.
+    pub fn new(value: f64) -> Self {
+        Self(AtomicU64::new(value.to_bits()))
+    }
+
     /// Sets it.
     pub fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Ordering::Relaxed);
@@ -200,8 +205,8 @@ pub struct NfHandle {
     pub gate: Holds,
     /// Its load.
     pub load: Load,
-    /// Weight factor of its service, besides its load.
-    pub priority: f64,
+    /// Weight factor of its service, besides its load. By the supervisor.
+    pub priority: Gauge,
     /// Weight of its flow; 1 unless it has a single flow. By the thread that steers it.
     pub flow_weight: Gauge,
     /// Whether it is scheduled from outside ([`Sharing`](crate::hooks::Sharing)).
@@ -260,8 +265,6 @@ impl NfHandle {
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         let gauges = (0..region.page.layout().rx_rings).filter_map(|ring| region.rx_gauge(ring)).collect();
-        let flow_weight = Gauge::default();
-        flow_weight.set(1.0);
         let handle = Self {
             number,
             name,
@@ -283,8 +286,8 @@ impl NfHandle {
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
             gate: Holds::default(),
             load: Load::default(),
-            priority,
-            flow_weight,
+            priority: Gauge::new(priority),
+            flow_weight: Gauge::new(1.0),
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
             is_fed: AtomicBool::new(false),
@@ -463,7 +466,25 @@ impl NfHandle {
 
     /// Weight factor besides its load: of its service and of its flow.
     pub fn weight(&self) -> f64 {
-        self.priority * self.flow_weight.get()
+        self.priority.get() * self.flow_weight.get()
+    }
+
+    /// Changes the weight factor of its service, and with it its level on the core page. The
+    /// kernel's priority is left to the caller, and the share to the controller.
+    pub fn set_priority(&self, priority: f64) {
+        /// The thread that steers it may assign a flow meanwhile; more often than this it cannot.
+        const TRIES: usize = 8;
+        self.priority.set(priority);
+        for _ in 0..TRIES {
+            let weight = self.weight();
+            self.set_level(level(weight).into());
+            // SeqCst: of two threads that change a factor and then the level, the later one sees
+            // both factors.
+            fence(Ordering::SeqCst);
+            if self.weight() == weight {
+                return;
+            }
+        }
     }
 
     /// How far above the lowest priority of class rr it is: see [`priority::rank`].

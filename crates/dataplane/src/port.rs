@@ -60,6 +60,11 @@ pub trait Kinds: Debug + Send + Sync {
         None
     }
 
+    /// The description of a port with these settings, if it is up to them alone.
+    fn description(&self, _port: &Port) -> Option<String> {
+        None
+    }
+
     /// Whether two ports use the same file or device: one must close before the other opens.
     fn share(&self, a: &Port, b: &Port) -> bool;
 

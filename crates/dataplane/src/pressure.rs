@@ -104,16 +104,24 @@ pub struct Throttling {
 impl Throttling {
     /// A state in which no NF is throttled.
     pub fn new(alerts: Arc<Alerts>, sched: &Sched) -> Self {
-        Self {
+        let mut throttling = Self {
             alerts,
-            high_percent: sched.high_watermark,
-            low_percent: sched.low_watermark,
-            threshold_ns: u64::from(sched.queueing_us) * 1_000,
+            high_percent: 0,
+            low_percent: 0,
+            threshold_ns: 0,
             states: Vec::new(),
             watched: Vec::new(),
             pressure: Pressure::new::<Vec<usize>>(0, &[]),
             made_of: (0, 0, 0),
-        }
+        };
+        throttling.tune(sched);
+        throttling
+    }
+
+    /// Changes the limits of queues. NFs that are watched now follow them in the next round.
+    pub fn tune(&mut self, sched: &Sched) {
+        (self.high_percent, self.low_percent) = (sched.high_watermark, sched.low_watermark);
+        self.threshold_ns = u64::from(sched.queueing_us) * 1_000;
     }
 
     /// Checks every NF that was alerted since the last round or is being watched.

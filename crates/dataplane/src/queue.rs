@@ -27,6 +27,10 @@ pub trait PortQueue: Send {
     /// Sets the counters for packets that it drops by itself.
     fn count_with(&mut self, _counters: &Arc<QueueCounters>) {}
 
+    /// Changes the rate at which the whole port makes packets, in packets per second; 0: as fast as
+    /// possible. Only for kinds that have such a rate.
+    fn pace(&mut self, _rate_pps: f64) {}
+
     /// Whether no packet will ever come in again: the file is read, or the generator is done.
     fn is_finished(&self) -> bool {
         false

@@ -910,7 +910,7 @@ impl DataPlane {
     }
 }
 
-fn plane_settings(config: &Config) -> plane::ForwardSettings {
+pub(crate) fn plane_settings(config: &Config) -> plane::ForwardSettings {
     let (manager, sched) = (&config.manager, &config.sched);
     plane::ForwardSettings {
         sample_every: manager.latency_sample,

@@ -13,6 +13,8 @@ extern crate tracing;
 
 pub mod features;
 
+pub mod levels;
+
 pub mod capture;
 
 mod flows;

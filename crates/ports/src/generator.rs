@@ -108,7 +108,8 @@ pub fn headers(settings: &Gen) -> Result<impl Fn(u32) -> [u8; 128], String> {
     })
 }
 
-fn describe(settings: &Gen) -> String {
+/// What a generator with these settings says of itself.
+pub fn describe(settings: &Gen) -> String {
     let sizes = match settings.imix.as_slice() {
         [] => format!("{} bytes", settings.size),
         mix => format!("{} bytes", mix.iter().map(|(size, weight)| format!("{weight}×{size}")).collect::<Vec<_>>().join(" + ")),
@@ -129,6 +130,8 @@ struct Share {
     /// Distance to its next flow.
     step: u32,
     flows: u32,
+    /// Flows of the whole port.
+    of: u32,
     /// Packets per second; 0: as fast as possible.
     rate: f64,
     /// Packets in total; `u64::MAX`: for ever.
@@ -146,7 +149,8 @@ impl Share {
             0 => u64::MAX,
             count => count / all * flows + of(count % all),
         };
-        Self { first: queue, step: queues, flows: flows as u32, rate: settings.rate * flows as f64 / all as f64, count }
+        let rate = settings.rate * flows as f64 / all as f64;
+        Self { first: queue, step: queues, flows: flows as u32, of: settings.flows, rate, count }
     }
 }
 
@@ -388,6 +392,36 @@ fn lives(share: &Share, packets: u32) -> Box<[Life]> {
     (0..share.flows).map(first).collect()
 }
 
+/// The pace of one queue.
+#[derive(Debug)]
+struct Pace {
+    /// Its part of the port's rate: its flows, of those of the port.
+    part: (f64, f64),
+    /// Whether it has a rate, and does not go as fast as possible.
+    is_paced: bool,
+    pacer: Pacer,
+}
+
+impl Pace {
+    fn of(share: &Share) -> Self {
+        let part = (f64::from(share.flows), f64::from(share.of));
+        Self { part, is_paced: share.rate > 0.0, pacer: Pacer::new(share.rate) }
+    }
+
+    /// Packets that may be made now.
+    #[inline(always)]
+    fn due(&mut self, now_ns: u64) -> u64 {
+        if self.is_paced { self.pacer.due(now_ns) } else { u64::MAX }
+    }
+
+    /// Goes over to another rate of the port, in packets per second; 0: as fast as possible.
+    fn change(&mut self, rate_pps: f64) {
+        let rate = rate_pps * self.part.0 / self.part.1;
+        self.is_paced = rate > 0.0;
+        self.pacer.change(rate);
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     at: usize,
@@ -421,7 +455,7 @@ struct GenQueue<const V6: bool, const TCP: bool> {
     /// Progress of the flow in each place, if flows end.
     lives: Box<[Life]>,
     range: Arc<FlowRange>,
-    pacer: Option<Pacer>,
+    pace: Pace,
     left: u64,
     generated: u64,
     no_frames: u64,
@@ -455,7 +489,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             flow_packets: plan.flow_packets,
             lives: if plan.flow_packets == 0 { Box::default() } else { lives(&share, plan.flow_packets) },
             range: range.clone(),
-            pacer: (share.rate > 0.0).then(|| Pacer::new(share.rate)),
+            pace: Pace::of(&share),
             left: share.count,
             generated: 0,
             no_frames: 0,
@@ -621,8 +655,8 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         let mut wanted = self.left.min(out.len().min(BURST) as u64);
         // A generator that has sent everything is not late.
-        if let Some(pacer) = self.pacer.as_mut().filter(|_| wanted > 0) {
-            wanted = wanted.min(pacer.due(now_ns));
+        if wanted > 0 {
+            wanted = wanted.min(self.pace.due(now_ns));
         }
         if wanted == 0 {
             return 0;
@@ -645,9 +679,7 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
             _ => self.fill::<0>(&taken[..n], out, arena, now_ns),
         }
         let n64 = n as u64;
-        if let Some(pacer) = &mut self.pacer {
-            pacer.sent(n64);
-        }
+        self.pace.pacer.sent(n64);
         if self.left != u64::MAX {
             self.left -= n64;
         }
@@ -662,9 +694,11 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
     }
 
     fn count_with(&mut self, counters: &Arc<QueueCounters>) {
-        if let Some(pacer) = &mut self.pacer {
-            pacer.count_with(counters);
-        }
+        self.pace.pacer.count_with(counters);
+    }
+
+    fn pace(&mut self, rate_pps: f64) {
+        self.pace.change(rate_pps);
     }
 
     fn is_finished(&self) -> bool {
@@ -675,7 +709,7 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
         vec![
             ("generated", self.generated as f64),
             ("no_frames", self.no_frames as f64),
-            ("skipped", self.pacer.as_ref().map_or(0, Pacer::skipped) as f64),
+            ("skipped", self.pace.pacer.skipped() as f64),
             ("swallowed", self.swallowed as f64),
         ]
     }
@@ -965,10 +999,29 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_of_a_port_changes_while_it_runs() {
+        let settings = Gen { rate: 1e6, flows: 2, ..Gen::default() };
+        let mut frames = cache(256);
+        let mut port = open("g", 2, &settings, ROOM).unwrap();
+        let mut packets = [Packet::default(); BURST];
+        let queue = &mut port.queues[0];
+        let mut made = |queue: &mut Box<dyn PortQueue>, now_ns: u64| {
+            let n = queue.rx_burst(&mut packets, &mut frames, now_ns);
+            queue.tx_burst(&packets[..n], &mut frames, now_ns);
+            n
+        };
+        assert_eq!([made(queue, 0), made(queue, 1_000)], [1, 0], "half of the port's rate");
+        queue.pace(0.0);
+        assert_eq!([made(queue, 1_000), made(queue, 1_000)], [BURST; 2], "as fast as possible");
+        queue.pace(2e3);
+        assert_eq!([made(queue, 5_000), made(queue, 5_000), made(queue, 1_006_000)], [1, 0, 1]);
+    }
+
+    #[test]
     fn a_rate_is_shared_and_paced() {
         let settings = Gen { rate: 3e6, flows: 3, ..Gen::default() };
-        assert_eq!(Share::new(&settings, 2, 0), Share { first: 0, step: 2, flows: 2, rate: 2e6, count: u64::MAX });
-        assert_eq!(Share::new(&settings, 2, 1), Share { first: 1, step: 2, flows: 1, rate: 1e6, count: u64::MAX });
+        assert_eq!(Share::new(&settings, 2, 0), Share { first: 0, step: 2, flows: 2, of: 3, rate: 2e6, count: u64::MAX });
+        assert_eq!(Share::new(&settings, 2, 1), Share { first: 1, step: 2, flows: 1, of: 3, rate: 1e6, count: u64::MAX });
         // A queue without a flow is finished.
         assert_eq!(Share::new(&settings, 4, 3).count, 0);
         let mut frames = cache(64);

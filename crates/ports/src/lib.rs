@@ -102,6 +102,13 @@ impl Kinds for All {
         }
     }
 
+    fn description(&self, port: &Port) -> Option<String> {
+        match &port.kind {
+            PortKind::Gen(settings) => Some(generator::describe(settings)),
+            _ => None,
+        }
+    }
+
     fn share(&self, a: &Port, b: &Port) -> bool {
         match (&a.kind, &b.kind) {
             (PortKind::Pcap(a), PortKind::Pcap(b)) => {

@@ -27,6 +27,11 @@ impl Pacer {
         Self { per_ns: rate / 1e9, start_ns: None, sent: 0, skipped: 0, counters: None }
     }
 
+    /// Goes over to another rate: from the next call on, as a new pacer. What it has skipped stays.
+    pub fn change(&mut self, rate: f64) {
+        (self.per_ns, self.start_ns, self.sent) = (rate / 1e9, None, 0);
+    }
+
     pub fn count_with(&mut self, counters: &Arc<QueueCounters>) {
         self.counters = Some(counters.clone());
     }
@@ -92,6 +97,18 @@ mod tests {
         pacer.due(5 + day);
         // The caller is exactly 32 behind at the end of the day.
         assert_eq!(pacer.skipped(), 14_880_952 * 86_400 + 1 - BEHIND);
+    }
+
+    #[test]
+    fn another_rate_begins_anew_and_forgets_nothing_that_was_skipped() {
+        let mut pacer = Pacer::new(1e6);
+        pacer.due(0);
+        assert_eq!((pacer.due(1_000_000), pacer.skipped()), (BEHIND, 1001 - BEHIND));
+        pacer.change(1e3);
+        assert_eq!(pacer.due(2_000_000), 1);
+        pacer.sent(1);
+        assert_eq!([pacer.due(2_500_000), pacer.due(4_100_000)], [0, 2]);
+        assert_eq!(pacer.skipped(), 1001 - BEHIND);
     }
 
     #[test]

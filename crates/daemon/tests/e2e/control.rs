@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-use sluice_api::change::{Action, Change};
+use sluice_api::change::{Action, CanaryRequest, Change, ChangedKey, FormerConfig, SetKeys, Undo};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::config;
 use sluice_api::health::{Death, DeathCause, Health, HealthVerdict, Problem};
@@ -161,6 +161,19 @@ impl Backend for Mock {
         })
     }
 
+    fn canary(&self, service: &str, to: &CanaryRequest) -> Result<Upgraded, ApiError> {
+        let upgraded = self.upgrade(service, &Upgrade { exec: to.exec.clone(), args: to.args.clone() })?;
+        let (subject, text) = (Some(format!("service {service}")), Some(format!("upgraded to {}: fw.9", to.exec)));
+        let mut state = self.state.lock().unwrap();
+        let number = state.events.len() as u64 + 1;
+        state.events.push(Event { number, event: EventKind::Upgrade, subject, text, count: 1, ..Event::default() });
+        Ok(Upgraded { instances: vec!["fw.8".into()], ..upgraded })
+    }
+
+    fn abort_canary(&self, service: &str) -> Result<(), ApiError> {
+        Err(ApiError::not_found("canary", service, &[]))
+    }
+
     fn move_nf(&self, name: &str, core: usize) -> Result<Nf, ApiError> {
         self.change(|stats| {
             let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
@@ -272,10 +285,31 @@ impl Backend for Mock {
             return Err(ApiError::unprocessable(format!("{}:1: a mistake", file.unwrap_or("-")), "mend it"));
         }
         let detail = if dry_run { "would be new" } else { "" };
-        let add = Change { action: Action::Add, kind: "chain".into(), name: "dns".into(), detail: detail.into() };
+        let (kind, name, keys) = ("chain".into(), "dns".into(), Vec::new());
+        let add = Change { action: Action::Add, kind, name, detail: detail.into(), keys };
         let changes = if config.contains("same") { Vec::new() } else { vec![add] };
         let warnings = if config.contains("odd") { vec!["new.toml:1:1: warning: this is odd".into()] } else { Vec::new() };
         Ok(Applied { dry_run, changes, warnings })
+    }
+
+    fn set(&self, set: &SetKeys) -> Result<Applied, ApiError> {
+        let keys: Vec<ChangedKey> = (set.keys.iter())
+            .map(|(key, value)| ChangedKey { key: key.clone(), before: Some("1".into()), after: Some(value.to_string()) })
+            .collect();
+        let (name, detail) = (set.name.clone().unwrap_or_default(), "in words".into());
+        let change = Change { action: Action::Change, kind: set.kind.clone(), name, detail, keys };
+        Ok(Applied { dry_run: set.dry_run, changes: vec![change], warnings: Vec::new() })
+    }
+
+    fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {
+        Ok(vec![FormerConfig { number: 7, unix_ms: 1_764_036_100_123, source: "/etc/sluice.toml".into() }])
+    }
+
+    fn undo(&self, undo: Undo) -> Result<Applied, ApiError> {
+        match undo.to {
+            None | Some(7) => self.apply("", None, undo.dry_run),
+            Some(other) => Err(ApiError::not_found("former configuration", &other.to_string(), &["7"])),
+        }
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
@@ -694,6 +728,9 @@ fn things_are_added_and_removed() {
     let upgraded = "upgraded fw to /opt/fw2: fw.1, fw.2; 2 of the old version leave, each with its flow\n";
     assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--args", "--rules", "x"]), upgraded);
     assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--exec", "/bin/true"]).contains("it is no NF"));
+    let canary = "canary fw.8 gets 1 % of new flows for 60 s; `sluice nf upgrade fw --abort` ends it\nupgraded to /opt/fw2: fw.9\n";
+    assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--canary", "1%", "--for", "60s"]), canary);
+    assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--abort"]).contains("no canary is named"));
     assert_eq!(
         daemon.ok(&["port", "add", "load", "gen", "size=60", "rate=1e6", "--overload", "wait"]),
         "added port load: as asked\n"

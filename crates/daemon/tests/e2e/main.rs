@@ -6,6 +6,7 @@
 mod acceptance;
 mod apply;
 mod attach;
+mod canary;
 mod capture;
 mod changes;
 mod chaos;
@@ -47,6 +48,7 @@ mod promises;
 mod reader;
 mod record;
 mod replay;
+mod revise;
 mod scheduling;
 mod shards;
 #[path = "../../../host/src/skip.rs"]

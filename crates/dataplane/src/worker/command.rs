@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
+use sluice_api::config::Sched;
 use sluice_shm::BURST;
 use sluice_shm::ring::{Consumer, Producer};
 
@@ -20,7 +21,7 @@ use crate::handlers::Inline;
 use crate::hooks::{Feeder, Sharing};
 use crate::meter::{FlowMeter, MeteredFlows};
 use crate::observers::Observers;
-use crate::plane::Plane;
+use crate::plane::{ForwardSettings, Plane};
 use crate::queue::PortQueue;
 use crate::queue::{TX_BUFFER, TxBuffer};
 use crate::rx::{Rx, look_for_trace};
@@ -152,6 +153,20 @@ impl Worker {
     pub fn add_memory(&mut self, number: u8, stack: Stack, usual: u8) {
         self.setup.plane.frames.add(number, stack);
         self.setup.plane.frames.set_usual(usual);
+    }
+
+    /// Changes the settings that can change while packets move.
+    pub fn tune(&mut self, forward: ForwardSettings, sched: Sched) {
+        let plane = &mut self.setup.plane;
+        plane.settings = forward;
+        plane.nfs.iter_mut().flatten().for_each(|end| end.tune(&sched));
+        self.throttling.iter_mut().for_each(|throttling| throttling.tune(&sched));
+        self.setup.settings.sched = sched;
+    }
+
+    /// Changes the rate of a port that makes packets, in packets per second; 0: without a limit.
+    pub fn pace(&mut self, port: u16, rate_pps: f64) {
+        self.queues.iter_mut().filter(|owned| owned.port == port).for_each(|owned| owned.queue.pace(rate_pps));
     }
 
     /// Takes over a port queue.

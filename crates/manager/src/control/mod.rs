@@ -18,7 +18,7 @@ pub mod totals;
 
 use sluice_slo::assignment::Assignment;
 
-use sluice_api::{ApiError, config, model, promise};
+use sluice_api::{ApiError, change, config, model, promise};
 
 /// A stream of bytes in pieces. Each is waited for, a moment at most: then an empty one comes.
 pub type Pieces = Box<dyn Iterator<Item = Vec<u8>> + Send>;
@@ -54,6 +54,13 @@ pub trait Backend: Send + Sync {
     /// shared instances of the old one have left; members of a pool leave with their flows. A
     /// version that does not work changes nothing.
     fn upgrade(&self, service: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError>;
+
+    /// Gives another version of a service a part of new flows. Returns when it gets them; the
+    /// version then takes over, or is given up, by itself.
+    fn canary(&self, service: &str, to: &change::CanaryRequest) -> Result<model::Upgraded, ApiError>;
+
+    /// Gives up the version that has a part of a service's new flows.
+    fn abort_canary(&self, service: &str) -> Result<(), ApiError>;
 
     /// Replaces an instance by one on another core while packets flow: none is lost or overtakes
     /// another. Returns when the old one has left. If the new one does not start, nothing has
@@ -93,6 +100,16 @@ pub trait Backend: Send + Sync {
     /// Changes to another configuration by the smallest set of changes, or only lists them
     /// (`dry_run`). `file` names the source of the text, for messages.
     fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<model::Applied, ApiError>;
+
+    /// Changes keys of the configuration in force, as [`Backend::apply`] does.
+    fn set(&self, set: &change::SetKeys) -> Result<model::Applied, ApiError>;
+
+    /// The configurations before the one in force, the latest first.
+    fn history(&self) -> Result<Vec<change::FormerConfig>, ApiError>;
+
+    /// Goes back to a former configuration, as [`Backend::apply`] does. It and those after it are
+    /// kept no more then.
+    fn undo(&self, undo: change::Undo) -> Result<model::Applied, ApiError>;
 
     /// Puts an assignment in force in place of the former one. A refused one leaves the former in
     /// force. Returns when the packets of its chains go to its instances.

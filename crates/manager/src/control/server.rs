@@ -50,6 +50,7 @@ use super::openapi::{Operation, document};
 use super::stream::streamed;
 use crate::telemetry::{metrics, prometheus};
 use sluice_api::ErrorKind::{Conflict, NotFound};
+use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::model::{
     self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest,
     Upgrade, WhyRequest,
@@ -562,6 +563,10 @@ fn questions() -> Vec<Route> {
             || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI.as_str()) },
         ),
         question!(
+            get("/v1/history", "history", "The configurations before the one in force, the latest first"),
+            history -> Vec<FormerConfig>
+        ),
+        question!(
             get("/v1/placement", "placement", "The assignment that is kept").refuses(&[NotFound]),
             placement -> Assignment
         ),
@@ -644,6 +649,22 @@ fn of_services() -> Vec<Route> {
                 cx.call(move |b| b.upgrade(&name, &to)).await
             },
         ),
+        route(
+            post(
+                "/v1/services/{name}/canary",
+                "canaryService",
+                "Give another version of a service's program a part of new flows for a time. Without a fault it takes over then, as in an \
+                 upgrade; with one its flows go back. The answer comes when it gets packets, and the end is an event",
+            )
+            .takes::<CanaryRequest>()
+            .answers::<model::Upgraded>(200)
+            .refuses(&[NotFound, Conflict]),
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
+                let to: CanaryRequest = cx.body(request).await?;
+                cx.call(move |b| b.canary(&name, &to)).await
+            },
+        ),
+        removal!("/v1/services/{name}/canary", "abortCanary", "Give up a version that has a part of new flows", abort_canary),
     ]
 }
 
@@ -756,6 +777,26 @@ fn of_the_whole() -> Vec<Route> {
             |State(cx): State<Context>, request: Request| async move {
                 let Apply { config, file, dry_run } = cx.body(request).await?;
                 cx.call(move |b| b.apply(&config, file.as_deref(), dry_run)).await
+            },
+        ),
+        route(
+            post("/v1/set", "set", "Change keys of the configuration in force, as an apply of it with these keys would")
+                .takes::<SetKeys>()
+                .answers::<model::Applied>(200)
+                .refuses(&[Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let keys: SetKeys = cx.body(request).await?;
+                cx.call(move |b| b.set(&keys)).await
+            },
+        ),
+        route(
+            post("/v1/undo", "undo", "Go back to a former configuration, as an apply of it would; it and later ones are kept no more")
+                .takes::<Undo>()
+                .answers::<model::Applied>(200)
+                .refuses(&[NotFound, Conflict]),
+            |State(cx): State<Context>, request: Request| async move {
+                let to: Undo = cx.body(request).await?;
+                cx.call(move |b| b.undo(to)).await
             },
         ),
         route(

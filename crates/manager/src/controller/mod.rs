@@ -61,6 +61,7 @@ struct Controlled {
 #[derive(Default)]
 struct Shared {
     nfs: Mutex<BTreeMap<u16, Controlled>>,
+    sched: Mutex<Arc<Sched>>,
     stop: AtomicBool,
     /// CPU time of the thread, in nanoseconds.
     cpu_ns: AtomicU64,
@@ -69,6 +70,10 @@ struct Shared {
 impl Shared {
     fn nfs(&self) -> MutexGuard<'_, BTreeMap<u16, Controlled>> {
         self.nfs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sched(&self) -> MutexGuard<'_, Arc<Sched>> {
+        self.sched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -98,13 +103,21 @@ impl Controller {
     /// # Errors
     /// The system's, if it makes no thread.
     pub fn start(sched: &Sched) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { sched: Mutex::new(Arc::new(sched.clone())), ..Shared::default() });
         let events = Arc::new(EventLog::default());
         let thread = std::thread::Builder::new().name("sluice-control".into()).spawn({
-            let (shared, events, sched) = (shared.clone(), events.clone(), sched.clone());
-            move || run(&shared, &events, &sched)
+            let (shared, events) = (shared.clone(), events.clone());
+            move || run(&shared, &events)
         })?;
         Ok(Self { shared, events, thread: Some(thread) })
+    }
+
+    /// Decides by other settings from the next round on.
+    pub fn tune(&self, sched: &Sched) {
+        *self.shared.sched() = Arc::new(sched.clone());
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
     }
 
     pub fn add(&self, handle: Arc<NfHandle>) {
@@ -155,12 +168,12 @@ impl Drop for Controller {
     }
 }
 
-fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
-    let every = Duration::from_millis(u64::from(sched.weight_every_ms));
+fn run(shared: &Shared, events: &EventLog) {
     let mut reported_at = monotonic_ns();
     // The packets that have come to all NFs, and since when there are no more.
     let (mut arrived, mut still_ns) = (0, reported_at);
     while !shared.stop.load(Ordering::Relaxed) {
+        let every = Duration::from_millis(u64::from(shared.sched().weight_every_ms));
         let is_still = monotonic_ns().saturating_sub(still_ns) > STILL_NS;
         std::thread::park_timeout(if is_still { every.max(PAUSE) } else { every });
         let mut nfs = shared.nfs();
@@ -168,8 +181,9 @@ fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
         if std::mem::replace(&mut arrived, now_arrived) != now_arrived {
             still_ns = monotonic_ns();
         }
+        let sched = shared.sched().clone();
         if sched.weights {
-            weigh(&mut nfs, sched);
+            weigh(&mut nfs, &sched);
         }
         let now = monotonic_ns();
         if now.saturating_sub(reported_at) >= EVERY_NS {

@@ -16,6 +16,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::change::{Gone, Start, start_of};
+use super::history::Source;
 use super::nfs::{Advance, Nf, step_of_all};
 use super::upgrade::{Purpose, Replacement, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
@@ -23,6 +24,7 @@ use crate::controller::events::Subject;
 use sluice_api::change::Change as Described;
 use sluice_api::config::{self as model, Config};
 use sluice_api::model::EventKind;
+use sluice_config::ConfigErrors;
 use sluice_config::diff::{Change, cores_of};
 
 /// The result of a configuration: its changes, and the old instances that are to leave.
@@ -32,8 +34,7 @@ pub(super) type ApplyResult = Result<(Vec<Described>, Gone), SupervisorError>;
 pub(super) struct Applying {
     number: u64,
     wanted: Config,
-    /// The source of its text.
-    source: String,
+    source: Source,
     reply: Sender<ApplyResult>,
 }
 
@@ -65,7 +66,7 @@ impl Supervisor {
     /// # Errors
     /// As [`Supervisor::plan`], and if there are too few slots for the new instances. Nothing has
     /// changed then.
-    pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<ApplyResult>, SupervisorError> {
+    pub(super) fn begin_apply(&mut self, wanted: Config, source: Source) -> Result<Receiver<ApplyResult>, SupervisorError> {
         let (reply, told) = channel();
         let mut trials = Vec::new();
         let number = self.changes.next_apply;
@@ -144,14 +145,14 @@ impl Supervisor {
         }
     }
 
-    /// Puts another configuration in force, step by step. `source` names where it came from.
+    /// Puts another configuration in force, step by step. The former one is kept for an undo.
     /// `proved` are new versions of services that work; those that are used are taken from it.
     ///
     /// # Errors
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed. The steps
     /// before it stand, and its own beginnings are undone: the same configuration, corrected, can
     /// be applied again.
-    fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> ApplyResult {
+    fn apply(&mut self, wanted: &Config, source: &Source, proved: &mut Vec<Upgrade>) -> ApplyResult {
         let changes = self.plan(wanted)?;
         let told: Vec<Described> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
@@ -163,6 +164,7 @@ impl Supervisor {
             self.plane.share_nfs()?;
         }
         self.warn_of_frames(wanted);
+        let former = (!changes.is_empty()).then(|| sluice_config::edit::text(&self.promises.base(&self.config)));
         let mut gone = Gone::new();
         let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
         self.changes.coming = Some(Box::new(coming));
@@ -175,17 +177,39 @@ impl Supervisor {
         self.changes.coming = None;
         self.changes.opened.clear();
         self.note_applied(source, &told[..steps], done.as_ref().err());
+        self.remember(former.filter(|_| steps > 0), source, done.is_ok());
         done?;
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
         Ok((told, gone))
     }
 
+    /// Keeps the configuration that another one has replaced, at least in part; after an undo,
+    /// forgets the one that is in force again.
+    fn remember(&mut self, former: Option<Result<String, ConfigErrors>>, source: &Source, is_done: bool) {
+        match (source, former) {
+            (Source::Undo(number), _) if is_done => self.changes.history.forget_from(*number),
+            (Source::Undo(_), _) | (_, None) => {}
+            (_, Some(Ok(text))) => self.changes.history.keep(text, &source.to_string()),
+            (_, Some(Err(error))) => warn!("the former configuration is not kept for `sluice undo`: {error}"),
+        }
+    }
+
+    /// Notes each key that was set.
+    fn note_set(&self, done: &[Described]) {
+        for Described { kind, name, detail, .. } in done {
+            self.controller.events().note(EventKind::Apply, Subject::Other(kind, name), format!("set {detail}"));
+        }
+    }
+
     /// Logs what an apply has changed, and why it went no further if it did not.
-    fn note_applied(&self, source: &str, done: &[Described], error: Option<&SupervisorError>) {
+    fn note_applied(&self, source: &Source, done: &[Described], error: Option<&SupervisorError>) {
         /// Most changes that are listed one by one.
         const TOLD: usize = 8;
         if done.is_empty() && error.is_none() {
             return;
+        }
+        if let (Source::Set(_), None) = (source, error) {
+            return self.note_set(done);
         }
         let mut words: Vec<String> = done.iter().take(TOLD).map(Described::to_string).collect();
         words.extend((done.len() > TOLD).then(|| format!("and {} more", done.len() - TOLD)));

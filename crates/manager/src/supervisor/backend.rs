@@ -15,11 +15,11 @@ use super::why::Imagined;
 use super::{Job, Supervisor, SupervisorError, promises};
 use crate::control::{Backend, Pieces};
 use crate::controller::events::Subject;
+use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
 use sluice_api::{ApiError, ErrorKind};
-use sluice_config::load;
 use sluice_dataplane::trace::{TraceEvent, TraceRequest, TraceWhat};
 
 /// Longest wait of a request for the supervisor.
@@ -249,7 +249,7 @@ impl Supervisor {
 }
 
 /// Waits for the outcome of a change, and until the old instances have left.
-fn outcome<T>(told: &Receiver<Result<(T, Gone), SupervisorError>>, late: &str) -> Result<T, ApiError> {
+pub(super) fn outcome<T>(told: &Receiver<Result<(T, Gone), SupervisorError>>, late: &str) -> Result<T, ApiError> {
     let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
         RecvTimeoutError::Timeout => ApiError::new(ErrorKind::Timeout, late, "it may still take effect: see `sluice nf list`"),
         RecvTimeoutError::Disconnected => ApiError::shutting_down(),
@@ -306,6 +306,17 @@ impl Backend for Remote {
         let (service, to) = (service.to_string(), to.clone());
         let told = self.change(move |s| s.begin_upgrade(&service, &to))?;
         outcome(&told, "the upgrade takes long")
+    }
+
+    fn canary(&self, service: &str, to: &CanaryRequest) -> Result<api::Upgraded, ApiError> {
+        let (service, to) = (service.to_string(), to.clone());
+        let told = self.change(move |s| s.begin_canary(&service, to))?;
+        outcome(&told, "the new version takes long until it is ready")
+    }
+
+    fn abort_canary(&self, service: &str) -> Result<(), ApiError> {
+        let service = service.to_string();
+        self.change(move |s| s.abort_canary(&service))
     }
 
     fn move_nf(&self, name: &str, core: usize) -> Result<api::Nf, ApiError> {
@@ -475,26 +486,19 @@ impl Backend for Remote {
     }
 
     fn apply(&self, text: &str, file: Option<&str>, dry_run: bool) -> Result<api::Applied, ApiError> {
-        let name = file.unwrap_or("the configuration").to_string();
-        let loaded = load::read_text(text, &name).map_err(|errors| ApiError::unprocessable(errors.to_string(), ""))?;
-        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-        let mut wanted = loaded.config;
-        let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
-        load::anchor(&mut wanted, folder.as_deref().unwrap_or(std::path::Path::new("/")));
-        sluice_config::fuse::expand(&mut wanted);
-        let host = config_host();
-        sluice_config::host::resolve(&mut wanted, &host);
-        sluice_config::fuse::resolve(&mut wanted, &host);
-        if dry_run {
-            let changes = self.change(move |s| {
-                let changes = s.plan(&wanted)?;
-                Ok(changes.iter().map(|change| sluice_config::changes::describe(change, &s.config)).collect())
-            })?;
-            return Ok(api::Applied { dry_run, changes, warnings });
-        }
-        let told = self.change(move |s| s.begin_apply(wanted, name))?;
-        let changes = outcome(&told, "the configuration takes long until it is applied")?;
-        Ok(api::Applied { dry_run, changes, warnings })
+        self.apply_text(text, file, dry_run)
+    }
+
+    fn set(&self, set: &SetKeys) -> Result<api::Applied, ApiError> {
+        self.set_keys(set)
+    }
+
+    fn history(&self) -> Result<Vec<FormerConfig>, ApiError> {
+        self.call(|s| s.changes.history.list())
+    }
+
+    fn undo(&self, undo: Undo) -> Result<api::Applied, ApiError> {
+        self.go_back(undo)
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
@@ -555,8 +559,4 @@ impl Backend for Remote {
     fn shutdown(&self) -> Result<(), ApiError> {
         self.call(Supervisor::quit)
     }
-}
-
-fn config_host() -> sluice_config::host::Host {
-    sluice_config::host::Host::here()
 }

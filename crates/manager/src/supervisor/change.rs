@@ -477,7 +477,7 @@ impl Supervisor {
             if let Some(service) = change.service() {
                 self.not_upgrading(service)?;
             }
-            if let Change::AddPort { port } | Change::ReplacePort { port } = change {
+            if let Change::AddPort { port } | Change::ReplacePort { port } | Change::ChangeRate { port } = change {
                 self.look_at(port)?;
             }
         }
@@ -496,11 +496,15 @@ impl Supervisor {
     pub(super) fn step(&mut self, change: &Change) -> Result<Gone, SupervisorError> {
         match change.clone() {
             Change::NeedsRestart { .. } => {}
+            Change::ChangeManager { manager } => self.change_manager(&manager),
+            Change::ChangeSched { sched } => self.change_sched(&sched),
             Change::AddPort { port } => self.add_port(port)?,
+            Change::ChangeRate { port } => self.change_rate(port)?,
             Change::ReplacePort { port } => self.replace_port(port)?,
             Change::RemovePort { port } => self.remove_port(&port)?,
             Change::AddService { service } => self.add_service(service)?,
             Change::ReplaceService { service } => return self.replace_service(service),
+            Change::ChangePriority { service } => self.change_priority(&service)?,
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
             Change::ChangeInstances { service, instances, cores, .. } => {

@@ -13,6 +13,7 @@ mod admit;
 mod apply;
 mod backend;
 mod buffers;
+mod canary;
 mod capture;
 mod change;
 mod container;
@@ -23,10 +24,12 @@ mod foreign;
 mod fusing;
 mod grouping;
 mod health;
+mod history;
 mod holes;
 #[cfg_attr(not(feature = "inline"), path = "without/inline.rs")]
 mod inline;
 mod launch;
+mod members;
 mod memory;
 mod nfs;
 mod notice;
@@ -43,9 +46,11 @@ mod priorities;
 #[cfg_attr(not(feature = "promises"), path = "without/promises.rs")]
 mod promises;
 mod report;
+mod revise;
 mod runtime_dir;
 #[cfg_attr(not(feature = "sdn"), path = "without/sdn.rs")]
 mod sdn;
+mod settings;
 #[cfg(feature = "promises")]
 mod steering;
 mod tick;
@@ -70,7 +75,7 @@ use crate::controller::Controller;
 use crate::dataplane::{DataPlane, PlaneError};
 use crate::flows::{FlowLogError, FlowOutputs};
 use sluice_api::config::{self as model, Config};
-use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
+use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Places, PortInfo, Tables};
 use sluice_dataplane::classify::compile::compile;
 use sluice_dataplane::classify::hits::RuleHits;
 use sluice_dataplane::classify::rule::RuleSet;
@@ -243,7 +248,7 @@ impl Supervisor {
             services: Vec::new(),
             chains: Vec::new(),
             nfs: NfSet::default(),
-            changes: Changes::new(),
+            changes: Changes::new(&wanted),
             published,
             host,
             turns,
@@ -425,33 +430,7 @@ impl Supervisor {
         self.bind();
         let rules = self.rules();
         let parts = self.spread_parts();
-        let services = self
-            .services
-            .iter()
-            .map(|service| {
-                // Only the pool's steering chooses its members.
-                let shared = service.as_ref().filter(|s| s.pool.is_none());
-                let instances = shared.map_or(&[][..], |s| &s.instances);
-                let runs = |nf: &&Nf| nf.life().takes_packets();
-                let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
-                let parts_of = |nf: &Nf| parts.get(&nf.number).copied().unwrap_or(1);
-                // Where all running instances are to end their flows, new flows still go to them.
-                let none_open = living.clone().all(|nf| parts_of(nf) == 0);
-                let thread_of = |nf: &Nf| match shared {
-                    Some(service) if service.config.is_inline() => Some(self.plane.receiver(nf.core)),
-                    Some(service) if self.is_sharded(&service.config) => Some(self.plane.division().drains(nf.number) as u16),
-                    _ => None,
-                };
-                let member = |nf: &Nf, parts: u32| Member {
-                    thread: thread_of(nf),
-                    nf: nf.number,
-                    id: nf.position.spread_id,
-                    former: nf.position.former,
-                    is_open: none_open || parts > 0,
-                };
-                living.flat_map(|nf| several(member(nf, parts_of(nf)), parts_of(nf).max(1))).collect()
-            })
-            .collect();
+        let services = self.spread(&parts);
         let ports = self
             .ports
             .iter()
@@ -592,9 +571,4 @@ impl Supervisor {
     fn fresh_counters(&self) -> Arc<[ChainCounters]> {
         (0..self.plane.threads()).map(|_| ChainCounters::default()).collect()
     }
-}
-
-/// A member repeated `times` times under different ids, so that it gets that many times the flows.
-fn several(member: Member, times: u32) -> impl Iterator<Item = Member> {
-    (0..u64::from(times)).map(move |n| Member { id: member.id.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)), ..member })
 }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::buffers::DeviceWays;
 use super::nfs::Process;
 use super::{Job, RuleCount, SupervisorError, token};
-use super::{apply, flows, health, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
+use super::{apply, flows, health, history, holes, notice, numbers, past, pens, report, runtime_dir, sdn, upgrade};
 use crate::dataplane::DataPlane;
 use crate::nf::output::Outputs;
 use crate::timeline::flight::FlightRecorder;
@@ -40,6 +40,8 @@ pub(super) struct Changes {
     pub(super) next_apply: u64,
     /// Ports that were opened before the rest of a change began, by name.
     pub(super) opened: HashMap<String, OpenPort>,
+    /// The configurations before the present one.
+    pub(super) history: history::History,
     /// The configuration that will be in force when the changes under way are done.
     pub(super) coming: Option<Box<Config>>,
     pub(super) port_numbers: numbers::Numbering,
@@ -49,8 +51,9 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(config: &Config) -> Self {
         Self {
+            history: history::History::open(&config.manager.history_folder(), &config.manager.runtime_dir),
             upgrades: Vec::new(),
             applying: Vec::new(),
             next_apply: 0,

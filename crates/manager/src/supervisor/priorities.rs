@@ -127,6 +127,11 @@ impl Priorities {
         self.shared.assigned.tell(number);
     }
 
+    /// Sets the priority of an NF again, after a change of its weight.
+    pub(super) fn tell(&self, number: u16) {
+        self.shared.assigned.tell(number);
+    }
+
     /// Removes an NF. Its process is not changed after the return.
     pub(super) fn remove(&self, number: u16) {
         self.shared.nfs().remove(&number);

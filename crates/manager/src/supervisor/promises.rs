@@ -172,7 +172,7 @@ impl PromiseKeeper {
     }
 
     /// A configuration without what this agent has added to it.
-    fn base(&self, config: &Config) -> Config {
+    pub(super) fn base(&self, config: &Config) -> Config {
         let mut config = self.kept.as_ref().map_or_else(|| config.clone(), |kept| strip(config, &kept.services, &kept.base));
         let started: BTreeSet<&String> = self.placing.iter().flat_map(|placing| &placing.started).collect();
         config.services.retain(|service| !started.contains(&service.name));
@@ -239,6 +239,11 @@ impl PromiseKeeper {
     fn broken(&self) -> BTreeSet<String> {
         let broken = self.last.iter().filter(|(_, last)| !last.evaluated.violations.is_empty());
         broken.map(|(slo, _)| slo.clone()).collect()
+    }
+
+    /// Notes whether latencies are measured from now on.
+    pub(super) fn time(&mut self, times: bool) {
+        self.times = times;
     }
 
     fn notes(&self) -> Vec<String> {

@@ -24,7 +24,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
 
 use super::change::{Gone, Start, start_of};
-use super::nfs::{Advance, Event, HELLO_PATIENCE, Instance, Life, Nf, State, Trial, TrialEnd};
+use super::nfs::{Advance, Canary, Event, HELLO_PATIENCE, Instance, Life, Nf, State, Trial, TrialEnd};
 use super::{ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::config as model;
@@ -56,6 +56,8 @@ pub(super) enum Purpose {
     /// The configuration of this number, which is applied when all its upgrades may go on. The
     /// sender is notified when this upgrade is over.
     Configuration(u64, Option<Sender<()>>),
+    /// The new version gets a part of new flows first. When it does, that is reported.
+    Canary(Canary, Option<Sender<UpgradeResult>>),
 }
 
 /// A slot for an instance of a new version.
@@ -76,10 +78,14 @@ impl Supervisor {
     /// Refuses a change while a service is being upgraded.
     pub(super) fn not_upgrading(&self, name: &str) -> Result<(), SupervisorError> {
         let is_it = |u: &Upgrade| u.to.config.name == name;
-        if self.changes.upgrades.iter().any(is_it) {
-            return Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment")));
+        match self.changes.upgrades.iter().find(|upgrade| is_it(upgrade)).map(|upgrade| &upgrade.purpose) {
+            None => Ok(()),
+            Some(Purpose::Canary(..)) => Err(SupervisorError::Conflict(format!(
+                "a version of service {name} is on trial with a part of new flows; wait for its end, or end it with `sluice nf upgrade \
+                 {name} --abort`"
+            ))),
+            Some(_) => Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment"))),
         }
-        Ok(())
     }
 
     pub(super) fn is_upgrading(&self, service: u16) -> bool {
@@ -102,8 +108,11 @@ impl Supervisor {
         on_trial.or_else(|| self.services.get(usize::from(nf.service))?.as_ref())
     }
 
-    /// Begins to upgrade a service; the outcome goes to the receiver.
-    pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<UpgradeResult>, SupervisorError> {
+    /// Another version of a service by its program, if the service can be upgraded.
+    ///
+    /// # Errors
+    /// Why it cannot, or what is wrong with the program.
+    pub(super) fn version(&self, name: &str, to: &api::Upgrade) -> Result<(u16, ServiceState), SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| self.no_such("service", name))?;
         self.not_upgrading(name)?;
         self.not_kept(name)?;
@@ -129,15 +138,26 @@ impl Supervisor {
         host::resolve(&mut all, &Host::here());
         let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| self.no_such("service", name))?;
         let Start { exec, container, .. } = start_of(&wanted)?;
-        let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| nf.life().stays());
-        let old = service.instances.iter().filter(stays).copied();
+        Ok((number, ServiceState::new(wanted, exec, service.user.clone(), container)))
+    }
+
+    /// The slots for a new version: one for each instance that stays, or one for a pool of which
+    /// each member has a flow.
+    pub(super) fn slots_of(&self, number: u16, wanted: &model::Service) -> Vec<Replacement> {
         let at_its_core = |old| Replacement { old: Some(old), core: None };
-        let slots: Vec<Replacement> = match wanted.has_members_for_flows() {
+        let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| nf.life().stays());
+        let old = self.services.get(usize::from(number)).into_iter().flatten().flat_map(|service| &service.instances);
+        match wanted.has_members_for_flows() {
             true => vec![Replacement { old: None, core: None }],
-            false => old.map(at_its_core).collect(),
-        };
+            false => old.filter(stays).copied().map(at_its_core).collect(),
+        }
+    }
+
+    /// Begins to upgrade a service; the outcome goes to the receiver.
+    pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<UpgradeResult>, SupervisorError> {
+        let (number, to) = self.version(name, to)?;
+        let slots = self.slots_of(number, &to.config);
         self.has_room_for(slots.len() as u32)?;
-        let to = ServiceState::new(wanted, exec, service.user.clone(), container);
         let (reply, told) = channel();
         self.try_out(Upgrade::new(number, to, Purpose::Version(reply)), slots);
         Ok(told)
@@ -275,6 +295,9 @@ impl Supervisor {
         let program = version.config.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
         let advice = "run it by hand with its arguments to see why";
         let why = match how {
+            TrialEnd::BeforeReady if self.is_canary(number) => {
+                format!("{} ended while it took packets; the daemon's log has its last output", nf.name)
+            }
             TrialEnd::BeforeReady => format!("{program} ended before its handler was ready; {advice}"),
             TrialEnd::Silent => {
                 format!("{program} said no hello within {} s; is it an NF, written with the library?", HELLO_PATIENCE.as_secs())
@@ -289,6 +312,10 @@ impl Supervisor {
         let mut at = 0;
         while at < self.changes.upgrades.len() {
             let upgrade = &self.changes.upgrades[at];
+            if matches!(upgrade.purpose, Purpose::Canary(..)) {
+                at += usize::from(!self.go_on_with_canary(at));
+                continue;
+            }
             // A configuration decides for all of its upgrades.
             let is_waited_for = upgrade.trial.is_open() && matches!(upgrade.purpose, Purpose::Configuration(..));
             let step = if is_waited_for { Advance::Wait } else { self.step_of(upgrade) };
@@ -331,10 +358,10 @@ impl Supervisor {
         let why = upgrade.trial.why();
         let name_of = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
         let service = &upgrade.to.config.name;
+        let stays = || format!("service {service} is not upgraded and goes on as it was");
         let (kind, what, reply) = match upgrade.purpose {
-            Purpose::Version(reply) => {
-                (EventKind::Upgrade, format!("service {service} is not upgraded and goes on as it was"), Some(reply))
-            }
+            Purpose::Version(reply) => (EventKind::Upgrade, stays(), Some(reply)),
+            Purpose::Canary(_, reply) => (EventKind::Upgrade, stays(), reply),
             Purpose::Move(core, reply) => {
                 let name = upgrade.pairs.first().and_then(|(old, _)| name_of((*old)?)).unwrap_or_default();
                 (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(reply))
@@ -485,8 +512,9 @@ impl Supervisor {
 
     fn answer(&self, upgrade: Upgrade, gone: Gone, leaving: u32) -> Gone {
         let (moves_to, reply) = match upgrade.purpose {
-            Purpose::Version(reply) => (None, reply),
-            Purpose::Move(core, reply) => (Some(core), reply),
+            Purpose::Version(reply) => (None, Some(reply)),
+            Purpose::Move(core, reply) => (Some(core), Some(reply)),
+            Purpose::Canary(_, reply) => (None, reply),
             Purpose::Configuration(_, waiter) => {
                 waiter.into_iter().for_each(|waiter| _ = waiter.send(()));
                 return gone;
@@ -506,8 +534,10 @@ impl Supervisor {
             None => (EventKind::Upgrade, format!("upgraded to {}: {instances}", upgraded.exec)),
         };
         self.controller.events().note(kind, Subject::Other("service", &upgraded.service), text);
-        // The caller may be gone.
-        let _ = reply.send(Ok((upgraded, gone)));
+        if let Some(reply) = reply {
+            // The caller may be gone.
+            let _ = reply.send(Ok((upgraded, gone)));
+        }
         Gone::new()
     }
 }

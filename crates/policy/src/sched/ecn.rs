@@ -41,8 +41,15 @@ impl Marker {
     /// For a ring of `ring` packets: marks from an average of `percent` of it, with k = `shift` ≤
     /// 16.
     pub fn new(ring: u32, percent: u32, shift: u32) -> Self {
+        let mut marker = Self { shift: shift.min(16), threshold: 1, average: 0 };
+        marker.mark_from(ring, percent);
+        marker
+    }
+
+    /// Marks from an average of `percent` of a ring of `ring` packets from now on.
+    pub fn mark_from(&mut self, ring: u32, percent: u32) {
         let threshold = (u64::from(ring) << POINT).saturating_mul(u64::from(percent)) / 100;
-        Self { shift: shift.min(16), threshold: threshold.max(1), average: 0 }
+        self.threshold = threshold.max(1);
     }
 
     /// Observes the queue that an arriving burst meets; returns whether to mark the burst.
@@ -98,6 +105,14 @@ mod tests {
         // ln(1 − 0.4) / ln(511/512) = 261.3 observations until 40 %.
         let more = (21..).find(|_| m.should_mark(4096));
         assert_eq!(more, Some(262));
+    }
+
+    #[test]
+    fn another_threshold_keeps_the_average() {
+        let mut m = Marker::new(1000, 90, 2);
+        (0..4).for_each(|_| assert!(!m.should_mark(800)));
+        m.mark_from(1000, 50);
+        assert_eq!((m.should_mark(800), m.average()), (true, 610.15625));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! only [`NfSet::on`] advances: it takes an event and returns the actions for the supervisor.
 //! [`state`] has the states and the table of transitions.
 
+mod canary;
 mod counted;
 mod event;
 #[cfg_attr(not(feature = "foreign"), path = "without_foreign.rs")]
@@ -29,6 +30,9 @@ use std::time::Instant;
 use rustix::process::Pid;
 use sluice_shm::clock::monotonic_ns;
 
+pub(crate) use canary::{
+    Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Passage, canary_fault, canary_parts, wrong_canary,
+};
 pub(crate) use counted::Counted;
 pub(crate) use event::{Action, Again, End, Ended, Event, TrialEnd};
 pub(crate) use foreign::Foreign;

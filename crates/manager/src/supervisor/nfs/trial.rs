@@ -51,6 +51,11 @@ impl Trial {
         self.trouble.get_or_insert(why);
     }
 
+    /// Whether the new version is known not to work.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.trouble.is_some()
+    }
+
     /// It works, and its pool grows from now on.
     pub(crate) fn grows_from(&mut self, now_ns: u64) {
         (self.grows, self.until_ns) = (true, now_ns + GROWTH_PATIENCE.as_nanos() as u64);

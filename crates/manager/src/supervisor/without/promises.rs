@@ -30,6 +30,12 @@ impl PromiseKeeper {
         true
     }
 
+    pub(super) fn base(&self, config: &Config) -> Config {
+        config.clone()
+    }
+
+    pub(super) fn time(&mut self, _: bool) {}
+
     pub(super) fn bucket(&self, _: &str) -> Option<Arc<Bucket>> {
         None
     }

@@ -1,0 +1,98 @@
+//! Settings that change while packets move.
+//!
+//! [`sluice_config::diff`] says which keys these are. They take effect in these ways:
+//! - `latency_sample`, `ecn`, the watermarks and `queueing_us`: by a command to each packet thread,
+//!   which carries it out between two rounds.
+//! - `weight_every_ms`, `weight_margin_percent` and `min_share_percent`: the share controller reads
+//!   them in its next round.
+//! - `priority` of a service and `tenants`: in the handle of each NF, on its core's page and as its
+//!   priority in the kernel; the weights of rules by new tables.
+//! - `rate` of a generator: by a command to the threads that have its queues.
+//! - `log_level`: by the daemon's log ([`crate::levels`]).
+
+use super::nfs::Nf;
+use super::priorities::own_priority;
+use super::{Supervisor, SupervisorError, ports};
+use crate::dataplane::{DataPlane, plane_settings};
+use crate::levels;
+use sluice_api::config::{Config, Manager, Port, PortKind, Sched, Service};
+use sluice_config::diff::{living_manager, living_sched};
+
+impl DataPlane {
+    /// Has all threads use other settings.
+    fn tune(&self, config: &Config) {
+        let forward = plane_settings(config);
+        for thread in 0..self.threads() {
+            let sched = config.sched.clone();
+            self.tell(thread, move |worker| worker.tune(forward, sched));
+        }
+    }
+
+    /// Changes the rate of a port that makes packets, in packets per second.
+    fn pace(&self, port: u16, rate_pps: f64) {
+        (0..self.threads()).for_each(|thread| self.tell(thread, move |worker| worker.pace(port, rate_pps)));
+    }
+}
+
+impl Supervisor {
+    pub(super) fn change_manager(&mut self, manager: &Manager) {
+        let now = living_manager(&self.config.manager, manager);
+        let former = std::mem::replace(&mut self.config.manager, now);
+        let now = &self.config.manager;
+        if now.log_level != former.log_level {
+            levels::set(now.log_level.as_deref());
+        }
+        if now.latency_sample != former.latency_sample {
+            self.promises.time(now.latency_sample > 0);
+            self.plane.tune(&self.config);
+        }
+    }
+
+    pub(super) fn change_sched(&mut self, sched: &Sched) {
+        let now = living_sched(&self.config.sched, sched);
+        let former = std::mem::replace(&mut self.config.sched, now);
+        self.plane.tune(&self.config);
+        self.controller.tune(&self.config.sched);
+        if former.tenants != self.config.sched.tenants {
+            self.weigh_again(|_| true);
+            // Rules weigh flows by their tenant.
+            self.publish();
+        }
+    }
+
+    pub(super) fn change_priority(&mut self, wanted: &Service) -> Result<(), SupervisorError> {
+        let number = self.service_number(&wanted.name).ok_or_else(|| self.no_such("service", &wanted.name))?;
+        let known = self.config.services.iter_mut().filter(|known| known.name == wanted.name);
+        let state = self.services.get_mut(usize::from(number)).into_iter().flatten().map(|state| &mut state.config);
+        known.chain(state).for_each(|config| config.priority = wanted.priority);
+        self.weigh_again(|nf| nf.service == number);
+        Ok(())
+    }
+
+    /// Gives NFs the weight of their service again.
+    fn weigh_again(&self, is_one: impl Fn(&Nf) -> bool) {
+        for nf in self.nfs.values().filter(|nf| is_one(nf)) {
+            let (Some(handle), Some(service)) = (&nf.handle, self.service_of(nf)) else { continue };
+            handle.set_priority(own_priority(&service.config, &self.config.sched));
+            if let Some(priorities) = self.tuning.priorities() {
+                priorities.tell(nf.number);
+            }
+        }
+    }
+
+    pub(super) fn change_rate(&mut self, wanted: Port) -> Result<(), SupervisorError> {
+        let number = self.port_number(&wanted.name).ok_or_else(|| self.no_such("port", &wanted.name))?;
+        let description = self.host.opener.kinds.description(&wanted);
+        if let PortKind::Gen(settings) = &wanted.kind {
+            self.plane.pace(number, settings.rate);
+        }
+        self.config.ports.iter_mut().filter(|known| known.name == wanted.name).for_each(|known| known.clone_from(&wanted));
+        if let Some(Some(state)) = self.ports.get_mut(usize::from(number)) {
+            state.config = wanted;
+            // It keeps up with another rate or not: what was measured before says nothing.
+            state.behind = ports::Behind::default();
+            state.description = description.unwrap_or_else(|| std::mem::take(&mut state.description));
+        }
+        Ok(())
+    }
+}
