@@ -148,7 +148,7 @@ impl Backend for Nobody {
         nothing()
     }
 
-    fn why(&self, request: &model::WhyRequest) -> Result<model::Why, ApiError> {
+    fn why(&self, request: &model::WhyRequest) -> Result<model::WhyReply, ApiError> {
         again(request);
         nothing()
     }

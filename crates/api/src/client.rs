@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use super::model::{
     AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, RecordRequest,
-    Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, Why, WhyRequest,
+    Rule, Service, Stats, Status, Timeline, Trace, TraceRequest, Upgrade, Upgraded, WhyReply, WhyRequest,
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
@@ -315,7 +315,7 @@ impl Client {
     }
 
     /// What a packet would meet if it came now.
-    pub fn why(&mut self, request: &WhyRequest) -> Result<Why, ClientError> {
+    pub fn why(&mut self, request: &WhyRequest) -> Result<WhyReply, ClientError> {
         self.post("/v1/why", request)
     }
 

@@ -27,7 +27,7 @@ pub use flow::{FlowEndReason, FlowLogCounts, FlowOrder, FlowReport, FlowsReply, 
 pub use nf::{ForeignCounts, Fusable, NfForeign, NfPart, Woken};
 pub use packet::{CaptureRequest, Hop, Instruction, MAX_CAPTURES, MAX_TRACE_MS, MAX_TRACED, Trace, TraceRequest, TracedPacket};
 pub use timeline::{MAX_TIMELINE_HZ, MAX_TIMELINE_MS, MAX_TIMELINES, MIN_TIMELINE_HZ, RecordRequest, Timeline};
-pub use why::{Fate, FlowEntry, MAX_DIGITS, Why, WhyNot, WhyRequest};
+pub use why::{Fate, FlowEntry, MAX_DIGITS, WhyNot, WhyReply, WhyRequest};
 
 /// State of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize, JsonSchema)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_api::DEFAULT_SOCKET;
 use sluice_api::config::{OnFailure, Run};
-use sluice_api::model::{EventKind, MAX_TIMELINE_HZ, MIN_TIMELINE_HZ};
+use sluice_api::model::EventKind;
 use sluice_api::{drops, nearest};
 use sluice_cli::lab::LabCommand;
 use sluice_cli::usage::{Json, seconds};
@@ -196,7 +196,7 @@ Examples:
 Each hop is an interface of the file. A packet's comment has its chain, the NFs of its path, the NF of the hop, and why it was dropped.
 No packet waits for a capture: what is not written in time is missed, and counted (after Ctrl-C, up to the last second).
 `man pcap-filter` describes filters.")]
-    Capture(CaptureArgs),
+    Capture(crate::capture::CaptureArgs),
     /// Send a capture through NFs, and print what becomes of its packets; no daemon is needed
     #[command(after_help = crate::replay::HELP)]
     Replay(crate::replay::ReplayArgs),
@@ -211,7 +211,7 @@ Examples:
 
 A flow is one direction of a connection. Flows are metered from the first question on, and until a minute after the last one; with a file
 or a collector in [flow_log] of the configuration, at all times. `man pcap-filter` describes filters.")]
-    Flows(FlowsArgs),
+    Flows(crate::flows::FlowsArgs),
     /// Record a timeline: which NF had which core, queues, throttles, wakes, drops; for Perfetto
     #[command(after_help = "\
 Examples:
@@ -222,14 +222,14 @@ Examples:
 
 The daemon samples: what begins and ends between two samples shows in counts alone. More samples show more, and cost more.
 The flight recorder is part of the configuration (recorder.memory_mib).")]
-    Record(RecordArgs),
+    Record(crate::record::RecordArgs),
     /// Answer Wireshark, which lists the hops as interfaces (extcap)
     #[command(hide = true)]
-    Extcap(ExtcapArgs),
+    Extcap(crate::capture::ExtcapArgs),
     /// A command that `sluice-lab` runs
     #[command(flatten)]
     Lab(LabCommand),
-    /// Show what this host has for each feature, what is missing, and what to do; no daemon is needed
+    /// Show what this host has for each feature, what is missing, and what to do (no daemon needed)
     #[command(after_help = crate::doctor::HELP)]
     Doctor(crate::doctor::DoctorArgs),
     /// Write completions for a shell
@@ -749,145 +749,6 @@ pub struct WhyArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct CaptureArgs {
-    /// The file to write; - is standard output
-    #[arg(long, short, value_name = "FILE")]
-    pub write: PathBuf,
-    /// Only packets of this chain
-    #[arg(long)]
-    pub chain: Option<String>,
-    /// Only at this hop: NF:in, NF:out, port:NAME or drop; several times for several
-    #[arg(long, value_name = "HOP")]
-    pub hop: Vec<String>,
-    /// Only packets that this filter accepts, in libpcap's language
-    #[arg(long, value_name = "EXPRESSION")]
-    pub filter: Option<String>,
-    /// How many packets
-    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub count: Option<u64>,
-    /// How long, in seconds
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub seconds: Option<f64>,
-    /// Of this many packets in each packet thread capture one, before the filter
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub sample: u32,
-    /// Most packets of each kind in each packet thread, before the filter: of one hop, one chain and
-    /// one drop reason
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub each: Option<u32>,
-    /// Most bytes of a packet
-    #[arg(long, short, value_name = "BYTES", default_value_t = u16::MAX, value_parser = clap::value_parser!(u16).range(1..))]
-    pub snaplen: u16,
-}
-
-#[derive(Debug, Args)]
-pub struct FlowsArgs {
-    /// Show each flow when it ends, until Ctrl-C
-    #[arg(long, short, conflicts_with_all = ["top", "live", "ended", "count"])]
-    pub follow: bool,
-    /// Only flows with packets that were dropped, or without
-    #[arg(long, value_enum)]
-    pub verdict: Option<FlowVerdict>,
-    /// Only flows of this chain
-    #[arg(long)]
-    pub chain: Option<String>,
-    /// Only flows of chains of this tenant
-    #[arg(long)]
-    pub tenant: Option<String>,
-    /// Only flows whose packets this filter accepts, in libpcap's language
-    #[arg(long, value_name = "EXPRESSION")]
-    pub filter: Option<String>,
-    /// Those with most of it first, not those with the latest packets
-    #[arg(long, value_enum, value_name = "WHAT")]
-    pub top: Option<TopFlows>,
-    /// Only flows that go on
-    #[arg(long, conflicts_with = "ended")]
-    pub live: bool,
-    /// Only flows that have ended
-    #[arg(long)]
-    pub ended: bool,
-    /// How many flows
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 20,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_api::model::MAX_FLOWS)))]
-    pub count: u32,
-    /// Print JSON, as the API returns it; with --follow a line for each flow
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// What became of the packets of a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum FlowVerdict {
-    /// Some were dropped
-    Dropped,
-    /// None was dropped
-    Forwarded,
-}
-
-/// What flows are sorted by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TopFlows {
-    /// Bytes
-    Bytes,
-    /// Packets
-    Packets,
-    /// Packets that were dropped
-    Dropped,
-    /// Average latency
-    Latency,
-}
-
-#[derive(Debug, Args)]
-pub struct RecordArgs {
-    /// The file to write; - is standard output
-    #[arg(long, short, value_name = "FILE", required_unless_present = "list", conflicts_with = "list")]
-    pub write: Option<PathBuf>,
-    /// How long, in seconds, up to 600
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
-    pub seconds: f64,
-    /// Samples a second, if the host has time for them
-    #[arg(long, value_name = "N", default_value_t = 2_000,
-          value_parser = clap::value_parser!(u32).range(i64::from(MIN_TIMELINE_HZ)..=i64::from(MAX_TIMELINE_HZ)))]
-    pub rate: u32,
-    /// List what the flight recorder has written
-    #[arg(long, conflicts_with_all = ["seconds", "rate", "last", "name"])]
-    pub list: bool,
-    /// Write the last timeline of the flight recorder, and record none
-    #[arg(long, conflicts_with_all = ["seconds", "rate", "name"])]
-    pub last: bool,
-    /// Write this timeline of the flight recorder, and record none
-    #[arg(long, conflicts_with_all = ["seconds", "rate"])]
-    pub name: Option<String>,
-    /// Print the list as JSON
-    #[arg(long, requires = "list")]
-    pub json: bool,
-}
-
-/// What Wireshark asks for.
-#[derive(Debug, Args)]
-pub struct ExtcapArgs {
-    #[arg(long)]
-    pub extcap_interfaces: bool,
-    /// Its version, which makes no difference
-    #[arg(long, num_args = 0..=1, require_equals = true)]
-    pub extcap_version: Option<Option<String>>,
-    #[arg(long)]
-    pub extcap_interface: Option<String>,
-    #[arg(long)]
-    pub extcap_dlts: bool,
-    #[arg(long)]
-    pub extcap_config: bool,
-    #[arg(long)]
-    pub extcap_capture_filter: Option<String>,
-    #[arg(long)]
-    pub capture: bool,
-    #[arg(long)]
-    pub fifo: Option<PathBuf>,
-    #[arg(long)]
-    pub chain: Option<String>,
 }
 
 #[derive(Debug, Args)]

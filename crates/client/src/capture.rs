@@ -7,16 +7,72 @@
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use clap::Args;
 use sluice_api::client::Client;
 use sluice_api::model::CaptureRequest;
-use sluice_cli::usage::Usage;
+use sluice_cli::usage::{Usage, seconds};
 
-use crate::args::{CaptureArgs, ExtcapArgs};
 use crate::filter;
 use crate::output::{self, Output};
+
+#[derive(Debug, Args)]
+pub struct CaptureArgs {
+    /// The file to write; - is standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Only packets of this chain
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only at this hop: NF:in, NF:out, port:NAME or drop; several times for several
+    #[arg(long, value_name = "HOP")]
+    pub hop: Vec<String>,
+    /// Only packets that this filter accepts, in libpcap's language
+    #[arg(long, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
+    /// How many packets
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// How long, in seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Of this many packets in each packet thread capture one, before the filter
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub sample: u32,
+    /// Most packets of each kind in each packet thread, before the filter: of one hop, one chain
+    /// and one drop reason
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub each: Option<u32>,
+    /// Most bytes of a packet
+    #[arg(long, short, value_name = "BYTES", default_value_t = u16::MAX, value_parser = clap::value_parser!(u16).range(1..))]
+    pub snaplen: u16,
+}
+
+/// What Wireshark asks for.
+#[derive(Debug, Args)]
+pub struct ExtcapArgs {
+    #[arg(long)]
+    pub extcap_interfaces: bool,
+    /// Its version, which makes no difference
+    #[arg(long, num_args = 0..=1, require_equals = true)]
+    pub extcap_version: Option<Option<String>>,
+    #[arg(long)]
+    pub extcap_interface: Option<String>,
+    #[arg(long)]
+    pub extcap_dlts: bool,
+    #[arg(long)]
+    pub extcap_config: bool,
+    #[arg(long)]
+    pub extcap_capture_filter: Option<String>,
+    #[arg(long)]
+    pub capture: bool,
+    #[arg(long)]
+    pub fifo: Option<PathBuf>,
+    #[arg(long)]
+    pub chain: Option<String>,
+}
 
 /// Of blocks of pcapng.
 const STATISTICS: u32 = 5;

@@ -6,14 +6,71 @@
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::{Args, ValueEnum};
 use sluice_api::client::Client;
 use sluice_api::model::{FlowLogCounts, FlowOrder, FlowReport, FlowsRequest, MAX_FLOWS};
 use sluice_cli::number::{age, grouped, time};
 use sluice_cli::table::{Cell, Table, Tone, colour};
 use sluice_cli::usage::json;
 
-use crate::args::{FlowVerdict, FlowsArgs, TopFlows};
 use crate::filter;
+
+#[derive(Debug, Args)]
+pub struct FlowsArgs {
+    /// Show each flow when it ends, until Ctrl-C
+    #[arg(long, short, conflicts_with_all = ["top", "live", "ended", "count"])]
+    pub follow: bool,
+    /// Only flows with packets that were dropped, or without
+    #[arg(long, value_enum)]
+    pub verdict: Option<FlowVerdict>,
+    /// Only flows of this chain
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only flows of chains of this tenant
+    #[arg(long)]
+    pub tenant: Option<String>,
+    /// Only flows whose packets this filter accepts, in libpcap's language
+    #[arg(long, value_name = "EXPRESSION")]
+    pub filter: Option<String>,
+    /// Those with most of it first, not those with the latest packets
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub top: Option<TopFlows>,
+    /// Only flows that go on
+    #[arg(long, conflicts_with = "ended")]
+    pub live: bool,
+    /// Only flows that have ended
+    #[arg(long)]
+    pub ended: bool,
+    /// How many flows
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_api::model::MAX_FLOWS)))]
+    pub count: u32,
+    /// Print JSON, as the API returns it; with --follow a line for each flow
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What became of the packets of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FlowVerdict {
+    /// Some were dropped
+    Dropped,
+    /// None was dropped
+    Forwarded,
+}
+
+/// What flows are sorted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TopFlows {
+    /// Bytes
+    Bytes,
+    /// Packets
+    Packets,
+    /// Packets that were dropped
+    Dropped,
+    /// Average latency
+    Latency,
+}
 
 /// Time between two questions of `--follow`, unless more flows are left.
 const PAUSE: Duration = Duration::from_millis(200);

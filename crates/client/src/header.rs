@@ -25,7 +25,7 @@ const SHORTEST: usize = 60;
 
 /// A packet in words, and what is said about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Words {
+pub struct HeaderWords {
     pub bytes: Vec<u8>,
     /// Its length, if it is longer than its headers.
     pub len: Option<u16>,
@@ -181,7 +181,7 @@ fn number(word: &str, rest: &mut SplitWhitespace<'_>, most: u16) -> Result<u16, 
 ///
 /// # Errors
 /// What is wrong with the text.
-pub fn packet(text: &str) -> Result<Words, Usage> {
+pub fn packet(text: &str) -> Result<HeaderWords, Usage> {
     let mut parts = Parts::default();
     let mut words = text.split_whitespace();
     let first = loop {
@@ -192,7 +192,7 @@ pub fn packet(text: &str) -> Result<Words, Usage> {
     };
     if let Some(bytes) = from_hex(first) {
         rest_of(&mut parts, &mut words)?;
-        return Ok(Words { bytes, len: parts.len, port: parts.port });
+        return Ok(HeaderWords { bytes, len: parts.len, port: parts.port });
     }
     let head = match first {
         "arp" => Head::Other(ARP),
@@ -217,7 +217,7 @@ pub fn packet(text: &str) -> Result<Words, Usage> {
         }
         Head::Ip(number) => ip(number, from, to, &parts)?,
     };
-    Ok(Words { bytes, len: parts.len, port: parts.port })
+    Ok(HeaderWords { bytes, len: parts.len, port: parts.port })
 }
 
 enum Head {

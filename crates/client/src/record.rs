@@ -4,18 +4,44 @@
 //! whole packets are written, so that a recording which is interrupted is a whole file.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use clap::Args;
 use sluice_api::client::Client;
-use sluice_api::model::RecordRequest;
+use sluice_api::model::{MAX_TIMELINE_HZ, MIN_TIMELINE_HZ, RecordRequest};
 use sluice_cli::number::grouped;
 use sluice_cli::table::colour;
-use sluice_cli::usage::{Usage, json};
+use sluice_cli::usage::{Usage, json, seconds};
 
-use crate::args::RecordArgs;
 use crate::output::{self, Output};
 use crate::show;
+
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// The file to write; - is standard output
+    #[arg(long, short, value_name = "FILE", required_unless_present = "list", conflicts_with = "list")]
+    pub write: Option<PathBuf>,
+    /// How long, in seconds, up to 600
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Samples a second, if the host has time for them
+    #[arg(long, value_name = "N", default_value_t = 2_000,
+          value_parser = clap::value_parser!(u32).range(i64::from(MIN_TIMELINE_HZ)..=i64::from(MAX_TIMELINE_HZ)))]
+    pub rate: u32,
+    /// List what the flight recorder has written
+    #[arg(long, conflicts_with_all = ["seconds", "rate", "last", "name"])]
+    pub list: bool,
+    /// Write the last timeline of the flight recorder, and record none
+    #[arg(long, conflicts_with_all = ["seconds", "rate", "name"])]
+    pub last: bool,
+    /// Write this timeline of the flight recorder, and record none
+    #[arg(long, conflicts_with_all = ["seconds", "rate"])]
+    pub name: Option<String>,
+    /// Print the list as JSON
+    #[arg(long, requires = "list")]
+    pub json: bool,
+}
 
 /// What a packet begins with: the key of `Trace.packet`, before its length.
 const PACKET: u8 = 0x0a;

@@ -8,11 +8,11 @@ use anyhow::Context;
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use sluice_api::client::Client;
-use sluice_api::model::{Fate, FlowEntry, Why, WhyRequest};
+use sluice_api::model::{Fate, FlowEntry, WhyReply, WhyRequest};
 use sluice_cli::usage::{Usage, json};
 
 use crate::args::WhyArgs;
-use crate::header::{self, Words};
+use crate::header::{self, HeaderWords};
 
 /// First bytes of a file of pcapng.
 const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
@@ -30,7 +30,7 @@ pub fn run(client: &mut Client, args: &WhyArgs, out: &mut dyn Write) -> anyhow::
 }
 
 /// A packet of a capture file, from 1.
-fn of_file(path: &Path, number: u64) -> anyhow::Result<Words> {
+fn of_file(path: &Path, number: u64) -> anyhow::Result<HeaderWords> {
     let mut file = BufReader::new(File::open(path)?);
     let mut magic = [0; 4];
     file.read_exact(&mut magic)?;
@@ -44,7 +44,7 @@ fn of_file(path: &Path, number: u64) -> anyhow::Result<Words> {
         let len = u16::try_from(len.max(bytes.len() as u32)).unwrap_or(u16::MAX);
         // The daemon looks at headers, and takes no more than a packet has.
         let bytes = bytes[..bytes.len().min(usize::from(len))].to_vec();
-        Words { bytes, len: Some(len), port: None }
+        HeaderWords { bytes, len: Some(len), port: None }
     };
     if magic == PCAPNG {
         let mut reader = PcapNgReader::new(file)?;
@@ -77,7 +77,7 @@ fn decision(entry: &FlowEntry) -> String {
     }
 }
 
-fn print(out: &mut dyn Write, why: &Why) -> io::Result<()> {
+fn print(out: &mut dyn Write, why: &WhyReply) -> io::Result<()> {
     writeln!(out, "{}, {} bytes, in at port {}", why.packet, why.bytes, why.port)?;
     let rule = why.rule.as_deref().unwrap_or("none");
     writeln!(out, "  rule    {rule}")?;
@@ -128,7 +128,7 @@ mod tests {
         let entry = FlowEntry { core: 2, path: vec!["fw.0".into()], instead: None, holds: false, idle_ms: 128 };
         let closed = WhyNot { reason: Some("entry".into()), what: "the gate is closed".into(), remedy: "Give it a core.".into() };
         let waits = WhyNot { what: "something else".into(), ..WhyNot::default() };
-        let why = Why {
+        let why = WhyReply {
             port: "lan".into(),
             packet: "tcp 10.0.0.1:1 > 10.0.0.2:2 dscp 0".into(),
             bytes: 60,
@@ -142,7 +142,7 @@ mod tests {
             obstacles: vec![closed, waits],
             notes: vec!["a note".into()],
         };
-        let text = |why: &Why| {
+        let text = |why: &WhyReply| {
             let mut out = Vec::new();
             print(&mut out, why).unwrap();
             String::from_utf8(out).unwrap()
@@ -160,7 +160,7 @@ tcp 10.0.0.1:1 > 10.0.0.2:2 dscp 0, 60 bytes, in at port lan
           something else
 ";
         assert_eq!(text(&why), want);
-        let stray = Why { outcome: Fate::Waits, ..Why::default() };
+        let stray = WhyReply { outcome: Fate::Waits, ..WhyReply::default() };
         let want = ", 0 bytes, in at port \n  rule    none\n  chain   none\n  flow    not in the flow table\n  now     it waits\n";
         assert_eq!(text(&stray), want);
         let no_path = FlowEntry { instead: Some("no_rule".into()), ..FlowEntry::default() };

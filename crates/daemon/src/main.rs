@@ -93,11 +93,7 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
         return Ok(serde_json::to_writer(std::io::stdout(), &found)?);
     }
     supported()?;
-    let loaded = load::read_for(&args.config, &Host::here())?.accept(problems)?;
-    for warning in &loaded.warnings {
-        warn!(target: log::CONFIG, "{warning}");
-    }
-    let config = loaded.config;
+    let config = configuration(&args.config)?;
     levels.set(config.manager.log_level.as_deref());
     levels::on_change(move |wanted| levels.set(wanted));
     raise_open_files(&config)?;
@@ -149,6 +145,15 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
     handle.close();
     let _ = watcher.join();
     Ok(())
+}
+
+/// The configuration in a file; its warnings are logged.
+fn configuration(file: &Path) -> anyhow::Result<Config> {
+    let loaded = load::read_for(file, &Host::here())?.accept(problems)?;
+    for warning in &loaded.warnings {
+        warn!(target: log::CONFIG, "{warning}");
+    }
+    Ok(loaded.config)
 }
 
 /// What is served: the control API and the web page.

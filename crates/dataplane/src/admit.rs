@@ -104,8 +104,8 @@ impl Plane {
         if self.settings.backpressure { path.nfs.iter().copied().find(is_it) } else { None }
     }
 
-    /// What would keep a packet of a path out now, if anything would: [`Plane::admit`] is asked, and
-    /// nothing is let in.
+    /// What would keep a packet of a path out now, if anything would: [`Plane::admit`] is asked,
+    /// and nothing is let in.
     #[cold]
     pub fn obstacle(&mut self, path: &Path) -> Option<Obstacle> {
         if !self.changed.is_empty() && self.awaits_former(&path.chain) {

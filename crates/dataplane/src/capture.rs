@@ -348,7 +348,8 @@ impl Tap {
         self.buffer.written.0.store(self.written, Ordering::Release);
     }
 
-    /// As [`Tap::show`] for a packet of `len` bytes that lies in no frame, of which these are first.
+    /// As [`Tap::show`] for a packet of `len` bytes that lies in no frame, of which these are the
+    /// first.
     pub fn show_bytes(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, bytes: &[u8]) {
         if self.request.covers(sight) && self.takes(sight) {
             self.copy(at_ns, sight, len, bytes.len(), |to| to.copy_from_slice(&bytes[..to.len()]));

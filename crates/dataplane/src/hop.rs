@@ -310,8 +310,8 @@ impl Plane {
         taken
     }
 
-    /// The packet of a frame whose place in it is lost, to be shown: as a port received it, if no NF
-    /// has moved it, and as long as its headers say. Empty if nothing looks.
+    /// The packet of a frame whose place in it is lost, to be shown: as a port received it, if no
+    /// NF has moved it, and as long as its headers say. Empty if nothing looks.
     fn as_received(&self, frame: u32) -> Packet {
         if self.observers.is_none() {
             return Packet { frame, offset: 0, len: 0 };

@@ -17,7 +17,7 @@ use crate::decision::{Decision, Refusal, WaitFor};
 use crate::frame::Packet;
 use crate::plane::Plane;
 use crate::rx::{Rx, terms_of};
-use crate::steer::{Choice, Chosen, Instance, SteerRequest};
+use crate::steer::{Choice, Chosen, Foreseen, SteerRequest};
 
 /// What the flow table knows of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Outlook {
     /// Index of the rule that names the chain, if a rule does.
     pub rule: Option<usize>,
     /// The NFs of its path.
-    pub nfs: Vec<Instance>,
+    pub nfs: Vec<Foreseen>,
     /// Whether its path leaves out a service that has no instance.
     pub bypasses: bool,
     /// What happens to it.
@@ -66,7 +66,7 @@ pub struct Outlook {
 
 /// A path as far as it is known.
 struct Ahead {
-    nfs: Vec<Instance>,
+    nfs: Vec<Foreseen>,
     bypasses: bool,
     fate: Fate,
 }
@@ -179,12 +179,12 @@ fn ahead(plane: &mut Plane, path: &Path) -> Ahead {
         true => Fate::Refused(Refusal::NfDown),
         false => plane.obstacle(path).map_or(Fate::Enters, Fate::KeptOut),
     };
-    Ahead { nfs: path.hops.iter().map(|hop| Instance::Nf(hop.nf)).collect(), bypasses: path.goes_without(), fate }
+    Ahead { nfs: path.hops.iter().map(|hop| Foreseen::Nf(hop.nf)).collect(), bypasses: path.goes_without(), fate }
 }
 
 /// What a packet meets on its way through instances, as far as these are chosen already.
-fn through(plane: &mut Plane, ingress: u16, chain: &Arc<Chain>, nfs: Vec<Instance>) -> Ahead {
-    let chosen = nfs.iter().filter_map(|instance| if let Instance::Nf(nf) = instance { Some(*nf) } else { None });
+fn through(plane: &mut Plane, ingress: u16, chain: &Arc<Chain>, nfs: Vec<Foreseen>) -> Ahead {
+    let chosen = nfs.iter().filter_map(|instance| if let Foreseen::Nf(nf) = instance { Some(*nf) } else { None });
     let chosen: Vec<u16> = chosen.collect();
     let (kind, under) = (PathKind::Whole, plane.tables.generation);
     let path = Course { ingress, chain, nfs: &chosen, reversed: &[], kind, under }.path();

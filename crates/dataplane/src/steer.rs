@@ -168,7 +168,7 @@ pub struct Wanted {
 
 /// An instance that a packet would get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instance {
+pub enum Foreseen {
     /// This NF.
     Nf(u16),
     /// One of this service, chosen when the packet comes.
@@ -208,12 +208,12 @@ pub trait ChooseInstances: Send {
     /// Decides about a packet. Decisions that hold for further packets go into the flow table.
     fn decide(&mut self, asked: &SteerRequest<'_>, env: &mut Env<'_>) -> Decision;
 
-    /// The instances that [`ChooseInstances::decide`] would choose for a packet, in the order of its
-    /// path; nothing is counted or changed.
+    /// The instances that [`ChooseInstances::decide`] would choose for a packet, in the order of
+    /// its path; nothing is counted or changed.
     ///
     /// # Errors
     /// The decision, if there is no path.
-    fn foresee_path(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Instance>, Decision>;
+    fn foresee_path(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Foreseen>, Decision>;
 
     /// What the packet decided last waits for, if it must wait for an instance.
     fn wanted(&self) -> Wanted;

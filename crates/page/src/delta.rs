@@ -4,8 +4,8 @@
 //! the samples: a delta is for the state of the tick before. A table of the event
 //!
 //! - `full` is `{"columns": ["core", …], "rows": {NAME: [VALUE, …]}}`;
-//! - `delta` is `{"set": {NAME: [VALUE, …]}, "change": {NAME: {COLUMN: VALUE}}, "gone": [NAME, …]}`,
-//!   where `COLUMN` is the number of a column. What has nothing is left out.
+//! - `delta` is `{"set": {NAME: [VALUE, …]}, "change": {NAME: {COLUMN: VALUE}},
+//!   "gone": [NAME, …]}`, where `COLUMN` is the number of a column. What has nothing is left out.
 
 use axum::body::Bytes;
 use serde_json::{Map, Value, json};

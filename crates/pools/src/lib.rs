@@ -67,7 +67,7 @@ use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::plane::Plane;
 use sluice_dataplane::roles::Portion;
 use sluice_dataplane::rx::is_urgent;
-use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, Instance, SteerRequest, Wanted};
+use sluice_dataplane::steer::{Arrival, ChooseInstances, Env, Foreseen, SteerRequest, Wanted};
 use sluice_policy::tcp;
 
 use classes::ClassKey;
@@ -629,7 +629,7 @@ impl ChooseInstances for PoolSteering {
         decision
     }
 
-    fn foresee_path(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Instance>, Decision> {
+    fn foresee_path(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Foreseen>, Decision> {
         self.foresee(asked, tables)
     }
 

@@ -3,7 +3,7 @@
 use sluice_api::config::{OnFailure, Per, WhenEmpty};
 use sluice_dataplane::chain::{Chain, Tables};
 use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
-use sluice_dataplane::steer::{Instance, SteerRequest};
+use sluice_dataplane::steer::{Foreseen, SteerRequest};
 use sluice_policy::pool::State;
 
 use super::{Finds, PoolSteering, shared};
@@ -72,7 +72,8 @@ impl PoolSteering {
         Ok((lacking, n))
     }
 
-    /// Looks for the pools of a chain that the connection `found` has no member of; changes nothing.
+    /// Looks for the pools of a chain that the connection `found` has no member of; changes
+    /// nothing.
     fn search(&self, chain: &Chain, found: Option<u32>, asked: &SteerRequest<'_>) -> Search {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: a waiting connection holds no member for which another waits.
@@ -130,22 +131,22 @@ impl PoolSteering {
 
     /// The instance of a pool that a packet would get, if it would get one. `finds`: how its
     /// connection would find a member, if it lacks one.
-    fn foreseen(&self, members: &Members, held: Option<u16>, finds: Option<Finds>, hash: u32, tables: &Tables) -> Option<Instance> {
+    fn foreseen(&self, members: &Members, held: Option<u16>, finds: Option<Finds>, hash: u32, tables: &Tables) -> Option<Foreseen> {
         let slot = match finds {
             None if members.table.per == Per::RoundRobin && !members.table.members.is_empty() => {
-                return Some(Instance::OneOf(members.table.service));
+                return Some(Foreseen::OneOf(members.table.service));
             }
-            Some(Finds::Idle) => return Some(Instance::OneOf(members.table.service)),
+            Some(Finds::Idle) => return Some(Foreseen::OneOf(members.table.service)),
             Some(Finds::Class(slot)) => Some(slot as u16),
             Some(Finds::Nobody) => Some(FALLEN_BACK),
             None => held,
         };
-        self.instance(members, slot, hash, tables).map(Instance::Nf)
+        self.instance(members, slot, hash, tables).map(Foreseen::Nf)
     }
 
     /// The instances that a packet would get: as [`PoolSteering::find_members`] and
     /// [`PoolSteering::path`] choose, without a change.
-    pub(super) fn foresee(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Instance>, Decision> {
+    pub(super) fn foresee(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Foreseen>, Decision> {
         let (chain, hash) = (asked.chain, asked.key.symmetric_hash());
         let (key, _) = asked.key.connection();
         let found = if self.per_flow { self.connections.find(&key, key.hash(&self.keys)) } else { None };
@@ -163,7 +164,7 @@ impl PoolSteering {
         let mut nfs = Vec::new();
         for service in &chain.services {
             let instance = match self.members(*service) {
-                None => shared(tables, *service, hash, None, self.thread).map(Instance::Nf),
+                None => shared(tables, *service, hash, None, self.thread).map(Foreseen::Nf),
                 Some(members) => {
                     let finds = lacking[..n].iter().find(|(other, _)| other == service).map(|(_, finds)| *finds);
                     self.foreseen(members, connection.and_then(|c| c.member(*service)), finds, hash, tables)

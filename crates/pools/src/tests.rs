@@ -132,7 +132,7 @@ impl Rig {
     }
 
     /// What a packet of connection `n` would meet.
-    fn foresee(&self, chain: usize, n: u16) -> Result<Vec<Instance>, Decision> {
+    fn foresee(&self, chain: usize, n: u16) -> Result<Vec<Foreseen>, Decision> {
         let key = key(n, false);
         let asked = SteerRequest {
             key: &key,
@@ -339,13 +339,13 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
 
 #[test]
 fn what_is_foreseen_is_what_is_decided_and_takes_no_member() {
-    let one_of_each = Ok(vec![Instance::OneOf(0), Instance::Nf(16), Instance::OneOf(1)]);
+    let one_of_each = Ok(vec![Foreseen::OneOf(0), Foreseen::Nf(16), Foreseen::OneOf(1)]);
     let mut rig = Rig::new(drops());
     for n in 0..8 {
         assert_eq!(rig.foresee(0, n), one_of_each);
         assert_eq!(rig.count(State::Idle), 16 - 2 * u32::from(n));
         let met = rig.packet(0, n, false, tcp::ACK).unwrap();
-        assert_eq!(rig.foresee(0, n), Ok(met.into_iter().map(Instance::Nf).collect()), "its members are known");
+        assert_eq!(rig.foresee(0, n), Ok(met.into_iter().map(Foreseen::Nf).collect()), "its members are known");
     }
     assert_eq!(rig.foresee(0, 8), Err(Decision::Drop(Refusal::NoneIdle)));
     assert_eq!(rig.counters.iter().map(|of| of[0].api.drops.get()).sum::<u64>(), 0, "nothing is counted");
@@ -354,7 +354,7 @@ fn what_is_foreseen_is_what_is_decided_and_takes_no_member() {
     assert_eq!(rig.foresee(0, 8), Err(Decision::Wait(WaitFor::Instance)));
     let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
-    assert_eq!(rig.foresee(0, 8), Ok(vec![Instance::Nf(16); 3]));
+    assert_eq!(rig.foresee(0, 8), Ok(vec![Foreseen::Nf(16); 3]));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use sluice_dataplane::frame::{FrameCache, FramePool};
 
 /// What a capture said of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Origin {
+pub struct FrameOrigin {
     /// Nanoseconds since 1970, as recorded.
     pub time_ns: u64,
     /// Bytes at its end that the capture did not hold.
@@ -71,7 +71,7 @@ impl Origins {
 
     /// Notes the origin of the packet in a frame that the caller has filled.
     #[inline(always)]
-    pub fn note(&self, frame: u32, origin: Origin) {
+    pub fn note(&self, frame: u32, origin: FrameOrigin) {
         if let Some([time, rest]) = self.entry(frame) {
             // Relaxed: the packet itself is passed on by a release and an acquire.
             time.store(origin.time_ns, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Origins {
 
     /// The origin of the packet in a frame; none if it is not known.
     #[inline(always)]
-    pub fn of(&self, frame: u32, frames: &FrameCache) -> Option<Origin> {
+    pub fn of(&self, frame: u32, frames: &FrameCache) -> Option<FrameOrigin> {
         if self.is_mixed.load(Ordering::Relaxed) || frames.are_several() {
             return None;
         }
@@ -89,7 +89,7 @@ impl Origins {
         // Relaxed: as in `note`.
         let rest = rest.load(Ordering::Relaxed);
         let time_ns = time.load(Ordering::Relaxed);
-        (rest & KNOWN != 0).then_some(Origin { time_ns, missing: rest as u32, is_made: rest & MADE != 0 })
+        (rest & KNOWN != 0).then_some(FrameOrigin { time_ns, missing: rest as u32, is_made: rest & MADE != 0 })
     }
 }
 
@@ -102,16 +102,16 @@ mod tests {
     #[test]
     fn an_origin_is_known_until_packets_come_from_elsewhere() {
         let (origins, frames) = (Origins::default(), cache(64));
-        let origin = Origin { time_ns: u64::MAX, missing: u32::MAX, is_made: true };
+        let origin = FrameOrigin { time_ns: u64::MAX, missing: u32::MAX, is_made: true };
         origins.note(3, origin);
         assert_eq!(origins.of(3, &frames), None, "it has no table");
         origins.cover(&FramePool::from(2, 4));
         for frame in 0..8 {
-            origins.note(frame, Origin { missing: frame, ..origin });
-            let wanted = (2..6).contains(&frame).then_some(Origin { missing: frame, ..origin });
+            origins.note(frame, FrameOrigin { missing: frame, ..origin });
+            let wanted = (2..6).contains(&frame).then_some(FrameOrigin { missing: frame, ..origin });
             assert_eq!(origins.of(frame, &frames), wanted, "frame {frame}");
         }
-        let plain = Origin { time_ns: 7, missing: 0, is_made: false };
+        let plain = FrameOrigin { time_ns: 7, missing: 0, is_made: false };
         origins.note(4, plain);
         assert_eq!(origins.of(4, &frames), Some(plain));
         origins.mix();

@@ -54,7 +54,7 @@ use super::capture::{self, Capture};
 use super::pace::Pacer;
 use super::spread;
 use crate::error::PortError;
-use crate::origin::{Origin, Origins};
+use crate::origin::{FrameOrigin, Origins};
 use format::FileFormat;
 use sluice_api::config::{Pcap, PcapSpeed, PcapTimes};
 use sluice_api::model::PortState;
@@ -259,7 +259,7 @@ impl Reader {
             }
             frames.arena().write(*frame, (HEADROOM + header.len()) as u16, bytes);
             let time_ns = record.time_ns.saturating_add(self.later_ns);
-            self.origins.note(*frame, Origin { time_ns, missing: record.missing, is_made: record.is_made() });
+            self.origins.note(*frame, FrameOrigin { time_ns, missing: record.missing, is_made: record.is_made() });
             *packet = Packet::fresh(*frame, (header.len() + bytes.len()) as u16);
         }
         if let Speed::Rate(pacer) = &mut self.speed {
@@ -372,7 +372,7 @@ impl Writer {
                 continue;
             }
             let mut origin =
-                self.labels.origins.of(packet.frame, frames).unwrap_or(Origin { time_ns: wall_ns, ..Origin::default() });
+                self.labels.origins.of(packet.frame, frames).unwrap_or(FrameOrigin { time_ns: wall_ns, ..FrameOrigin::default() });
             if !self.labels.keeps_times {
                 origin.time_ns = wall_ns;
             }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::order::in_order;
 
-/// The web page, `/metrics` for Prometheus, `/healthz` and `/readyz`, by HTTP. All of it only reads.
+/// The web page, `/metrics` for Prometheus, `/healthz` and `/readyz`, by HTTP. All of it only
+/// reads.
 /// The control socket has them too, whatever is set here.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -23,7 +23,7 @@ pub const MAX_DIGITS: u32 = 2 * u16::MAX as u32;
 
 /// Answer of `POST /v1/why`: what the packet would meet now.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
-pub struct Why {
+pub struct WhyReply {
     /// The port where it would come in.
     pub port: String,
     /// Its headers as the classifier reads them.

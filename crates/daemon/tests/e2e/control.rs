@@ -357,7 +357,7 @@ impl Backend for Mock {
         })
     }
 
-    fn why(&self, request: &WhyRequest) -> Result<Why, ApiError> {
+    fn why(&self, request: &WhyRequest) -> Result<WhyReply, ApiError> {
         let port = request.port.clone().ok_or_else(|| ApiError::unprocessable("say at which port it comes in: in", ""))?;
         if port != "in" {
             return Err(ApiError::not_found("port", &port, &["in"]));
@@ -365,7 +365,7 @@ impl Backend for Mock {
         let what = "the gate of chain web is closed: NF fw.0 is throttled, its queue is long";
         let closed = WhyNot { reason: Some("entry".into()), what: what.into(), remedy: "Give it a core.".into() };
         let entry = FlowEntry { core: 2, path: vec!["fw.0".into()], instead: None, holds: true, idle_ms: 128 };
-        Ok(Why {
+        Ok(WhyReply {
             port,
             packet: "tcp 10.0.0.1:1234 > 10.0.1.2:80 dscp 0".into(),
             bytes: (request.packet.len() / 2) as u32,

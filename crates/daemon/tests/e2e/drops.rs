@@ -2,21 +2,21 @@
 //! packet.
 //!
 //! Each reason is provoked by real parts, here or, with [`ask`], in the tests of what provokes it:
-//! `policed` (promises), `unanswered` (openflow), `no_link`, `mtu` and `oversize` (interfaces). Four
-//! are not:
+//! `policed` (promises), `unanswered` (openflow), `no_link`, `mtu` and `oversize` (interfaces).
+//! Four are not:
 //!
 //! | reason | why not |
 //! |---|---|
-//! | `tx_full`, `port_tx` | only a device that takes less than it is given drops so, and the host has none |
-//! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race to find none |
-//! | `not_back` | packets in a foreign program are counted, not matched: there is no packet to show |
+//! | `tx_full`, `port_tx` | only a device that takes less than it is given; the host has none |
+//! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race |
+//! | `not_back` | packets in a foreign program are counted, not matched: none is there to show |
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use sluice_api::model::{Fate, NfState, Why, WhyRequest};
+use sluice_api::model::{Fate, NfState, WhyReply, WhyRequest};
 
 use crate::pcap::{MICROS, Order, pcap};
 use crate::support::{
@@ -75,13 +75,13 @@ fn headers<'a>(row: &'a Value, begin: &str) -> &'a Value {
 
 /// What a packet in words would meet.
 #[track_caller]
-pub fn why(daemon: &Daemon, packet: &str) -> Why {
+pub fn why(daemon: &Daemon, packet: &str) -> WhyReply {
     serde_json::from_slice(&succeeded(command(daemon, &["why", packet, "--json"]).output().unwrap())).unwrap()
 }
 
 /// Asks until the answer has this reason, and the packet is dropped.
 #[track_caller]
-fn why_dropped(daemon: &Daemon, packet: &str, reason: &str) -> Why {
+fn why_dropped(daemon: &Daemon, packet: &str, reason: &str) -> WhyReply {
     let until = Instant::now() + PATIENCE;
     loop {
         let why = why(daemon, packet);

@@ -10,7 +10,9 @@
 //! only root and the daemon's own user are answered. Limits: see [`server::Limits`].
 
 mod guest;
+mod limits;
 mod openapi;
+mod routes;
 pub mod server;
 mod stream;
 pub mod tcp;
@@ -127,7 +129,7 @@ pub trait Backend: Send + Sync {
     fn trace(&self, request: &model::TraceRequest) -> Result<model::Trace, ApiError>;
 
     /// What a packet would meet if it came now; nothing changes.
-    fn why(&self, request: &model::WhyRequest) -> Result<model::Why, ApiError>;
+    fn why(&self, request: &model::WhyRequest) -> Result<model::WhyReply, ApiError>;
 
     /// Captures packets: the stream begins at once, and its end or its drop ends the capture.
     fn capture(&self, request: &model::CaptureRequest) -> Result<Pieces, ApiError>;

@@ -531,7 +531,7 @@ impl Backend for Remote {
         self.call(move |s| s.tell_trace(&trace, events, count))
     }
 
-    fn why(&self, request: &api::WhyRequest) -> Result<api::Why, ApiError> {
+    fn why(&self, request: &api::WhyRequest) -> Result<api::WhyReply, ApiError> {
         let packet = Imagined::of(request)?;
         Ok(self.call(move |s| s.why(&packet))??)
     }

@@ -13,8 +13,8 @@
 //!
 //! # Limits
 //! Flows are counted, not packets, so the part of packets may differ. Where flows are not looked up
-//! (`flow_table = "needed"`), flows that there are are spread anew when it comes and when it goes. A
-//! pool gives each flow or class an instance, and each shard has instances of its own: these have
+//! (`flow_table = "needed"`), flows that there are are spread anew when it comes and when it goes.
+//! A pool gives each flow or class an instance, and each shard has instances of its own: these have
 //! no canary.
 
 use std::sync::mpsc::{Receiver, channel};

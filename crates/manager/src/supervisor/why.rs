@@ -15,7 +15,7 @@ use sluice_dataplane::classify::key::{FlowKey, link};
 use sluice_dataplane::classify::rss::queue_of;
 use sluice_dataplane::decision::{Decision, WaitFor};
 use sluice_dataplane::outlook::{Fate, KnownFlow, Outlook};
-use sluice_dataplane::steer::Instance;
+use sluice_dataplane::steer::Foreseen;
 use sluice_shm::arena::HEADROOM;
 
 use super::{Supervisor, SupervisorError, report};
@@ -74,12 +74,12 @@ fn headers(key: &FlowKey) -> String {
 
 impl Supervisor {
     /// What a packet would meet.
-    pub(super) fn why(&self, packet: &Imagined) -> Result<api::Why, SupervisorError> {
+    pub(super) fn why(&self, packet: &Imagined) -> Result<api::WhyReply, SupervisorError> {
         let ingress = self.ingress_of(packet)?;
         let (core, outlook) = self.outlook(packet, ingress)?;
         let port_name = |number: u16| Some(self.ports.get(usize::from(number))?.as_ref()?.config.name.clone());
         let chain = outlook.chain.and_then(|number| self.chains.get(usize::from(number))?.as_ref());
-        let mut why = api::Why {
+        let mut why = api::WhyReply {
             port: port_name(ingress).unwrap_or_default(),
             packet: headers(&outlook.key),
             bytes: packet.len.into(),
@@ -90,7 +90,7 @@ impl Supervisor {
             egress: chain.and_then(|chain| port_name(chain.egress)),
             tenants: chain.map_or_else(Vec::new, |chain| self.tenants_of(chain)),
             entry: outlook.flow.as_ref().map(|flow| self.entry_of(flow, core)),
-            ..api::Why::default()
+            ..api::WhyReply::default()
         };
         self.look_at_ingress(ingress, packet.len, &mut why);
         self.look_at_fate(&outlook, ingress, chain, &mut why);
@@ -151,10 +151,10 @@ impl Supervisor {
         self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone())
     }
 
-    fn name_of_instance(&self, instance: Instance) -> String {
+    fn name_of_instance(&self, instance: Foreseen) -> String {
         match instance {
-            Instance::Nf(number) => self.name_of_nf(number),
-            Instance::OneOf(service) => format!("{}.*", self.name_of_service(service)),
+            Foreseen::Nf(number) => self.name_of_nf(number),
+            Foreseen::OneOf(service) => format!("{}.*", self.name_of_service(service)),
         }
     }
 
@@ -182,7 +182,7 @@ impl Supervisor {
         api::FlowEntry { core, path, instead, holds: *stands, idle_ms: *idle_ms }
     }
 
-    fn look_at_ingress(&self, ingress: u16, len: u16, why: &mut api::Why) {
+    fn look_at_ingress(&self, ingress: u16, len: u16, why: &mut api::WhyReply) {
         let Some(Some(port)) = self.ports.get(usize::from(ingress)) else { return };
         match port.link.state() {
             PortState::Up | PortState::Blocked => {}
@@ -201,7 +201,7 @@ impl Supervisor {
     }
 
     /// What keeps the packet out, or holds it, at the entry.
-    fn look_at_fate(&self, outlook: &Outlook, ingress: u16, chain: Option<&Arc<Chain>>, why: &mut api::Why) {
+    fn look_at_fate(&self, outlook: &Outlook, ingress: u16, chain: Option<&Arc<Chain>>, why: &mut api::WhyReply) {
         let name = chain.map_or("its chain", |chain| chain.name.as_str());
         let port = self.ports.get(usize::from(ingress)).and_then(Option::as_ref);
         let waits = port.is_some_and(|port| port.config.overload == Overload::Wait);
@@ -224,7 +224,7 @@ impl Supervisor {
             Fate::Waits(what) => {
                 let what = match what {
                     WaitFor::Answer => "it waits for an answer of the SDN controller".into(),
-                    WaitFor::Instance | WaitFor::Steering => {
+                    WaitFor::Foreseen | WaitFor::Steering => {
                         format!("no instance of a pool of chain {name} is idle: it waits for one")
                     }
                 };
@@ -275,7 +275,7 @@ impl Supervisor {
     }
 
     /// What the port does with the packet where it would leave.
-    fn look_at_egress(&self, chain: &Chain, packet: &Imagined, why: &mut api::Why) {
+    fn look_at_egress(&self, chain: &Chain, packet: &Imagined, why: &mut api::WhyReply) {
         let Some(Some(port)) = self.ports.get(usize::from(chain.egress)) else {
             why.obstacles
                 .push(counted(DropReason::NoSuchPort.name(), format!("chain {} leaves by a port that is gone", chain.name)));

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::capture::ETHERNET;
-use crate::origin::Origin;
+use crate::origin::FrameOrigin;
 
 /// Bytes before a packet.
 const PCAP_HEAD: usize = 16;
@@ -96,8 +96,8 @@ impl FileFormat {
     /// Writes what is around the bytes of a packet of `len` bytes. `record` has its
     /// [size](Self::size).
     #[inline(always)]
-    pub fn wrap(self, record: &mut [u8], len: u16, origin: Origin) {
-        let Origin { time_ns, missing, is_made } = origin;
+    pub fn wrap(self, record: &mut [u8], len: u16, origin: FrameOrigin) {
+        let FrameOrigin { time_ns, missing, is_made } = origin;
         let (caught, original) = (u32::from(len), u32::from(len).saturating_add(missing));
         match self {
             Self::Pcap => {
@@ -168,7 +168,7 @@ mod tests {
             let record = &mut file[at..];
             record[FileFormat::Pcapng.bytes(len.into())].fill(7);
             let time_ns = 1_700_000_000_123_456_789 + u64::from(len);
-            FileFormat::Pcapng.wrap(record, len, Origin { time_ns, missing: 1000, is_made: len % 2 == 1 });
+            FileFormat::Pcapng.wrap(record, len, FrameOrigin { time_ns, missing: 1000, is_made: len % 2 == 1 });
         }
         let mut reader = PcapNgReader::new(&file[..]).unwrap();
         let (mut names, mut lens) = (Vec::new(), Vec::new());
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn the_time_and_the_original_length_are_in_a_pcap() {
         let mut record = [0; 20];
-        FileFormat::Pcap.wrap(&mut record, 4, Origin { time_ns: 5_000_000_006, missing: u32::MAX, is_made: true });
+        FileFormat::Pcap.wrap(&mut record, 4, FrameOrigin { time_ns: 5_000_000_006, missing: u32::MAX, is_made: true });
         let words: Vec<u32> = record.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
         assert_eq!(words, [5, 6, 4, u32::MAX, 0]);
     }
