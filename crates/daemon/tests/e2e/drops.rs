@@ -7,7 +7,7 @@
 //!
 //! | reason | why not |
 //! |---|---|
-//! | `tx_full`, `port_tx` | only a device that takes less than it is given drops so, and the host has none |
+//! | `tx_full`, `port_tx` | it takes a device that takes less than it is given: a test of the manager plays one |
 //! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race to find none |
 
 use std::process::{Command, Output, Stdio};
