@@ -3,8 +3,8 @@
 //! Approach: two readings of the counters, and between them a capture of the hop `drop` that takes
 //! one packet of each kind. Both are there for other clients, too.
 //!
-//! Limits: a packet is shown of what is dropped meanwhile alone. Reasons that a NIC counts
-//! (`oversize` with DPDK) and those of programs that keep packets (`not_back`) have none.
+//! Limits: a packet is shown of what is dropped meanwhile alone. What a NIC counts (`oversize` with
+//! DPDK) has none.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

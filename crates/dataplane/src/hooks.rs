@@ -26,7 +26,7 @@ pub trait Feeder: Send {
     fn arrivals(&self) -> Vec<Arrivals<'_>>;
 
     /// Runs a few times a second. May make system calls.
-    fn housekeeping(&mut self, plane: &Plane, now_ns: u64);
+    fn housekeeping(&mut self, plane: &mut Plane, now_ns: u64);
 
     /// The NF is gone with the packets inside it. Those on its rings are reclaimed with its frames.
     fn leave(&mut self, plane: &mut Plane);

@@ -8,7 +8,7 @@ use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::histogram::Histogram;
 
-use crate::capture::{LossReason, Point, Sight, Tap};
+use crate::capture::{DropPlace, LossReason, Point, Sight, Tap};
 use crate::chain::ways::Ways;
 use crate::chain::{Chain, ChainCounters, DropReason, Path, PathRegistry, Tables};
 use crate::classify::key::{FlowKey, LONG};
@@ -254,6 +254,17 @@ impl Plane {
             && let Some(hop) = path.hops.get(hop)
         {
             self.show(&Sight::on(path, Point::FromNf(hop.nf)), packets);
+        }
+    }
+
+    /// Shows a packet of `len` bytes that an NF has not given back, whose frame is free already, and
+    /// of which these bytes are first.
+    #[cold]
+    pub fn show_lost_inside(&mut self, chain: u16, nf: u16, len: u16, bytes: &[u8]) {
+        if let Some(observers) = &mut self.observers {
+            let (why, place) = (Some(DropReason::NotBack.into()), Some(DropPlace::Nf(nf)));
+            let sight = Sight { point: Point::Dropped, why, place, chain: Some(chain), hops: &[] };
+            observers.show_bytes(self.now_ns, &sight, len, bytes);
         }
     }
 

@@ -139,10 +139,10 @@ impl LostPackets {
     #[cold]
     pub fn keep(&self, why: PortDrop, len: usize, head: &[u8]) {
         let slot = &self.slots[why as usize];
-        if !self.is_watched.load(Ordering::Relaxed) || slot.head.load(Ordering::Relaxed) != 0 {
+        if !self.lacks(why) {
             return;
         }
-        let mut bytes = [0; KEPT];
+        let mut bytes = [0u8; KEPT];
         let kept = head.len().min(KEPT);
         bytes[..kept].copy_from_slice(&head[..kept]);
         let (eights, _) = bytes.as_chunks();
@@ -150,9 +150,16 @@ impl LostPackets {
         slot.head.store(PRESENT | (kept as u64) << 32 | len.min(u16::MAX.into()) as u64, Ordering::Relaxed);
     }
 
+    fn lacks(&self, why: PortDrop) -> bool {
+        self.is_watched.load(Ordering::Relaxed) && self.slots[why as usize].head.load(Ordering::Relaxed) == 0
+    }
+
     /// As [`LostPackets::keep`], of a packet in a frame.
     #[cold]
     pub fn keep_packet(&self, why: PortDrop, arena: &Arena, packet: &Packet) {
+        if !self.lacks(why) {
+            return;
+        }
         let mut head = [0; KEPT];
         let len = usize::from(packet.len).min(KEPT);
         let there = arena.read(packet.frame, packet.offset, &mut head[..len]);
@@ -166,7 +173,7 @@ impl LostPackets {
             if head == 0 {
                 continue;
             }
-            let mut bytes = [0; KEPT];
+            let mut bytes = [0u8; KEPT];
             let (eights, _) = bytes.as_chunks_mut();
             eights.iter_mut().zip(&slot.words).for_each(|(to, word)| *to = word.load(Ordering::Relaxed).to_le_bytes());
             each(why, head as u16, &bytes[..usize::from((head >> 32) as u8).min(KEPT)]);

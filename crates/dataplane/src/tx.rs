@@ -39,7 +39,9 @@ impl Plane {
             }
             _ => {
                 self.counters(path).drops[DropReason::NoSuchPort as usize].add(burst.len() as u64);
-                self.show(&Sight::lost(path, DropReason::NoSuchPort, Some(DropPlace::Port(port))), burst);
+                // An NF's verdict may name any number.
+                let place = (port == path.egress).then_some(DropPlace::Port(port));
+                self.show(&Sight::lost(path, DropReason::NoSuchPort, place), burst);
                 for descriptor in burst {
                     self.discard(descriptor.frame);
                 }

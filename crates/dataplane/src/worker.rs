@@ -307,7 +307,7 @@ impl Worker {
             for queue in &mut self.queues {
                 queue.queue.housekeeping(now);
             }
-            self.feeders.iter_mut().for_each(|feeder| feeder.housekeeping(&self.setup.plane, now));
+            self.feeders.iter_mut().for_each(|feeder| feeder.housekeeping(&mut self.setup.plane, now));
         }
         if now >= duties.resync_at {
             duties.resync_at = now + RESYNC_NS;

@@ -9,7 +9,7 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::Consumer;
 
 use super::backlog::Backlog;
-use super::watch::{Tail, Watch, tail_of};
+use super::watch::{Suspect, Tail, Watch, tail_of};
 use super::{Ledger, Wires};
 use sluice_dataplane::chain::{Chain, DropReason, Path, PathRegistry};
 use sluice_dataplane::classify::flow_table::{FlowTable, Known, random_seed};
@@ -504,8 +504,12 @@ impl ForeignHop {
         self.from - before
     }
 
-    /// Remembers the chain of flows that go in, where several come out at one side.
+    /// Remembers the chain of flows that go in, where several come out at one side; and a packet, if
+    /// something looks at packets.
     fn remember(&mut self, plane: &Plane, path: &Path, out: usize, packets: &[Packet]) {
+        if plane.observers.is_some() && !self.by_design {
+            self.suspect(plane, path.chain.number, out, packets);
+        }
         if self.visits.iter().filter(|v| v.out == out).count() < 2 {
             return;
         }
@@ -515,6 +519,24 @@ impl ForeignHop {
             let key = key_of(plane, *packet, GOES_IN);
             let hash = self.flows.hash_of(&key);
             self.flows.insert(&key, hash, known, plane.now_ns / 1_000_000);
+        }
+    }
+
+    #[cold]
+    fn suspect(&mut self, plane: &Plane, chain: u16, out: usize, packets: &[Packet]) {
+        let (arena, written_off) = (plane.frames.arena(), self.counters.api.not_back.get());
+        let packet = packets.first().copied();
+        self.watch.suspect(|| Suspect::new(arena, packet?, chain, out, plane.now_ns, written_off));
+    }
+
+    /// Shows a packet that has not come back, if packets were written off since it went in.
+    fn show_lost(&mut self, plane: &mut Plane, now_ns: u64) {
+        // The ledger's buckets are a sixteenth of the stay: the packet's was written off by then.
+        let stay_ns = self.stay_ns + self.stay_ns / 8;
+        if let Some(lost) = self.watch.overdue(now_ns.saturating_sub(stay_ns))
+            && self.counters.api.not_back.get() > lost.written_off
+        {
+            plane.show_lost_inside(lost.chain, self.handle.number, lost.len, lost.head());
         }
     }
 
@@ -561,13 +583,14 @@ impl Feeder for ForeignHop {
         self.wires.iter().map(|wire| wire.queue.arrivals()).collect()
     }
 
-    fn housekeeping(&mut self, plane: &Plane, now_ns: u64) {
+    fn housekeeping(&mut self, plane: &mut Plane, now_ns: u64) {
         for visit in &mut self.visits {
             let gone = visit.ledger.advance(now_ns);
             write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
         }
         self.tell_inside();
         self.give_up(plane, now_ns.saturating_sub(self.stay_ns));
+        self.show_lost(plane, now_ns);
         self.flows.age(now_ns / 1_000_000, FLOW_MS, FLOWS / 64);
         for wire in &mut self.wires {
             wire.queue.housekeeping(now_ns);

@@ -10,6 +10,9 @@
 //! the same end goes in before the first came out, the two cannot be distinguished, and the first
 //! is given up. A few are watched at a time; while there is none, nothing is compared.
 //!
+//! A *suspect* is a packet that went in while something looks at packets. If it has not come out
+//! when its time is over, and packets were written off meanwhile, it is shown as one of them.
+//!
 //! # Limits
 //! Latency and traces stop at a program that changes the end of packets (a proxy, encryption, a NAT
 //! on short ones). A packet that went in before a marked one and has the same end is mistaken for
@@ -43,15 +46,63 @@ struct Watched {
     since_ns: u64,
 }
 
+/// Most bytes that are kept of a suspect.
+const HEAD: usize = 128;
+
+/// A packet that may not come out.
+#[derive(Debug)]
+pub struct Suspect {
+    tail: Tail,
+    /// Side at which it will come out.
+    out: usize,
+    since_ns: u64,
+    head: [u8; HEAD],
+    /// Its length in bytes.
+    pub len: u16,
+    /// Number of its chain.
+    pub chain: u16,
+    /// Packets that had been written off when it went in.
+    pub written_off: u64,
+}
+
+impl Suspect {
+    /// A packet that is about to go in; none if it could not be recognised.
+    pub fn new(arena: &Arena, packet: Packet, chain: u16, out: usize, since_ns: u64, written_off: u64) -> Option<Self> {
+        let tail = tail_of(arena, packet)?;
+        let mut head = [0; HEAD];
+        arena.read(packet.frame, packet.offset, &mut head[..HEAD.min(packet.len.into())]);
+        Some(Self { tail, out, since_ns, head, len: packet.len, chain, written_off })
+    }
+
+    /// Its first bytes.
+    pub fn head(&self) -> &[u8] {
+        &self.head[..HEAD.min(self.len.into())]
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Watch {
     watched: Vec<Watched>,
+    suspect: Option<Suspect>,
 }
 
 impl Watch {
+    /// Whether no packet that comes out needs a look.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.watched.is_empty()
+        self.watched.is_empty() && self.suspect.is_none()
+    }
+
+    /// Watches a packet that is about to go in, unless one is watched.
+    pub fn suspect(&mut self, packet: impl FnOnce() -> Option<Suspect>) {
+        if self.suspect.is_none() {
+            self.suspect = packet();
+        }
+    }
+
+    /// Takes out the packet that went in before a time and has not come out, if there is one.
+    pub fn overdue(&mut self, before_ns: u64) -> Option<Suspect> {
+        self.suspect.take_if(|suspect| suspect.since_ns < before_ns)
     }
 
     /// A packet goes in: gives up a watched one with the same end, and returns its mark.
@@ -71,6 +122,7 @@ impl Watch {
 
     /// The mark of a packet that comes out at a side, if it is watched.
     pub fn came_out(&mut self, tail: &Tail, side: usize) -> Option<Mark> {
+        drop(self.suspect.take_if(|suspect| suspect.out == side && suspect.tail == *tail));
         self.went_in(tail, side)
     }
 
@@ -114,6 +166,33 @@ mod tests {
         let given_up: Vec<_> = std::iter::from_fn(|| watch.give_up(3)).map(|mark| mark.frame).collect();
         assert_eq!(given_up.len(), 3, "{given_up:?}");
         assert!(watch.begin(tail(99), mark(99), 1, 99));
+    }
+
+    #[test]
+    fn a_suspect_is_one_that_has_not_come_out_in_time() {
+        let arena = Arena::create(sluice_shm::arena::Geometry { first: 0, frames: 4, stride: 2240 }, false).unwrap().1;
+        let packet = |frame: u32, last: u8| {
+            let packet = Packet::fresh(frame, 200);
+            assert!(arena.write(frame, packet.offset, &[frame as u8; 199]) && arena.write(frame, packet.offset + 199, &[last]));
+            packet
+        };
+        let mut watch = Watch::default();
+        let suspect = |packet: Packet, since_ns: u64| Suspect::new(&arena, packet, 3, 1, since_ns, 7);
+        let (first, second) = (packet(0, 9), packet(1, 8));
+        watch.suspect(|| suspect(first, 10));
+        watch.suspect(|| panic!("there is one"));
+        assert!(!watch.is_empty() && watch.overdue(10).is_none());
+        assert_eq!(watch.came_out(&tail_of(&arena, first).unwrap(), 0), None, "another side");
+        assert!(!watch.is_empty());
+        watch.came_out(&tail_of(&arena, first).unwrap(), 1);
+        assert!(watch.is_empty() && watch.overdue(100).is_none());
+        watch.suspect(|| suspect(second, 20));
+        watch.came_out(&tail_of(&arena, first).unwrap(), 1);
+        let lost = watch.overdue(21).unwrap();
+        assert_eq!((lost.head(), lost.len, lost.chain, lost.written_off), (&[1; HEAD][..], 200, 3, 7));
+        assert!(watch.is_empty());
+        watch.suspect(|| suspect(packet(2, 2), 30));
+        assert!(watch.is_empty(), "it could not be recognised");
     }
 
     #[test]

@@ -11,13 +11,18 @@ use sluice_shm::page::Attached;
 
 use super::*;
 use sluice_api::config::{FlowTable, Hugepages, OnFailure};
+use sluice_api::drops::PortDrop;
+use sluice_dataplane::admit::Obstacle;
+use sluice_dataplane::capture::{CaptureReader, CaptureScope, CapturedPacket, DropPlace, Point, pair};
 use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member, Places, PortInfo};
 use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
 use sluice_dataplane::decision::Refusal;
 use sluice_dataplane::frame::{Copied, FrameCache, Packet};
 use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::handlers::Inline;
+use sluice_dataplane::outlook::Fate;
 use sluice_dataplane::queue::TX_BUFFER;
+use sluice_dataplane::steer::Instance;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 use sluice_pools::PoolTable;
 
@@ -400,6 +405,90 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
         nf.tx.enqueue(&[packet]).unwrap();
     }
     wait_for("all of them", || rig.wire.written.lock().unwrap().len() == 3);
+}
+
+#[test]
+fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
+    let mut rig = Rig::new(2, 16, Overload::Drop, OnFailure::Drop);
+    let outlook = |rig: &Rig, flow: u8| rig.plane.outlook(0, &udp(flow, 0), 46, 0).unwrap();
+    let fresh = outlook(&rig, 1);
+    assert_eq!((fresh.fate, fresh.rule, fresh.chain, fresh.flow), (Fate::Enters, Some(0), Some(0), None));
+    assert_eq!(fresh.nfs, [Instance::Nf(0), Instance::Nf(1)]);
+    rig.put((0..100).map(|i| udp(1, i)));
+    wait_for("the drops", || rig.dropped(DropReason::Entry) == 100 - 16);
+    for flow in [1, 2] {
+        let closed = outlook(&rig, flow);
+        let is_closed = matches!(closed.fate, Fate::KeptOut(Obstacle::Full(0 | 1) | Obstacle::Throttled(0 | 1)));
+        assert!(is_closed && closed.flow.is_some() == (flow == 1), "{closed:?}");
+    }
+    let known = outlook(&rig, 1).flow.unwrap();
+    assert!(known.stands && known.nfs == [0, 1], "{known:?}");
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    for _ in 0..16 {
+        let packet = read(&mut first);
+        first.tx.enqueue(&[packet]).unwrap();
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("an open gate", || outlook(&rig, 1).fate == Fate::Enters);
+    wait_for("the rest", || rig.wire.written.lock().unwrap().len() == 16);
+    // Whatever was asked, nothing was let in.
+    assert_eq!((rig.dropped(DropReason::Entry), rig.chain.counters[0].api.entry_packets.get()), (84, 16));
+    assert!(rig.handles.iter().all(|handle| handle.in_flight.load(Ordering::Relaxed) == 0));
+    rig.tables.services[1].clear();
+    rig.publish();
+    for flow in [1, 2] {
+        assert_eq!(outlook(&rig, flow).fate, Fate::Refused(Refusal::NfDown));
+    }
+    rig.tables.rules = RuleSet::default();
+    rig.publish();
+    let stray = outlook(&rig, 2);
+    assert_eq!((stray.fate, stray.rule, stray.chain), (Fate::Refused(Refusal::NoRule), None, None));
+}
+
+/// Captures one packet of each kind that is dropped from now on.
+fn capture_drops(plane: &DataPlane) -> CaptureReader {
+    let scope = CaptureScope { chain: None, points: vec![Point::Dropped], every: 1, each: Some(1), snap: 100 };
+    let (tap, reader) = pair(&Arc::new(scope), 1 << 14);
+    plane.tell(0, move |worker| worker.capture(tap));
+    plane.meet().unwrap();
+    reader
+}
+
+#[test]
+fn what_a_port_does_not_take_is_captured_with_the_reason() {
+    let rig = Rig::new(1, 1024, Overload::Drop, OnFailure::Drop);
+    let mut reader = capture_drops(&rig.plane);
+    rig.wire.jammed.store(true, Ordering::Relaxed);
+    let mut nf = rig.nf(0);
+    let mut pass_on = || {
+        let mut burst = [Descriptor::default(); BURST];
+        let room = nf.tx.room().unwrap() as usize;
+        let n = nf.rx[0].dequeue(&mut burst[..room.min(BURST)]).unwrap();
+        nf.tx.enqueue(&burst[..n]).unwrap();
+    };
+    let (mut record, mut seen) = (CapturedPacket::default(), HashMap::new());
+    // The buffer is full before the thread gives it to the port, or the port does not take it.
+    wait_for("both reasons", || {
+        if rig.wire.to_read.lock().unwrap().is_empty() {
+            rig.put((0..501).map(|i| udp(1, i)));
+        }
+        pass_on();
+        while reader.take(&mut record) {
+            seen.insert(record.sighting.why.unwrap().name(), record.clone());
+        }
+        [DropReason::TxFull.name(), PortDrop::Untaken.name()].iter().all(|why| seen.contains_key(why))
+    });
+    for (why, record) in seen {
+        assert_eq!((record.sighting.place, record.len), (Some(DropPlace::Port(0)), 46), "{why}");
+        // Up to the checksum.
+        assert_eq!(record.bytes[..40], udp(1, 0)[..40], "{why}");
+    }
+    rig.wire.jammed.store(false, Ordering::Relaxed);
+    wait_for("all frames", || {
+        pass_on();
+        rig.is_empty()
+    });
 }
 
 /// Traces up to `count` packets from now on.

@@ -2,14 +2,13 @@
 //! packet.
 //!
 //! Each reason is provoked by real parts, here or, with [`ask`], in the tests of what provokes it:
-//! `policed` (promises), `unanswered` (openflow), `no_link`, `mtu` and `oversize` (interfaces).
-//! Four are not:
+//! `policed` (promises), `unanswered` (openflow), `not_back` (foreign), `no_link`, `mtu` and
+//! `oversize` (interfaces). Three are not:
 //!
 //! | reason | why not |
 //! |---|---|
-//! | `tx_full`, `port_tx` | only a device that takes less than it is given; the host has none |
+//! | `tx_full`, `port_tx` | only a device that takes less than it is given; the manager's tests play one |
 //! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race |
-//! | `not_back` | packets in a foreign program are counted, not matched: none is there to show |
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

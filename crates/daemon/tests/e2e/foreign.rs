@@ -610,6 +610,23 @@ fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
 }
 
 #[test]
+fn what_a_program_has_kept_is_shown_with_a_packet() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let body = port("in", "gen", "rate = 2000\nflows = 8")
+        + &port("none", "sink", "")
+        + &foreign("keeper", "exec = \"/bin/sleep\"\nargs = [\"100000\"]\ninside_ms = 100")
+        + &chain("kept", "in", &["keeper"], "none", "");
+    let daemon = Daemon::start("", &body);
+    let row = crate::drops::ask(&daemon, "not_back");
+    let sample = &row["samples"][0];
+    assert!(sample["headers"].as_str().unwrap().starts_with("udp 10.0.0."), "{row}");
+    assert_eq!((&sample["nf"], &sample["chain"], &sample["bytes"]), (&"keeper.0".into(), &"kept".into(), &60.into()), "{row}");
+    daemon.stop();
+}
+
+#[test]
 fn a_program_that_eats_everything_closes_no_gate() {
     if !can(&["ip"]) {
         return;

@@ -533,7 +533,7 @@ impl Backend for Remote {
 
     fn why(&self, request: &api::WhyRequest) -> Result<api::WhyReply, ApiError> {
         let packet = Imagined::of(request)?;
-        Ok(self.call(move |s| s.why(&packet))??)
+        self.call(move |s| s.why(&packet).map_err(ApiError::from))?
     }
 
     fn capture(&self, request: &api::CaptureRequest) -> Result<Pieces, ApiError> {
