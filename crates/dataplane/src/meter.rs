@@ -11,9 +11,9 @@
 //!
 //! Limits: 16 flows share a set of slots. A new one in a full set ends the one that has had no
 //! packet for the longest time. The flow of a packet that is dropped is found by the packet's bytes
-//! as they are then: if an NF has altered the addresses, it is a flow of the altered ones. A drop in
-//! another thread than the one that received the packet is a flow of that thread, and a packet that
-//! leaves in another thread has no latency.
+//! as they are then: if an NF has altered the addresses, it is a flow of the altered ones. A drop
+//! in another thread than the one that received the packet is a flow of that thread, and a packet
+//! that leaves in another thread has no latency.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
