@@ -20,8 +20,8 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace,
-    TraceRequest, Upgrade, Upgraded,
+    AddNf, AddRule, Applied, Apply, CaptureRequest, Chain, Done, Event, FlowsReply, FlowsRequest, MoveNf, Nf, Port, Rule, Service,
+    Stats, Status, Trace, TraceRequest, Upgrade, Upgraded,
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
