@@ -181,10 +181,13 @@ fn dropped(flow: &FlowReport) -> String {
 }
 
 fn table(flows: &[FlowReport], now_ns: u64) -> Table {
-    let columns =
-        ["PROTOCOL", "FROM", "TO", "TENANT", "CHAIN", "NFS", ">PACKETS", ">BYTES", ">DROPPED", ">LATENCY", "STATE", ">LAST"];
+    let columns = [
+        "PROTOCOL", "FROM", "TO", "TENANT", "CHAIN", "NFS", ">PACKETS", ">BYTES", ">DROPPED", ">LATENCY", "STATE", ">FIRST",
+        ">LAST",
+    ];
     let mut table = Table::new(&columns);
     for flow in flows {
+        let ago = |at_ns: u64| age(now_ns.saturating_sub(at_ns) as f64 / 1e9);
         let word = |word: &Option<String>| Cell::from(word.as_deref().unwrap_or("-"));
         let tone = if flow.dropped_packets > 0 { Tone::Warn } else { Tone::Plain };
         table.row(vec![
@@ -199,7 +202,8 @@ fn table(flows: &[FlowReport], now_ns: u64) -> Table {
             Cell::toned(dropped(flow), tone),
             flow.latency_ns.map_or("-".into(), |ns| time(ns).into()),
             state(flow).into(),
-            age(now_ns.saturating_sub(flow.last_ns) as f64 / 1e9).into(),
+            ago(flow.first_ns).into(),
+            ago(flow.last_ns).into(),
         ]);
     }
     table

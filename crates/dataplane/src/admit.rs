@@ -13,7 +13,7 @@ use sluice_shm::descriptor::{Descriptor, flags};
 use crate::capture::{DropPlace, Sight};
 use crate::chain::{Chain, DropReason, NextHop, Path};
 use crate::end::{NfEnd, Starts};
-use crate::frame::{self, CopyPlace, Held, Packet, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::hop::word_after;
 use crate::plane::Plane;
 use crate::trace::{Mark, TraceWhat};
@@ -409,6 +409,9 @@ impl Plane {
             words[at] = word_after(step, 0, mark, number);
             let descriptor = &mut burst[at];
             self.entered_ns[descriptor.frame as usize].store(self.now_ns, Ordering::Relaxed);
+            if let Some(observers) = self.observers.as_mut().filter(|_| mark & SAMPLED != 0) {
+                observers.begin_timing(self.frames.arena(), path.ingress, descriptor.packet());
+            }
             descriptor.flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
             let to = match step {
                 NextHop::Nf(nf) => TraceWhat::ToNf(nf),

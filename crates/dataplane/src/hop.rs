@@ -215,7 +215,7 @@ impl Plane {
                     let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
                     let chain = path.chain.number as usize;
                     if let Some(observers) = &mut self.observers {
-                        observers.time(self.frames.arena(), path.ingress, descriptor.packet(), took);
+                        observers.end_timing(frame, took);
                     }
                     // The last packets of a chain that is gone are in no report.
                     if self.tables.chains.get(chain).is_some_and(Option::is_some) {
@@ -356,6 +356,9 @@ impl Plane {
             let (from, to, held) = (burst[i].frame, own[i].frame, Held::unpack(words(i)));
             if from != to && held.flags & (SAMPLED | TRACED) != 0 {
                 self.entered_ns[to as usize].store(self.entered_ns[from as usize].load(Ordering::Relaxed), Ordering::Relaxed);
+                if let Some(observers) = &mut self.observers {
+                    observers.move_timing(from, to);
+                }
                 self.tell(from, own[i].len, held.flags, held.path, TraceWhat::Crossed(to));
             }
         }

