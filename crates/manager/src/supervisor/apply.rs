@@ -16,7 +16,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::change::{Gone, Start, start_of};
-use super::history::Source;
+use super::history::ConfigSource;
 use super::nfs::{Advance, Nf, step_of_all};
 use super::upgrade::{Purpose, Replacement, Upgrade};
 use super::{ServiceState, Supervisor, SupervisorError};
@@ -34,7 +34,7 @@ pub(super) type ApplyResult = Result<(Vec<Described>, Gone), SupervisorError>;
 pub(super) struct Applying {
     number: u64,
     wanted: Config,
-    source: Source,
+    source: ConfigSource,
     reply: Sender<ApplyResult>,
 }
 
@@ -66,7 +66,7 @@ impl Supervisor {
     /// # Errors
     /// As [`Supervisor::plan`], and if there are too few slots for the new instances. Nothing has
     /// changed then.
-    pub(super) fn begin_apply(&mut self, wanted: Config, source: Source) -> Result<Receiver<ApplyResult>, SupervisorError> {
+    pub(super) fn begin_apply(&mut self, wanted: Config, source: ConfigSource) -> Result<Receiver<ApplyResult>, SupervisorError> {
         let (reply, told) = channel();
         let mut trials = Vec::new();
         let number = self.changes.next_apply;
@@ -152,7 +152,7 @@ impl Supervisor {
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed. The steps
     /// before it stand, and its own beginnings are undone: the same configuration, corrected, can
     /// be applied again.
-    fn apply(&mut self, wanted: &Config, source: &Source, proved: &mut Vec<Upgrade>) -> ApplyResult {
+    fn apply(&mut self, wanted: &Config, source: &ConfigSource, proved: &mut Vec<Upgrade>) -> ApplyResult {
         let changes = self.plan(wanted)?;
         let told: Vec<Described> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
@@ -185,10 +185,10 @@ impl Supervisor {
 
     /// Keeps the configuration that another one has replaced, at least in part; after an undo,
     /// forgets the one that is in force again.
-    fn remember(&mut self, former: Option<Result<String, ConfigErrors>>, source: &Source, is_done: bool) {
+    fn remember(&mut self, former: Option<Result<String, ConfigErrors>>, source: &ConfigSource, is_done: bool) {
         match (source, former) {
-            (Source::Undo(number), _) if is_done => self.changes.history.forget_from(*number),
-            (Source::Undo(_), _) | (_, None) => {}
+            (ConfigSource::Undo(number), _) if is_done => self.changes.history.forget_from(*number),
+            (ConfigSource::Undo(_), _) | (_, None) => {}
             (_, Some(Ok(text))) => self.changes.history.keep(text, &source.to_string()),
             (_, Some(Err(error))) => warn!("the former configuration is not kept for `sluice undo`: {error}"),
         }
@@ -202,13 +202,13 @@ impl Supervisor {
     }
 
     /// Logs what an apply has changed, and why it went no further if it did not.
-    fn note_applied(&self, source: &Source, done: &[Described], error: Option<&SupervisorError>) {
+    fn note_applied(&self, source: &ConfigSource, done: &[Described], error: Option<&SupervisorError>) {
         /// Most changes that are listed one by one.
         const TOLD: usize = 8;
         if done.is_empty() && error.is_none() {
             return;
         }
-        if let (Source::Set(_), None) = (source, error) {
+        if let (ConfigSource::Set(_), None) = (source, error) {
             return self.note_set(done);
         }
         let mut words: Vec<String> = done.iter().take(TOLD).map(Described::to_string).collect();

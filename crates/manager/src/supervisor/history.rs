@@ -33,7 +33,7 @@ const HEAD: &str = "# sluice undo: ";
 
 /// What brings another configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum ConfigSource {
     /// An apply of what has this name.
     Apply(String),
     /// Keys that were set.
@@ -42,7 +42,7 @@ pub(super) enum Source {
     Undo(u64),
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ConfigSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Apply(name) => f.write_str(name),

@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 
 use super::apply::ApplyResult;
 use super::backend::{Remote, outcome};
-use super::history::Source;
+use super::history::ConfigSource;
 use super::{Supervisor, SupervisorError};
 use sluice_api::ApiError;
 use sluice_api::change::{Change, SetKeys, Undo};
@@ -21,7 +21,7 @@ use sluice_config::{edit, fuse, load};
 /// A configuration that is to be in force.
 struct Revision {
     config: Config,
-    source: Source,
+    source: ConfigSource,
     warnings: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Remote {
         let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
         load::anchor(&mut config, folder.as_deref().unwrap_or(Path::new("/")));
         resolve(&mut config);
-        self.revise(dry_run, move |_| Ok(Revision { config, source: Source::Apply(name), warnings }))
+        self.revise(dry_run, move |_| Ok(Revision { config, source: ConfigSource::Apply(name), warnings }))
     }
 
     /// Sets keys of the configuration in force, or plans it.
@@ -105,7 +105,7 @@ impl Supervisor {
         }
         let name = set.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         let keys: Vec<&str> = set.keys.keys().map(String::as_str).collect();
-        let source = Source::Set(format!("{}{name} {}", set.kind, keys.join(" ")));
+        let source = ConfigSource::Set(format!("{}{name} {}", set.kind, keys.join(" ")));
         Ok(Revision { config, source, warnings })
     }
 
@@ -120,7 +120,7 @@ impl Supervisor {
                     .into(),
             }));
         };
-        let source = Source::Undo(number);
+        let source = ConfigSource::Undo(number);
         let loaded = load::read_text(&text, &source.to_string()).map_err(|errors| SupervisorError::Invalid(errors.to_string()))?;
         let mut config = loaded.config;
         resolve(&mut config);
