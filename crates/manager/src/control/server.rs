@@ -725,7 +725,7 @@ fn of_the_whole() -> Vec<Route> {
             },
         ),
         route(
-            post("/v1/undo", "undo", "Go back to a former configuration, as an apply of it would; it and later ones are kept no more")
+            post("/v1/undo", "undo", "Go back to a former configuration, as an apply of it would")
                 .takes::<Undo>()
                 .answers::<model::Applied>(200)
                 .refuses(&[NotFound, Conflict]),
