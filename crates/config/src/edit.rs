@@ -19,6 +19,9 @@ use crate::{fuse, schema, validate};
 /// Keys that say which object it is.
 const FIXED: [&str; 2] = ["name", "kind"];
 
+/// Most tables within each other that a key lies in, below its section.
+const DEEPEST: usize = 2;
+
 /// A configuration as TOML text, as it was before its chains got their groups.
 ///
 /// # Errors
@@ -110,6 +113,9 @@ fn put(table: &mut Table, kind: &str, key: &str, value: &Json) -> Result<(), Pro
         Some((path, last)) => (path.split('.').collect(), last),
         None => (Vec::new(), key),
     };
+    if path.len() > DEEPEST {
+        return Err(Problem::nowhere(format!("no table has a key as deep as {last}"), "see `sluice check --explain`"));
+    }
     let mut table = table;
     for step in path {
         table = match table.entry(step).or_insert_with(|| Value::Table(Table::new())) {
@@ -220,6 +226,7 @@ mod tests {
             ("sched ecn=false ecn=true", "twice"),
             ("manager log_level=loud", "is no level"),
             ("service fw priority=2", "differ in `priority`"),
+            ("service ids a.b.c.d=2", "as deep as d"),
         ] {
             let said = set(words).expect_err(words);
             assert!(said.contains(what) && !said.contains("1:"), "{words}: {said}");

@@ -811,6 +811,19 @@ fn a_configuration_is_applied_or_only_compared() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "+ chain dns\n1 change done\n");
     std::fs::write(&file, "# same").unwrap();
     assert!(daemon.ok(&["apply", path]).starts_with("nothing to change"));
+    let set = daemon.ok(&["set", "service", "fw", "priority=2", "pool.max=8"]);
+    assert_eq!(
+        set,
+        "~ service fw\n-     pool.max = 1\n+     pool.max = 8\n-     priority = 1\n+     priority = 2\n1 change done\n"
+    );
+    let planned = daemon.ok(&["set", "sched", "ecn=false", "--dry-run"]);
+    assert_eq!(planned, "~ sched \n-     ecn = 1\n+     ecn = false\n1 change; nothing was done, as asked\n");
+    assert!(daemon.fails(2, &["set", "sched", "ecn"]).contains("no key is given"));
+    let listed = daemon.ok(&["undo", "--list"]);
+    assert_eq!(listed, "NUMBER  UNTIL                     REPLACED BY\n     7  2025-11-25T02:01:40.123Z  /etc/sluice.toml\n");
+    let until = "back to configuration 7, in force until 2025-11-25T02:01:40.123Z, when it was replaced by /etc/sluice.toml\n";
+    assert_eq!(daemon.ok(&["undo"]), format!("{until}+ chain dns\n1 change done\n"));
+    assert!(daemon.fails(1, &["undo", "--to", "3"]).contains("no former configuration is named \"3\""));
     std::fs::write(&file, "# mistake").unwrap();
     let whole = std::fs::canonicalize(&file).unwrap();
     assert_eq!(daemon.fails(1, &["apply", path]), format!("sluice: {}:1: a mistake\n  hint: mend it\n", whole.display()));

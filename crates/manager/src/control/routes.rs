@@ -383,14 +383,10 @@ fn of_the_whole() -> Vec<Route> {
             },
         ),
         route(
-            post(
-                "/v1/undo",
-                "undo",
-                "Go back to a former configuration, as an apply of it would; it and later ones are kept no more",
-            )
-            .takes::<Undo>()
-            .answers::<model::Applied>(200)
-            .refuses(&[NotFound, Conflict]),
+            post("/v1/undo", "undo", "Go back to a former configuration, as an apply of it would")
+                .takes::<Undo>()
+                .answers::<model::Applied>(200)
+                .refuses(&[NotFound, Conflict]),
             |State(cx): State<Context>, request: Request| async move {
                 let to: Undo = cx.body(request).await?;
                 cx.call(move |b| b.undo(to)).await

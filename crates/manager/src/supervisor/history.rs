@@ -87,8 +87,9 @@ impl History {
         let mut numbers: Vec<u64> = history.numbers();
         numbers.sort_unstable();
         for number in numbers.iter().rev().take(KEPT).rev() {
-            let read = fs::read_to_string(history.path(*number)).ok().filter(|text| text.len() <= 2 * MOST_BYTES);
-            let former = read.and_then(|text| {
+            let path = history.path(*number);
+            let is_ours = fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() <= 2 * MOST_BYTES as u64);
+            let former = is_ours.then(|| fs::read_to_string(&path).ok()).flatten().and_then(|text| {
                 let (head, rest) = text.split_once('\n')?;
                 let about = serde_json::from_str(head.strip_prefix(HEAD)?).ok()?;
                 Some(Former { number: *number, about, text: rest.into() })

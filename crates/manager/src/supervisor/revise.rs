@@ -53,13 +53,24 @@ impl Remote {
 
     /// Sets keys of the configuration in force, or plans it.
     pub(super) fn set_keys(&self, set: &SetKeys) -> Result<Applied, ApiError> {
-        let keys = set.clone();
-        self.revise(set.dry_run, move |s| s.with_keys(&keys))
+        // The supervisor does not wait until the text is read, unless something changes meanwhile.
+        let base = self.call(|s| s.base())?;
+        let (revision, keys) = (with_keys(&base, set)?, set.clone());
+        self.revise(set.dry_run, move |s| {
+            let now = s.base();
+            if now == base { Ok(revision) } else { with_keys(&now, &keys) }
+        })
     }
 
     /// Goes back to a former configuration, or plans it.
     pub(super) fn go_back(&self, undo: Undo) -> Result<Applied, ApiError> {
-        self.revise(undo.dry_run, move |s| s.former(undo.to))
+        let (number, text) = self.change(move |s| s.former(undo.to))?;
+        let source = ConfigSource::Undo(number);
+        let loaded = load::read_text(&text, &source.to_string())?;
+        let mut config = loaded.config;
+        resolve(&mut config);
+        // It was in force once: what was probably unintended was reported then.
+        self.revise(undo.dry_run, move |_| Ok(Revision { config, source, warnings: Vec::new() }))
     }
 
     /// Plans a configuration, or puts it in force. `make` makes it, on the supervisor's thread.
@@ -91,40 +102,38 @@ impl Supervisor {
         Ok(changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect())
     }
 
-    /// The configuration in force with some keys set.
-    fn with_keys(&self, set: &SetKeys) -> Result<Revision, SupervisorError> {
-        let base = self.promises.base(&self.config);
-        let loaded = edit::with_keys(&base, set).map_err(|errors| SupervisorError::Invalid(errors.to_string()))?;
-        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-        let mut config = loaded.config;
-        resolve(&mut config);
-        // What the text cannot say: how many instances a service has once it runs by itself again.
-        for service in config.services.iter_mut().filter(|service| service.instances == 0) {
-            let known = base.services.iter().find(|known| known.name == service.name);
-            service.apart = known.map_or(service.apart, |known| known.apart.max(service.apart));
-        }
-        let name = set.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
-        let keys: Vec<&str> = set.keys.keys().map(String::as_str).collect();
-        let source = ConfigSource::Set(format!("{}{name} {}", set.kind, keys.join(" ")));
-        Ok(Revision { config, source, warnings })
+    /// The configuration in force, without what placements have added.
+    fn base(&self) -> Config {
+        self.promises.base(&self.config)
     }
 
-    /// A former configuration; by default the last one.
-    fn former(&self, number: Option<u64>) -> Result<Revision, SupervisorError> {
-        let Some((number, text)) = self.changes.history.get(number) else {
-            return Err(SupervisorError::NoSuch(match number {
+    /// The number and the text of a former configuration; by default the last one.
+    fn former(&self, number: Option<u64>) -> Result<(u64, String), SupervisorError> {
+        self.changes.history.get(number).ok_or_else(|| {
+            SupervisorError::NoSuch(match number {
                 Some(number) => {
                     format!("there is no former configuration {number}; `sluice undo --list` shows those that are kept")
                 }
                 None => "there is nothing to undo: no configuration was applied and no key set since the start, as far as is kept"
                     .into(),
-            }));
-        };
-        let source = ConfigSource::Undo(number);
-        let loaded = load::read_text(&text, &source.to_string()).map_err(|errors| SupervisorError::Invalid(errors.to_string()))?;
-        let mut config = loaded.config;
-        resolve(&mut config);
-        // It was in force once: what was probably unintended was said then.
-        Ok(Revision { config, source, warnings: Vec::new() })
+            })
+        })
     }
+}
+
+/// A configuration with some keys set.
+fn with_keys(base: &Config, set: &SetKeys) -> Result<Revision, SupervisorError> {
+    let loaded = edit::with_keys(base, set).map_err(|errors| SupervisorError::Invalid(errors.to_string()))?;
+    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+    let mut config = loaded.config;
+    resolve(&mut config);
+    // What the text cannot say: how many instances a service has once it runs by itself again.
+    for service in config.services.iter_mut().filter(|service| service.instances == 0) {
+        let known = base.services.iter().find(|known| known.name == service.name);
+        service.apart = known.map_or(service.apart, |known| known.apart.max(service.apart));
+    }
+    let name = set.name.as_ref().map_or_else(String::new, |name| format!(" {name}"));
+    let keys: Vec<&str> = set.keys.keys().map(String::as_str).collect();
+    let source = ConfigSource::Set(format!("{}{name} {}", set.kind, keys.join(" ")));
+    Ok(Revision { config, source, warnings })
 }
