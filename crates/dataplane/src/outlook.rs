@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use crate::admit::Obstacle;
-use crate::chain::registry::{Course, Foreseen};
+use crate::chain::registry::{Course, PathAhead};
 use crate::chain::{Chain, Path, PathKind};
 use crate::classify::key::{FlowKey, LONG};
 use crate::decision::{Decision, Refusal, WaitFor};
@@ -159,12 +159,12 @@ impl Rx {
         }
         let kept = old.filter(|path| self.registry.still_valid(&tables, *path, number));
         let foreseen = match kept {
-            Some(path) => Ok(Foreseen::Known(path)),
+            Some(path) => Ok(PathAhead::Known(path)),
             None => self.registry.foresee(&tables, plane.index, key.ingress(), number, key.symmetric_hash(), old),
         };
         match foreseen {
-            Ok(Foreseen::New(path)) => ahead(plane, &path),
-            Ok(Foreseen::Known(number)) => match self.registry.get(number) {
+            Ok(PathAhead::New(path)) => ahead(plane, &path),
+            Ok(PathAhead::Known(number)) => match self.registry.get(number) {
                 Some(path) => ahead(plane, path),
                 None => Ahead::none(Fate::Refused(Refusal::NoPath)),
             },

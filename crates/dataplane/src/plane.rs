@@ -263,7 +263,7 @@ impl Plane {
     pub fn show_lost_inside(&mut self, chain: u16, nf: u16, len: u16, bytes: &[u8]) {
         if let Some(observers) = &mut self.observers {
             let (why, place) = (Some(DropReason::NotBack.into()), Some(DropPlace::Nf(nf)));
-            let sight = Sight { point: Point::Dropped, why, place, chain: Some(chain), hops: &[] };
+            let sight = Sight { point: Point::Dropped, why, place, ingress: None, chain: Some(chain), hops: &[] };
             observers.show_bytes(self.now_ns, &sight, len, bytes);
         }
     }

@@ -22,7 +22,7 @@ use sluice_dataplane::handle::StopReason;
 use sluice_dataplane::handlers::Inline;
 use sluice_dataplane::outlook::Fate;
 use sluice_dataplane::queue::TX_BUFFER;
-use sluice_dataplane::steer::Instance;
+use sluice_dataplane::steer::Foreseen;
 use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 use sluice_pools::PoolTable;
 
@@ -413,7 +413,7 @@ fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
     let outlook = |rig: &Rig, flow: u8| rig.plane.outlook(0, &udp(flow, 0), 46, 0).unwrap();
     let fresh = outlook(&rig, 1);
     assert_eq!((fresh.fate, fresh.rule, fresh.chain, fresh.flow), (Fate::Enters, Some(0), Some(0), None));
-    assert_eq!(fresh.nfs, [Instance::Nf(0), Instance::Nf(1)]);
+    assert_eq!(fresh.nfs, [Foreseen::Nf(0), Foreseen::Nf(1)]);
     rig.put((0..100).map(|i| udp(1, i)));
     wait_for("the drops", || rig.dropped(DropReason::Entry) == 100 - 16);
     for flow in [1, 2] {

@@ -111,7 +111,7 @@ impl Picked {
 
 /// A path that a flow would take.
 #[derive(Debug)]
-pub enum Foreseen {
+pub enum PathAhead {
     /// It has this number.
     Known(u32),
     /// It would be made.
@@ -552,7 +552,7 @@ impl PathRegistry {
         chain: u16,
         hash: u32,
         old: Option<u32>,
-    ) -> Result<Foreseen, Refusal> {
+    ) -> Result<PathAhead, Refusal> {
         let Some(Some(chain)) = tables.chains.get(chain as usize) else { return Err(Refusal::NoRule) };
         let path = self.pick(tables, thread, chain, hash, old).course(ingress, chain, tables).path();
         let has_place = {
@@ -561,9 +561,9 @@ impl PathRegistry {
             is_free || numbers.of.get(&PathKey::of(&path)).is_some_and(|number| self.goes(*number))
         };
         if has_place {
-            return Ok(Foreseen::New(path.into()));
+            return Ok(PathAhead::New(path.into()));
         }
-        self.shared(tables, thread, ingress, chain, hash).map(Foreseen::Known).ok_or(Refusal::NoPath)
+        self.shared(tables, thread, ingress, chain, hash).map(PathAhead::Known).ok_or(Refusal::NoPath)
     }
 
     /// An instance of each service of a chain for a flow, as [`PathRegistry::decide`] says.
@@ -805,7 +805,7 @@ mod tests {
         for hash in (0..60u32).map(|n| n.wrapping_mul(0x9e37_79b9)) {
             for number in 0..3 {
                 let before = registry.len();
-                let Ok(Foreseen::New(path)) = registry.foresee(&now, 0, 0, number, hash, None) else { panic!("{hash}") };
+                let Ok(PathAhead::New(path)) = registry.foresee(&now, 0, 0, number, hash, None) else { panic!("{hash}") };
                 assert_eq!(registry.len(), before);
                 let Decision::Path(made) = registry.decide(&mut ways, &now, 0, number, hash, None) else { panic!("{hash}") };
                 let made = registry.get(made).unwrap();
@@ -818,7 +818,7 @@ mod tests {
         let has = |nfs: &[u16]| registry.number(&course(now.chains[0].as_ref().unwrap(), nfs, 1)).unwrap();
         let taken = [has(&[1, 3]), has(&[2, 3])];
         let foreseen = (0..60).map(|hash| registry.foresee(&now, 0, 0, 0, hash, None).unwrap());
-        let known = foreseen.filter_map(|path| if let Foreseen::Known(number) = path { Some(number) } else { None });
+        let known = foreseen.filter_map(|path| if let PathAhead::Known(number) = path { Some(number) } else { None });
         assert!({ known }.all(|number| taken.contains(&number)));
         assert_eq!(registry.foresee(&now, 0, 0, 2, 0, None).unwrap_err(), Refusal::NoPath);
     }

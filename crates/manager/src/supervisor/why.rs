@@ -224,7 +224,7 @@ impl Supervisor {
             Fate::Waits(what) => {
                 let what = match what {
                     WaitFor::Answer => "it waits for an answer of the SDN controller".into(),
-                    WaitFor::Foreseen | WaitFor::Steering => {
+                    WaitFor::Instance | WaitFor::Steering => {
                         format!("no instance of a pool of chain {name} is idle: it waits for one")
                     }
                 };
