@@ -302,16 +302,7 @@ fn is_living_change(before: &Service, after: &Service) -> bool {
 /// Reports differences in keys of tables: those that take effect at a restart, then the others.
 fn settings(old: &Config, new: &Config) -> Vec<Change> {
     let (manager, sched) = (living_manager(&old.manager, &new.manager), living_sched(&old.sched, &new.sched));
-    let Config { memory, workflow, openflow, promises, .. } = old;
-    let kept = Config {
-        manager: manager.clone(),
-        sched: sched.clone(),
-        memory: memory.clone(),
-        workflow: workflow.clone(),
-        openflow: openflow.clone(),
-        promises: promises.clone(),
-        ..Config::default()
-    };
+    let kept = Config { manager: manager.clone(), sched: sched.clone(), ..old.clone() };
     let mut changes = restarts(&kept, new);
     changes.extend((manager != old.manager).then_some(Change::ChangeManager { manager }));
     changes.extend((sched != old.sched).then_some(Change::ChangeSched { sched }));

@@ -22,8 +22,8 @@ use crate::telemetry::{metrics, prometheus};
 use sluice_api::ErrorKind::{Conflict, NotFound};
 use sluice_api::change::{CanaryRequest, FormerConfig, SetKeys, Undo};
 use sluice_api::model::{
-    self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade,
-    WhyRequest,
+    self, AddNf, AddRule, Apply, CaptureRequest, Done, FlowsRequest, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest,
+    Upgrade, WhyRequest,
 };
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
 use sluice_api::{config, promise};

@@ -14,7 +14,6 @@
 //! Every [`LOOK`] the server checks whether its socket's file exists, and makes it anew if it was
 //! removed.
 
-use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
