@@ -60,7 +60,7 @@ pub fn line(bytes: &[u8]) -> String {
             let kind = if ethertype == ARP { "arp".into() } else { format!("ethertype {ethertype:04x}") };
             format!("{tag}{kind} {} > {}", mac(&bytes[6..12]), mac(&bytes[..6]))
         },
-        |ip| tag + &ip,
+        |ip| format!("{tag}{ip}"),
     )
 }
 
