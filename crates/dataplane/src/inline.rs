@@ -57,8 +57,10 @@ impl Plane {
         let burst = &mut burst[..n];
         let goes = match &mut end.inline {
             Some(inline) if end.producer.is_none() && !end.has_failed => {
-                let sight = Sight::on(path, Point::ToNf(nf));
-                observers::show(&mut self.observers, self.frames.arena(), self.now_ns, &sight, burst);
+                if self.observers.is_some() {
+                    let sight = Sight::on(path, Point::ToNf(nf));
+                    observers::show(&mut self.observers, self.frames.arena(), self.now_ns, &sight, burst);
+                }
                 end.has_failed = !inline.burst(self.frames.arena(), burst, self.now_ns);
                 !end.has_failed
             }

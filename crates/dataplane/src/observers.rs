@@ -50,11 +50,11 @@ impl Observers {
         }
     }
 
-    /// Notes the flow of a packet that came in at a port and is timed.
+    /// Notes the flow of a packet that came in at a port at `since_ns` and is timed.
     #[cold]
-    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet) {
+    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
         if let Some(meter) = &mut self.meter {
-            meter.begin_timing(arena, ingress, packet);
+            meter.begin_timing(arena, ingress, packet, since_ns);
         }
     }
 
@@ -66,11 +66,11 @@ impl Observers {
         }
     }
 
-    /// Records the latency of the packet in a frame, for its flow.
+    /// Records the latency of the packet in a frame that came in at `since_ns`, for its flow.
     #[cold]
-    pub(crate) fn end_timing(&mut self, frame: u32, took_ns: u64) {
+    pub(crate) fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         if let Some(meter) = &mut self.meter {
-            meter.end_timing(frame, took_ns);
+            meter.end_timing(frame, since_ns, took_ns);
         }
     }
 

@@ -28,7 +28,9 @@ impl Plane {
                 self.filled |= u64::from(buffer.is_full()) << (port % 64);
                 let counters = self.counters(path);
                 counters.api.exit_packets.add(room as u64);
-                self.show(&Sight::on(path, Point::Sent(port)), &burst[..room]);
+                if self.observers.is_some() {
+                    self.show(&Sight::on(path, Point::Sent(port)), &burst[..room]);
+                }
                 if room < burst.len() {
                     counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
                     self.show(&Sight::lost(path, DropReason::TxFull, Some(DropPlace::Port(port))), &burst[room..]);

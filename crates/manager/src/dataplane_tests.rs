@@ -414,6 +414,16 @@ fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
     let fresh = outlook(&rig, 1);
     assert_eq!((fresh.fate, fresh.rule, fresh.chain, fresh.flow), (Fate::Enters, Some(0), Some(0), None));
     assert_eq!(fresh.nfs, [Foreseen::Nf(0), Foreseen::Nf(1)]);
+    // However often it is asked, what is granted to packets stays.
+    let asked = rig.plane.ask(0, |worker| {
+        let (plane, rx) = worker.parts();
+        rx.outlook(plane, &udp(1, 0), 46, 0);
+        let before = (plane.rooms.clone(), plane.unlooked);
+        (0..100).for_each(|_| drop(rx.outlook(plane, &udp(1, 0), 46, 0)));
+        (before, (plane.rooms.clone(), plane.unlooked))
+    });
+    let (before, after) = asked.unwrap();
+    assert_eq!(before, after);
     rig.put((0..100).map(|i| udp(1, i)));
     wait_for("the drops", || rig.dropped(DropReason::Entry) == 100 - 16);
     for flow in [1, 2] {
