@@ -407,9 +407,7 @@ impl Plane {
                             if must_mark {
                                 counters.sched.marked.add(mark::mark(arena, burst));
                             }
-                            if observers.is_some() {
-                                observers::show(observers, arena, now_ns, &Sight::on(path, Point::ToNf(nf)), burst);
-                            }
+                            observers::show_on(observers, arena, now_ns, path, Point::ToNf(nf), burst);
                         };
                         match self.table.hand_over(producer, burst, &words, prepare) {
                             Ok(n) => {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use sluice_shm::arena::Arena;
 
-use crate::capture::{CaptureScope, Sight, Tap};
+use crate::capture::{CaptureScope, Point, Sight, Tap};
+use crate::chain::Path;
 use crate::frame::{InFrame, Packet};
 use crate::meter::{FlowMeter, MeteredFlows};
 use crate::trace::TraceRequest;
@@ -106,5 +107,21 @@ pub(crate) fn show<T: InFrame>(
 ) {
     if let Some(observers) = observers {
         observers.show(arena, at_ns, sight, packets);
+    }
+}
+
+/// As [`show`], for packets of a path at a point: what is known of them is gathered only if there
+/// are captures.
+#[inline(always)]
+pub(crate) fn show_on<T: InFrame>(
+    observers: &mut Option<Box<Observers>>,
+    arena: &Arena,
+    at_ns: u64,
+    path: &Path,
+    point: Point,
+    packets: &[T],
+) {
+    if let Some(observers) = observers {
+        observers.show(arena, at_ns, &Sight::on(path, point), packets);
     }
 }

@@ -219,6 +219,7 @@ fn too_large((number, port): (usize, &Port), room: usize) -> Option<Problem> {
 
 #[cfg(test)]
 mod tests {
+    use super::origin::FrameOrigin;
     use super::*;
     use sluice_dataplane::fake::cache;
 
@@ -240,9 +241,7 @@ mod tests {
             assert!(open.description.contains(words), "{}", open.description);
         }
         let port: Port = toml::from_str("kind = \"dpdk\"\nname = \"p\"").unwrap();
-        let all = All::default();
-        let error = all.open(&port, frames.arena(), &pool).err().unwrap().to_string();
-        assert!(!all.origins.are_mixed(), "no packet comes from a port that is not open");
+        let error = All::default().open(&port, frames.arena(), &pool).err().unwrap().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "started without any dpdk port" } else { "build with `--features dpdk`" };
         assert!(error.contains(wanted), "{error}");
     }
@@ -251,16 +250,23 @@ mod tests {
     fn origins_are_known_until_another_kind_of_port_or_another_source_is_open() {
         let (frames, pool) = (cache(64), FramePool::new(64));
         let port = |text: &str| -> Port { toml::from_str(&format!("name = \"p\"\n{text}")).unwrap() };
+        let are_known = |all: &All| {
+            all.origins.cover(&pool);
+            all.origins.note(0, FrameOrigin::default());
+            all.origins.of(0, &frames).is_some()
+        };
         let all = All::default();
         for without_input in ["kind = \"sink\"", "kind = \"pcap\"\nwrite = \"/dev/null\""] {
             all.open(&port(without_input), frames.arena(), &pool).unwrap();
-            assert!(!all.origins.are_mixed(), "{without_input}");
+            assert!(are_known(&all), "{without_input}");
         }
+        assert!(all.open(&port("kind = \"dpdk\""), frames.arena(), &pool).is_err());
+        assert!(are_known(&all), "no packet comes from a port that is not open");
         all.open(&port("kind = \"gen\""), frames.arena(), &pool).unwrap();
-        assert!(all.origins.are_mixed());
+        assert!(!are_known(&all));
         let all = All::default();
         all.mix();
-        assert!(all.origins.are_mixed());
+        assert!(!are_known(&all));
     }
 
     #[test]

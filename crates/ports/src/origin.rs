@@ -63,11 +63,6 @@ impl Origins {
         self.is_mixed.store(true, Ordering::Relaxed);
     }
 
-    #[cfg(test)]
-    pub(crate) fn are_mixed(&self) -> bool {
-        self.is_mixed.load(Ordering::Relaxed)
-    }
-
     #[inline(always)]
     fn entry(&self, frame: u32) -> Option<&Entry> {
         let table = self.table.get()?;
