@@ -403,8 +403,8 @@ impl FlowMeter {
         }
     }
 
-    /// Records the latency of the packet in a frame that came in at `since_ns`, if its flow is still
-    /// there.
+    /// Records the latency of the packet in a frame that came in at `since_ns`, if its flow is
+    /// still there.
     pub fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         let timed = &mut self.timed[frame as usize % TIMED_AT_ONCE];
         if timed.frame != frame {
