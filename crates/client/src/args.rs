@@ -210,7 +210,8 @@ Examples:
   sluice flows --filter 'tcp port 443 and net 10.0.0.0/8' --json
 
 A flow is one direction of a connection. Flows are metered from the first question on, and until a minute after the last one; with a file
-or a collector in [flow_log] of the configuration, at all times. `man pcap-filter` describes filters.")]
+or a collector in [flow_log] of the configuration, at all times. Packets that a port drops are in no flow: see `sluice drops`.
+`man pcap-filter` describes filters.")]
     Flows(crate::flows::FlowsArgs),
     /// Record a timeline: which NF had which core, queues, throttles, wakes, drops; for Perfetto
     #[command(after_help = "\

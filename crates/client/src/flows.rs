@@ -147,7 +147,12 @@ fn follow(client: &mut Client, mut request: FlowsRequest, as_json: bool, out: &m
 /// What the answer says of all flows: `1,200 live, 35 ended in 61 s`.
 fn summary(log: &FlowLogCounts) -> String {
     let mut text = format!("{} live, {} ended in {}", grouped(log.live), grouped(log.ended), age(log.metered_s));
-    for (number, what) in [(log.lost, "lost"), (log.unwritten, "unwritten"), (log.unsent, "not sent to the collector")] {
+    for (number, what) in [
+        (log.lost, "lost"),
+        (log.unwritten, "unwritten"),
+        (log.unsent, "not sent to the collector"),
+        (log.flowless_drops, "drops of no flow"),
+    ] {
         if number > 0 {
             text += &format!(", {} {what}", grouped(number));
         }
@@ -274,5 +279,7 @@ mod tests {
         assert!(text.starts_with("0x0806 02:00:00:00:00:01 → ff:ff:ff:ff:ff:ff  1 packets, 60 bytes in "), "{text}");
         let log = FlowLogCounts { live: 1200, ended: 35, metered_s: 61.0, unsent: 2, ..FlowLogCounts::default() };
         assert_eq!(summary(&log), "1,200 live, 35 ended in 1 min 1 s, 2 not sent to the collector");
+        let log = FlowLogCounts { unsent: 0, flowless_drops: 1234, ..log };
+        assert_eq!(summary(&log), "1,200 live, 35 ended in 1 min 1 s, 1,234 drops of no flow");
     }
 }

@@ -111,6 +111,10 @@ fn run(args: &Args, levels: log::Levels) -> anyhow::Result<()> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let kinds = Arc::new(sluice_ports::All::default());
+    if config.openflow.controller.is_some() {
+        // It sends packets, too.
+        kinds.mix();
+    }
     let supervisor = match Supervisor::start(config, Some(args.config.clone()), kinds, record, &stop) {
         Err(interrupted @ SupervisorError::Interrupted) => {
             info!("{interrupted}");

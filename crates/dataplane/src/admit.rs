@@ -105,7 +105,7 @@ impl Plane {
     }
 
     /// What would keep a packet of a path out now, if anything would: [`Plane::admit`] is asked,
-    /// and nothing is let in.
+    /// and what it takes is given back. Only a count of frames that is due may be made earlier.
     #[cold]
     pub fn obstacle(&mut self, path: &Path) -> Option<Obstacle> {
         if !self.changed.is_empty() && self.awaits_former(&path.chain) {
@@ -121,6 +121,8 @@ impl Plane {
         }
         if self.admit(path, 1) > 0 {
             self.release_from(path, 0, 1);
+            self.rooms.get_mut(usize::from(path.chain.number)).into_iter().for_each(|room| *room = room.saturating_add(1));
+            self.unlooked = self.unlooked.saturating_add(1);
             return None;
         }
         if self.awaits_port(path) {
@@ -410,7 +412,7 @@ impl Plane {
             let descriptor = &mut burst[at];
             self.entered_ns[descriptor.frame as usize].store(self.now_ns, Ordering::Relaxed);
             if let Some(observers) = self.observers.as_mut().filter(|_| mark & SAMPLED != 0) {
-                observers.begin_timing(self.frames.arena(), path.ingress, descriptor.packet());
+                observers.begin_timing(self.frames.arena(), path.ingress, descriptor.packet(), self.now_ns);
             }
             descriptor.flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
             let to = match step {

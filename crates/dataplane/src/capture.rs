@@ -67,7 +67,7 @@ impl Point {
 pub enum DropPlace {
     /// At this NF: it had them, or was to get them.
     Nf(u16),
-    /// At this port: they came in there and have no path, or were to leave there.
+    /// At this port: they came in there and were not let in, or were to leave there.
     Port(u16),
 }
 
@@ -259,25 +259,29 @@ impl SightCounts {
         Self { most, slots: vec![(0, 0); SIGHTS].into() }
     }
 
-    /// Counts a packet, unless there are as many of its sight as are wanted.
-    fn count(&mut self, sight: &Sight<'_>) -> bool {
+    /// The slot in which a packet is counted; none if there are as many of its sight as are wanted.
+    fn slot_for(&mut self, sight: &Sight<'_>) -> Option<usize> {
         let (kind, number) = sight.point.bits(sight.place);
         let why = sight.why.map_or(0, LossReason::code);
         let chain = sight.chain.unwrap_or(NO_CHAIN);
         let bits = u64::from(kind) | u64::from(why) << 8 | u64::from(number) << 16 | u64::from(chain) << 32;
         let first = (bits.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
         for slot in first..first + PROBES {
-            let (known, packets) = &mut self.slots[slot % SIGHTS];
+            let slot = slot % SIGHTS;
+            let (known, packets) = &mut self.slots[slot];
             if *packets == 0 {
                 *known = bits;
             }
             if *known == bits {
-                let is_wanted = *packets < self.most;
-                *packets += u32::from(is_wanted);
-                return is_wanted;
+                return (*packets < self.most).then_some(slot);
             }
         }
-        false
+        None
+    }
+
+    /// Counts a packet in a slot that was found for it: one that was missed is not counted.
+    fn count(&mut self, slot: usize) {
+        self.slots[slot].1 += 1;
     }
 }
 
@@ -334,12 +338,12 @@ impl Tap {
             return;
         }
         for packet in packets {
-            if self.takes(sight) {
+            if let Some(slot) = self.takes(sight) {
                 let Packet { frame, offset, len } = packet.packet();
                 // An NF may have returned it with any offset and length.
                 let len = if arena.geometry().contains(frame, offset, len) { len } else { 0 };
                 // It lies in its frame, as was checked.
-                self.copy(at_ns, sight, len, len.into(), |bytes| {
+                self.copy(at_ns, sight, slot, len, len.into(), |bytes| {
                     arena.read(frame, offset, bytes);
                 });
             }
@@ -351,25 +355,27 @@ impl Tap {
     /// As [`Tap::show`] for a packet of `len` bytes that lies in no frame, of which these are the
     /// first.
     pub fn show_bytes(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, bytes: &[u8]) {
-        if self.request.covers(sight) && self.takes(sight) {
-            self.copy(at_ns, sight, len, bytes.len(), |to| to.copy_from_slice(&bytes[..to.len()]));
+        if self.request.covers(sight)
+            && let Some(slot) = self.takes(sight)
+        {
+            self.copy(at_ns, sight, slot, len, bytes.len(), |to| to.copy_from_slice(&bytes[..to.len()]));
             // Release: as above.
             self.buffer.written.0.store(self.written, Ordering::Release);
         }
     }
 
-    /// Whether the next packet is copied.
-    fn takes(&mut self, sight: &Sight<'_>) -> bool {
+    /// Whether the next packet is copied: the slot in which it is counted then.
+    fn takes(&mut self, sight: &Sight<'_>) -> Option<usize> {
         if self.skip > 0 {
             self.skip -= 1;
-            return false;
+            return None;
         }
         self.skip = self.request.every.saturating_sub(1);
-        self.counts.as_mut().is_none_or(|counts| counts.count(sight))
+        self.counts.as_mut().map_or(Some(0), |counts| counts.slot_for(sight))
     }
 
-    /// Copies a packet of `len` bytes, of which `have` can be read.
-    fn copy(&mut self, at_ns: u64, sight: &Sight<'_>, len: u16, have: usize, read: impl FnOnce(&mut [u8])) {
+    /// Copies a packet of `len` bytes, of which `have` can be read, and counts it in a slot.
+    fn copy(&mut self, at_ns: u64, sight: &Sight<'_>, slot: usize, len: u16, have: usize, read: impl FnOnce(&mut [u8])) {
         let caught = have.min(len.min(self.request.snap).into());
         let hops = sight.hops.len().min(usize::from(u8::MAX));
         let words = HEAD + words_of(hops, caught);
@@ -378,6 +384,7 @@ impl Tap {
             self.buffer.missed.add(1);
             return;
         }
+        self.counts.iter_mut().for_each(|counts| counts.count(slot));
         let (kind, number) = sight.point.bits(sight.place);
         let why = sight.why.map_or(0, LossReason::code);
         let chain = sight.chain.unwrap_or(NO_CHAIN);
@@ -434,7 +441,8 @@ pub struct CapturedPacket {
     pub sighting: Sighting,
     /// Packets that were missed between the packet before it and this one.
     pub missed: u32,
-    /// Its length in bytes; 0 if that is lost, with its NF or by an invalid descriptor.
+    /// Its length in bytes; of its headers, or 0, if it is lost with its NF or by an invalid
+    /// descriptor.
     pub len: u16,
     /// Its first bytes.
     pub bytes: Vec<u8>,
@@ -632,6 +640,19 @@ mod tests {
         // However many kinds there are, the table stays as it is.
         (0..u16::MAX).for_each(|port| tap.show(&arena, 4, &lost(Refusal::NoPath.into(), port), &[packet]));
         assert!((SIGHTS / 2..=SIGHTS).contains(&taken(&mut reader).len()));
+    }
+
+    #[test]
+    fn a_packet_that_was_missed_is_none_of_those_that_were_asked_for() {
+        let arena = arena();
+        let (packet, _) = packet(&arena, 0, 64);
+        let (mut tap, mut reader) = pair(&Arc::new(CaptureScope { each: Some(1), ..request(64) }), 64);
+        // Eleven words each, of 64: the first five fill the buffer.
+        (0..7).for_each(|nf| tap.show(&arena, 1, &at(Point::ToNf(nf)), &[packet]));
+        assert_eq!((taken(&mut reader).len(), reader.missed()), (5, 2));
+        (0..7).for_each(|nf| tap.show(&arena, 2, &at(Point::ToNf(nf)), &[packet; 3]));
+        let points: Vec<Point> = taken(&mut reader).into_iter().map(|record| record.sighting.point).collect();
+        assert_eq!((points, reader.missed()), (vec![Point::ToNf(5), Point::ToNf(6)], 2));
     }
 
     #[test]

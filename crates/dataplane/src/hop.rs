@@ -28,7 +28,7 @@ use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 use crate::capture::{DropPlace, Point, Sight};
 use crate::chain::registry::Course;
 use crate::chain::{self, DropReason, NextHop, Path, PathKind, PathRegistry, Sent};
-use crate::classify::key::{self, FlowKey, LONG};
+use crate::classify::key::{self, FlowKey, SHORT};
 use crate::end::{Drain, Starts};
 use crate::frame::{self, CopyPlace, Held, InFrame, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::handle::{NfHandle, StopReason, Violation};
@@ -212,10 +212,11 @@ impl Plane {
             NextHop::Port(port) => {
                 self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
                 if held.flags & SAMPLED != 0 {
-                    let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
+                    let entered_ns = self.entered_ns[frame as usize].load(Ordering::Relaxed);
+                    let took = self.now_ns.saturating_sub(entered_ns);
                     let chain = path.chain.number as usize;
                     if let Some(observers) = &mut self.observers {
-                        observers.end_timing(frame, took);
+                        observers.end_timing(frame, entered_ns, took);
                     }
                     // The last packets of a chain that is gone are in no report.
                     if self.tables.chains.get(chain).is_some_and(Option::is_some) {
@@ -234,9 +235,15 @@ impl Plane {
         self.urgent = false;
     }
 
+    /// Drops a packet at hop `hop` of its path.
     pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, packet: Packet, why: DropReason) {
+        self.lose_at(path, held, hop, packet, why, DropPlace::hop(path, hop));
+    }
+
+    /// As [`Self::lose`], for a packet that is dropped at another place than its hop.
+    fn lose_at(&mut self, path: &Path, held: Held, hop: usize, packet: Packet, why: DropReason, place: Option<DropPlace>) {
         self.tell(packet.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
-        self.show(&Sight::lost(path, why, DropPlace::hop(path, hop)), &[packet]);
+        self.show(&Sight::lost(path, why, place), &[packet]);
         self.release_from(path, hop, 1);
         self.counters(path).drops[why as usize].add(1);
         self.discard(packet.frame);
@@ -266,7 +273,7 @@ impl Plane {
             return self.lose(path, held, hop, descriptor.packet(), DropReason::NoSuchPort);
         };
         if self.admit_inside(detour, 1) == 0 {
-            return self.lose(path, held, hop, descriptor.packet(), DropReason::RingFull);
+            return self.lose_at(path, held, hop, descriptor.packet(), DropReason::RingFull, Some(DropPlace::Nf(nf)));
         }
         self.release_from(path, hop, 1);
         self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, NextHop::Nf(nf), descriptor);
@@ -310,15 +317,17 @@ impl Plane {
         taken
     }
 
-    /// The packet of a frame whose place in it is lost, to be shown: as a port received it, if no
-    /// NF has moved it, and as long as its headers say. Empty if nothing looks.
+    /// The headers of the packet in a frame whose place in it is lost, to be shown: as a port
+    /// received it, if no NF has moved it, and at most [`SHORT`] bytes. How long it was is not
+    /// known: its headers may say more than it had, and another packet's bytes lie behind it. Empty
+    /// if nothing looks.
     fn as_received(&self, frame: u32) -> Packet {
         if self.observers.is_none() {
             return Packet { frame, offset: 0, len: 0 };
         }
-        let (bytes, there) = self.head_of(Packet::fresh(frame, LONG as u16));
+        let (bytes, there) = self.head_of(Packet::fresh(frame, SHORT as u16));
         let len = key::length(&bytes[..there]).unwrap_or(0);
-        Packet::fresh(frame, u16::try_from(len).unwrap_or(0))
+        Packet::fresh(frame, len.min(there) as u16)
     }
 
     /// Passes on packets that came back from hop `hop`. `word` is the table word of each once an NF
@@ -398,7 +407,7 @@ impl Plane {
                             if must_mark {
                                 counters.sched.marked.add(mark::mark(arena, burst));
                             }
-                            observers::show(observers, arena, now_ns, &Sight::on(path, Point::ToNf(nf)), burst);
+                            observers::show_on(observers, arena, now_ns, path, Point::ToNf(nf), burst);
                         };
                         match self.table.hand_over(producer, burst, &words, prepare) {
                             Ok(n) => {

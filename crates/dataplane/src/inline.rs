@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
 
-use crate::capture::{Point, Sight};
+use crate::capture::Point;
 #[cfg(doc)]
 use crate::chain::Member;
 use crate::chain::{DropReason, NextHop, Path, PathRegistry};
@@ -57,8 +57,7 @@ impl Plane {
         let burst = &mut burst[..n];
         let goes = match &mut end.inline {
             Some(inline) if end.producer.is_none() && !end.has_failed => {
-                let sight = Sight::on(path, Point::ToNf(nf));
-                observers::show(&mut self.observers, self.frames.arena(), self.now_ns, &sight, burst);
+                observers::show_on(&mut self.observers, self.frames.arena(), self.now_ns, path, Point::ToNf(nf), burst);
                 end.has_failed = !inline.burst(self.frames.arena(), burst, self.now_ns);
                 !end.has_failed
             }

@@ -12,8 +12,9 @@
 //! Limits: 16 flows share a set of slots. A new one in a full set ends the one that has had no
 //! packet for the longest time. The flow of a packet that is dropped is found by the packet's bytes
 //! as they are then: if an NF has altered the addresses, it is a flow of the altered ones. A drop
-//! in another thread than the one that received the packet is a flow of that thread, and a packet
-//! that leaves in another thread has no latency.
+//! behind the entry begins no flow, for an NF can write any addresses: where there is none, as in
+//! another thread than the one that received the packet, it is counted as one of no flow. A packet
+//! that leaves in another thread has no latency. Drops by ports are of no flow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -22,7 +23,7 @@ use crossbeam_queue::ArrayQueue;
 use sluice_shm::arena::Arena;
 
 use crate::capture::{LossReason, Sight};
-use crate::chain::Hop;
+use crate::chain::{DropReason, Hop};
 use crate::classify::flow_table::random_seed;
 use crate::classify::key::{FlowKey, HashKeys, WORDS};
 use crate::classify::{key_of, tcp, tcp_flags};
@@ -151,7 +152,7 @@ impl FlowRecord {
         self.words[BYTES]
     }
 
-    /// Packets dropped.
+    /// Packets dropped, at the entry and behind it; not by ports.
     pub fn dropped(&self) -> u64 {
         self.words[DROPPED]
     }
@@ -172,6 +173,7 @@ pub struct MeteredFlows {
     ended: ArrayQueue<FlowRecord>,
     live: Counter,
     lost: Counter,
+    flowless: Counter,
 }
 
 // Relaxed, here and below: what is not ordered by the version is a number for people.
@@ -234,6 +236,11 @@ impl MeteredFlows {
     pub fn lost(&self) -> u64 {
         self.lost.get()
     }
+
+    /// Packets dropped behind the entry whose bytes name no flow that there is.
+    pub fn flowless_drops(&self) -> u64 {
+        self.flowless.get()
+    }
 }
 
 /// Packets that are timed at a time; of more, some are not.
@@ -246,10 +253,12 @@ struct TimedPacket {
     /// The slot of its flow, and the version of the slot.
     at: u32,
     version: u64,
+    /// When it came in, in nanoseconds: another packet in its frame came at another time.
+    since_ns: u64,
 }
 
 impl TimedPacket {
-    const NONE: Self = Self { frame: u32::MAX, at: 0, version: 0 };
+    const NONE: Self = Self { frame: u32::MAX, at: 0, version: 0, since_ns: 0 };
 }
 
 /// Meters the flows of one packet thread, and never waits.
@@ -271,15 +280,20 @@ pub struct FlowMeter {
 pub fn meter(settings: MeterSettings) -> (Box<FlowMeter>, Arc<MeteredFlows>) {
     // Half as many again, so that few sets are full.
     let sets = (settings.flows + settings.flows / 2).div_ceil(WAYS).max(1);
-    // Written here, so that no page is missing when the first packet comes. Seven more words leave
-    // space for the alignment.
-    let slots: Box<[AtomicU64]> = (0..sets * WAYS * SLOT + 7).map(|_| AtomicU64::new(0)).collect();
+    // Written here, so that no page is missing when the first packet comes: numbers, for zeros may
+    // be left to the kernel. Seven more words leave space for the alignment.
+    let words = (sets * WAYS * SLOT + 7) as u64;
+    let slots: Box<[AtomicU64]> = (0..words).map(AtomicU64::new).collect();
+    let start = slots.as_ptr().align_offset(64).min(7);
+    // No flow is in a slot.
+    slots[start..].iter().skip(META).step_by(SLOT).for_each(|word| put(word, 0));
     let flows = Arc::new(MeteredFlows {
-        start: slots.as_ptr().align_offset(64).min(7),
+        start,
         slots,
         ended: ArrayQueue::new(QUEUE),
         live: Counter::default(),
         lost: Counter::default(),
+        flowless: Counter::default(),
     });
     let (keys, tags) = (HashKeys::new(random_seed()), vec![[0; WAYS]; sets].into());
     let timed = Box::new([TimedPacket::NONE; TIMED_AT_ONCE]);
@@ -293,6 +307,12 @@ fn end_of(tcp_flags: u8) -> Option<FlowEnd> {
         flags if flags & tcp::FIN != 0 => Some(FlowEnd::Finished),
         _ => None,
     }
+}
+
+/// Whether packets are dropped at the entry, as they came in.
+fn is_at_entry(sight: &Sight<'_>, why: LossReason) -> bool {
+    let is_refused = matches!(why, LossReason::Entry(_) | LossReason::Chain(DropReason::Entry | DropReason::Policed));
+    is_refused || sight.hops.is_empty()
 }
 
 /// The first NFs of a path, as words.
@@ -333,14 +353,19 @@ impl FlowMeter {
     /// Counts packets that are dropped, as far as they can be read.
     pub fn lose<T: InFrame>(&mut self, arena: &Arena, at_ns: u64, sight: &Sight<'_>, why: LossReason, packets: &[T]) {
         let Some(ingress) = sight.ingress else { return };
-        let nfs = nf_words(sight.hops);
+        let (nfs, is_at_entry) = (nf_words(sight.hops), is_at_entry(sight, why));
         for packet in packets.iter().map(InFrame::packet) {
             // An NF may have returned it with any offset and length. Without a length, it went with
             // its NF.
             if !arena.geometry().contains(packet.frame, packet.offset, packet.len) {
                 continue;
             }
-            let at = self.place(&key_of(arena, packet, ingress).without_dscp(), at_ns, 0);
+            let key = key_of(arena, packet, ingress).without_dscp();
+            let at = if is_at_entry { Some(self.place(&key, at_ns, 0)) } else { self.known(&key) };
+            let Some(at) = at else {
+                self.flows.flowless.add(1);
+                continue;
+            };
             let slot = self.flows.slot(at);
             put(&slot[LAST], at_ns);
             add(&slot[DROPPED], 1);
@@ -356,34 +381,40 @@ impl FlowMeter {
         }
     }
 
-    /// Notes the flow of a packet that is timed. An NF may alter it on its way.
-    pub fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet) {
+    /// Notes the flow of a packet that is timed, and that came in at `since_ns`. An NF may alter it
+    /// on its way.
+    pub fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
         let key = key_of(arena, packet, ingress).without_dscp();
-        let (set, tag) = self.set_of(key.hash(&self.keys));
-        let timed = self.find(&key, set, tag).map_or(TimedPacket::NONE, |at| TimedPacket {
+        let timed = self.known(&key).map_or(TimedPacket::NONE, |at| TimedPacket {
             frame: packet.frame,
             at: at as u32,
             version: load(&self.flows.slot(at)[META]) >> 32,
+            since_ns,
         });
         self.timed[packet.frame as usize % TIMED_AT_ONCE] = timed;
     }
 
     /// Notes that a packet that is timed lies in another frame now.
     pub fn move_timing(&mut self, from: u32, to: u32) {
-        let timed = self.timed[from as usize % TIMED_AT_ONCE];
-        if timed.frame == from {
+        let former = &mut self.timed[from as usize % TIMED_AT_ONCE];
+        if former.frame == from {
+            let timed = std::mem::replace(former, TimedPacket::NONE);
             self.timed[to as usize % TIMED_AT_ONCE] = TimedPacket { frame: to, ..timed };
         }
     }
 
-    /// Records the latency of the packet in a frame, if its flow is still there.
-    pub fn end_timing(&mut self, frame: u32, took_ns: u64) {
+    /// Records the latency of the packet in a frame that came in at `since_ns`, if its flow is
+    /// still there.
+    pub fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         let timed = &mut self.timed[frame as usize % TIMED_AT_ONCE];
-        let TimedPacket { frame: known, at, version } = *timed;
-        if known != frame {
+        if timed.frame != frame {
             return;
         }
-        *timed = TimedPacket::NONE;
+        let TimedPacket { at, version, since_ns: began_ns, .. } = std::mem::replace(timed, TimedPacket::NONE);
+        if began_ns != since_ns {
+            // Of a packet that was in the frame before, and left without being timed.
+            return;
+        }
         let slot = self.flows.slot(at as usize);
         let so_far = load(&slot[TIMED]);
         let (count, longest_us) = (so_far as u32, so_far >> 32);
@@ -435,6 +466,12 @@ impl FlowMeter {
         let is_it = |at: &usize| self.flows.slot(*at).iter().zip(key.words()).all(|(word, own)| load(word) == *own);
         let tags = self.tags[set].iter().enumerate().filter(|(_, own)| **own == tag);
         tags.map(|(way, _)| set * WAYS + way).find(is_it)
+    }
+
+    /// The slot of a flow, if it is there.
+    fn known(&self, key: &FlowKey) -> Option<usize> {
+        let (set, tag) = self.set_of(key.hash(&self.keys));
+        self.find(key, set, tag)
     }
 
     /// The slot of a flow, which is new if it was not there, or begins again.
@@ -498,7 +535,6 @@ mod tests {
 
     use super::*;
     use crate::capture::Point;
-    use crate::chain::DropReason;
     use crate::decision::Refusal;
     use sluice_api::drops::PortDrop;
 
@@ -576,6 +612,7 @@ mod tests {
     #[test]
     fn a_flow_has_what_its_packets_had() {
         let mut rig = Rig::new(SETTINGS);
+        assert!(rig.live().is_empty());
         for at_ns in [5, 9, 700] {
             rig.udp(1, at_ns);
         }
@@ -628,26 +665,63 @@ mod tests {
     fn latencies_are_of_the_flow_that_came_in_wherever_its_packet_lies() {
         let mut rig = Rig::new(SETTINGS);
         let first = packet(&rig.arena, 1, None);
-        rig.meter.begin_timing(&rig.arena, 3, first);
-        rig.meter.end_timing(0, 99_000);
+        rig.meter.begin_timing(&rig.arena, 3, first, 1);
+        rig.meter.end_timing(0, 1, 99_000);
         rig.udp(1, 1);
-        rig.meter.begin_timing(&rig.arena, 3, first);
+        rig.meter.begin_timing(&rig.arena, 3, first, 1);
         // Its addresses do not matter any more.
         packet(&rig.arena, 2, None);
-        rig.meter.end_timing(0, 4_000);
-        rig.meter.end_timing(0, 99_000);
+        rig.meter.end_timing(0, 1, 4_000);
+        rig.meter.end_timing(0, 1, 99_000);
         let again = packet(&rig.arena, 1, None);
-        rig.meter.begin_timing(&rig.arena, 3, again);
+        rig.meter.begin_timing(&rig.arena, 3, again, 2);
         rig.meter.move_timing(0, 3);
         rig.meter.move_timing(2, 1);
-        rig.meter.end_timing(3, 10_000);
+        rig.meter.end_timing(0, 2, 99_000);
+        rig.meter.end_timing(3, 2, 10_000);
         assert_eq!((rig.live()[0].latency_ns(), rig.flows.count()), (Some((7_000, 10_000)), 1));
         // Another flow is in the slot when the packet leaves.
-        rig.meter.begin_timing(&rig.arena, 3, again);
+        rig.meter.begin_timing(&rig.arena, 3, again, 3);
         rig.meter.age(100 * SECOND, 1 << 20);
         rig.udp(1, 100 * SECOND);
-        rig.meter.end_timing(0, 99_000);
+        rig.meter.end_timing(0, 3, 99_000);
         assert_eq!(rig.live()[0].latency_ns(), None);
+    }
+
+    #[test]
+    fn a_packet_that_was_dropped_gives_its_time_to_no_other_in_its_frame() {
+        let mut rig = Rig::new(SETTINGS);
+        rig.udp(1, 1);
+        let dropped = packet(&rig.arena, 1, None);
+        rig.meter.begin_timing(&rig.arena, 3, dropped, 5);
+        // The next packet in the frame is timed by another thread, or went through a program.
+        rig.meter.end_timing(0, 6, 99_000);
+        assert_eq!(rig.live()[0].latency_ns(), None);
+        rig.meter.end_timing(0, 5, 99_000);
+        assert_eq!(rig.live()[0].latency_ns(), None, "it is forgotten");
+    }
+
+    #[test]
+    fn a_drop_behind_the_entry_begins_no_flow() {
+        let mut rig = Rig::new(SETTINGS);
+        let inside = Sight { point: Point::Dropped, ..received(&HOPS[..1], Some(5)) };
+        for n in 1..100 {
+            let forged = packet(&rig.arena, n, None);
+            rig.meter.lose(&rig.arena, 1, &inside, DropReason::Verdict.into(), &[forged, forged]);
+        }
+        assert_eq!((rig.flows.count(), rig.flows.flowless_drops()), (0, 198));
+        // Those at the entry are as they came in.
+        for (n, why) in [(1, DropReason::Policed.into()), (2, DropReason::Entry.into()), (3, Refusal::NfDown.into())] {
+            let refused = packet(&rig.arena, n, None);
+            rig.meter.lose(&rig.arena, 2, &inside, why, &[refused]);
+        }
+        let nowhere = packet(&rig.arena, 4, None);
+        let without_nfs = Sight { point: Point::Dropped, ..received(&[], Some(5)) };
+        rig.meter.lose(&rig.arena, 2, &without_nfs, DropReason::TxFull.into(), &[nowhere]);
+        assert_eq!((rig.flows.count(), rig.flows.flowless_drops()), (4, 198));
+        let known = packet(&rig.arena, 4, None);
+        rig.meter.lose(&rig.arena, 3, &inside, DropReason::Verdict.into(), &[known]);
+        assert_eq!((rig.live()[3].dropped(), rig.flows.flowless_drops()), (2, 198));
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use sluice_shm::arena::Arena;
 
-use crate::capture::{CaptureScope, Sight, Tap};
+use crate::capture::{CaptureScope, Point, Sight, Tap};
+use crate::chain::Path;
 use crate::frame::{InFrame, Packet};
 use crate::meter::{FlowMeter, MeteredFlows};
 use crate::trace::TraceRequest;
@@ -50,11 +51,11 @@ impl Observers {
         }
     }
 
-    /// Notes the flow of a packet that came in at a port and is timed.
+    /// Notes the flow of a packet that came in at a port at `since_ns` and is timed.
     #[cold]
-    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet) {
+    pub(crate) fn begin_timing(&mut self, arena: &Arena, ingress: u16, packet: Packet, since_ns: u64) {
         if let Some(meter) = &mut self.meter {
-            meter.begin_timing(arena, ingress, packet);
+            meter.begin_timing(arena, ingress, packet, since_ns);
         }
     }
 
@@ -66,11 +67,11 @@ impl Observers {
         }
     }
 
-    /// Records the latency of the packet in a frame, for its flow.
+    /// Records the latency of the packet in a frame that came in at `since_ns`, for its flow.
     #[cold]
-    pub(crate) fn end_timing(&mut self, frame: u32, took_ns: u64) {
+    pub(crate) fn end_timing(&mut self, frame: u32, since_ns: u64, took_ns: u64) {
         if let Some(meter) = &mut self.meter {
-            meter.end_timing(frame, took_ns);
+            meter.end_timing(frame, since_ns, took_ns);
         }
     }
 
@@ -106,5 +107,21 @@ pub(crate) fn show<T: InFrame>(
 ) {
     if let Some(observers) = observers {
         observers.show(arena, at_ns, sight, packets);
+    }
+}
+
+/// As [`show`], for packets of a path at a point: what is known of them is gathered only if there
+/// are captures.
+#[inline(always)]
+pub(crate) fn show_on<T: InFrame>(
+    observers: &mut Option<Box<Observers>>,
+    arena: &Arena,
+    at_ns: u64,
+    path: &Path,
+    point: Point,
+    packets: &[T],
+) {
+    if let Some(observers) = observers {
+        observers.show(arena, at_ns, &Sight::on(path, point), packets);
     }
 }

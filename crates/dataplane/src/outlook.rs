@@ -5,7 +5,9 @@
 //! thread that would receive it walks the way of [`Rx`] between two rounds. Each step is the one
 //! that packets take, or the part of it that chooses; what would be counted, kept or made is not.
 //!
-//! Limits: what happens behind the entry is not foreseen, as an NF's verdict or a full ring.
+//! Limits: what happens behind the entry is not foreseen, as an NF's verdict or a full ring. TCP
+//! flags are not regarded: of a connection that has ended, and is kept for late packets, a SYN that
+//! would begin it anew is foreseen as one of these.
 
 use std::sync::Arc;
 

@@ -13,6 +13,7 @@ use crate::chain::{Chain, DropReason, Path};
 use crate::counter::Counter;
 use crate::frame::Packet;
 use crate::handle::NfHandle;
+use crate::observers;
 use crate::plane::Plane;
 use crate::queue::TX_BUFFER;
 
@@ -28,7 +29,7 @@ impl Plane {
                 self.filled |= u64::from(buffer.is_full()) << (port % 64);
                 let counters = self.counters(path);
                 counters.api.exit_packets.add(room as u64);
-                self.show(&Sight::on(path, Point::Sent(port)), &burst[..room]);
+                observers::show_on(&mut self.observers, self.frames.arena(), self.now_ns, path, Point::Sent(port), &burst[..room]);
                 if room < burst.len() {
                     counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
                     self.show(&Sight::lost(path, DropReason::TxFull, Some(DropPlace::Port(port))), &burst[room..]);

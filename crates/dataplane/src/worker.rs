@@ -54,10 +54,8 @@ const ROUNDS_PER_DUTY: u32 = 64;
 const REFRESH_NS: u64 = 10_000_000;
 /// Nanoseconds between two housekeepings of ports and publications of statistics.
 const HOUSEKEEPING_NS: u64 = 50_000_000;
-/// Flow table slots visited for ageing in each duty.
+/// Slots of the flow table, and of a meter of flows, visited for ageing in each duty.
 const AGE_BUDGET: usize = 64;
-/// Slots of a meter of flows visited for ageing in each duty, at least.
-const METER_BUDGET: usize = 256;
 /// Nanoseconds between two comparisons of the cycle counter with the clock.
 const RESYNC_NS: u64 = 1_000_000_000;
 
@@ -257,7 +255,8 @@ impl Worker {
         self.setup.busy_ns.fetch_add(took * u64::from(ROUNDS_PER_DUTY), Ordering::Relaxed);
     }
 
-    /// Removes flows without packets for too long, among the next `budget` slots of the flow table.
+    /// Removes flows without packets for too long, among the next `budget` slots of the flow table,
+    /// and of the meter of flows.
     fn age(&mut self, now: u64, budget: usize) {
         let Rx { instances, classifier, .. } = &mut self.setup.rx;
         let (now_ms, timeout_ms) = (now / 1_000_000, self.setup.settings.flow_timeout_ms);
@@ -266,7 +265,7 @@ impl Worker {
             instances.age(classifier.table(), now_ms, timeout_ms);
         }
         if let Some(observers) = &mut self.setup.plane.observers {
-            observers.age(now, budget.max(METER_BUDGET));
+            observers.age(now, budget);
         }
     }
 

@@ -52,6 +52,18 @@ struct Visit {
     /// Ingress port of its packets: the last seen one, or a possible one.
     ingress: u16,
     ledger: Ledger,
+    /// Packets written off so far.
+    written_off: u64,
+}
+
+impl Visit {
+    /// Counts packets from a port that go in. Returns how many are to be written off by now.
+    fn enter(&mut self, ingress: u16, now_ns: u64, n: u64) -> u64 {
+        self.ingress = ingress;
+        let gone = self.ledger.advance(now_ns);
+        self.ledger.enter(n);
+        gone
+    }
 }
 
 /// An end of a wire, and packets from it that have not continued.
@@ -147,20 +159,20 @@ impl ForeignHop {
             for at in (0..chain.services.len()).filter(|at| chain.services[*at] == self.handle.service) {
                 let out = usize::from(!chain.is_reversed(at));
                 let known = before.iter().position(|v| v.chain.number == chain.number && v.out == out);
-                let (ledger, ingress) = match known.map(|at| before.swap_remove(at)) {
-                    Some(visit) => (visit.ledger, visit.ingress),
+                let (ledger, ingress, written_off) = match known.map(|at| before.swap_remove(at)) {
+                    Some(visit) => (visit.ledger, visit.ingress, visit.written_off),
                     None => {
                         let rule = tables.rules.rules().iter().find(|rule| rule.chain == chain.number);
-                        (Ledger::new(self.stay_ns), rule.and_then(|rule| rule.port).unwrap_or(0))
+                        (Ledger::new(self.stay_ns), rule.and_then(|rule| rule.port).unwrap_or(0), 0)
                     }
                 };
-                self.visits.push(Visit { chain: chain.clone(), out, ingress, ledger });
+                self.visits.push(Visit { chain: chain.clone(), out, ingress, ledger, written_off });
             }
         }
         // Chains that are gone.
         for mut visit in before {
             let gone = visit.ledger.close();
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
+            write_off(plane, &self.counters, &mut visit, gone, self.by_design, DropReason::NotBack);
         }
         // Waiting packets are looked up again.
         for wire in &mut self.wires {
@@ -475,6 +487,7 @@ impl ForeignHop {
                 break;
             }
             self.remember(plane, path, out, &packets[..n]);
+            let suspect = if plane.observers.is_some() { self.suspect(plane, visit, packets[0]) } else { None };
             let looks = (is_marked || !self.watch.is_empty()).then(|| self.looks(plane, &packets[..n]));
             let end = &mut *self.wires[1 - out].queue;
             let sent = if end.takes_frames() {
@@ -485,14 +498,13 @@ impl ForeignHop {
                 sent
             };
             plane.release_from(path, hop, sent as u32);
+            self.watch.suspect(suspect.filter(|_| sent > 0));
             if let Some(looks) = looks {
                 self.keep_in_sight(plane, &looks[..sent], out);
             }
             let visit = &mut self.visits[visit];
-            visit.ingress = path.ingress;
-            let gone = visit.ledger.advance(plane.now_ns);
-            visit.ledger.enter(sent as u64);
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
+            let gone = visit.enter(path.ingress, plane.now_ns, sent as u64);
+            write_off(plane, &self.counters, visit, gone, self.by_design, DropReason::NotBack);
             path.chain.counters[plane.index].outside.add(sent as u64);
             self.counters.api.entered.add(sent as u64);
             self.handle.counters[plane.index].api.tx_packets.add(sent as u64);
@@ -504,12 +516,8 @@ impl ForeignHop {
         self.from - before
     }
 
-    /// Remembers the chain of flows that go in, where several come out at one side; and a packet, if
-    /// something looks at packets.
+    /// Remembers the chain of flows that go in, where several come out at one side.
     fn remember(&mut self, plane: &Plane, path: &Path, out: usize, packets: &[Packet]) {
-        if plane.observers.is_some() && !self.by_design {
-            self.suspect(plane, path.chain.number, out, packets);
-        }
         if self.visits.iter().filter(|v| v.out == out).count() < 2 {
             return;
         }
@@ -522,19 +530,24 @@ impl ForeignHop {
         }
     }
 
+    /// A packet of a visit, to be suspected once it has gone in, if one may be.
     #[cold]
-    fn suspect(&mut self, plane: &Plane, chain: u16, out: usize, packets: &[Packet]) {
-        let (arena, written_off) = (plane.frames.arena(), self.counters.api.not_back.get());
-        let packet = packets.first().copied();
-        self.watch.suspect(|| Suspect::new(arena, packet?, chain, out, plane.now_ns, written_off));
+    fn suspect(&self, plane: &Plane, visit: usize, packet: Packet) -> Option<Suspect> {
+        if self.by_design || !self.watch.lacks_suspect() {
+            return None;
+        }
+        let Visit { chain, out, written_off, .. } = self.visits.get(visit)?;
+        Suspect::new(plane.frames.arena(), packet, chain.number, *out, plane.now_ns, *written_off)
     }
 
-    /// Shows a packet that has not come back, if packets were written off since it went in.
+    /// Shows a packet that has not come back, if packets of its visit were written off since it
+    /// went in.
     fn show_lost(&mut self, plane: &mut Plane, now_ns: u64) {
         // The ledger's buckets are a sixteenth of the stay: the packet's was written off by then.
         let stay_ns = self.stay_ns + self.stay_ns / 8;
         if let Some(lost) = self.watch.overdue(now_ns.saturating_sub(stay_ns))
-            && self.counters.api.not_back.get() > lost.written_off
+            && let Some(visit) = self.visits.iter().find(|v| v.chain.number == lost.chain && v.out == lost.out)
+            && visit.written_off > lost.written_off
         {
             plane.show_lost_inside(lost.chain, self.handle.number, lost.len, lost.head());
         }
@@ -586,7 +599,7 @@ impl Feeder for ForeignHop {
     fn housekeeping(&mut self, plane: &mut Plane, now_ns: u64) {
         for visit in &mut self.visits {
             let gone = visit.ledger.advance(now_ns);
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
+            write_off(plane, &self.counters, visit, gone, self.by_design, DropReason::NotBack);
         }
         self.tell_inside();
         self.give_up(plane, now_ns.saturating_sub(self.stay_ns));
@@ -602,7 +615,7 @@ impl Feeder for ForeignHop {
     fn leave(&mut self, plane: &mut Plane) {
         for visit in &mut self.visits {
             let gone = visit.ledger.close();
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NfDied);
+            write_off(plane, &self.counters, visit, gone, self.by_design, DropReason::NfDied);
         }
         self.counters.inside.store(0, Ordering::Relaxed);
         self.give_up(plane, u64::MAX);
@@ -627,13 +640,14 @@ fn hand_out(plane: &mut Plane, path: &Path, end: &mut dyn WireEnd, packets: &[Pa
 }
 
 /// Counts packets that went in and will not come back.
-fn write_off(plane: &Plane, counters: &FeedCounters, chain: &Chain, n: u64, by_design: bool, why: DropReason) {
+fn write_off(plane: &Plane, counters: &FeedCounters, visit: &mut Visit, n: u64, by_design: bool, why: DropReason) {
     if n > 0 {
+        visit.written_off += n;
         counters.api.not_back.add(n);
         if !by_design {
-            plane.count_lost(chain, why, n);
+            plane.count_lost(&visit.chain, why, n);
             // Their frames were freed when they went in.
-            chain.counters[plane.index].back.add(n);
+            visit.chain.counters[plane.index].back.add(n);
         }
     }
 }

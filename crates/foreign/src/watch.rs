@@ -11,12 +11,13 @@
 //! is given up. A few are watched at a time; while there is none, nothing is compared.
 //!
 //! A *suspect* is a packet that went in while something looks at packets. If it has not come out
-//! when its time is over, and packets were written off meanwhile, it is shown as one of them.
+//! when its time is over, and packets of its visit were written off meanwhile, it is shown as one
+//! of them.
 //!
 //! # Limits
 //! Latency and traces stop at a program that changes the end of packets (a proxy, encryption, a NAT
-//! on short ones). A packet that went in before a marked one and has the same end is mistaken for
-//! it.
+//! on short ones), and there a packet that came out may be shown as lost, if others of its visit
+//! were. A packet that went in before a marked one and has the same end is mistaken for it.
 
 use sluice_shm::arena::Arena;
 
@@ -54,14 +55,14 @@ const HEAD: usize = 128;
 pub struct Suspect {
     tail: Tail,
     /// Side at which it will come out.
-    out: usize,
+    pub out: usize,
     since_ns: u64,
     head: [u8; HEAD],
     /// Its length in bytes.
     pub len: u16,
     /// Number of its chain.
     pub chain: u16,
-    /// Packets that had been written off when it went in.
+    /// Packets of its visit that had been written off when it went in.
     pub written_off: u64,
 }
 
@@ -93,10 +94,17 @@ impl Watch {
         self.watched.is_empty() && self.suspect.is_none()
     }
 
-    /// Watches a packet that is about to go in, unless one is watched.
-    pub fn suspect(&mut self, packet: impl FnOnce() -> Option<Suspect>) {
-        if self.suspect.is_none() {
-            self.suspect = packet();
+    /// Whether no packet is suspected, so that one may be.
+    #[inline]
+    pub fn lacks_suspect(&self) -> bool {
+        self.suspect.is_none()
+    }
+
+    /// Watches a packet that went in, if there is one.
+    #[inline]
+    pub fn suspect(&mut self, packet: Option<Suspect>) {
+        if packet.is_some() {
+            self.suspect = packet;
         }
     }
 
@@ -179,19 +187,20 @@ mod tests {
         let mut watch = Watch::default();
         let suspect = |packet: Packet, since_ns: u64| Suspect::new(&arena, packet, 3, 1, since_ns, 7);
         let (first, second) = (packet(0, 9), packet(1, 8));
-        watch.suspect(|| suspect(first, 10));
-        watch.suspect(|| panic!("there is one"));
-        assert!(!watch.is_empty() && watch.overdue(10).is_none());
+        assert!(watch.lacks_suspect());
+        watch.suspect(suspect(first, 10));
+        watch.suspect(None);
+        assert!(!watch.lacks_suspect() && !watch.is_empty() && watch.overdue(10).is_none());
         assert_eq!(watch.came_out(&tail_of(&arena, first).unwrap(), 0), None, "another side");
         assert!(!watch.is_empty());
         watch.came_out(&tail_of(&arena, first).unwrap(), 1);
         assert!(watch.is_empty() && watch.overdue(100).is_none());
-        watch.suspect(|| suspect(second, 20));
+        watch.suspect(suspect(second, 20));
         watch.came_out(&tail_of(&arena, first).unwrap(), 1);
         let lost = watch.overdue(21).unwrap();
-        assert_eq!((lost.head(), lost.len, lost.chain, lost.written_off), (&[1; HEAD][..], 200, 3, 7));
+        assert_eq!((lost.head(), lost.len, lost.chain, lost.out, lost.written_off), (&[1; HEAD][..], 200, 3, 1, 7));
         assert!(watch.is_empty());
-        watch.suspect(|| suspect(packet(2, 2), 30));
+        watch.suspect(suspect(packet(2, 2), 30));
         assert!(watch.is_empty(), "it could not be recognised");
     }
 

@@ -414,6 +414,16 @@ fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
     let fresh = outlook(&rig, 1);
     assert_eq!((fresh.fate, fresh.rule, fresh.chain, fresh.flow), (Fate::Enters, Some(0), Some(0), None));
     assert_eq!(fresh.nfs, [Foreseen::Nf(0), Foreseen::Nf(1)]);
+    // However often it is asked, what is granted to packets stays.
+    let asked = rig.plane.ask(0, |worker| {
+        let (plane, rx) = worker.parts();
+        rx.outlook(plane, &udp(1, 0), 46, 0);
+        let before = (plane.rooms.clone(), plane.unlooked);
+        (0..100).for_each(|_| drop(rx.outlook(plane, &udp(1, 0), 46, 0)));
+        (before, (plane.rooms.clone(), plane.unlooked))
+    });
+    let (before, after) = asked.unwrap();
+    assert_eq!(before, after);
     rig.put((0..100).map(|i| udp(1, i)));
     wait_for("the drops", || rig.dropped(DropReason::Entry) == 100 - 16);
     for flow in [1, 2] {
@@ -489,6 +499,40 @@ fn what_a_port_does_not_take_is_captured_with_the_reason() {
         pass_on();
         rig.is_empty()
     });
+}
+
+#[test]
+fn of_a_packet_whose_length_is_lost_the_headers_are_shown() {
+    let rig = Rig::new(1, 16, Overload::Wait, OnFailure::Drop);
+    let mut reader = capture_drops(&rig.plane);
+    let mut long = udp(1, 0);
+    long.resize(300, 7);
+    long[16..18].copy_from_slice(&286u16.to_be_bytes());
+    rig.put([long.clone()]);
+    let mut nf = rig.nf(0);
+    let packet = read(&mut nf);
+    nf.tx.enqueue(&[Descriptor { offset: 2000, len: 2000, ..packet }]).unwrap();
+    let mut record = CapturedPacket::default();
+    wait_for("the drop", || reader.take(&mut record));
+    let sighting = &record.sighting;
+    assert_eq!((sighting.why, sighting.place), (Some(DropReason::Violation.into()), Some(DropPlace::Nf(0))));
+    assert_eq!((record.len, &record.bytes[..]), (64, &long[..64]));
+    wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
+fn a_packet_that_finds_no_room_on_a_detour_is_dropped_where_there_is_none() {
+    let rig = Rig::new(2, 16, Overload::Drop, OnFailure::Drop);
+    let mut reader = capture_drops(&rig.plane);
+    rig.put((0..100).map(|i| udp(1, i)));
+    wait_for("a full chain", || rig.dropped(DropReason::Entry) == 100 - 16);
+    let mut first = rig.nf(0);
+    let packet = read(&mut first);
+    first.tx.enqueue(&[Descriptor { verdict: Verdict::ToService as u8, arg: 1, ..packet }]).unwrap();
+    let mut record = CapturedPacket::default();
+    let is_it = |record: &CapturedPacket| record.sighting.why == Some(DropReason::RingFull.into());
+    wait_for("the drop", || reader.take(&mut record) && is_it(&record));
+    assert_eq!(record.sighting.place, Some(DropPlace::Nf(1)));
 }
 
 /// Traces up to `count` packets from now on.

@@ -149,8 +149,11 @@ impl PoolSteering {
     pub(super) fn foresee(&self, asked: &SteerRequest<'_>, tables: &Tables) -> Result<Vec<Foreseen>, Decision> {
         let (chain, hash) = (asked.chain, asked.key.symmetric_hash());
         let (key, _) = asked.key.connection();
-        let found = if self.per_flow { self.connections.find(&key, key.hash(&self.keys)) } else { None };
-        if self.waiting.holds(&key) {
+        let is_held = |service: &u16| self.members(*service).is_some_and(|members| members.table.per.is_held());
+        let holds_members = self.per_flow && chain.services.iter().any(is_held);
+        let found = if holds_members { self.connections.find(&key, key.hash(&self.keys)) } else { None };
+        let is_behind = || self.waiting.holds(&key) && chain.services.iter().any(|service| self.waiting.of(*service) > 0);
+        if holds_members && !asked.has_waited && is_behind() {
             return Err(Decision::Wait(WaitFor::Instance));
         }
         let Search { lacking, n, without, .. } = self.search(chain, found, asked);

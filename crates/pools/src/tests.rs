@@ -352,6 +352,15 @@ fn what_is_foreseen_is_what_is_decided_and_takes_no_member() {
     let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Wait, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
     assert_eq!(rig.foresee(0, 8), Err(Decision::Wait(WaitFor::Instance)));
+    assert_eq!(rig.packet(0, 8, false, tcp::ACK), Err(Decision::Wait(WaitFor::Instance)));
+    let (wanted, key) = (rig.steering.wanted(), key(8, false));
+    let arrival = Arrival { packet: Packet::default(), key: &key, flags: 0, tcp: tcp::ACK };
+    assert!(rig.steering.enqueue(wanted, &arrival, 0).is_none());
+    rig.packet(0, 3, false, tcp::RST).unwrap();
+    rig.step();
+    assert_eq!(rig.foresee(0, 8), Err(Decision::Wait(WaitFor::Instance)), "behind its earlier packet");
+    rig.tables.chains.push(chain(2, &[2]));
+    assert_eq!(rig.foresee(2, 8), Ok(vec![Foreseen::Nf(16)]), "a chain without pools");
     let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
     assert_eq!(rig.foresee(0, 8), Ok(vec![Foreseen::Nf(16); 3]));

@@ -54,19 +54,22 @@ pub struct All {
 impl Kinds for All {
     fn open(&self, port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, Fault> {
         let room = arena.geometry().stride as usize - HEADROOM;
-        match &port.kind {
-            PortKind::Pcap(settings) if settings.read.is_some() => self.origins.cover(frames),
-            kind if kind.no_input().is_none() => self.origins.mix(),
-            _ => {}
+        let is_replay = matches!(&port.kind, PortKind::Pcap(settings) if settings.read.is_some());
+        if is_replay {
+            self.origins.cover(frames);
         }
-        Ok(match &port.kind {
+        let open = match &port.kind {
             PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room)?,
             PortKind::Sink(settings) => sink::open(port.queues, settings),
             PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room, &self.origins)?,
             PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames)?,
             PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room)?,
             PortKind::AfXdp(settings) => af_xdp::open(&port.name, port.queues, settings, arena, frames)?,
-        })
+        };
+        if !is_replay && port.kind.no_input().is_none() {
+            self.origins.mix();
+        }
+        Ok(open)
     }
 
     fn look_at(&self, port: &Port, room: usize) -> Result<(), Fault> {
@@ -133,18 +136,29 @@ impl Kinds for All {
     }
 
     fn wire(&self, options: &WireOptions<'_>) -> Result<Box<dyn WireEnd>, (&'static str, io::Error)> {
-        self.origins.mix();
         let WireOptions { interface, via, slots, largest, room } = *options;
-        if via == Via::AfXdp {
-            return Ok(Box::new(XdpQueue::open(interface, slots, largest, room)?));
-        }
-        let options = SocketOptions { interface, slots, room, promiscuous: true, bypass: true, fanout: None };
-        Ok(Box::new(InterfaceQueue::open(&options)?))
+        let end: Box<dyn WireEnd> = if via == Via::AfXdp {
+            Box::new(XdpQueue::open(interface, slots, largest, room)?)
+        } else {
+            let options = SocketOptions { interface, slots, room, promiscuous: true, bypass: true, fanout: None };
+            Box::new(InterfaceQueue::open(&options)?)
+        };
+        self.origins.mix();
+        Ok(end)
     }
 
     fn device(&self, devargs: &str, frames: &FramePool) -> Result<Box<dyn WireEnd>, Fault> {
+        let end = dpdk::open_one(devargs, frames)?;
         self.origins.mix();
-        Ok(Box::new(dpdk::open_one(devargs, frames)?))
+        Ok(Box::new(end))
+    }
+}
+
+impl All {
+    /// Notes, before the first packet moves, that packets come from elsewhere than from ports, as
+    /// from a controller: what a capture says of a packet is not known then.
+    pub fn mix(&self) {
+        self.origins.mix();
     }
 }
 
@@ -205,6 +219,7 @@ fn too_large((number, port): (usize, &Port), room: usize) -> Option<Problem> {
 
 #[cfg(test)]
 mod tests {
+    use super::origin::FrameOrigin;
     use super::*;
     use sluice_dataplane::fake::cache;
 
@@ -229,6 +244,29 @@ mod tests {
         let error = All::default().open(&port, frames.arena(), &pool).err().unwrap().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "started without any dpdk port" } else { "build with `--features dpdk`" };
         assert!(error.contains(wanted), "{error}");
+    }
+
+    #[test]
+    fn origins_are_known_until_another_kind_of_port_or_another_source_is_open() {
+        let (frames, pool) = (cache(64), FramePool::new(64));
+        let port = |text: &str| -> Port { toml::from_str(&format!("name = \"p\"\n{text}")).unwrap() };
+        let are_known = |all: &All| {
+            all.origins.cover(&pool);
+            all.origins.note(0, FrameOrigin::default());
+            all.origins.of(0, &frames).is_some()
+        };
+        let all = All::default();
+        for without_input in ["kind = \"sink\"", "kind = \"pcap\"\nwrite = \"/dev/null\""] {
+            all.open(&port(without_input), frames.arena(), &pool).unwrap();
+            assert!(are_known(&all), "{without_input}");
+        }
+        assert!(all.open(&port("kind = \"dpdk\""), frames.arena(), &pool).is_err());
+        assert!(are_known(&all), "no packet comes from a port that is not open");
+        all.open(&port("kind = \"gen\""), frames.arena(), &pool).unwrap();
+        assert!(!are_known(&all));
+        let all = All::default();
+        all.mix();
+        assert!(!are_known(&all));
     }
 
     #[test]

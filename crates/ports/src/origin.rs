@@ -9,8 +9,9 @@
 //! so the entry is the packet's, whatever they did to its bytes.
 //!
 //! Limits: a frame that something else fills keeps the entry of an earlier packet. So nothing is
-//! known any more once packets come from another kind of port or out of a foreign program
-//! ([`Origins::mix`]), or where tenants have memory of their own, into which packets are copied.
+//! known any more once packets come from another kind of port, out of a foreign program or from an
+//! OpenFlow controller ([`Origins::mix`]), or where tenants have memory of their own, into which
+//! packets are copied. A replay writes entries even if no port writes a file: two stores a packet.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

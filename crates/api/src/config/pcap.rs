@@ -39,8 +39,8 @@ pub enum PcapTimes {
     #[default]
     Written,
     /// As in the capture that they were replayed from. Where packets also come from ports of other
-    /// kinds or out of foreign programs, or tenants have memory of their own: when they were
-    /// written.
+    /// kinds, out of foreign programs or from an OpenFlow controller, or tenants have memory of
+    /// their own: when they were written.
     Recorded,
 }
 

@@ -220,6 +220,9 @@ pub struct FlowLogCounts {
     pub unwritten: u64 => "sluice_flow_log_unwritten_total",
     /// Flows that could not be sent to the collector of the flow log.
     pub unsent: u64 => "sluice_flow_log_unsent_total",
+    /// Packets dropped inside a chain whose bytes name no flow: an NF has altered them, or another
+    /// packet thread received them.
+    pub flowless_drops: u64 => "sluice_flow_log_flowless_drops_total",
     /// Seconds for which flows are metered.
     pub metered_s: f64,
 }

@@ -245,9 +245,10 @@ impl Worker {
         self.observe(|observers| observers.end(capture))
     }
 
-    /// Begins to meter flows, instead of what it meters now.
-    pub fn meter(&mut self, meter: Box<FlowMeter>) {
-        self.observe(|observers| observers.meter = Some(meter));
+    /// Begins to meter flows, instead of what it meters now. Returns the former meter: to free it
+    /// takes time.
+    pub fn meter(&mut self, meter: Box<FlowMeter>) -> Option<Box<FlowMeter>> {
+        self.observe(|observers| observers.meter.replace(meter))
     }
 
     /// Meters these flows no more, and returns their meter: to free it takes time.

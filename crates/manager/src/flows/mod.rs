@@ -206,6 +206,7 @@ impl FlowLog {
             // Relaxed: numbers for people.
             unwritten: self.unwritten.load(Ordering::Relaxed),
             unsent: self.unsent.load(Ordering::Relaxed),
+            flowless_drops: self.flows.iter().map(|flows| flows.flowless_drops()).sum(),
             metered_s: self.began.elapsed().as_secs_f64(),
         }
     }

@@ -146,9 +146,11 @@ fn flows_are_reported_live_and_ended_and_logged_to_the_last_one() {
     rig.receive(&udp(1), 5);
     rig.receive(&udp(1), 7);
     rig.drop(&udp(1), 8);
+    rig.drop(&udp(9), 8);
     rig.receive(&arp(), 9);
     let reply = ask(&log, FlowsRequest::default());
     assert_eq!((reply.log.live, reply.log.ended, reply.flows.len(), reply.next), (2, 0, 2, 0));
+    assert_eq!(reply.log.flowless_drops, 1);
     let [arp, udp] = &reply.flows[..] else { panic!("{reply:?}") };
     assert_eq!((arp.protocol.as_str(), arp.src.as_str(), arp.dst.as_str()), ("0x0806", "02:00:00:00:00:09", "ff:ff:ff:ff:ff:ff"));
     let wanted = FlowReport {

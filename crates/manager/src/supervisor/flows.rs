@@ -134,7 +134,8 @@ impl Supervisor {
         let Meters { meters, flows } = meters;
         let (log, thread) = FlowLog::start(flows, outputs, self.flow_names(), self.remote())?;
         for (thread, meter) in meters.into_iter().enumerate() {
-            self.plane.tell(thread, move |worker| worker.meter(meter));
+            // It has had none: the former one was given back before.
+            self.plane.tell(thread, move |worker| drop(worker.meter(meter)));
         }
         self.seen.flows = Some(FlowKeeper { log: log.clone(), thread });
         Ok(log)

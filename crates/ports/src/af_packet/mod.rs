@@ -120,9 +120,9 @@ impl PortQueue for InterfaceQueue {
             let Some(socket) = self.socket.as_mut().filter(|_| used < had) else { break };
             let (frame, room, waiting) = (fresh[used], self.room, &mut self.waiting);
             let mut refused = false;
-            let lost = |bytes: &[u8]| {
+            let lost = |len: usize, bytes: &[u8]| {
                 if let Some(counters) = &self.counters {
-                    counters.lost_packets.keep(PortDrop::Oversize, bytes.len(), bytes);
+                    counters.lost_packets.keep(PortDrop::Oversize, len, bytes);
                 }
             };
             let take = |received: Received<'_>| {
@@ -135,7 +135,7 @@ impl PortQueue for InterfaceQueue {
                 let cut = Cut::of(received.bytes, offload, size, start).filter(|cut| cut.largest() + received.tag_len() <= room);
                 refused = cut.is_none();
                 if refused {
-                    lost(received.bytes);
+                    lost(received.bytes.len(), received.bytes);
                 }
                 // `None` while there are not enough frames: the segment stays where it is.
                 split(&received, &cut?, frames, waiting).then_some(None)

@@ -362,9 +362,9 @@ impl PacketSocket {
     }
 
     /// Passes the next packet to `take`. `None` if there is none, or if `take` leaves it for later.
-    /// `lost` gets what is known of packets that are too large.
+    /// `lost` gets the length and the first bytes of packets that count as oversize here.
     #[inline]
-    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> Option<T>, lost: impl Fn(&[u8])) -> Option<T> {
+    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> Option<T>, lost: impl Fn(usize, &[u8])) -> Option<T> {
         loop {
             let (status, slot) = self.status();
             // Acquire: the packet was written before the status.
@@ -399,7 +399,7 @@ impl PacketSocket {
             let (is_oversize, taken) = match packet {
                 Some(packet) if is_large || packet.len() <= self.room => (false, take(packet)),
                 Some(packet) => {
-                    lost(packet.bytes);
+                    lost(packet.bytes.len(), packet.bytes);
                     (true, None)
                 }
                 // The beginning of a large segment that the kernel had no space to queue.
@@ -407,7 +407,16 @@ impl PacketSocket {
                     self.counters.overruns += 1;
                     (false, None)
                 }
-                None => (true, None),
+                // Of a kind that is not cut here, or not fetched: the slot has its beginning.
+                None => {
+                    let (mac, there) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
+                    if mac + there <= self.slot {
+                        // SAFETY: these bytes lie in the slot, which is ours until its status
+                        // changes; no other reference exists any more.
+                        lost(header.tp_len as usize, unsafe { std::slice::from_raw_parts(slot.add(mac), there) });
+                    }
+                    (true, None)
+                }
             };
             if taken.is_none() && is_large && !is_oversize {
                 return None;
