@@ -241,7 +241,7 @@ build-anywhere:
 
 .PHONY: deb
 deb: build-anywhere ## Debian packages, in target/debian: sluice, sluice-nfs, libsluice-nf1, libsluice-nf-dev, sluice-lab
-	$(MAKE) packages
+	$(MAKE) packages PROFILE=release
 
 # With PROFILE=debug, of what the tests run, which `make programs` builds.
 .PHONY: test-packages
@@ -266,6 +266,14 @@ static: ## daemon, client and NFs as programs that need no library, in target/st
 .PHONY: reproducible
 reproducible: ## build packages and image twice, in two folders, and compare their bytes (two release builds)
 	scripts/reproducible
+
+.PHONY: test-page
+test-page: ## try the web page of what `make build` or `make deb` built in a real browser, with 10 and 1,000 NFs (Playwright, Chromium)
+	scripts/test-page --target $(BUILT)
+
+.PHONY: test-metrics
+test-metrics: ## have a real Prometheus scrape what `make build` or `make deb` built, and evaluate the dashboard and the alerts
+	scripts/test-metrics --target $(BUILT)
 
 .PHONY: clean
 clean: ## remove everything that was built

@@ -6,6 +6,7 @@ mod skip;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -82,6 +83,12 @@ fn a_report_is_made_and_what_is_there_is_not_run_again() {
     assert!(text(&second.stderr).contains("leaky-dma: there already"), "{}", text(&second.stderr));
 }
 
+/// Whether any process has this in its arguments.
+fn any_has(word: &str) -> bool {
+    let mut processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.any(|process| std::fs::read(process.path().join("cmdline")).is_ok_and(|line| text(&line).contains(word)))
+}
+
 /// An adapter of a shell script in a folder of adapters.
 fn write_adapter(folder: &Path, name: &str, more: &str, script: &str) {
     let text = format!(
@@ -100,9 +107,11 @@ fn peers_run_beside_ours_and_faults_of_one_are_no_faults_of_another() {
     let folder = tempfile::tempdir().unwrap();
     let peers = folder.path().join("peers");
     std::fs::create_dir(&peers).unwrap();
+    // No other process has this number.
+    let seconds = format!("1000.{:07}", std::process::id());
     write_adapter(&peers, "works", "", "echo rate 17; echo rate {chain_length}000000");
     write_adapter(&peers, "fails", "", "echo no hugepages >&2; exit 7");
-    write_adapter(&peers, "hangs", "patience_s = 0.5", "sleep 1000");
+    write_adapter(&peers, "hangs", "patience_s = 0.5", &format!("sleep {seconds}"));
     write_adapter(&peers, "silent", "", "echo hello");
     write_adapter(&peers, "absent", "", "echo rate 1");
     let absent = std::fs::read_to_string(peers.join("absent.toml")).unwrap();
@@ -110,6 +119,12 @@ fn peers_run_beside_ours_and_faults_of_one_are_no_faults_of_another() {
     let file = folder.path().join("peers.json");
     let ended =
         lab(&["peers", "--with", peers.to_str().unwrap(), "--seconds", "0.1", "--repeats", "1", "--json", file.to_str().unwrap()]);
+    // A process that was killed may take a moment to go.
+    let until = Instant::now() + Duration::from_secs(60);
+    while any_has(&seconds) {
+        assert!(Instant::now() < until, "a process of the peer that hangs is left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let (said, errors) = (text(&ended.stdout), text(&ended.stderr));
     assert!(!ended.status.success() && errors.contains("3 of the variants failed"), "{errors}");
     assert!(said.contains("works: works is a script") && !said.contains("absent is a script"), "{said}");

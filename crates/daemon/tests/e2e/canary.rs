@@ -8,7 +8,7 @@ use crate::support::{Daemon, PATIENCE, chain, find_chain, find_nf, find_port, op
 
 /// Flows that end, so that there are always new ones, through two instances of a service.
 fn busy() -> String {
-    port("steady", "gen", "rate = 20000\nflows = 64\nflow_packets = 20\noverload = \"wait\"")
+    port("steady", "gen", "rate = 30000\nflows = 64\nflow_packets = 20\noverload = \"wait\"")
         + &port("all", "sink", "")
         + &service("s", "sluice-nf-bridge", "instances = 2")
         + &chain("steady", "steady", &["s"], "all", "")
@@ -77,7 +77,8 @@ fn a_canary_without_a_fault_takes_over_and_no_packet_is_lost() {
     let folder = open_folder();
     let mut daemon = Daemon::start("", &busy());
     let exec = version(folder.path());
-    let (name, _) = begun(&mut daemon, &request(&exec, &[], 1));
+    // On a busy host, too, it gets packets enough to be compared.
+    let (name, _) = begun(&mut daemon, &CanaryRequest { percent: 50, ..request(&exec, &[], 10) });
     let said = wait_for_event(&daemon, "upgraded to");
     assert!(said.contains(&exec), "{said}");
     let stats = daemon.wait("the canary has left", |s| s.nfs.len() == 2 && s.nfs.iter().all(|nf| nf.name != name));
@@ -111,6 +112,7 @@ fn a_canary_that_dies_goes_back_and_its_flows_with_it() {
     let mut daemon = Daemon::start("", &busy());
     let before = daemon.wait("both run", |s| instances(s).len() == 2);
     let (name, nf) = begun(&mut daemon, &request(&version(folder.path()), &[], 3_600));
+    assert_eq!(nf.name, name);
     // Nothing else may change the service meanwhile.
     let refused = daemon.client().upgrade("s", &sluice_api::model::Upgrade { exec: "sluice-nf-bridge".into(), args: None });
     assert!(refused.unwrap_err().to_string().contains("part of new flows"));
@@ -129,6 +131,7 @@ fn a_canary_is_ended_by_request_without_a_loss() {
     let folder = open_folder();
     let mut daemon = Daemon::start("", &busy());
     let (name, nf) = begun(&mut daemon, &request(&version(folder.path()), &[], 3_600));
+    assert_eq!(nf.name, name);
     assert_eq!(find_nf(&daemon.stats(), &name).pid, nf.pid, "it runs");
     daemon.client().abort_canary("s").unwrap();
     let said = wait_for_event(&daemon, "failed: ");

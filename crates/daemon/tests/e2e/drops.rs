@@ -7,7 +7,7 @@
 //!
 //! | reason | why not |
 //! |---|---|
-//! | `tx_full`, `port_tx` | only a device that takes less than it is given; the manager's tests play one |
+//! | `tx_full`, `port_tx` | only a device that takes less; the manager's tests play one |
 //! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race |
 
 use std::process::{Command, Output, Stdio};
@@ -39,7 +39,7 @@ fn succeeded(output: Output) -> Vec<u8> {
 pub fn ask_while(daemon: &Daemon, reason: &str, mut provoke: impl FnMut()) -> Value {
     let until = Instant::now() + PATIENCE;
     loop {
-        let mut child = command(daemon, &["drops", "--reason", reason, "--seconds", "3", "--json"]).spawn().unwrap();
+        let mut child = command(daemon, &["drops", "--reason", reason, "--seconds", "0.5", "--json"]).spawn().unwrap();
         while child.try_wait().unwrap().is_none() {
             provoke();
             std::thread::sleep(Duration::from_millis(5));
@@ -88,6 +88,7 @@ fn why_dropped(daemon: &Daemon, packet: &str, reason: &str) -> WhyReply {
             return why;
         }
         assert!(Instant::now() < until, "{packet}: not dropped as {reason}: {why:?}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -159,13 +159,44 @@ impl Drop for Collector {
     }
 }
 
-/// Whether a UDP socket is bound to a port of 127.0.0.1, and has no packets to read.
-fn has_read_all(port: u16) -> bool {
-    let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
-    let own = format!("0100007F:{port:04X}");
-    let mut lines = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    // Local address, remote address, state, queues to send and to receive.
-    lines.any(|words| words.get(1) == Some(&own.as_str()) && words.get(4).is_some_and(|queues| queues.ends_with(":00000000")))
+impl Collector {
+    /// Starts one that writes into a folder, at a port that is free; none where it is not
+    /// installed.
+    fn start(folder: &Path) -> Option<(Self, u16)> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            // Another program may take it before nfcapd does, which ends then.
+            let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let mut command = Command::new("nfcapd");
+            command.args(["-b", "127.0.0.1", "-p", &port.to_string(), "-t", "3600", "-w"]).arg(folder);
+            command.arg("-P").arg(folder.with_extension("pid"));
+            let mut collector = Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?);
+            while collector.0.try_wait().unwrap().is_none() {
+                if collector.has_read_all(port) {
+                    return Some((collector, port));
+                }
+                assert!(Instant::now() < until, "nfcapd does not listen");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert!(Instant::now() < until, "nfcapd ends");
+        }
+    }
+
+    /// Whether it has a UDP socket at a port of 127.0.0.1, and no packets to read there.
+    fn has_read_all(&self, port: u16) -> bool {
+        let sockets = std::fs::read_to_string("/proc/net/udp").unwrap();
+        let own = format!("0100007F:{port:04X}");
+        // Local address, remote address, state, queues to send and to receive; the tenth is the
+        // number of the socket.
+        let of_port = sockets
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .find(|words| words.get(1) == Some(&own.as_str()));
+        let Some([_, _, _, _, queues, _, _, _, _, number, ..]) = of_port.as_deref() else { return false };
+        let socket = format!("socket:[{number}]");
+        let mut files = std::fs::read_dir(format!("/proc/{}/fd", self.0.id())).into_iter().flatten().flatten();
+        queues.ends_with(":00000000") && files.any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == Path::new(&socket)))
+    }
 }
 
 #[test]
@@ -173,23 +204,7 @@ fn a_real_collector_takes_every_flow() {
     let files = open_folder();
     let folder = files.path().join("collected");
     std::fs::create_dir(&folder).unwrap();
-    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut command = Command::new("nfcapd");
-    command
-        .args(["-b", "127.0.0.1", "-p", &port.to_string(), "-t", "3600", "-w"])
-        .arg(&folder)
-        .arg("-P")
-        .arg(files.path().join("pid"));
-    let collector = match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
-        Ok(child) => child,
-        Err(_) => return skip("nfdump is not installed"),
-    };
-    let mut collector = Collector(collector);
-    let until = Instant::now() + PATIENCE;
-    while !has_read_all(port) {
-        assert!(Instant::now() < until && collector.0.try_wait().unwrap().is_none(), "nfcapd does not listen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let Some((mut collector, port)) = Collector::start(&folder) else { return skip("nfdump is not installed") };
     let (body, sent) = body(files.path(), &format!("collector = \"127.0.0.1:{port}\"\nidle_ms = 100"));
     let daemon = Daemon::start("", &body);
     wait_for(&daemon, "all flows have ended", &FlowsRequest::default(), |reply| {
@@ -198,7 +213,8 @@ fn a_real_collector_takes_every_flow() {
     let reply = daemon.client().flows(&FlowsRequest::default()).unwrap();
     assert_eq!((reply.log.unsent, reply.log.lost), (0, 0));
     daemon.stop();
-    while !has_read_all(port) {
+    let until = Instant::now() + PATIENCE;
+    while !collector.has_read_all(port) {
         assert!(Instant::now() < until, "nfcapd does not read");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -206,6 +222,7 @@ fn a_real_collector_takes_every_flow() {
     collector.0.wait().unwrap();
     let mut command = Command::new("nfdump");
     let output = command.args(["-q", "-N", "-o", "fmt:%sa,%da,%sp,%dp,%pkt,%byt", "-R"]).arg(&folder).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let mut collected = Sent::new();
     for line in text.lines().filter(|line| line.contains(',')) {

@@ -14,7 +14,7 @@ fn body(page: &str) -> String {
     format!("[page]\n{page}\n")
         + &port("in", "gen", "rate = 5000\noverload = \"wait\"")
         + &port("out", "sink", "")
-        + &service("fw", &nf("sluice-nf-bridge"), "cores = [1]")
+        + &service("fw", &nf("sluice-nf-bridge"), "")
         + &chain("web", "in", &["fw"], "out", "")
 }
 

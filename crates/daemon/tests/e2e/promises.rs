@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_api::client::ClientError;
@@ -436,7 +436,7 @@ fn a_broken_slo_is_an_event_and_the_flight_recorder_writes_what_was_before() {
             break std::fs::read(kept.join(first.name)).unwrap();
         }
         assert!(Instant::now() < until, "there is no file:\n{}", daemon.log());
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(5));
     };
     let trace = ReadTrace::of(&written);
     assert_eq!(trace.instants("slo acme", "promise")[0]["what"], said);

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sluice_api::model::{Event, EventKind, MAX_TIMELINES, RecordRequest};
@@ -91,7 +91,7 @@ fn a_recording_has_the_events_of_its_time_and_nfs_that_come_and_go() {
             daemon.client().record(&request, take).unwrap();
         });
         while !begun.load(Ordering::Relaxed) && Instant::now() < until {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(5));
         }
         let removed = daemon.client().add_nf("s", None).and_then(|nf| daemon.client().remove_nf(&nf.name));
         changed.store(true, Ordering::Relaxed);
@@ -148,7 +148,7 @@ fn the_flight_recorder_keeps_what_was_before_an_nf_died() {
     let until = Instant::now() + PATIENCE;
     while of_timelines().is_empty() {
         assert!(Instant::now() < until, "there is no file:\n{}", daemon.log());
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(5));
     }
     let listed = daemon.client().timelines().unwrap();
     assert_eq!((listed.len(), listed[0].why.as_str()), (1, "death-nf-b.0"));
@@ -225,7 +225,7 @@ fn what_cannot_be_recorded_is_refused_at_once() {
         }
         let until = Instant::now() + PATIENCE;
         while begun.load(Ordering::Relaxed) < MAX_TIMELINES && Instant::now() < until {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(5));
         }
         let refused = daemon.client().record(&RecordRequest::default(), |_| false);
         stop.store(true, Ordering::Relaxed);
@@ -236,6 +236,7 @@ fn what_cannot_be_recorded_is_refused_at_once() {
     let until = Instant::now() + PATIENCE;
     while let Err(error) = daemon.client().record(&RecordRequest { duration_ms: 1, rate_hz: 1_000 }, |_| true) {
         assert!(error.to_string().contains("recordings go on") && Instant::now() < until, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
     }
     daemon.stop();
 }

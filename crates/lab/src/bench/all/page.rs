@@ -52,13 +52,13 @@ impl<'a> Compared<'a> {
         Self { figure, report, checked }
     }
 
-    /// None without checks: it is drawn only.
     /// Its verdict in words, with how much of it was measured.
     fn words(&self) -> String {
         let verdict = word(self.verdict());
         Figure::coverage(&self.checked).map_or(verdict.clone(), |coverage| format!("{verdict} ({coverage})"))
     }
 
+    /// None without checks: it is drawn only.
     fn verdict(&self) -> Option<ClaimVerdict> {
         match &self.report {
             Some(_) => Figure::verdict(&self.checked),

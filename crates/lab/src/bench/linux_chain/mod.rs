@@ -370,15 +370,25 @@ mod tests {
         let lab = Lab::with(&args, programs).unwrap();
         for (nfs, ways) in CHAINS {
             for way in ways {
-                match one(&lab, *way, nfs, 10_000.0) {
+                // On a busy host nothing may come through in a window as short as this.
+                let mut tried = one(&lab, *way, nfs, 10_000.0);
+                for _ in 0..2 {
+                    if matches!(tried, Err(Miss::Failed(_))) {
+                        tried = one(&lab, *way, nfs, 10_000.0);
+                    }
+                }
+                match tried {
                     Ok(sample) => assert!(sample[DELIVERED] > 0.0, "{} {nfs}", way.name()),
-                    Err(Miss::LeaveOut(why)) => assert!(*way == Way::LinuxSteered, "{}: {why}", way.name()),
+                    Err(Miss::LeaveOut(why)) if *way == Way::LinuxSteered => skip(why),
+                    Err(Miss::LeaveOut(why)) => panic!("{} {nfs}: {why}", way.name()),
                     Err(Miss::Failed(error)) => panic!("{} {nfs}: {error:#}", way.name()),
                 }
             }
         }
-        let left = netns::call("ip", &["netns", "list"]).unwrap();
-        let ours = format!("sluice-bench-{}-hop", std::process::id());
-        assert!(!left.contains(&ours), "{left}");
+        let process = std::process::id();
+        let left = netns::call("ip", &["netns", "list"]).unwrap() + &netns::call("ip", &["-o", "link"]).unwrap();
+        assert!(!left.contains(&format!("sluice-bench-{process}-")), "{left}");
+        // Both host ends, and the bridge.
+        assert!(!["i", "o", "b"].iter().any(|end| left.contains(&format!("slb{process}{end}"))), "{left}");
     }
 }

@@ -174,7 +174,9 @@ mod tests {
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
         // Its parent may not have collected it yet.
         let is_over = || state().ok().is_none_or(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])));
+        let began = Instant::now();
         while !is_over() {
+            assert!(began.elapsed() < Duration::from_secs(60), "process {} is left", pid.trim());
             std::thread::sleep(LOOK);
         }
     }
