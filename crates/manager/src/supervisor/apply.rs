@@ -117,6 +117,9 @@ impl Supervisor {
 
     /// Takes the steps of configurations whose new versions work, and gives up the others.
     pub(super) fn go_on_applying(&mut self) {
+        if self.turns.stopping {
+            return;
+        }
         let mut at = 0;
         while at < self.changes.applying.len() {
             let number = self.changes.applying[at].number;

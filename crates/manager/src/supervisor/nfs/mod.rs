@@ -31,7 +31,7 @@ use rustix::process::Pid;
 use sluice_shm::clock::monotonic_ns;
 
 pub(crate) use canary::{
-    Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Passage, canary_fault, canary_parts, wrong_canary,
+    Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Passage, canary_fault, canary_lacks, canary_parts, wrong_canary,
 };
 pub(crate) use counted::Counted;
 pub(crate) use event::{Action, Again, End, Ended, Event, TrialEnd};
