@@ -360,9 +360,10 @@ overtakes another. In a pool new flows go to new members, and old ones leave wit
 nothing. It stays until the daemon ends or another configuration is applied: write it into the file too, or the next
 `sluice apply` goes back to the one that stands there.
 
-With --canary one instance of the new version gets that part of new flows. Its flows go back, without a loss, if it ends or breaks the
-rules, drops more than the old version by --max-drops, takes longer for bursts than --max-burst, or if an SLO of this host is violated
-meanwhile. Else its version takes over after --for.")]
+With --canary one instance of the new version gets that part of new flows. Its flows go back if it ends or breaks the rules, drops
+more than the old version by --max-drops, takes longer for bursts than --max-burst, gets too few packets to be compared, or if an SLO
+near it is violated meanwhile. Nothing is lost then, but for the packets in the ring of one that crashes. Else its version takes over
+after --for.")]
     Upgrade(NfUpgrade),
 }
 

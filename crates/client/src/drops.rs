@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use pcap_file::PcapError;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use serde::Serialize;
@@ -143,12 +144,16 @@ fn samples(client: &mut Client, args: &DropsArgs) -> anyhow::Result<Vec<Sample>>
     Ok(read(&bytes)?)
 }
 
-/// The packets of a capture.
-fn read(bytes: &[u8]) -> Result<Vec<Sample>, pcap_file::PcapError> {
+/// The packets of a capture. A daemon that ends meanwhile may cut the last one, which is left out.
+fn read(bytes: &[u8]) -> Result<Vec<Sample>, PcapError> {
     let mut samples: Vec<Sample> = Vec::new();
     let mut reader = PcapNgReader::new(bytes)?;
     while let Some(block) = reader.next_block() {
-        let Block::EnhancedPacket(packet) = block? else { continue };
+        let block = match block {
+            Err(PcapError::IoError(error)) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+            block => block?,
+        };
+        let Block::EnhancedPacket(packet) = block else { continue };
         let comment = packet.options.iter().find_map(|option| match option {
             EnhancedPacketOption::Comment(comment) => Some(&**comment),
             _ => None,
@@ -330,6 +335,10 @@ fn said_of(sample: &Sample) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pcap_file::DataLink;
+    use pcap_file::pcapng::PcapNgWriter;
+    use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+    use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
     use sluice_api::model::{Chain, Pool, Port, Service, Status};
 
     use super::*;
@@ -367,6 +376,27 @@ mod tests {
         let words = header::packet("udp 10.0.0.1:53 > 10.0.0.2:99").unwrap();
         let with = |comment: &str| Sample { headers: header::line(&words.bytes), bytes: 60, ..of_comment(comment) };
         vec![with("chain=web path=fw.0,nat.0 port=lan drop=entry"), with("port=stray drop=no_rule"), with("port=wan drop=mtu")]
+    }
+
+    #[test]
+    fn the_packets_before_a_cut_one_are_kept() {
+        let data = header::packet("udp 10.0.0.1:53 > 10.0.0.2:99").unwrap().bytes;
+        let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
+        writer.write_pcapng_block(InterfaceDescriptionBlock::new(DataLink::ETHERNET, 0)).unwrap();
+        for reason in ["entry", "mtu"] {
+            let packet = EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::from_secs(1),
+                original_len: data.len() as u32,
+                data: (&data[..]).into(),
+                options: vec![EnhancedPacketOption::Comment(format!("drop={reason}").into())],
+            };
+            writer.write_pcapng_block(packet).unwrap();
+        }
+        let bytes = writer.into_inner();
+        let reasons = |bytes: &[u8]| read(bytes).unwrap().into_iter().map(|sample| sample.reason).collect::<Vec<_>>();
+        assert_eq!(reasons(&bytes), ["entry", "mtu"]);
+        assert_eq!(reasons(&bytes[..bytes.len() - 3]), ["entry"]);
     }
 
     #[test]

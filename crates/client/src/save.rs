@@ -3,9 +3,9 @@
 //! The file keeps its comments, its order and its layout; only the values of the keys differ. The
 //! daemon may run more than the file says, so what is saved is the keys and not what runs.
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
@@ -99,11 +99,13 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_file_name(format!(".{name}.sluice-{}", std::process::id()));
     let replaced = (|| {
         let before = fs::metadata(path)?;
-        fs::write(&new, text)?;
-        fs::set_permissions(&new, before.permissions())?;
+        // At no time can others read what they could not before.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
         // Only root may, and only where it differs.
-        let _ = chown(&new, Some(before.uid()), Some(before.gid()));
-        File::open(&new)?.sync_all()?;
+        let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
+        file.set_permissions(before.permissions())?;
+        file.sync_all()?;
         fs::rename(&new, path)
     })();
     if replaced.is_err() {
@@ -167,6 +169,14 @@ mod tests {
         write(&path, "new").unwrap();
         assert_eq!((fs::read_to_string(&path).unwrap().as_str(), fs::metadata(&path).unwrap().mode() & 0o777), ("new", 0o640));
         assert!(write(&folder.path().join("none/a.toml"), "new").is_err());
+        // What has the name of the new file is not written to.
+        let other = folder.path().join("other");
+        fs::write(&other, "other").unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join(format!(".a.toml.sluice-{}", std::process::id()))).unwrap();
+        assert_eq!(write(&path, "newer").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        write(&path, "newer").unwrap();
+        assert_eq!((fs::read_to_string(&path).unwrap(), fs::read_to_string(&other).unwrap()), ("newer".into(), "other".into()));
+        fs::remove_file(&other).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -458,6 +458,16 @@ mod tests {
     }
 
     #[test]
+    fn a_section_that_needs_a_restart_is_a_change_only_where_it_differs() {
+        let recorder = format!("recorder = {{ memory_mib = 4 }}\n{OLD}");
+        assert_eq!(said(&recorder, &recorder), Vec::<String>::new());
+        let page = format!("page = {{ listen = \"127.0.0.1:9180\" }}\n{OLD}");
+        assert_eq!(said(&page, &page), Vec::<String>::new());
+        assert_eq!(said(&page, OLD), ["page.listen changes when sluiced is restarted"], "it goes");
+        assert_eq!(said(OLD, &page), ["page.listen changes when sluiced is restarted"]);
+    }
+
+    #[test]
     fn a_changed_program_replaces_the_instances() {
         let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
         assert_eq!(said(OLD, &new), ["replace service nat (2 instances)"]);

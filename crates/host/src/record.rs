@@ -492,12 +492,22 @@ fn make_dir(dir: &Path) -> Result<bool, RecordError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
         Err(error) => return Err(system("make", dir)(error)),
     };
+    check_dir(dir)?;
+    Ok(made)
+}
+
+/// Refuses a directory, given by its absolute path, that another user could write to or replace.
+///
+/// # Errors
+/// [`RecordError::Untrusted`], whose advice is about a runtime directory; [`RecordError::System`]
+/// where there is none.
+pub fn check_dir(dir: &Path) -> Result<(), RecordError> {
+    trust_way_to(dir)?;
     let metadata = fs::symlink_metadata(dir).map_err(system("read", dir))?;
     if !metadata.is_dir() {
         return Err(RecordError::Untrusted { dir: dir.into(), what: "is no directory".into() });
     }
-    trust(dir, &metadata)?;
-    Ok(made)
+    trust(dir, &metadata)
 }
 
 /// Whether the lock in a directory names this process.

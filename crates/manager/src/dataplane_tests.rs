@@ -410,7 +410,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
 #[test]
 fn what_is_foreseen_of_a_packet_is_what_happens_to_it() {
     let mut rig = Rig::new(2, 16, Overload::Drop, OnFailure::Drop);
-    let outlook = |rig: &Rig, flow: u8| rig.plane.outlook(0, &udp(flow, 0), 46, 0).unwrap();
+    let outlook = |rig: &Rig, flow: u8| rig.plane.outlooks(&[0], &udp(flow, 0), 46, 0).unwrap().remove(0);
     let fresh = outlook(&rig, 1);
     assert_eq!((fresh.fate, fresh.rule, fresh.chain, fresh.flow), (Fate::Enters, Some(0), Some(0), None));
     assert_eq!(fresh.nfs, [Foreseen::Nf(0), Foreseen::Nf(1)]);

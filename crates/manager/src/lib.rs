@@ -19,6 +19,8 @@ pub mod capture;
 
 mod flows;
 
+mod threads;
+
 pub mod nf;
 
 pub mod controller;

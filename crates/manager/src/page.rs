@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use axum::Router;
-use sluice_page::{Hub, PageSource, Token, TokenError};
+use sluice_page::{Hub, PageSource, ServedAt, Token, TokenError};
 
 use crate::control::server::Limits;
 use crate::control::{Backend, tcp};
@@ -63,7 +63,7 @@ impl PageServer {
     pub fn start(backend: Arc<dyn Backend>, listener: Option<PageListener>) -> std::io::Result<Self> {
         let mut server = Self { hub: Hub::start(Arc::new(Watched(backend)))?, listener: None };
         if let Some(PageListener { socket, token }) = listener {
-            let app = sluice_page::only_reads(sluice_page::router(&server.hub));
+            let app = sluice_page::only_reads(sluice_page::router(&server.hub, ServedAt::Loopback));
             let app = match token {
                 Some(token) => sluice_page::with_token(app, token),
                 None => app,
@@ -75,7 +75,7 @@ impl PageServer {
 
     /// Adds the page to the routes of the control socket, which change nothing for browsers then.
     pub fn onto(&self) -> impl FnOnce(Router) -> Router + Send + 'static + use<> {
-        let page = sluice_page::router(&self.hub);
+        let page = sluice_page::router(&self.hub, ServedAt::UnixSocket);
         move |app| sluice_page::only_reads(app.merge(page))
     }
 

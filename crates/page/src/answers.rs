@@ -7,13 +7,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::middleware::from_fn;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use sluice_api::health::Health;
 use sluice_api::{ApiError, ErrorKind};
+use tokio::sync::Semaphore;
 
-use crate::gate::guarded;
+use crate::gate::{ServedAt, guarded};
 use crate::{Hub, PageSource};
 
 const HTML: &str = include_str!("../assets/page.html");
@@ -22,6 +23,8 @@ const JS: &str = include_str!("../assets/page.js");
 
 /// For how long an answer that is made of the whole report answers further requests.
 const RECENT: Duration = Duration::from_millis(250);
+/// Most calls of the daemon at a time. A client that leaves before its call is made has none.
+const CALLS: usize = 4;
 
 /// The routes:
 ///
@@ -32,8 +35,8 @@ const RECENT: Duration = Duration::from_millis(250);
 /// | `/metrics` | all counters, for Prometheus |
 /// | `/healthz` | `alive`; 503 if the daemon does not answer or stops |
 /// | `/readyz` | `ready`; 503 while something does not work |
-pub fn router(hub: &Hub) -> Router {
-    let answers = Arc::new(Answers { hub: hub.clone(), metrics: Recent::default(), health: Recent::default() });
+pub fn router(hub: &Hub, at: ServedAt) -> Router {
+    let answers = Arc::new(Answers::new(hub));
     Router::new()
         .route("/", get(|| async { file("text/html; charset=utf-8", HTML) }))
         .route("/page.css", get(|| async { file("text/css; charset=utf-8", CSS) }))
@@ -42,7 +45,7 @@ pub fn router(hub: &Hub) -> Router {
         .route("/metrics", get(metrics))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
-        .route_layer(from_fn(guarded))
+        .route_layer(from_fn_with_state(at, guarded))
         .with_state(answers)
 }
 
@@ -50,6 +53,7 @@ struct Answers {
     hub: Hub,
     metrics: Recent<(&'static str, String)>,
     health: Recent<Health>,
+    calls: Arc<Semaphore>,
 }
 
 fn file(kind: &'static str, text: &'static str) -> Response {
@@ -99,6 +103,11 @@ fn failure(error: &ApiError) -> Response {
 }
 
 impl Answers {
+    fn new(hub: &Hub) -> Self {
+        let calls = Arc::new(Semaphore::new(CALLS));
+        Self { hub: hub.clone(), metrics: Recent::default(), health: Recent::default(), calls }
+    }
+
     fn source(&self) -> Arc<dyn PageSource> {
         self.hub.source()
     }
@@ -109,8 +118,15 @@ impl Answers {
         T: Send + 'static,
         F: FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
     {
-        let answer = tokio::task::spawn_blocking(move || call(self.as_ref())).await;
-        answer.unwrap_or_else(|error| Err(ApiError::internal(format!("the request failed: {error}"))))
+        let failed = |error: &dyn std::fmt::Display| ApiError::internal(format!("the request failed: {error}"));
+        // Held until the call is over, also for a client that has left: calls must not pile up.
+        let place = self.calls.clone().acquire_owned().await.map_err(|error| failed(&error))?;
+        let answer = tokio::task::spawn_blocking(move || {
+            let answer = call(self.as_ref());
+            drop(place);
+            answer
+        });
+        answer.await.unwrap_or_else(|error| Err(failed(&error)))
     }
 }
 

@@ -39,7 +39,7 @@ impl PageSource for Played {
 fn app() -> (Arc<Played>, Hub, Router) {
     let played = Arc::new(Played::default());
     let hub = Hub::start(played.clone()).unwrap();
-    let app = only_reads(router(&hub).route("/v1/shutdown", axum::routing::post(|| async { "stopped" })));
+    let app = only_reads(router(&hub, ServedAt::Loopback).route("/v1/shutdown", axum::routing::post(|| async { "stopped" })));
     (played, hub, app)
 }
 
@@ -106,10 +106,14 @@ fn the_files_name_nothing_outside_and_make_no_markup_of_texts() {
 async fn a_name_of_elsewhere_is_refused() {
     let (_, hub, app) = app();
     for path in ["/", "/page/events", "/metrics", "/healthz"] {
-        let (status, text, _) = answer(&app, request(Method::GET, path, &[("host", "evil.example:9180")])).await;
-        assert_eq!(status, StatusCode::FORBIDDEN, "{path}");
-        assert!(text.contains("names of this host"), "{text}");
+        for elsewhere in ["evil.example:9180", "sluice"] {
+            let (status, text, _) = answer(&app, request(Method::GET, path, &[("host", elsewhere)])).await;
+            assert_eq!(status, StatusCode::FORBIDDEN, "{path}");
+            assert!(text.contains("names of this host"), "{text}");
+        }
     }
+    let own = router(&hub, ServedAt::UnixSocket);
+    assert_eq!(answer(&own, request(Method::GET, "/metrics", &[("host", "sluice")])).await.0, StatusCode::OK);
     hub.close();
 }
 
@@ -138,7 +142,7 @@ async fn probes_and_scrapers_are_answered_and_share_a_report() {
     let problem = Problem { subject: "nf secret.0".into(), what: "has failed".into(), since_s: 1.0 };
     *played.health.lock().unwrap() = Health { verdict: HealthVerdict::Degraded, problems: vec![problem], ..Health::default() };
     // Of a state of its own, as the last answer is recent.
-    let app = router(&hub);
+    let app = router(&hub, ServedAt::Loopback);
     let (status, text, _) = get_from(&app, "/readyz").await;
     assert_eq!((status, text.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "1 problems, see `sluice status`\n"));
     assert_eq!(get_from(&app, "/healthz").await.0, StatusCode::OK);
@@ -162,6 +166,35 @@ async fn without_the_token_only_probes_are_answered() {
     assert_eq!(get_from(&app, "/readyz").await.0, StatusCode::OK);
     let headers = [("host", "localhost"), ("authorization", "Bearer 0123456789abcdef")];
     assert_eq!(answer(&app, request(Method::GET, "/metrics", &headers)).await.0, StatusCode::OK);
+    hub.close();
+}
+
+#[tokio::test]
+async fn calls_of_clients_that_have_left_do_not_pile_up() {
+    let hub = Hub::start(Arc::new(Played::default())).unwrap();
+    let answers = Arc::new(Answers::new(&hub));
+    let made = Arc::new(AtomicU64::new(0));
+    let (gate, closed) = std::sync::mpsc::channel::<()>();
+    let closed = Arc::new(Mutex::new(closed));
+    let ask = || {
+        let (answers, made, closed) = (answers.clone(), made.clone(), closed.clone());
+        answers.ask(move |_| {
+            made.fetch_add(1, Ordering::Relaxed);
+            // It ends when the gate goes.
+            let _ = closed.lock().unwrap().recv();
+            Ok(())
+        })
+    };
+    for _ in 0..3 * CALLS {
+        tokio::select! {
+            biased;
+            _ = ask() => panic!("the gate is closed"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    drop(gate);
+    ask().await.unwrap();
+    assert!(made.load(Ordering::Relaxed) <= CALLS as u64 + 1);
     hub.close();
 }
 

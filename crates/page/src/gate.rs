@@ -20,6 +20,15 @@ use axum::response::{IntoResponse, Response};
 
 use crate::token::Token;
 
+/// What serves the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServedAt {
+    /// The control socket, which no browser reaches by a name. Clients write `Host: sluice` there.
+    UnixSocket,
+    /// A TCP listener at a loopback address.
+    Loopback,
+}
+
 /// Paths that say one word, and need no token: probes have none.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
@@ -53,10 +62,10 @@ async fn has_token(State(token): State<Arc<Token>>, request: Request, next: Next
 }
 
 /// Answers requests that name this host, and adds the headers that a browser is held by.
-pub(crate) async fn guarded(request: Request, next: Next) -> Response {
+pub(crate) async fn guarded(State(at): State<ServedAt>, request: Request, next: Next) -> Response {
     // A request by HTTP/1.0 may have none; browsers send one.
-    let host = request.headers().get(header::HOST).map_or(Some("sluice"), |host| host.to_str().ok());
-    if !host.is_some_and(is_here) {
+    let host = request.headers().get(header::HOST).map_or(Some("localhost"), |host| host.to_str().ok());
+    if !host.is_some_and(|host| is_here(host, at)) {
         return refusal(StatusCode::FORBIDDEN, "this is served to names of this host alone: localhost, or its loopback address\n");
     }
     let mut answer = next.run(request).await;
@@ -80,13 +89,15 @@ const HEADERS: [(&str, &str); 6] = [
     ("cache-control", "no-cache"),
 ];
 
-/// Whether a `Host` header names this host: `sluice` is what clients of the Unix socket write.
-fn is_here(host: &str) -> bool {
+/// Whether a `Host` header names this host. In a network `sluice` may be the name of another one.
+fn is_here(host: &str, at: ServedAt) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.rsplit_once(':').map_or(host, |(name, _port)| name),
     };
-    name.eq_ignore_ascii_case("localhost") || name == "sluice" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    name.eq_ignore_ascii_case("localhost")
+        || (name == "sluice" && at == ServedAt::UnixSocket)
+        || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 fn refusal(status: StatusCode, text: &'static str) -> Response {
@@ -100,12 +111,13 @@ mod tests {
 
     #[test]
     fn names_of_this_host_are_known() {
-        for here in ["localhost", "LocalHost:9180", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9180", "sluice"] {
-            assert!(is_here(here), "{here}");
+        for here in ["localhost", "LocalHost:9180", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9180"] {
+            assert!(is_here(here, ServedAt::Loopback) && is_here(here, ServedAt::UnixSocket), "{here}");
         }
+        assert!(is_here("sluice", ServedAt::UnixSocket) && !is_here("sluice", ServedAt::Loopback));
         for other in ["", "example.org", "localhost.example.org:80", "127.0.0.1.example.org", "10.0.0.1:9180", "[::2]:80", "[", ":"]
         {
-            assert!(!is_here(other), "{other}");
+            assert!(!is_here(other, ServedAt::Loopback) && !is_here(other, ServedAt::UnixSocket), "{other}");
         }
     }
 }

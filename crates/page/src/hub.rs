@@ -6,7 +6,8 @@
 //!
 //! Limits: [`VIEWERS`] viewers; [`AHEAD`] events wait for a viewer. One that takes none misses the
 //! next, and is given the whole state when it takes events again. A sample is made twice a second
-//! at most, and so seldom that samples take a fiftieth of the time, but every [`SLOWEST`].
+//! at most, and so seldom that samples take a fiftieth of the time, but every [`SLOWEST`], unless
+//! they would take more than a tenth of it then.
 
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,10 +31,12 @@ pub const VIEWERS: usize = 16;
 const AHEAD: usize = 2;
 /// Least time between two samples.
 const FASTEST: Duration = Duration::from_millis(500);
-/// Most time between two samples.
+/// Most time between two samples, unless one takes more than a share of it.
 const SLOWEST: Duration = Duration::from_secs(2);
 /// Share of its time that the sampler takes: one of this many.
 const SHARE: u32 = 50;
+/// The same where that would be less often than [`SLOWEST`].
+const MOST_SHARE: u32 = 10;
 /// Most events in the whole state, and in a delta.
 const EVENTS: usize = 200;
 
@@ -154,6 +157,11 @@ fn sample(shared: &Shared) {
     }
 }
 
+/// The time from sample to sample, if one takes this long.
+fn every(cost: Duration) -> Duration {
+    (cost * SHARE).clamp(FASTEST, SLOWEST.max(cost * MOST_SHARE))
+}
+
 /// The last sample.
 struct Sampler {
     stats: Option<Stats>,
@@ -187,7 +195,7 @@ impl Sampler {
         self.events.extend(fresh);
         let past = self.events.len().saturating_sub(EVENTS);
         self.events.drain(..past);
-        let every = (began.elapsed() * SHARE).clamp(FASTEST, SLOWEST);
+        let every = every(began.elapsed());
         self.tick = Tick { every_ms: every.as_millis() as u64, ..tick };
         (self.stats, self.tables, self.due) = (Some(stats), now, began + every);
         Ok(differs)
@@ -280,6 +288,13 @@ mod tests {
         let table = &data["tables"]["nf"];
         let at = table["columns"].as_array().unwrap().iter().position(|column| column == "restarts").unwrap();
         &table["rows"]["fw.0"][at]
+    }
+
+    #[test]
+    fn samples_take_a_tenth_of_the_time_at_most() {
+        for (cost_ms, every_ms) in [(0, 500), (10, 500), (20, 1_000), (100, 2_000), (300, 3_000), (5_000, 50_000)] {
+            assert_eq!(every(Duration::from_millis(cost_ms)), Duration::from_millis(every_ms), "{cost_ms}");
+        }
     }
 
     #[test]

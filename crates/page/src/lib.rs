@@ -36,7 +36,7 @@ use sluice_api::health::Health;
 use sluice_api::model::{Event, Stats};
 
 pub use answers::router;
-pub use gate::{only_reads, with_token};
+pub use gate::{ServedAt, only_reads, with_token};
 pub use hub::{Hub, VIEWERS};
 pub use token::{Token, TokenError};
 

@@ -3,9 +3,12 @@
 //! A request has it as `Authorization: Bearer TOKEN`, as Prometheus sends the text of a file, or as
 //! the password of `Authorization: Basic`, for which browsers ask. Any user name will do.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 /// Bytes of a token.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=256;
@@ -24,7 +27,15 @@ pub enum TokenError {
     /// Other users could read it.
     #[error("others than its owner may read or write {0}, the token of the page; write `chmod 600 {0}`")]
     Open(PathBuf),
-    /// It is too short, too long, or has characters that no header has.
+    /// Another user made it.
+    #[error("{path}, the token of the page, belongs to user {uid}; it needs to be root's or the daemon's own")]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// The user's number.
+        uid: u32,
+    },
+    /// It is no file, too short, too long, or has characters that no header has.
     #[error(
         "{0} is no token of the page: it needs one line of 16 to 256 letters, digits or signs without blanks; \
          `openssl rand -hex 32` makes one"
@@ -48,8 +59,18 @@ impl Token {
     /// [`TokenError`].
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::Read { path: path.to_owned(), source };
-        let file = std::fs::File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.mode() & 0o077 != 0 {
+        // A pipe is not waited for, and a link may be another user's.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(path, flags, Mode::empty());
+        let file = File::from(opened.map_err(|error| failed(error.into()))?);
+        let about = file.metadata().map_err(failed)?;
+        if !about.is_file() {
+            return Err(TokenError::NoToken(path.to_owned()));
+        }
+        if ![rustix::process::geteuid().as_raw(), 0].contains(&about.uid()) {
+            return Err(TokenError::Owner { path: path.to_owned(), uid: about.uid() });
+        }
+        if about.mode() & 0o077 != 0 {
             return Err(TokenError::Open(path.to_owned()));
         }
         let mut text = Vec::new();
@@ -167,5 +188,15 @@ mod tests {
             assert!(matches!(Token::read(&path), Err(TokenError::NoToken(_))), "{text}");
         }
         assert!(matches!(Token::read(Path::new("/nonexistent")), Err(TokenError::Read { .. })));
+        let (folder, path) = file(SECRET, 0o600);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(matches!(Token::read(&link), Err(TokenError::Read { .. })));
+        assert!(matches!(Token::read(folder.path()), Err(TokenError::NoToken(_))));
+        // Root may read it, and another user knows it.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(4242), None).unwrap();
+            assert!(matches!(Token::read(&path), Err(TokenError::Owner { uid: 4242, .. })));
+        }
     }
 }

@@ -119,6 +119,8 @@ fn a_canary_that_dies_goes_back_and_its_flows_with_it() {
     signal(&nf, Signal::KILL);
     let said = wait_for_event(&daemon, "failed: ");
     assert!(said.contains("ended while it took packets"), "{said}");
+    let events = daemon.client().events().unwrap();
+    assert!(events.iter().any(|event| event.event == EventKind::Death && event.nf == name), "{events:#?}");
     let after = daemon.wait("it has gone", |s| s.nfs.iter().all(|nf| nf.name != name));
     assert_eq!(instances(&after), instances(&before));
     let had = find_port(&after, "all").tx_packets;

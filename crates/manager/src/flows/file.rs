@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,10 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     if !about.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
+    let own = rustix::process::geteuid().as_raw();
+    if ![own, 0].contains(&about.uid()) || about.mode() & 0o022 != 0 {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is there already, and another user may write to it"));
+    }
     Ok((file, about.len()))
 }
 
@@ -51,7 +55,7 @@ impl FlowFile {
     /// Opens or makes it. It holds `most` bytes at most, and there are `files` of them.
     ///
     /// # Errors
-    /// Those of the system; or it is no regular file.
+    /// Those of the system; or it is no regular file, or one that another user may write to.
     pub fn open(path: PathBuf, most: u64, files: u32) -> io::Result<Self> {
         let (file, len) = open(&path)?;
         Ok(Self { path, file: Some(file), len, most, files, lines: Vec::with_capacity(2 * PIECE), count: 0, failed: None, lost: 0 })

@@ -18,7 +18,7 @@ const HEADER: usize = 16;
 const MOST: usize = 1400;
 /// Time after which the collector gets the templates again: it may have started anew.
 const TEMPLATES: Duration = Duration::from_secs(30);
-/// Longest wait for space in the socket, for each message.
+/// Longest wait for space in the socket, for each message; after one, none for the rest of a step.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Observation domain.
 const DOMAIN: u32 = 1;
@@ -71,6 +71,8 @@ pub struct Exporter {
     /// When the templates were sent last.
     introduced: Option<Instant>,
     is_failing: bool,
+    /// Whether the socket had no space for a message of this step.
+    is_full: bool,
     /// Flows that could not be sent.
     pub lost: u64,
 }
@@ -138,7 +140,7 @@ impl Exporter {
         // A socket without space must not delay the file for long.
         socket.set_write_timeout(Some(PATIENCE))?;
         let (v4, v6) = (DataSet::new(V4), DataSet::new(V6));
-        Ok(Self { socket, address, v4, v6, sequence: 0, introduced: None, is_failing: false, lost: 0 })
+        Ok(Self { socket, address, v4, v6, sequence: 0, introduced: None, is_failing: false, is_full: false, lost: 0 })
     }
 
     /// Adds a flow, unless it is not IP.
@@ -159,12 +161,17 @@ impl Exporter {
         data.records += 1;
         let each = data.bytes.len() / data.records as usize;
         if HEADER + 4 + data.bytes.len() + each > MOST {
-            self.flush();
+            self.send_all();
         }
     }
 
-    /// Sends what was added.
+    /// Sends what was added; ends a step.
     pub fn flush(&mut self) {
+        self.send_all();
+        self.is_full = false;
+    }
+
+    fn send_all(&mut self) {
         if self.v4.records + self.v6.records == 0 {
             return;
         }
@@ -197,7 +204,10 @@ impl Exporter {
     }
 
     /// Sends a message with one set.
-    fn send(&self, set: &[u8]) -> io::Result<()> {
+    fn send(&mut self, set: &[u8]) -> io::Result<()> {
+        if self.is_full {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as u32);
         let mut message = Vec::with_capacity(HEADER + set.len());
         message.extend(VERSION.to_be_bytes());
@@ -206,6 +216,9 @@ impl Exporter {
         message.extend(self.sequence.to_be_bytes());
         message.extend(DOMAIN.to_be_bytes());
         message.extend(set);
-        self.socket.send(&message).map(drop)
+        let sent = self.socket.send(&message).map(drop);
+        self.is_full =
+            sent.as_ref().is_err_and(|error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut));
+        sent
     }
 }

@@ -6,8 +6,9 @@
 //! are read where the packet threads count them, by the thread that answers. Names come from the
 //! supervisor, once a second and when the name of a number is missing; nothing waits for it long.
 //!
-//! Limits: a record has the names of its numbers as they were when it was taken. What the file or
-//! the collector does not take is lost, and counted.
+//! Limits: a record has the names of its numbers as they were when it was taken. Flows that ended
+//! before the last [`MOST_NAMES`] changes of names are not kept for answers. What the file or the
+//! collector does not take is lost, and counted.
 //!
 //! [meter]: sluice_dataplane::meter::FlowMeter
 
@@ -39,6 +40,8 @@ pub use report::FlowNames;
 
 /// Flows that have ended and are kept for answers.
 const KEPT: usize = 1 << 15;
+/// Versions of all names that are kept with them.
+const MOST_NAMES: usize = 64;
 /// Records that are taken from all packet threads before names are looked for.
 const AT_ONCE: usize = 8192;
 /// Time between two looks for ended flows, unless more are left.
@@ -94,7 +97,7 @@ impl FlowOutputs {
 
 /// The supervisor, as the log of flows needs it. No call waits.
 pub trait FlowSource: Send + 'static {
-    /// Has it call [`FlowLog::name`].
+    /// Has it call [`FlowLog::name`], or [`FlowLog::keep_names`].
     fn ask_names(&self);
 
     /// Has it end the log, if nothing has asked for long.
@@ -108,8 +111,24 @@ pub type Returned = Receiver<Option<Box<FlowMeter>>>;
 #[derive(Debug, Default)]
 struct Ended {
     kept: VecDeque<(FlowRecord, Arc<FlowNames>)>,
+    /// How many different names those that are kept have.
+    versions: usize,
     /// Number of the last one; the first of all has 1.
     last: u64,
+}
+
+impl Ended {
+    /// Keeps flows with their names, and forgets the oldest ones above the limits.
+    fn keep(&mut self, flows: impl Iterator<Item = FlowRecord>, names: &Arc<FlowNames>) {
+        for record in flows {
+            self.versions += usize::from(self.kept.back().is_none_or(|(_, last)| !Arc::ptr_eq(last, names)));
+            self.kept.push_back((record, names.clone()));
+        }
+        while self.kept.len() > KEPT || self.versions > MOST_NAMES {
+            let Some((_, gone)) = self.kept.pop_front() else { break };
+            self.versions -= usize::from(self.kept.front().is_none_or(|(_, next)| !Arc::ptr_eq(next, &gone)));
+        }
+    }
 }
 
 /// What is known of flows: shared by the thread that logs and those that answer.
@@ -177,6 +196,12 @@ impl FlowLog {
             known.0 = Arc::new(names);
         }
         known.1 += 1;
+        self.named.notify_all();
+    }
+
+    /// Says that the names are those that it has.
+    pub fn keep_names(&self) {
+        locked(&self.names).1 += 1;
         self.named.notify_all();
     }
 
@@ -305,9 +330,7 @@ impl<S: FlowSource> Writer<S> {
             self.last += self.batch.len() as u64;
             let mut ended = locked(&self.log.ended);
             ended.last = self.last;
-            ended.kept.extend(self.batch.drain(..).map(|record| (record, names.clone())));
-            let surplus = ended.kept.len().saturating_sub(KEPT);
-            ended.kept.drain(..surplus);
+            ended.keep(self.batch.drain(..), &names);
             // Release: as for the load.
             self.log.count.store(self.last, Ordering::Release);
         }

@@ -251,6 +251,27 @@ fn what_is_not_kept_any_more_is_counted_as_missed() {
 }
 
 #[test]
+fn flows_are_kept_with_a_limited_number_of_names() {
+    let mut rig = Rig::new();
+    let (log, thread) = rig.log(FlowOutputs::default());
+    let all = MOST_NAMES as u64 + 10;
+    for n in 1..=all {
+        let mut now = names();
+        now.tenants.insert(9, n.to_string());
+        log.name(now);
+        // Twice the same.
+        log.keep_names();
+        rig.receive(&udp(1), n);
+        rig.end_all();
+        wait_for(&log, n);
+    }
+    let reply = ask(&log, FlowsRequest { after: Some(0), limit: 1000, ..FlowsRequest::default() });
+    assert_eq!((reply.missed, reply.flows.len(), reply.next), (10, MOST_NAMES, all));
+    log.end(Vec::new());
+    thread.join().unwrap();
+}
+
+#[test]
 fn a_missing_name_is_asked_for() {
     let mut rig = Rig::new();
     let source = Played::default();
@@ -317,6 +338,13 @@ fn what_cannot_be_written_is_counted_and_what_is_no_file_is_refused() {
     let link = folder.path().join("link");
     std::os::unix::fs::symlink("flows.json", &link).unwrap();
     assert!(FlowFile::open(link, 1, 2).is_err());
+    let open = folder.path().join("open.json");
+    std::fs::write(&open, "").unwrap();
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    let error = FlowFile::open(open.clone(), 1, 2).unwrap_err().to_string();
+    assert!(error.contains("another user"), "{error}");
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    FlowFile::open(open, 1, 2).unwrap();
     let config = FlowLogConfig { file: Some("/proc/none/flows.json".into()), ..FlowLogConfig::default() };
     let error = FlowOutputs::open(&config).unwrap_err().to_string();
     assert!(error.contains("/proc/none/flows.json") && error.contains("flow_log.file"), "{error}");

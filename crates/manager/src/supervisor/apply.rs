@@ -117,6 +117,9 @@ impl Supervisor {
 
     /// Takes the steps of configurations whose new versions work, and gives up the others.
     pub(super) fn go_on_applying(&mut self) {
+        if self.turns.stopping {
+            return;
+        }
         let mut at = 0;
         while at < self.changes.applying.len() {
             let number = self.changes.applying[at].number;
@@ -183,12 +186,12 @@ impl Supervisor {
         Ok((told, gone))
     }
 
-    /// Keeps the configuration that another one has replaced, at least in part; after an undo,
+    /// Keeps the configuration that another one has replaced, at least in part; after a whole undo,
     /// forgets the one that is in force again.
     fn remember(&mut self, former: Option<Result<String, ConfigErrors>>, source: &ConfigSource, is_done: bool) {
         match (source, former) {
             (ConfigSource::Undo(number), _) if is_done => self.changes.history.forget_from(*number),
-            (ConfigSource::Undo(_), _) | (_, None) => {}
+            (_, None) => {}
             (_, Some(Ok(text))) => self.changes.history.keep(text, &source.to_string()),
             (_, Some(Err(error))) => warn!("the former configuration is not kept for `sluice undo`: {error}"),
         }

@@ -9,7 +9,8 @@
 //! 4. Without a fault the service is upgraded as usual, and the canary leaves just before.
 //!
 //! A fault is an end of its process, also for cause (forged descriptors, standing still); more
-//! drops than the others by a margin; bursts that take too long; an SLO that is violated since.
+//! drops than the others by a margin, and by more than chance; bursts that take too long; an SLO
+//! near it that is violated since; too few packets to compare.
 //!
 //! # Limits
 //! Flows are counted, not packets, so the part of packets may differ. Where flows are not looked up
@@ -17,18 +18,21 @@
 //! A pool gives each flow or class an instance, and each shard has instances of its own: these have
 //! no canary.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, channel};
 
 use sluice_shm::clock::monotonic_ns;
 
 use super::nfs::{
-    Advance, Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Event, Passage, Trial, canary_fault, wrong_canary,
+    Advance, Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Event, Passage, Trial, canary_fault, canary_lacks,
+    wrong_canary,
 };
 use super::upgrade::{Purpose, Replacement, Upgrade, UpgradeResult};
 use super::{Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use sluice_api::change::CanaryRequest;
 use sluice_api::model::{self as api, EventKind};
+use sluice_api::promise::Promise;
 
 /// Time between two looks at a canary, in nanoseconds.
 const LOOK_NS: u64 = 100_000_000;
@@ -84,6 +88,15 @@ impl Supervisor {
         })
     }
 
+    /// When the canary of an upgrade is looked at next, on the monotonic clock, if nothing else
+    /// moves the upgrade on until then.
+    pub(super) fn next_look_ns(upgrade: &Upgrade) -> Option<u64> {
+        match &upgrade.purpose {
+            Purpose::Canary(Canary { stage: CanaryStage::Watched(watch), .. }, _) => Some(watch.look_ns),
+            _ => None,
+        }
+    }
+
     /// Whether an NF is a canary that gets packets.
     pub(super) fn is_canary(&self, number: u16) -> bool {
         let service = self.nfs.get(&number).map(|nf| nf.service);
@@ -113,7 +126,7 @@ impl Supervisor {
                 drop(self.go_over(upgrade));
             }
             (Advance::GiveUp, takes) => {
-                takes.into_iter().for_each(|(nf, _)| self.retire_canary(nf));
+                takes.into_iter().for_each(|(nf, _)| self.dismiss_canary(&mut upgrade, nf));
                 drop(self.give_up(upgrade));
             }
         }
@@ -125,6 +138,12 @@ impl Supervisor {
         // Its end says nothing about a later version.
         self.feed(nf, Event::TrialPassed);
         self.retire(nf);
+    }
+
+    /// Lets a canary leave whose upgrade is given up, which would let it leave again.
+    fn dismiss_canary(&mut self, upgrade: &mut Upgrade, nf: u16) {
+        upgrade.pairs.retain(|(_, new)| *new != nf);
+        self.retire_canary(nf);
     }
 
     fn step_of_canary(&self, upgrade: &mut Upgrade) -> Advance {
@@ -141,7 +160,8 @@ impl Supervisor {
         }
         watch.look_ns = now_ns + LOOK_NS;
         let is_over = now_ns >= watch.until_ns;
-        match canary_fault(wanted, &self.sight(watch, service, wanted.burst_us.is_some())) {
+        let seen = self.sight(watch, service, wanted.burst_us.is_some());
+        match canary_fault(wanted, &seen).or_else(|| canary_lacks(&seen).filter(|_| is_over)) {
             Some(why) => {
                 upgrade.trial.fails_for(why);
                 Advance::GiveUp
@@ -152,20 +172,37 @@ impl Supervisor {
     }
 
     /// What is known of a canary; `timed`: also of its bursts.
-    fn sight(&self, watch: &CanaryWatch, service: u16, timed: bool) -> CanarySight {
+    fn sight(&self, watch: &mut CanaryWatch, service: u16, timed: bool) -> CanarySight {
         let nf = self.nfs.get(&watch.nf).filter(|_| timed);
         let times = nf.map(|nf| self.own_report(nf, 0).service_ns).filter(|times| times.count >= ENOUGH_PACKETS);
+        // Each for itself: some come, go or are restarted.
+        for other in self.instances_of(service) {
+            let now = self.passage(other);
+            let before = watch.before.insert(other, now).unwrap_or_default();
+            watch.others = watch.others.and(now.since(before));
+        }
         CanarySight {
-            own: self.passage([watch.nf]),
-            others: self.passage(self.instances_of(service)).since(watch.before),
+            own: self.passage(watch.nf),
+            others: watch.others,
             burst_ns: times.map(|times| times.p99),
-            violated: self.violated().into_iter().find(|slo| !watch.violated.contains(slo)),
+            violated: self.violated(service, watch.nf).into_iter().find(|slo| !watch.violated.contains(slo)),
         }
     }
 
-    /// The SLOs that are violated.
-    fn violated(&self) -> Vec<String> {
-        self.promise_states().remove("violated").unwrap_or_default()
+    /// The SLOs that are violated, and that a canary of this service may have harmed: they are kept
+    /// by services of its chains, or by an NF on its core.
+    fn violated(&self, service: u16, canary: u16) -> Vec<String> {
+        let name_of = |service: &u16| Some(self.services.get(usize::from(*service))?.as_ref()?.config.name.as_str());
+        let chains = self.chains.iter().flatten().filter(|chain| chain.services.contains(&service));
+        let near: Vec<&str> = chains.flat_map(|chain| chain.services.iter()).chain([&service]).filter_map(name_of).collect();
+        let core = self.nfs.get(&canary).map(|nf| nf.core);
+        let core_of = |name: &String| self.nfs.get(&self.nf_number(name)?).map(|nf| nf.core);
+        let is_near = |slo: &Promise| {
+            slo.services.iter().any(|name| near.contains(&name.as_str()))
+                || core.is_some() && slo.nfs.iter().any(|name| core_of(name) == core)
+        };
+        let violated = self.promise_reports().into_iter().filter(|slo| slo.word() == "violated" && is_near(slo));
+        violated.map(|slo| slo.slo).collect()
     }
 
     fn instances_of(&self, service: u16) -> Vec<u16> {
@@ -173,9 +210,9 @@ impl Supervisor {
         service.map_or(Vec::new(), |service| service.instances.clone())
     }
 
-    fn passage(&self, nfs: impl IntoIterator<Item = u16>) -> Passage {
-        let handles = nfs.into_iter().filter_map(|nf| self.nfs.get(&nf)?.handle.as_ref());
-        let counters = handles.flat_map(|handle| handle.counters.iter());
+    fn passage(&self, nf: u16) -> Passage {
+        let handle = self.nfs.get(&nf).and_then(|nf| nf.handle.as_ref());
+        let counters = handle.into_iter().flat_map(|handle| handle.counters.iter());
         counters.fold(Passage::default(), |sum, counters| Passage {
             received: sum.received + counters.api.rx_packets.get(),
             dropped: sum.dropped + counters.api.verdict_drops.get(),
@@ -184,19 +221,22 @@ impl Supervisor {
 
     /// Gives a canary that is ready its part of new flows, and puts its upgrade in its place.
     fn watch_canary(&mut self, mut upgrade: Upgrade, at: usize) {
-        let (now_ns, before) = (monotonic_ns(), self.passage(self.instances_of(upgrade.service)));
-        let violated = self.violated();
+        let now_ns = monotonic_ns();
+        let before: BTreeMap<u16, Passage> =
+            self.instances_of(upgrade.service).into_iter().map(|other| (other, self.passage(other))).collect();
         let instances: Vec<String> = upgrade.pairs.iter().filter_map(|(_, nf)| Some(self.nfs.get(nf)?.name.clone())).collect();
         let config = &upgrade.to.config;
         let exec = config.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
         let (Some((_, nf)), Purpose::Canary(canary, reply)) = (upgrade.pairs.first().copied(), &mut upgrade.purpose) else {
             return;
         };
+        let violated = self.violated(upgrade.service, nf);
         let CanaryRequest { percent, seconds, .. } = &canary.wanted;
         let text = format!("canary {} of {exec} gets {percent} % of new flows for {seconds} s", instances.join(", "));
         self.controller.events().note(EventKind::Upgrade, Subject::Other("service", &config.name), text);
         let until_ns = now_ns + seconds * 1_000_000_000;
-        canary.stage = CanaryStage::Watched(CanaryWatch { nf, until_ns, look_ns: now_ns + LOOK_NS, before, violated });
+        let (look_ns, others) = (now_ns + LOOK_NS, Passage::default());
+        canary.stage = CanaryStage::Watched(CanaryWatch { nf, until_ns, look_ns, before, others, violated });
         let upgraded = api::Upgraded { service: config.name.clone(), exec, args: config.args.clone(), instances, leaving: 0 };
         if let Some(reply) = reply.take() {
             // The caller may be gone.
@@ -211,7 +251,7 @@ impl Supervisor {
         let slots = self.slots_of(upgrade.service, &upgrade.to.config);
         if let Err(error) = self.has_room_for(slots.len() as u32) {
             upgrade.trial.fails_for(error.to_string());
-            self.retire_canary(nf);
+            self.dismiss_canary(&mut upgrade, nf);
             drop(self.give_up(upgrade));
             return;
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use sluice_api::ApiError;
 use sluice_api::config::FlowLogConfig;
@@ -13,11 +14,17 @@ use super::backend::Remote;
 use super::{Supervisor, SupervisorError};
 use crate::capture::filter::PacketFilter;
 use crate::flows::{FORGET, FlowLog, FlowNames, FlowOutputs, FlowSource};
+use crate::threads::join_within;
+
+/// Longest wait for the log at the end: all flows are written then, and a disk may hang.
+const WRITTEN: Duration = Duration::from_secs(30);
 
 /// The log of flows, while flows are metered.
 pub(super) struct FlowKeeper {
     log: Arc<FlowLog>,
     thread: JoinHandle<()>,
+    /// The revision of the names that it has.
+    named: (u32, u64),
 }
 
 /// The meters of all packet threads, and what they count.
@@ -42,11 +49,7 @@ impl Meters {
 
 impl FlowSource for Remote {
     fn ask_names(&self) {
-        self.hand(Box::new(|supervisor| {
-            if let Some(keeper) = &supervisor.seen.flows {
-                keeper.log.name(supervisor.flow_names());
-            }
-        }));
+        self.hand(Box::new(|supervisor| supervisor.name_flows()));
     }
 
     fn ask_end(&self) {
@@ -105,8 +108,13 @@ impl Supervisor {
 
     /// Ends the log of flows; those that go on are logged as stopped.
     pub(super) fn stop_flow_log(&mut self) {
-        // A thread that panicked has said so.
-        self.end_metering().into_iter().for_each(|thread| drop(thread.join()));
+        let Some(thread) = self.end_metering() else { return };
+        if !join_within(thread, WRITTEN) {
+            let waited = WRITTEN.as_secs();
+            warn!(
+                "the log of flows has not taken the last ones within {waited} s and is left; see whether the disk of its file hangs"
+            );
+        }
     }
 
     fn find_flows(&self, request: &api::FlowsRequest) -> Result<Found, SupervisorError> {
@@ -132,18 +140,19 @@ impl Supervisor {
             return Ok(keeper.log.clone());
         }
         let Meters { meters, flows } = meters;
+        let named = self.names_revision();
         let (log, thread) = FlowLog::start(flows, outputs, self.flow_names(), self.remote())?;
         for (thread, meter) in meters.into_iter().enumerate() {
             // It has had none: the former one was given back before.
             self.plane.tell(thread, move |worker| drop(worker.meter(meter)));
         }
-        self.seen.flows = Some(FlowKeeper { log: log.clone(), thread });
+        self.seen.flows = Some(FlowKeeper { log: log.clone(), thread, named });
         Ok(log)
     }
 
     /// Has the packet threads give their meters back, and the log end. Returns its thread.
     fn end_metering(&mut self) -> Option<JoinHandle<()>> {
-        let FlowKeeper { log, thread } = self.seen.flows.take()?;
+        let FlowKeeper { log, thread, .. } = self.seen.flows.take()?;
         let end = |thread| {
             let (to, meter) = channel();
             let flows = log.flows_of(thread)?.clone();
@@ -157,6 +166,24 @@ impl Supervisor {
     /// What the log has counted, if the configuration asks for one.
     pub(super) fn flow_log_counts(&self) -> Option<api::FlowLogCounts> {
         self.seen.flows.as_ref().filter(|keeper| keeper.log.is_kept).map(|keeper| keeper.log.counts())
+    }
+
+    /// Gives the log the names that there are now, unless it has them.
+    fn name_flows(&mut self) {
+        let now = self.names_revision();
+        let Some(keeper) = &self.seen.flows else { return };
+        if keeper.named == now {
+            return keeper.log.keep_names();
+        }
+        keeper.log.name(self.flow_names());
+        if let Some(keeper) = &mut self.seen.flows {
+            keeper.named = now;
+        }
+    }
+
+    /// Another one after each change of [`Self::flow_names`]: NFs have names without new tables.
+    fn names_revision(&self) -> (u32, u64) {
+        (self.published.tables.generation, self.nfs.revision())
     }
 
     fn flow_names(&self) -> FlowNames {

@@ -7,9 +7,10 @@
 //!
 //! # Limits
 //! Changes of single objects (`sluice nf add`, `sluice rule add`) keep none; what they made is gone
-//! when an operator goes back behind them. Files are best effort: where they cannot be written, the
-//! log says so once, and the configurations are kept in memory. Texts of more than [`MOST_BYTES`]
-//! are not kept.
+//! when an operator goes back behind them. Files are best effort: where they cannot be written, or
+//! another user could write them, the log says so once, and the configurations are kept in memory.
+//! Nothing waits for the disk, so the last ones may be lost with the host. Texts of more than
+//! [`MOST_BYTES`] are not kept.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sluice_api::change::FormerConfig;
 use sluice_host::file;
+use sluice_host::record::{self, RecordError};
 
 use crate::controller::events::unix_ms;
 
@@ -28,6 +30,8 @@ use crate::controller::events::unix_ms;
 const KEPT: usize = 10;
 /// Longest text that is kept, in bytes.
 const MOST_BYTES: usize = 4 << 20;
+/// Numbers above it are not of this program; JSON has no greater ones.
+const MOST_NUMBER: u64 = 1 << 53;
 /// Begins the first line of a file.
 const HEAD: &str = "# sluice undo: ";
 
@@ -81,14 +85,19 @@ pub(super) struct History {
 impl History {
     /// The history of the daemon with this runtime directory, with what an earlier run has kept.
     pub(super) fn open(folder: &Path, runtime_dir: &Path) -> Self {
-        let runtime = runtime_dir.to_string_lossy();
-        let prefix = format!("{}.", runtime.trim_matches('/').replace('/', "-"));
-        let mut history = Self { folder: folder.into(), prefix, ..Self::default() };
+        let mut history = Self { folder: folder.into(), prefix: prefix(runtime_dir), ..Self::default() };
+        // What is in it may be put in force.
+        if let Err(error) = check(folder) {
+            if error.kind() != io::ErrorKind::NotFound {
+                history.say(&error);
+            }
+            return history;
+        }
         let mut numbers: Vec<u64> = history.numbers();
         numbers.sort_unstable();
         for number in numbers.iter().rev().take(KEPT).rev() {
             let path = history.path(*number);
-            let is_ours = fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() <= 2 * MOST_BYTES as u64);
+            let is_ours = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() <= 2 * MOST_BYTES as u64);
             let former = is_ours.then(|| fs::read_to_string(&path).ok()).flatten().and_then(|text| {
                 let (head, rest) = text.split_once('\n')?;
                 let about = serde_json::from_str(head.strip_prefix(HEAD)?).ok()?;
@@ -103,8 +112,9 @@ impl History {
     /// The numbers of this daemon's files.
     fn numbers(&self) -> Vec<u64> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let number = |name: String| name.strip_prefix(&self.prefix)?.strip_suffix(".toml")?.parse().ok();
-        entries.filter_map(|entry| number(entry.file_name().into_string().ok()?)).collect()
+        let number = |name: String| name.strip_prefix(&self.prefix)?.strip_suffix(".toml")?.parse::<u64>().ok();
+        let numbers = entries.filter_map(|entry| number(entry.file_name().into_string().ok()?));
+        numbers.filter(|number| *number < MOST_NUMBER).collect()
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -120,16 +130,10 @@ impl History {
             );
             return;
         }
-        self.last += 1;
+        self.last = self.last.saturating_add(1);
         let former = Former { number: self.last, about: About { unix_ms: unix_ms(), source: source.into() }, text };
-        if let Err(error) = self.write(&former)
-            && !std::mem::replace(&mut self.is_said, true)
-        {
-            warn!(
-                "former configurations are kept until the daemon stops, and not in {}: {error}; make its parent folder, or name another \
-                 one (manager.history)",
-                self.folder.display()
-            );
+        if let Err(error) = self.write(&former) {
+            self.say(&error);
         }
         self.all.push_back(former);
         while self.all.len() > KEPT {
@@ -137,18 +141,39 @@ impl History {
         }
     }
 
-    fn write(&self, former: &Former) -> io::Result<()> {
-        if !self.folder.is_dir() {
-            // Environments of services may hold secrets.
-            DirBuilder::new().mode(0o700).create(&self.folder)?;
+    /// Says once that there are no files.
+    fn say(&mut self, error: &io::Error) {
+        if std::mem::replace(&mut self.is_said, true) {
+            return;
         }
+        warn!(
+            "former configurations are kept until the daemon stops, and not in {}: {error}; make its parent folder, or name another \
+             one (manager.history)",
+            self.folder.display()
+        );
+    }
+
+    fn write(&self, former: &Former) -> io::Result<()> {
+        // Environments of services may hold secrets.
+        if let Err(error) = DirBuilder::new().mode(0o700).create(&self.folder)
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error);
+        }
+        check(&self.folder)?;
         let about = serde_json::to_string(&former.about)?;
-        file::replace(&self.path(former.number), format!("{HEAD}{about}\n{}", former.text).as_bytes())
+        file::replace_private(&self.path(former.number), format!("{HEAD}{about}\n{}", former.text).as_bytes())
     }
 
     fn forget_first(&mut self) {
         if let Some(first) = self.all.pop_front() {
-            let _ = fs::remove_file(self.path(first.number));
+            self.remove(first.number);
+        }
+    }
+
+    fn remove(&self, number: u64) {
+        if check(&self.folder).is_ok() {
+            let _ = fs::remove_file(self.path(number));
         }
     }
 
@@ -171,14 +196,36 @@ impl History {
 
     /// Forgets this configuration and all after it.
     pub(super) fn forget_from(&mut self, number: u64) {
-        while self.all.back().is_some_and(|last| last.number >= number) {
-            let _ = self.all.pop_back().map(|last| fs::remove_file(self.path(last.number)));
+        while let Some(last) = self.all.back().map(|last| last.number).filter(|last| *last >= number) {
+            self.all.pop_back();
+            self.remove(last);
         }
     }
 }
 
+/// What the names of a daemon's files begin with, by its runtime directory. Different directories
+/// have different ones.
+fn prefix(runtime_dir: &Path) -> String {
+    let runtime = runtime_dir.to_string_lossy();
+    let escaped = runtime.trim_matches('/').replace('%', "%25").replace('-', "%2d");
+    format!("{}.", escaped.replace('/', "-"))
+}
+
+/// Refuses a folder that another user could write to or replace.
+fn check(folder: &Path) -> io::Result<()> {
+    record::check_dir(&std::path::absolute(folder)?).map_err(|error| match error {
+        RecordError::Untrusted { dir, what } => {
+            io::Error::new(io::ErrorKind::PermissionDenied, format!("{} {what}", dir.display()))
+        }
+        RecordError::System { source, .. } => source,
+        other => io::Error::other(other),
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn sources(history: &History) -> Vec<(u64, String)> {
@@ -215,6 +262,44 @@ mod tests {
         fs::write(folder.path().join("run-sluice.7.toml"), "not ours").unwrap();
         let history = History::open(folder.path(), Path::new("/run/sluice/"));
         assert_eq!((history.list(), history.last), (vec![], 7));
+    }
+
+    #[test]
+    fn what_another_user_could_have_written_is_neither_read_nor_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history");
+        let runtime = Path::new("/run/sluice");
+        History::open(&path, runtime).keep("secret".into(), "source");
+        let file = path.join("run-sluice.1.toml");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert_eq!(History::open(&link, runtime).list(), vec![], "a link may be anybody's");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        let mut history = History::open(&path, runtime);
+        assert_eq!((history.list(), history.is_said), (vec![], true));
+        (0..=KEPT).for_each(|n| history.keep(format!("text {n}"), "source"));
+        assert_eq!((history.list().len(), fs::read_dir(&path).unwrap().count()), (KEPT, 1), "in memory alone");
+        assert_eq!(fs::read_to_string(&file).unwrap().lines().last(), Some("secret"), "and not removed");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(History::open(&path, runtime).get(None), Some((1, "secret".into())));
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &file).unwrap();
+        fs::write(folder.path().join("elsewhere"), format!("{HEAD}{{\"unix_ms\":1,\"source\":\"x\"}}\nfoul")).unwrap();
+        assert_eq!(History::open(&path, runtime).list(), vec![]);
+    }
+
+    #[test]
+    fn names_of_files_are_of_one_daemon_and_their_numbers_have_an_end() {
+        let of = |runtime: &str| prefix(Path::new(runtime));
+        assert_eq!((of("/run/sluice/").as_str(), of("/run-sluice").as_str()), ("run-sluice.", "run%2dsluice."));
+        assert_ne!(of("/run/a-b"), of("/run/a%2db"));
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(format!("run-sluice.{}.toml", u64::MAX)), "").unwrap();
+        let mut history = History::open(folder.path(), Path::new("/run/sluice"));
+        history.keep("text".into(), "source");
+        assert_eq!(history.get(None), Some((1, "text".into())));
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl Supervisor {
         let look = |nf: &mut Nf| happened(nf, now_ns).map(|event| (nf.number, event));
         let events: Vec<(u16, Event)> = self.nfs.values_mut().filter_map(look).collect();
         events.into_iter().for_each(|(number, event)| self.feed(number, event));
-        self.turns.due_ns = self.nfs.values().filter_map(|nf| nf.life().pause_until_ns()).min();
+        let looks = self.changes.upgrades.iter().filter_map(Self::next_look_ns);
+        self.turns.due_ns = self.nfs.values().filter_map(|nf| nf.life().pause_until_ns()).chain(looks).min();
         self.let_leave();
     }
 
@@ -64,7 +65,7 @@ impl Supervisor {
         let stands = |nf: &Nf| matches!(nf.life().state(), State::Running | State::Failed | State::Expected) && !nf.life().drains();
         self.turns.is_quiet = moved == std::mem::replace(&mut self.turns.moved, moved)
             && self.nfs.values().all(stands)
-            && self.changes.upgrades.is_empty()
+            && self.changes.upgrades.iter().all(|upgrade| Self::next_look_ns(upgrade).is_some())
             && self.changes.applying.is_empty()
             && self.host.leaving.is_empty()
             && self.host.clearing.is_empty()

@@ -304,11 +304,19 @@ impl Supervisor {
             }
             TrialEnd::BeforeHello => format!("{program} ended before it said hello; is it an NF? {advice}"),
         };
+        // It had packets, as any NF that dies.
+        if self.is_canary(number) && !self.turns.stopping {
+            self.controller.events().note(EventKind::Death, Subject::Nf(&nf.name), why.clone());
+        }
         self.trial_failed(number, why);
     }
 
     /// Takes the next step of each upgrade that can take one.
     pub(super) fn go_on_upgrading(&mut self) {
+        if self.turns.stopping {
+            // What it would start is not among those that are asked to stop.
+            return;
+        }
         let mut at = 0;
         while at < self.changes.upgrades.len() {
             let upgrade = &self.changes.upgrades[at];

@@ -138,13 +138,13 @@ impl Supervisor {
         // A port without queues receives nothing; its packets would meet what is there.
         let usual = usual.unwrap_or_else(|| usize::from(self.plane.receiver(usize::MAX)));
         let core = |thread: usize| self.plane.thread_infos().get(thread).map_or(0, |info| info.core as u32);
-        for thread in threads.into_iter().filter(|thread| *thread != usual) {
-            let outlook = self.plane.outlook(thread, &packet.bytes, packet.len, ingress)?;
-            if outlook.flow.is_some() {
-                return Ok((core(thread), outlook));
-            }
-        }
-        Ok((core(usual), self.plane.outlook(usual, &packet.bytes, packet.len, ingress)?))
+        threads.retain(|thread| *thread != usual);
+        threads.push(usual);
+        let outlooks = self.plane.outlooks(&threads, &packet.bytes, packet.len, ingress)?;
+        let mut all: Vec<(usize, Outlook)> = threads.into_iter().zip(outlooks).collect();
+        let at = all.iter().position(|(_, outlook)| outlook.flow.is_some()).unwrap_or(all.len() - 1);
+        let (thread, outlook) = all.swap_remove(at);
+        Ok((core(thread), outlook))
     }
 
     fn name_of_nf(&self, number: u16) -> String {

@@ -747,8 +747,9 @@ mod tests {
 
     /// The names of all samples that a daemon may write.
     fn names_of_samples() -> BTreeSet<String> {
-        let controller = Some(Openflow::default());
-        let text = exposition(&Stats { status: Status { openflow: controller, ..Status::default() }, ..Stats::default() });
+        // What is there only while something is configured.
+        let status = Status { openflow: Some(Openflow::default()), flow_log: Some(FlowLogCounts::default()), ..Status::default() };
+        let text = exposition(&Stats { status, ..Stats::default() });
         let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         let names = families.flat_map(|(name, kind)| {
             let suffixes: &[&str] = match kind {

@@ -11,7 +11,7 @@
 //! sampled, and the timeline says so.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -26,6 +26,7 @@ use super::kept;
 use super::track::{Objects, Observation, Track};
 use super::watcher::{Ask, Watcher};
 use crate::controller::events::{EventLog, Subject, unix_ms};
+use crate::threads::join_within;
 
 /// Time that a file shows after its cause.
 const AFTER: Duration = Duration::from_millis(250);
@@ -35,6 +36,10 @@ const EVERY: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 /// Least number of objects above which those that are gone are forgotten.
 const MOST_OBJECTS: usize = 1 << 14;
+/// Bytes that are written at a time.
+const PIECE: usize = 1 << 16;
+/// Longest wait for a file that is due at the end: a disk may hang.
+const WRITTEN: Duration = Duration::from_secs(10);
 
 /// The last observations.
 #[derive(Debug)]
@@ -105,19 +110,27 @@ impl Backwards {
     }
 }
 
-/// The trace of what a ring has, with the events of that time.
-pub(super) fn trace(ring: &Backwards, objects: &mut Objects, events: &[Event]) -> Vec<u8> {
-    let mut out = Vec::new();
+/// Writes the trace of what a ring has, with the events of that time, piece by piece.
+///
+/// # Errors
+/// The writer's.
+pub(super) fn trace(ring: &Backwards, objects: &mut Objects, events: &[Event], to: &mut dyn Write) -> io::Result<()> {
+    let mut out = Vec::with_capacity(2 * PIECE);
     drawing::begin(&mut out);
     let mut drawing = Drawing::default();
     for observation in ring.all() {
         drawing.observe(&mut out, objects, &observation);
+        if out.len() >= PIECE {
+            to.write_all(&out)?;
+            out.clear();
+        }
     }
+    // The log of events is short.
     for event in events.iter().filter(|event| event.time_ns >= ring.since_ns()) {
         drawing.event(&mut out, objects, event);
     }
     drawing.end(&mut out, 0);
-    out
+    to.write_all(&out)
 }
 
 /// What a file is to be written for, and when.
@@ -195,9 +208,10 @@ impl Flight {
     fn write(&mut self) {
         let Some(Due { why, causes, .. }) = self.due.take() else { return };
         let events = self.watcher.log().since(0);
-        let bytes = trace(&self.ring, self.watcher.objects(), &events);
         let Recorder { folder, files, .. } = &self.settings;
-        match kept::write(folder, unix_ms(), &why, &bytes, *files as usize) {
+        let (ring, objects) = (&self.ring, self.watcher.objects());
+        let written = kept::write(folder, unix_ms(), &why, *files as usize, |file| trace(ring, objects, &events, file));
+        match written {
             Ok(path) => {
                 let lasts_ns = monotonic_ns().saturating_sub(self.ring.since_ns());
                 let more = if causes > 1 { format!(" and {} more", causes - 1) } else { String::new() };
@@ -211,7 +225,7 @@ impl Flight {
     }
 }
 
-/// The flight recorder; dropping it ends it.
+/// The flight recorder; dropping it ends it, once it has written what is due or its time is over.
 #[derive(Debug)]
 pub struct FlightRecorder {
     stop: Option<Sender<()>>,
@@ -244,8 +258,10 @@ impl FlightRecorder {
 impl Drop for FlightRecorder {
     fn drop(&mut self) {
         self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        if let Some(thread) = self.thread.take()
+            && !join_within(thread, WRITTEN)
+        {
+            warn!("the flight recorder has not written its file within {} s and is left; see recorder.folder", WRITTEN.as_secs());
         }
     }
 }

@@ -4,7 +4,7 @@
 //! files with such names are listed, read and removed. A file is there once it is whole.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -105,15 +105,21 @@ pub fn prepare(folder: &Path) -> io::Result<()> {
 }
 
 /// Writes a file into a folder, which is made if it is missing, and removes the oldest ones above
-/// `most`. Returns its path.
+/// `most`. Returns its path. `fill` writes what is in it.
 ///
 /// # Errors
-/// The system's. There is no new file then.
-pub fn write(folder: &Path, unix_ms: u64, why: &str, bytes: &[u8], most: usize) -> io::Result<PathBuf> {
+/// The system's, and those of `fill`. There is no new file then.
+pub fn write(
+    folder: &Path,
+    unix_ms: u64,
+    why: &str,
+    most: usize,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<PathBuf> {
     let unfinished = folder.join(UNFINISHED);
     let path = folder.join(name_of(unix_ms, why));
     let mut file = open(folder, &unfinished)?;
-    let written = file.write_all(bytes).and_then(|()| fs::rename(&unfinished, &path));
+    let written = fill(&mut file).and_then(|()| fs::rename(&unfinished, &path));
     if let Err(error) = written {
         let _ = fs::remove_file(&unfinished);
         return Err(error);
@@ -129,6 +135,8 @@ pub fn write(folder: &Path, unix_ms: u64, why: &str, bytes: &[u8], most: usize) 
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -142,7 +150,7 @@ mod tests {
         let written =
             [(20, "early"), (999, "death nf b.0"), (1_000, "promise slo \"x\"/../y"), (1_001, "death nf b.0"), (30, "set back")];
         for (unix_ms, why) in written {
-            let path = write(&inner, unix_ms, why, &[7; 100], 3).unwrap();
+            let path = write(&inner, unix_ms, why, 3, |file| file.write_all(&[7; 100])).unwrap();
             assert_eq!(path.parent(), Some(inner.as_path()));
             fs::write(inner.join("notes.txt"), "mine").unwrap();
             fs::write(inner.join("flight-old.pftrace"), "mine").unwrap();
@@ -170,7 +178,13 @@ mod tests {
     fn only_files_of_the_recorder_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
-        let path = write(folder.path(), 5, "x", &bytes, 1).unwrap();
+        let path = write(folder.path(), 5, "x", 1, |file| file.write_all(&bytes)).unwrap();
+        let failed = write(folder.path(), 6, "x", 1, |file| {
+            file.write_all(b"half")?;
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let name = path.file_name().unwrap().to_str().unwrap().to_string();
         assert_eq!(read(folder.path(), &name).unwrap().unwrap().flatten().collect::<Vec<u8>>(), bytes);
         fs::write(folder.path().join("notes.txt"), "mine").unwrap();

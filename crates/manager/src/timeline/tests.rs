@@ -277,6 +277,22 @@ fn events_are_instants_of_what_they_are_about() {
     assert_eq!(trace.instants("nf s.0", "throttle"), [], "a track shows it");
 }
 
+fn read_ring(ring: &Backwards, objects: &mut Objects) -> ReadTrace {
+    let mut bytes = Vec::new();
+    flight::trace(ring, objects, &[], &mut bytes).unwrap();
+    ReadTrace::of(&bytes)
+}
+
+#[test]
+fn a_long_ring_is_written_in_pieces() {
+    let mut objects = Objects::default();
+    let nf = objects.number("nf a.0");
+    let mut ring = Backwards::new(20_000 * size_of::<Observation>(), 0).unwrap();
+    (1..=20_000).for_each(|n| ring.push(Observation { at_ns: n, object: nf, track: Track::Queue, value: n }));
+    let trace = read_ring(&ring, &mut objects);
+    assert_eq!(trace.values(Some("nf a.0"), "queue"), (1..=20_000).collect::<Vec<i64>>());
+}
+
 #[test]
 fn the_ring_begins_with_what_was_known_when_its_first_observation_was_made() {
     let mut objects = Objects::default();
@@ -299,7 +315,7 @@ fn the_ring_begins_with_what_was_known_when_its_first_observation_was_made() {
         ring.push(Observation { at_ns, object, track, value });
     }
     assert_eq!(ring.since_ns(), 20);
-    let trace = ReadTrace::of(&flight::trace(&ring, &mut objects, &[]));
+    let trace = read_ring(&ring, &mut objects);
     assert_eq!(trace.slices(None, "core 1"), [slice("a.0", 20, 22)]);
     assert_eq!(trace.values(Some("nf a.0"), "queue"), [5, 0]);
     assert_eq!(trace.values(Some("chain web"), "dropped: entry"), [5]);
@@ -309,7 +325,7 @@ fn the_ring_begins_with_what_was_known_when_its_first_observation_was_made() {
         ring.push(Observation { at_ns, object: nf, track, value });
     }
     ring.push(Observation { at_ns: 33, object: nf, track: Track::Queue, value: 1 });
-    let trace = ReadTrace::of(&flight::trace(&ring, &mut objects, &[]));
+    let trace = read_ring(&ring, &mut objects);
     assert_eq!(trace.instants("nf a.0", "woken").len(), 2, "the first count of the new process is no wake");
 }
 

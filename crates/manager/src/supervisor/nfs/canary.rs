@@ -3,6 +3,8 @@
 //! Pure: the supervisor gives what it has counted, and carries out what follows
 //! ([`canary`](super::super::canary)).
 
+use std::collections::BTreeMap;
+
 use sluice_api::change::CanaryRequest;
 
 /// Packets before which drops and times of a canary say nothing.
@@ -32,8 +34,11 @@ pub(crate) struct CanaryWatch {
     /// When it has passed, and when it is looked at next, on the monotonic clock.
     pub(crate) until_ns: u64,
     pub(crate) look_ns: u64,
-    /// What the others had received and dropped before, and the SLOs that were violated.
-    pub(crate) before: Passage,
+    /// What each of the others had received and dropped at the last look, by its number, and what
+    /// all of them have since the beginning.
+    pub(crate) before: BTreeMap<u16, Passage>,
+    pub(crate) others: Passage,
+    /// The SLOs that were violated before.
     pub(crate) violated: Vec<String>,
 }
 
@@ -56,10 +61,17 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
+    /// The difference from an earlier one of the same instance.
     pub(crate) fn since(self, before: Self) -> Self {
-        // A restarted instance counts from 0.
-        let (received, dropped) = (self.received.saturating_sub(before.received), self.dropped.saturating_sub(before.dropped));
-        Self { received, dropped }
+        if self.received < before.received {
+            // It was restarted, and counts from 0.
+            return self;
+        }
+        Self { received: self.received - before.received, dropped: self.dropped.saturating_sub(before.dropped) }
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { received: self.received + other.received, dropped: self.dropped + other.dropped }
     }
 
     fn drops_percent(self) -> f64 {
@@ -89,6 +101,20 @@ impl Canary {
     }
 }
 
+/// By how many percent the drops of two counts of packets differ by chance at most, if `percent` of
+/// all are dropped: three standard deviations.
+fn by_chance_percent(percent: f64, own: u64, others: u64) -> f64 {
+    let part = (percent / 100.0).clamp(0.0, 1.0);
+    300.0 * (part * (1.0 - part) * (1.0 / own as f64 + 1.0 / others as f64)).sqrt()
+}
+
+/// Why a canary without a fault has not passed when its time is over, if it has not.
+pub(crate) fn canary_lacks(seen: &CanarySight) -> Option<String> {
+    let received = seen.own.received;
+    (received < ENOUGH_PACKETS)
+        .then(|| format!("it got {received} packets in its time, too few to compare it; {ENOUGH_PACKETS} are the least"))
+}
+
 /// The fault of a canary, if what was seen of it shows one.
 pub(crate) fn canary_fault(wanted: &CanaryRequest, seen: &CanarySight) -> Option<String> {
     if let Some(slo) = &seen.violated {
@@ -97,8 +123,11 @@ pub(crate) fn canary_fault(wanted: &CanaryRequest, seen: &CanarySight) -> Option
     if seen.own.received < ENOUGH_PACKETS {
         return None;
     }
-    let (drops, usual) = (seen.own.drops_percent(), seen.others.drops_percent());
-    if drops > usual + wanted.drops_percent {
+    let (own, others) = (seen.own, seen.others);
+    let (drops, usual) = (own.drops_percent(), others.drops_percent());
+    let allowed = usual + wanted.drops_percent;
+    // Without packets of the others nothing is known of what is usual.
+    if others.received >= ENOUGH_PACKETS && drops > allowed + by_chance_percent(allowed, own.received, others.received) {
         return Some(format!("it dropped {drops:.1} % of its packets, and the old version {usual:.1} % in that time"));
     }
     let (burst_us, most) = (seen.burst_ns? as f64 / 1e3, wanted.burst_us?);
@@ -147,14 +176,31 @@ mod tests {
         let seen = |own, burst_ns| CanarySight { own, others: usual, burst_ns, violated: None };
         let few = of(ENOUGH_PACKETS - 1, ENOUGH_PACKETS - 1);
         assert_eq!(canary_fault(&wanted(1.0, Some(1.0)), &seen(few, Some(9_000))), None, "too few packets");
-        assert_eq!(canary_fault(&wanted(1.0, None), &seen(of(1_000, 60), None)), None);
-        let said = canary_fault(&wanted(1.0, None), &seen(of(1_000, 61), None)).unwrap();
-        assert_eq!(said, "it dropped 6.1 % of its packets, and the old version 5.0 % in that time");
+        assert_eq!(canary_fault(&wanted(1.0, None), &seen(of(1_000, 83), None)), None);
+        let said = canary_fault(&wanted(1.0, None), &seen(of(1_000, 84), None)).unwrap();
+        assert_eq!(said, "it dropped 8.4 % of its packets, and the old version 5.0 % in that time");
         assert_eq!(canary_fault(&wanted(1.0, Some(9.0)), &seen(of(1_000, 0), Some(9_000))), None);
         assert!(canary_fault(&wanted(1.0, Some(9.0)), &seen(of(1_000, 0), Some(9_001))).unwrap().contains("bursts"));
         let slo = CanarySight { violated: Some("acme".into()), ..CanarySight::default() };
         assert!(canary_fault(&wanted(1.0, None), &slo).unwrap().contains("acme"));
-        assert_eq!(usual.since(of(20_000, 100)), of(0, 400), "an instance was restarted");
+        assert_eq!(usual.since(of(9_000, 100)), of(1_000, 400));
+        assert_eq!(usual.since(of(20_000, 100)), usual, "an instance was restarted");
+        assert_eq!(usual.and(of(1, 2)), of(10_001, 502));
+    }
+
+    #[test]
+    fn few_packets_show_only_what_is_no_chance() {
+        let of = |received, dropped| Passage { received, dropped };
+        let fault =
+            |own, others| canary_fault(&wanted(1.0, None), &CanarySight { own, others, ..CanarySight::default() }).is_some();
+        // 1 % are dropped anyway.
+        let usual = of(100_000, 1_000);
+        assert!(!fault(of(100, 5), usual) && fault(of(100, 20), usual));
+        assert!(!fault(of(10_000, 210), usual) && fault(of(10_000, 300), usual));
+        assert!(!fault(of(1_000, 1_000), of(ENOUGH_PACKETS - 1, 0)), "nothing to compare it with");
+        let seen = |received| CanarySight { own: of(received, 0), ..CanarySight::default() };
+        assert!(canary_lacks(&seen(ENOUGH_PACKETS - 1)).unwrap().contains("it got 99 packets"));
+        assert_eq!(canary_lacks(&seen(ENOUGH_PACKETS)), None);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use rustix::process::Pid;
 use sluice_shm::clock::monotonic_ns;
 
 pub(crate) use canary::{
-    Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Passage, canary_fault, canary_parts, wrong_canary,
+    Canary, CanarySight, CanaryStage, CanaryWatch, ENOUGH_PACKETS, Passage, canary_fault, canary_lacks, canary_parts, wrong_canary,
 };
 pub(crate) use counted::Counted;
 pub(crate) use event::{Action, Again, End, Ended, Event, TrialEnd};
@@ -169,6 +169,8 @@ fn restart_stable_id(name: &str) -> u64 {
 pub(crate) struct NfSet {
     nfs: BTreeMap<u16, Nf>,
     names: HashMap<String, u16>,
+    /// How often one was added or removed.
+    revision: u64,
     next: u16,
     /// Numbers of former NFs: those that paths may still name, and those that are free again.
     resting: Vec<u16>,
@@ -188,12 +190,19 @@ impl NfSet {
 
     /// Adds an NF. Its number comes from [`NfSet::next_number`].
     pub(crate) fn add(&mut self, nf: Nf) {
+        self.revision += 1;
         self.names.insert(nf.name.clone(), nf.number);
         self.nfs.insert(nf.number, nf);
     }
 
+    /// A number that is another one after each change of numbers and names.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
     pub(crate) fn remove(&mut self, number: u16) -> Option<Nf> {
         let nf = self.nfs.remove(&number)?;
+        self.revision += 1;
         // A service that was added again may have given the name to another one already.
         if self.names.get(&nf.name) == Some(&number) {
             self.names.remove(&nf.name);
