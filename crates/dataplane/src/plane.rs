@@ -257,8 +257,8 @@ impl Plane {
         }
     }
 
-    /// Shows a packet of `len` bytes that an NF has not given back, whose frame is free already, and
-    /// of which these bytes are first.
+    /// Shows a packet of `len` bytes that an NF has not given back, whose frame is free already,
+    /// and of which these bytes are first.
     #[cold]
     pub fn show_lost_inside(&mut self, chain: u16, nf: u16, len: u16, bytes: &[u8]) {
         if let Some(observers) = &mut self.observers {
