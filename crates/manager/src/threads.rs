@@ -33,7 +33,12 @@ mod tests {
     fn a_thread_that_is_stuck_is_left() {
         assert!(join_within(std::thread::spawn(|| {}), Duration::from_secs(600)));
         let (to, from) = channel::<()>();
-        assert!(!join_within(std::thread::spawn(move || drop(from.recv())), Duration::ZERO));
+        assert!(!join_within(
+            std::thread::spawn(move || {
+                let _ = from.recv();
+            }),
+            Duration::ZERO
+        ));
         drop(to);
     }
 }
