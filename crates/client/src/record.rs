@@ -39,7 +39,7 @@ pub struct RecordArgs {
     #[arg(long, conflicts_with_all = ["seconds", "rate"])]
     pub name: Option<String>,
     /// Print the list as JSON
-    #[arg(long, requires = "list")]
+    #[arg(long, requires = "list", conflicts_with = "write")]
     pub json: bool,
 }
 
