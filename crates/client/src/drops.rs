@@ -276,7 +276,7 @@ fn report(before: &Stats, after: &Stats, samples: Vec<Sample>, args: &DropsArgs)
         let (reason, meaning, wasted, remedy) = (text.name, text.meaning, text.is_wasted, text.advice());
         reasons.push(Row { reason, meaning, wasted, per_s, packets, total, places, samples, remedy });
     }
-    reasons.sort_by(|a: &Row, b: &Row| b.packets.cmp(&a.packets));
+    reasons.sort_by_key(|row: &Row| std::cmp::Reverse(row.packets));
     Report { seconds, reasons, earlier }
 }
 

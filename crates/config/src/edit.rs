@@ -42,12 +42,12 @@ fn unwritable(why: &str) -> ConfigErrors {
 /// All that is wrong with the change, without places in a file.
 pub fn with_keys(config: &Config, set: &SetKeys) -> Result<Loaded, ConfigErrors> {
     let mut root: Table = text(config)?.parse().map_err(|error: toml::de::Error| unwritable(error.message()))?;
-    let table = object(&mut root, &set.kind, set.name.as_deref()).map_err(ConfigErrors::from)?;
+    let table = object(&mut root, &set.kind, set.name.as_deref())?;
     if set.keys.is_empty() {
         return Err(Problem::nowhere("no key is given", "write KEY=VALUE, such as priority=2").into());
     }
     for (key, value) in &set.keys {
-        put(table, &set.kind, key, value).map_err(ConfigErrors::from)?;
+        put(table, &set.kind, key, value)?;
     }
     let text = toml::to_string(&root).map_err(|error| unwritable(&error.to_string()))?;
     let mut loaded = load::read_text(&text, "")
@@ -64,22 +64,22 @@ fn placeless(problem: Problem) -> Problem {
 }
 
 /// The table of an object.
-fn object<'a>(root: &'a mut Table, kind: &str, name: Option<&str>) -> Result<&'a mut Table, Problem> {
+fn object<'a>(root: &'a mut Table, kind: &str, name: Option<&str>) -> Result<&'a mut Table, ConfigErrors> {
     let Some(section) = schema::sections(kind).next() else {
         let names = schema::section_names();
-        return Err(Problem::nowhere(format!("no section is called {kind:?}"), nearest::hint(kind, &names)));
+        return Err(Problem::nowhere(format!("no section is called {kind:?}"), nearest::hint(kind, &names)).into());
     };
     match (section.many, name) {
         (false, None) => match root.entry(kind).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(table) => Ok(table),
-            _ => Err(Problem::nowhere(format!("{kind} is no table"), "")),
+            _ => Err(Problem::nowhere(format!("{kind} is no table"), "").into()),
         },
         (false, Some(name)) => {
             let help = format!("leave the name out: sluice set {kind} KEY=VALUE");
-            Err(Problem::nowhere(format!("there is one {kind}, and {name:?} is no key with a value"), help))
+            Err(Problem::nowhere(format!("there is one {kind}, and {name:?} is no key with a value"), help).into())
         }
         (true, None) => {
-            Err(Problem::nowhere(format!("which {kind}?"), format!("write its name: sluice set {kind} NAME KEY=VALUE")))
+            Err(Problem::nowhere(format!("which {kind}?"), format!("write its name: sluice set {kind} NAME KEY=VALUE")).into())
         }
         (true, Some(name)) => {
             let entries: &mut [Value] = match root.get_mut(kind) {
@@ -90,7 +90,7 @@ fn object<'a>(root: &'a mut Table, kind: &str, name: Option<&str>) -> Result<&'a
             let known: Vec<&str> = labels.iter().map(String::as_str).collect();
             let missing = || {
                 let help = if known.is_empty() { "there is none".into() } else { nearest::hint(name, &known) };
-                Problem::nowhere(format!("no {kind} is called {name:?}"), help)
+                Problem::nowhere(format!("no {kind} is called {name:?}"), help).into()
             };
             let at = known.iter().position(|label| *label == name).ok_or_else(missing)?;
             entries[at].as_table_mut().ok_or_else(missing)
@@ -104,23 +104,27 @@ fn label(kind: &str, at: usize, entry: &Value) -> String {
 }
 
 /// Sets one key, or removes it for a null.
-fn put(table: &mut Table, kind: &str, key: &str, value: &Json) -> Result<(), Problem> {
+fn put(table: &mut Table, kind: &str, key: &str, value: &Json) -> Result<(), ConfigErrors> {
     if FIXED.contains(&key) {
         let help = format!("apply a configuration with another {kind} instead");
-        return Err(Problem::nowhere(format!("{key} of a {kind} cannot be set: it says which {kind} it is"), help));
+        return Err(Problem::nowhere(format!("{key} of a {kind} cannot be set: it says which {kind} it is"), help).into());
     }
     let (path, last): (Vec<&str>, &str) = match key.rsplit_once('.') {
         Some((path, last)) => (path.split('.').collect(), last),
         None => (Vec::new(), key),
     };
     if path.len() > DEEPEST {
-        return Err(Problem::nowhere(format!("no table has a key as deep as {last}"), "see `sluice check --explain`"));
+        return Err(Problem::nowhere(format!("no table has a key as deep as {last}"), "see `sluice check --explain`").into());
     }
     let mut table = table;
     for step in path {
         table = match table.entry(step).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => inner,
-            _ => return Err(Problem::nowhere(format!("{key} cannot be set: {step} is no table"), "see `sluice check --explain`")),
+            _ => {
+                return Err(
+                    Problem::nowhere(format!("{key} cannot be set: {step} is no table"), "see `sluice check --explain`").into()
+                );
+            }
         };
     }
     if value.is_null() {
@@ -128,7 +132,7 @@ fn put(table: &mut Table, kind: &str, key: &str, value: &Json) -> Result<(), Pro
         return Ok(());
     }
     let refused = |error: toml::ser::Error| {
-        Problem::nowhere(format!("{key} cannot be {value}: {error}"), "write a value as in a configuration")
+        ConfigErrors::from(Problem::nowhere(format!("{key} cannot be {value}: {error}"), "write a value as in a configuration"))
     };
     table.insert(last.to_string(), Value::try_from(value).map_err(refused)?);
     Ok(())

@@ -130,7 +130,9 @@ impl Watch {
 
     /// The mark of a packet that comes out at a side, if it is watched.
     pub fn came_out(&mut self, tail: &Tail, side: usize) -> Option<Mark> {
-        drop(self.suspect.take_if(|suspect| suspect.out == side && suspect.tail == *tail));
+        if self.suspect.as_ref().is_some_and(|suspect| suspect.out == side && suspect.tail == *tail) {
+            self.suspect = None;
+        }
         self.went_in(tail, side)
     }
 

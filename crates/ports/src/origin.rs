@@ -76,7 +76,7 @@ impl Origins {
         if let Some([time, rest]) = self.entry(frame) {
             // Relaxed: the packet itself is passed on by a release and an acquire.
             time.store(origin.time_ns, Ordering::Relaxed);
-            rest.store(u64::from(origin.missing) | u64::from(origin.is_made) * MADE | KNOWN, Ordering::Relaxed);
+            rest.store(u64::from(origin.missing) | (u64::from(origin.is_made) * MADE) | KNOWN, Ordering::Relaxed);
         }
     }
 

@@ -30,6 +30,7 @@ pub(super) struct FlowKeeper {
 /// The meters of all packet threads, and what they count.
 #[derive(Default)]
 struct Meters {
+    #[expect(clippy::vec_box, reason = "a packet thread gets one as it is")]
     meters: Vec<Box<FlowMeter>>,
     flows: Vec<Arc<MeteredFlows>>,
 }
