@@ -7,7 +7,8 @@
 //!
 //! | reason | why not |
 //! |---|---|
-//! | `tx_full`, `port_tx` | only a device that takes less; the manager's tests play one |
+//! | `port_tx` | only a device that takes less than it is given; the manager's tests play one |
+//! | `tx_full` | a round with more packets than the buffer of such a device has room for |
 //! | `no_frame` | a gate closes before a tenant's frames are used up: it takes a race |
 
 use std::process::{Command, Output, Stdio};
