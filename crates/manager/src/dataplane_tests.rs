@@ -863,8 +863,11 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
     // Other rules do.
     rig.tables.rules = RuleSet::new(vec![rule_of(1, 2), rule_of(2, 1)]).counting(hits.to_vec());
     rig.publish();
-    pass(&rig, &mut first, 1);
-    assert_eq!(hits[0].total(), 2);
+    // From the round on in which the thread has them.
+    wait_for("the rules to be asked again", || {
+        pass(&rig, &mut first, 1);
+        hits[0].total() == 2
+    });
 }
 
 #[test]
